@@ -1,0 +1,1 @@
+"""What a model is written in. Nothing here imports a framework."""

@@ -1,0 +1,226 @@
+"""The words of the language, and the effect stack that gives them meaning.
+
+A primitive makes a `Message` and sends it down the stack of handlers of the running thread, innermost
+first; the interpretation at the bottom (NumPyro, Pyro, or the network function) answers what no handler
+above it answered. A model therefore never names a system, a key, a device, a method or a batch size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ppl_bnn.errors import ModelError, message
+from ppl_bnn.language import ops
+from ppl_bnn.language.distributions import Distribution
+
+RESERVED = ("f", "y")
+_local = threading.local()
+
+
+@dataclass
+class Message:
+    """One effect on its way down the stack.
+
+    kind: "sample", "deterministic", "param", "observe", "rows", "coupled" or "linear".
+    arguments: what the primitive was called with.
+    value: the answer; `answered` says that there is one and that no handler below needs to run.
+    """
+
+    kind: str
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    value: Any = None
+    answered: bool = False
+
+    def answer(self, value: Any) -> None:
+        self.value = value
+        self.answered = True
+
+
+class Handler:
+    """An interpretation, or a change to one. Used as a context manager around a run of the model.
+
+    `process` sees a message on its way down and may answer it; `after` sees it, answered, on its way up
+    and may change the value.
+    """
+
+    def process(self, msg: Message) -> None:
+        pass
+
+    def after(self, msg: Message) -> None:
+        pass
+
+    def __enter__(self) -> Handler:
+        _stack().append(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        popped = _stack().pop()
+        assert popped is self
+
+
+class Interpretation(Handler):
+    """The bottom of a stack: gives every word a meaning and keeps the rules of a model.
+
+    The rules: names are unique, `f` and `y` are reserved, and there is exactly one `observe`.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.observed = False
+
+    def process(self, msg: Message) -> None:
+        if msg.kind in ("sample", "deterministic", "param"):
+            if msg.name in RESERVED:
+                raise ModelError(
+                    f"site {msg.name!r}: "
+                    + message(
+                        "a name other than 'f' and 'y', which `observe` uses", repr(msg.name), "another name"
+                    )
+                )
+            if msg.name in self.names:
+                raise ModelError(
+                    message(
+                        "a different name for every site",
+                        f"two sites named {msg.name!r}",
+                        "renaming one of them",
+                    )
+                )
+            self.names.add(msg.name)
+        elif msg.kind == "observe":
+            if self.observed:
+                raise ModelError(
+                    message(
+                        "exactly one `observe` in a model", "a second one", "one likelihood over all outputs"
+                    )
+                )
+            self.observed = True
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        if exception[0] is None and not self.observed:
+            raise ModelError(
+                message(
+                    "exactly one `observe` in a model",
+                    "none",
+                    "ending the model with bnn.observe(y, f, likelihood)",
+                )
+            )
+
+
+def _stack() -> list[Handler]:
+    if not hasattr(_local, "stack"):
+        _local.stack = []
+    return _local.stack
+
+
+def running() -> bool:
+    """Whether an interpretation is at work in this thread."""
+    return bool(_stack())
+
+
+def send(msg: Message) -> Any:
+    """Send `msg` down the stack and return its value."""
+    stack = _stack()
+    if not stack:
+        raise ModelError(
+            f"bnn.{msg.kind}({msg.name!r}): "
+            + message(
+                "a running interpretation",
+                "a call of the model as a bare function",
+                "bnn.fit, bnn.as_numpyro(model) or bnn.as_pyro(model)",
+            )
+        )
+    reached = 0
+    for handler in reversed(stack):
+        reached += 1
+        handler.process(msg)
+        if msg.answered:
+            break
+    if not msg.answered:
+        _default(msg)
+    for handler in stack[-reached:]:
+        handler.after(msg)
+    return msg.value
+
+
+def _default(msg: Message) -> None:
+    """The meaning of a word that no handler has another meaning for."""
+    if msg.kind == "deterministic":
+        msg.answer(msg.arguments["value"])
+    elif msg.kind == "linear":
+        x, weight, bias = (msg.arguments[name] for name in ("x", "weight", "bias"))
+        msg.answer(ops.matmul(x, weight) if bias is None else ops.matmul(x, weight) + bias)
+    elif msg.kind == "rows":
+        msg.answer(contextlib.nullcontext())
+    elif msg.kind == "coupled":
+        msg.answer(None)
+    else:
+        raise ModelError(f"no handler gives {msg.kind} {msg.name!r} a value")
+
+
+def sample(name: str, distribution: Distribution, obs: Any = None) -> Any:
+    """A random variable `name` with that distribution; with `obs`, an observation of it."""
+    if not isinstance(distribution, Distribution):
+        raise ModelError(
+            f"sample({name!r}): "
+            + message("a distribution of ppl_bnn.dist", type(distribution).__name__, "dist.Normal(0.0, 1.0)")
+        )
+    return send(Message("sample", name, {"distribution": distribution, "obs": obs}))
+
+
+def deterministic(name: str, value: Any) -> Any:
+    """Record `value` under `name`; returns it."""
+    return send(Message("deterministic", name, {"value": value}))
+
+
+def param(name: str, init: Any) -> Any:
+    """A parameter without a prior, fitted by methods that have an optimiser.
+
+    `init` is an array or a number, or a `Distribution` from which the method draws the start.
+    """
+    return send(Message("param", name, {"init": init}))
+
+
+def linear(name: str, x: Any, weight: Any, bias: Any = None) -> Any:
+    """The map `x @ weight + bias`, visible to handlers: x (..., I), weight (I, O), bias (O,), result (..., O)."""
+    return send(Message("linear", name, {"x": x, "weight": weight, "bias": bias}))
+
+
+@contextlib.contextmanager
+def rows(n: int) -> Iterator[None]:
+    """The plate of the rows: latent variables sampled inside belong one to each of `n` rows.
+
+    They are drawn afresh at new rows. Methods that cannot serve them refuse by name.
+    """
+    with send(Message("rows", "rows", {"n": int(n)})):
+        yield
+
+
+def coupled() -> None:
+    """Say that the rows interact (a graph): no mini-batches and no predictions in chunks of rows."""
+    send(Message("coupled", "coupled"))
+
+
+def observe(y: Any, f: Any, likelihood: Any) -> None:
+    """The end of a model: targets `y`, network output `f` (N, K) and the likelihood that joins them.
+
+    Records `f` as site "f" and the observation as site "y". Rows are conditionally independent given the
+    weights. With `y=None` the targets are drawn.
+
+    Raises
+    ------
+    ModelError: `f` is not (N, K) or does not fit the likelihood, or `y` does not fit `f`. Nothing is broadcast.
+    """
+    shape = tuple(getattr(f, "shape", ()))
+    if len(shape) != 2:
+        raise ModelError(
+            "observe: "
+            + message("a network output f of shape (N, K)", f"shape {shape}", "f[:, None] for one output")
+        )
+    likelihood.check(shape, None if y is None else tuple(y.shape))
+    send(Message("observe", "y", {"y": y, "f": f, "likelihood": likelihood}))
