@@ -1,0 +1,498 @@
+"""Tables: scikit-learn's bundled ones, downloaded ones with SHA-256, or any CSV file.
+
+`load(name)` and `read_csv(path, target)` give a `Table` in the units of its source: nothing is standardised,
+shuffled or subsampled here. `datasets()` lists what there is without loading anything.
+
+A downloaded table is looked for in one of two places, and every file is checked against its SHA-256 first:
+
+- the folder that the environment variable `PPL_BNN_DATA` names, if it is set. It holds `uci/<name>/data.csv`
+  (one header line, target last), `alzheimers/alzheimers_disease_data.csv`, `mnist/*-ubyte.gz`,
+  `kmnist/kmnist-test-{imgs,labels}.npz`, `toy/snelson_{train,test_inputs}.csv`;
+- otherwise the public repository named on its card, at one commit, downloaded once into pooch's cache folder for
+  `ppl-bnn` (or the folder in `PPL_BNN_CACHE`). `PPL_BNN_DATA_URL` names a mirror of
+  `https://raw.githubusercontent.com` with the same layout `owner/name/commit/path`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.errors import BNNError, InputError, message, unknown_name
+from ppl_bnn.provenance import SOURCES, DatasetCard, Source
+
+TASKS = ("regression", "classification")
+
+
+class DownloadError(BNNError, OSError):
+    """A data file that could not be fetched, or not be written to the cache."""
+
+
+class ChecksumError(InputError):
+    """A data file whose SHA-256 is not the one that is known for it."""
+
+
+def _refusal(expected: str, came: str, advice: str) -> InputError:
+    return InputError(message(expected, came, advice))
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Row numbers (0-based) of S published splits: `train` (S, n_train) and `test` (S, n_test), int64."""
+
+    train: np.ndarray
+    test: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """One data set: inputs `x` (N, F) float64 and targets `y` (N,), in the units of the source.
+
+    `y` is float64 for regression; for classification int64 labels 0..K-1, whose meanings are `class_names`.
+    `splits` are those of the literature, where there are any; `test_inputs` (M, F) are inputs without targets
+    at which the source asks for predictions.
+    """
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+    feature_names: list[str]
+    target_name: str
+    task: str
+    class_names: tuple[str, ...] | None = None
+    description: str = ""
+    provenance: str = ""
+    licence: str = ""
+    splits: Splits | None = None
+    test_inputs: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise unknown_name("task", self.task, TASKS)
+        if self.x.shape != (len(self.y), len(self.feature_names)) or self.y.ndim != 1:
+            raise _refusal(
+                "x of shape (N, F), y of shape (N,) and F feature names",
+                f"x {self.x.shape}, y {self.y.shape} and {len(self.feature_names)} names",
+                "x[:, None] for a single feature, y.ravel() for a column of targets",
+            )
+        _refuse_duplicates(self.feature_names, f"table {self.name!r}")
+
+    def split(self, seed: int = 0, test_fraction: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
+        """Row numbers `(train, test)` of one random split, the same for the same seed.
+
+        A permutation from `numpy.random.default_rng(seed)`; its first `round(test_fraction N)` rows are the
+        test rows, at least one on either side. Classes are not stratified.
+        """
+        rows = len(self.y)
+        if not 0.0 < test_fraction < 1.0 or rows < 2:
+            raise _refusal(
+                "a test fraction strictly between 0 and 1 and at least two rows",
+                f"test_fraction={test_fraction!r} and {rows} rows",
+                "test_fraction=0.2",
+            )
+        held_out = min(max(round(test_fraction * rows), 1), rows - 1)
+        order = np.random.default_rng(seed).permutation(rows)
+        return order[held_out:], order[:held_out]
+
+    def published_split(self, k: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Row numbers `(train, test)` of the k-th (0-based) split that the literature uses for this table."""
+        if self.splits is None:
+            raise _refusal(
+                "a table with published splits", f"{self.name!r}, which has none", "table.split(seed)"
+            )
+        count = len(self.splits.train)
+        if not 0 <= k < count:
+            raise _refusal(f"a split from 0 to {count - 1} of {self.name!r}", repr(k), "k=0")
+        return self.splits.train[k], self.splits.test[k]
+
+
+def datasets() -> dict[str, DatasetCard]:
+    """The cards of all data sets by name. Nothing is loaded."""
+    return {name: source.card for name, source in SOURCES.items()}
+
+
+def load(name: str, **options: Any) -> Table:
+    """The data set of that name.
+
+    Options: `load("mnist", part="all" | "train" | "test")` (all: 70 000 rows whose one published split is
+    60 000 / 10 000; "test" fetches the test files only); `load("bikesharing", instant=True)` keeps the running
+    record number that is left out by default.
+
+    Raises `UnknownNameError` for a name or option that does not exist, `ChecksumError` for a file that is not
+    the known one, `DownloadError` if it cannot be had, `InputError` if the folder in PPL_BNN_DATA lacks it.
+    """
+    if name not in SOURCES:
+        raise unknown_name("data set", name, SOURCES)
+    source = SOURCES[name]
+    for option in options:
+        if not source.options:
+            raise _refusal(f"no option for data set {name!r}", repr(option), f"load({name!r})")
+        if option not in source.options:
+            raise unknown_name(f"option of data set {name!r}", option, source.options)
+    words: dict[str, Any] = {
+        "name": name,
+        "task": source.task,
+        "description": source.description,
+        "provenance": source.card.source,
+        "licence": source.licence,
+    }
+    return _READERS[source.layout](words, source, **{**source.options, **options})
+
+
+# --- any CSV file --------------------------------------------------------------------------------------------
+
+_MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "<na>"})
+_MOST_CATEGORIES = 50
+
+
+def read_csv(
+    path: str | os.PathLike[str], target: str, *, drop: Sequence[str] = (), task: str | None = None
+) -> Table:
+    """A table from a comma-separated file (UTF-8) with one header line; blanks around a cell do not count.
+
+    Features keep the order of the file. A column of words (`yes`, `True`, ...) becomes one 0/1 column for each
+    of its values, named `column=value`, in sorted order, in its place.
+
+    A target of words makes a classification, labels 0..K-1 in the sorted order of the words. A target of numbers
+    makes a regression unless `task="classification"`: then they must be integers, and are labelled 0..K-1 in
+    increasing order. `class_names` keeps what the labels stand for.
+
+    Refused by name (`InputError`): a missing value (an empty cell, NA, N/A, NaN, null), an infinite one, words
+    among numbers, a column of more than 50 different words, two columns of one name, one class only, no rows.
+    An absent target, dropped column or unknown task is an `UnknownNameError` with the nearest name.
+    """
+    if task is not None and task not in TASKS:
+        raise unknown_name("task", task, TASKS)
+    columns = _read_cells(Path(path))
+    dropped = [drop] if isinstance(drop, str) else list(drop)
+    for name in [target, *dropped]:
+        if name not in columns:
+            raise unknown_name(f"column of {path}", name, columns)
+    if target in dropped:
+        raise _refusal("a target that is kept", f"{target!r} in drop", "another target or drop")
+
+    features: dict[str, np.ndarray] = {}
+    for name, cells in columns.items():
+        if name == target or name in dropped:
+            continue
+        values = _parse_column(name, cells)
+        if values.dtype == np.float64:
+            features[name] = values
+            continue
+        categories = sorted(set(values))
+        if len(categories) > _MOST_CATEGORIES:
+            raise _refusal(
+                f"numbers or at most {_MOST_CATEGORIES} different words in column {name!r}",
+                f"{len(categories)} different words in {len(values)} rows, as in an identifier",
+                f"drop=[{name!r}]",
+            )
+        for category in categories:
+            encoded = f"{name}={category}"
+            if encoded in features or encoded in columns:
+                raise _refusal("column names that differ", f"{encoded!r} twice", "another name")
+            features[encoded] = (values == category).astype(np.float64)
+    if not features:
+        raise _refusal("at least one feature column", f"none beside {target!r}", "a wider table")
+
+    y, class_names = _parse_target(target, _parse_column(target, columns[target]), task)
+    return Table(
+        name=Path(path).stem,
+        x=np.column_stack(list(features.values())),
+        y=y,
+        feature_names=list(features),
+        target_name=target,
+        task="regression" if class_names is None else "classification",
+        class_names=class_names,
+        description=f"column {target!r} of {Path(path).name}",
+        provenance=str(path),
+    )
+
+
+def _read_cells(path: Path) -> dict[str, list[str]]:
+    """The columns of a CSV file as stripped text: pandas splits it into cells and guesses nothing about them."""
+    import pandas as pd
+
+    try:
+        frame = pd.read_csv(path, header=None, dtype=object, na_filter=False, encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise _refusal("a CSV file", f"{path}, which does not exist", "its full path") from None
+    except pd.errors.EmptyDataError:
+        raise _refusal("a CSV file with a header line", f"{path}, which is empty", "another") from None
+    except (pd.errors.ParserError, UnicodeDecodeError, OSError) as problem:
+        raise _refusal(
+            "a comma-separated file in UTF-8", f"{path}: {problem}", "one row of cells per line"
+        ) from problem
+    # A line with fewer cells than the header is padded by pandas with a float NaN: text "nan", hence missing.
+    cells = [[str(cell).strip() for cell in frame[column]] for column in frame]
+    header = [column[0] for column in cells]
+    if len(header) == 1 and re.search(r"[;\t|]", header[0]):
+        raise _refusal("cells separated by commas", f"the header {header[0]!r}", "commas")
+    _refuse_duplicates(header, str(path))
+    if len(frame) < 2:
+        raise _refusal(f"rows below the header of {path}", "no rows", "a file with data")
+    return {name: column[1:] for name, column in zip(header, cells, strict=True)}
+
+
+def _refuse_duplicates(names: Sequence[str], where: str) -> None:
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
+        raise _refusal(f"column names that differ in {where}", f"{twice} more than once", "renaming them")
+
+
+def _parse_column(name: str, cells: list[str]) -> np.ndarray:
+    """All numbers (float64) or all words (object); anything missing, infinite or mixed is refused."""
+
+    def refuse(expected: str, what: str, rows: list[int], advice: str) -> InputError:
+        first = f"the first in row {rows[0] + 1} below the header ({cells[rows[0]]!r})"
+        return _refusal(f"{expected} in column {name!r}", f"{len(rows)} {what}, {first}", advice)
+
+    if name == "":
+        raise _refusal("a name for every column", "a column without one", "drop=[''] or a name")
+    missing = [row for row, cell in enumerate(cells) if cell.lower() in _MISSING]
+    if missing:
+        advice = f"drop=[{name!r}], or leave out or fill in those rows"
+        raise refuse("no missing value", "missing", missing, advice)
+    numbers = [_number(cell) for cell in cells]
+    words = [row for row, number in enumerate(numbers) if number is None]
+    if len(words) == len(cells):
+        return np.array(cells, dtype=object)
+    if words:
+        advice = "correcting them, or a word in every row if the column is categorical"
+        raise refuse("only numbers or only words", "that are no numbers", words, advice)
+    values = np.array(numbers, dtype=np.float64)
+    infinite = np.flatnonzero(~np.isfinite(values)).tolist()
+    if infinite:
+        raise refuse("finite values", "infinite", infinite, "leaving out those rows")
+    return values
+
+
+def _number(cell: str) -> float | None:
+    # Python reads "12_34" as 1234; in a data file it is an identifier.
+    if "_" in cell:
+        return None
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def _parse_target(
+    name: str, values: np.ndarray, task: str | None
+) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    if values.dtype == np.float64:
+        if task != "classification":
+            return values, None
+        if np.any(values != np.round(values)):
+            raise _refusal(
+                f"integer labels in target {name!r}",
+                f"{values[values != np.round(values)][0]}",
+                'task="regression"',
+            )
+    elif task == "regression":
+        raise _refusal(f"numbers in target {name!r}", f"{values[0]!r}", 'task="classification"')
+    classes, labels = np.unique(values, return_inverse=True)
+    if len(classes) < 2:
+        raise _refusal(f"two classes or more in target {name!r}", f"only {classes[0]!r}", "more rows")
+    names = tuple(str(value) if isinstance(value, str) else str(int(value)) for value in classes)
+    return labels.astype(np.int64), names
+
+
+# --- getting files -------------------------------------------------------------------------------------------
+
+
+def _files(source: Source, part: str = "") -> list[Path]:
+    """The checked files of a data set whose path contains `part`: from PPL_BNN_DATA, else downloaded."""
+    folder = os.environ.get("PPL_BNN_DATA")
+    if folder:
+        return [_local_file(Path(folder), path, source.local[path]) for path in source.local if part in path]
+    return [
+        _download(source.name, f"{source.repository}/{source.commit}/{path}", sha256)
+        for path, sha256, _ in source.upstream
+        if part in path
+    ]
+
+
+def _local_file(folder: Path, path: str, accepted: tuple[str, ...]) -> Path:
+    file = folder / path
+    try:
+        with open(file, "rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as problem:
+        advice = "laying the folder out as ppl_bnn.data describes, or unsetting PPL_BNN_DATA to download"
+        raise _refusal(
+            f"a file {path} in the folder PPL_BNN_DATA={folder}", str(problem), advice
+        ) from problem
+    if digest not in accepted:
+        raise ChecksumError(
+            message(
+                f"{file} with SHA-256 {' or '.join(accepted)}",
+                digest,
+                "a fresh copy, or unsetting PPL_BNN_DATA",
+            )
+        )
+    return file
+
+
+def _download(name: str, path: str, sha256: str) -> Path:
+    import pooch
+    import requests
+
+    base = os.environ.get("PPL_BNN_DATA_URL") or "https://raw.githubusercontent.com"
+    url = f"{base.rstrip('/')}/{path}"
+    cache = Path(os.environ.get("PPL_BNN_CACHE") or pooch.os_cache("ppl-bnn")) / name
+    try:
+        file = pooch.retrieve(
+            url,
+            known_hash=f"sha256:{sha256}",
+            fname=path.rpartition("/")[2],
+            path=cache,
+            downloader=pooch.HTTPDownloader(timeout=(5, 60)),  # type: ignore[arg-type]
+        )
+    except requests.RequestException as problem:
+        advice = (
+            "again with a network, a mirror in PPL_BNN_DATA_URL, or a folder with the files in PPL_BNN_DATA"
+        )
+        raise DownloadError(message(f"to download {url}", str(problem), advice)) from problem
+    except ValueError as problem:  # how pooch reports a hash that does not match; it has kept nothing
+        raise ChecksumError(
+            message(
+                f"{url} with SHA-256 {sha256}", f"{problem}", "again; if it persists, do not trust the source"
+            )
+        ) from problem
+    except OSError as problem:
+        advice = "another folder in PPL_BNN_CACHE"
+        raise DownloadError(message(f"a cache folder {cache} to write to", str(problem), advice)) from problem
+    return Path(file)
+
+
+# --- reading files -------------------------------------------------------------------------------------------
+
+
+def _read_bundled(words: dict[str, Any], source: Source) -> Table:
+    import sklearn.datasets as bundled
+
+    # scaled=False: ages in years, not columns divided by N times their standard deviation on all rows.
+    options = {"scaled": False} if words["name"] == "diabetes" else {}
+    bunch: Any = getattr(bundled, f"load_{words['name']}")(as_frame=False, **options)
+    classes = None if words["task"] == "regression" else tuple(str(name) for name in bunch.target_names)
+    return Table(
+        x=np.asarray(bunch.data, dtype=np.float64),
+        y=np.asarray(bunch.target, dtype=np.float64 if classes is None else np.int64),
+        feature_names=[str(name) for name in bunch.feature_names],
+        target_name="disease_progression" if classes is None else "class",
+        class_names=classes,
+        **words,
+    )
+
+
+def _read_uci(words: dict[str, Any], source: Source, instant: bool = True) -> Table:
+    """Numbers only, target last. Upstream: blanks between, no header; in PPL_BNN_DATA: commas and a header."""
+    if not isinstance(instant, bool):
+        raise _refusal("instant=True or instant=False", repr(instant), "instant=False")
+    columns = source.columns
+    (file,) = _files(source)
+    header = file.suffix == ".csv"
+    values = np.loadtxt(file, delimiter="," if header else None, skiprows=int(header), ndmin=2)
+    kept = [k for k, column in enumerate(columns[:-1]) if instant or column != "instant"]
+    return Table(
+        x=np.ascontiguousarray(values[:, kept]),
+        y=values[:, -1].copy(),
+        feature_names=[columns[k] for k in kept],
+        target_name=columns[-1],
+        splits=_standard_splits(len(values), 5 if words["name"] == "protein" else 20),
+        **words,
+    )
+
+
+def _standard_splits(rows: int, count: int) -> Splits:
+    """The splits of Hernandez-Lobato and Adams (2015): 90 % train, one legacy generator of seed 1 per table."""
+    rng = np.random.RandomState(1)
+    orders = np.stack([rng.choice(rows, rows, replace=False) for _ in range(count)])
+    return Splits(train=orders[:, : round(0.9 * rows)], test=orders[:, round(0.9 * rows) :])
+
+
+def _read_alzheimers(words: dict[str, Any], source: Source) -> Table:
+    (file,) = _files(source)
+    table = read_csv(file, "Diagnosis", drop=("PatientID", "DoctorInCharge"), task="classification")
+    # What train_test_split(test_size=0.2, random_state=seed) of scikit-learn picks for these seeds, in order.
+    rows, held_out = len(table.y), math.ceil(0.2 * len(table.y))
+    orders = np.stack([np.random.RandomState(seed).permutation(rows) for seed in (42, *range(14))])
+    return Table(
+        x=table.x,
+        y=table.y,
+        feature_names=table.feature_names,
+        target_name=table.target_name,
+        class_names=("no", "yes"),
+        splits=Splits(train=orders[:, held_out:], test=orders[:, :held_out]),
+        **words,
+    )
+
+
+def _read_images(words: dict[str, Any], source: Source, part: str = "all") -> Table:
+    """Intensities divided by 255, rows of 28 x 28 pixels one after the other."""
+    if part not in ("all", "train", "test"):
+        raise unknown_name("part", part, ("all", "train", "test"))
+    pieces = {"all": ("train-", "t10k-"), "train": ("train-",), "test": ("t10k-",)}[part]
+    images, labels = [], []
+    for piece in pieces if words["name"] == "mnist" else ("",):
+        image_file, label_file = _files(source, piece)
+        images.append(_read_array(image_file).reshape(-1, 784))
+        labels.append(_read_array(label_file))
+    rows = np.arange(70_000)[None]
+    both = part == "all" and words["name"] == "mnist"
+    return Table(
+        x=np.concatenate(images) / 255.0,
+        y=np.concatenate(labels).astype(np.int64),
+        feature_names=[f"pixel_{row}_{column}" for row in range(28) for column in range(28)],
+        target_name="class",
+        class_names=tuple("0123456789" if words["name"] == "mnist" else "おきすつなはまやれを"),
+        splits=Splits(train=rows[:, :60_000], test=rows[:, 60_000:]) if both else None,
+        **words,
+    )
+
+
+def _read_array(file: Path) -> np.ndarray:
+    if file.suffix == ".npz":
+        with np.load(file, allow_pickle=False) as archive:
+            return archive["arr_0"]
+    # idx: two zero bytes, the type (8: unsigned byte), the number of axes, their lengths (big-endian), the data
+    content = gzip.decompress(file.read_bytes())
+    axes = content[3]
+    shape = np.frombuffer(content, ">u4", count=axes, offset=4).astype(int)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)
+
+
+def _read_snelson(words: dict[str, Any], source: Source) -> Table:
+    files = _files(source)
+    if files[0].suffix == ".csv":
+        train, test = (np.loadtxt(file, delimiter=",", skiprows=1) for file in files)
+        x, y = train.T
+    else:
+        x, y, test = (np.loadtxt(file) for file in files)
+    return Table(
+        x=x[:, None].copy(),
+        y=y.copy(),
+        feature_names=["x"],
+        target_name="y",
+        test_inputs=test[:, None],
+        **words,
+    )
+
+
+_READERS: dict[str, Callable[..., Table]] = {
+    "bundled": _read_bundled,
+    "numbers": _read_uci,
+    "alzheimers": _read_alzheimers,
+    "images": _read_images,
+    "snelson": _read_snelson,
+}
