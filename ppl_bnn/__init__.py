@@ -1,0 +1,126 @@
+"""Bayesian neural networks as generative programs, fitted by interchangeable inference, compared in one table.
+
+This file is the table of contents. Names are loaded when they are first used, so that importing the package
+loads neither torch nor JAX, and a broken or missing framework breaks its own half only.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_CONTENTS: dict[str, str] = {
+    # the language
+    "sample": "ppl_bnn.language.primitives",
+    "deterministic": "ppl_bnn.language.primitives",
+    "param": "ppl_bnn.language.primitives",
+    "observe": "ppl_bnn.language.primitives",
+    "rows": "ppl_bnn.language.primitives",
+    "coupled": "ppl_bnn.language.primitives",
+    "linear": "ppl_bnn.language.primitives",
+    "dense": "ppl_bnn.language.layers",
+    "mlp": "ppl_bnn.language.networks",
+    "network_function": "ppl_bnn.language.handlers",
+    "as_numpyro": "ppl_bnn.ppl.numpyro",
+    "as_pyro": "ppl_bnn.ppl.pyro",
+    # the methods
+    "Method": "ppl_bnn.inference.method",
+    "MAP": "ppl_bnn.inference.map",
+    "SVI": "ppl_bnn.inference.svi",
+    "Laplace": "ppl_bnn.inference.laplace",
+    "NUTS": "ppl_bnn.inference.nuts",
+    # what comes of them
+    "Posterior": "ppl_bnn.posterior",
+    "Prediction": "ppl_bnn.predictive",
+    "load": "ppl_bnn.storage",
+    "diagnose": "ppl_bnn.diagnostics.diagnose",
+    "compare": "ppl_bnn.comparison",
+    "Comparison": "ppl_bnn.comparison",
+    "enable_compilation_cache": "ppl_bnn.ppl.numpyro",
+}
+_MODULES: dict[str, str] = {
+    "dist": "ppl_bnn.language.distributions",
+    "ops": "ppl_bnn.language.ops",
+    "priors": "ppl_bnn.language.priors",
+    "likelihoods": "ppl_bnn.language.likelihoods",
+    "errors": "ppl_bnn.errors",
+    "data": "ppl_bnn.data",
+    "scores": "ppl_bnn.scores",
+    "zoo": "ppl_bnn.zoo",
+}
+__all__ = ["fit", *_CONTENTS, *_MODULES]
+
+
+def fit(
+    model: Any,
+    x: Any,
+    y: Any,
+    method: Any = None,
+    *,
+    seed: int = 0,
+    device: str = "auto",
+    progress: Any = None,
+    observed: str | None = None,
+    standardise: bool = False,
+) -> Any:
+    """Fit a model to data by a method: `bnn.fit(model, x, y, bnn.NUTS(), seed=0)`.
+
+    `method` defaults to `SVI()`. See `Method.fit` for the arguments and errors.
+    """
+    from ppl_bnn.errors import InputError, message
+    from ppl_bnn.inference.method import Method
+
+    if method is None:
+        from ppl_bnn.inference.svi import SVI
+
+        method = SVI()
+    if isinstance(method, type) and issubclass(method, Method):
+        raise InputError(
+            message("an instance of a method", f"the class {method.__name__}", f"bnn.{method.__name__}()")
+        )
+    if not isinstance(method, Method):
+        raise InputError(
+            message("a method", repr(method), "bnn.NUTS(), bnn.SVI(), bnn.Laplace() or bnn.MAP()")
+        )
+    return method.fit(
+        model, x, y, seed=seed, device=device, progress=progress, observed=observed, standardise=standardise
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name in _CONTENTS:
+        value = getattr(importlib.import_module(_CONTENTS[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(_MODULES[name])
+    else:
+        raise AttributeError(f"module 'ppl_bnn' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
+
+
+if TYPE_CHECKING:
+    from ppl_bnn import data, errors, scores, zoo
+    from ppl_bnn.comparison import Comparison, compare
+    from ppl_bnn.diagnostics.diagnose import diagnose
+    from ppl_bnn.inference.laplace import Laplace
+    from ppl_bnn.inference.map import MAP
+    from ppl_bnn.inference.method import Method
+    from ppl_bnn.inference.nuts import NUTS
+    from ppl_bnn.inference.svi import SVI
+    from ppl_bnn.language import distributions as dist
+    from ppl_bnn.language import likelihoods, ops, priors
+    from ppl_bnn.language.handlers import network_function
+    from ppl_bnn.language.layers import dense
+    from ppl_bnn.language.networks import mlp
+    from ppl_bnn.language.primitives import coupled, deterministic, linear, observe, param, rows, sample
+    from ppl_bnn.posterior import Posterior
+    from ppl_bnn.ppl.numpyro import as_numpyro, enable_compilation_cache
+    from ppl_bnn.ppl.pyro import as_pyro
+    from ppl_bnn.predictive import Prediction
+    from ppl_bnn.storage import load

@@ -1,0 +1,168 @@
+"""Bad input, refused before anything is compiled.
+
+Each check says what was expected, what came and what to try. Nothing is broadcast, dropped, clipped or
+turned into NaN.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.errors import InputError, message
+
+
+def check_inputs(x: Any, features: Any = None) -> Any:
+    """Inputs as a float array (N, F) (integer arrays stay integers), or a dict of arrays with one first axis.
+
+    `features`: what the training inputs looked like, as `describe_inputs` gives it.
+    """
+    if isinstance(x, Mapping):
+        if not x:
+            raise InputError("x: " + message("at least one array", "an empty dict", "{'name': array}"))
+        arrays = {str(name): _numeric(f"x[{name!r}]", value) for name, value in x.items()}
+        lengths = {name: len(array) for name, array in arrays.items() if array.ndim}
+        if len(lengths) < len(arrays) or len(set(lengths.values())) != 1:
+            raise InputError(
+                "x: "
+                + message("arrays with a common first axis", f"lengths {lengths}", "one row per observation")
+            )
+        if next(iter(lengths.values())) == 0:
+            raise InputError("x: " + message("at least one row", "no rows", "data"))
+        checked: Any = arrays
+    else:
+        checked = _numeric("x", x)
+        if checked.ndim < 2:
+            raise InputError(
+                "x: "
+                + message(
+                    "an array of shape (N, features)",
+                    f"shape {checked.shape}",
+                    "x[:, None] for a single feature",
+                )
+            )
+        if len(checked) == 0 or 0 in checked.shape:
+            raise InputError(
+                "x: " + message("at least one row and one column", f"shape {checked.shape}", "data")
+            )
+    if features is not None and describe_inputs(checked) != features:
+        raise InputError(
+            "x: "
+            + message(
+                f"inputs like those of the training, {features}",
+                str(describe_inputs(checked)),
+                "the same columns",
+            )
+        )
+    return checked
+
+
+def describe_inputs(x: Any) -> Any:
+    """The shapes of the inputs without their rows."""
+    if isinstance(x, Mapping):
+        return {name: tuple(array.shape[1:]) for name, array in sorted(x.items())}
+    return tuple(x.shape[1:])
+
+
+def check_targets(y: Any, rows: int) -> np.ndarray:
+    """Targets (N,) or (N, K) of finite numbers, one row per row of x."""
+    y = _numeric("y", y)
+    if y.ndim == 2 and y.shape[1] == 1:
+        raise InputError("y: " + message("targets of shape (N,)", f"shape {y.shape}", "y[:, 0]"))
+    if y.ndim not in (1, 2):
+        raise InputError(
+            "y: " + message("targets of shape (N,) or (N, K)", f"shape {y.shape}", "one row per row of x")
+        )
+    if len(y) != rows:
+        raise InputError(
+            "y: " + message(f"{rows} rows, as many as x", f"{len(y)}", "the same rows in x and y")
+        )
+    return y
+
+
+def check_labels(y: np.ndarray, classes: int) -> np.ndarray:
+    """Class labels 0..classes-1 as integers, of which at least two occur."""
+    if y.ndim != 1:
+        raise InputError(
+            "y: " + message("class labels of shape (N,)", f"shape {y.shape}", "labels, not one-hot rows")
+        )
+    labels = y.astype(np.int64)
+    if not np.array_equal(labels, y):
+        raise InputError(
+            "y: " + message("whole numbers as class labels", f"{y[labels != y][0]}", "labels 0, 1, ...")
+        )
+    found = np.unique(labels)
+    if found[0] < 0 or found[-1] >= classes:
+        raise InputError(
+            "y: "
+            + message(
+                f"labels 0..{classes - 1}",
+                f"labels {found[0]}..{found[-1]}",
+                "labels from 0, or a model with as many classes",
+            )
+        )
+    if len(found) < 2:
+        raise InputError(
+            "y: " + message("at least two classes", f"the single class {found[0]}", "data of both classes")
+        )
+    return labels
+
+
+def warn_constant_columns(x: Any) -> None:
+    """Warn of columns without variance; they are kept."""
+    arrays = x if isinstance(x, Mapping) else {"x": x}
+    for name, array in arrays.items():
+        if array.ndim == 2 and len(array) > 1 and np.issubdtype(array.dtype, np.floating):
+            constant = np.flatnonzero(np.ptp(array, axis=0) == 0)
+            if len(constant):
+                warnings.warn(
+                    f"{name}: columns {constant[:10].tolist()} have no variance; they are kept and tell the model nothing",
+                    UserWarning,
+                    stacklevel=3,
+                )
+
+
+def data_hash(x: Any, y: np.ndarray) -> str:
+    """SHA-256 over shapes, types and bytes of the data."""
+    digest = hashlib.sha256()
+    arrays = {**x, "y": y} if isinstance(x, Mapping) else {"x": x, "y": y}
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name}{array.shape}{array.dtype.str}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _numeric(name: str, value: Any) -> np.ndarray:
+    try:
+        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    except ValueError as error:
+        raise InputError(
+            f"{name}: " + message("a rectangular array of numbers", str(error), "rows of equal length")
+        ) from error
+    if array.dtype.kind not in "fiub":
+        raise InputError(
+            f"{name}: "
+            + message(
+                "numbers", f"an array of {array.dtype}", "encoding text columns (ppl_bnn.data.read_csv does)"
+            )
+        )
+    if array.dtype.kind in "f":
+        bad = ~np.isfinite(array)
+        if bad.any():
+            first = tuple(int(i) for i in np.argwhere(bad)[0])
+            kind = "NaN" if np.isnan(array[first]) else "an infinity"
+            raise InputError(
+                f"{name}: "
+                + message(
+                    "finite numbers",
+                    f"{kind} at {first} and {int(bad.sum()) - 1} more",
+                    "removing or imputing them",
+                )
+            )
+        return array.astype(np.float64) if array.dtype != np.float64 else array
+    return array.astype(np.int64)

@@ -1,0 +1,344 @@
+"""The interface of a method, and what every fit does before and after.
+
+A method is a frozen dataclass of hyper-parameters with one verb, `fit`, which is final. A subclass writes `run`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, final
+
+import numpy as np
+
+from ppl_bnn import checks
+from ppl_bnn.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.posterior import Approximation, FitInfo, Posterior
+from ppl_bnn.ppl.protocol import (
+    SYSTEMS,
+    Model,
+    Problem,
+    Program,
+    map_data,
+    resolve_device,
+    row_count,
+    system,
+    written_in,
+)
+from ppl_bnn.progress import Progress, resolve
+from ppl_bnn.standardisation import Standardisation
+
+
+@dataclass
+class Outcome:
+    """What `run` hands back: the approximation and how it came about (see `FitInfo`)."""
+
+    approximation: Approximation
+    statistics: dict[str, np.ndarray] = field(default_factory=dict)
+    history: dict[str, np.ndarray] = field(default_factory=dict)
+    compile_seconds: float = 0.0
+    run_seconds: float = 0.0
+    gradient_evaluations: float | None = None
+    warnings: tuple[str, ...] = ()
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+Start = Any  # a Method, a Posterior, a dict of arrays (constrained values), or None
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """A method of inference.
+
+    ppl: "numpyro" or "pyro". dtype: "auto" (float64 on CPU, float32 on CUDA), "float64" or "float32".
+    """
+
+    ppl: str = field(default="numpyro", kw_only=True)
+    dtype: str = field(default="auto", kw_only=True)
+    systems: ClassVar[tuple[str, ...]] = SYSTEMS
+    serves_local: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.ppl not in SYSTEMS:
+            raise unknown_name("system", self.ppl, SYSTEMS)
+        if self.ppl not in self.systems:
+            raise UnsupportedError(
+                f"{self.name}: "
+                + message(f"ppl in {self.systems}", repr(self.ppl), f"ppl={self.systems[0]!r}")
+            )
+        if self.dtype not in ("auto", "float64", "float32"):
+            raise unknown_name("dtype", self.dtype, ("auto", "float64", "float32"))
+        self.check()
+
+    def check(self) -> None:  # noqa: B027 - most methods have something to check, none must
+        """Raise a named error for impossible hyper-parameters."""
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    @abstractmethod
+    def run(self, problem: Problem, progress: Progress) -> Outcome:
+        """Fit inside a session. Seconds of compilation are reported apart from seconds of running."""
+
+    @final
+    def fit(
+        self,
+        model: Model,
+        x: Any,
+        y: Any,
+        *,
+        seed: int = 0,
+        device: str = "auto",
+        progress: bool | Progress | None = None,
+        observed: str | None = None,
+        standardise: bool = False,
+        feature_names: tuple[str, ...] | None = None,
+        class_names: tuple[str, ...] | None = None,
+    ) -> Posterior:
+        """Fit `model` to `x` (N, F) (or a dict of arrays) and `y` (N,) or (N, K).
+
+        seed: a whole number; the same seed on the same machine gives the same bits. device: "auto", "cpu", "cuda[:i]".
+        progress: True for bars. observed: the observed site of a plain NumPyro or Pyro model. standardise: work on
+        standardised inputs and targets; predictions stay in original units.
+
+        Raises
+        ------
+        InputError, ModelError, UnsupportedError, DeviceError: before anything is compiled.
+        """
+        x = checks.check_inputs(x)
+        y = checks.check_targets(y, row_count(x))
+        if not callable(model):
+            raise InputError(
+                "model: "
+                + message("a function (x, y=None)", type(model).__name__, "the model itself, not its name")
+            )
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**31:
+            raise InputError("seed: " + message("a whole number from 0 to 2**31 - 1", repr(seed), "seed=0"))
+        resolve_device(device)
+        spoken = written_in(model, x, y, self.ppl)
+        method = self
+        if spoken not in ("language", self.ppl):
+            if spoken not in self.systems:
+                raise UnsupportedError(
+                    f"{self.name}: "
+                    + message(f"a model for {self.systems}", f"a {spoken} model", "bnn.observe")
+                )
+            method = dataclasses.replace(self, ppl=spoken)
+        return method._fit(
+            model,
+            x,
+            y,
+            int(seed),
+            device,
+            resolve(progress),
+            observed,
+            standardise,
+            spoken == "language",
+            feature_names,
+            class_names,
+        )
+
+    def _fit(
+        self,
+        model: Model,
+        x: Any,
+        y: np.ndarray,
+        seed: int,
+        device: str,
+        progress: Progress,
+        observed: str | None,
+        standardise: bool,
+        language: bool,
+        feature_names: tuple[str, ...] | None,
+        class_names: tuple[str, ...] | None,
+    ) -> Posterior:
+        digest = checks.data_hash(x, y)
+        chosen = system(self.ppl)
+        with chosen.session("float64", "cpu"):
+            sketch = Program.of(
+                chosen,
+                model,
+                map_data(chosen.asarray, x),
+                chosen.asarray(y.astype(float)),
+                language=language,
+                observed=observed,
+            )
+        if sketch.has_local and not self.serves_local:
+            raise UnsupportedError(
+                f"{self.name}: "
+                + message("a model without per-row latent variables", "bnn.rows in the model", "NUTS")
+            )
+        regression = sketch.likelihood.task == "regression"
+        y = y.astype(np.float64) if regression else self._labels(sketch, x, y)
+        standardisation = None
+        if standardise:
+            standardisation = Standardisation.of(x, y, regression)
+            x, y = standardisation.inputs(x), standardisation.targets(y) if regression else y
+        else:
+            checks.warn_constant_columns(x)
+        dtype = self._dtype(chosen, device)
+        with chosen.session(dtype, device) as where:
+            data, targets = map_data(chosen.asarray, x), chosen.asarray(y)
+            program = Program.of(chosen, model, data, targets, language=language, observed=observed)
+            problem = Problem(program, data, targets, x, y, seed, where, dtype)
+            outcome = self.run(problem, progress)
+        info = FitInfo(
+            method=self.name,
+            ppl=self.ppl,
+            seed=seed,
+            dtype=dtype,
+            device=where,
+            compile_seconds=outcome.compile_seconds,
+            run_seconds=outcome.run_seconds,
+            gradient_evaluations=outcome.gradient_evaluations,
+            history=outcome.history,
+            settings=self.settings(),
+            versions=versions(),
+            data_hash=digest,
+            warnings=outcome.warnings,
+            figures=outcome.figures,
+        )
+        return Posterior(
+            model=model,
+            language=language,
+            observed=program.observed,
+            inputs=x,
+            targets=y,
+            approximation=outcome.approximation,
+            info=info,
+            statistics=outcome.statistics,
+            standardisation=standardisation,
+            feature_names=feature_names,
+            class_names=class_names,
+            _programs={where: program},
+        )
+
+    def _labels(self, program: Program, x: Any, y: np.ndarray) -> np.ndarray:
+        """Check class labels against the number of network outputs; a Bernoulli target is a float in both systems."""
+        bernoulli = getattr(program.likelihood, "family", type(program.likelihood).__name__) == "Bernoulli"
+        if bernoulli:
+            return checks.check_labels(y, 2).astype(np.float64)
+        if not program.language:
+            return checks.check_labels(y, int(np.max(y)) + 1)
+        one = map_data(lambda a: np.asarray(a[:1]), x)
+        w = {name: np.zeros((1, *site.shape)) for name, site in program.sites.items()}
+        with program.system.session("float64", "cpu"):
+            outputs = program.predictor_draws(w, one).shape[-1]
+        program._compiled.clear()
+        return checks.check_labels(y, outputs)
+
+    def _dtype(self, chosen: Any, device: str) -> str:
+        if self.dtype != "auto":
+            return self.dtype
+        with chosen.session("float64", device) as where:
+            return "float32" if where.startswith("cuda") else "float64"
+
+    def settings(self) -> dict[str, Any]:
+        """The hyper-parameters as plain values, for manifests and attributes."""
+        return {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+
+def plain(value: Any) -> Any:
+    """A value that JSON can hold; anything else by its repr."""
+    if isinstance(value, bool | int | float | str) or value is None:
+        return value
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Method):
+        return {"method": value.name, **value.settings()}
+    return repr(value)
+
+
+def versions() -> dict[str, str]:
+    """Versions of this library and of the packages whose arithmetic a posterior depends on."""
+    found = {}
+    for package in ("ppl-bnn", "numpy", "jax", "numpyro", "torch", "pyro-ppl", "arviz"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def resolve_start(
+    problem: Problem, start: Start, progress: Progress, count: int = 1
+) -> list[dict[str, np.ndarray]]:
+    """`count` starting points u (NumPy) from `start`: a method, a posterior, a dict of constrained arrays, or None.
+
+    None: draws from the prior. A method is fitted first, once per starting point where it is random. A dict may name
+    some sites only (the values of `Point` weights, say); the others are drawn from the prior.
+    """
+    if isinstance(start, Method):
+        found = []
+        for index in range(count):
+            posterior = start.fit(
+                problem.program.model,
+                problem.inputs,
+                problem.targets,
+                seed=(problem.seed + index) % 2**31,
+                device=problem.device,
+                progress=progress,
+                observed=None if problem.program.language else problem.program.observed,
+            )
+            found.append(_matching(problem, posterior.approximation.centre()))
+        return found
+    if isinstance(start, Posterior):
+        if start.kind == "point":
+            return [_matching(problem, start.approximation.centre())] * count
+        u = start.approximation.draw(count, np.random.default_rng(problem.seed))
+        return [
+            _matching(problem, {name: value[index] for name, value in u.items()}) for index in range(count)
+        ]
+    prior = problem.program.prior_draws(problem.x, problem.y, problem.seed, count)
+    points = [{name: value[index] for name, value in prior.items()} for index in range(count)]
+    if start is None:
+        return points
+    if not isinstance(start, Mapping):
+        raise InputError(
+            "start: "
+            + message("a method, a posterior or a dict of arrays", type(start).__name__, "start=MAP()")
+        )
+    sites = problem.program.sites
+    for name, value in start.items():
+        if name not in sites:
+            raise unknown_name("site", name, sites)
+        if np.shape(value) != sites[name].shape:
+            raise InputError(
+                f"start[{name!r}]: "
+                + message(f"shape {sites[name].shape}", f"shape {np.shape(value)}", "the shape of the site")
+            )
+    filled = []
+    for point in points:
+        w = problem.program.constrain_draws(
+            {name: value[None] for name, value in point.items()}, problem.x, problem.y
+        )
+        w = {name: value[0] for name, value in w.items()} | {
+            name: np.asarray(value, float) for name, value in start.items()
+        }
+        filled.append(problem.program.unconstrain(w, problem.x, problem.y))
+    return filled
+
+
+def _matching(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    wanted = {name: site.unconstrained_shape for name, site in problem.program.sites.items()}
+    came = {name: np.shape(value) for name, value in u.items()}
+    if wanted != came:
+        raise InputError(
+            "start: " + message(f"sites {wanted}", f"sites {came}", "a posterior of the same model")
+        )
+    return dict(u)
+
+
+class Stopwatch:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __call__(self) -> float:
+        return time.perf_counter() - self._start

@@ -1,0 +1,365 @@
+"""A posterior: a program, an approximation, and how it came about.
+
+It knows how to draw, predict and export itself, and nothing of what stands above it: a method hands it an
+`Approximation`, and whether that is a set of chains, a guide or a Gaussian around a mode makes no difference here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from ppl_bnn import checks
+from ppl_bnn.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.ppl.protocol import Model, Problem, Program, map_data, row_count, site_seed, system
+from ppl_bnn.predictive import Prediction
+from ppl_bnn.standardisation import Standardisation
+
+IID_DRAWS = 1000
+MEMORY = 2**28
+
+
+class Approximation(ABC):
+    """What a method hands over: a distribution over unconstrained coordinates `u`, in NumPy.
+
+    kind: "chains" (dependent draws, convergence to be judged), "iid" (independent draws on demand) or "point".
+    kinds: the predictives it can give, the default first; every approximation has "sampled".
+    """
+
+    kind: ClassVar[Literal["chains", "iid", "point"]]
+    kinds: ClassVar[tuple[str, ...]] = ("sampled",)
+
+    @abstractmethod
+    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """`count` draws of u, each array with one leading axis."""
+
+    @abstractmethod
+    def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray | None:
+        """log q(u) of draws with one leading axis, shape (S,); None where q has no density."""
+
+    @abstractmethod
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All that is needed to build it again with `from_arrays`."""
+
+    @classmethod
+    @abstractmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Approximation:
+        """The inverse of `arrays`."""
+
+    def centre(self) -> dict[str, np.ndarray]:
+        """One representative point: the mode or the mean of u."""
+        raise UnsupportedError(f"{type(self).__name__} has no centre")
+
+    def predictor_draws(
+        self, problem: Problem, u: Mapping[str, np.ndarray], x: Any, kind: str, seed: int, memory: int
+    ) -> np.ndarray:
+        """eta (S, N, D) at inputs x for draws u: the network itself, unless the approximation linearises it."""
+        w = problem.program.constrain_draws(u, problem.x, problem.y)
+        return problem.program.predictor_draws(w, x, seed=seed, memory=memory)
+
+    def closed_form(self, problem: Problem, x: Any, kind: str, memory: int) -> Prediction | None:
+        """The prediction without draws, where there is one for this kind."""
+        return None
+
+
+@dataclass
+class Chains(Approximation):
+    """Draws of one or more Markov chains: name -> (chain, draw, *unconstrained shape)."""
+
+    u: dict[str, np.ndarray]
+    kind: ClassVar[Literal["chains", "iid", "point"]] = "chains"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        first = next(iter(self.u.values()))
+        return first.shape[0], first.shape[1]
+
+    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        chains, draws = self.shape
+        picked = rng.choice(chains * draws, size=count, replace=count > chains * draws)
+        return {name: value.reshape(-1, *value.shape[2:])[picked] for name, value in self.u.items()}
+
+    def log_prob(self, u: Mapping[str, np.ndarray]) -> None:
+        return None
+
+    def centre(self) -> dict[str, np.ndarray]:
+        """The last draw of the first chain: a mean of weights over symmetric modes would be no network at all."""
+        return {name: value[0, -1] for name, value in self.u.items()}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return dict(self.u)
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Chains:
+        return cls(dict(arrays))
+
+
+@dataclass
+class Point(Approximation):
+    """A single point u: what MAP finds. It has no density and no spread."""
+
+    u: dict[str, np.ndarray]
+    kind: ClassVar[Literal["chains", "iid", "point"]] = "point"
+
+    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        return {name: np.repeat(value[None], count, axis=0) for name, value in self.u.items()}
+
+    def log_prob(self, u: Mapping[str, np.ndarray]) -> None:
+        return None
+
+    def centre(self) -> dict[str, np.ndarray]:
+        return dict(self.u)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return dict(self.u)
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Point:
+        return cls(dict(arrays))
+
+
+@dataclass(frozen=True)
+class FitInfo:
+    """How a posterior came about.
+
+    history: name -> (steps,) arrays such as losses. gradient_evaluations: of the log joint over all rows (a mini-batch
+    counts as its share), or None where a system does not say. seconds are wall time, compilation apart.
+    """
+
+    method: str
+    ppl: str
+    seed: int
+    dtype: str
+    device: str
+    compile_seconds: float
+    run_seconds: float
+    gradient_evaluations: float | None
+    history: dict[str, np.ndarray] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    data_hash: str = ""
+    warnings: tuple[str, ...] = ()
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Posterior:
+    """A fitted model. Build one with `bnn.fit`.
+
+    statistics: name -> (chain, draw) arrays under ArviZ's names. standardisation: the units of a fit with
+    `standardise=True`; predictions are then in original units, whatever units the network works in.
+    """
+
+    model: Model
+    language: bool
+    observed: str
+    inputs: Any
+    targets: np.ndarray
+    approximation: Approximation
+    info: FitInfo
+    statistics: dict[str, np.ndarray] = field(default_factory=dict)
+    standardisation: Standardisation | None = None
+    feature_names: tuple[str, ...] | None = None
+    class_names: tuple[str, ...] | None = None
+    _programs: dict[str, Program] = field(default_factory=dict, repr=False)
+
+    # -- what it is
+
+    @property
+    def kind(self) -> str:
+        """ "chains", "iid" or "point"."""
+        return self.approximation.kind
+
+    @property
+    def task(self) -> str:
+        """ "regression" or "classification"."""
+        return self._with(lambda problem: problem.program.likelihood.task)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(chains, draws) of `draws`."""
+        if isinstance(self.approximation, Chains):
+            return self.approximation.shape
+        return (1, 1) if self.kind == "point" else (1, IID_DRAWS)
+
+    def __repr__(self) -> str:
+        chains, draws = self.shape
+        name = getattr(self.model, "__name__", None) or getattr(
+            getattr(self.model, "func", None), "__name__", "model"
+        )
+        return (
+            f"Posterior({name} by {self.info.method} in {self.info.ppl}: {self.kind}, {chains} x {draws} draws, "
+            f"{self.info.run_seconds:.1f} s)"
+        )
+
+    @cached_property
+    def unconstrained_draws(self) -> dict[str, np.ndarray]:
+        """Draws of u, name -> (chain, draw, *unconstrained shape). The same at every call."""
+        if isinstance(self.approximation, Chains):
+            return self.approximation.u
+        chains, draws = self.shape
+        rng = np.random.default_rng(site_seed("draws", self.info.seed))
+        u = self.approximation.draw(chains * draws, rng)
+        return {name: value.reshape(chains, draws, *value.shape[1:]) for name, value in u.items()}
+
+    @cached_property
+    def draws(self) -> dict[str, np.ndarray]:
+        """Draws of all latent sites and parameters as the program reads them, name -> (chain, draw, *shape)."""
+        chains, draws = self.shape
+        w = self._with(
+            lambda problem: problem.program.constrain_draws(
+                _flat(self.unconstrained_draws), problem.x, problem.y
+            )
+        )
+        return {name: value.reshape(chains, draws, *value.shape[1:]) for name, value in w.items()}
+
+    # -- prediction
+
+    def predict(
+        self,
+        x: Any,
+        *,
+        kind: str | None = None,
+        draws: int | None = None,
+        seed: int = 0,
+        memory: int = MEMORY,
+        device: str = "auto",
+    ) -> Prediction:
+        """The posterior predictive at new inputs, in the units of the data.
+
+        kind: one of `approximation.kinds`; the default is the first ("linearised" for Laplace, else "sampled").
+        draws: how many to use (evenly spaced over chains; default all). memory: bytes held besides inputs and result.
+        """
+        kind = self._kind(kind)
+        x = self._inputs(x)
+
+        def predict(problem: Problem) -> Prediction:
+            closed = self.approximation.closed_form(problem, x, kind, memory) if draws is None else None
+            if closed is not None:
+                return closed
+            u = self._chosen_draws(draws)
+            eta = self.approximation.predictor_draws(problem, u, x, kind, seed, memory)
+            family, parameters = problem.program.likelihood.mixture_parameters(eta)
+            return Prediction(family, parameters, class_names=self.class_names)
+
+        prediction = self._with(predict, device)
+        return prediction if self.standardisation is None else self.standardisation.prediction(prediction)
+
+    def predictor(
+        self, x: Any, *, kind: str | None = None, draws: int | None = None, memory: int = MEMORY
+    ) -> np.ndarray:
+        """eta (chain, draw, N, D) at inputs x, draw by draw, under the predictive that `predict` uses.
+
+        In the units of the network (standardised, where the fit standardises). With `draws`, (1, draws, N, D).
+        """
+        kind, x = self._kind(kind), self._inputs(x)
+        u = self._chosen_draws(draws)
+        eta = self._with(lambda problem: self.approximation.predictor_draws(problem, u, x, kind, 0, memory))
+        return eta.reshape(*(self.shape if draws is None else (1, len(eta))), *eta.shape[1:])
+
+    def log_likelihood(self, x: Any = None, y: Any = None, *, kind: str | None = None) -> np.ndarray:
+        """log p(y_i | x_i, draw) in original units, (chain, draw, N); at the training rows by default."""
+        if (x is None) != (y is None):
+            raise InputError(message("both x and y, or neither", "one of them", "log_likelihood(x, y)"))
+        if x is None:
+            inputs, targets = self.inputs, self.targets
+        else:
+            inputs = self._inputs(x)
+            targets = checks.check_targets(y, row_count(inputs))
+            if self.standardisation is not None:
+                targets = self.standardisation.targets(targets)
+        u = _flat(self.unconstrained_draws)
+        kind = self._kind(kind)
+        eta = self._with(
+            lambda problem: self.approximation.predictor_draws(problem, u, inputs, kind, 0, MEMORY)
+        )
+        family, parameters = self._with(lambda problem: problem.program.likelihood.mixture_parameters(eta))
+        values = Prediction(family, parameters).component_log_prob(targets)
+        if self.standardisation is not None:
+            values = values + self.standardisation.log_density_offset
+        return values.reshape(*self.shape, -1)
+
+    def log_joint(self, u: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
+        """log p(w, D) + log |dw/du| of draws u with one leading axis (default: all draws), shape (S,)."""
+        values = _flat(self.unconstrained_draws) if u is None else u
+        return self._with(lambda problem: problem.program.log_joint_draws(values, problem.x, problem.y))
+
+    def log_prior(self, u: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
+        """log p(w) + log |dw/du| of draws u with one leading axis (default: all draws), shape (S,)."""
+        values = _flat(self.unconstrained_draws) if u is None else u
+        return self._with(lambda problem: problem.program.log_prior_draws(values, problem.x, problem.y))
+
+    def log_q(self) -> np.ndarray | None:
+        """log q(u) of `unconstrained_draws`, (chain, draw), for an approximation with a density."""
+        value = self.approximation.log_prob(_flat(self.unconstrained_draws))
+        return None if value is None else value.reshape(self.shape)
+
+    # -- export
+
+    def to_datatree(self, x: Any = None, *, prior: bool = False) -> Any:
+        """An ArviZ DataTree with all groups; predictions at `x` and the prior on request (see `ppl_bnn.export`)."""
+        from ppl_bnn.export import posterior_datatree
+
+        return posterior_datatree(self, x, prior=prior)
+
+    def save(self, path: str | Path) -> Path:
+        """Write netCDF tree, safetensors and a JSON manifest to the folder `path`; `bnn.load(path, model)` reads them."""
+        import importlib
+
+        # Storage knows all approximations by name and so stands below this module; it is found by name when needed.
+        return importlib.import_module("ppl_bnn.storage").save(self, path)
+
+    # -- inside
+
+    def _kind(self, kind: str | None) -> str:
+        if kind is None:
+            return self.approximation.kinds[0]
+        if kind not in self.approximation.kinds:
+            raise unknown_name("kind of prediction", kind, self.approximation.kinds)
+        return kind
+
+    def _inputs(self, x: Any) -> Any:
+        x = checks.check_inputs(x, checks.describe_inputs(self.inputs))
+        return x if self.standardisation is None else self.standardisation.inputs(x)
+
+    def _chosen_draws(self, count: int | None) -> dict[str, np.ndarray]:
+        if count is None:
+            return _flat(self.unconstrained_draws)
+        if count < 1:
+            raise InputError("draws: " + message("a positive number", repr(count), "draws=1000"))
+        if self.kind == "iid":
+            return self.approximation.draw(count, np.random.default_rng(site_seed("draws", self.info.seed)))
+        total = self.shape[0] * self.shape[1]
+        if count > total:
+            raise InputError(
+                "draws: " + message(f"at most the {total} there are", repr(count), "fewer, or a longer fit")
+            )
+        index = np.linspace(0, total - 1, count).round().astype(int)
+        return {name: value[index] for name, value in _flat(self.unconstrained_draws).items()}
+
+    def _with(self, action: Any, device: str | None = None) -> Any:
+        """Run `action(problem)` in a session of the system that fitted this posterior."""
+        chosen = system(self.info.ppl)
+        where = device or self.info.device
+        if where == "auto":
+            where = self.info.device
+        with chosen.session(self.info.dtype, where) as actual:
+            x, y = map_data(chosen.asarray, self.inputs), chosen.asarray(self.targets)
+            if actual not in self._programs:
+                self._programs[actual] = Program.of(
+                    chosen, self.model, x, y, language=self.language, observed=self.observed
+                )
+            program = self._programs[actual]
+            return action(
+                Problem(program, x, y, self.inputs, self.targets, self.info.seed, actual, self.info.dtype)
+            )
+
+
+def _flat(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: value.reshape(-1, *value.shape[2:]) for name, value in draws.items()}

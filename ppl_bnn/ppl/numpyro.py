@@ -1,0 +1,261 @@
+"""NumPyro on JAX, behind the protocol."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions
+from numpyro.distributions.transforms import biject_to
+from numpyro.primitives import Messenger
+
+from ppl_bnn.errors import DeviceError, message
+from ppl_bnn.language.distributions import Distribution
+from ppl_bnn.language.primitives import Interpretation, Message
+from ppl_bnn.ppl.protocol import Model, Site, TracedSite, resolve_device
+
+
+def resolve(specification: Distribution) -> Any:
+    """The NumPyro distribution of a specification."""
+    if specification.family == "NormalMixture":
+        weights = jnp.asarray(specification.arguments["weights"], dtype=float)
+        scales = jnp.asarray(specification.arguments["scales"], dtype=float)
+        result = numpyro.distributions.MixtureSameFamily(
+            numpyro.distributions.Categorical(probs=weights),
+            numpyro.distributions.Normal(jnp.zeros_like(scales), scales),
+        )
+    elif specification.family in ("Bernoulli", "Categorical"):
+        result = getattr(numpyro.distributions, specification.family)(
+            logits=specification.arguments["logits"]
+        )
+    else:
+        result = getattr(numpyro.distributions, specification.family)(**specification.arguments)
+    if specification.shape is not None:
+        result = result.expand(specification.shape)
+    return result.to_event(specification.event_dims) if specification.event_dims else result
+
+
+class NumPyroInterpretation(Interpretation):
+    """Every word of the language as a primitive of NumPyro."""
+
+    def __init__(self, population: int | None, record: bool):
+        super().__init__()
+        self.population = population
+        self.record = record
+
+    def process(self, msg: Message) -> None:
+        super().process(msg)
+        arguments = msg.arguments
+        if msg.kind == "sample":
+            msg.answer(numpyro.sample(msg.name, resolve(arguments["distribution"]), obs=arguments["obs"]))
+        elif msg.kind == "deterministic":
+            msg.answer(numpyro.deterministic(msg.name, arguments["value"]))
+        elif msg.kind == "param":
+            init = arguments["init"]
+            if isinstance(init, Distribution):
+                init = resolve(init).sample
+            msg.answer(numpyro.param(msg.name, init))
+        elif msg.kind == "rows":
+            msg.answer(self._plate("rows", arguments["n"]))
+        elif msg.kind == "observe":
+            f = arguments["f"]
+            if self.record:
+                numpyro.deterministic("f", f)
+            with self._plate("observations", f.shape[0]):
+                msg.answer(
+                    numpyro.sample("y", resolve(arguments["likelihood"].distribution(f)), obs=arguments["y"])
+                )
+
+    @contextmanager
+    def _plate(self, name: str, rows: int) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.population is not None and self.population != rows:
+                # A plate with subsample_size refuses to run under HMC; the scale handler does not.
+                stack.enter_context(numpyro.handlers.scale(scale=self.population / rows))
+            stack.enter_context(numpyro.plate(name, rows))
+            yield
+
+
+def as_numpyro(model: Model, population: int | None = None, record: bool = True) -> Model:
+    """The model as an ordinary NumPyro callable `(x, y=None)`."""
+
+    @functools.wraps(getattr(model, "func", model))
+    def native(x: Any, y: Any = None, **keywords: Any) -> None:
+        with NumPyroInterpretation(population, record):
+            model(x, y, **keywords)
+
+    return native
+
+
+class _Assign(Messenger):
+    """Latent sites and parameters take given values; unconstrained ones pass their transform, whose log det is kept."""
+
+    def __init__(self, fn: Model, values: Mapping[str, Any], unconstrained: bool):
+        super().__init__(fn)
+        self.values = values
+        self.unconstrained = unconstrained
+        self.log_dets: dict[str, Any] = {}
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] not in ("sample", "param") or msg["name"] not in self.values:
+            return
+        if msg["type"] == "sample" and msg["is_observed"]:
+            return
+        value = self.values[msg["name"]]
+        if self.unconstrained and msg["type"] == "sample":
+            transform = biject_to(msg["fn"].support)
+            u = value
+            value = transform(u)
+            log_det = transform.log_abs_det_jacobian(u, value)
+            self.log_dets[msg["name"]] = jnp.sum(log_det)
+        msg["value"] = value
+
+
+class NumPyro:
+    """The system `ppl="numpyro"`."""
+
+    name = "numpyro"
+
+    @contextmanager
+    def session(self, dtype: str, device: str) -> Iterator[str]:
+        chosen = self._device(device)
+        with jax.enable_x64(dtype == "float64"), jax.default_device(chosen):
+            yield "cpu" if chosen.platform == "cpu" else f"cuda:{chosen.id}"
+
+    def _device(self, device: str) -> Any:
+        kind, index = resolve_device(device)
+        available: list[Any] = []
+        if kind != "cpu":
+            try:
+                available = jax.devices("gpu")
+            except RuntimeError:
+                available = []
+        if kind == "cpu" or (kind == "auto" and not available):
+            return jax.devices("cpu")[0]
+        if (index or 0) >= len(available):
+            raise DeviceError(
+                message(
+                    f"a CUDA device for device={device!r} in JAX",
+                    f"{len(available)} of them",
+                    "device='cpu' or the 'cuda' extra",
+                )
+            )
+        return available[index or 0]
+
+    def asarray(self, value: Any) -> Any:
+        array = np.asarray(value)
+        return jnp.asarray(array, dtype=float if np.issubdtype(array.dtype, np.floating) else None)
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        return np.asarray(array)
+
+    def native(self, model: Model, population: int | None = None, record: bool = True) -> Model:
+        return as_numpyro(model, population, record)
+
+    def run(
+        self,
+        native: Model,
+        x: Any,
+        y: Any,
+        values: Mapping[str, Any] | None = None,
+        unconstrained: bool = False,
+        seed: Any = None,
+    ) -> list[TracedSite]:
+        assign = _Assign(native, values or {}, unconstrained)
+        handler = assign if seed is None else numpyro.handlers.seed(assign, seed)
+        trace = numpyro.handlers.trace(handler).get_trace(x, y)
+        result = []
+        for name, site in trace.items():
+            if site["type"] == "sample":
+                kind = "observed" if site["is_observed"] else "latent"
+                if name == "y" and y is None:
+                    kind = "observed"
+                local = any(frame.name == "rows" for frame in site["cond_indep_stack"])
+                scale = 1.0 if site["scale"] is None else site["scale"]
+                result.append(
+                    TracedSite(
+                        name, kind, site["fn"], site["value"], assign.log_dets.get(name, 0.0), scale, local
+                    )
+                )
+            elif site["type"] in ("param", "deterministic"):
+                result.append(TracedSite(name, site["type"], None, site["value"]))
+        return result
+
+    def describe(self, native: Model, x: Any, y: Any) -> tuple[list[Site], list[TracedSite]]:
+        sites: list[Site] = []
+        observed: list[TracedSite] = []
+
+        def shapes(x: Any, y: Any) -> None:
+            for site in self.run(native, x, y, seed=jax.random.PRNGKey(0)):
+                shape = tuple(np.shape(site.value))
+                if site.kind == "param":
+                    sites.append(Site(site.name, shape, shape, is_param=True))
+                elif site.kind == "latent":
+                    inner = biject_to(site.distribution.support).inverse_shape(shape)
+                    sites.append(
+                        Site(
+                            site.name,
+                            shape,
+                            tuple(inner),
+                            local=site.local,
+                            family=_family(site.distribution),
+                        )
+                    )
+                elif site.kind == "observed":
+                    observed.append(site)
+
+        jax.eval_shape(shapes, x, y)
+        return sites, observed
+
+    def seeds(self, seed: int, count: int) -> Any:
+        return jax.random.split(jax.random.PRNGKey(seed), count)
+
+    def unconstrain(self, distribution: Any, value: Any) -> Any:
+        return biject_to(distribution.support).inv(value)
+
+    def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+        return jax.value_and_grad(function)
+
+    def hessian(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.hessian(function)
+
+    def jacobian(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.jacrev(function)
+
+    def jvp(self, function: Callable[..., Any], at: Any, direction: Any) -> tuple[Any, Any]:
+        return jax.jvp(function, (at,), (direction,))
+
+    def vmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
+        return jax.vmap(function, in_axes=in_axes)
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.jit(function)
+
+
+def _family(distribution: Any) -> str:
+    while type(distribution).__name__ in ("Independent", "ExpandedDistribution"):
+        distribution = distribution.base_dist
+    return type(distribution).__name__
+
+
+SYSTEM = NumPyro()
+
+
+def enable_compilation_cache(folder: str | None = None) -> str:
+    """Keep compiled programs of JAX on disk, so that the next run of the same model starts at once.
+
+    Opt-in, because JAX cannot unset it within a process. Returns the folder.
+    """
+    from pathlib import Path
+
+    chosen = Path(folder) if folder else Path.home() / ".cache" / "ppl-bnn" / "jax"
+    chosen.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(chosen))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    return str(chosen)

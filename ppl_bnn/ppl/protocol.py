@@ -1,0 +1,699 @@
+"""What a probabilistic programming system offers, and what is built on it once for both.
+
+`System` is the protocol that `ppl_bnn.ppl.numpyro` and `ppl_bnn.ppl.pyro` fulfil with the same names in the same
+order. `Program` is a model bound to one system and to the shapes of its data: its densities in unconstrained
+coordinates, its predictor, and the way between dicts and flat vectors. Every method works on a `Program`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from ppl_bnn.errors import (
+    InputError,
+    MissingFrameworkError,
+    ModelError,
+    UnsupportedError,
+    message,
+    unknown_name,
+)
+from ppl_bnn.language.handlers import network_output, recorded_linear
+
+Array = Any
+Model = Callable[..., Any]
+SYSTEMS = ("numpyro", "pyro")
+
+
+@dataclass(frozen=True)
+class TracedSite:
+    """One site of one run.
+
+    kind: "latent", "param", "observed" or "deterministic". distribution: the system's own, or None.
+    log_det: log |dw/du| where the value came from unconstrained coordinates, else 0. scale: factor on its log density.
+    local: whether the site belongs to rows (it is then drawn afresh at new rows).
+    """
+
+    name: str
+    kind: Literal["latent", "param", "observed", "deterministic"]
+    distribution: Any
+    value: Array
+    log_det: Array = 0.0
+    scale: float = 1.0
+    local: bool = False
+
+
+@dataclass(frozen=True)
+class Site:
+    """A latent site or parameter: its shapes in the program and in unconstrained coordinates."""
+
+    name: str
+    shape: tuple[int, ...]
+    unconstrained_shape: tuple[int, ...]
+    is_param: bool = False
+    local: bool = False
+    family: str = ""
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.unconstrained_shape)
+
+
+class System(Protocol):
+    """A probabilistic programming system with its array library."""
+
+    name: str
+
+    def session(self, dtype: str, device: str) -> AbstractContextManager[str]:
+        """Everything inside runs in this floating type on this device; every global is restored. Gives the device."""
+        ...
+
+    def asarray(self, value: Any) -> Array: ...
+
+    def to_numpy(self, array: Array) -> np.ndarray: ...
+
+    def native(self, model: Model, population: int | None = None, record: bool = True) -> Model:
+        """The model as an ordinary callable of the system; its likelihood scaled to `population` rows."""
+        ...
+
+    def run(
+        self,
+        native: Model,
+        x: Any,
+        y: Any,
+        values: Mapping[str, Array] | None = None,
+        unconstrained: bool = False,
+        seed: Any = None,
+    ) -> list[TracedSite]:
+        """Run a native model with the given values (constrained, or unconstrained) and list its sites in order."""
+        ...
+
+    def describe(self, native: Model, x: Any, y: Any) -> tuple[list[Site], list[TracedSite]]:
+        """Shapes of all latent sites and parameters, and the observed sites, without computing where possible."""
+        ...
+
+    def seeds(self, seed: int, count: int) -> Any:
+        """`count` independent sources of randomness, as an array to map over."""
+        ...
+
+    def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+        """(value, gradient in the first argument)."""
+        ...
+
+    def hessian(self, function: Callable[..., Any]) -> Callable[..., Any]: ...
+
+    def jacobian(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Reverse-mode Jacobian in the first argument."""
+        ...
+
+    def jvp(self, function: Callable[..., Any], at: Any, direction: Any) -> tuple[Any, Any]: ...
+
+    def vmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]: ...
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]: ...
+
+
+def system(name: str) -> System:
+    """The system of that name, imported now.
+
+    Raises
+    ------
+    UnknownNameError: no such system. MissingFrameworkError: it cannot be imported; the other half still works.
+    """
+    if name not in SYSTEMS:
+        raise unknown_name("system", name, SYSTEMS)
+    try:
+        return importlib.import_module(f"ppl_bnn.ppl.{name}").SYSTEM
+    except ImportError as error:
+        package = {"numpyro": "numpyro and jax", "pyro": "pyro-ppl and torch"}[name]
+        other = "pyro" if name == "numpyro" else "numpyro"
+        raise MissingFrameworkError(
+            message(
+                f"{package} for ppl={name!r}",
+                f"{type(error).__name__}: {error}",
+                f"ppl={other!r} or installing {package}",
+            )
+        ) from error
+
+
+# --- which language a model is written in ---------------------------------------------------------
+
+
+def written_in(model: Model, x: Any, y: Any, preferred: str) -> Literal["language", "numpyro", "pyro"]:
+    """Find out what a model is written in by tracing it once, without computing where the system allows.
+
+    A program in the language runs in both systems; a NumPyro or Pyro model fixes the system.
+    """
+    failures: dict[str, Exception] = {}
+    candidates = _hinted(model) or [preferred, *(name for name in SYSTEMS if name != preferred)]
+    for name in candidates:
+        try:
+            chosen = system(name)
+        except MissingFrameworkError as error:
+            failures[name] = error
+            continue
+        try:
+            spoken, sites = _probe(chosen, model, x, y)
+        except ModelError:
+            raise
+        except Exception as error:
+            failures[name] = error
+            continue
+        if spoken:
+            return "language"
+        if sites:
+            return "numpyro" if name == "numpyro" else "pyro"
+    if failures:
+        name, error = next(iter(failures.items()))
+        raise ModelError(f"running the model in {name} failed: {type(error).__name__}: {error}") from error
+    raise ModelError(
+        message(
+            "a model written with bnn.sample and bnn.observe, or in NumPyro or Pyro",
+            f"{getattr(model, '__name__', type(model).__name__)}, which has no sites",
+            "ending the model with bnn.observe(y, f, likelihood)",
+        )
+    )
+
+
+def _hinted(model: Model) -> list[str]:
+    """Systems that the source of the model names, so that the right one is tried first."""
+    function = inspect.unwrap(getattr(model, "func", model))
+    namespace = getattr(function, "__globals__", {})
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return []
+    found = []
+    names = list(code.co_names)
+    try:
+        names += [
+            cell.cell_contents.__name__
+            for cell in function.__closure__ or ()
+            if inspect.ismodule(cell.cell_contents)
+        ]
+    except ValueError:
+        pass
+    for name in names:
+        value = namespace.get(name)
+        module = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", "") or name
+        root = str(module).split(".")[0]
+        if root in SYSTEMS and root not in found:
+            found.append(root)
+    return found
+
+
+def _probe(chosen: System, model: Model, x: Any, y: Any) -> tuple[bool, int]:
+    from ppl_bnn.language.primitives import Handler, Message
+
+    class Ear(Handler):
+        heard = False
+
+        def process(self, msg: Message) -> None:
+            self.heard = True
+
+    ear = Ear()
+
+    def listened(x: Any, y: Any = None) -> None:
+        with ear:
+            model(x, y)
+
+    with chosen.session("float64", "cpu"):
+        x, y = map_data(chosen.asarray, x), None if y is None else chosen.asarray(y)
+        try:
+            latents, observed = chosen.describe(listened, x, y)
+        except Exception:
+            if not ear.heard:
+                raise
+            return True, 0
+    return ear.heard, len(latents) + len(observed)
+
+
+# --- likelihoods of models written in a system ----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NativeLikelihood:
+    """The part of a likelihood for a plain NumPyro or Pyro model: eta holds the parameters of its observed distribution."""
+
+    family: str
+    parameters: tuple[str, ...]
+    task: str
+
+    @property
+    def form(self) -> NativeLikelihood:
+        return self
+
+    def mixture_parameters(self, eta: np.ndarray) -> tuple[str, dict[str, np.ndarray]]:
+        if self.family == "Categorical":
+            logits = eta - eta.max(-1, keepdims=True)
+            probabilities = np.exp(logits)
+            return "Categorical", {"probs": probabilities / probabilities.sum(-1, keepdims=True)}
+        if self.family == "Bernoulli":
+            return "Bernoulli", {"probs": np.exp(-np.logaddexp(0.0, -eta[..., 0]))}
+        return self.family, {name: eta[..., column] for column, name in enumerate(self.parameters)}
+
+    def fisher(self, eta: Any) -> Any:
+        raise UnsupportedError(
+            message(
+                "a model in the language, whose likelihood has a Fisher information",
+                "a plain NumPyro or Pyro model",
+                "writing it with bnn.observe, or Laplace(engine='guide')",
+            )
+        )
+
+
+_NATIVE_FAMILIES = {
+    "Normal": ("Normal", ("loc", "scale"), "regression"),
+    "StudentT": ("StudentT", ("df", "loc", "scale"), "regression"),
+    "Laplace": ("Laplace", ("loc", "scale"), "regression"),
+    "Poisson": ("Poisson", ("rate",), "regression"),
+    "Bernoulli": ("Bernoulli", ("logits",), "classification"),
+    "BernoulliLogits": ("Bernoulli", ("logits",), "classification"),
+    "BernoulliProbs": ("Bernoulli", ("logits",), "classification"),
+    "Categorical": ("Categorical", ("logits",), "classification"),
+    "CategoricalLogits": ("Categorical", ("logits",), "classification"),
+    "CategoricalProbs": ("Categorical", ("logits",), "classification"),
+}
+
+
+def _unwrap(distribution: Any) -> Any:
+    while type(distribution).__name__ in ("Independent", "ExpandedDistribution", "MaskedDistribution"):
+        distribution = distribution.base_dist
+    return distribution
+
+
+def native_likelihood(distribution: Any) -> NativeLikelihood:
+    """The likelihood that an observed distribution of a plain model amounts to."""
+    family = type(_unwrap(distribution)).__name__
+    if family not in _NATIVE_FAMILIES:
+        raise UnsupportedError(
+            message(
+                f"an observed distribution among {', '.join(sorted(_NATIVE_FAMILIES))}",
+                family,
+                "one of these",
+            )
+        )
+    return NativeLikelihood(*_NATIVE_FAMILIES[family])
+
+
+def _native_eta(chosen: System, likelihood: NativeLikelihood, distribution: Any) -> Array:
+    """(N, D) from an observed distribution of a plain model."""
+    from ppl_bnn.language import ops
+
+    shape = tuple(distribution.batch_shape) + tuple(distribution.event_shape)
+    if len(shape) != 1:
+        raise UnsupportedError(
+            message(
+                "one observation per row, shape (N,)", f"an observed site of shape {shape}", "bnn.observe"
+            )
+        )
+    base = _unwrap(distribution)
+    if likelihood.family == "Categorical":
+        logits = base.logits
+        return ops.broadcast_to(logits, (*shape, logits.shape[-1]))
+    columns = [getattr(base, name) for name in likelihood.parameters]
+    like = next((column for column in columns if hasattr(column, "dtype")), None)
+    if like is None:
+        like = chosen.asarray(np.zeros(()))
+    return ops.stack([ops.broadcast_to(ops.asarray(column, like=like), shape) for column in columns])
+
+
+# --- a model bound to a system and to the shapes of its data --------------------------------------
+
+
+def map_data(function: Callable[[Any], Any], x: Any) -> Any:
+    """Apply to an array, or to each array of a dict of inputs."""
+    return {name: function(value) for name, value in x.items()} if isinstance(x, Mapping) else function(x)
+
+
+def row_count(x: Any) -> int:
+    """The number of rows of an array or of a dict of arrays."""
+    return len(next(iter(x.values()))) if isinstance(x, Mapping) else len(x)
+
+
+@dataclass
+class Program:
+    """A model bound to one system: its densities in unconstrained coordinates and its predictor.
+
+    Build it with `Program.of` inside a session of the system. Functions take and give arrays of the system,
+    except those that say NumPy.
+    """
+
+    system: System
+    model: Model
+    native: Model
+    language: bool
+    observed: str
+    sites: dict[str, Site]
+    likelihood: Any
+    rows: int
+    _compiled: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls, chosen: System, model: Model, x: Any, y: Any, *, language: bool, observed: str | None = None
+    ) -> Program:
+        """Trace `model` once on data of the system and check that it is a model.
+
+        Raises
+        ------
+        ModelError: no observed site, or several and none named.
+        """
+        # The record of f costs a site per run and nothing here reads it: f comes from the network function.
+        native = chosen.native(model, record=False) if language else model
+        described, observations = chosen.describe(native, x, y)
+        names = [site.name for site in observations]
+        if observed is None:
+            if len(names) != 1:
+                raise ModelError(
+                    message(
+                        "exactly one observed site",
+                        f"{len(names)}: {names}",
+                        "observed='name of the site', or passing y to it",
+                    )
+                )
+            observed = names[0]
+        elif observed not in names:
+            raise unknown_name("observed site", observed, names)
+        if not described:
+            raise ModelError(
+                message("at least one random variable or parameter", "none", "a prior over the weights")
+            )
+        sites = {site.name: site for site in described}
+        if language:
+            likelihood = cls._language_likelihood(chosen, model, sites, x)
+        else:
+            likelihood = native_likelihood(
+                next(site for site in observations if site.name == observed).distribution
+            )
+        return cls(chosen, model, native, language, observed, sites, likelihood, row_count(x))
+
+    @staticmethod
+    def _language_likelihood(chosen: System, model: Model, sites: Mapping[str, Site], x: Any) -> Any:
+        from ppl_bnn.language.primitives import Handler, Message
+
+        class Catch(Handler):
+            likelihood: Any = None
+
+            def process(self, msg: Message) -> None:
+                if msg.kind == "observe":
+                    self.likelihood = msg.arguments["likelihood"]
+
+        catch = Catch()
+
+        def caught(x: Any, y: Any = None) -> None:
+            with catch:
+                model(x, None)
+
+        chosen.describe(chosen.native(lambda x, y=None: caught(x, y)), x, None)
+        return catch.likelihood.form
+
+    # -- sites
+
+    @property
+    def latents(self) -> list[Site]:
+        return [site for site in self.sites.values() if not site.is_param]
+
+    @property
+    def params(self) -> list[Site]:
+        return [site for site in self.sites.values() if site.is_param]
+
+    @property
+    def has_local(self) -> bool:
+        return any(site.local for site in self.sites.values())
+
+    @property
+    def parameter_count(self) -> int:
+        """The number of unconstrained coordinates, parameters without a prior included."""
+        return sum(site.size for site in self.sites.values())
+
+    def ravel(self, u: Mapping[str, Array], names: Sequence[str] | None = None) -> Array:
+        """Flat vector of the unconstrained values, sites in the order of the program."""
+        from ppl_bnn.language import ops
+
+        return ops.concatenate([u[name].reshape(-1) for name in (names or self.sites)])
+
+    def unravel(self, flat: Array, names: Sequence[str] | None = None) -> dict[str, Array]:
+        """The inverse of `ravel`; leading axes of `flat` are kept."""
+        u, start = {}, 0
+        for name in names or self.sites:
+            site = self.sites[name]
+            u[name] = flat[..., start : start + site.size].reshape(
+                (*flat.shape[:-1], *site.unconstrained_shape)
+            )
+            start += site.size
+        return u
+
+    # -- densities, in the system
+
+    def _run(self, u: Mapping[str, Array], x: Any, y: Any) -> list[TracedSite]:
+        return self.system.run(self.native, x, y, values=u, unconstrained=True)
+
+    def log_prior(self, u: Mapping[str, Array], x: Any, y: Any) -> Array:
+        """log p(w(u)) + log |dw/du|, a scalar."""
+        return _log_prior(self._run(u, x, y))
+
+    def log_likelihood(self, u: Mapping[str, Array], x: Any, y: Any) -> Array:
+        """log p(y_i | x_i, w(u)) for each row, shape (N,)."""
+        return self._observation(self._run(u, x, y)).distribution.log_prob(y)
+
+    def log_joint(self, u: Mapping[str, Array], x: Any, y: Any, scale: float = 1.0) -> Array:
+        """log p(w(u)) + log |dw/du| + scale * sum_i log p(y_i | x_i, w(u)), a scalar.
+
+        `scale` is N/B where x and y are B rows out of N.
+        """
+        sites = self._run(u, x, y)
+        observation = self._observation(sites)
+        extra = sum(
+            site.distribution.log_prob(site.value).sum()
+            for site in sites
+            if site.kind == "observed" and site is not observation
+        )
+        return _log_prior(sites) + scale * (observation.distribution.log_prob(y).sum() + extra)
+
+    def _observation(self, sites: list[TracedSite]) -> TracedSite:
+        return next(site for site in sites if site.name == self.observed)
+
+    def constrain(self, u: Mapping[str, Array], x: Any, y: Any) -> dict[str, Array]:
+        """The values w(u) of all latent sites and parameters."""
+        return {site.name: site.value for site in self._run(u, x, y) if site.kind in ("latent", "param")}
+
+    def predictor(self, w: Mapping[str, Array], x: Any, seed: Any = None) -> Array:
+        """eta (N, D) of one set of values `w`; per-row latent variables are drawn from `seed`."""
+        if self.language and not self.has_local:
+            return network_output(self.model, w, x).predictor
+        if self.language:
+            return self._predictor_with_rows(w, x, seed)
+        sites = self.system.run(self.native, x, None, values=w, seed=seed)
+        distribution = next(site for site in sites if site.name == self.observed).distribution
+        return _native_eta(self.system, self.likelihood, distribution)
+
+    def _predictor_with_rows(self, w: Mapping[str, Array], x: Any, seed: Any) -> Array:
+        from ppl_bnn.language.primitives import Handler, Message
+
+        class Catch(Handler):
+            eta: Any = None
+
+            def process(self, msg: Message) -> None:
+                if msg.kind == "observe":
+                    self.eta = msg.arguments["likelihood"].predictor(msg.arguments["f"])
+
+        catch = Catch()
+
+        def caught(x: Any, y: Any = None) -> None:
+            with catch:
+                self.model(x, None)
+
+        shared = {name: value for name, value in w.items() if not self.sites[name].local}
+        self.system.run(self.system.native(caught), x, None, values=shared, seed=seed)
+        return catch.eta
+
+    # -- many draws at once, NumPy in and out
+
+    def constrain_draws(self, u: Mapping[str, np.ndarray], x: Any, y: Any) -> dict[str, np.ndarray]:
+        """NumPy: constrain draws with one leading axis. x and y are arrays of the system."""
+        function = self._cached("constrain", lambda: self._mapped(self.constrain))
+        values = {name: self.system.asarray(value) for name, value in u.items()}
+        return {name: self.system.to_numpy(value) for name, value in function(values, x, y).items()}
+
+    def log_joint_draws(self, u: Mapping[str, np.ndarray], x: Any, y: Any) -> np.ndarray:
+        """NumPy: log joint of draws with one leading axis, shape (S,)."""
+        function = self._cached("log_joint", lambda: self._mapped(self.log_joint))
+        values = {name: self.system.asarray(value) for name, value in u.items()}
+        return self.system.to_numpy(function(values, x, y))
+
+    def log_prior_draws(self, u: Mapping[str, np.ndarray], x: Any, y: Any) -> np.ndarray:
+        """NumPy: log prior of draws with one leading axis, shape (S,)."""
+        function = self._cached("log_prior", lambda: self._mapped(self.log_prior))
+        values = {name: self.system.asarray(value) for name, value in u.items()}
+        return self.system.to_numpy(function(values, x, y))
+
+    def predictor_draws(
+        self, w: Mapping[str, np.ndarray], x: Any, seed: int = 0, memory: int = 2**28
+    ) -> np.ndarray:
+        """NumPy: eta (S, N, D) of draws with one leading axis, vectorised over draws and in chunks of rows.
+
+        One compiled function serves all chunks (the last is padded). `memory` bounds, in bytes, what is held besides the
+        inputs and the result. x is NumPy too.
+        """
+        count, rows = len(next(iter(w.values()))), row_count(x)
+        if self.has_local:
+            # A per-row variable belongs to the training rows; at new rows there is another one.
+            w = {name: value for name, value in w.items() if not self.sites[name].local}
+        per_row = self._bytes_per_row(w, x)
+        row_chunk = max(1, min(rows, memory // per_row))
+        if self.has_local:
+            row_chunk = rows
+        draw_chunk = max(1, min(count, memory // (per_row * row_chunk)))
+        needs_seed = self.has_local or not self.language
+
+        def build() -> Callable[..., Any]:
+            if needs_seed:
+                return self.system.compile(self.system.vmap(self.predictor, in_axes=(0, None, 0)))
+            return self.system.compile(self.system.vmap(lambda w, x: self.predictor(w, x), in_axes=(0, None)))
+
+        function = self._cached("predictor", build)
+        seeds = self.system.seeds(seed, count) if needs_seed else None
+        result: np.ndarray | None = None
+        for first, last in _chunks(rows, row_chunk):
+            part = map_data(lambda a, i=first, j=last: self.system.asarray(_padded(a[i:j], row_chunk)), x)
+            for start, stop in _chunks(count, draw_chunk):
+                values = {
+                    name: self.system.asarray(_padded(v[start:stop], draw_chunk)) for name, v in w.items()
+                }
+                if needs_seed:
+                    eta = function(values, part, _padded_seeds(seeds, start, stop, draw_chunk))
+                else:
+                    eta = function(values, part)
+                eta = self.system.to_numpy(eta)[: stop - start, : last - first]
+                if result is None:
+                    result = np.empty((count, rows, eta.shape[-1]), dtype=eta.dtype)
+                result[start:stop, first:last] = eta
+        assert result is not None
+        return result
+
+    def _bytes_per_row(self, w: Mapping[str, np.ndarray], x: Any) -> int:
+        """What one row of one draw holds at most: the inputs and outputs of all linear maps."""
+        if not self.language or self.has_local:
+            return 8 * 256
+        first = map_data(lambda a: np.asarray(a[:1]), x)
+        one = {name: value[0] for name, value in w.items()}
+        output, inputs = recorded_linear(self.model, one, first)
+        held = sum(int(np.prod(np.shape(part)[1:])) for parts in inputs.values() for part in parts)
+        return 8 * 2 * (held + int(np.shape(output.predictor)[-1]))
+
+    def _mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return self.system.compile(self.system.vmap(function, in_axes=(0, None, None)))
+
+    def _cached(self, key: Any, build: Callable[[], Any]) -> Any:
+        if key not in self._compiled:
+            self._compiled[key] = build()
+        return self._compiled[key]
+
+    # -- draws from the prior, NumPy
+
+    def prior_draws(self, x: Any, y: Any, seed: int, count: int) -> dict[str, np.ndarray]:
+        """NumPy: `count` draws from the prior in unconstrained coordinates (parameters: from their start)."""
+        draws: dict[str, list[np.ndarray]] = {name: [] for name in self.sites}
+        for key in iterate_seeds(self.system.seeds(seed, count)):
+            for site in self.system.run(self.native, x, y, seed=key):
+                if site.name in self.sites and site.kind in ("latent", "param"):
+                    draws[site.name].append(self.system.to_numpy(self.unconstrain_site(site)))
+        return {name: np.stack(values) for name, values in draws.items()}
+
+    def unconstrain_site(self, site: TracedSite) -> Array:
+        if site.kind == "param":
+            return site.value
+        return self.system.unconstrain(site.distribution, site.value)  # type: ignore[attr-defined]
+
+    def unconstrain(self, w: Mapping[str, np.ndarray], x: Any, y: Any) -> dict[str, np.ndarray]:
+        """NumPy: one set of constrained values (all sites) in unconstrained coordinates."""
+        values = {name: self.system.asarray(value) for name, value in w.items()}
+        sites = self.system.run(
+            self.native, x, y, values=values, seed=next(iterate_seeds(self.system.seeds(0, 1)))
+        )
+        return {
+            site.name: self.system.to_numpy(self.unconstrain_site(site))
+            for site in sites
+            if site.kind in ("latent", "param")
+        }
+
+
+@dataclass
+class Problem:
+    """A program with its training data, inside a session: what a method works on.
+
+    x, y: arrays of the system; inputs, targets: the same in NumPy (standardised where the fit standardises).
+    """
+
+    program: Program
+    x: Any
+    y: Any
+    inputs: Any
+    targets: np.ndarray
+    seed: int
+    device: str
+    dtype: str
+
+    @property
+    def system(self) -> System:
+        return self.program.system
+
+    @property
+    def rows(self) -> int:
+        return self.program.rows
+
+
+def _log_prior(sites: list[TracedSite]) -> Array:
+    total: Any = 0.0
+    for site in sites:
+        if site.kind == "latent":
+            total = total + (site.distribution.log_prob(site.value).sum() + site.log_det) * site.scale
+    return total
+
+
+def _chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, total, size):
+        yield start, min(start + size, total)
+
+
+def _padded(array: np.ndarray, size: int) -> np.ndarray:
+    """The last chunk repeats its first entry up to the common size, so that nothing is compiled a second time."""
+    missing = size - len(array)
+    return array if missing == 0 else np.concatenate([array, np.repeat(array[:1], missing, axis=0)])
+
+
+def _padded_seeds(seeds: Any, start: int, stop: int, size: int) -> Any:
+    index = np.minimum(np.arange(start, start + size), stop - 1)
+    return seeds[index]
+
+
+def iterate_seeds(seeds: Any) -> Iterator[Any]:
+    for index in range(len(seeds)):
+        yield seeds[index]
+
+
+def site_seed(name: str, seed: int) -> int:
+    """A seed of its own for each named thing."""
+    return zlib.crc32(f"{name}:{seed}".encode())
+
+
+def resolve_device(device: str) -> tuple[str, int | None]:
+    """("auto" | "cpu" | "cuda", index) of a device string.
+
+    Raises
+    ------
+    InputError: neither "auto", "cpu" nor "cuda[:i]".
+    """
+    kind, _, index = str(device).partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (index and not index.isdigit()) or (index and kind != "cuda"):
+        raise InputError("device: " + message("'auto', 'cpu' or 'cuda[:i]'", repr(device), "device='auto'"))
+    return kind, int(index) if index else None

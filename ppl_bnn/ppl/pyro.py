@@ -1,0 +1,313 @@
+"""Pyro on torch, behind the protocol."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributions import biject_to, constraints
+
+with warnings.catch_warnings():
+    # Pyro 1.9 compiles helpers with torch.jit.script, which torch 2.15 deprecates; a user can do nothing about it.
+    warnings.simplefilter("ignore", FutureWarning)
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import pyro
+    import pyro.distributions
+    import pyro.poutine
+    from pyro.poutine.messenger import Messenger
+
+from ppl_bnn.errors import DeviceError, message
+from ppl_bnn.language.distributions import Distribution
+from ppl_bnn.language.primitives import Interpretation, Message
+from ppl_bnn.ppl.protocol import Model, Site, TracedSite, resolve_device
+
+
+class NormalMixture(pyro.distributions.TorchDistribution):
+    """sum_k weights_k N(0, scales_k^2), elementwise.
+
+    torch's MixtureSameFamily declares a support that has no bijection from the real line, so no guide accepts it.
+    """
+
+    arg_constraints = {"weights": constraints.simplex, "scales": constraints.positive}
+    support = constraints.real
+
+    def __init__(self, weights: Any, scales: Any, batch_shape: Any = torch.Size(), validate_args: Any = None):
+        self.weights = weights
+        self.scales = scales
+        super().__init__(torch.Size(batch_shape), torch.Size(), validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> NormalMixture:
+        return NormalMixture(self.weights, self.scales, batch_shape)
+
+    def log_prob(self, value: Any) -> Any:
+        each = -0.5 * (value[..., None] / self.scales) ** 2 - self.scales.log() - 0.9189385332046727
+        return torch.logsumexp(each + self.weights.log(), dim=-1).expand(
+            torch.broadcast_shapes(value.shape, self.batch_shape)
+        )
+
+    def sample(self, sample_shape: Any = torch.Size()) -> Any:
+        shape = torch.Size(sample_shape) + self.batch_shape
+        chosen = torch.distributions.Categorical(probs=self.weights).sample(shape)
+        return torch.randn(shape, dtype=self.scales.dtype, device=self.scales.device) * self.scales[chosen]
+
+
+def resolve(specification: Distribution) -> Any:
+    """The Pyro distribution of a specification."""
+    if specification.family == "NormalMixture":
+        result: Any = NormalMixture(
+            torch.as_tensor(specification.arguments["weights"], dtype=torch.get_default_dtype()),
+            torch.as_tensor(specification.arguments["scales"], dtype=torch.get_default_dtype()),
+        )
+    elif specification.family in ("Bernoulli", "Categorical"):
+        result = getattr(pyro.distributions, specification.family)(logits=specification.arguments["logits"])
+    else:
+        # A bare Python number becomes a scalar tensor of the session's type and device.
+        arguments = {
+            name: value
+            if isinstance(value, torch.Tensor)
+            else torch.as_tensor(value, dtype=torch.get_default_dtype())
+            for name, value in specification.arguments.items()
+        }
+        result = getattr(pyro.distributions, specification.family)(**arguments)
+    if specification.shape is not None:
+        result = result.expand(specification.shape)
+    return result.to_event(specification.event_dims) if specification.event_dims else result
+
+
+class PyroInterpretation(Interpretation):
+    """Every word of the language as a primitive of Pyro."""
+
+    def __init__(self, population: int | None, record: bool):
+        super().__init__()
+        self.population = population
+        self.record = record
+
+    def process(self, msg: Message) -> None:
+        super().process(msg)
+        arguments = msg.arguments
+        if msg.kind == "sample":
+            msg.answer(pyro.sample(msg.name, resolve(arguments["distribution"]), obs=arguments["obs"]))
+        elif msg.kind == "deterministic":
+            msg.answer(pyro.deterministic(msg.name, arguments["value"]))
+        elif msg.kind == "param":
+            init = arguments["init"]
+            if isinstance(init, Distribution):
+                init = resolve(init).sample
+            msg.answer(pyro.param(msg.name, init))
+        elif msg.kind == "rows":
+            msg.answer(self._plate("rows", arguments["n"]))
+        elif msg.kind == "observe":
+            f = arguments["f"]
+            if self.record:
+                pyro.deterministic("f", f, event_dim=f.dim())
+            with self._plate("observations", f.shape[0]):
+                msg.answer(
+                    pyro.sample("y", resolve(arguments["likelihood"].distribution(f)), obs=arguments["y"])
+                )
+
+    @contextmanager
+    def _plate(self, name: str, rows: int) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.population is not None and self.population != rows:
+                stack.enter_context(pyro.poutine.scale(scale=self.population / rows))
+            stack.enter_context(pyro.plate(name, rows))
+            yield
+
+
+def as_pyro(model: Model, population: int | None = None, record: bool = True) -> Model:
+    """The model as an ordinary Pyro callable `(x, y=None)`."""
+
+    @functools.wraps(getattr(model, "func", model))
+    def native(x: Any, y: Any = None, **keywords: Any) -> None:
+        with PyroInterpretation(population, record):
+            model(x, y, **keywords)
+
+    return native
+
+
+class _Assign(Messenger):
+    """Latent sites and parameters take given values; unconstrained ones pass their transform, whose log det is kept."""
+
+    def __init__(self, values: Mapping[str, Any], unconstrained: bool):
+        super().__init__()
+        self.values = values
+        self.unconstrained = unconstrained
+        self.log_dets: dict[str, Any] = {}
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["is_observed"] or msg["name"] not in self.values:
+            return
+        value = self.values[msg["name"]]
+        if self.unconstrained:
+            transform = biject_to(msg["fn"].support)
+            u = value
+            value = transform(u)
+            self.log_dets[msg["name"]] = transform.log_abs_det_jacobian(u, value).sum()
+        msg["value"] = value
+        msg["done"] = True
+
+    def _pyro_param(self, msg: Any) -> None:
+        if msg["name"] in self.values:
+            msg["value"] = self.values[msg["name"]]
+            msg["done"] = True
+
+
+class Pyro:
+    """The system `ppl="pyro"`."""
+
+    name = "pyro"
+
+    @contextmanager
+    def session(self, dtype: str, device: str) -> Iterator[str]:
+        chosen = self._device(device)
+        default_dtype = torch.get_default_dtype()
+        indices = [] if chosen.type == "cpu" else [chosen.index]
+        with (
+            torch.random.fork_rng(devices=indices),
+            pyro.get_param_store().scope(),
+            pyro.validation_enabled(False),
+            torch.device(chosen),
+        ):
+            try:
+                torch.set_default_dtype(getattr(torch, dtype))
+                yield str(chosen)
+            finally:
+                torch.set_default_dtype(default_dtype)
+
+    def _device(self, device: str) -> Any:
+        kind, index = resolve_device(device)
+        available = torch.cuda.device_count() if kind != "cpu" and torch.cuda.is_available() else 0
+        if kind == "cpu" or (kind == "auto" and not available):
+            return torch.device("cpu")
+        if (index or 0) >= available:
+            raise DeviceError(
+                message(
+                    f"a CUDA device for device={device!r} in torch",
+                    f"{available} of them",
+                    "device='cpu' or the 'cuda' extra",
+                )
+            )
+        return torch.device("cuda", index or 0)
+
+    def asarray(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value
+        array = np.ascontiguousarray(value)
+        dtype = torch.get_default_dtype() if np.issubdtype(array.dtype, np.floating) else None
+        # tensor() copies: a posterior must not change when the caller's array does.
+        return torch.tensor(array, dtype=dtype)
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        return array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
+
+    def native(self, model: Model, population: int | None = None, record: bool = True) -> Model:
+        return as_pyro(model, population, record)
+
+    def run(
+        self,
+        native: Model,
+        x: Any,
+        y: Any,
+        values: Mapping[str, Any] | None = None,
+        unconstrained: bool = False,
+        seed: Any = None,
+    ) -> list[TracedSite]:
+        if seed is not None:
+            # Under vmap a seed has no single value; there each draw takes its own randomness from the generator that `seeds` set.
+            with suppress(RuntimeError):
+                torch.manual_seed(int(seed))
+        assign = _Assign(values or {}, unconstrained)
+        with assign:
+            trace = pyro.poutine.trace(native).get_trace(x, y)
+        result = []
+        for name, site in trace.nodes.items():
+            if site["type"] == "sample":
+                if type(site["fn"]).__name__ == "_Subsample":
+                    continue
+                if site["infer"].get("_deterministic"):
+                    result.append(TracedSite(name, "deterministic", None, site["value"]))
+                    continue
+                kind = "observed" if site["is_observed"] or (name == "y" and y is None) else "latent"
+                local = any(frame.name == "rows" for frame in site["cond_indep_stack"])
+                result.append(
+                    TracedSite(
+                        name,
+                        kind,
+                        site["fn"],
+                        site["value"],
+                        assign.log_dets.get(name, 0.0),
+                        site["scale"],
+                        local,
+                    )
+                )
+            elif site["type"] == "param":
+                result.append(TracedSite(name, "param", None, site["value"]))
+        return result
+
+    def describe(self, native: Model, x: Any, y: Any) -> tuple[list[Site], list[TracedSite]]:
+        sites: list[Site] = []
+        observed: list[TracedSite] = []
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            traced = self.run(native, x, y, seed=0)
+        for site in traced:
+            shape = tuple(site.value.shape)
+            if site.kind == "param":
+                sites.append(Site(site.name, shape, shape, is_param=True))
+            elif site.kind == "latent":
+                inner = biject_to(site.distribution.support).inverse_shape(torch.Size(shape))
+                sites.append(
+                    Site(site.name, shape, tuple(inner), local=site.local, family=_family(site.distribution))
+                )
+            elif site.kind == "observed":
+                observed.append(site)
+        return sites, observed
+
+    def seeds(self, seed: int, count: int) -> Any:
+        torch.manual_seed(seed)
+        return torch.tensor(np.random.default_rng(seed).integers(0, 2**31 - 1, size=count))
+
+    def unconstrain(self, distribution: Any, value: Any) -> Any:
+        return biject_to(distribution.support).inv(value)
+
+    def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+        both = torch.func.grad_and_value(function)
+
+        def swapped(*arguments: Any) -> tuple[Any, Any]:
+            gradient, value = both(*arguments)
+            return value, gradient
+
+        return swapped
+
+    def hessian(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.func.hessian(function)
+
+    def jacobian(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.func.jacrev(function)
+
+    def jvp(self, function: Callable[..., Any], at: Any, direction: Any) -> tuple[Any, Any]:
+        return torch.func.jvp(function, (at,), (direction,))
+
+    def vmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
+        return torch.func.vmap(function, in_dims=in_axes, randomness="different")
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def without_gradients(*arguments: Any) -> Any:
+            with torch.no_grad():
+                return function(*arguments)
+
+        return without_gradients
+
+
+def _family(distribution: Any) -> str:
+    while type(distribution).__name__ in ("Independent", "ExpandedDistribution"):
+        distribution = distribution.base_dist
+    return type(distribution).__name__
+
+
+SYSTEM = Pyro()
