@@ -1,0 +1,409 @@
+"""How good a prediction is: proper scores, calibration, and the gap to a reference prediction.
+
+Every function takes a `Prediction` and the y that was then seen, of the prediction's `shape`, and gives a number (or,
+with `pointwise=True`, one per row). "Larger is better" holds for log_score and accuracy only.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .errors import InputError, UnsupportedError, message
+from .predictive import BLOCK, Prediction, _normal_absolute_deviation
+
+# Component quantiles at this level enclose all but a billionth of the mixture's probability.
+_TAIL = 1e-9
+# Relative accuracy of the integrals of distribution functions.
+_ACCURACY = 1e-5
+# Step of the trapezium rule in standard deviations of the narrowest of the normals mixed: the rule's error is
+# about exp(-(pi / step)^2), as F (1 - F) has a Fourier transform that falls off as that of a normal.
+_STEP = 0.8
+
+
+# --- proper scores ----------------------------------------------------------------------------------------
+
+
+def log_score(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.ndarray:
+    """Mean over rows of log p(y_n), the log density (or mass) of the mixture (Good 1952, JRSS B 14, 107-114).
+
+    Nats per row; K outputs are scored jointly. Larger is better.
+    """
+    values = prediction.log_prob(y)
+    return values if pointwise else float(values.mean())
+
+
+def crps(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.ndarray:
+    """Continuous ranked probability score, in units of y; mean over rows and outputs, or (N,) or (N, K).
+
+        CRPS = integral (F(t) - 1{y <= t})^2 dt = E|Y - y| - E|Y - Y'| / 2
+
+    (Gneiting and Raftery 2007, JASA 102, 359-378), all S components in use. E|Y - y| is a closed form, O(S).
+    E|Y - Y'| = 2 integral F (1 - F) dt is integrated by the trapezium rule, refined until it changes by less than
+    1e-5 of itself (for mixtures of normals it converges faster than any power of the step, and the error left is
+    about 1e-7); where that would cost more than the closed form over all pairs of components (few components, or
+    narrow ones far apart), the pairs are summed. Poisson: a sum over the integers. Lower is better.
+    Raises UnsupportedError for classes, and for StudentT with df <= 1.
+    """
+    deviation = prediction.absolute_deviation(y)
+    values = deviation - 0.5 * mean_difference(prediction)
+    return values if pointwise else float(values.mean())
+
+
+def mean_difference(prediction: Prediction) -> np.ndarray:
+    """E|Y - Y'| for independent Y, Y' of the same mixture (Gini's mean difference), (N,) or (N, K), units of y."""
+    marginal = prediction._marginals()
+    if prediction.family == "Poisson":
+        result = _poisson_mean_difference(marginal)
+    else:
+        result = _continuous_mean_difference(marginal)
+    return result.reshape(prediction.shape)
+
+
+def brier(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.ndarray:
+    """Mean over rows of sum_c (P_c - 1{y = c})^2, summed over ALL classes (Brier 1950): from 0 to 2.
+
+    With two classes this is twice (P_1 - y)^2, the form some libraries give for binary labels. Lower is better.
+    """
+    probabilities = prediction.probabilities
+    indicator = _labels(prediction, y)[:, None] == np.arange(prediction.classes)
+    values = np.sum((probabilities - indicator) ** 2, axis=1)
+    return values if pointwise else float(values.mean())
+
+
+# --- errors of point predictions --------------------------------------------------------------------------
+
+
+def rmse(prediction: Prediction, y: Any) -> float:
+    """Root mean square of mean - y over rows and outputs, units of y: the mean is optimal for it."""
+    return float(np.sqrt(np.mean((prediction.mean - _numbers(prediction, y)) ** 2)))
+
+
+def mean_absolute_error(prediction: Prediction, y: Any) -> float:
+    """Mean of |median - y| over rows and outputs, units of y: the median, not the mean, is optimal for it."""
+    return float(np.mean(np.abs(prediction.quantile(0.5) - _numbers(prediction, y))))
+
+
+def accuracy(prediction: Prediction, y: Any) -> float:
+    """Share of rows in which the most probable class (the first, on a tie) is the label."""
+    return float(np.mean(prediction.probabilities.argmax(axis=1) == _labels(prediction, y)))
+
+
+# --- calibration ------------------------------------------------------------------------------------------
+
+
+def coverage(prediction: Prediction, y: Any, level: float = 0.9) -> float:
+    """Share of y (over rows and outputs) in the central interval of probability `level`, its ends included."""
+    return _covered(prediction.interval(level), _numbers(prediction, y))
+
+
+def interval_width(prediction: Prediction, level: float = 0.9) -> float:
+    """Mean width of the central interval of probability `level`, units of y."""
+    lower, upper = prediction.interval(level)
+    return float(np.mean(upper - lower))
+
+
+def pit(prediction: Prediction, y: Any) -> np.ndarray:
+    """Probability integral transform F_n(y_n), per output: uniform where predictions are calibrated (Dawid 1984).
+
+    For Poisson the mid-point of the step, (F(y - 1) + F(y)) / 2, whose mean is 1/2 but which is not uniform.
+    """
+    _numbers(prediction, y)
+    values = prediction.cdf(y)
+    if prediction.family == "Poisson":
+        values = 0.5 * (values + prediction.cdf(np.asarray(y, dtype=np.float64) - 1.0))
+    return values
+
+
+def expected_calibration_error(prediction: Prediction, y: Any, bins: int = 15) -> float:
+    """sum_b (n_b / N) |accuracy_b - confidence_b| over equal bins (lower, upper] of the top class's probability.
+
+    Source: Guo et al. 2017, ICML, after Naeini et al. 2015. Also for two classes it looks at the more probable
+    class, so at confidences from 1/2 upwards. Biased upwards where bins hold few rows. Lower is better.
+    """
+    if bins < 1:
+        raise InputError(message("at least 1 bin", f"{bins}", "15, the usual number"))
+    confidence = prediction.probabilities.max(axis=1)
+    correct = prediction.probabilities.argmax(axis=1) == _labels(prediction, y)
+    edges = np.linspace(0.0, 1.0, bins + 1)
+    which = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
+    gaps = np.bincount(which, weights=correct - confidence, minlength=bins)
+    return float(np.sum(np.abs(gaps)) / len(confidence))
+
+
+def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
+    """The scores of a comparison: log_score, rmse, crps, coverage_90, width_90; or log_score, accuracy, brier, ece."""
+    score = float(np.mean(log_score(prediction, y)))
+    if prediction.is_classes:
+        return {
+            "log_score": score,
+            "accuracy": accuracy(prediction, y),
+            "brier": float(np.mean(brier(prediction, y))),
+            "ece": expected_calibration_error(prediction, y),
+        }
+    interval = prediction.interval(0.9)
+    return {
+        "log_score": score,
+        "rmse": rmse(prediction, y),
+        "crps": float(np.mean(crps(prediction, y))),
+        "coverage_90": _covered(interval, _numbers(prediction, y)),
+        "width_90": float(np.mean(interval[1] - interval[0])),
+    }
+
+
+# --- the gap to a reference -------------------------------------------------------------------------------
+
+
+def fidelity(prediction: Prediction, reference: Prediction) -> dict[str, float]:
+    """How far a prediction is from a reference prediction of the same rows.
+
+    Below, m is the mean function's mean, v its variance over draws (`mean_function_variance`: the epistemic
+    variance for numbers, the variance over draws of the class probabilities for classes), star the reference, and a
+    row is a row and output; for classes the squares and the variances of a row are summed over its classes.
+
+    mean_gap
+        sqrt(sum_n a_n (m_n - m*_n)^2 / v*_n): error of the mean in EPISTEMIC standard deviations of the reference.
+    sd_ratio, sd_log_ratio_spread
+        exp of the mean, and the standard deviation, with weights a_n, of log sqrt(v_n / v*_n): 1 and 0 where the
+        epistemic standard deviations agree. A point estimate has no spread: 0 and infinity.
+    wasserstein (numbers)
+        Mean over rows of the 1-Wasserstein distance of the two predictive distributions of y, the integral of
+        |F - F*|, in PREDICTIVE standard deviations of the reference.
+    agreement, total_variation (classes)
+        Share of rows with the same most probable class; mean over rows of sum_c |P_c - P*_c| / 2.
+
+    The weights a_n are equal for numbers. For classes they are in proportion to v*_n: where the reference is
+    certain its standard deviation is nearly zero, and ratios to it would drown the rows that matter.
+
+    Raises InputError when family of outcome, shape or classes differ, or the reference has no spread.
+    """
+    _check_comparable(prediction, reference)
+    difference = (prediction.mean - reference.mean) ** 2
+    variance, reference_variance = prediction.mean_function_variance, reference.mean_function_variance
+    if reference.family == "Categorical":
+        difference, variance, reference_variance = (
+            part.sum(axis=-1) for part in (difference, variance, reference_variance)
+        )
+    spread = reference_variance > 0.0
+    if not (spread.any() if reference.is_classes else spread.all()):
+        raise InputError(
+            message(
+                "a reference with epistemic spread in every row",
+                f"{reference!r}, whose draws agree exactly in {np.count_nonzero(~spread)} rows",
+                "a reference posterior of several draws",
+            )
+        )
+    weights = reference_variance / reference_variance.sum() if reference.is_classes else 1.0 / spread.size
+    if reference.is_classes:
+        mean_gap = math.sqrt(difference.sum() / reference_variance.sum())
+    else:
+        mean_gap = math.sqrt(np.mean(difference / reference_variance))
+    # Without spread in the reference a row has weight 0 here; it still counts in mean_gap.
+    weights = (weights * np.ones(spread.shape))[spread]
+    variance, reference_variance = variance[spread], reference_variance[spread]
+    if (variance == 0.0).any():
+        sd_ratio, ratio_spread = 0.0, math.inf
+    else:
+        log_ratio = 0.5 * (np.log(variance) - np.log(reference_variance))
+        centre = float(np.sum(weights * log_ratio))
+        sd_ratio, ratio_spread = math.exp(centre), math.sqrt(np.sum(weights * (log_ratio - centre) ** 2))
+    figures = {"mean_gap": mean_gap, "sd_ratio": sd_ratio, "sd_log_ratio_spread": ratio_spread}
+    if reference.is_classes:
+        ours, theirs = prediction.probabilities, reference.probabilities
+        figures["agreement"] = float(np.mean(ours.argmax(axis=1) == theirs.argmax(axis=1)))
+        figures["total_variation"] = float(np.mean(0.5 * np.abs(ours - theirs).sum(axis=1)))
+    else:
+        figures["wasserstein"] = float(np.mean(wasserstein(prediction, reference) / reference.std))
+    return figures
+
+
+def noise_floor(reference: Prediction, groups: Any = None) -> dict[str, float]:
+    """`fidelity` between two halves of the reference's draws: what a perfect method could be told apart by.
+
+    groups: the chain number of each draw, (S,): whole chains go to either half, so that autocorrelation cannot
+    make the halves look more alike than two runs are. Without it, or with one chain: the first and second half.
+    Each half has about half of the draws, so the floor of its mean_gap is about sqrt(2) above that of two full runs.
+    """
+    if reference.draws < 4:
+        raise InputError(
+            message(
+                "a reference of at least 4 draws", f"{reference.draws}", "more draws: halves of two or more"
+            )
+        )
+    first = np.arange(reference.draws) < reference.draws // 2
+    if groups is not None:
+        groups = np.asarray(groups)
+        if groups.shape != (reference.draws,):
+            raise InputError(
+                message(
+                    f"groups of shape ({reference.draws},)",
+                    f"shape {groups.shape}",
+                    "one chain number per draw",
+                )
+            )
+        names = np.unique(groups)
+        if len(names) > 1:
+            first = np.isin(groups, names[: len(names) // 2])
+    return fidelity(reference.take_draws(first), reference.take_draws(~first))
+
+
+def wasserstein(prediction: Prediction, reference: Prediction) -> np.ndarray:
+    """1-Wasserstein distance of the predictive distributions, per row and output, units of y.
+
+    W_1 = integral |F(t) - G(t)| dt, by the trapezium rule on 257 nodes between the outermost 1e-6 quantiles
+    of the two, dense around the reference's median; counts are summed over the integers instead.
+    """
+    _check_comparable(prediction, reference)
+    prediction._need_numbers("wasserstein")
+    ours, theirs = prediction._marginals(), reference._marginals()
+    levels = [1e-6, 1.0 - 1e-6]
+    (low, high), (low_reference, high_reference) = ours.quantile(levels), theirs.quantile(levels)
+    low, high = np.minimum(low, low_reference), np.maximum(high, high_reference)
+    if reference.family == "Poisson":
+        result = np.array(
+            [
+                np.sum(np.abs(_row_cdf(ours, row, nodes) - _row_cdf(theirs, row, nodes)))
+                for row, nodes in ((row, np.arange(low[row], high[row] + 1.0)) for row in range(ours.rows))
+            ]
+        )
+    else:
+        lower, median, upper = theirs.quantile([0.25, 0.5, 0.75])
+        width = upper - lower
+        u = np.linspace(np.arcsinh((low - median) / width), np.arcsinh((high - median) / width), 257)
+        nodes = median + width * np.sinh(u)
+        result = np.trapezoid(np.abs(ours.cdf(nodes) - theirs.cdf(nodes)), nodes, axis=0)
+    return result.reshape(reference.shape)
+
+
+# --- pieces -----------------------------------------------------------------------------------------------
+
+
+def _labels(prediction: Prediction, y: Any) -> np.ndarray:
+    prediction._need_classes("this score")
+    return prediction._checked_y(y)
+
+
+def _numbers(prediction: Prediction, y: Any) -> np.ndarray:
+    prediction._need_numbers("this score")
+    return prediction._checked_y(y)
+
+
+def _covered(interval: tuple[np.ndarray, np.ndarray], y: np.ndarray) -> float:
+    return float(np.mean((interval[0] <= y) & (y <= interval[1])))
+
+
+def _check_comparable(prediction: Prediction, reference: Prediction) -> None:
+    def outcome(one: Prediction) -> tuple[Any, ...]:
+        return one.shape, one.classes if one.is_classes else one.family == "Poisson"
+
+    if outcome(prediction) != outcome(reference):
+        raise InputError(
+            message(
+                f"a prediction comparable to the reference {reference!r}",
+                f"{prediction!r}",
+                "predicting the same rows and the same target with both",
+            )
+        )
+
+
+def _row_cdf(prediction: Prediction, row: int, nodes: np.ndarray) -> np.ndarray:
+    return prediction.take([row]).cdf(nodes[:, None])[:, 0]
+
+
+def _poisson_mean_difference(prediction: Prediction) -> np.ndarray:
+    low, high = prediction.quantile([_TAIL, 1.0 - _TAIL])
+    result = np.empty(prediction.rows)
+    for row in range(prediction.rows):
+        distribution = _row_cdf(prediction, row, np.arange(low[row], high[row] + 1.0))
+        result[row] = 2.0 * np.sum(distribution * (1.0 - distribution))
+    return result
+
+
+def _continuous_mean_difference(prediction: Prediction) -> np.ndarray:
+    low, high = _support(prediction)
+    panels = np.ceil((high - low) / (_STEP * np.median(prediction.parameters["scale"], axis=0)))
+    # Rows that need about the same number of nodes are integrated together.
+    order = np.argsort(panels)
+    result = np.empty(prediction.rows)
+    for begin in range(0, len(order), 64):
+        rows = order[begin : begin + 64]
+        result[rows] = _integrated_mean_difference(prediction.take(rows), int(panels[rows].max()))
+    return result
+
+
+def _support(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
+    """Ends, per row, that leave at most a billionth of any component's probability outside."""
+    every = slice(None)
+    low, _ = prediction._component_quantile_range(_TAIL, every)
+    _, high = prediction._component_quantile_range(1.0 - _TAIL, every)
+    return low, high
+
+
+def _integrated_mean_difference(prediction: Prediction, panels: int) -> np.ndarray:
+    """2 integral F (1 - F) dt, the panels doubled until the trapezium rule has converged in every row."""
+    normal = prediction.family == "Normal"
+    low, high = _support(prediction)
+    centre, unit = prediction.mean, np.median(prediction.parameters["scale"], axis=0)
+    algebraic_tails = prediction.family == "StudentT"
+    if algebraic_tails:  # steps that grow with the distance from the centre
+        start, end = np.arcsinh((low - centre) / unit), np.arcsinh((high - centre) / unit)
+        panels = int(np.ceil((end - start).max() / 0.25))
+    else:
+        start, end = low, high
+    # At this step the error for the narrowest component of a normal mixture is known to be small.
+    enough = (
+        ((high - low) / (_STEP * prediction.parameters["scale"].min(axis=0))).max() if normal else math.inf
+    )
+    limit = 2 * prediction.draws if normal else 1 << 17
+
+    def integrand(at: np.ndarray) -> np.ndarray:
+        nodes = start + (end - start) * at[:, None]
+        if algebraic_tails:
+            distribution = prediction.cdf(centre + unit * np.sinh(nodes))
+            return distribution * (1.0 - distribution) * unit * np.cosh(nodes)
+        distribution = prediction.cdf(nodes)
+        return distribution * (1.0 - distribution)
+
+    if normal and panels >= prediction.draws:
+        return _normal_mean_difference(prediction)
+    ends = integrand(np.array([0.0, 1.0])).sum(axis=0)
+    area = (0.5 * ends + integrand(np.arange(1, panels) / panels).sum(axis=0)) / panels
+    while panels < enough:
+        refined = 0.5 * (area + integrand((np.arange(panels) + 0.5) / panels).sum(axis=0) / panels)
+        panels *= 2
+        converged = np.abs(refined - area) <= _ACCURACY * refined
+        area = refined
+        if converged.all():
+            break
+        if panels >= limit:
+            if normal:
+                return _normal_mean_difference(prediction)
+            raise UnsupportedError(
+                message(
+                    f"a {prediction.family} mixture whose distribution function can be integrated",
+                    f"no convergence with {panels} nodes",
+                    "log_score, or fewer components of very different scales",
+                )
+            )
+    # What lies beyond the ends is E(low - Y)+ and E(Y - high)+, in closed form.
+    below = 0.5 * (prediction.absolute_deviation(low) + low - prediction.mean)
+    above = 0.5 * (prediction.absolute_deviation(high) - high + prediction.mean)
+    return 2.0 * (area * (end - start) + below + above)
+
+
+def _normal_mean_difference(prediction: Prediction) -> np.ndarray:
+    """sum_ij w_i w_j E|N(m_i - m_j, s_i^2 + s_j^2)|, each pair of components once."""
+    result = np.zeros(prediction.rows)
+    step = max(1, BLOCK // prediction.draws)
+    for row in range(prediction.rows):
+        loc, scale = prediction.parameters["loc"][:, row], prediction.parameters["scale"][:, row]
+        weights = prediction.weights[:, row] if prediction.weights.ndim == 2 else prediction.weights
+        for begin in range(0, prediction.draws, step):
+            block, rest = slice(begin, begin + step), slice(begin, None)
+            deviation = np.hypot(scale[block, None], scale[rest])
+            values = deviation * _normal_absolute_deviation((loc[block, None] - loc[rest]) / deviation)
+            values[:, step:] *= 2.0
+            result[row] += weights[block] @ values @ weights[rest]
+    return result
