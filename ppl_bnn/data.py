@@ -158,8 +158,9 @@ _MOST_CATEGORIES = 50
 def read_csv(
     path: str | os.PathLike[str], target: str, *, drop: Sequence[str] = (), task: str | None = None
 ) -> Table:
-    """A table from a comma-separated file (UTF-8) with one header line; blanks around a cell do not count.
+    """A table from a comma-separated file (UTF-8) with one header line.
 
+    Blanks around a cell and empty lines do not count.
     Features keep the order of the file. A column of words (`yes`, `True`, ...) becomes one 0/1 column for each
     of its values, named `column=value`, in sorted order, in its place.
 
@@ -230,9 +231,9 @@ def _read_cells(path: Path) -> dict[str, list[str]]:
         raise _refusal("a CSV file with a header line", f"{path}, which is empty", "another") from None
     except (pd.errors.ParserError, UnicodeDecodeError, OSError) as problem:
         raise _refusal(
-            "a comma-separated file in UTF-8", f"{path}: {problem}", "one row of cells per line"
+            "a comma-separated file in UTF-8", f"{path}: {str(problem).strip()}", "one row of cells per line"
         ) from problem
-    # A line with fewer cells than the header is padded by pandas with a float NaN: text "nan", hence missing.
+    # pandas pads a line of too few cells with empty ones, which are then refused as missing.
     cells = [[str(cell).strip() for cell in frame[column]] for column in frame]
     header = [column[0] for column in cells]
     if len(header) == 1 and re.search(r"[;\t|]", header[0]):
@@ -260,7 +261,7 @@ def _parse_column(name: str, cells: list[str]) -> np.ndarray:
         raise _refusal("a name for every column", "a column without one", "drop=[''] or a name")
     missing = [row for row, cell in enumerate(cells) if cell.lower() in _MISSING]
     if missing:
-        advice = f"drop=[{name!r}], or leave out or fill in those rows"
+        advice = f"filling in or leaving out those rows, or drop=[{name!r}] if it is a feature"
         raise refuse("no missing value", "missing", missing, advice)
     numbers = [_number(cell) for cell in cells]
     words = [row for row, number in enumerate(numbers) if number is None]
@@ -301,9 +302,9 @@ def _parse_target(
     elif task == "regression":
         raise _refusal(f"numbers in target {name!r}", f"{values[0]!r}", 'task="classification"')
     classes, labels = np.unique(values, return_inverse=True)
-    if len(classes) < 2:
-        raise _refusal(f"two classes or more in target {name!r}", f"only {classes[0]!r}", "more rows")
     names = tuple(str(value) if isinstance(value, str) else str(int(value)) for value in classes)
+    if len(names) < 2:
+        raise _refusal(f"two classes or more in target {name!r}", f"only {names[0]!r}", "more rows")
     return labels.astype(np.int64), names
 
 
