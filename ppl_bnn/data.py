@@ -303,7 +303,7 @@ def _parse_target(
         raise _refusal(f"numbers in target {name!r}", f"{values[0]!r}", 'task="classification"')
     classes, labels = np.unique(values, return_inverse=True)
     names = tuple(str(value) if isinstance(value, str) else str(int(value)) for value in classes)
-    if len(names) < 2:
+    if classes.size < 2:
         raise _refusal(f"two classes or more in target {name!r}", f"only {names[0]!r}", "more rows")
     return labels.astype(np.int64), names
 
