@@ -43,7 +43,7 @@ def crps(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.
     (Gneiting and Raftery 2007, JASA 102, 359-378), all S components in use. E|Y - y| is a closed form, O(S).
     E|Y - Y'| = 2 integral F (1 - F) dt is integrated by the trapezium rule, refined until it changes by less than
     1e-5 of itself (for mixtures of normals it converges faster than any power of the step, and the error left is
-    about 1e-7); where that would cost more than the closed form over all pairs of components (few components, or
+    far smaller still); where that would cost more than the closed form over all pairs of components (few components, or
     narrow ones far apart), the pairs are summed. Poisson: a sum over the integers. Lower is better.
     Raises UnsupportedError for classes, and for StudentT with df <= 1.
     """
@@ -96,7 +96,8 @@ def accuracy(prediction: Prediction, y: Any) -> float:
 
 def coverage(prediction: Prediction, y: Any, level: float = 0.9) -> float:
     """Share of y (over rows and outputs) in the central interval of probability `level`, its ends included."""
-    return _covered(prediction.interval(level), _numbers(prediction, y))
+    y = _numbers(prediction, y)
+    return _covered(prediction.interval(level), y)
 
 
 def interval_width(prediction: Prediction, level: float = 0.9) -> float:
@@ -296,7 +297,7 @@ def _covered(interval: tuple[np.ndarray, np.ndarray], y: np.ndarray) -> float:
 
 def _check_comparable(prediction: Prediction, reference: Prediction) -> None:
     def outcome(one: Prediction) -> tuple[Any, ...]:
-        return one.shape, one.classes if one.is_classes else one.family == "Poisson"
+        return one.shape, (one.family, one.classes) if one.is_classes else one.family == "Poisson"
 
     if outcome(prediction) != outcome(reference):
         raise InputError(
@@ -370,16 +371,15 @@ def _integrated_mean_difference(prediction: Prediction, panels: int) -> np.ndarr
         return _normal_mean_difference(prediction)
     ends = integrand(np.array([0.0, 1.0])).sum(axis=0)
     area = (0.5 * ends + integrand(np.arange(1, panels) / panels).sum(axis=0)) / panels
-    while panels < enough:
+    converged = np.full(prediction.rows, panels >= enough)
+    while not converged.all():
         refined = 0.5 * (area + integrand((np.arange(panels) + 0.5) / panels).sum(axis=0) / panels)
         panels *= 2
-        converged = np.abs(refined - area) <= _ACCURACY * refined
+        converged = (np.abs(refined - area) <= _ACCURACY * refined) | (panels >= enough)
         area = refined
-        if converged.all():
-            break
-        if panels >= limit:
+        if panels >= limit and not converged.all():
             if normal:
-                return _normal_mean_difference(prediction)
+                break
             raise UnsupportedError(
                 message(
                     f"a {prediction.family} mixture whose distribution function can be integrated",
@@ -390,7 +390,10 @@ def _integrated_mean_difference(prediction: Prediction, panels: int) -> np.ndarr
     # What lies beyond the ends is E(low - Y)+ and E(Y - high)+, in closed form.
     below = 0.5 * (prediction.absolute_deviation(low) + low - prediction.mean)
     above = 0.5 * (prediction.absolute_deviation(high) - high + prediction.mean)
-    return 2.0 * (area * (end - start) + below + above)
+    result = 2.0 * (area * (end - start) + below + above)
+    if not converged.all():
+        result[~converged] = _normal_mean_difference(prediction.take(~converged))
+    return result
 
 
 def _normal_mean_difference(prediction: Prediction) -> np.ndarray:

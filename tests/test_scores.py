@@ -1,0 +1,322 @@
+"""Scores against scoringrules, scikit-learn, torchmetrics and SciPy."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import scoringrules
+from scipy import special, stats
+from sklearn import metrics
+
+from ppl_bnn import scores
+from ppl_bnn.errors import InputError, UnsupportedError
+from ppl_bnn.predictive import Prediction
+
+
+def _normals(draws, rows, seed=0, spread=1.0, ratio=0.3, weights=None):
+    rng = np.random.default_rng(seed)
+    loc, scale = spread * rng.normal(size=(draws, rows)), np.exp(ratio * rng.normal(size=(draws, rows)))
+    if weights is not None:
+        raw = rng.normal(size=weights)
+        weights = raw - special.logsumexp(raw, axis=0)
+    return Prediction("Normal", {"loc": loc, "scale": scale}, weights), rng.normal(size=rows)
+
+
+def _classes(rows=400, classes=4, draws=5, seed=0):
+    rng = np.random.default_rng(seed)
+    probs = rng.dirichlet(np.full(classes, 0.6), (draws, rows))
+    return Prediction("Categorical", {"probs": probs}), rng.integers(0, classes, rows)
+
+
+def _binary(rows=400, draws=5, seed=0):
+    rng = np.random.default_rng(seed)
+    return Prediction("Bernoulli", {"probs": rng.beta(0.7, 0.7, (draws, rows))}), rng.integers(0, 2, rows)
+
+
+# --- CRPS -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("draws", "spread", "ratio"),
+    [
+        (1, 1.0, 0.3),
+        (7, 1.0, 0.3),
+        (7, 1e3, 0.3),  # narrow components far apart: pairs
+        (300, 1.0, 0.0),  # one scale: a single trapezium rule
+        (300, 0.01, 0.5),
+        (300, 1.0, 1.2),  # scales over three orders of magnitude: refinement
+    ],
+)
+@pytest.mark.parametrize("per_row", [None, False, True])
+def test_crps_of_normal_mixtures(draws, spread, ratio, per_row):
+    rows = 6
+    weights = None if per_row is None else (draws, rows) if per_row else (draws,)
+    p, y = _normals(draws, rows, spread=spread, ratio=ratio, weights=weights)
+    y[0] = 1e3
+    w = np.broadcast_to(p.weights.reshape(draws, -1), (draws, rows))
+    expected = scoringrules.crps_mixnorm(y, p.parameters["loc"].T, p.parameters["scale"].T, w.T)
+    np.testing.assert_allclose(scores.crps(p, y, pointwise=True), expected, rtol=1e-5)
+    np.testing.assert_allclose(scores.crps(p, y), np.mean(expected), rtol=1e-5)
+
+
+def test_crps_of_many_draws_is_exact_and_quick():
+    p, y = _normals(4000, 100)
+    start = time.perf_counter()
+    values = scores.crps(p, y, pointwise=True)
+    assert time.perf_counter() - start < 10.0  # measured 0.6 s; a pair sum takes 50
+    expected = scoringrules.crps_mixnorm(y[:1], p.parameters["loc"][:, :1].T, p.parameters["scale"][:, :1].T)
+    np.testing.assert_allclose(values[:1], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("df", [1.5, 3.0, 30.0])
+def test_crps_of_student_t(df):
+    rng = np.random.default_rng(0)
+    loc, scale, y = rng.normal(size=(1, 8)), rng.gamma(3.0, 0.3, (1, 8)), rng.normal(size=8)
+    p = Prediction("StudentT", {"df": np.full((1, 8), df), "loc": loc, "scale": scale})
+    np.testing.assert_allclose(
+        scores.crps(p, y, pointwise=True), scoringrules.crps_t(y, df, loc[0], scale[0]), rtol=5e-5
+    )
+
+
+def test_crps_of_laplace_and_poisson():
+    rng = np.random.default_rng(0)
+    loc, scale, y = rng.normal(size=(1, 8)), rng.gamma(3.0, 0.3, (1, 8)), rng.normal(size=8)
+    p = Prediction("Laplace", {"loc": loc, "scale": scale})
+    np.testing.assert_allclose(
+        scores.crps(p, y, pointwise=True), scoringrules.crps_laplace(y, loc[0], scale[0]), rtol=5e-5
+    )
+    rate, counts = rng.gamma(2.0, 4.0, (1, 8)), rng.integers(0, 20, 8)
+    p = Prediction("Poisson", {"rate": rate})
+    np.testing.assert_allclose(
+        scores.crps(p, counts, pointwise=True), scoringrules.crps_poisson(counts, rate[0]), rtol=1e-7
+    )
+
+
+@pytest.mark.parametrize("family", ["StudentT", "Laplace", "Poisson"])
+def test_crps_of_mixtures_is_that_of_their_samples(family):
+    rng = np.random.default_rng(0)
+    shape = (6, 4)
+    if family == "Poisson":
+        p, y = Prediction(family, {"rate": rng.gamma(2.0, 4.0, shape)}), np.array([0, 3, 7, 20])
+    else:
+        parameters = {"loc": rng.normal(0.0, 2.0, shape), "scale": rng.gamma(3.0, 0.3, shape)}
+        parameters |= {"df": rng.uniform(3.0, 9.0, shape)} if family == "StudentT" else {}
+        p, y = Prediction(family, parameters), rng.normal(size=4)
+    batches = [scoringrules.crps_ensemble(y, p.sample(4000, seed).T, estimator="pwm") for seed in range(20)]
+    error = np.std(batches, axis=0, ddof=1) / np.sqrt(len(batches))
+    assert (np.abs(scores.crps(p, y, pointwise=True) - np.mean(batches, axis=0)) < 5.0 * error).all()
+
+
+def test_crps_per_output_is_that_of_the_margins():
+    rng = np.random.default_rng(0)
+    parameters = {"loc": rng.normal(size=(30, 4, 2)), "scale": rng.gamma(3.0, 0.3, (30, 4, 2))}
+    p, y = Prediction("Normal", parameters), rng.normal(size=(4, 2))
+    expected = scoringrules.crps_mixnorm(
+        y, *(np.moveaxis(parameters[name], 0, -1) for name in ("loc", "scale"))
+    )
+    np.testing.assert_allclose(scores.crps(p, y, pointwise=True), expected, rtol=1e-6)
+
+
+# --- the others -------------------------------------------------------------------------------------------
+
+
+def test_scores_of_numbers():
+    p, _ = _normals(50, 300)
+    y = p.sample(1, 7)[0]
+    assert scores.log_score(p, y) == pytest.approx(np.mean(p.log_prob(y)), rel=1e-12)
+    assert scores.rmse(p, y) == pytest.approx(metrics.root_mean_squared_error(y, p.mean), rel=1e-12)
+    median = metrics.mean_absolute_error(y, p.quantile(0.5))
+    assert scores.mean_absolute_error(p, y) == pytest.approx(median, rel=1e-12)
+    lower, upper = p.interval(0.8)
+    assert scores.coverage(p, y, 0.8) == np.mean((y >= lower) & (y <= upper))
+    assert scores.interval_width(p, 0.8) == pytest.approx(np.mean(upper - lower), rel=1e-12)
+    # y was drawn from the prediction itself, draw by draw: rows are exchangeable, so this one is calibrated.
+    assert abs(scores.coverage(p, y, 0.8) - 0.8) < 4.0 * np.sqrt(0.8 * 0.2 / 300)
+    assert stats.kstest(scores.pit(p, y), "uniform").pvalue > 1e-3
+    together = scores.scores_of(p, y)
+    assert list(together) == ["log_score", "rmse", "crps", "coverage_90", "width_90"]
+    assert together["crps"] == scores.crps(p, y)
+    assert together["coverage_90"] == scores.coverage(p, y, 0.9)
+    assert together["width_90"] == pytest.approx(scores.interval_width(p, 0.9), rel=1e-12)
+
+
+def test_pit_of_counts_is_the_middle_of_the_step():
+    p = Prediction("Poisson", {"rate": np.full((1, 3), 2.5)})
+    y = np.array([0, 2, 9])
+    oracle = stats.poisson(2.5)
+    np.testing.assert_allclose(scores.pit(p, y), 0.5 * (oracle.cdf(y) + oracle.cdf(y - 1)), rtol=1e-12)
+
+
+def test_scores_of_classes():
+    p, y = _classes()
+    assert -scores.log_score(p, y) == pytest.approx(metrics.log_loss(y, p.probabilities), rel=1e-9)
+    assert scores.accuracy(p, y) == metrics.accuracy_score(y, p.probabilities.argmax(axis=1))
+    whole = metrics.brier_score_loss(y, p.probabilities, scale_by_half=False, labels=range(4))
+    assert scores.brier(p, y) == pytest.approx(whole, rel=1e-12)
+    together = scores.scores_of(p, y)
+    assert list(together) == ["log_score", "accuracy", "brier", "ece"]
+    assert together["brier"] == scores.brier(p, y)
+
+
+def test_scores_of_two_classes():
+    p, y = _binary()
+    assert -scores.log_score(p, y) == pytest.approx(metrics.log_loss(y, p.mean), rel=1e-9)
+    assert scores.brier(p, y) == pytest.approx(2.0 * metrics.brier_score_loss(y, p.mean), rel=1e-12)
+    assert scores.accuracy(p, y) == metrics.accuracy_score(y, p.mean > 0.5)
+    assert list(scores.scores_of(p, y)) == ["log_score", "accuracy", "brier", "ece"]
+
+
+@pytest.mark.parametrize("make", [_classes, _binary])
+@pytest.mark.parametrize("bins", [1, 10, 15])
+def test_calibration_error_is_that_of_torchmetrics(make, bins):
+    functional = pytest.importorskip("torchmetrics.functional.classification")
+    torch = pytest.importorskip("torch")
+    p, y = make(draws=2)
+    expected = functional.multiclass_calibration_error(
+        torch.tensor(p.probabilities), torch.tensor(y), num_classes=p.classes, n_bins=bins, norm="l1"
+    )
+    assert scores.expected_calibration_error(p, y, bins) == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_scores_that_do_not_apply_are_refused():
+    numbers, y = _normals(5, 4)
+    classes, labels = _classes(rows=4)
+    for score in (scores.accuracy, scores.brier, scores.expected_calibration_error):
+        with pytest.raises(UnsupportedError):
+            score(numbers, y)
+    for score in (scores.rmse, scores.mean_absolute_error, scores.crps, scores.coverage, scores.pit):
+        with pytest.raises(UnsupportedError):
+            score(classes, labels)
+    for score in (
+        scores.log_score,
+        scores.rmse,
+        scores.mean_absolute_error,
+        scores.crps,
+        scores.coverage,
+        scores.pit,
+    ):
+        with pytest.raises(InputError, match="shape"):
+            score(numbers, y[:, None])
+    for score in (scores.accuracy, scores.brier, scores.expected_calibration_error, scores.log_score):
+        with pytest.raises(InputError, match="shape"):
+            score(classes, labels[:, None])
+
+
+# --- fidelity ---------------------------------------------------------------------------------------------
+
+
+def test_fidelity_of_a_known_change():
+    """loc -> mean + 2 (loc - mean) + 3 sd: error 3 in epistemic sd, sd ratio 2, wherever the rows lie."""
+    reference, _ = _normals(200, 9)
+    loc = reference.parameters["loc"]
+    sd = np.sqrt(reference.epistemic)
+    changed = reference.mean + 2.0 * (loc - reference.mean) + 3.0 * sd
+    p = Prediction("Normal", {"loc": changed, "scale": reference.parameters["scale"]})
+    figures = scores.fidelity(p, reference)
+    assert figures["mean_gap"] == pytest.approx(3.0, rel=1e-12)
+    assert figures["sd_ratio"] == pytest.approx(2.0, rel=1e-12)
+    assert figures["sd_log_ratio_spread"] == pytest.approx(0.0, abs=1e-7)
+    itself = scores.fidelity(reference, reference)
+    assert itself["mean_gap"] == itself["wasserstein"] == 0.0
+    assert itself["sd_ratio"] == 1.0
+
+
+def test_sd_ratio_is_a_geometric_mean():
+    reference, _ = _normals(200, 2)
+    factor = np.array([2.0, 0.125])
+    loc = reference.mean + factor * (reference.parameters["loc"] - reference.mean)
+    figures = scores.fidelity(Prediction("Normal", {**reference.parameters, "loc": loc}), reference)
+    assert figures["sd_ratio"] == pytest.approx(0.5, rel=1e-12)
+    assert figures["sd_log_ratio_spread"] == pytest.approx(np.log(4.0), rel=1e-12)
+
+
+@pytest.mark.parametrize("df", [None, 4.0])
+def test_wasserstein_of_location_and_scale(df):
+    """For one family W_1 = E|(m - m') + (s - s') Z|."""
+
+    def one(loc, scale):
+        shape = {} if df is None else {"df": np.full((1, 1), df)}
+        parameters = shape | {"loc": np.full((1, 1), loc), "scale": np.full((1, 1), scale)}
+        return Prediction("Normal" if df is None else "StudentT", parameters)
+
+    oracle = stats.norm() if df is None else stats.t(df)
+    for loc, scale in ((0.3, 1.0), (0.0, 1.5), (5.0, 0.1)):
+        expected = oracle.expect(lambda z, a=loc, b=scale - 1.0: np.abs(a + b * z), epsabs=1e-9, limit=200)
+        np.testing.assert_allclose(scores.wasserstein(one(loc, scale), one(0.0, 1.0))[0], expected, rtol=2e-3)
+
+
+def test_wasserstein_of_counts():
+    p, q = (Prediction("Poisson", {"rate": np.array([[rate]])}) for rate in (4.0, 7.0))
+    k = np.arange(60)
+    expected = stats.wasserstein_distance(k, k, stats.poisson(4.0).pmf(k), stats.poisson(7.0).pmf(k))
+    np.testing.assert_allclose(scores.wasserstein(p, q)[0], expected, rtol=1e-4)
+
+
+def test_fidelity_of_classes():
+    reference, _ = _classes(rows=50, draws=40)
+    other, _ = _classes(rows=50, draws=30, seed=1)
+    figures = scores.fidelity(other, reference)
+    ours, theirs = other.probabilities, reference.probabilities
+    variance, reference_variance = (
+        q.parameters["probs"].var(axis=0).sum(axis=-1) for q in (other, reference)
+    )
+    gap = np.sqrt(np.sum((ours - theirs) ** 2) / reference_variance.sum())
+    assert figures["mean_gap"] == pytest.approx(gap, rel=1e-10)
+    ratio = np.exp(np.average(0.5 * np.log(variance / reference_variance), weights=reference_variance))
+    assert figures["sd_ratio"] == pytest.approx(ratio, rel=1e-10)
+    assert figures["agreement"] == metrics.accuracy_score(theirs.argmax(axis=1), ours.argmax(axis=1))
+    assert figures["total_variation"] == pytest.approx(
+        0.5 * np.abs(ours - theirs).sum(axis=1).mean(), rel=1e-12
+    )
+
+
+def test_classes_of_which_the_reference_is_certain_do_not_count():
+    reference, _ = _binary(rows=20, draws=30)
+    sure = reference.parameters["probs"].copy()
+    sure[:, 0] = 1.0
+    figures = scores.fidelity(reference, Prediction("Bernoulli", {"probs": sure}))
+    assert np.isfinite(figures["mean_gap"])
+    assert figures["sd_ratio"] == pytest.approx(1.0, rel=1e-10)
+
+
+def test_a_point_estimate_has_no_spread():
+    reference, _ = _normals(20, 5)
+    figures = scores.fidelity(reference.take_draws([0]), reference)
+    assert figures["sd_ratio"] == 0.0
+    assert figures["sd_log_ratio_spread"] == np.inf
+    with pytest.raises(InputError, match="several draws"):
+        scores.fidelity(reference, reference.take_draws([0]))
+
+
+def test_predictions_of_other_rows_or_targets_do_not_compare():
+    numbers, _ = _normals(5, 4)
+    for other in (_normals(5, 3)[0], _binary(rows=4)[0], Prediction("Poisson", {"rate": np.ones((5, 4))})):
+        with pytest.raises(InputError, match="same rows"):
+            scores.fidelity(other, numbers)
+
+
+def test_noise_floor_splits_whole_chains():
+    rng = np.random.default_rng(0)
+    offset = np.repeat([-1.0, 1.0, -1.0, 1.0], 50)[:, None]
+    loc = np.sqrt(0.5) * rng.normal(size=(200, 30)) + offset
+    p = Prediction("Normal", {"loc": loc, "scale": np.ones((200, 30))})
+    balanced = scores.noise_floor(p, groups=np.repeat([0, 1, 2, 3], 50))
+    apart = scores.noise_floor(p, groups=np.repeat([0, 2, 1, 3], 50))
+    assert balanced["mean_gap"] < 0.5
+    assert apart["mean_gap"] > 2.0
+    assert scores.noise_floor(p) == balanced
+    with pytest.raises(InputError, match="groups"):
+        scores.noise_floor(p, groups=np.zeros(3))
+    with pytest.raises(InputError, match="at least 4"):
+        scores.noise_floor(p.take_draws(slice(0, 3)))
+
+
+def test_noise_floor_of_independent_draws():
+    """Halves of S/2 independent draws differ in mean by sd * sqrt(4 / S)."""
+    rng = np.random.default_rng(1)
+    p = Prediction("Normal", {"loc": rng.normal(size=(1000, 200)), "scale": np.ones((1000, 200))})
+    floor = scores.noise_floor(p)
+    assert floor["mean_gap"] == pytest.approx(np.sqrt(4.0 / 1000.0), rel=4.0 / np.sqrt(2.0 * 200.0))
+    assert abs(np.log(floor["sd_ratio"])) < 4.0 * np.sqrt(2.0 / 1000.0 / 200.0)
