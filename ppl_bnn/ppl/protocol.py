@@ -355,6 +355,7 @@ class Program:
     sites: dict[str, Site]
     likelihood: Any
     rows: int
+    coupled: bool = False
     _compiled: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -388,24 +389,29 @@ class Program:
                 message("at least one random variable or parameter", "none", "a prior over the weights")
             )
         sites = {site.name: site for site in described}
+        coupled = False
         if language:
-            likelihood = cls._language_likelihood(chosen, model, sites, x)
+            likelihood, coupled = cls._end_of_model(chosen, model, x)
         else:
             likelihood = native_likelihood(
                 next(site for site in observations if site.name == observed).distribution
             )
-        return cls(chosen, model, native, language, observed, sites, likelihood, row_count(x))
+        return cls(chosen, model, native, language, observed, sites, likelihood, row_count(x), coupled)
 
     @staticmethod
-    def _language_likelihood(chosen: System, model: Model, sites: Mapping[str, Site], x: Any) -> Any:
+    def _end_of_model(chosen: System, model: Model, x: Any) -> tuple[Any, bool]:
+        """The likelihood's form, and whether the model says that its rows interact."""
         from ppl_bnn.language.primitives import Handler, Message
 
         class Catch(Handler):
             likelihood: Any = None
+            coupled = False
 
             def process(self, msg: Message) -> None:
                 if msg.kind == "observe":
                     self.likelihood = msg.arguments["likelihood"]
+                elif msg.kind == "coupled":
+                    self.coupled = True
 
         catch = Catch()
 
@@ -413,8 +419,8 @@ class Program:
             with catch:
                 model(x, None)
 
-        chosen.describe(chosen.native(lambda x, y=None: caught(x, y)), x, None)
-        return catch.likelihood.form
+        chosen.describe(chosen.native(caught), x, None)
+        return catch.likelihood.form, catch.coupled
 
     # -- sites
 
@@ -457,18 +463,21 @@ class Program:
     def _run(self, u: Mapping[str, Array], x: Any, y: Any) -> list[TracedSite]:
         return self.system.run(self.native, x, y, values=u, unconstrained=True)
 
-    def log_prior(self, u: Mapping[str, Array], x: Any, y: Any) -> Array:
-        """log p(w(u)) + log |dw/du|, a scalar."""
-        return _log_prior(self._run(u, x, y))
+    def log_prior(self, u: Mapping[str, Array], x: Any, y: Any, jacobian: bool = True) -> Array:
+        """log p(w(u)) + log |dw/du|, a scalar; without the second term where `jacobian` is False."""
+        return _log_prior(self._run(u, x, y), jacobian)
 
     def log_likelihood(self, u: Mapping[str, Array], x: Any, y: Any) -> Array:
         """log p(y_i | x_i, w(u)) for each row, shape (N,)."""
         return self._observation(self._run(u, x, y)).distribution.log_prob(y)
 
-    def log_joint(self, u: Mapping[str, Array], x: Any, y: Any, scale: float = 1.0) -> Array:
+    def log_joint(
+        self, u: Mapping[str, Array], x: Any, y: Any, scale: float = 1.0, jacobian: bool = True
+    ) -> Array:
         """log p(w(u)) + log |dw/du| + scale * sum_i log p(y_i | x_i, w(u)), a scalar.
 
-        `scale` is N/B where x and y are B rows out of N.
+        `scale` is N/B where x and y are B rows out of N; without `jacobian` it is the density in the coordinates
+        of the program.
         """
         sites = self._run(u, x, y)
         observation = self._observation(sites)
@@ -477,7 +486,7 @@ class Program:
             for site in sites
             if site.kind == "observed" and site is not observation
         )
-        return _log_prior(sites) + scale * (observation.distribution.log_prob(y).sum() + extra)
+        return _log_prior(sites, jacobian) + scale * (observation.distribution.log_prob(y).sum() + extra)
 
     def _observation(self, sites: list[TracedSite]) -> TracedSite:
         return next(site for site in sites if site.name == self.observed)
@@ -550,7 +559,7 @@ class Program:
             w = {name: value for name, value in w.items() if not self.sites[name].local}
         per_row = self._bytes_per_row(w, x)
         row_chunk = max(1, min(rows, memory // per_row))
-        if self.has_local:
+        if self.has_local or self.coupled:
             row_chunk = rows
         draw_chunk = max(1, min(count, memory // (per_row * row_chunk)))
         needs_seed = self.has_local or not self.language
@@ -652,11 +661,12 @@ class Problem:
         return self.program.rows
 
 
-def _log_prior(sites: list[TracedSite]) -> Array:
+def _log_prior(sites: list[TracedSite], jacobian: bool) -> Array:
     total: Any = 0.0
     for site in sites:
         if site.kind == "latent":
-            total = total + (site.distribution.log_prob(site.value).sum() + site.log_det) * site.scale
+            volume = site.log_det if jacobian else 0.0
+            total = total + (site.distribution.log_prob(site.value).sum() + volume) * site.scale
     return total
 
 

@@ -1,0 +1,255 @@
+"""Reaching a mode: shared by MAP, Laplace and warm starts.
+
+Adam with a learning rate that halves on each plateau of the loss, until it has shrunk by a given factor; then, in
+float64 on the CPU, L-BFGS from there, because a Laplace approximation needs the gradient to be zero and Adam alone
+stops where its step size says, not where the gradient does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.errors import DivergenceError, InputError, message
+from ppl_bnn.inference.method import Start, Stopwatch, resolve_start
+from ppl_bnn.ppl.protocol import Problem
+from ppl_bnn.progress import Progress
+
+CHUNK = 100
+PATIENCE = 2
+SHRINK = 2.0**-8
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A point u (NumPy), how flat it is there, and how it was reached.
+
+    losses: minus the log joint per step of Adam. gradient_norm: Euclidean norm of the gradient of the log joint.
+    converged: whether the loss reached a plateau at the smallest learning rate before the steps ran out.
+    """
+
+    u: dict[str, np.ndarray]
+    log_joint: float
+    gradient_norm: float
+    losses: np.ndarray
+    converged: bool
+    evaluations: int
+    compile_seconds: float
+    run_seconds: float
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        found = []
+        if not self.converged:
+            found.append("the loss was still falling when the steps ran out: give more steps or a larger learning rate")
+        scale = 1e-2 * max(1.0, abs(self.log_joint)) ** 0.5
+        if self.gradient_norm > scale:
+            found.append(f"not a mode: the gradient of the log joint has norm {self.gradient_norm:.3g}")
+        return tuple(found)
+
+
+def find_mode(
+    problem: Problem,
+    *,
+    start: Start = None,
+    steps: int = 20_000,
+    learning_rate: float = 0.02,
+    tolerance: float = 1e-4,
+    polish: bool = True,
+    jacobian: bool = True,
+    progress: Progress,
+    title: str = "MAP",
+) -> Mode:
+    """Maximise the log joint over u (parameters without a prior included).
+
+    tolerance: a chunk of steps that lowers the mean loss by less than `tolerance` nats is part of a plateau.
+    jacobian: whether log |dw/du| is part of the density (the mode in unconstrained coordinates) or not.
+    """
+    program = problem.program
+    u0 = starting_point(problem, start, progress)
+
+    def loss(u: Mapping[str, Any], x: Any, y: Any) -> Any:
+        return -program.log_joint(u, x, y, jacobian=jacobian)
+
+    adam = _ADAM[problem.system.name](problem, loss, u0)
+    rate, smallest = learning_rate, learning_rate * SHRINK
+    best, stale, done, converged = np.inf, 0, 0, False
+    losses: list[np.ndarray] = []
+    watch = Stopwatch()
+    task = progress.task(f"{title} ({problem.system.name})", steps)
+    try:
+        while done < steps and not converged:
+            values = adam.advance(rate)
+            losses.append(values)
+            done += len(values)
+            mean = float(values.mean())
+            if not np.isfinite(mean):
+                raise DivergenceError(
+                    f"{title}: "
+                    + message("a finite loss", f"{mean} after {done} steps", f"learning_rate={learning_rate / 10:g}, or standardise=True")
+                )
+            if mean < best - tolerance:
+                best, stale = mean, 0
+            else:
+                stale += 1
+                if stale >= PATIENCE:
+                    converged = rate <= smallest
+                    rate, stale = rate / 2.0, 0
+            task.update(steps if converged else done, loss=mean, learning_rate=rate)
+        u = adam.values()
+        evaluations = done
+        value_and_grad = _flat_value_and_grad(problem, loss, u)
+        if polish and problem.dtype == "float64":
+            u, extra = _polish(problem, value_and_grad, u)
+            evaluations += extra
+    finally:
+        task.close()
+    value, gradient = value_and_grad(_flat(problem, u))
+    return Mode(
+        u=u,
+        log_joint=-value,
+        gradient_norm=float(np.linalg.norm(gradient)),
+        losses=np.concatenate(losses),
+        converged=converged,
+        evaluations=evaluations + 1,
+        compile_seconds=adam.compile_seconds,
+        run_seconds=watch(),
+    )
+
+
+def starting_point(problem: Problem, start: Start, progress: Progress) -> dict[str, np.ndarray]:
+    """Where an optimisation begins: `start`, or a draw from the prior brought to a size at which networks train.
+
+    Scalars begin at their prior median of 15 draws. A weight tensor begins at a draw, shrunk where its root mean
+    square exceeds fan_in^(-1/2), because a draw from a wide prior saturates every unit.
+    """
+    if start is not None:
+        return resolve_start(problem, start, progress)[0]
+    draws = problem.program.prior_draws(problem.x, problem.y, problem.seed, 15)
+    u = {}
+    for name, value in draws.items():
+        if value.ndim == 1:
+            u[name] = np.median(value)
+            continue
+        first = value[0]
+        fan_in = first.shape[0] if first.ndim > 1 else 1
+        size = float(np.sqrt(np.mean(first**2)))
+        u[name] = first * min(1.0, fan_in**-0.5 / size) if size > 0 else first
+    return {name: np.asarray(value) for name, value in u.items()}
+
+
+def _flat(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.asarray(u[name], dtype=np.float64).reshape(-1) for name in problem.program.sites])
+
+
+def _flat_value_and_grad(
+    problem: Problem, loss: Callable[..., Any], u: Mapping[str, np.ndarray]
+) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
+    system, program = problem.system, problem.program
+    function = system.value_and_grad(lambda flat, x, y: loss(program.unravel(flat), x, y))
+    if system.name == "numpyro":
+        function = system.compile(function)
+
+    def evaluate(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = function(system.asarray(flat), problem.x, problem.y)
+        return float(value), system.to_numpy(gradient).astype(np.float64)
+
+    return evaluate
+
+
+def _polish(
+    problem: Problem, value_and_grad: Callable[[np.ndarray], tuple[float, np.ndarray]], u: Mapping[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], int]:
+    from scipy.optimize import minimize
+
+    begin = _flat(problem, u)
+    result = minimize(
+        value_and_grad,
+        begin,
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 500, "maxcor": 30, "ftol": 1e-15, "gtol": 1e-9},
+    )
+    better = np.all(np.isfinite(result.x)) and result.fun <= value_and_grad(begin)[0]
+    flat = result.x if better else begin
+    return {name: np.asarray(value) for name, value in problem.program.unravel(flat).items()}, int(result.nfev) + 1
+
+
+class _AdamNumPyro:
+    """A chunk of steps as one compiled scan; the learning rate is an argument, so it is compiled once."""
+
+    def __init__(self, problem: Problem, loss: Callable[..., Any], u0: Mapping[str, np.ndarray]):
+        import jax
+        import optax
+
+        transformation = optax.scale_by_adam()
+
+        def step(state: Any, inputs: Any) -> Any:
+            u, inner, rate, x, y = state
+            value, gradient = jax.value_and_grad(loss)(u, x, y)
+            updates, inner = transformation.update(gradient, inner)
+            u = jax.tree.map(lambda a, b: a - rate * b, u, updates)
+            return (u, inner, rate, x, y), value
+
+        def chunk(u: Any, inner: Any, rate: Any, x: Any, y: Any) -> Any:
+            (u, inner, *_), values = jax.lax.scan(step, (u, inner, rate, x, y), None, length=CHUNK)
+            return u, inner, values
+
+        self._problem = problem
+        self._u = {name: problem.system.asarray(value) for name, value in u0.items()}
+        self._inner = transformation.init(self._u)
+        watch = Stopwatch()
+        rate = problem.system.asarray(np.asarray(0.0))
+        self._chunk = jax.jit(chunk).lower(self._u, self._inner, rate, problem.x, problem.y).compile()
+        self.compile_seconds = watch()
+
+    def advance(self, rate: float) -> np.ndarray:
+        rate_array = self._problem.system.asarray(np.asarray(rate))
+        self._u, self._inner, values = self._chunk(self._u, self._inner, rate_array, self._problem.x, self._problem.y)
+        return np.asarray(values)
+
+    def values(self) -> dict[str, np.ndarray]:
+        return {name: np.asarray(value) for name, value in self._u.items()}
+
+
+class _AdamPyro:
+    compile_seconds = 0.0
+
+    def __init__(self, problem: Problem, loss: Callable[..., Any], u0: Mapping[str, np.ndarray]):
+        import torch
+
+        self._problem = problem
+        self._loss = loss
+        self._u = {name: problem.system.asarray(value).requires_grad_() for name, value in u0.items()}
+        self._optimiser = torch.optim.Adam(list(self._u.values()))
+
+    def advance(self, rate: float) -> np.ndarray:
+        for group in self._optimiser.param_groups:
+            group["lr"] = rate
+        values = []
+        for _ in range(CHUNK):
+            self._optimiser.zero_grad()
+            value = self._loss(self._u, self._problem.x, self._problem.y)
+            value.backward()
+            self._optimiser.step()
+            values.append(value.detach())
+        return np.array([float(value) for value in values])
+
+    def values(self) -> dict[str, np.ndarray]:
+        return {name: self._problem.system.to_numpy(value).copy() for name, value in self._u.items()}
+
+
+_ADAM: dict[str, Any] = {"numpyro": _AdamNumPyro, "pyro": _AdamPyro}
+
+
+def check_optimiser(name: str, steps: int, learning_rate: float, tolerance: float) -> None:
+    """Raise `InputError` for settings with which no optimiser can work."""
+    if not isinstance(steps, int) or steps < 1:
+        raise InputError(f"{name}: " + message("a positive whole number of steps", repr(steps), "steps=20_000"))
+    if not learning_rate > 0:
+        raise InputError(f"{name}: " + message("a positive learning rate", repr(learning_rate), "learning_rate=0.02"))
+    if not tolerance > 0:
+        raise InputError(f"{name}: " + message("a positive tolerance", repr(tolerance), "tolerance=1e-4"))
