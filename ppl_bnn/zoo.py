@@ -1,0 +1,179 @@
+"""The zoo: finds the models, wherever the package lies.
+
+One file is one model. In a checkout they lie in the repository's folder `models`; the wheel carries them as
+`ppl_bnn/_zoo`. This module has that folder for its `__path__`, so a file is imported as `ppl_bnn.zoo.<name>` and
+only so: no top-level name is taken from a user, any working folder will do, and a worker process that is sent a
+model of the zoo imports it under the same name.
+
+Cards are read from the syntax tree of a file: listing the zoo runs none of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import inspect
+import os
+import re
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ppl_bnn.errors import BNNError, InputError, ModelError, message, unknown_name
+from ppl_bnn.language.distributions import Distribution
+from ppl_bnn.language.primitives import Interpretation, Message
+
+Model = Callable[..., Any]
+
+
+def _folder() -> Path:
+    package = Path(__file__).resolve().parent
+    installed, checkout = package / "_zoo", package.parent / "models"
+    return installed if installed.is_dir() else checkout
+
+
+__path__ = [str(_folder())]
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is known of a model without running its file.
+
+    summary: the first line of its docstring. data: the name of its default data set, or None. arguments: its
+    keyword-only parameters with their defaults as written.
+    """
+
+    name: str
+    summary: str
+    docstring: str
+    data: str | None
+    path: Path
+    arguments: dict[str, str | None] = field(default_factory=dict)
+
+
+def models() -> dict[str, Card]:
+    """The cards of all models of the zoo, by name."""
+    files = sorted(Path(__path__[0]).glob("[a-z]*.py"))
+    return {file.stem: read_card(file) for file in files}
+
+
+def load(name: str, **keywords: Any) -> Model:
+    """The model of that name, with its keyword-only parameters bound: `load("regression_mlp", width=50)`.
+
+    Raises `UnknownNameError` for a model or an argument that does not exist, with the nearest that does.
+    """
+    known = {file.stem for file in Path(__path__[0]).glob("[a-z]*.py")}
+    if name not in known:
+        raise unknown_name("model", name, known)
+    return bind(importlib.import_module(f"{__name__}.{name}").model, name, **keywords)
+
+
+def from_file(path: str | os.PathLike[str], **keywords: Any) -> Model:
+    """The function `model` of a Python file, with keyword-only parameters bound.
+
+    The module is not registered under any name, so worker processes are sent the function itself.
+
+    Raises
+    ------
+    InputError: there is no such Python file.
+    ModelError: the file cannot be run, or defines no function `model`.
+    UnknownNameError: an argument that the model does not have.
+    """
+    file = _python_file(path)
+    # A name that no one can import: cloudpickle then sends the function by value.
+    module = types.ModuleType(f"_ppl_bnn_file_{file.stem}")
+    module.__file__ = str(file)
+    try:
+        exec(compile(file.read_bytes(), str(file), "exec"), vars(module))
+    except BNNError:
+        raise
+    except Exception as problem:
+        advice = "running it with Python on its own"
+        if isinstance(problem, ModuleNotFoundError):
+            advice = f"installing {problem.name!r}, or PYTHONPATH={file.parent} if it lies beside the file"
+        came = f"{type(problem).__name__}: {problem}"
+        raise ModelError(message(f"a Python file that runs, {path}", came, advice)) from problem
+    found = getattr(module, "model", None)
+    if not callable(found):
+        functions = [n for n, value in vars(module).items() if inspect.isfunction(value)]
+        came = f"functions {', '.join(functions)}" if functions else "no function at all"
+        raise ModelError(message(f"a function `model(x, y=None)` in {path}", came, "naming it `model`"))
+    return bind(found, file.name, **keywords)
+
+
+def bind(model: Model, name: str, **keywords: Any) -> Model:
+    """`model` with keyword-only parameters bound; it is unchanged if there are none to bind."""
+    if not keywords:
+        return model
+    parameters = inspect.signature(model).parameters.values()
+    known = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    for keyword in keywords:
+        if keyword not in known:
+            raise unknown_name(f"argument of model {name!r}", keyword, known)
+    return functools.partial(model, **keywords)
+
+
+def read_card(path: str | os.PathLike[str]) -> Card:
+    """The card of a model file: its docstring, its `DATA` and the keyword-only parameters of its `model`."""
+    file = _python_file(path)
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except SyntaxError as problem:
+        raise ModelError(
+            message(f"a Python file, {path}", f"{problem.msg} in line {problem.lineno}", "correcting it")
+        ) from problem
+    data = None
+    arguments: dict[str, str | None] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "model":
+            for parameter, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
+                arguments[parameter.arg] = None if default is None else ast.unparse(default)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Name) and target.id == "DATA" for target in targets):
+                data = str(node.value.value)
+    docstring = ast.get_docstring(tree) or ""
+    summary = re.split(r"(?<=\.)\s", docstring.partition("\n\n")[0].replace("\n", " "))[0]
+    return Card(file.stem, summary, docstring, data, file, arguments)
+
+
+def count_parameters(model: Model, features: int) -> int:
+    """How many numbers `model` infers from inputs (N, features): the program is run once on arrays of ones."""
+    import numpy as np
+
+    with _Count() as count:
+        model(np.ones((1, features)), None)
+    assert isinstance(count, _Count)
+    return count.total
+
+
+class _Count(Interpretation):
+    """Every site takes the value one in its shape, and its size is counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def process(self, msg: Message) -> None:
+        import numpy as np
+
+        super().process(msg)
+        if msg.kind in ("sample", "param"):
+            given = msg.arguments["distribution" if msg.kind == "sample" else "init"]
+            shape = given.shape or () if isinstance(given, Distribution) else np.shape(given)
+            value = np.ones(shape)
+            self.total += value.size if msg.arguments.get("obs") is None else 0
+            msg.answer(value)
+        elif msg.kind == "observe":
+            msg.answer(None)
+
+
+def _python_file(path: str | os.PathLike[str]) -> Path:
+    file = Path(path).expanduser().resolve()
+    if file.suffix != ".py" or not file.is_file():
+        came = str(path) if file.is_file() else f"{path}, which is no file"
+        raise InputError(message("a Python file with a function `model(x, y=None)`", came, "its full path"))
+    return file
