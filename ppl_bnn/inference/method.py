@@ -27,6 +27,7 @@ from ppl_bnn.ppl.protocol import (
     resolve_device,
     row_count,
     system,
+    threads_for,
     written_in,
 )
 from ppl_bnn.progress import Progress, resolve
@@ -159,7 +160,7 @@ class Method(ABC):
     ) -> Posterior:
         digest = checks.data_hash(x, y)
         chosen = system(self.ppl)
-        with chosen.session("float64", "cpu"):
+        with chosen.session("float64", "cpu", threads=1):
             sketch = Program.of(
                 chosen,
                 model,
@@ -182,7 +183,7 @@ class Method(ABC):
         else:
             checks.warn_constant_columns(x)
         dtype = self._dtype(chosen, device)
-        with chosen.session(dtype, device) as where:
+        with chosen.session(dtype, device, threads_for(sketch.rows, sketch.parameter_count)) as where:
             data, targets = map_data(chosen.asarray, x), chosen.asarray(y)
             program = Program.of(chosen, model, data, targets, language=language, observed=observed)
             problem = Problem(program, data, targets, x, y, seed, where, dtype)

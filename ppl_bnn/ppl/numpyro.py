@@ -123,7 +123,8 @@ class NumPyro:
     name = "numpyro"
 
     @contextmanager
-    def session(self, dtype: str, device: str) -> Iterator[str]:
+    def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
+        # XLA keeps its own threads, which nothing can change once they run; `threads` is for torch.
         chosen = self._device(device)
         with jax.enable_x64(dtype == "float64"), jax.default_device(chosen):
             yield "cpu" if chosen.platform == "cpu" else f"cuda:{chosen.id}"

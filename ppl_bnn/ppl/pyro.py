@@ -163,21 +163,25 @@ class Pyro:
     name = "pyro"
 
     @contextmanager
-    def session(self, dtype: str, device: str) -> Iterator[str]:
+    def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
         chosen = self._device(device)
-        default_dtype = torch.get_default_dtype()
+        default_dtype, default_threads = torch.get_default_dtype(), torch.get_num_threads()
         indices = [] if chosen.type == "cpu" else [chosen.index]
-        with (
-            torch.random.fork_rng(devices=indices),
-            pyro.get_param_store().scope(),
-            pyro.validation_enabled(False),
-            torch.device(chosen),
-        ):
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=indices))
+            stack.enter_context(pyro.get_param_store().scope())
+            stack.enter_context(pyro.validation_enabled(False))
+            if torch.get_default_device() != chosen:
+                # A default device makes torch call Python on every operation; on the CPU it is not needed.
+                stack.enter_context(torch.device(chosen))
             try:
                 torch.set_default_dtype(getattr(torch, dtype))
+                if threads is not None:
+                    torch.set_num_threads(threads)
                 yield str(chosen)
             finally:
                 torch.set_default_dtype(default_dtype)
+                torch.set_num_threads(default_threads)
 
     def _device(self, device: str) -> Any:
         kind, index = resolve_device(device)
