@@ -140,22 +140,31 @@ def read_card(path: str | os.PathLike[str]) -> Card:
     return Card(file.stem, summary, docstring, data, file, arguments)
 
 
-def count_parameters(model: Model, features: int) -> int:
-    """How many numbers `model` infers from inputs (N, features): the program is run once on arrays of ones."""
+@dataclass(frozen=True)
+class Sketch:
+    """What one run of a model tells: how many numbers it infers, and its task ("regression" or "classification")."""
+
+    parameters: int
+    task: str
+
+
+def sketch(model: Model, features: int) -> Sketch:
+    """Run `model` once on inputs (1, features) of ones, without a framework: its size and its task."""
     import numpy as np
 
-    with _Count() as count:
+    with _Sketching() as run:
         model(np.ones((1, features)), None)
-    assert isinstance(count, _Count)
-    return count.total
+    assert isinstance(run, _Sketching)
+    return Sketch(run.parameters, run.task)
 
 
-class _Count(Interpretation):
+class _Sketching(Interpretation):
     """Every site takes the value one in its shape, and its size is counted."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.total = 0
+        self.parameters = 0
+        self.task = ""
 
     def process(self, msg: Message) -> None:
         import numpy as np
@@ -165,9 +174,10 @@ class _Count(Interpretation):
             given = msg.arguments["distribution" if msg.kind == "sample" else "init"]
             shape = given.shape or () if isinstance(given, Distribution) else np.shape(given)
             value = np.ones(shape)
-            self.total += value.size if msg.arguments.get("obs") is None else 0
+            self.parameters += value.size if msg.arguments.get("obs") is None else 0
             msg.answer(value)
         elif msg.kind == "observe":
+            self.task = msg.arguments["likelihood"].task
             msg.answer(None)
 
 

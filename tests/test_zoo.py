@@ -66,7 +66,8 @@ def test_cards_say_what_each_model_is() -> None:
 @pytest.mark.parametrize("name", COUNTS)
 def test_sizes_are_those_of_the_card(name: str) -> None:
     model = zoo.load(name, classes=3) if name == "classification_mlp" else zoo.load(name)
-    assert zoo.count_parameters(model, 10) == COUNTS[name]
+    task = data.datasets()[zoo.models()[name].data or ""].task
+    assert zoo.sketch(model, 10) == zoo.Sketch(COUNTS[name], task)
 
 
 def test_keywords_reach_the_network() -> None:
@@ -102,7 +103,7 @@ def test_zoo_is_found_from_any_folder_and_takes_no_top_level_name(tmp_path: Path
     program = """
 import sys, ppl_bnn as bnn
 model = bnn.zoo.load("regression_mlp", width=3)
-assert bnn.zoo.count_parameters(model, 5) == 7 * 3 + 2
+assert bnn.zoo.sketch(model, 5).parameters == 7 * 3 + 2
 assert "models" not in sys.modules and "regression_mlp" not in sys.modules
 assert not {"jax", "torch", "numpyro", "pyro", "pandas", "sklearn"} & set(sys.modules)
 """
@@ -139,7 +140,7 @@ def test_models_go_to_worker_processes(tmp_path: Path) -> None:
     models = [zoo.load("regression_mlp"), zoo.load("regression_mlp", width=3), zoo.from_file(own, width=4)]
     # Two at a time, so that joblib does start processes.
     found = joblib.Parallel(n_jobs=2, backend="loky")(
-        joblib.delayed(lambda m: (os.getpid(), zoo.count_parameters(m, 5)))(m) for m in models
+        joblib.delayed(lambda m: (os.getpid(), zoo.sketch(m, 5).parameters))(m) for m in models
     )
     assert [count for _, count in found] == [72, 23, 29]
     assert os.getpid() not in {process for process, _ in found}
@@ -157,7 +158,7 @@ def test_a_file_of_ones_own_is_a_model(tmp_path: Path) -> None:
     assert card.arguments == {"width": None, "depth": "1"}
     bound = zoo.from_file(file, width=2)
     assert isinstance(bound, functools.partial)
-    assert zoo.count_parameters(bound, 3) == 4 * 2 + 3
+    assert zoo.sketch(bound, 3).parameters == 4 * 2 + 3
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine.py"]
     with pytest.raises(UnknownNameError, match=r"argument of model 'mine.py' 'wdth'.*did you mean 'width'"):
         zoo.from_file(file, wdth=2)

@@ -1,0 +1,723 @@
+"""The command line: `ppl-bnn compare`, `ppl-bnn models`, `ppl-bnn data`.
+
+Names, numbers and folders are checked before data are read, and data before a framework is imported, so that a typing
+error costs a fraction of a second. Exit codes: 0 all methods finished; 1 a method failed (its row says why); 2 bad
+input; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import math
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ppl_bnn import __version__
+from ppl_bnn.errors import BNNError, InputError, message, unknown_name
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ppl_bnn.comparison import Comparison
+    from ppl_bnn.data import Table
+    from ppl_bnn.inference.method import Method
+
+# Name -> (class in `ppl_bnn`, the system it runs in unless told otherwise).
+METHODS = {
+    "nuts": ("NUTS", "numpyro"),
+    "svi": ("SVI", "pyro"),
+    "laplace": ("Laplace", "pyro"),
+    "map": ("MAP", "numpyro"),
+}
+REFERENCE = "nuts"
+# Enough to run every line of every method within seconds, and far from enough to believe the result.
+QUICK: dict[str, dict[str, Any]] = {
+    "nuts": {"draws": 25, "warmup": 25, "chains": 2, "max_tree_depth": 4},
+    "svi": {"steps": 100},
+    "laplace": {"steps": 100},
+    "map": {"steps": 100},
+}
+QUICK_ROWS = {"train": 100, "test": 50}
+MANY_ROWS = 20_000
+WIDTH = 100
+
+app = typer.Typer(
+    name="ppl-bnn",
+    help="Bayesian neural networks: one model, several methods of inference, one comparison.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def main() -> None:
+    """The entry point of `ppl-bnn` and of `python -m ppl_bnn`."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a sign shows a question mark instead of a traceback.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    app(prog_name="ppl-bnn")
+
+
+def _console(error: bool = False) -> Console:
+    """Standard output, or the error stream; 100 columns where it is no terminal."""
+    from rich.console import Console
+
+    console = Console(stderr=error, highlight=False)
+    return console if console.is_terminal else Console(stderr=error, highlight=False, width=WIDTH)
+
+
+def _told(command: Callable[..., None]) -> Callable[..., None]:
+    """Errors raised on purpose become one red line and exit code 2; Ctrl-C ends with 130."""
+
+    @functools.wraps(command)
+    def told(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except BNNError as error:
+            _complain(str(error))
+            raise typer.Exit(2) from None
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            _complain(f"{type(error).__name__}: {error}")
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt as error:
+            _complain(str(error) or "interrupted; nothing was finished, so nothing was kept")
+            raise typer.Exit(130) from None
+
+    return told
+
+
+def _complain(text: str) -> None:
+    from rich.text import Text
+
+    _console(error=True).print(Text.assemble(("error: ", "bold red"), (text, "red")), soft_wrap=True)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"ppl-bnn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+# --- compare ----------------------------------------------------------------------------------------------
+
+
+@app.command()
+@_told
+def compare(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model of the zoo (see `ppl-bnn models`) or a file.py.",
+            show_default=False,
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE.csv",
+            help="A data set (see `ppl-bnn data`) or a CSV file.",
+            show_default="the model's",
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="The column of the CSV file to predict.", show_default=False),
+    ] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN", help="A column of the CSV file to leave out; repeatable.", show_default=False
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TASK",
+            help="regression or classification, where a CSV file leaves it open.",
+            show_default=False,
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="An argument of the model, such as width=20; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    methods: Annotated[
+        str, typer.Option(metavar="LIST", help="What to compare, separated by commas.")
+    ] = ",".join(METHODS),
+    ppl: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SYSTEM",
+            help="numpyro or pyro for all methods, or svi=pyro,nuts=numpyro.",
+            show_default=",".join(f"{name}={system}" for name, (_, system) in METHODS.items()),
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda[:i].")] = "auto",
+    seed: Annotated[
+        int, typer.Option(help="For the split into training and test rows, and for every method.")
+    ] = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Tiny sizes: shows in seconds that all runs, and nothing else.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where results are kept.", show_default="./ppl-bnn-results/MODEL-DATA"
+        ),
+    ] = None,
+) -> None:
+    """Fit one model by several methods and show what each gives and costs.
+
+    Without arguments: regression_mlp on the diabetes table by NUTS, SVI, Laplace and MAP, in under three minutes.
+    """
+    started = time.monotonic()
+    systems = _systems(_names(methods), ppl)
+    _check_seed(seed)
+    from ppl_bnn.ppl.protocol import resolve_device
+
+    resolve_device(device)
+    plan = _plan(model, data, target, drop or [], task, set_ or [], seed, quick, out)
+    chosen = {name: _method(name, system, quick) for name, system in systems.items()}
+    errors = _console(error=True)
+    _announce(errors, plan, chosen, quick)
+    if "numpyro" in systems.values():
+        _remember_compilations()
+
+    from ppl_bnn.comparison import compare as run
+    from ppl_bnn.progress import Bars
+
+    table = plan.table
+    with _warnings_told(errors):
+        try:
+            result = run(
+                plan.model,
+                (table.x[plan.train], table.y[plan.train]),
+                (table.x[plan.test], table.y[plan.test]),
+                chosen,
+                reference=REFERENCE if REFERENCE in chosen else None,
+                seed=seed,
+                device=device,
+                progress=Bars(),
+                standardise=True,
+                out=plan.out,
+                feature_names=table.feature_names,
+                class_names=table.class_names,
+                target_name=table.target_name,
+                card={"name": table.name, "provenance": table.provenance, "licence": table.licence},
+            )
+        except KeyboardInterrupt as interrupt:
+            partial = getattr(interrupt, "partial", None)
+            if partial is not None and partial.posteriors:
+                _show(_console(), partial, plan)
+            raise
+    console = _console()
+    _show(console, result, plan)
+    if quick:
+        console.print("[yellow]--quick: nothing here is expected to have converged, or to mean anything.[/]")
+    console.print(_kept(plan.out, result), soft_wrap=True)
+    console.print(f"[dim]{_seconds(time.monotonic() - started)} in all[/]")
+    if result.failures:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What will be run: everything that the words of the command line stand for."""
+
+    name: str
+    model: Callable[..., Any]
+    table: Table
+    train: Any
+    test: Any
+    out: Path
+    parameters: int | None
+
+
+def _names(methods: str) -> list[str]:
+    names = [name.strip().lower() for name in methods.split(",") if name.strip()]
+    for name in names:
+        if name not in METHODS:
+            raise unknown_name("method", name, METHODS)
+    if not names or len(set(names)) < len(names):
+        raise InputError(
+            "--methods: " + message("each method once", repr(methods), f"--methods {','.join(METHODS)}")
+        )
+    return names
+
+
+def _systems(names: list[str], ppl: str | None) -> dict[str, str]:
+    """Method -> system. `ppl`: one system for all, or `svi=pyro,nuts=numpyro`."""
+    from ppl_bnn.ppl.protocol import SYSTEMS
+
+    systems = {name: METHODS[name][1] for name in names}
+    for word in (ppl or "").split(",") if ppl is not None else []:
+        method, equals, system = (part.strip().lower() for part in word.rpartition("="))
+        if system not in SYSTEMS:
+            raise unknown_name("system", system, SYSTEMS)
+        if equals and method not in METHODS:
+            raise unknown_name("method", method, METHODS)
+        if equals and method not in systems:
+            raise InputError(
+                "--ppl: "
+                + message(
+                    f"methods among {', '.join(names)}", method, f"--methods {','.join([*names, method])}"
+                )
+            )
+        systems |= {method: system} if equals else dict.fromkeys(names, system)
+    return systems
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**31:
+        raise InputError("--seed: " + message("a whole number from 0 to 2**31 - 1", str(seed), "--seed 0"))
+
+
+def _method(name: str, system: str, quick: bool) -> Method:
+    import ppl_bnn
+
+    return getattr(ppl_bnn, METHODS[name][0])(ppl=system, **(QUICK[name] if quick else {}))
+
+
+def _plan(
+    model: str | None,
+    data: str | None,
+    target: str | None,
+    drop: list[str],
+    task: str | None,
+    settings: list[str],
+    seed: int,
+    quick: bool,
+    out: Path | None,
+) -> _Plan:
+    """Everything that the words stand for; what can be refused without reading data is refused first."""
+    from ppl_bnn import data as tables
+    from ppl_bnn import zoo
+
+    if task is not None and task not in tables.TASKS:
+        raise unknown_name("task", task, tables.TASKS)
+    is_file = model is not None and (model.endswith(".py") or "/" in model)
+    card = None
+    if model is not None:
+        known = {} if is_file else zoo.models()
+        if not is_file and model not in known:
+            raise unknown_name("model", model, known)
+        card = zoo.read_card(model) if is_file else known[model]
+    source = data or (card.data if card is not None else "diabetes")
+    if source is None:
+        raise InputError(
+            "--data: "
+            + message(
+                f"data for {model}, which has no DATA of its own",
+                "none",
+                "--data NAME or --data FILE.csv --target COLUMN",
+            )
+        )
+    is_csv = source.lower().endswith(".csv") or "/" in source
+    _check_source(source, is_csv, target, drop, task)
+    if out is not None:
+        _check_folder(out)
+    arguments = dict(_setting(setting) for setting in settings)
+
+    # Only now are files read and run: first the model, for its task decides how a column of whole numbers is read.
+    function, sketch = None, None
+    if model is not None:
+        function = zoo.from_file(model, **arguments) if is_file else zoo.load(model, **arguments)
+        # A model of one of the two systems' own cannot be sketched; what is wrong with it, `compare` will say.
+        with contextlib.suppress(Exception):
+            sketch = zoo.sketch(function, _features(source, is_csv))
+    wanted = sketch.task if sketch is not None and task is None else task
+    table = tables.read_csv(source, str(target), drop=drop, task=wanted) if is_csv else tables.load(source)
+    if function is None:
+        model = "regression_mlp" if table.task == "regression" else "classification_mlp"
+        function = zoo.load(model, **arguments)
+    assert model is not None
+    name = Path(model).stem if is_file else model
+    parameters = None
+    with contextlib.suppress(Exception):
+        from ppl_bnn.comparison import bind_classes
+
+        sketch = zoo.sketch(bind_classes(function, table.y, table.class_names), table.x.shape[1])
+        parameters = sketch.parameters
+    if sketch is not None and sketch.task != table.task:
+        other = "regression_mlp" if table.task == "regression" else "classification_mlp"
+        raise InputError(
+            "model: "
+            + message(
+                f"a model for {table.task}, as {table.name} is meant for",
+                f"{name}, a model for {sketch.task}",
+                other,
+            )
+        )
+    train, test = table.split(seed)
+    if quick:
+        train, test = train[: QUICK_ROWS["train"]], test[: QUICK_ROWS["test"]]
+    folder = out or Path("ppl-bnn-results") / (f"{name}-{table.name}" + ("-quick" if quick else ""))
+    if out is None:
+        _check_folder(folder)
+    return _Plan(name, function, table, train, test, folder, parameters)
+
+
+def _features(source: str, is_csv: bool) -> int:
+    from ppl_bnn import data as tables
+
+    return 1 if is_csv else tables.datasets()[source].features
+
+
+def _check_source(source: str, is_csv: bool, target: str | None, drop: list[str], task: str | None) -> None:
+    from ppl_bnn import data as tables
+
+    if not is_csv:
+        known = tables.datasets()
+        if source not in known:
+            error = unknown_name("data set", source, known)
+            raise type(error)(f"{error}; a file is given as FILE.csv")
+        for option, value in (("--target", target), ("--drop", drop), ("--task", task)):
+            if value:
+                raise InputError(
+                    f"{option}: "
+                    + message(
+                        "a CSV file to go with it", f"data set {source!r}", f"--data FILE.csv, or no {option}"
+                    )
+                )
+        return
+    if not Path(source).is_file():
+        raise InputError(
+            "--data: "
+            + message(
+                "a CSV file",
+                f"{source}, which does not exist",
+                "its full path, or a name from `ppl-bnn data`",
+            )
+        )
+    if target is None:
+        with open(source, encoding="utf-8-sig", errors="replace") as file:
+            columns = [name.strip() for name in file.readline().split(",")]
+        shown = ", ".join(columns[:30]) + (", ..." if len(columns) > 30 else "")
+        raise InputError(
+            "--target: "
+            + message(f"the column of {source} to predict", "none", f"--target COLUMN, one of: {shown}")
+        )
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be written, and leave no trace of having tried."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            "--out: "
+            + message(
+                "a folder that can be written",
+                f"{folder} ({error.strerror or error})",
+                "another folder with --out DIR",
+            )
+        ) from None
+    finally:
+        for path in missing:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def _setting(setting: str) -> tuple[str, Any]:
+    name, equals, value = setting.partition("=")
+    if not (equals and name.strip().isidentifier()):
+        raise InputError("--set: " + message("NAME=VALUE", repr(setting), "--set width=20"))
+    try:
+        return name.strip(), ast.literal_eval(value.strip())
+    except (SyntaxError, ValueError):
+        return name.strip(), value.strip()
+
+
+def _remember_compilations() -> None:
+    """Keep JAX's compiled programs on disk; where there is no JAX or no room, do without."""
+    with contextlib.suppress(ImportError, OSError):
+        from ppl_bnn.ppl.numpyro import enable_compilation_cache
+
+        enable_compilation_cache()
+
+
+@contextlib.contextmanager
+def _warnings_told(console: Console) -> Iterator[None]:
+    """Warnings meant for a person, each once and in one line; what libraries mutter among themselves is left out."""
+    said: set[str] = set()
+
+    def show(text: Any, category: type[Warning], *_: Any, **__: Any) -> None:
+        words = " ".join(str(text).split())
+        if issubclass(category, UserWarning) and words not in said:
+            said.add(words)
+            console.print(f"warning: {words}", style="yellow", markup=False, soft_wrap=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+# --- what is shown ----------------------------------------------------------------------------------------
+
+
+def _announce(console: Console, plan: _Plan, methods: dict[str, Method], quick: bool) -> None:
+    from rich.markup import escape
+
+    table = plan.table
+    size = f", {plan.parameters} parameters" if plan.parameters else ""
+    names = ", ".join(f"{METHODS[name][0]} ({method.ppl})" for name, method in methods.items())
+    classes = f", {len(table.class_names)} classes" if table.class_names else ""
+    console.print(
+        f"[bold]{escape(plan.name)}[/]{size}, on [bold]{escape(table.name)}[/]: {len(plan.train)} training and "
+        f"{len(plan.test)} test rows, {table.x.shape[1]} features{classes}"
+    )
+    console.print(f"by {names}")
+    if quick:
+        console.print("[yellow]--quick: tiny sizes and few rows; nothing is expected to converge[/]")
+    if len(plan.train) > MANY_ROWS and "nuts" in methods:
+        console.print(
+            f"[yellow]NUTS goes through all {len(plan.train)} rows for every gradient: this may take hours. "
+            "--methods svi,map is quicker.[/]"
+        )
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of what is printed: its heading, the column of the comparison, digits, and that of its error."""
+
+    heading: str
+    source: str
+    digits: int = 2
+    error: str = ""
+
+
+_PREDICTS = {
+    "regression": (
+        _Column("log score\n↑", "log_score", 3, "log_score_se"),
+        _Column("RMSE\n↓", "rmse", -3),
+        _Column("CRPS\n↓", "crps", -3),
+        _Column("90 %\ncover", "coverage_90", 2),
+        _Column("90 %\nwidth", "width_90", -3),
+        _Column("LOO ELPD\n↑", "elpd_loo", 1, "elpd_loo_se"),
+        _Column("LOO\nmax k", "pareto_k_loo", 2),
+        _Column("LOO\nrank", "loo_rank", 0),
+        _Column("stack\nweight", "loo_weight", 2),
+    ),
+    "classification": (
+        _Column("log score\n↑", "log_score", 3, "log_score_se"),
+        _Column("accuracy\n↑", "accuracy", 3),
+        _Column("Brier\n↓", "brier", 3),
+        _Column("ECE\n↓", "ece", 3),
+        _Column("LOO ELPD\n↑", "elpd_loo", 1, "elpd_loo_se"),
+        _Column("LOO\nmax k", "pareto_k_loo", 2),
+        _Column("LOO\nrank", "loo_rank", 0),
+        _Column("stack\nweight", "loo_weight", 2),
+    ),
+}
+_FIDELITY = (
+    _Column("mean off\nby, sd", "gap_mean", 2),
+    _Column("sd\nratio", "gap_sd_ratio", 2),
+    _Column("con-\nverged", "converged"),
+    _Column("R-hat\nmax", "r_hat", 3),
+    _Column("ESS\nmin", "ess_min", 0),
+    _Column("k-hat", "k_hat", 2),
+    _Column("compile\ns", "compile_seconds", 1),
+    _Column("run\ns", "run_seconds", 1),
+    _Column("predict\ns", "predict_seconds", 1),
+    _Column("gradients", "gradient_evaluations", 0),
+)
+
+
+def _show(console: Console, result: Comparison, plan: _Plan) -> None:
+    """The table in two halves, what the blanks and the doubts are, and what it all means."""
+    from rich.text import Text
+
+    task = result.data["task"]
+    unit = f"units of {result.data['target_name']}" if task == "regression" else "probabilities"
+    console.print()
+    console.print(
+        _grid(
+            result,
+            f"How well it predicts {len(plan.test)} test rows ({unit}; log scores in nats)",
+            _PREDICTS[task],
+        )
+    )
+    console.print()
+    aim = f"How far it is from {result.reference}" if result.reference else "How far it is from the posterior"
+    console.print(_grid(result, f"{aim}, and what it cost", _FIDELITY))
+    console.print()
+    for name, why in result.failures.items():
+        console.print(Text.assemble((f"{name} failed: ", "bold red"), why))
+    for line in _notes(result):
+        console.print(Text(line, style="dim"))
+    if result.notes:
+        console.print()
+    console.print(Text(result.summary()))
+    console.print()
+
+
+def _grid(result: Comparison, title: str, columns: tuple[_Column, ...]) -> Any:
+    from rich import box
+    from rich.table import Table as Grid
+
+    grid = Grid(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    grid.add_column("method", no_wrap=True)
+    grid.add_column("system", no_wrap=True)
+    for column in columns:
+        grid.add_column(column.heading, justify="right", no_wrap=True)
+    for name, row in result.table.to_dict(orient="index").items():
+        style = "red" if row["failure"] else None
+        cells = [_cell(row, column) for column in columns]
+        grid.add_row(str(name), str(row["ppl"] or "-"), *cells, style=style)
+    if any(column.source == "gap_mean" for column in columns) and result.reference is not None:
+        floors = result.table[["gap_mean_floor", "gap_sd_floor"]].dropna()
+        if len(floors):
+            shown = [f"{floors.iloc[0, 0]:.2f}", f"{floors.iloc[0, 1]:.2f}"]
+            grid.add_row("(noise floor)", "", *shown, style="dim")
+    return grid
+
+
+def _cell(row: Mapping[Any, Any], column: _Column) -> str:
+    value = row[column.source]
+    if isinstance(value, str):
+        return {"yes": "yes", "no": "[bold red]no[/]"}.get(value, value or "-")
+    if math.isnan(value):
+        return "-"
+    text = _number(value, column.digits)
+    if column.error:
+        error = row[column.error]
+        text += "" if math.isnan(error) else f" ± {_number(error, column.digits)}"
+    return text
+
+
+def _number(value: float, digits: int) -> str:
+    """`digits` after the point; a negative number means so many significant ones."""
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if digits < 0:
+        digits = max(0, -digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:,.{digits}f}".replace(",", " ")
+
+
+def _notes(result: Comparison) -> list[str]:
+    """Each note once, with all methods and columns that it belongs to."""
+    grouped: dict[str, tuple[list[str], list[str]]] = {}
+    for (name, column), note in result.notes.items():
+        names, columns = grouped.setdefault(note, ([], []))
+        if name not in names:
+            names.append(name)
+        if column not in columns:
+            columns.append(column)
+    return [f"- {', '.join(n)} ({', '.join(c)}): {note}" for note, (n, c) in grouped.items()]
+
+
+def _kept(folder: Path, result: Comparison) -> str:
+    from rich.markup import escape
+
+    files = [f"{name}.nc" for name in result.trees] + ["comparison.csv", "figure.png"]
+    return f"[bold]Kept in {escape(str(folder))}/[/]: {', '.join(files)}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+
+
+# --- models, data -----------------------------------------------------------------------------------------
+
+
+@app.command()
+@_told
+def models(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Show the whole card of this model.", show_default=False),
+    ] = None,
+) -> None:
+    """List the models of the zoo, or show the card of one."""
+    from rich.text import Text
+
+    from ppl_bnn import data as tables
+    from ppl_bnn import zoo
+
+    cards = zoo.models()
+    console = _console()
+    if name is not None:
+        if name not in cards:
+            raise unknown_name("model", name, cards)
+        card = cards[name]
+        arguments = ", ".join(f"{key}={default}" for key, default in card.arguments.items())
+        console.print(Text(card.name, style="bold"))
+        console.print(Text(card.docstring), soft_wrap=True)
+        console.print(Text(f"\nArguments (--set NAME=VALUE): {arguments}\nFile: {card.path}"), soft_wrap=True)
+        return
+    grid = _list(("model", "what it is", "default data", "size"))
+    for card in cards.values():
+        features = tables.datasets()[card.data].features if card.data else 1
+        grid.add_row(
+            card.name, card.summary, card.data, str(zoo.sketch(zoo.load(card.name), features).parameters)
+        )
+    console.print(grid)
+    console.print(
+        "Size: the number of parameters on the default data. Each is a file that can be copied and changed:\n"
+        "`ppl-bnn models NAME` shows its card and its path, `ppl-bnn compare NAME` fits it.",
+        markup=False,
+    )
+
+
+@app.command()
+@_told
+def data() -> None:
+    """List the data sets."""
+    from rich.text import Text
+
+    from ppl_bnn import data as tables
+
+    console = _console()
+    grid = _list(("data set", "task", "rows", "features", "where from", "bytes to fetch"), right=(2, 3, 5))
+    licences: dict[str, list[str]] = {}
+    for card in tables.datasets().values():
+        size = _number(card.bytes, 0) if card.bytes else "-"
+        grid.add_row(card.name, card.task, _number(card.rows, 0), str(card.features), card.where, size)
+        licences.setdefault(card.licence, []).append(card.name)
+    console.print(grid)
+    console.print("[bold]Licences[/]")
+    for licence, names in licences.items():
+        console.print(Text(f"- {', '.join(names)}: {licence}"))
+    console.print("\nOr any CSV file: ppl-bnn compare --data FILE.csv --target COLUMN", markup=False)
+
+
+def _list(headings: tuple[str, ...], right: tuple[int, ...] = ()) -> Any:
+    from rich import box
+    from rich.table import Table as Grid
+
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, heading in enumerate(headings):
+        grid.add_column(heading, justify="right" if index in right else "left", no_wrap=index == 0)
+    return grid
