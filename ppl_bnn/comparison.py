@@ -1,0 +1,798 @@
+"""Fits side by side: the same model and rows by several methods, and the table of what each gives and costs.
+
+`compare` fits, predicts, scores and diagnoses one method after the other, and writes what is finished at once. A
+method that fails is a row with its reason. `COLUMNS` says what each column of the table means.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import math
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ppl_bnn import checks, scores
+from ppl_bnn.errors import (
+    BNNError,
+    DeviceError,
+    InputError,
+    MissingFrameworkError,
+    UnsupportedError,
+    message,
+    unknown_name,
+)
+from ppl_bnn.inference.method import Method
+from ppl_bnn.posterior import Posterior
+from ppl_bnn.ppl.protocol import Model, Program, map_data, resolve_device, row_count, system, written_in
+from ppl_bnn.predictive import Prediction
+from ppl_bnn.progress import Progress, resolve
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS: dict[str, str] = {
+    "reference": "'reference' where the gaps are measured against this method, with '(not converged)' if it has not",
+    "kind": "'chains', 'iid' (an approximation that draws independently) or 'point'",
+    "ppl": "the system that ran the method",
+    "log_score": "mean over test rows of log p(y) under the predictive mixture; nats, original units; larger is better",
+    "log_score_se": "standard error of log_score over test rows",
+    "rmse": "root mean squared error of the predictive mean; units of y",
+    "crps": "continuous ranked probability score; units of y; smaller is better",
+    "coverage_90": "share of test targets in the central 90 % interval",
+    "width_90": "mean width of the central 90 % interval; units of y",
+    "accuracy": "share of test rows whose most probable class is the label",
+    "brier": "Brier score summed over all classes, from 0 to 2; smaller is better",
+    "ece": "expected calibration error of the most probable class, 15 bins",
+    "elpd_loo": "PSIS-LOO expected log predictive density of the training rows, summed, the draws taken at their word; "
+    "nats, original units",
+    "elpd_loo_se": "standard error of elpd_loo",
+    "elpd_loo_corrected": "the same with draws of an approximation weighted by p / q; blank where k_hat forbids it",
+    "pareto_k_loo": "largest Pareto k of PSIS-LOO over training rows; above 0.7 elpd_loo is not to be relied on",
+    "loo_rank": "rank by elpd_loo from arviz_stats.compare; 0 is best",
+    "loo_weight": "stacking weight from arviz_stats.compare",
+    "k_hat": "Pareto k-hat of p(w, D) / q(w): the approximation as an importance proposal",
+    "r_hat": "largest rank-normalised split R-hat in function space (chains only)",
+    "ess_min": "smallest effective sample size in function space (chains only)",
+    "converged": "chains: in function space, 'in doubt' where R-hat and ESS are good but the sampler complained; "
+    "else whether the optimisation settled, blank where the method does not say",
+    "gap_mean": "error of the mean function against the reference; reference (epistemic) standard deviations",
+    "gap_sd_ratio": "epistemic standard deviation divided by that of the reference, geometric mean",
+    "gap_mean_floor": "gap_mean between two halves of the reference's draws: what sampling noise alone amounts to",
+    "gap_sd_floor": "gap_sd_ratio between two halves of the reference's draws",
+    "compile_seconds": "wall time of compilation, as far as the method can tell it apart",
+    "run_seconds": "wall time of the fit without compilation",
+    "predict_seconds": "wall time of the first prediction of the test rows, its compilation included",
+    "gradient_evaluations": "gradients of the log joint over all rows (a mini-batch counts as its share)",
+    "failure": "why the method gave no posterior; blank where it did",
+}
+_REGRESSION = ("rmse", "crps", "coverage_90", "width_90")
+_CLASSIFICATION = ("accuracy", "brier", "ece")
+_WORDS = ("reference", "kind", "ppl", "converged", "failure")
+
+
+class ComparisonInterrupted(KeyboardInterrupt):
+    """Ctrl-C during `compare`. `partial` is the `Comparison` of the methods that had finished."""
+
+    def __init__(self, text: str, partial: Comparison):
+        super().__init__(text)
+        self.partial = partial
+
+
+@dataclass(eq=False)
+class Comparison:
+    """Fits side by side.
+
+    table: a pandas DataFrame, one row per method in the order given, columns as in `COLUMNS`; NaN or "" is a blank.
+    notes: (method, column) -> one sentence, for each blank that needs a reason and each number that needs a warning.
+    posteriors, predictions (at the test rows), trees, diagnoses: by method, those that finished. failures: method ->
+    reason.
+    data: what was compared on (rows, names, units, hashes). test_inputs, test_targets: the test rows, original units.
+    """
+
+    table: pd.DataFrame
+    posteriors: dict[str, Posterior]
+    predictions: dict[str, Prediction]
+    trees: dict[str, Any]
+    diagnoses: dict[str, Any]
+    reference: str | None
+    notes: dict[tuple[str, str], str]
+    data: dict[str, Any]
+    test_inputs: Any
+    test_targets: np.ndarray
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Comparison({', '.join(self.table.index)}; reference={self.reference!r})"
+
+    @property
+    def task(self) -> str:
+        """ "regression" or "classification"."""
+        return self.data["task"]
+
+    def pointwise_log_scores(self) -> dict[str, np.ndarray]:
+        """Log score of each test row by method, (N,): what paired differences are made of."""
+        return {
+            name: np.asarray(scores.log_score(prediction, self.test_targets, pointwise=True))
+            for name, prediction in self.predictions.items()
+        }
+
+    def summary(self) -> str:
+        """What the table means, in three sentences."""
+        return _below("ppl_bnn.reporting.summary").sentences(self)
+
+    def figure(self) -> Any:
+        """Predictions against truth, one panel per method: a matplotlib Figure."""
+        return _below("ppl_bnn.reporting.figures").predictions_figure(self)
+
+    def markdown(self) -> str:
+        """The table, the three sentences and the notes, in Markdown."""
+        header = ["method", *self.table.columns]
+        lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+        for name, row in self.table.iterrows():
+            cells = [str(name), *(_cell(value) for value in row)]
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        parts = ["\n".join(lines), self.summary()]
+        together: dict[tuple[str, str], list[str]] = {}
+        for (name, column), note in self.notes.items():
+            together.setdefault((name, note), []).append(column)
+        if together:
+            parts.append(
+                "\n".join(f"- {name}, {', '.join(found)}: {note}" for (name, note), found in together.items())
+            )
+        return "\n\n".join(parts) + "\n"
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write `<method>.nc` per tree, `comparison.csv` and `figure.png` to `folder`, and give its path.
+
+        Each file appears whole or not at all. Raises InputError where the folder cannot be written.
+        """
+        folder = _writable(folder)
+        for name, tree in self.trees.items():
+            _write_tree(folder, name, tree)
+        _write_table(folder, self.table)
+        _write_figure(folder, self)
+        return folder
+
+
+def compare(
+    model: Model,
+    train: tuple[Any, Any],
+    test: tuple[Any, Any],
+    methods: Mapping[str, Method],
+    *,
+    reference: str | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    progress: bool | Progress | None = None,
+    standardise: bool = False,
+    out: str | os.PathLike[str] | None = None,
+    feature_names: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
+    target_name: str | None = None,
+    observed: str | None = None,
+    card: Mapping[str, Any] | None = None,
+) -> Comparison:
+    """Fit `model` to `train` by each of `methods`, and score the predictions of `test`.
+
+    Parameters
+    ----------
+    train, test
+        (x, y) in original units; a model with a keyword-only parameter `classes` has it bound from `class_names` or
+        else from the training labels.
+    methods
+        Name -> method, fitted in this order, all under the same seed. A name is also a file name.
+    reference
+        Name of the method whose posterior the others' gaps are measured against.
+    standardise
+        Fit on standardised inputs and targets; all scores are in original units all the same.
+    out
+        A folder: as soon as a method is done its tree goes to `<name>.nc` and the table to `comparison.csv`; a figure
+        `figure.png` follows at the end. Files of those names that lie there from before are removed first, so
+        that the folder tells of one run.
+    card
+        What else is known of the data (name, licence, ...), kept in `Comparison.data`.
+
+    Raises
+    ------
+    InputError, UnknownNameError, ModelError, DeviceError: before the first fit, for what concerns all methods.
+    ComparisonInterrupted: Ctrl-C; its `partial` holds what had finished.
+    """
+    methods = _checked_methods(methods)
+    if reference is not None and reference not in methods:
+        raise unknown_name("reference", reference, methods)
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**31:
+        raise InputError("seed: " + message("a whole number from 0 to 2**31 - 1", repr(seed), "seed=0"))
+    resolve_device(device)
+    if not callable(model):
+        raise InputError(
+            "model: "
+            + message("a function (x, y=None)", type(model).__name__, "the model itself, not its name")
+        )
+    x, y = _checked_rows("train", train)
+    x_test, y_test = _checked_rows("test", test, like=(x, y))
+    _check_names(x, feature_names)
+    model = bind_classes(model, y, class_names)
+    folder = None if out is None else _writable(out)
+    task = _check_model(model, x, y, y_test, methods, device, observed)
+
+    run = _Run(
+        x_test,
+        y_test,
+        reference,
+        {
+            "task": task,
+            "train_rows": len(y),
+            "test_rows": len(y_test),
+            "target_name": target_name or "y",
+            "feature_names": None if feature_names is None else tuple(feature_names),
+            "class_names": None if class_names is None else tuple(class_names),
+            "standardised": bool(standardise),
+            "seed": int(seed),
+            "train_hash": checks.data_hash(x, y),
+            "test_hash": checks.data_hash(x_test, y_test),
+            **(card or {}),
+        },
+        folder,
+    )
+    run.clear(methods)
+    bars = resolve(progress)
+    for name, method in methods.items():
+        try:
+            record = _fitted(
+                name,
+                lambda method=method: method.fit(
+                    model,
+                    x,
+                    y,
+                    seed=int(seed),
+                    device=device,
+                    progress=bars,
+                    observed=observed,
+                    standardise=standardise,
+                    feature_names=None if feature_names is None else tuple(feature_names),
+                    class_names=None if class_names is None else tuple(class_names),
+                ),
+                x_test,
+                y_test,
+                int(seed),
+                device,
+            )
+            record.ppl = record.ppl or method.ppl
+            run.add(record)
+        except KeyboardInterrupt as error:
+            raise run.interrupted(name) from error
+    result = run.comparison()
+    if folder is not None:
+        _write_figure(folder, result)
+    return result
+
+
+def bind_classes(model: Model, y: np.ndarray, class_names: Sequence[str] | None = None) -> Model:
+    """`model` with its keyword-only parameter `classes`, if it has one that is free, bound to the number of classes.
+
+    The number is that of `class_names`, or else of the different labels in `y`, which must be 0..K-1.
+    """
+    parameter = inspect.signature(model).parameters.get("classes")
+    bound = isinstance(model, functools.partial) and "classes" in model.keywords
+    if parameter is None or parameter.kind is not inspect.Parameter.KEYWORD_ONLY or bound:
+        return model
+    count = len(np.unique(y)) if class_names is None else len(class_names)
+    # One class only is a complaint about the labels, not about a model of one class.
+    checks.check_labels(y, max(count, 2))
+    return functools.partial(model, classes=count)
+
+
+# --- before the first fit ---------------------------------------------------------------------------------
+
+
+def _checked_methods(methods: Mapping[str, Method]) -> dict[str, Method]:
+    if not isinstance(methods, Mapping) or not methods:
+        raise InputError(
+            "methods: "
+            + message("a dict of at least one name and method", repr(methods), "methods={'nuts': bnn.NUTS()}")
+        )
+    for name, method in methods.items():
+        if isinstance(method, type) and issubclass(method, Method):
+            raise InputError(
+                f"methods[{name!r}]: "
+                + message("an instance of a method", f"the class {method.__name__}", f"{method.__name__}()")
+            )
+        if not isinstance(method, Method):
+            raise InputError(f"methods[{name!r}]: " + message("a method", repr(method), "bnn.NUTS()"))
+        plain = isinstance(name, str) and name.strip() == name and name and not name.startswith(".")
+        if not plain or any(mark in name for mark in '/\\:*?"<>|\n\0'):
+            raise InputError(
+                "methods: " + message("names that can be file names", repr(name), "letters and digits")
+            )
+    folded = [name.casefold() for name in methods]
+    if len(set(folded)) < len(folded):
+        raise InputError(
+            "methods: "
+            + message("names that differ in more than case", ", ".join(methods), "names that are file names")
+        )
+    return dict(methods)
+
+
+def _checked_rows(name: str, rows: Any, like: tuple[Any, np.ndarray] | None = None) -> tuple[Any, np.ndarray]:
+    if not isinstance(rows, tuple | list) or len(rows) != 2:
+        raise InputError(f"{name}: " + message("a pair (x, y)", type(rows).__name__, f"{name}=(x, y)"))
+    try:
+        x = checks.check_inputs(rows[0], None if like is None else checks.describe_inputs(like[0]))
+        y = checks.check_targets(rows[1], row_count(x))
+    except InputError as error:
+        raise InputError(f"{name} {error}") from error
+    if like is not None and y.shape[1:] != like[1].shape[1:]:
+        raise InputError(
+            f"{name} y: "
+            + message(
+                f"targets of shape (N, *{like[1].shape[1:]}) as in training",
+                f"{y.shape}",
+                "the same outputs",
+            )
+        )
+    return x, y
+
+
+def _check_names(x: Any, feature_names: Sequence[str] | None) -> None:
+    if feature_names is None or isinstance(x, Mapping) or x.ndim != 2:
+        return
+    if len(feature_names) != x.shape[1]:
+        raise InputError(
+            "feature_names: "
+            + message(f"{x.shape[1]} names, one per column of x", f"{len(feature_names)}", "the same columns")
+        )
+
+
+def _check_model(
+    model: Model,
+    x: Any,
+    y: np.ndarray,
+    y_test: np.ndarray,
+    methods: Mapping[str, Method],
+    device: str,
+    observed: str | None,
+) -> str:
+    """Trace the model once as every fit will, so that what is wrong for all methods is said before the first.
+
+    A system or a device that only some methods lack is left to their rows. Gives the task.
+    """
+    failure: BNNError | None = None
+    for name in dict.fromkeys(method.ppl for method in methods.values()):
+        try:
+            with system(name).session("float64" if device == "cpu" else "float32", device):
+                pass
+        except (MissingFrameworkError, DeviceError) as error:
+            failure = failure or error
+            continue
+        spoken = written_in(model, x, y, name)
+        chosen = system(name if spoken == "language" else spoken)
+        with chosen.session("float64", "cpu"):
+            program = Program.of(
+                chosen,
+                model,
+                map_data(chosen.asarray, x),
+                chosen.asarray(y.astype(float)),
+                language=spoken == "language",
+                observed=observed,
+            )
+            if program.likelihood.task == "regression":
+                return "regression"
+            classes = _class_count(program, x, y)
+        checks.check_labels(y, classes)
+        if (y_test != np.floor(y_test)).any() or y_test.min() < 0 or y_test.max() >= classes:
+            raise InputError(
+                "test y: "
+                + message(
+                    f"labels 0..{classes - 1}",
+                    f"values from {y_test.min()} to {y_test.max()}",
+                    "the labels of training, or a model with as many classes",
+                )
+            )
+        return "classification"
+    assert failure is not None
+    raise failure
+
+
+def _class_count(program: Program, x: Any, y: np.ndarray) -> int:
+    if getattr(program.likelihood, "family", type(program.likelihood).__name__) == "Bernoulli":
+        return 2
+    if not program.language:
+        return int(np.max(y)) + 1
+    one = map_data(lambda a: np.asarray(a[:1]), x)
+    zeros = {name: np.zeros((1, *site.shape)) for name, site in program.sites.items()}
+    return program.predictor_draws(zeros, one).shape[-1]
+
+
+# --- one method -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Record:
+    """What is known of one method."""
+
+    name: str
+    ppl: str = ""
+    posterior: Posterior | None = None
+    prediction: Prediction | None = None
+    tree: Any = None
+    diagnosis: Any = None
+    elpd: Any = None
+    figures: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    failure: str = ""
+
+
+def _fitted(
+    name: str, fit: Callable[[], Posterior], x_test: Any, y_test: np.ndarray, seed: int, device: str
+) -> _Record:
+    """Everything about one method that needs no other; what fails in fit or prediction is the row's reason."""
+    record = _Record(name)
+    try:
+        record.posterior = posterior = fit()
+        started = time.perf_counter()
+        record.prediction = posterior.predict(x_test, seed=seed, device=device)
+        seconds = time.perf_counter() - started
+        pointwise = np.asarray(scores.log_score(record.prediction, y_test, pointwise=True))
+        record.figures = {
+            **scores.scores_of(record.prediction, y_test),
+            "kind": posterior.kind,
+            "log_score_se": _standard_error(pointwise),
+            "compile_seconds": posterior.info.compile_seconds,
+            "run_seconds": posterior.info.run_seconds,
+            "predict_seconds": seconds,
+            "gradient_evaluations": posterior.info.gradient_evaluations,
+        }
+    except Warning:
+        # A caller who has turned warnings into errors wants to see them.
+        raise
+    except Exception as error:
+        return _Record(name, failure=_reason(error))
+    record.ppl = posterior.info.ppl
+    if posterior.info.warnings:
+        record.notes["run_seconds"] = " ".join(posterior.info.warnings)
+    if posterior.info.gradient_evaluations is None:
+        record.notes["gradient_evaluations"] = f"{posterior.info.method} does not count its gradients."
+    if len(y_test) < 2:
+        record.notes["log_score_se"] = "One test row has no standard error."
+    for part, title, columns in _PARTS:
+        try:
+            part(record, x_test)
+        except Warning:
+            raise
+        except Exception as error:
+            record.notes |= dict.fromkeys(columns, f"{title} failed: {_reason(error)}")
+    return record
+
+
+def _export(record: _Record, x_test: Any) -> None:
+    assert record.posterior is not None
+    record.tree = record.posterior.to_datatree(x_test)
+
+
+def _diagnose(record: _Record, x_test: Any) -> None:
+    from ppl_bnn.diagnostics.diagnose import CONVERGED, NOT_CONVERGED, diagnose
+
+    posterior = record.posterior
+    assert posterior is not None
+    record.diagnosis = diagnosis = diagnose(posterior)
+    found = diagnosis.figures
+    if posterior.kind == "chains":
+        record.figures["r_hat"] = found["rhat"]
+        record.figures["ess_min"] = min(found["ess_bulk"], found["ess_tail"])
+        record.figures["converged"] = {CONVERGED: "yes", NOT_CONVERGED: "no"}.get(
+            diagnosis.verdict, "in doubt"
+        )
+    elif "converged" in posterior.info.figures:
+        record.figures["converged"] = "yes" if posterior.info.figures["converged"] else "no"
+    if record.figures.get("converged") in ("no", "in doubt"):
+        record.notes["converged"] = "; ".join(diagnosis.reasons) + "."
+    record.figures["k_hat"] = found.get("pareto_k")
+    if posterior.kind == "iid" and "pareto_k" not in found:
+        record.notes["k_hat"] = "The approximation has no density."
+
+
+def _leave_one_out(record: _Record, x_test: Any) -> None:
+    from ppl_bnn.diagnostics.importance import K_LIMIT, leave_one_out
+
+    if record.tree is None:
+        raise InputError("there is no tree to leave a row out of")
+    loo = leave_one_out(record.tree)
+    record.elpd = loo.elpd_data
+    if loo.reason:
+        record.notes |= dict.fromkeys(_LOO, loo.reason[0].upper() + loo.reason[1:] + ".")
+        return
+    record.figures |= {
+        "elpd_loo": loo.elpd,
+        "elpd_loo_se": loo.se,
+        "pareto_k_loo": loo.worst_k,
+        "elpd_loo_corrected": loo.corrected_elpd,
+    }
+    if loo.share_above > 0.0:
+        record.notes["pareto_k_loo"] = (
+            f"Pareto k is above {K_LIMIT} in {loo.share_above:.1%} of the training rows: "
+            "elpd_loo and what is ranked by it are not to be relied on."
+        )
+    if loo.corrected_reason and record.figures["kind"] == "iid":
+        record.notes["elpd_loo_corrected"] = loo.corrected_reason[0].upper() + loo.corrected_reason[1:] + "."
+
+
+_LOO = ("elpd_loo", "elpd_loo_se", "elpd_loo_corrected", "pareto_k_loo", "loo_rank", "loo_weight")
+_PARTS = (
+    (_export, "The export to ArviZ", ("elpd_loo",)),
+    (_diagnose, "The diagnosis", ("converged", "r_hat", "ess_min", "k_hat")),
+    (_leave_one_out, "Leave-one-out cross-validation", _LOO),
+)
+
+
+# --- all methods ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Run:
+    """The records so far, and the table and files made of them."""
+
+    x_test: Any
+    y_test: np.ndarray
+    reference: str | None
+    data: dict[str, Any]
+    folder: Path | None
+    records: dict[str, _Record] = field(default_factory=dict)
+    _gaps: dict[str, dict[str, float] | str] = field(default_factory=dict)
+
+    def clear(self, names: Mapping[str, Any]) -> None:
+        if self.folder is not None:
+            for file in ["comparison.csv", "figure.png", *(f"{name}.nc" for name in names)]:
+                (self.folder / file).unlink(missing_ok=True)
+
+    def add(self, record: _Record) -> None:
+        if self.folder is not None and record.tree is not None:
+            _write_tree(self.folder, record.name, record.tree)
+        self.records[record.name] = record
+        if self.folder is not None:
+            _write_table(self.folder, self.table()[0])
+
+    def interrupted(self, during: str) -> ComparisonInterrupted:
+        partial = self.comparison()
+        done = ", ".join(partial.posteriors) or "none"
+        where = (
+            "in the `partial` of this exception"
+            if self.folder is None
+            else f"in {self.folder} (comparison.csv and one .nc file each)"
+            if partial.posteriors
+            else "nowhere, as nothing was finished"
+        )
+        return ComparisonInterrupted(
+            f"interrupted during {during!r}; finished: {done}; kept {where}", partial
+        )
+
+    def comparison(self) -> Comparison:
+        table, notes = self.table()
+        records = self.records
+
+        def held(attribute: str) -> dict[str, Any]:
+            found = {name: getattr(record, attribute) for name, record in records.items()}
+            return {name: value for name, value in found.items() if value is not None}
+
+        return Comparison(
+            table=table,
+            posteriors=held("posterior"),
+            predictions=held("prediction"),
+            trees=held("tree"),
+            diagnoses=held("diagnosis"),
+            reference=self.reference,
+            notes=notes,
+            data=self.data,
+            test_inputs=self.x_test,
+            test_targets=self.y_test,
+            failures={name: record.failure for name, record in records.items() if record.failure},
+        )
+
+    def table(self) -> tuple[pd.DataFrame, dict[tuple[str, str], str]]:
+        import pandas as pd
+
+        others = _CLASSIFICATION if self.data["task"] == "regression" else _REGRESSION
+        columns = [name for name in COLUMNS if name not in others]
+        notes = {
+            (name, column): note
+            for name, record in self.records.items()
+            for column, note in record.notes.items()
+        }
+        rows = {}
+        for name, record in self.records.items():
+            rows[name] = {column: "" if column in _WORDS else math.nan for column in columns}
+            rows[name] |= {"ppl": record.ppl, "failure": record.failure}
+            rows[name] |= {
+                column: value
+                for column, value in record.figures.items()
+                if column in columns and value is not None
+            }
+        self._rank(rows, notes)
+        self._mark_reference(rows)
+        self._measure_gaps(rows, notes)
+        table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+        for column in columns:
+            table[column] = table[column].astype(object if column in _WORDS else float)
+        table.index.name = "method"
+        return table, notes
+
+    def _mark_reference(self, rows: dict[str, dict[str, Any]]) -> None:
+        if self.reference not in rows:
+            return
+        row = rows[self.reference]
+        if row["failure"]:
+            return
+        doubt = {"yes": "", "no": " (not converged)", "in doubt": " (in doubt)"}
+        row["reference"] = "reference" + (
+            doubt.get(row["converged"], " (convergence not known)")
+            if row["kind"] == "chains"
+            else " (an approximation)"
+        )
+
+    def _rank(self, rows: dict[str, dict[str, Any]], notes: dict[tuple[str, str], str]) -> None:
+        """ArviZ's own ranking and stacking weights of what it could leave one out of."""
+        results = {name: record.elpd for name, record in self.records.items() if record.elpd is not None}
+        if not results:
+            return
+        import arviz_stats
+
+        try:
+            with _said() as said:
+                ranking = arviz_stats.compare(results, method="stacking", round_to="none")
+        except Warning:
+            raise
+        except Exception as error:
+            said, ranking = [f"the comparison failed: {_reason(error)}"], None
+        for name in results:
+            if ranking is not None:
+                rows[name]["loo_rank"] = float(ranking.loc[name, "rank"])
+                rows[name]["loo_weight"] = float(ranking.loc[name, "weight"])
+            if said:
+                notes[name, "loo_weight"] = "ArviZ: " + " ".join(said)
+
+    def _measure_gaps(self, rows: dict[str, dict[str, Any]], notes: dict[tuple[str, str], str]) -> None:
+        columns = ("gap_mean", "gap_sd_ratio", "gap_mean_floor", "gap_sd_floor")
+        record = None if self.reference is None else self.records.get(self.reference)
+        if record is None or record.prediction is None:
+            if self.reference is None:
+                note = "No reference was named."
+            elif record is None:
+                note = f"The reference, {self.reference}, has not been fitted."
+            else:
+                note = f"The reference, {self.reference}, failed."
+            notes |= {(name, "gap_mean"): note for name in rows if not rows[name]["failure"]}
+            return
+        floor = self._gap(record.name, record)
+        for name, row in rows.items():
+            prediction = self.records[name].prediction
+            if prediction is None:
+                continue
+            if isinstance(floor, str):
+                notes[name, "gap_mean_floor"] = floor
+            else:
+                row[columns[2]], row[columns[3]] = floor["mean_gap"], floor["sd_ratio"]
+            if name == self.reference:
+                notes[name, "gap_mean"] = "The reference has no gap to itself."
+                continue
+            gap = self._gap(name, record)
+            if isinstance(gap, str):
+                notes[name, "gap_mean"] = gap
+            else:
+                row[columns[0]], row[columns[1]] = gap["mean_gap"], gap["sd_ratio"]
+
+    def _gap(self, name: str, reference: _Record) -> dict[str, float] | str:
+        """The gap of a method, or for the reference itself its noise floor; a sentence where there is none."""
+        if name not in self._gaps:
+            target = reference.prediction
+            assert target is not None
+            assert reference.posterior is not None
+            try:
+                if name == reference.name:
+                    chains, draws = reference.posterior.shape
+                    whole = target.draws == chains * draws
+                    groups = np.repeat(np.arange(chains), draws) if whole else None
+                    self._gaps[name] = scores.noise_floor(target, groups)
+                else:
+                    prediction = self.records[name].prediction
+                    assert prediction is not None
+                    self._gaps[name] = scores.fidelity(prediction, target)
+            except (InputError, UnsupportedError) as error:
+                self._gaps[name] = f"{type(error).__name__}: {error}"
+        return self._gaps[name]
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+def _writable(out: str | os.PathLike[str]) -> Path:
+    """The folder, made if need be, after a file has been written to it and removed."""
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as probe:
+            probe.write(b"0")
+    except OSError as error:
+        raise InputError(
+            "out: "
+            + message(
+                "a folder that can be written",
+                f"{folder} ({type(error).__name__}: {error.strerror or error})",
+                "another folder",
+            )
+        ) from error
+    return folder
+
+
+def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write beside the file and rename: a reader, or a run that is stopped, never sees half of it."""
+    part = path.with_name(f".{path.stem}.part{path.suffix}")
+    try:
+        write(part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write_tree(folder: Path, name: str, tree: Any) -> None:
+    _write_whole(folder / f"{name}.nc", lambda path: tree.to_netcdf(path, engine="h5netcdf"))
+
+
+def _write_table(folder: Path, table: pd.DataFrame) -> None:
+    _write_whole(folder / "comparison.csv", lambda path: table.to_csv(path))
+
+
+def _write_figure(folder: Path, comparison: Comparison) -> None:
+    figure = comparison.figure()
+    _write_whole(folder / "figure.png", lambda path: figure.savefig(path, dpi=100))
+
+
+# --- pieces -----------------------------------------------------------------------------------------------
+
+
+def _below(module: str) -> Any:
+    # Reporting reads comparisons and so stands below this module; it is found by name when needed.
+    return importlib.import_module(module)
+
+
+def _standard_error(values: np.ndarray) -> float:
+    """Standard error of the mean; NaN for one value, and where a value is infinite."""
+    if len(values) < 2 or not np.isfinite(values).all():
+        return math.nan
+    return float(np.std(values, ddof=1) / math.sqrt(len(values)))
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextmanager
+def _said() -> Iterator[list[str]]:
+    """What ArviZ warns of belongs in the notes of the table, once; any other warning goes on its way."""
+    said: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield said
+    for warning in caught:
+        if issubclass(warning.category, UserWarning | RuntimeWarning):
+            text = " ".join(str(warning.message).split())
+            if text not in said:
+                said.append(text)
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return "" if math.isnan(value) else f"{value:.4g}"

@@ -1,0 +1,333 @@
+"""Figures, drawn without pyplot: no window, no global state, the same bytes with or without a display."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ppl_bnn.scores import coverage
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ppl_bnn.comparison import Comparison
+    from ppl_bnn.predictive import Prediction
+
+# Okabe and Ito's colours, told apart with any kind of colour vision; meaning is never in colour alone.
+BLUE, SKY, ORANGE, VERMILION, GREY = "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#666666"
+LEVEL = 0.9
+MOST_POINTS = 300
+BINS = 10
+# 1200 x 800 pixels at 100 dots per inch.
+SIZE = (12.0, 8.0)
+
+
+def predictions_figure(comparison: Comparison) -> Figure:
+    """Predictions of the test rows with central 90 % intervals against the truth, one panel per method.
+
+    Numbers: predictive mean against truth, with the interval; for a single input the mean and the interval as curves
+    over x, and inside it the 90 % band of the mean function alone. Classes: how often what was predicted came true
+    (with 90 % Clopper-Pearson intervals), above the probabilities given to the class that occurred. A method
+    that failed has a panel with its reason. Axes are in original units and shared.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE, dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)
+    if comparison.task == "classification":
+        _draw_classes(figure, comparison)
+    elif _single_input(comparison.test_inputs):
+        _draw_curves(figure, comparison)
+    else:
+        _draw_intervals(figure, comparison)
+    return figure
+
+
+# --- numbers ----------------------------------------------------------------------------------------------
+
+
+def _draw_intervals(figure: Figure, comparison: Comparison) -> None:
+    panels = _panels(figure, comparison)
+    shown = _evenly(comparison.test_targets)
+    truth = comparison.test_targets[shown]
+    target = comparison.data["target_name"]
+    lowest, highest = float(truth.min()), float(truth.max())
+    for name, axes in panels.items():
+        prediction = comparison.predictions.get(name)
+        if prediction is None:
+            _say(axes, comparison, name)
+            continue
+        part = prediction.take(shown)
+        lower, upper = part.interval(LEVEL)
+        lowest, highest = min(lowest, float(lower.min())), max(highest, float(upper.max()))
+        inside = (lower <= truth) & (truth <= upper)
+        for chosen, colour, marker, label in (
+            (inside, BLUE, "o", "truth inside the 90 % interval"),
+            (~inside, VERMILION, "D", "truth outside"),
+        ):
+            axes.vlines(
+                truth[chosen], lower[chosen], upper[chosen], color=colour, alpha=0.35, linewidth=1.3, zorder=2
+            )
+            axes.plot(
+                truth[chosen],
+                part.mean[chosen],
+                marker,
+                color=colour,
+                markersize=4.0,
+                markeredgewidth=0.0,
+                zorder=3,
+                label=label,
+            )
+        axes.set_title(_title(comparison, name), fontsize=10)
+        axes.grid(color="0.92", zorder=0)
+    margin = 0.03 * (highest - lowest) or 1.0
+    for name, axes in panels.items():
+        if name in comparison.predictions:
+            axes.axline((0.0, 0.0), slope=1.0, color=GREY, linewidth=1.0, linestyle="--", zorder=1)
+    first = next(iter(panels.values()))
+    first.set_xlim(float(truth.min()) - margin, float(truth.max()) + margin)
+    first.set_ylim(lowest - margin, highest + margin)
+    _label_bottom(panels, f"{target}: what was observed")
+    figure.supylabel(f"{target}: predictive mean and central 90 % interval", fontsize=11)
+    some = "" if len(shown) == len(comparison.test_targets) else f" ({len(shown)} drawn)"
+    figure.suptitle(
+        f"Predictions of {len(comparison.test_targets)} test rows{some}; on the dashed line the mean is right",
+        fontsize=13,
+    )
+    _legend(figure, panels)
+
+
+def _draw_curves(figure: Figure, comparison: Comparison) -> None:
+    panels = _panels(figure, comparison)
+    x = comparison.test_inputs[:, 0]
+    order = np.argsort(x, kind="stable")
+    names = comparison.data.get("feature_names")
+    target = comparison.data["target_name"]
+    for name, axes in panels.items():
+        prediction = comparison.predictions.get(name)
+        if prediction is None:
+            _say(axes, comparison, name)
+            continue
+        lower, upper = prediction.interval(LEVEL)
+        # The mean function's own band, as a normal: its draws need not be at hand (a linearised prediction has none).
+        half = 1.6448536269514722 * np.sqrt(prediction.epistemic)
+        mean = prediction.mean
+        axes.fill_between(
+            x[order],
+            lower[order],
+            upper[order],
+            color=SKY,
+            alpha=0.35,
+            linewidth=0,
+            label="90 % of observations",
+        )
+        axes.fill_between(
+            x[order],
+            (mean - half)[order],
+            (mean + half)[order],
+            color=BLUE,
+            alpha=0.40,
+            linewidth=0,
+            label="90 % of the mean function",
+        )
+        axes.plot(x[order], mean[order], color=BLUE, linewidth=1.6, label="mean")
+        axes.plot(
+            x, comparison.test_targets, ".", color="black", markersize=4.0, alpha=0.7, label="test rows"
+        )
+        axes.set_title(_title(comparison, name), fontsize=10)
+        axes.grid(color="0.92", zorder=0)
+    _label_bottom(panels, names[0] if names else "x")
+    figure.supylabel(target, fontsize=11)
+    figure.suptitle(
+        f"Predictions of {target}, with bands of 90 %, and {len(x)} test rows",
+        fontsize=13,
+    )
+    _legend(figure, panels)
+
+
+def _title(comparison: Comparison, name: str) -> str:
+    row = comparison.table.loc[name]
+    covered = coverage(comparison.predictions[name], comparison.test_targets, LEVEL)
+    return (
+        f"{_called(comparison, name)}\n"
+        f"RMSE {float(row['rmse']):.3g} · log score {float(row['log_score']):.3f} · coverage {covered:.0%}"
+    )
+
+
+# --- classes ----------------------------------------------------------------------------------------------
+
+
+def _draw_classes(figure: Figure, comparison: Comparison) -> None:
+    names = list(comparison.table.index)
+    columns = min(len(names), 4) or 1
+    blocks = math.ceil(len(names) / columns)
+    heights = [3.0, 1.4] * blocks
+    grid = figure.subplots(
+        2 * blocks, columns, squeeze=False, sharex="all", gridspec_kw={"height_ratios": heights}
+    )
+    labels = np.asarray(comparison.test_targets).astype(int)
+    edges = np.linspace(0.0, 1.0, 2 * BINS + 1)
+    tallest = 0.0
+    for index in range(blocks * columns):
+        upper = grid[2 * (index // columns), index % columns]
+        lower = grid[2 * (index // columns) + 1, index % columns]
+        if index >= len(names):
+            upper.set_axis_off()
+            lower.set_axis_off()
+            continue
+        name = names[index]
+        prediction = comparison.predictions.get(name)
+        if prediction is None:
+            _say(upper, comparison, name)
+            upper.tick_params(left=False, labelleft=False)
+            lower.set_axis_off()
+            continue
+        row = comparison.table.loc[name]
+        upper.set_title(
+            f"{_called(comparison, name)}\n"
+            f"accuracy {float(row['accuracy']):.3f} · log score {float(row['log_score']):.3f}",
+            fontsize=10,
+        )
+        _draw_reliability(upper, prediction, labels)
+        chosen = prediction.probabilities[np.arange(len(labels)), labels]
+        counts, _, _ = lower.hist(
+            chosen, bins=edges, color=SKY, edgecolor=BLUE, linewidth=0.6, weights=np.full(len(chosen), 1.0)
+        )
+        tallest = max(tallest, float(np.max(counts)))
+        lower.axvline(float(np.mean(chosen)), color=VERMILION, linewidth=1.6, label="mean")
+        lower.grid(color="0.92")
+        lower.set_axisbelow(True)
+        if index % columns == 0:
+            upper.set_ylabel("share that came true")
+            lower.set_ylabel("test rows")
+        else:
+            upper.tick_params(labelleft=False)
+            lower.tick_params(labelleft=False)
+        lower.set_xlabel("probability given to the class\nthat occurred", fontsize=9)
+        upper.set_xlabel(_predicted_event(prediction), fontsize=9)
+        upper.tick_params(labelbottom=True)
+    for row in range(1, 2 * blocks, 2):
+        for axes in grid[row]:
+            if axes.axison:
+                axes.set_ylim(0.0, 1.05 * tallest)
+    grid[0, 0].set_xlim(-0.02, 1.02)
+    figure.suptitle(
+        f"{comparison.data['target_name']}: probabilities against what happened, {len(labels)} test rows",
+        fontsize=13,
+    )
+    _legend(figure, {f"{index}": axes for index, axes in enumerate(grid[:2, 0])})
+
+
+def _predicted_event(prediction: Prediction) -> str:
+    if prediction.classes > 2:
+        return "probability of the most probable class"
+    return f"probability of {prediction.class_names[1] if prediction.class_names else 'class 1'}"
+
+
+def _draw_reliability(axes: Axes, prediction: Prediction, labels: np.ndarray) -> None:
+    """Share that came true in bins of predicted probability: of class 1, or of the top class when there are more."""
+    from scipy.stats import beta
+
+    if prediction.classes == 2:
+        probability, happened = prediction.probabilities[:, 1], labels == 1
+    else:
+        probability = prediction.probabilities.max(axis=1)
+        happened = prediction.probabilities.argmax(axis=1) == labels
+    which = np.clip((probability * BINS).astype(int), 0, BINS - 1)
+    rows = np.bincount(which, minlength=BINS)
+    used = rows > 0
+    hits = np.bincount(which, weights=happened, minlength=BINS)[used]
+    centre = np.bincount(which, weights=probability, minlength=BINS)[used] / rows[used]
+    share, tail = hits / rows[used], 0.5 * (1.0 - LEVEL)
+    misses = rows[used] - hits
+    low = np.where(hits > 0, beta.ppf(tail, np.maximum(hits, 1), misses + 1), 0.0)
+    high = np.where(misses > 0, beta.ppf(1.0 - tail, hits + 1, np.maximum(misses, 1)), 1.0)
+    axes.plot(
+        [0.0, 1.0], [0.0, 1.0], "--", color=GREY, linewidth=1.0, label="calibrated", scalex=False, zorder=1
+    )
+    axes.vlines(
+        centre, low, high, color=BLUE, linewidth=1.6, alpha=0.6, zorder=2, label="90 % interval of the share"
+    )
+    axes.scatter(
+        centre,
+        share,
+        s=18.0 + 160.0 * rows[used] / rows.sum(),
+        color=BLUE,
+        zorder=3,
+        label="rows in a bin (area: how many)",
+    )
+    axes.set_ylim(-0.03, 1.03)
+    axes.grid(color="0.92")
+    axes.set_axisbelow(True)
+
+
+# --- pieces -----------------------------------------------------------------------------------------------
+
+
+def _called(comparison: Comparison, name: str) -> str:
+    standing = comparison.table.loc[name, "reference"]
+    return f"{name}, {standing}" if standing else name
+
+
+def _label_bottom(panels: Mapping[str, Axes], text: str) -> None:
+    """A label under the lowest panel of each column: one for the whole figure would lie on the legend."""
+    for axes in panels.values():
+        specification = axes.get_subplotspec()
+        if specification is not None and axes.xaxis.get_tick_params().get("labelbottom", True):
+            axes.set_xlabel(text, fontsize=10)
+
+
+def _panels(figure: Figure, comparison: Comparison) -> dict[str, Axes]:
+    names = list(comparison.table.index)
+    columns = len(names) if len(names) < 4 else math.ceil(math.sqrt(len(names)))
+    columns = max(columns, 1)
+    rows = math.ceil(len(names) / columns) or 1
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for axes in grid[len(names) :]:
+        axes.set_axis_off()
+    # With a gap in the last row the panel above it needs its own tick labels.
+    for index in range(len(names)):
+        if index + columns >= len(names):
+            grid[index].tick_params(labelbottom=True)
+    return dict(zip(names, grid, strict=False))
+
+
+def _say(axes: Axes, comparison: Comparison, name: str) -> None:
+    reason = comparison.failures.get(name, "no prediction")
+    axes.set_title(f"{name}: failed", fontsize=10)
+    text = "\n".join(textwrap.wrap(textwrap.shorten(reason, 400), 44))
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", fontsize=9, color=GREY)
+
+
+def _legend(figure: Figure, panels: Mapping[str, Axes]) -> None:
+    found: dict[str, Any] = {}
+    for axes in panels.values():
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    if found:
+        figure.legend(
+            found.values(),
+            found.keys(),
+            loc="outside lower center",
+            ncols=len(found),
+            frameon=False,
+            fontsize=10,
+        )
+
+
+def _single_input(x: Any) -> bool:
+    return not isinstance(x, Mapping) and x.ndim == 2 and x.shape[1] == 1 and len(np.unique(x)) > 2
+
+
+def _evenly(y: np.ndarray) -> np.ndarray:
+    """At most MOST_POINTS row numbers, evenly spaced in the order of y: more than that is a blot."""
+    order = np.argsort(y if y.ndim == 1 else y[:, 0], kind="stable")
+    if len(order) <= MOST_POINTS:
+        return order
+    return order[np.linspace(0, len(order) - 1, MOST_POINTS).round().astype(int)]
