@@ -281,7 +281,7 @@ def _dataset(
     """
     from arviz_base import dict_to_dataset
 
-    used = {name: dims[name] for name in variables if dims is not None and name in dims}
+    used: dict[Any, Any] = {name: dims[name] for name in variables if dims is not None and name in dims}
     wanted = {name for names in used.values() for name in names}
     return dict_to_dataset(
         dict(variables),

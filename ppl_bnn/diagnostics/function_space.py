@@ -1,0 +1,221 @@
+"""Convergence of chains where it means something for a network: in function space.
+
+The weights of a network have symmetric modes (hidden units can be exchanged, signs flipped), so chains that
+agree on every prediction may sit in different copies of one mode: R-hat of the weights is then large and says
+nothing. Judged here are the network's outputs at probe inputs, the log likelihood and the scale parameters,
+which no symmetry moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.errors import UnsupportedError, message
+from ppl_bnn.export import original_inputs
+from ppl_bnn.ppl.protocol import map_data, row_count, site_seed
+
+PROBES = 50
+RHAT_LIMIT = 1.01
+ESS_PER_CHAIN = 100
+FEWEST_DRAWS = 4
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Worst and median figures over the components of one quantity.
+
+    rhat: rank-normalised split R-hat. ess_bulk, ess_tail: effective sample sizes (tail: the smaller one of the
+    5 % and 95 % quantiles). mcse: Monte-Carlo standard error of the mean, in standard deviations of the
+    component. components: how many vary; constant: how many do not (a known noise, say) and are left out.
+    """
+
+    rhat: float
+    rhat_median: float
+    ess_bulk: float
+    ess_bulk_median: float
+    ess_tail: float
+    ess_tail_median: float
+    mcse: float
+    mcse_median: float
+    components: int
+    constant: int
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """Convergence of chains in function space (see `convergence`).
+
+    rhat, ess_bulk, ess_tail, mcse: the worst over all `quantities` (weights apart). reasons: what fails, in
+    sentences.
+    """
+
+    converged: bool
+    rhat: float
+    ess_bulk: float
+    ess_tail: float
+    mcse: float
+    chains: int
+    draws: int
+    probes: int
+    quantities: dict[str, Mixing] = field(default_factory=dict)
+    weights: Mixing | None = None
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The worst figures by name, for tables."""
+        return {"rhat": self.rhat, "ess_bulk": self.ess_bulk, "ess_tail": self.ess_tail, "mcse": self.mcse}
+
+
+def convergence(
+    posterior: Any, probe: Any = None, max_rows: int = PROBES, *, weights: bool = False
+) -> Convergence:
+    """R-hat, ESS and MCSE of the network's outputs, the log likelihood and the scales of a posterior of chains.
+
+    Quantities: "f", the predictor eta at the probe inputs, each row and output a component (the noise, being
+    the same in every row, counts there once); "log_likelihood", sum_i log p(y_i | x_i, draw) over the training
+    rows; and each scalar random variable of the model, such as "noise", by its name. Components that do not
+    vary over any draw are left out and counted.
+
+    probe: inputs (M, F) in original units; default `max_rows` training rows, chosen evenly without replacement
+    by a generator seeded from the seed of the fit. weights: also all sites in unconstrained coordinates, in
+    `weights`; they never enter the verdict.
+
+    Converged, after Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021, Bayesian Analysis 16), means: at
+    least 2 chains (4 are advised), and for every component R-hat < 1.01 and bulk and tail ESS > 100 per chain
+    (400 for 4 chains).
+
+    Raises
+    ------
+    UnsupportedError: the posterior is not of chains.
+    """
+    if posterior.kind != "chains":
+        raise UnsupportedError(
+            "convergence: "
+            + message(
+                "a posterior of chains, whose draws depend on each other",
+                f"{posterior.info.method}, of kind {posterior.kind!r}",
+                "bnn.diagnose, or diagnostics.importance.pareto_k for an approximation",
+            )
+        )
+    probe = probe_rows(posterior, max_rows) if probe is None else probe
+    eta = posterior.predictor(probe)
+    likelihood = posterior.log_likelihood()
+    chains, draws = posterior.shape
+    quantities = {
+        "f": mixing(_distinct(eta)),
+        "log_likelihood": mixing(likelihood.sum(axis=-1)[..., None]),
+    }
+    sites = posterior._with(lambda problem: problem.program.sites)
+    for name, value in posterior.draws.items():
+        if value.ndim == 2 and not sites[name].is_param and np.ptp(value) > 0:
+            quantities[name] = mixing(value[..., None])
+    judged = {name: figures for name, figures in quantities.items() if figures.components}
+    reasons = _reasons(chains, draws, judged)
+    if "f" not in judged:
+        reasons.insert(0, "the network's outputs are the same in every draw: the chains did not move")
+    flat = None
+    if weights:
+        unconstrained = posterior.unconstrained_draws.values()
+        flat = mixing(np.concatenate([value.reshape(chains, draws, -1) for value in unconstrained], axis=-1))
+
+    def worst(name: str, choose: Any) -> float:
+        return float(choose([getattr(figures, name) for figures in judged.values()])) if judged else np.nan
+
+    return Convergence(
+        converged=not reasons,
+        rhat=worst("rhat", np.max),
+        ess_bulk=worst("ess_bulk", np.min),
+        ess_tail=worst("ess_tail", np.min),
+        mcse=worst("mcse", np.max),
+        chains=chains,
+        draws=draws,
+        probes=row_count(probe),
+        quantities=quantities,
+        weights=flat,
+        reasons=tuple(reasons),
+    )
+
+
+def probe_rows(posterior: Any, max_rows: int = PROBES) -> Any:
+    """Up to `max_rows` training rows in original units, chosen evenly without replacement; the same at every call."""
+    rows = row_count(posterior.inputs)
+    rng = np.random.default_rng(site_seed("probe", posterior.info.seed))
+    chosen = np.sort(rng.choice(rows, size=min(rows, max_rows), replace=False))
+    return map_data(lambda array: np.asarray(array)[chosen], original_inputs(posterior))
+
+
+def mixing(draws: np.ndarray) -> Mixing:
+    """Figures of components, (chain, draw, components).
+
+    A component that is not finite, or on which each chain stands still at a place of its own, has R-hat
+    infinity and ESS 0. With fewer than 4 draws per chain nothing can be said: R-hat is infinity and ESS 0 too.
+    """
+    from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
+
+    finite = np.isfinite(draws).all(axis=(0, 1))
+    varies = ~finite | (draws.max(axis=(0, 1)) > draws.min(axis=(0, 1)))
+    constant = int(np.count_nonzero(~varies))
+    count = int(np.count_nonzero(varies))
+    if not count:
+        return Mixing(*[np.nan] * 8, components=0, constant=constant)
+    rhat, bulk, tail, mcse = np.full(count, np.inf), np.zeros(count), np.zeros(count), np.full(count, np.inf)
+    usable = finite[varies]
+    if draws.shape[1] >= FEWEST_DRAWS and usable.any():
+        values = draws[..., varies][..., usable].astype(np.float64)
+        axes: dict[str, Any] = {"chain_axis": 0, "draw_axis": 1}
+        with np.errstate(all="ignore"):
+            rhat[usable] = array_stats.rhat(values, method="rank", **axes)
+            bulk[usable] = array_stats.ess(values, method="bulk", **axes)
+            tail[usable] = array_stats.ess(values, method="tail", prob=(0.05, 0.95), **axes)
+            mcse[usable] = array_stats.mcse(values, method="mean", **axes) / values.std(axis=(0, 1))
+        # Chains that do not move have no variance within: ArviZ answers NaN.
+        rhat, mcse = np.where(np.isnan(rhat), np.inf, rhat), np.where(np.isnan(mcse), np.inf, mcse)
+        bulk, tail = np.nan_to_num(bulk, nan=0.0), np.nan_to_num(tail, nan=0.0)
+    return Mixing(
+        rhat=float(rhat.max()),
+        rhat_median=float(np.median(rhat)),
+        ess_bulk=float(bulk.min()),
+        ess_bulk_median=float(np.median(bulk)),
+        ess_tail=float(tail.min()),
+        ess_tail_median=float(np.median(tail)),
+        mcse=float(mcse.max()),
+        mcse_median=float(np.median(mcse)),
+        components=count,
+        constant=constant,
+    )
+
+
+def _distinct(eta: np.ndarray) -> np.ndarray:
+    """eta (chain, draw, M, D) as components (chain, draw, C); a column that is the same in all rows is taken once."""
+    columns = []
+    for column in np.moveaxis(eta, -1, 0):
+        same = np.array_equal(column, np.broadcast_to(column[..., :1], column.shape), equal_nan=True)
+        columns.append(column[..., :1] if same else column)
+    return np.concatenate(columns, axis=-1)
+
+
+def _reasons(chains: int, draws: int, judged: dict[str, Mixing]) -> list[str]:
+    reasons = []
+    if chains < 2:
+        reasons.append(
+            "one chain alone cannot show that it found the whole posterior: R-hat needs at least 2, better 4"
+        )
+    if draws < FEWEST_DRAWS:
+        reasons.append(f"{draws} draws per chain are too few for R-hat and ESS")
+        return reasons
+    for name, figures in judged.items():
+        if not figures.rhat < RHAT_LIMIT:
+            reasons.append(
+                f"R-hat of {name} is {figures.rhat:.3f}, not below {RHAT_LIMIT}: the chains disagree"
+            )
+        for which, value in (("bulk", figures.ess_bulk), ("tail", figures.ess_tail)):
+            if not value > ESS_PER_CHAIN * chains:
+                reasons.append(
+                    f"{which} ESS of {name} is {value:.0f}, not above {ESS_PER_CHAIN * chains} "
+                    f"({ESS_PER_CHAIN} per chain)"
+                )
+    return reasons

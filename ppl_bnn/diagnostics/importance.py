@@ -1,0 +1,198 @@
+"""Importance weights as a check: of an approximation against the posterior, and of draws against leaving a row
+out.
+
+Both fit a generalised Pareto distribution to the largest weights; its shape k-hat says how far the weights can
+be trusted (Vehtari, Simpson, Gelman, Yao and Gabry 2024, Journal of Machine Learning Research 25): below 0.7
+they can.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.errors import InputError, UnsupportedError, message
+from ppl_bnn.export import log_joint_of, log_likelihood_tree
+from ppl_bnn.ppl.protocol import site_seed
+
+K_LIMIT = 0.7
+DRAWS = 1000
+EQUAL = 1e-3
+
+
+@dataclass(frozen=True)
+class ParetoK:
+    """How an approximation q serves as an importance proposal for the posterior (see `pareto_k`).
+
+    k: the Pareto shape of the weights p(w, D) / q(w); -inf where all weights are equal. log_evidence: log mean
+    of the weights, in the units of the fit, trusted only where `reliable`; log_evidence_se: its standard error
+    by the delta method. relative_ess: (sum w)^2 / (S sum w^2), in (0, 1].
+    """
+
+    k: float
+    log_evidence: float
+    log_evidence_se: float
+    relative_ess: float
+    draws: int
+
+    @property
+    def reliable(self) -> bool:
+        """Whether k-hat is at most 0.7. Where it is not, q may still predict well: compare it with a reference."""
+        return self.k <= K_LIMIT
+
+
+def pareto_k(posterior: Any, draws: int = DRAWS) -> ParetoK:
+    """Pareto k-hat of the importance weights w_s = p(u_s, D) / q(u_s), u_s ~ q, of a variational or Laplace
+    posterior.
+
+    Both densities are in unconstrained coordinates. log mean_s w_s estimates the log evidence log p(D), for the
+    targets in the units that the model works in (standardised, where the fit standardises). Over hundreds of
+    weights k-hat nearly always exceeds 0.7, however well q predicts: alone it never shows an approximation to
+    be inadequate.
+
+    Raises
+    ------
+    UnsupportedError: the posterior has no density q (chains, a point). InputError: fewer than 25 draws.
+    """
+    if isinstance(draws, bool) or not isinstance(draws, int | np.integer) or draws < 25:
+        raise InputError("draws: " + message("a whole number of at least 25", repr(draws), f"draws={DRAWS}"))
+    rng = np.random.default_rng(site_seed("pareto_k", posterior.info.seed))
+    log_q = None
+    if posterior.kind == "iid":
+        u = posterior.approximation.draw(int(draws), rng)
+        log_q = posterior.approximation.log_prob(u)
+    if log_q is None:
+        raise UnsupportedError(
+            "pareto_k: "
+            + message(
+                "an approximation with a density, such as SVI or Laplace",
+                f"{posterior.info.method}, of kind {posterior.kind!r}",
+                "bnn.diagnose, which chooses what is defined",
+            )
+        )
+    return pareto_k_of(log_joint_of(posterior, u) - np.asarray(log_q))
+
+
+def pareto_k_of(log_ratios: np.ndarray) -> ParetoK:
+    """The same from log importance ratios (S,)."""
+    from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
+
+    log_ratios = np.asarray(log_ratios, dtype=np.float64).ravel()
+    count = len(log_ratios)
+    if not np.isfinite(log_ratios).all():
+        # A draw on which the joint density is 0 or undefined: no finite moment of the weights can be claimed.
+        return ParetoK(math.inf, math.nan, math.inf, 0.0, count)
+    top = float(log_ratios.max())
+    weights = np.exp(log_ratios - top)
+    mean = float(weights.mean())
+    # Equal weights up to rounding: q is the posterior, and a tail fitted to rounding errors would mean nothing.
+    k = -math.inf
+    if np.ptp(log_ratios) > EQUAL:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                k = float(array_stats.psislw(log_ratios)[1])
+            except ValueError:
+                k = math.nan
+        # Too few distinct values in the tail: nothing can be claimed.
+        k = math.inf if math.isnan(k) else k
+    return ParetoK(
+        k=k,
+        log_evidence=top + math.log(mean),
+        log_evidence_se=float(weights.std(ddof=1) / math.sqrt(count) / mean),
+        relative_ess=float(weights.sum() ** 2 / (count * np.sum(weights**2))),
+        draws=count,
+    )
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """PSIS-LOO of a posterior (see `leave_one_out`); NaN with a `reason` where it is not defined.
+
+    elpd: sum over rows of log p(y_i | the other rows), original units; se: its standard error; p_loo: effective
+    number of parameters; worst_k, share_above: the largest Pareto k over rows, and the share of rows above 0.7.
+    corrected_elpd, corrected_se: for an approximation, with the weights p/q; NaN with a `corrected_reason`
+    where that is not defined. elpd_data: what ArviZ's `compare` takes.
+    """
+
+    elpd: float
+    se: float
+    p_loo: float
+    worst_k: float
+    share_above: float
+    reason: str = ""
+    corrected_elpd: float = math.nan
+    corrected_se: float = math.nan
+    corrected_reason: str = ""
+    elpd_data: Any = None
+
+
+def leave_one_out(source: Any) -> LeaveOneOut:
+    """Expected log predictive density under leave-one-out cross-validation, by Pareto-smoothed importance
+    sampling.
+
+    source: a posterior, or its tree. The figures are those of `arviz_stats.loo(tree, pointwise=True)`, so that
+    they can be had again from a saved tree. Draws of an approximation are taken at their word there, as if they
+    were from the posterior; the corrected figures (`arviz_stats.loo_approximate_posterior`; Magnusson,
+    Andersen, Jonasson and Vehtari 2019) weight them by p/q, and stay blank where k-hat of p/q exceeds 0.7, or
+    where the predictive is linearised: p/q belongs to the network itself. A single point has no spread to leave
+    a row out of.
+    """
+    tree = source if hasattr(source, "children") else None
+    kind = source.kind if tree is None else str(tree.attrs["posterior_kind"])
+    if kind == "point":
+        reason = "a single point has no posterior spread, without which no row can be left out by weights"
+        return LeaveOneOut(*[math.nan] * 5, reason=reason, corrected_reason=reason)
+    if tree is None:
+        tree = log_likelihood_tree(source)
+    if not np.isfinite(tree["log_likelihood"]["y"].values).all():
+        reason = "the log likelihood is not finite for some draw and row"
+        return LeaveOneOut(*[math.nan] * 5, reason=reason, corrected_reason=reason)
+    import arviz_stats
+
+    stats: Any = arviz_stats
+
+    with warnings.catch_warnings():
+        # ArviZ warns where k exceeds its limit; that is what worst_k and share_above say in figures.
+        warnings.simplefilter("ignore")
+        try:
+            found = stats.loo(tree, pointwise=True)
+        except ValueError as error:
+            reason = f"importance weights could not be smoothed: {error}"
+            return LeaveOneOut(*[math.nan] * 5, reason=reason, corrected_reason=reason)
+    k = np.asarray(found.pareto_k.values)
+    corrected, corrected_se, corrected_reason = math.nan, math.nan, ""
+    statistics = tree["sample_stats"]
+    if kind == "chains":
+        corrected_reason = "draws of chains are from the posterior itself"
+    elif "log_q" not in statistics:
+        corrected_reason = "the approximation has no density"
+    elif str(tree.attrs["predictive"]) != "sampled":
+        corrected_reason = (
+            f"the predictive is {tree.attrs['predictive']}, and p/q belongs to the network itself"
+        )
+    else:
+        log_p, log_q = statistics["lp"].values.ravel(), statistics["log_q"].values.ravel()
+        k_hat = pareto_k_of(log_p - log_q).k
+        if not k_hat <= K_LIMIT:
+            corrected_reason = f"k-hat of p/q is {k_hat:.2f}, above {K_LIMIT}"
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                weighted = stats.loo_approximate_posterior(tree, log_p=log_p, log_q=log_q, pointwise=True)
+            corrected, corrected_se = float(weighted.elpd), float(weighted.se)
+    return LeaveOneOut(
+        elpd=float(found.elpd),
+        se=float(found.se),
+        p_loo=float(found.p),
+        worst_k=float(k.max()),
+        share_above=float(np.mean(~(k <= K_LIMIT))),
+        corrected_elpd=corrected,
+        corrected_se=corrected_se,
+        corrected_reason=corrected_reason,
+        elpd_data=found,
+    )
