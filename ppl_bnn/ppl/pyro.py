@@ -201,7 +201,7 @@ class Pyro:
     def asarray(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value
-        array = np.ascontiguousarray(value)
+        array = np.array(value, order="C")
         dtype = torch.get_default_dtype() if np.issubdtype(array.dtype, np.floating) else None
         # tensor() copies: a posterior must not change when the caller's array does.
         return torch.tensor(array, dtype=dtype)

@@ -1,0 +1,128 @@
+"""Problems with a known answer, and the one list of methods that the conformance tests run over.
+
+Whoever adds a method adds a row to `METHODS` and gets all the tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import ppl_bnn as bnn
+from ppl_bnn import likelihoods, priors
+
+
+@dataclass(frozen=True)
+class Conjugate:
+    """Bayesian linear regression with known noise: y = x w + b + noise * N(0, 1), w and b ~ N(0, 1)."""
+
+    x: np.ndarray
+    y: np.ndarray
+    noise: float
+
+    @classmethod
+    def make(cls, rows: int = 40, features: int = 3, noise: float = 0.5, seed: int = 1) -> Conjugate:
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(rows, features)) @ np.triu(np.full((features, features), 0.6)) + 0.2
+        y = x @ np.array([1.0, -0.5, 0.3])[:features] + 0.4 + noise * rng.normal(size=rows)
+        return cls(x, y, noise)
+
+    @property
+    def design(self) -> np.ndarray:
+        return np.column_stack([self.x, np.ones(len(self.x))])
+
+    @property
+    def precision(self) -> np.ndarray:
+        return np.eye(self.design.shape[1]) + self.design.T @ self.design / self.noise**2
+
+    @property
+    def covariance(self) -> np.ndarray:
+        return np.linalg.inv(self.precision)
+
+    @property
+    def mean(self) -> np.ndarray:
+        return self.covariance @ self.design.T @ self.y / self.noise**2
+
+    @property
+    def log_evidence(self) -> float:
+        from scipy.stats import multivariate_normal
+
+        total = self.noise**2 * np.eye(len(self.y)) + self.design @ self.design.T
+        return float(multivariate_normal(np.zeros(len(self.y)), total).logpdf(self.y))
+
+    def predictive(self, x: np.ndarray, covariance: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and epistemic variance of f at new inputs."""
+        design = np.column_stack([x, np.ones(len(x))])
+        covariance = self.covariance if covariance is None else covariance
+        return design @ self.mean, np.einsum("ni,ij,nj->n", design, covariance, design)
+
+    def model(self, x: Any, y: Any = None) -> None:
+        f = bnn.mlp(x, [1], prior=priors.Normal(0.0, 1.0))
+        bnn.observe(y, f, likelihoods.Gaussian(self.noise))
+
+    @staticmethod
+    def flat(draws: dict[str, np.ndarray]) -> np.ndarray:
+        """(chain, draw, P) of the weights, then the bias."""
+        weight, bias = draws["output.weight"], draws["output.bias"]
+        return np.concatenate([weight.reshape(*weight.shape[:2], -1), bias], axis=-1)
+
+
+def regression_data(rows: int = 60, features: int = 2, seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, features))
+    return x, np.sin(2.0 * x[:, 0]) + 0.5 * x[:, -1] + 0.2 * rng.normal(size=rows)
+
+
+def small_network(x: Any, y: Any = None) -> None:
+    """3 tanh units and learned noise: the smallest network on which everything has to work."""
+    noise = bnn.sample("noise", bnn.dist.HalfNormal(1.0))
+    f = bnn.mlp(x, [3, 1], activation="tanh", prior=priors.Normal(0.0, "fan_in"))
+    bnn.observe(y, f, likelihoods.Gaussian(noise))
+
+
+def small_classifier(x: Any, y: Any = None, *, classes: int = 3) -> None:
+    f = bnn.mlp(x, [3, classes], activation="tanh", prior=priors.Normal(0.0, 1.0))
+    bnn.observe(y, f, likelihoods.Categorical())
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method at a size for tests.
+
+    target: what it aims at on the conjugate model: "mode" (a point), "posterior" (exact), "mean field" (variance
+    1 / diag(precision)). quick: settings for a run whose numbers do not matter.
+    """
+
+    name: str
+    target: str
+    quick: dict[str, Any]
+    exact: dict[str, Any]
+    systems: tuple[str, ...] = ("numpyro", "pyro")
+
+    def build(self, ppl: str, settings: dict[str, Any]) -> Any:
+        cls, fixed = _CLASSES[self.name]
+        return getattr(bnn, cls)(ppl=ppl, **{**fixed, **settings})
+
+
+_CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
+    "map": ("MAP", {}),
+    "svi": ("SVI", {}),
+    "laplace": ("Laplace", {}),
+    "laplace-guide": ("Laplace", {"engine": "guide"}),
+    "nuts": ("NUTS", {}),
+}
+
+METHODS: dict[str, Row] = {
+    "map": Row("map", "mode", {"steps": 200}, {}),
+    "svi": Row("svi", "mean field", {"steps": 200, "elbo_draws": 20}, {}),
+    "laplace": Row("laplace", "posterior", {"steps": 300}, {}),
+    "laplace-guide": Row("laplace-guide", "posterior", {"steps": 300}, {}),
+    "nuts": Row(
+        "nuts",
+        "posterior",
+        {"draws": 12, "warmup": 15, "chains": 2, "max_tree_depth": 4},
+        {"draws": 400, "warmup": 300, "chains": 2},
+    ),
+}
