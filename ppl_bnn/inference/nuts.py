@@ -55,7 +55,7 @@ class NUTS(Method):
     that start at one spot agree at first whether or not they have converged.
 
     Parameters without a prior (`priors.Point`) are not sampled: NUTS has no optimiser, so their values come from
-    `start` and stay; where a method gives each chain its own, those of the first serve all, so that all have one target.
+    `start` and stay; where a method gives each chain its own, those of the first serve all: the chains have one target.
 
     chain_method: "auto", or in NumPyro "threads" (one per chain, over the cores, on one compiled function; what "auto"
     means on CPU), "vectorised" (what it means on CUDA) or "sequential"; in Pyro "processes" (over the cores; what it
