@@ -10,12 +10,12 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import math
+import os
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +24,7 @@ import typer
 
 from ppl_bnn import __version__
 from ppl_bnn.errors import BNNError, InputError, message, unknown_name
+from ppl_bnn.progress import Bars, Task
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,6 +50,7 @@ QUICK: dict[str, dict[str, Any]] = {
 }
 QUICK_ROWS = {"train": 100, "test": 50}
 MANY_ROWS = 20_000
+NOTES = "comparison.md"
 WIDTH = 100
 
 app = typer.Typer(
@@ -71,11 +73,13 @@ def main() -> None:
 
 
 def _console(error: bool = False) -> Console:
-    """Standard output, or the error stream; 100 columns where it is no terminal."""
+    """Standard output, or the error stream; 100 columns where it is no terminal and COLUMNS does not say otherwise."""
     from rich.console import Console
 
     console = Console(stderr=error, highlight=False)
-    return console if console.is_terminal else Console(stderr=error, highlight=False, width=WIDTH)
+    if console.is_terminal or "COLUMNS" in os.environ:
+        return console
+    return Console(stderr=error, highlight=False, width=WIDTH)
 
 
 def _told(command: Callable[..., None]) -> Callable[..., None]:
@@ -213,11 +217,12 @@ def compare(
         _remember_compilations()
 
     from ppl_bnn.comparison import compare as run
-    from ppl_bnn.progress import Bars
+    from ppl_bnn.reporting.terminal import show
 
-    table = plan.table
-    with _warnings_told(errors):
-        try:
+    table, bars = plan.table, _Bars(errors)
+    (plan.out / NOTES).unlink(missing_ok=True)
+    try:
+        with _warnings_told(errors):
             result = run(
                 plan.model,
                 (table.x[plan.train], table.y[plan.train]),
@@ -226,7 +231,7 @@ def compare(
                 reference=REFERENCE if REFERENCE in chosen else None,
                 seed=seed,
                 device=device,
-                progress=Bars(),
+                progress=bars,
                 standardise=True,
                 out=plan.out,
                 feature_names=table.feature_names,
@@ -234,13 +239,18 @@ def compare(
                 target_name=table.target_name,
                 card={"name": table.name, "provenance": table.provenance, "licence": table.licence},
             )
-        except KeyboardInterrupt as interrupt:
-            partial = getattr(interrupt, "partial", None)
-            if partial is not None and partial.posteriors:
-                _show(_console(), partial, plan)
-            raise
+    except KeyboardInterrupt as interrupt:
+        bars.rest()
+        partial = getattr(interrupt, "partial", None)
+        if partial is not None and partial.posteriors:
+            show(_console(), partial, NOTES)
+            _keep_notes(plan.out, partial)
+        raise
+    finally:
+        bars.rest()
     console = _console()
-    _show(console, result, plan)
+    show(console, result, NOTES)
+    _keep_notes(plan.out, result)
     if quick:
         console.print("[yellow]--quick: nothing here is expected to have converged, or to mean anything.[/]")
     console.print(_kept(plan.out, result), soft_wrap=True)
@@ -279,7 +289,7 @@ def _systems(names: list[str], ppl: str | None) -> dict[str, str]:
     from ppl_bnn.ppl.protocol import SYSTEMS
 
     systems = {name: METHODS[name][1] for name in names}
-    for word in (ppl or "").split(",") if ppl is not None else []:
+    for word in [] if ppl is None else ppl.split(","):
         method, equals, system = (part.strip().lower() for part in word.rpartition("="))
         if system not in SYSTEMS:
             raise unknown_name("system", system, SYSTEMS)
@@ -329,6 +339,11 @@ def _plan(
     if model is not None:
         known = {} if is_file else zoo.models()
         if not is_file and model not in known:
+            if model in tables.datasets():
+                advice = f"ppl-bnn compare --data {model}"
+                raise InputError(
+                    "MODEL: " + message("a model or a file.py", f"the data set {model!r}", advice)
+                )
             raise unknown_name("model", model, known)
         card = zoo.read_card(model) if is_file else known[model]
     source = data or (card.data if card is not None else "diabetes")
@@ -484,7 +499,7 @@ def _warnings_told(console: Console) -> Iterator[None]:
         yield
 
 
-# --- what is shown ----------------------------------------------------------------------------------------
+# --- what is said ---------------------------------------------------------------------------------------
 
 
 def _announce(console: Console, plan: _Plan, methods: dict[str, Method], quick: bool) -> None:
@@ -508,140 +523,50 @@ def _announce(console: Console, plan: _Plan, methods: dict[str, Method], quick: 
         )
 
 
-@dataclass(frozen=True)
-class _Column:
-    """A column of what is printed: its heading, the column of the comparison, digits, and that of its error."""
+class _Bars(Bars):
+    """Bars, and between two of them a word that predictions and diagnoses are being computed."""
 
-    heading: str
-    source: str
-    digits: int = 2
-    error: str = ""
+    def __init__(self, console: Console):
+        self._console = console
+        self._status: Any = None
 
+    def task(self, title: str, total: int) -> Task:
+        self.rest()
+        bar = super().task(title, total)
 
-_PREDICTS = {
-    "regression": (
-        _Column("log score\n↑", "log_score", 3, "log_score_se"),
-        _Column("RMSE\n↓", "rmse", -3),
-        _Column("CRPS\n↓", "crps", -3),
-        _Column("90 %\ncover", "coverage_90", 2),
-        _Column("90 %\nwidth", "width_90", -3),
-        _Column("LOO ELPD\n↑", "elpd_loo", 1, "elpd_loo_se"),
-        _Column("LOO\nmax k", "pareto_k_loo", 2),
-        _Column("LOO\nrank", "loo_rank", 0),
-        _Column("stack\nweight", "loo_weight", 2),
-    ),
-    "classification": (
-        _Column("log score\n↑", "log_score", 3, "log_score_se"),
-        _Column("accuracy\n↑", "accuracy", 3),
-        _Column("Brier\n↓", "brier", 3),
-        _Column("ECE\n↓", "ece", 3),
-        _Column("LOO ELPD\n↑", "elpd_loo", 1, "elpd_loo_se"),
-        _Column("LOO\nmax k", "pareto_k_loo", 2),
-        _Column("LOO\nrank", "loo_rank", 0),
-        _Column("stack\nweight", "loo_weight", 2),
-    ),
-}
-_FIDELITY = (
-    _Column("mean off\nby, sd", "gap_mean", 2),
-    _Column("sd\nratio", "gap_sd_ratio", 2),
-    _Column("con-\nverged", "converged"),
-    _Column("R-hat\nmax", "r_hat", 3),
-    _Column("ESS\nmin", "ess_min", 0),
-    _Column("k-hat", "k_hat", 2),
-    _Column("compile\ns", "compile_seconds", 1),
-    _Column("run\ns", "run_seconds", 1),
-    _Column("predict\ns", "predict_seconds", 1),
-    _Column("gradients", "gradient_evaluations", 0),
-)
+        def close() -> None:
+            bar.close()
+            self.rest()
+            if self._console.is_terminal:
+                self._status = self._console.status(f"{title}: prediction, diagnosis, scores")
+                self._status.start()
+
+        return _Closing(bar.update, close)
+
+    def rest(self) -> None:
+        """Clear the word."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
 
 
-def _show(console: Console, result: Comparison, plan: _Plan) -> None:
-    """The table in two halves, what the blanks and the doubts are, and what it all means."""
-    from rich.text import Text
+@dataclass
+class _Closing:
+    """A task with another `close`."""
 
-    task = result.data["task"]
-    unit = f"units of {result.data['target_name']}" if task == "regression" else "probabilities"
-    console.print()
-    console.print(
-        _grid(
-            result,
-            f"How well it predicts {len(plan.test)} test rows ({unit}; log scores in nats)",
-            _PREDICTS[task],
-        )
-    )
-    console.print()
-    aim = f"How far it is from {result.reference}" if result.reference else "How far it is from the posterior"
-    console.print(_grid(result, f"{aim}, and what it cost", _FIDELITY))
-    console.print()
-    for name, why in result.failures.items():
-        console.print(Text.assemble((f"{name} failed: ", "bold red"), why))
-    for line in _notes(result):
-        console.print(Text(line, style="dim"))
-    if result.notes:
-        console.print()
-    console.print(Text(result.summary()))
-    console.print()
+    update: Callable[..., None]
+    close: Callable[[], None]
 
 
-def _grid(result: Comparison, title: str, columns: tuple[_Column, ...]) -> Any:
-    from rich import box
-    from rich.table import Table as Grid
-
-    grid = Grid(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    grid.add_column("method", no_wrap=True)
-    grid.add_column("system", no_wrap=True)
-    for column in columns:
-        grid.add_column(column.heading, justify="right", no_wrap=True)
-    for name, row in result.table.to_dict(orient="index").items():
-        style = "red" if row["failure"] else None
-        cells = [_cell(row, column) for column in columns]
-        grid.add_row(str(name), str(row["ppl"] or "-"), *cells, style=style)
-    if any(column.source == "gap_mean" for column in columns) and result.reference is not None:
-        floors = result.table[["gap_mean_floor", "gap_sd_floor"]].dropna()
-        if len(floors):
-            shown = [f"{floors.iloc[0, 0]:.2f}", f"{floors.iloc[0, 1]:.2f}"]
-            grid.add_row("(noise floor)", "", *shown, style="dim")
-    return grid
-
-
-def _cell(row: Mapping[Any, Any], column: _Column) -> str:
-    value = row[column.source]
-    if isinstance(value, str):
-        return {"yes": "yes", "no": "[bold red]no[/]"}.get(value, value or "-")
-    if math.isnan(value):
-        return "-"
-    text = _number(value, column.digits)
-    if column.error:
-        error = row[column.error]
-        text += "" if math.isnan(error) else f" ± {_number(error, column.digits)}"
-    return text
-
-
-def _number(value: float, digits: int) -> str:
-    """`digits` after the point; a negative number means so many significant ones."""
-    if math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    if digits < 0:
-        digits = max(0, -digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
-    return f"{value:,.{digits}f}".replace(",", " ")
-
-
-def _notes(result: Comparison) -> list[str]:
-    """Each note once, with all methods and columns that it belongs to."""
-    grouped: dict[str, tuple[list[str], list[str]]] = {}
-    for (name, column), note in result.notes.items():
-        names, columns = grouped.setdefault(note, ([], []))
-        if name not in names:
-            names.append(name)
-        if column not in columns:
-            columns.append(column)
-    return [f"- {', '.join(n)} ({', '.join(c)}): {note}" for note, (n, c) in grouped.items()]
+def _keep_notes(folder: Path, result: Comparison) -> None:
+    """All that is too long for a terminal, beside the other files."""
+    (folder / NOTES).write_text(result.markdown(), encoding="utf-8")
 
 
 def _kept(folder: Path, result: Comparison) -> str:
     from rich.markup import escape
 
-    files = [f"{name}.nc" for name in result.trees] + ["comparison.csv", "figure.png"]
+    files = [f"{name}.nc" for name in result.trees] + ["comparison.csv", NOTES, "figure.png"]
     return f"[bold]Kept in {escape(str(folder))}/[/]: {', '.join(files)}"
 
 
@@ -703,8 +628,10 @@ def data() -> None:
     grid = _list(("data set", "task", "rows", "features", "where from", "bytes to fetch"), right=(2, 3, 5))
     licences: dict[str, list[str]] = {}
     for card in tables.datasets().values():
-        size = _number(card.bytes, 0) if card.bytes else "-"
-        grid.add_row(card.name, card.task, _number(card.rows, 0), str(card.features), card.where, size)
+        size = f"{card.bytes:,}".replace(",", " ") if card.bytes else "-"
+        grid.add_row(
+            card.name, card.task, f"{card.rows:,}".replace(",", " "), str(card.features), card.where, size
+        )
         licences.setdefault(card.licence, []).append(card.name)
     console.print(grid)
     console.print("[bold]Licences[/]")

@@ -1,0 +1,198 @@
+"""A comparison in a terminal: its table in two halves, what blanks and doubts are, and what it all means.
+
+`ppl_bnn.comparison.COLUMNS` says what each column is; here they get short headings and few digits. Where a terminal is
+too narrow, the columns marked `spare` are left out from the last to the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ppl_bnn.comparison import Comparison
+
+# How much of what is noted about one method is shown; a file has the rest.
+CLAUSES = 3
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column as it is shown: its heading, its name in the table, digits after the point, and its standard error.
+
+    A negative number of digits means so many significant ones.
+    """
+
+    heading: str
+    source: str
+    digits: int = 2
+    error: str = ""
+    spare: bool = False
+
+
+_LOO = (
+    Column("LOO ELPD\n↑", "elpd_loo", 1, "elpd_loo_se"),
+    Column("LOO\nmax k", "pareto_k_loo", 2, spare=True),
+    Column("LOO\nrank", "loo_rank", 0, spare=True),
+    Column("stack\nweight", "loo_weight", 2, spare=True),
+)
+PREDICTION = {
+    "regression": (
+        Column("log score\n↑", "log_score", 3, "log_score_se"),
+        Column("RMSE\n↓", "rmse", -3),
+        Column("CRPS\n↓", "crps", -3),
+        Column("90 %\ncover", "coverage_90", 2),
+        Column("90 %\nwidth", "width_90", -3),
+        *_LOO,
+    ),
+    "classification": (
+        Column("log score\n↑", "log_score", 3, "log_score_se"),
+        Column("accuracy\n↑", "accuracy", 3),
+        Column("Brier\n↓", "brier", 3),
+        Column("ECE\n↓", "ece", 3),
+        *_LOO,
+    ),
+}
+FIDELITY = (
+    Column("mean off\nby (sd)", "gap_mean", 2),
+    Column("sd\nratio", "gap_sd_ratio", 2),
+    Column("con-\nverged", "converged"),
+    Column("R-hat\nmax", "r_hat", 3),
+    Column("ESS\nmin", "ess_min", 0),
+    Column("k-hat", "k_hat", 2),
+    Column("compile\n(s)", "compile_seconds", 1, spare=True),
+    Column("run\n(s)", "run_seconds", 1),
+    Column("predict\n(s)", "predict_seconds", 1, spare=True),
+    Column("gradients", "gradient_evaluations", 0, spare=True),
+)
+_LEGENDS = {
+    "regression": "cover, width: of the central 90 % intervals.",
+    "classification": "ECE: calibration error of the most probable class.",
+}
+
+
+def show(console: Console, comparison: Comparison, elsewhere: str = "comparison.notes") -> None:
+    """Print `comparison`. `elsewhere` is where all of its notes are to be found."""
+    from rich.text import Text
+
+    task, reference, rows = comparison.task, comparison.reference, comparison.data["test_rows"]
+    unit = f" {comparison.data['target_name']} in its own units;" if task == "regression" else ""
+    console.print()
+    _print_grid(console, comparison, f"How well it predicts {rows} test rows", list(PREDICTION[task]))
+    _aside(
+        console,
+        f"↑ larger is better, ↓ smaller; ± standard error;{unit} log score and ELPD in nats. "
+        f"{_LEGENDS[task]} LOO: leave-one-out over training rows, rank 0 is best. -: not defined, or see below.",
+    )
+    aim = f"How far it is from {reference}" if reference else "Convergence"
+    fidelity = [column for column in FIDELITY if reference or not column.source.startswith("gap")]
+    _print_grid(console, comparison, f"{aim}, and what it cost", fidelity, named=False)
+    measured = (
+        f"sd: epistemic standard deviation of {reference}; ratio: the method's over that; noise floor: two halves "
+        f"of {reference} against each other. "
+        if reference
+        else ""
+    )
+    _aside(
+        console,
+        f"{measured}R-hat and ESS in function space, for chains only. k-hat: the approximation as importance "
+        "proposal, good below 0.7.",
+    )
+    for name, why in comparison.failures.items():
+        console.print(Text.assemble((f"{name} failed: ", "bold red"), (why, "red")))
+    shown = {column.source for column in (*PREDICTION[task], *fidelity)}
+    lines, cut = notes_by_method(comparison.notes, shown)
+    for name, text in lines.items():
+        console.print(Text.assemble((f"{name}: ", "bold"), text))
+    if cut:
+        _aside(console, f"More about {', '.join(cut)} in {elsewhere}.")
+    elif lines or comparison.failures:
+        console.print()
+    console.print(Text(comparison.summary()))
+    console.print()
+
+
+def notes_by_method(
+    notes: Mapping[tuple[str, str], str], shown: set[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Method -> what is noted about its shown columns, each clause once; and the methods of which some was left out."""
+    clauses: dict[str, list[str]] = {}
+    for (name, column), note in notes.items():
+        if column in shown:
+            known = clauses.setdefault(name, [])
+            known += [c for c in dict.fromkeys(note.rstrip(".").split("; ")) if c not in known]
+    lines = {name: "; ".join(found[:CLAUSES]) + "." for name, found in clauses.items()}
+    return lines, [name for name, found in clauses.items() if len(found) > CLAUSES]
+
+
+def _aside(console: Console, text: str) -> None:
+    from rich.text import Text
+
+    console.print(Text(text, style="dim"))
+    console.print()
+
+
+def _print_grid(
+    console: Console, comparison: Comparison, title: str, columns: list[Column], named: bool = True
+) -> None:
+    from rich.text import Text
+
+    kept = list(columns)
+    grid = _grid(comparison, kept, named)
+    while console.measure(grid).minimum > console.width and any(column.spare for column in kept):
+        kept.remove([column for column in kept if column.spare][-1])
+        grid = _grid(comparison, kept, named)
+    left_out = len(columns) - len(kept)
+    if left_out:
+        title += f" ({left_out} columns left out for want of room)"
+    console.print(Text(title, style="bold"))
+    console.print(grid)
+
+
+def _grid(comparison: Comparison, columns: list[Column], named: bool) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+    grid.add_column("\nmethod", no_wrap=True, min_width=11)
+    if named:
+        grid.add_column("\nsystem", no_wrap=True)
+    for column in columns:
+        grid.add_column(
+            column.heading if "\n" in column.heading else f"\n{column.heading}", justify="right", no_wrap=True
+        )
+    for name, row in comparison.table.to_dict(orient="index").items():
+        cells = [cell(row, column) for column in columns]
+        system = [str(row["ppl"] or "-")] if named else []
+        grid.add_row(str(name), *system, *cells, style="red" if row["failure"] else None)
+    if columns[0].source == "gap_mean":
+        floors = comparison.table[["gap_mean_floor", "gap_sd_floor"]].dropna()
+        if len(floors):
+            grid.add_row("noise floor", *(number(float(value), 2) for value in floors.iloc[0]), style="dim")
+    return grid
+
+
+def cell(row: Mapping[Any, Any], column: Column) -> str:
+    """One cell of the table as text: "-" for a blank."""
+    value = row[column.source]
+    if isinstance(value, str):
+        return {"yes": "yes", "": "-"}.get(value, f"[bold red]{value}[/]")
+    if math.isnan(value):
+        return "-"
+    error = row[column.error] if column.error else math.nan
+    text = number(value, column.digits)
+    return text if math.isnan(error) else f"{text} ± {number(error, column.digits)}"
+
+
+def number(value: float, digits: int) -> str:
+    """`value` with so many digits after the point, or as many significant ones for a negative number."""
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if digits < 0:
+        digits = max(0, -digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
+    text = f"{value:,.{digits}f}" if digits == 0 else f"{value:.{digits}f}"
+    return text.replace(",", " ")
