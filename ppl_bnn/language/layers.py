@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from ppl_bnn.errors import ModelError, message
@@ -17,7 +18,7 @@ def dense(name: str, x: Any, width: int, prior: Prior | None = None, bias: bool 
 
     x: (..., fan_in); result (..., width).
     """
-    if not isinstance(width, int) or width < 1:
+    if isinstance(width, bool) or not hasattr(width, "__index__") or width < 1:
         raise ModelError(
             f"dense({name!r}): " + message("a positive whole number as width", repr(width), "width=50")
         )
@@ -26,6 +27,12 @@ def dense(name: str, x: Any, width: int, prior: Prior | None = None, bias: bool 
             f"dense({name!r}): "
             + message("inputs of shape (N, features)", f"shape {tuple(x.shape)}", "x[:, None]")
         )
+    width = operator.index(width)
+    for given in (prior, bias):
+        if given is not None and not isinstance(given, bool) and not callable(given):
+            raise ModelError(
+                f"dense({name!r}): " + message("a prior", repr(given), "bnn.priors.Normal(0.0, 'fan_in')")
+            )
     prior = prior if prior is not None else Normal(0.0, "fan_in")
     fan_in = int(x.shape[-1])
     weight = prior(f"{name}.weight", (fan_in, width), fan_in)

@@ -12,6 +12,7 @@ aleatoric and epistemic uncertainty possible. Each likelihood gives
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +45,7 @@ class Gaussian:
     task = "regression"
 
     def __post_init__(self) -> None:
-        if isinstance(self.noise, int | float) and not self.noise > 0:
+        if isinstance(self.noise, int | float) and not 0 < self.noise < math.inf:
             raise InputError(
                 "likelihoods.Gaussian: " + message("a positive noise", repr(self.noise), "noise=1.0")
             )
@@ -54,6 +55,16 @@ class Gaussian:
         return Gaussian(None)
 
     def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
+        shape = tuple(getattr(self.noise, "shape", ()))
+        if shape not in ((), f[1:]):
+            raise ModelError(
+                "Gaussian: "
+                + message(
+                    f"one noise, or one per output, {f[1:]}",
+                    f"noise of shape {shape}",
+                    "HeteroscedasticGaussian() for noise that differs between rows",
+                )
+            )
         _check_targets("Gaussian", f, y, f[:1] if f[1] == 1 else f)
 
     def distribution(self, f: Any) -> Distribution:
@@ -165,7 +176,7 @@ class Bernoulli:
 
 @dataclass(frozen=True)
 class Categorical:
-    """P(y = k) = softmax(f)_k, f of shape (N, C), y of shape (N,) with labels 0..C-1. eta = f, Fisher diag(p) - p p'."""
+    """P(y = k) = softmax(f)_k, f of shape (N, C), y (N,) with labels 0..C-1. eta = f, Fisher diag(p) - p p'."""
 
     task = "classification"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ppl_bnn.errors import ModelError, message
@@ -23,10 +23,9 @@ def mlp(
     Layers are named `hidden0`, `hidden1`, ..., `output`. `prior` is one prior for all layers or one per layer.
     With a single width it is the linear model. x: (N, features); result (N, widths[-1]).
     """
-    widths = list(widths)
-    if not widths:
-        raise ModelError("mlp: " + message("at least one width", "none", "[50, 1]"))
-    each = list(prior) if isinstance(prior, Sequence) else [prior] * len(widths)
+    if not isinstance(widths, Iterable) or not (widths := list(widths)):
+        raise ModelError("mlp: " + message("a list of at least one width", repr(widths), "[50, 1]"))
+    each = list(prior) if isinstance(prior, list | tuple) else [prior] * len(widths)
     if len(each) != len(widths):
         raise ModelError(
             "mlp: "

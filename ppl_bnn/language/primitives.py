@@ -17,7 +17,8 @@ from ppl_bnn.errors import ModelError, message
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
 
-RESERVED = ("f", "y")
+# The sites and the plates of the language itself; a system keeps both under one roof of names.
+RESERVED = ("f", "y", "observations", "rows")
 _local = threading.local()
 
 
@@ -66,12 +67,14 @@ class Handler:
 class Interpretation(Handler):
     """The bottom of a stack: gives every word a meaning and keeps the rules of a model.
 
-    The rules: names are unique, `f` and `y` are reserved, and there is exactly one `observe`.
+    The rules: names are unique, those in `RESERVED` are taken, `rows` is told the number of rows, and there is
+    exactly one `observe`.
     """
 
     def __init__(self) -> None:
         self.names: set[str] = set()
         self.observed = False
+        self.row_count: int | None = None
 
     def process(self, msg: Message) -> None:
         if msg.kind in ("sample", "deterministic", "param"):
@@ -79,7 +82,9 @@ class Interpretation(Handler):
                 raise ModelError(
                     f"site {msg.name!r}: "
                     + message(
-                        "a name other than 'f' and 'y', which `observe` uses", repr(msg.name), "another name"
+                        f"a name other than {', '.join(RESERVED)}, which the language uses itself",
+                        repr(msg.name),
+                        "another name",
                     )
                 )
             if msg.name in self.names:
@@ -99,6 +104,23 @@ class Interpretation(Handler):
                     )
                 )
             self.observed = True
+            self._check_rows(int(msg.arguments["f"].shape[0]))
+        elif msg.kind == "rows":
+            self._check_rows(msg.arguments["n"])
+
+    def _check_rows(self, n: int) -> None:
+        """A plate of another size would be broadcast against the rows, or be drawn for rows that are not there."""
+        if self.row_count is not None and self.row_count != n:
+            raise ModelError(
+                "rows: "
+                + message(
+                    "the number of rows of x, the same throughout",
+                    f"{self.row_count} and {n}",
+                    "bnn.rows(x.shape[0])",
+                )
+            )
+        if self.row_count is None:
+            self.row_count = n
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
@@ -216,6 +238,11 @@ def observe(y: Any, f: Any, likelihood: Any) -> None:
     ------
     ModelError: `f` is not (N, K) or does not fit the likelihood, or `y` does not fit `f`. Nothing is broadcast.
     """
+    if isinstance(likelihood, type) or not hasattr(likelihood, "predictor"):
+        came = f"the class {likelihood.__name__}" if isinstance(likelihood, type) else repr(likelihood)
+        raise ModelError(
+            "observe: " + message("an instance of a likelihood", came, "bnn.likelihoods.Gaussian(noise)")
+        )
     shape = tuple(getattr(f, "shape", ()))
     if len(shape) != 2:
         raise ModelError(

@@ -14,6 +14,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from ppl_bnn.errors import InputError, message
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language.primitives import param, sample
@@ -33,9 +35,19 @@ def _check_scale(prior: str, scale: Scale) -> None:
             raise InputError(
                 f"priors.{prior}: " + message("a scale that is a number or 'fan_in'", repr(scale), "'fan_in'")
             )
-    elif isinstance(scale, int | float) and not (scale > 0 and math.isfinite(scale)):
+    elif isinstance(scale, int | float | np.generic) and not (scale > 0 and math.isfinite(scale)):
         raise InputError(
             f"priors.{prior}: " + message("a positive scale", repr(scale), "scale=1.0 or scale='fan_in'")
+        )
+
+
+def _check_scales(prior: str, scale: Scale, sigma: float) -> None:
+    _check_scale(prior, scale)
+    _check_scale(prior, sigma)
+    if not isinstance(scale, str) and sigma != 1.0:
+        raise InputError(
+            f"priors.{prior}: "
+            + message("sigma with scale='fan_in' only", f"scale={scale!r} and sigma={sigma!r}", "one of them")
         )
 
 
@@ -52,8 +64,7 @@ class Normal:
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_scale("Normal", self.scale)
-        _check_scale("Normal", self.sigma)
+        _check_scales("Normal", self.scale, self.sigma)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         scale = _resolve_scale(self.scale, self.sigma, fan_in)
@@ -74,8 +85,7 @@ class StudentT:
 
     def __post_init__(self) -> None:
         _check_scale("StudentT", self.df)
-        _check_scale("StudentT", self.scale)
-        _check_scale("StudentT", self.sigma)
+        _check_scales("StudentT", self.scale, self.sigma)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         scale = _resolve_scale(self.scale, self.sigma, fan_in)
@@ -94,8 +104,7 @@ class Laplace:
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_scale("Laplace", self.scale)
-        _check_scale("Laplace", self.sigma)
+        _check_scales("Laplace", self.scale, self.sigma)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         scale = self.sigma / math.sqrt(2.0 * fan_in) if isinstance(self.scale, str) else self.scale
