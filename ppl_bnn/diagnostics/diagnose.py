@@ -191,8 +191,8 @@ def _approximation(posterior: Any, found: _Findings) -> str:
     else:
         size = sum(value[0, 0].size for value in posterior.unconstrained_draws.values())
         found.reasons.append(
-            f"Pareto k-hat of p(w, D)/q(w) is {pareto.k:.2f}, above {K_LIMIT}: q is no proposal for importance sampling "
-            f"over {size} coordinates, which alone does not say that its predictions are poor"
+            f"Pareto k-hat of p(w, D)/q(w) is {pareto.k:.2f}, above {K_LIMIT}: q is no proposal for importance "
+            f"sampling over {size} coordinates, which alone does not say that its predictions are poor"
         )
         found.advice.append("a reference: diagnose(posterior, reference=a converged NUTS posterior)")
         found.advice.append("scores on held-out rows, coverage above all")
@@ -240,8 +240,8 @@ def _against(posterior: Any, reference: Any, found: _Findings) -> str | None:
     ratio_limit = max(math.log(SD_RATIO_LIMIT), abs(math.log(floor["sd_ratio"])))
     found.reasons.append(
         f"against the reference the predictive mean is off by {gap['mean_gap']:.2f} of its epistemic standard "
-        f"deviations (noise floor {floor['mean_gap']:.2f}), and the standard deviation is {gap['sd_ratio']:.2f} times its own "
-        f"(noise floor {floor['sd_ratio']:.2f})"
+        f"deviations (noise floor {floor['mean_gap']:.2f}), and the standard deviation is {gap['sd_ratio']:.2f} "
+        f"times its own (noise floor {floor['sd_ratio']:.2f})"
     )
     if gap["mean_gap"] <= mean_limit and ratio <= ratio_limit:
         return ADEQUATE

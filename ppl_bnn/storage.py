@@ -1,0 +1,447 @@
+"""A posterior in a folder: a netCDF tree for people and other tools, arrays and a manifest to rebuild it from.
+Never pickle.
+
+- `tree.nc`: the ArviZ DataTree of `ppl_bnn.export`;
+- `arrays.safetensors`: the approximation, the data, statistics, loss curves and units, as named arrays;
+- `manifest.json`: everything that is no array, the class of the approximation by name, and a signature of the
+model.
+
+A model is code and is not stored: it is given again to `load`, which compares it with the signature.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import math
+import os
+import shutil
+import uuid
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.errors import DeviceError, InputError, ModelError, UnsupportedError, message, unknown_name
+from ppl_bnn.export import posterior_datatree
+from ppl_bnn.posterior import FitInfo, Posterior
+from ppl_bnn.ppl.protocol import Program, system
+from ppl_bnn.standardisation import Standardisation
+
+FORMAT = 1
+KIND = "ppl_bnn posterior"
+TREE, ARRAYS, MANIFEST = "tree.nc", "arrays.safetensors", "manifest.json"
+
+# Names that a manifest may hold, and where their classes are. A new approximation adds its row.
+APPROXIMATIONS: dict[str, str] = {
+    "Chains": "ppl_bnn.posterior:Chains",
+    "Point": "ppl_bnn.posterior:Point",
+    "MeanField": "ppl_bnn.inference.svi:MeanField",
+    "LaplaceGaussian": "ppl_bnn.inference.laplace:LaplaceGaussian",
+}
+
+# The log joint of one draw, computed again when loading, differs by rounding between machines, by more between models.
+LOG_JOINT_TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
+
+
+def save(posterior: Posterior, path: str | Path) -> Path:
+    """Write a posterior to the folder `path`, which is made, and give the path back.
+
+    Everything is written to a folder beside it that is renamed at the end: an interrupted save leaves what was
+    there before. A saved posterior is replaced; anything else in the way is refused.
+
+    Raises
+    ------
+    InputError: `path` cannot be written, or holds something else. UnsupportedError: an approximation that is
+    not in `APPROXIMATIONS`.
+    """
+    path = Path(path)
+    name = type(posterior.approximation).__name__
+    if name not in APPROXIMATIONS or _approximation_class(name) is not type(posterior.approximation):
+        raise UnsupportedError(
+            "save: "
+            + message(
+                f"an approximation among {', '.join(sorted(APPROXIMATIONS))}",
+                name,
+                "a row for it in ppl_bnn.storage.APPROXIMATIONS",
+            )
+        )
+    _refuse_occupied(path)
+    arrays, manifest = _arrays(posterior), _manifest(posterior, name)
+    tree = posterior_datatree(posterior)
+    partial = path.absolute().parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
+    try:
+        path.absolute().parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir()
+        try:
+            _write(partial, arrays, manifest, tree)
+            _put_in_place(partial, path)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        raise InputError(
+            "path: " + message("a folder that can be written", f"{path}: {error}", "another folder")
+        ) from error
+    return path
+
+
+def load(path: str | Path, model: Any, *, device: str = "auto") -> Posterior:
+    """Read back a posterior that `save` wrote; `model` is the function that it was fitted to.
+
+    Its predictions are the same bits as before, on the same machine and device. device: where it will predict
+    by default; "auto" is the device of the fit, or the CPU, with a warning, where there is no such device.
+
+    Raises
+    ------
+    InputError: no saved posterior at `path`, or a damaged one. UnsupportedError: a newer format.
+    ModelError: another model: the sites that differ are listed, or the log joint of a stored draw has changed.
+    """
+    path = Path(path)
+    manifest = _read_manifest(path)
+    arrays = _read_arrays(path, manifest)
+    try:
+        posterior = _rebuilt(manifest, arrays, model)
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, InputError | ModelError | UnsupportedError):
+            raise
+        raise _damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
+    posterior = _on_device(posterior, device)
+    _check_model(posterior, manifest["model"], _part(arrays, "probe"))
+    return posterior
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def _arrays(posterior: Posterior) -> dict[str, np.ndarray]:
+    inputs = posterior.inputs
+    parts: dict[str, Mapping[str, Any]] = {
+        "approximation": posterior.approximation.arrays(),
+        "inputs": {f"dict/{name}": value for name, value in inputs.items()}
+        if isinstance(inputs, Mapping)
+        else {"array": inputs},
+        "targets": {"array": posterior.targets},
+        "statistics": posterior.statistics,
+        "history": posterior.info.history,
+        "standardisation": {} if posterior.standardisation is None else posterior.standardisation.arrays(),
+        "probe": {name: value[0, 0] for name, value in posterior.unconstrained_draws.items()},
+    }
+    # Not np.ascontiguousarray, which gives a number an axis.
+    return {
+        f"{part}/{name}": np.asarray(value, order="C")
+        for part, values in parts.items()
+        for name, value in values.items()
+    }
+
+
+def _manifest(posterior: Posterior, approximation: str) -> dict[str, Any]:
+    info = posterior.info
+    function = getattr(posterior.model, "func", posterior.model)
+    sites, likelihood = posterior._with(_signature)
+    return {
+        "kind": KIND,
+        "format": FORMAT,
+        "approximation": approximation,
+        "language": posterior.language,
+        "observed": posterior.observed,
+        "standardised": posterior.standardisation is not None,
+        "feature_names": posterior.feature_names,
+        "class_names": posterior.class_names,
+        "info": {
+            "method": info.method,
+            "ppl": info.ppl,
+            "seed": info.seed,
+            "dtype": info.dtype,
+            "device": info.device,
+            "compile_seconds": info.compile_seconds,
+            "run_seconds": info.run_seconds,
+            "gradient_evaluations": info.gradient_evaluations,
+            "settings": info.settings,
+            "versions": info.versions,
+            "data_hash": info.data_hash,
+            "warnings": info.warnings,
+            "figures": info.figures,
+        },
+        "model": {
+            "name": f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}",
+            "likelihood": likelihood,
+            "sites": sites,
+            "log_joint": float(
+                posterior.log_joint(
+                    {name: value[0, :1] for name, value in posterior.unconstrained_draws.items()}
+                )[0]
+            ),
+        },
+    }
+
+
+def _signature(problem: Any) -> tuple[list[dict[str, Any]], str]:
+    """The sites in the order of the program, which is that of the flat vector, and the likelihood."""
+    program: Program = problem.program
+    sites = [
+        {
+            "name": site.name,
+            "shape": list(site.shape),
+            "unconstrained_shape": list(site.unconstrained_shape),
+            "kind": "parameter" if site.is_param else "random variable",
+        }
+        for site in program.sites.values()
+    ]
+    likelihood = program.likelihood
+    return sites, str(getattr(likelihood, "family", type(likelihood).__name__))
+
+
+def _refuse_occupied(path: Path) -> None:
+    if not os.path.lexists(path):
+        return
+    if path.is_dir() and not path.is_symlink():
+        try:
+            free = not any(path.iterdir()) or _is_saved(path)
+        except OSError as error:
+            raise InputError(
+                "path: " + message("a folder that can be read", str(error), "another")
+            ) from error
+        if free:
+            return
+    what = "a folder with other things in it" if path.is_dir() else "a file or a link"
+    raise InputError(
+        "path: " + message("a new folder, or a saved posterior to replace", f"{path}: {what}", "another name")
+    )
+
+
+def _is_saved(path: Path) -> bool:
+    """Whether the folder is a saved posterior and nothing besides, so that replacing it loses nothing else."""
+    if not {entry.name for entry in path.iterdir()} <= {TREE, ARRAYS, MANIFEST}:
+        return False
+    try:
+        return json.loads((path / MANIFEST).read_text(encoding="utf-8")).get("kind") == KIND
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _write(folder: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any], tree: Any) -> None:
+    from safetensors.numpy import save_file
+
+    tree.to_netcdf(folder / TREE, engine="h5netcdf")
+    save_file(arrays, str(folder / ARRAYS))
+    # A file of arrays has an order of its own; that of the sites is the program's.
+    manifest = manifest | {"arrays": list(arrays), "sha256": _digest(folder / ARRAYS)}
+    text = json.dumps(_encoded(manifest), indent=1, allow_nan=False)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def _put_in_place(partial: Path, path: Path) -> None:
+    """Rename into place; what stood there goes only once the new folder is complete."""
+    if not path.exists():
+        partial.rename(path)
+        return
+    old = partial.with_suffix(".old")
+    path.rename(old)
+    try:
+        partial.rename(path)
+    except OSError:
+        old.rename(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _encoded(value: Any) -> Any:
+    """Plain JSON values; a float that is not finite, for which JSON has no word, as {"float": "nan"}."""
+    if isinstance(value, Mapping):
+        return {str(name): _encoded(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encoded(entry) for entry in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    if isinstance(value, bool | int | float | str) or value is None:
+        return value
+    raise UnsupportedError(
+        "save: " + message("plain values in the settings of a fit", repr(value), "numbers, strings and lists")
+    )
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {"float"}:
+            return float(value["float"])
+        return {name: _decoded(entry) for name, entry in value.items()}
+    return [_decoded(entry) for entry in value] if isinstance(value, list) else value
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def _damaged(path: Path, why: str) -> InputError:
+    return InputError(
+        "path: " + message("a complete saved posterior", f"{path}, damaged: {why}", "saving it again")
+    )
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    if not path.is_dir():
+        raise InputError(
+            "path: "
+            + message(
+                "the folder of a saved posterior", f"{path}, which is no folder", "posterior.save(path)"
+            )
+        )
+    file = path / MANIFEST
+    if not file.is_file():
+        raise InputError(
+            "path: "
+            + message(
+                "the folder of a saved posterior", f"{path}, without {MANIFEST}", "the folder given to save"
+            )
+        )
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(file, str(error)) from error
+    if not isinstance(manifest, dict) or manifest.get("kind") != KIND:
+        raise InputError(
+            "path: " + message(f"a manifest of a {KIND}", f"{file}, something else", "another folder")
+        )
+    version = manifest.get("format")
+    if not isinstance(version, int):
+        raise _damaged(file, "no format number")
+    if version > FORMAT:
+        raise UnsupportedError(
+            "path: "
+            + message(
+                f"format {FORMAT} or older",
+                f"format {version}, written by ppl-bnn {manifest.get('info', {}).get('versions', {}).get('ppl-bnn')}",
+                "a newer ppl-bnn",
+            )
+        )
+    return _decoded(manifest)
+
+
+def _read_arrays(path: Path, manifest: dict[str, Any]) -> dict[str, np.ndarray]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    file = path / ARRAYS
+    if not file.is_file():
+        raise _damaged(file, "it is missing")
+    try:
+        if _digest(file) != manifest.get("sha256"):
+            raise _damaged(file, "its SHA-256 is not the one in the manifest")
+        found = load_file(str(file))
+    except (OSError, SafetensorError) as error:
+        raise _damaged(file, str(error)) from error
+    names = manifest.get("arrays")
+    if not isinstance(names, list) or sorted(names) != sorted(found):
+        raise _damaged(path / MANIFEST, "it does not list the arrays that are there")
+    # Copies: the arrays of a file cannot be written to, of which torch warns.
+    return {name: np.array(found[name]) for name in names}
+
+
+def _part(arrays: Mapping[str, np.ndarray], part: str) -> dict[str, np.ndarray]:
+    prefix = part + "/"
+    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+
+
+def _approximation_class(name: str) -> Any:
+    if name not in APPROXIMATIONS:
+        raise unknown_name("approximation", name, APPROXIMATIONS)
+    module, _, attribute = APPROXIMATIONS[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _rebuilt(manifest: dict[str, Any], arrays: dict[str, np.ndarray], model: Any) -> Posterior:
+    inputs = _part(arrays, "inputs")
+    info = dict(manifest["info"])
+    info["warnings"] = tuple(info["warnings"])
+    features, classes = manifest["feature_names"], manifest["class_names"]
+    return Posterior(
+        model=model,
+        language=manifest["language"],
+        observed=manifest["observed"],
+        inputs=inputs["array"] if "array" in inputs else _part(inputs, "dict"),
+        targets=arrays["targets/array"],
+        approximation=_approximation_class(manifest["approximation"]).from_arrays(
+            _part(arrays, "approximation")
+        ),
+        info=FitInfo(history=_part(arrays, "history"), **info),
+        statistics=_part(arrays, "statistics"),
+        standardisation=Standardisation.from_arrays(_part(arrays, "standardisation"))
+        if manifest["standardised"]
+        else None,
+        feature_names=None if features is None else tuple(features),
+        class_names=None if classes is None else tuple(classes),
+    )
+
+
+def _on_device(posterior: Posterior, device: str) -> Posterior:
+    """The posterior set to a device that is there."""
+    wanted = posterior.info.device if device == "auto" else device
+    try:
+        with system(posterior.info.ppl).session(posterior.info.dtype, wanted) as actual:
+            pass
+    except DeviceError:
+        if device != "auto":
+            raise
+        warnings.warn(
+            f"fitted on {wanted}, which is not here; it will predict on the CPU", UserWarning, stacklevel=3
+        )
+        actual = "cpu"
+    if actual != posterior.info.device:
+        posterior.info = replace(posterior.info, device=actual)
+    return posterior
+
+
+def _check_model(posterior: Posterior, signature: dict[str, Any], probe: dict[str, np.ndarray]) -> None:
+    if not callable(posterior.model):
+        raise InputError(
+            "model: "
+            + message("the function that was fitted", type(posterior.model).__name__, "load(path, model)")
+        )
+    name = signature["name"]
+    try:
+        sites, likelihood = posterior._with(_signature)
+    except Exception as error:
+        raise ModelError(
+            f"model: {name} was saved, and the given one does not run on its data: {type(error).__name__}: {error}"
+        ) from error
+    was = {site["name"]: site for site in signature["sites"]}
+    now = {site["name"]: site for site in sites}
+    differences = [f"site {site!r} is missing" for site in was if site not in now]
+    differences += [f"site {site!r} is new" for site in now if site not in was]
+    for site in was:
+        if site in now and was[site] != now[site]:
+            parts = [key for key in was[site] if was[site][key] != now[site][key]]
+            differences += [f"{key} of {site!r} was {was[site][key]}, is {now[site][key]}" for key in parts]
+    if not differences and list(was) != list(now):
+        differences.append(f"the order of the sites was {list(was)}, is {list(now)}")
+    if likelihood != signature["likelihood"]:
+        differences.append(f"the likelihood was {signature['likelihood']}, is {likelihood}")
+    if not differences:
+        before = signature["log_joint"]
+        after = float(posterior.log_joint({name: value[None] for name, value in probe.items()})[0])
+        tolerance = LOG_JOINT_TOLERANCE[posterior.info.dtype] * (1.0 + abs(before))
+        if not (
+            abs(after - before) <= tolerance or (not math.isfinite(before) and str(before) == str(after))
+        ):
+            differences.append(
+                f"the log joint of a stored draw was {before:.6g}, is {after:.6g} (another prior, activation or noise)"
+            )
+    if differences:
+        raise ModelError(
+            "model: "
+            + message(
+                f"the model that was saved, {name}",
+                f"another one: {'; '.join(differences)}",
+                "the function as it was when it was fitted",
+            )
+        )
