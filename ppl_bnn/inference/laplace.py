@@ -263,18 +263,20 @@ class Laplace(Method):
 def _guide_numpyro(problem: Problem, u: Mapping[str, np.ndarray]) -> LaplaceGaussian:
     """NumPyro's AutoLaplaceApproximation at the mode."""
     import jax
+    from numpyro.handlers import seed
     from numpyro.infer.autoguide import AutoLaplaceApproximation
     from numpyro.infer.initialization import init_to_value
 
     guide = AutoLaplaceApproximation(_native(problem), init_loc_fn=init_to_value(values=_constrained(problem, u)))
-    with jax.disable_jit(False):
-        from numpyro.handlers import seed
+    seed(guide, jax.random.PRNGKey(0))(problem.x, problem.y)
+    flat, order = _flat_in_order_of(problem, u, guide._unpack_latent)
 
-        seed(guide, jax.random.PRNGKey(0))(problem.x, problem.y)
-    unpack = guide._unpack_latent
-    flat, order = _flat_in_order_of(problem, u, unpack)
-    gaussian = guide.get_posterior({f"{guide.prefix}_loc": flat})
-    return _from_guide(problem, u, np.asarray(gaussian.covariance_matrix), order)
+    @jax.jit
+    def covariance(loc: Any) -> Any:
+        # Compiled, the guide is fast, and cannot hide a failure behind a warning and a zero variance.
+        return guide.get_posterior({f"{guide.prefix}_loc": loc}).covariance_matrix
+
+    return _from_guide(problem, u, np.asarray(covariance(flat)), order)
 
 
 def _guide_pyro(problem: Problem, u: Mapping[str, np.ndarray]) -> LaplaceGaussian:
