@@ -8,7 +8,7 @@ are checked at once, so a negative scale is an error where it is written and not
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ppl_bnn.errors import InputError, message, unknown_name
@@ -55,13 +55,13 @@ class Distribution:
 
     def expand(self, shape: tuple[int, ...]) -> Distribution:
         """The same distribution, independent over `shape`."""
-        return replace(self, shape=tuple(int(size) for size in shape))
+        return Distribution(self.family, self.arguments, tuple(map(int, shape)), self.event_dims)
 
     def to_event(self, dims: int | None = None) -> Distribution:
         """The last `dims` axes (all of the expanded shape by default) as one event."""
         if dims is None:
             dims = len(self.shape or ())
-        return replace(self, event_dims=dims)
+        return Distribution(self.family, self.arguments, self.shape, dims)
 
 
 def _check(family: str, name: str, value: Any) -> None:

@@ -21,10 +21,10 @@ with warnings.catch_warnings():
     import pyro.poutine
     from pyro.poutine.messenger import Messenger
 
-from ppl_bnn.errors import DeviceError, message
+from ppl_bnn.errors import BNNError, DeviceError, message
 from ppl_bnn.language.distributions import Distribution
 from ppl_bnn.language.primitives import Interpretation, Message
-from ppl_bnn.ppl.protocol import Model, Site, TracedSite, resolve_device
+from ppl_bnn.ppl.protocol import Model, Site, TracedSite, constrained_parameter, resolve_device
 
 
 class NormalMixture(pyro.distributions.TorchDistribution):
@@ -56,8 +56,63 @@ class NormalMixture(pyro.distributions.TorchDistribution):
         return torch.randn(shape, dtype=self.scales.dtype, device=self.scales.device) * self.scales[chosen]
 
 
-def resolve(specification: Distribution) -> Any:
-    """The Pyro distribution of a specification."""
+_RESOLVED: dict[Any, Any] = {}
+_MOST_RESOLVED = 512
+
+
+def resolve(specification: Distribution, circumstances: Any = None) -> Any:
+    """The Pyro distribution of a specification, under the `circumstances()` of a run (asked for where not given).
+
+    A distribution whose arguments are all plain numbers is the same at every run of the model. To build it takes longer
+    than to score it, and a run of SVI would build it anew at each step, so it is kept.
+    """
+    arguments = tuple(specification.arguments.values())
+    if not all(map(_is_constant, arguments)):
+        return _resolve(specification)
+    key = (
+        specification.family,
+        arguments,
+        specification.shape,
+        specification.event_dims,
+        circumstances or _circumstances(),
+    )
+    found = _RESOLVED.get(key)
+    if found is None:
+        found = _resolve(specification)
+        if _may_be_kept(torch.as_tensor(0.0)):
+            if len(_RESOLVED) >= _MOST_RESOLVED:
+                _RESOLVED.clear()
+            _RESOLVED[key] = found
+    return found
+
+
+def _circumstances() -> Any:
+    """All that a distribution depends on besides what is written."""
+    return (
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.distributions.Distribution._validate_args,
+    )
+
+
+def _is_constant(value: Any) -> bool:
+    kind = type(value)
+    return kind is float or kind is int or (kind is tuple and all(map(_is_constant, value)))
+
+
+def _may_be_kept(fresh: torch.Tensor) -> bool:
+    """Whether tensors made now outlive what is going on: those made inside torch.func's transforms do not."""
+    if type(fresh) is not torch.Tensor or fresh.is_inference():
+        return False
+    try:
+        fresh.data_ptr()
+    except RuntimeError:
+        # A wrapper of a transform has no storage of its own.
+        return False
+    return True
+
+
+def _resolve(specification: Distribution) -> Any:
     if specification.family == "NormalMixture":
         result: Any = NormalMixture(
             torch.as_tensor(specification.arguments["weights"], dtype=torch.get_default_dtype()),
@@ -86,18 +141,26 @@ class PyroInterpretation(Interpretation):
         super().__init__()
         self.population = population
         self.record = record
+        self.plates: dict[str, Any] = {}
+        self.circumstances = _circumstances()
 
     def process(self, msg: Message) -> None:
         super().process(msg)
         arguments = msg.arguments
         if msg.kind == "sample":
-            msg.answer(pyro.sample(msg.name, resolve(arguments["distribution"]), obs=arguments["obs"]))
+            msg.answer(
+                pyro.sample(
+                    msg.name, resolve(arguments["distribution"], self.circumstances), obs=arguments["obs"]
+                )
+            )
         elif msg.kind == "deterministic":
             msg.answer(pyro.deterministic(msg.name, arguments["value"]))
         elif msg.kind == "param":
             init = arguments["init"]
             if isinstance(init, Distribution):
                 init = resolve(init).sample
+            elif not isinstance(init, torch.Tensor):
+                init = torch.as_tensor(init, dtype=torch.get_default_dtype())
             msg.answer(pyro.param(msg.name, init))
         elif msg.kind == "rows":
             msg.answer(self._plate("rows", arguments["n"]))
@@ -115,7 +178,10 @@ class PyroInterpretation(Interpretation):
         with ExitStack() as stack:
             if self.population is not None and self.population != rows:
                 stack.enter_context(pyro.poutine.scale(scale=self.population / rows))
-            stack.enter_context(pyro.plate(name, rows))
+            # A plate is a site in Pyro: the same one serves all uses of `rows` in a run.
+            if name not in self.plates:
+                self.plates[name] = pyro.plate(name, rows)
+            stack.enter_context(self.plates[name])
             yield
 
 
@@ -152,15 +218,22 @@ class _Assign(Messenger):
         msg["done"] = True
 
     def _pyro_param(self, msg: Any) -> None:
-        if msg["name"] in self.values:
-            msg["value"] = self.values[msg["name"]]
-            msg["done"] = True
+        name, init, constraint = (*msg["args"], None)[:3]
+        if msg["kwargs"].get("constraint", constraint) not in (None, constraints.real):
+            raise constrained_parameter(name)
+        # The store would hand out the start of the first run for ever, whatever the seed.
+        if name in self.values:
+            msg["value"] = self.values[name]
+        else:
+            msg["value"] = init() if callable(init) else init
+        msg["done"] = True
 
 
 class Pyro:
     """The system `ppl="pyro"`."""
 
     name = "pyro"
+    maps_randomness = False  # its samplers write in place, which torch.func.vmap refuses
 
     @contextmanager
     def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
@@ -222,12 +295,17 @@ class Pyro:
         seed: Any = None,
     ) -> list[TracedSite]:
         if seed is not None:
-            # Under vmap a seed has no single value; there each draw takes its own randomness from the generator that `seeds` set.
+            # Under vmap a seed has no single value; there each draw takes its own randomness from the generator
+            # that `seeds` set.
             with suppress(RuntimeError):
-                torch.manual_seed(int(seed))
+                _set_seed(int(seed))
         assign = _Assign(values or {}, unconstrained)
         with assign:
-            trace = pyro.poutine.trace(native).get_trace(x, y)
+            try:
+                trace = pyro.poutine.trace(native).get_trace(x, y)
+            except BNNError as error:
+                # Pyro raises a copy with the shapes of all sites behind the message; the first one says what to do.
+                raise error.__cause__ if isinstance(error.__cause__, BNNError) else error from None
         result = []
         for name, site in trace.nodes.items():
             if site["type"] == "sample":
@@ -272,7 +350,7 @@ class Pyro:
         return sites, observed
 
     def seeds(self, seed: int, count: int) -> Any:
-        torch.manual_seed(seed)
+        _set_seed(seed)
         return torch.tensor(np.random.default_rng(seed).integers(0, 2**31 - 1, size=count))
 
     def unconstrain(self, distribution: Any, value: Any) -> Any:
@@ -306,6 +384,13 @@ class Pyro:
                 return function(*arguments)
 
         return without_gradients
+
+
+def _set_seed(seed: int) -> None:
+    """Seed the generators that the session keeps: torch.manual_seed would touch those of all devices."""
+    torch.default_generator.manual_seed(seed)
+    if torch.get_default_device().type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def _family(distribution: Any) -> str:
