@@ -163,7 +163,8 @@ def mixing(draws: np.ndarray) -> Mixing:
     if not count:
         return Mixing(*[np.nan] * 8, components=0, constant=constant)
     rhat, bulk, tail, mcse = np.full(count, np.inf), np.zeros(count), np.zeros(count), np.full(count, np.inf)
-    usable = finite[varies]
+    still = (draws.max(axis=1) == draws.min(axis=1)).all(axis=0)
+    usable = (finite & ~still)[varies]
     if draws.shape[1] >= FEWEST_DRAWS and usable.any():
         values = draws[..., varies][..., usable].astype(np.float64)
         axes: dict[str, Any] = {"chain_axis": 0, "draw_axis": 1}
@@ -172,7 +173,7 @@ def mixing(draws: np.ndarray) -> Mixing:
             bulk[usable] = array_stats.ess(values, method="bulk", **axes)
             tail[usable] = array_stats.ess(values, method="tail", prob=(0.05, 0.95), **axes)
             mcse[usable] = array_stats.mcse(values, method="mean", **axes) / values.std(axis=(0, 1))
-        # Chains that do not move have no variance within: ArviZ answers NaN.
+        # Where ArviZ has no answer, such as for a tail in which nothing varies, nothing is claimed.
         rhat, mcse = np.where(np.isnan(rhat), np.inf, rhat), np.where(np.isnan(mcse), np.inf, mcse)
         bulk, tail = np.nan_to_num(bulk, nan=0.0), np.nan_to_num(tail, nan=0.0)
     return Mixing(

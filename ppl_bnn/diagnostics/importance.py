@@ -95,7 +95,8 @@ def pareto_k_of(log_ratios: np.ndarray) -> ParetoK:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                k = float(array_stats.psislw(log_ratios)[1])
+                # Made for leaving rows out, whose log weights are minus log likelihoods: ArviZ turns the sign.
+                k = float(array_stats.psislw(-log_ratios)[1])
             except ValueError:
                 k = math.nan
         # Too few distinct values in the tail: nothing can be claimed.

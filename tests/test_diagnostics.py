@@ -1,0 +1,451 @@
+"""Diagnostics against ArviZ and closed forms, on draws whose quality is known because they were planted."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+
+import ppl_bnn as bnn
+from ppl_bnn.diagnostics.diagnose import VERDICTS, diagnose
+from ppl_bnn.diagnostics.function_space import convergence, mixing, probe_rows
+from ppl_bnn.diagnostics.importance import leave_one_out, pareto_k, pareto_k_of
+from ppl_bnn.errors import InputError, UnsupportedError
+from ppl_bnn.inference.covariance import Full
+from ppl_bnn.inference.laplace import LaplaceGaussian
+from ppl_bnn.inference.method import Method, Outcome
+from ppl_bnn.inference.svi import MeanField
+from ppl_bnn.posterior import Chains, Point
+
+NOISE, ROWS, FEATURES = 0.5, 30, 2
+
+
+@dataclass(frozen=True)
+class Planted(Method):
+    """A posterior with a given approximation."""
+
+    outcome: Any = None
+
+    def run(self, problem: Any, progress: Any) -> Outcome:
+        return self.outcome
+
+
+def linear(x: Any, y: Any = None) -> None:
+    """Bayesian linear regression: the posterior is the Gaussian of `closed_form`."""
+    f = bnn.mlp(x, [1], prior=bnn.priors.Normal(0.0, 1.0), bias=False)
+    bnn.observe(y, f, bnn.likelihoods.Gaussian(NOISE))
+
+
+def network(x: Any, y: Any = None) -> None:
+    noise = bnn.sample("noise", bnn.dist.HalfNormal(1.0))
+    bnn.observe(y, bnn.mlp(x, [3, 1], activation="tanh"), bnn.likelihoods.Gaussian(noise))
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(11)
+    x = rng.normal(size=(ROWS, FEATURES))
+    return x, x @ [1.0, -0.5] + NOISE * rng.normal(size=ROWS)
+
+
+def closed_form() -> tuple[np.ndarray, np.ndarray, float]:
+    """Posterior mean and covariance of the weights, and the log evidence."""
+    x, y = data()
+    covariance = np.linalg.inv(x.T @ x / NOISE**2 + np.eye(FEATURES))
+    marginal = scipy.stats.multivariate_normal(np.zeros(ROWS), x @ x.T + NOISE**2 * np.eye(ROWS))
+    return covariance @ x.T @ y / NOISE**2, covariance, float(marginal.logpdf(y))
+
+
+def fitted(model: Any, approximation: Any, standardise: bool = False, **outcome: Any) -> Any:
+    method = Planted(outcome=Outcome(approximation, **outcome), ppl="pyro")
+    return method.fit(model, *data(), standardise=standardise)
+
+
+def exact_chains(chains: int = 4, draws: int = 500, shift: float = 0.0, seed: int = 0, **outcome: Any) -> Any:
+    """Independent draws from the closed form; the last half of the chains moved by `shift` standard deviations."""
+    mean, covariance, _ = closed_form()
+    w = np.random.default_rng(seed).multivariate_normal(mean, covariance, size=(chains, draws))
+    w[chains // 2 :] += shift * np.sqrt(np.diag(covariance))
+    return fitted(linear, Chains({"output.weight": w[..., None]}), **outcome)
+
+
+def exact_gaussian(widen: float = 1.0, **outcome: Any) -> Any:
+    mean, covariance, _ = closed_form()
+    gaussian = Full.of(np.linalg.inv(covariance) / widen**2)
+    return fitted(linear, LaplaceGaussian({"output.weight": mean[:, None]}, gaussian), **outcome)
+
+
+def network_chains(chains: int = 4, draws: int = 500, permute: bool = False, noise: float = 0.1) -> Any:
+    rng = np.random.default_rng(2)
+    shapes = {"hidden0.weight": (2, 3), "hidden0.bias": (3,), "output.weight": (3, 1), "output.bias": (1,)}
+    u = {
+        name: rng.normal(size=shape) + noise * rng.normal(size=(chains, draws, *shape))
+        for name, shape in shapes.items()
+    }
+    u["noise"] = -1.0 + 0.2 * rng.normal(size=(chains, draws))
+    if permute:
+        half = slice(chains // 2, None)
+        order = [2, 0, 1]
+        u["hidden0.weight"][half] = u["hidden0.weight"][half][..., order]
+        u["hidden0.bias"][half] = u["hidden0.bias"][half][..., order]
+        u["output.weight"][half] = u["output.weight"][half][..., order, :]
+    return fitted(network, Chains(u))
+
+
+# --- function space -------------------------------------------------------------------------------
+
+
+def test_figures_are_those_of_arviz() -> None:
+    import arviz_stats
+    from arviz_base import dict_to_dataset
+
+    rng = np.random.default_rng(0)
+    draws = rng.normal(size=(4, 200, 3)).cumsum(axis=1) * 0.1 + rng.normal(size=(4, 200, 3))
+    figures = mixing(draws)
+    dataset = dict_to_dataset({"f": draws})
+    rhat = arviz_stats.rhat(dataset).f.values
+    bulk, tail = (arviz_stats.ess(dataset, method=method).f.values for method in ("bulk", "tail"))
+    mcse = arviz_stats.mcse(dataset, method="mean").f.values / draws.std(axis=(0, 1))
+    expected = [rhat.max(), np.median(rhat), bulk.min(), np.median(bulk)]
+    # ArviZ takes the tails at the ends of its default interval, 89 % wide; here 5 % and 95 %, as in the article.
+    tail = arviz_stats.ess(dataset, method="tail", prob=(0.05, 0.95)).f.values
+    expected += [tail.min(), np.median(tail), mcse.max(), np.median(mcse)]
+    found = [figures.rhat, figures.rhat_median, figures.ess_bulk, figures.ess_bulk_median]
+    found += [figures.ess_tail, figures.ess_tail_median, figures.mcse, figures.mcse_median]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert figures.components == 3
+
+
+def test_independent_draws_have_converged_and_constants_are_left_out() -> None:
+    posterior = exact_chains()
+    judged = convergence(posterior)
+    assert judged.converged
+    assert judged.reasons == ()
+    assert 0.99 < judged.rhat < 1.01
+    # ESS of S independent draws is S, with a relative standard error of about 2 / sqrt(S) per component.
+    assert 0.85 * 2000 < judged.quantities["f"].ess_bulk_median < 1.15 * 2000
+    assert judged.quantities["f"].components == ROWS
+    assert judged.quantities["f"].constant == 1  # the known noise, the same in every row
+    assert judged.probes == ROWS
+    assert judged.weights is None
+    assert math.isclose(judged.quantities["f"].mcse_median, 1 / math.sqrt(2000), rel_tol=0.15)
+
+
+def test_separated_chains_are_flagged() -> None:
+    judged = convergence(exact_chains(shift=5.0))
+    assert not judged.converged
+    assert judged.rhat > 1.5
+    assert judged.ess_bulk < 10
+    assert any("R-hat of f" in reason for reason in judged.reasons)
+    assert any("log_likelihood" in reason for reason in judged.reasons)
+
+
+def test_exchanged_hidden_units_change_the_weights_only() -> None:
+    plain, permuted = (
+        convergence(network_chains(permute=permute), weights=True) for permute in (False, True)
+    )
+    assert permuted.weights is not None
+    assert plain.weights is not None
+    assert plain.weights.rhat < 1.02
+    assert permuted.weights.rhat > 1.5
+    assert permuted.weights.ess_bulk < 10
+    assert permuted.converged
+    assert set(permuted.quantities) == {"f", "log_likelihood", "noise"}
+    assert permuted.rhat == pytest.approx(plain.rhat, abs=1e-6)
+    # eta = (f, log noise): the noise is the same in all rows and is one component.
+    assert permuted.quantities["f"].components == ROWS + 1
+
+
+def test_noise_is_judged_by_itself() -> None:
+    posterior = network_chains()
+    posterior.approximation.u["noise"][2:] += 3.0
+    judged = convergence(posterior)
+    assert judged.quantities["noise"].rhat > 1.5
+    assert any("R-hat of noise" in reason for reason in judged.reasons)
+
+
+def test_too_few_draws_is_not_converged() -> None:
+    # R-hat is good; 4 chains of 50 have an ESS of about 200, and 400 are wanted.
+    judged = convergence(exact_chains(draws=50))
+    assert not judged.converged
+    assert all("ESS" in reason for reason in judged.reasons if "R-hat" not in reason)
+    assert any("not above 400 (100 per chain)" in reason for reason in judged.reasons)
+    one = convergence(exact_chains(chains=1, draws=2000))
+    assert not one.converged
+    assert any("one chain alone" in reason for reason in one.reasons)
+    assert not convergence(exact_chains(draws=3)).converged
+
+
+def test_chains_that_stand_still_are_not_converged() -> None:
+    stuck = exact_chains()
+    u = stuck.approximation.u["output.weight"]
+    u[:] = u[:, :1]
+    judged = convergence(stuck)
+    assert not judged.converged
+    assert judged.rhat == math.inf
+    assert judged.ess_bulk == 0.0
+    same = exact_chains()
+    same.approximation.u["output.weight"][:] = 0.3
+    judged = convergence(same)
+    assert not judged.converged
+    assert "did not move" in judged.reasons[0]
+
+
+def test_probe_rows_are_training_rows_in_original_units() -> None:
+    mean, covariance, _ = closed_form()
+    w = np.random.default_rng(0).multivariate_normal(mean, covariance, size=(2, 10))[..., None]
+    posterior = fitted(linear, Chains({"output.weight": w}), standardise=True)
+    x, _ = data()
+    chosen = probe_rows(posterior, 10)
+    np.testing.assert_array_equal(chosen, probe_rows(posterior, 10))
+    distances = np.abs(chosen[:, None] - x[None]).max(-1)
+    assert len(set(distances.argmin(1))) == 10
+    assert distances.min(1).max() < 1e-12
+    assert convergence(posterior, x[:4]).probes == 4
+
+
+def test_convergence_is_for_chains_only() -> None:
+    with pytest.raises(UnsupportedError, match="chains"):
+        convergence(exact_gaussian())
+
+
+# --- importance -----------------------------------------------------------------------------------
+
+
+def test_the_posterior_itself_is_a_perfect_proposal() -> None:
+    pareto = pareto_k(exact_gaussian())
+    assert pareto.reliable
+    assert pareto.k == -math.inf
+    assert pareto.log_evidence == pytest.approx(closed_form()[2], abs=1e-8)
+    assert pareto.relative_ess == pytest.approx(1.0, abs=1e-8)
+
+
+def test_a_wider_proposal_gives_the_evidence_within_its_standard_error() -> None:
+    pareto = pareto_k(exact_gaussian(widen=1.5), draws=4000)
+    assert pareto.k < 0.5
+    assert 0 < pareto.log_evidence_se < 0.05
+    assert abs(pareto.log_evidence - closed_form()[2]) < 4 * pareto.log_evidence_se
+    # E[w]^2 / E[w^2] of N(0, 1) / N(0, c^2) is sqrt(2 c^2 - 1) / c^2 in each of the two directions.
+    assert pareto.relative_ess == pytest.approx((2 * 1.5**2 - 1) / 1.5**4, rel=0.05)
+
+
+def test_a_proposal_that_is_too_narrow_is_flagged() -> None:
+    pareto = pareto_k(exact_gaussian(widen=0.4))
+    assert not pareto.reliable
+    assert pareto.k > 0.7
+    assert pareto.relative_ess < 0.2
+
+
+def test_mean_field_has_a_k_hat_too() -> None:
+    mean, covariance, _ = closed_form()
+    scale = np.sqrt(1.0 / np.diag(np.linalg.inv(covariance)))
+    posterior = fitted(linear, MeanField({"output.weight": mean[:, None]}, {"output.weight": scale[:, None]}))
+    assert pareto_k(posterior).k < 0.7
+
+
+@pytest.mark.parametrize("shape", [0.2, 0.5, 1.0])
+def test_k_hat_finds_the_shape_of_a_pareto_distribution(shape: float) -> None:
+    # P(w > t) = t^(-1 / k): log w is exponential with mean k; k-hat has a standard error of about (1 + k) / sqrt(tail).
+    log_ratios = shape * np.random.default_rng(0).exponential(size=10_000)
+    error = (1 + shape) / math.sqrt(3 * math.sqrt(10_000))
+    assert abs(pareto_k_of(log_ratios).k - shape) < 3 * error
+
+
+def test_ratios_that_are_not_finite_are_not_trusted() -> None:
+    ratios = np.random.default_rng(0).normal(size=100)
+    ratios[3] = -np.inf
+    assert not pareto_k_of(ratios).reliable
+
+
+def test_k_hat_is_for_densities_only() -> None:
+    for posterior in (exact_chains(), fitted(linear, Point({"output.weight": np.ones((2, 1))}))):
+        with pytest.raises(UnsupportedError, match="density"):
+            pareto_k(posterior)
+    with pytest.raises(InputError, match="draws"):
+        pareto_k(exact_gaussian(), draws=3)
+
+
+def exact_leave_one_out() -> float:
+    x, y = data()
+    total = 0.0
+    for row in range(ROWS):
+        kept = np.arange(ROWS) != row
+        covariance = np.linalg.inv(x[kept].T @ x[kept] / NOISE**2 + np.eye(FEATURES))
+        mean = covariance @ x[kept].T @ y[kept] / NOISE**2
+        scale = np.sqrt(x[row] @ covariance @ x[row] + NOISE**2)
+        total += scipy.stats.norm.logpdf(y[row], x[row] @ mean, scale)
+    return total
+
+
+def test_leave_one_out_is_that_of_arviz_and_of_the_closed_form() -> None:
+    import arviz_stats
+
+    posterior = exact_chains(draws=1000)
+    tree = posterior.to_datatree()
+    expected = arviz_stats.loo(tree, pointwise=True)
+    for found in (leave_one_out(posterior), leave_one_out(tree)):
+        assert (found.elpd, found.se, found.p_loo) == (expected.elpd, expected.se, expected.p)
+        assert found.worst_k == expected.pareto_k.max()
+        assert found.share_above == 0.0
+        assert found.reason == ""
+        assert math.isnan(found.corrected_elpd)
+        assert "chains" in found.corrected_reason
+    assert expected.elpd == pytest.approx(exact_leave_one_out(), abs=0.1)
+
+
+def test_leave_one_out_of_an_approximation_is_corrected_where_the_weights_allow() -> None:
+    mean, covariance, _ = closed_form()
+
+    def gaussian(widen: float, linearised: bool) -> Any:
+        full = Full.of(np.linalg.inv(covariance) / widen**2)
+        approximation = replace(LaplaceGaussian({"output.weight": mean[:, None]}, full), linear=linearised)
+        return fitted(linear, approximation)
+
+    wide = leave_one_out(gaussian(1.6, False))
+    truth = exact_leave_one_out()
+    # Draws spread too widely lose score when taken at their word; the weights p/q repair it.
+    assert wide.elpd < truth - 0.5
+    assert wide.corrected_elpd == pytest.approx(truth, abs=0.3)
+    narrow = leave_one_out(gaussian(0.3, False))
+    assert math.isnan(narrow.corrected_elpd)
+    assert "k-hat" in narrow.corrected_reason
+    linearised = leave_one_out(gaussian(1.6, True))
+    assert math.isnan(linearised.corrected_elpd)
+    assert "linearised" in linearised.corrected_reason
+    assert math.isfinite(linearised.elpd)
+
+
+def test_a_point_has_no_leave_one_out() -> None:
+    posterior = fitted(linear, Point({"output.weight": np.ones((2, 1))}))
+    for source in (posterior, posterior.to_datatree()):
+        found = leave_one_out(source)
+        assert math.isnan(found.elpd)
+        assert "point" in found.reason
+        assert found.elpd_data is None
+
+
+def test_rows_that_cannot_be_left_out_are_counted_without_a_warning() -> None:
+    rng = np.random.default_rng(0)
+    w = np.array([1.0, -0.5]) + 2.0 * rng.normal(size=(4, 200, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = leave_one_out(fitted(linear, Chains({"output.weight": w[..., None]})))
+    assert found.worst_k > 0.7
+    assert 0 < found.share_above <= 1
+
+
+# --- the verdict ----------------------------------------------------------------------------------
+
+
+def statistics(
+    chains: int = 4, draws: int = 500, diverging: float = 0.0, energy: str = "good"
+) -> dict[str, Any]:
+    rng = np.random.default_rng(1)
+    level = rng.normal(size=(chains, draws))
+    return {
+        "diverging": rng.random((chains, draws)) < diverging,
+        "reached_max_tree_depth": np.zeros((chains, draws), dtype=bool),
+        "energy": level if energy == "good" else level.cumsum(axis=1),
+    }
+
+
+def test_good_chains_are_converged() -> None:
+    found = diagnose(exact_chains(statistics=statistics()))
+    assert found.verdict == "converged"
+    assert found.figures["rhat"] < 1.01
+    assert found.figures["divergences"] == 0
+    assert found.figures["bfmi"] > 1.0
+    assert "worst R-hat" in str(found)
+    assert found.advice == ()
+
+
+def test_bad_chains_are_not_converged_whatever_the_sampler_says() -> None:
+    found = diagnose(exact_chains(shift=5.0, statistics=statistics()))
+    assert found.verdict == "not converged"
+    assert found.advice
+    assert "try:" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "verdict"),
+    [
+        ({"diverging": 0.002}, "diverged", "converged"),
+        ({"diverging": 0.1}, "diverged", "undecided"),
+        ({"energy": "bad"}, "E-BFMI", "undecided"),
+    ],
+)
+def test_what_the_sampler_recorded_counts(options: dict[str, Any], said: str, verdict: str) -> None:
+    found = diagnose(exact_chains(statistics=statistics(**options)))
+    assert found.verdict == verdict
+    assert any(said in reason for reason in found.reasons)
+    assert found.advice
+
+
+def test_trees_cut_off_are_slow_not_wrong() -> None:
+    recorded = statistics()
+    recorded["reached_max_tree_depth"][:] = True
+    found = diagnose(exact_chains(statistics=recorded))
+    assert found.verdict == "converged"
+    assert any("slow, not wrong" in reason for reason in found.reasons)
+
+
+def test_a_good_approximation_is_adequate_as_far_as_seen() -> None:
+    found = diagnose(exact_gaussian(figures={"elbo": -40.0, "elbo_se": 0.1, "converged": 1.0}))
+    assert found.verdict == "adequate as far as seen"
+    assert found.figures["elbo"] == -40.0
+    assert any("ELBO is -40.00" in reason for reason in found.reasons)
+
+
+def test_k_hat_alone_never_says_inadequate() -> None:
+    found = diagnose(exact_gaussian(widen=0.2))
+    assert found.figures["pareto_k"] > 0.7
+    assert found.verdict == "undecided"
+    assert any("reference" in advice for advice in found.advice)
+
+
+def test_an_optimisation_without_plateau_is_not_converged() -> None:
+    assert diagnose(exact_gaussian(figures={"converged": 0.0})).verdict == "not converged"
+    point = Point({"output.weight": closed_form()[0][:, None]})
+    settled = diagnose(fitted(linear, point, figures={"converged": 1.0, "gradient_norm": 1e-6}))
+    assert settled.verdict == "converged"
+    assert any("gradient" in reason for reason in settled.reasons)
+    assert any("no spread" in reason for reason in settled.reasons)
+    stopped = diagnose(fitted(linear, point, figures={"converged": 0.0}, warnings=("stopped early",)))
+    assert stopped.verdict == "not converged"
+    assert "stopped early" in stopped.reasons
+
+
+def test_a_reference_decides() -> None:
+    reference = exact_chains(seed=3)
+    good = diagnose(exact_gaussian(), reference=reference)
+    assert good.verdict == "adequate as far as seen"
+    assert good.figures["mean_gap"] < 0.2
+    assert 0.9 < good.figures["sd_ratio"] < 1.1
+    assert good.figures["mean_gap_floor"] > 0
+    narrow = diagnose(exact_gaussian(widen=0.2), reference=reference)
+    assert narrow.verdict == "inadequate"
+    assert narrow.figures["sd_ratio"] == pytest.approx(0.2, rel=0.15)
+    point = fitted(linear, Point({"output.weight": closed_form()[0][:, None]}))
+    assert diagnose(point, reference=reference).verdict == "inadequate"
+    assert diagnose(exact_chains(), reference=reference).verdict == "converged"
+    assert diagnose(exact_chains(shift=5.0), reference=reference).verdict in ("not converged", "inadequate")
+
+
+def test_a_reference_that_has_not_converged_decides_nothing() -> None:
+    found = diagnose(exact_gaussian(widen=0.2), reference=exact_chains(shift=5.0))
+    assert found.verdict == "undecided"
+    assert any("would-be reference" in reason for reason in found.reasons)
+    with pytest.raises(UnsupportedError, match="reference"):
+        diagnose(exact_gaussian(), reference=exact_gaussian())
+
+
+def test_verdicts_are_from_the_list() -> None:
+    for posterior in (exact_chains(), exact_gaussian(), network_chains(draws=20)):
+        found = diagnose(posterior)
+        assert found.verdict in VERDICTS
+        assert str(found).startswith("Planted in pyro: ")
+        assert all(isinstance(value, int | float) for value in found.figures.values())
