@@ -78,6 +78,9 @@ COLUMNS: dict[str, str] = {
 }
 _REGRESSION = ("rmse", "crps", "coverage_90", "width_90")
 _CLASSIFICATION = ("accuracy", "brier", "ece")
+# Draws x rows in each group of a tree: half a gigabyte. A chain keeps at least so many draws whatever the rows.
+MOST_VALUES = 2**26
+FEWEST_DRAWS = 100
 _WORDS = ("reference", "kind", "ppl", "converged", "failure")
 
 
@@ -476,8 +479,19 @@ def _fitted(
 
 
 def _export(record: _Record, x_test: Any) -> None:
-    assert record.posterior is not None
-    record.tree = record.posterior.to_datatree(x_test)
+    from ppl_bnn.export import posterior_datatree
+
+    posterior = record.posterior
+    assert posterior is not None
+    chains, draws = posterior.shape
+    rows = row_count(posterior.inputs) + row_count(x_test)
+    kept = min(chains * draws, max(MOST_VALUES // rows, FEWEST_DRAWS * chains))
+    if kept < chains * draws:
+        record.notes["elpd_loo"] = (
+            f"Of {chains * draws} draws the tree holds {kept // chains * chains}, evenly spaced, as {rows} rows "
+            "would make it too large; leave-one-out uses these, everything else uses all."
+        )
+    record.tree = posterior_datatree(posterior, x_test, draws=None if kept == chains * draws else kept)
 
 
 def _diagnose(record: _Record, x_test: Any) -> None:
@@ -648,7 +662,9 @@ class _Run:
 
         try:
             with _said() as said:
-                ranking = arviz_stats.compare(results, method="stacking", round_to="none")
+                ranking = arviz_stats.compare(  # pyright: ignore[reportPrivateImportUsage]
+                    results, method="stacking", round_to="none"
+                )
         except Warning:
             raise
         except Exception as error:

@@ -42,7 +42,7 @@ def predictions_figure(comparison: Comparison) -> Figure:
     FigureCanvasAgg(figure)
     if comparison.task == "classification":
         _draw_classes(figure, comparison)
-    elif _single_input(comparison.test_inputs):
+    elif _single_input(comparison.test_inputs) and comparison.test_targets.ndim == 1:
         _draw_curves(figure, comparison)
     else:
         _draw_intervals(figure, comparison)

@@ -6,7 +6,7 @@ test rows of the paired differences d_n = log p_a(y_n) - log p_b(y_n) exceeds tw
 
     se = sd(d_n) / sqrt(N),
 
-so that noise shared by both methods (an odd row, say) does not hide a difference, nor make one up.
+so that what both methods share (an odd row, say) neither hides a difference nor makes one up.
 """
 
 from __future__ import annotations
@@ -71,8 +71,11 @@ def _best(comparison: Comparison) -> str:
             f"{on} no difference in log score is larger than {STANDARD_ERRORS:.0f} standard errors: "
             f"{best} is nominally first ({score}) and cannot be told from {_listed(level)}."
         )
-    tail = f", and cannot be told from {_listed(level)}" if level else ""
-    return f"{on} {best} predicts best ({score}), ahead of {_listed(behind)}{tail}."
+    if level:
+        return (
+            f"{on} {best} is ahead of {_listed(behind)}, but cannot be told from {_listed(level)} ({score})."
+        )
+    return f"{on} {best} predicts best ({score}), ahead of {_listed(behind)}."
 
 
 def _between(difference: float, error: float) -> str:
@@ -118,10 +121,10 @@ def _distance(comparison: Comparison) -> str:
     if not parts:
         return f"Only the reference {reference} finished, in {_duration(seconds[reference])}."
     floor = float(table.loc[reference, "gap_mean_floor"])  # type: ignore[arg-type]
-    noise = "" if math.isnan(floor) else f", sampling noise alone being {floor:.2f} sd"
+    noise = "" if math.isnan(floor) else f" (sampling noise alone: {floor:.2f} sd)"
     return (
-        f"Against {reference} ({_duration(seconds[reference])}), in its own standard deviations of the mean "
-        f"function{noise}: {'; '.join(parts)}."
+        f"Against {reference} ({_duration(seconds[reference])}), in standard deviations of its mean function"
+        f"{noise}: {'; '.join(parts)}."
     )
 
 

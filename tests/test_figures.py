@@ -1,0 +1,219 @@
+"""What is drawn is what was predicted, and nothing global is touched."""
+
+from __future__ import annotations
+
+import io
+import math
+import subprocess
+import sys
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from scipy import stats
+from sklearn.calibration import calibration_curve
+
+from ppl_bnn import scores
+from ppl_bnn.comparison import Comparison
+from ppl_bnn.predictive import Prediction
+from ppl_bnn.reporting.figures import BLUE, VERMILION, predictions_figure
+
+
+def comparison(
+    predictions: dict[str, Prediction], x: np.ndarray, y: np.ndarray, failed: tuple[str, ...] = ()
+) -> Comparison:
+    classes = next(iter(predictions.values())).is_classes
+    rows = {name: scores.scores_of(prediction, y) for name, prediction in predictions.items()}
+    table = pd.DataFrame.from_dict(rows | {name: {} for name in failed}, orient="index")
+    table["reference"] = ""
+    table.loc[table.index[0], "reference"] = "reference"
+    return Comparison(
+        table=table,
+        posteriors={},
+        predictions=predictions,
+        trees={},
+        diagnoses={},
+        reference=str(table.index[0]),
+        notes={},
+        data={
+            "task": "classification" if classes else "regression",
+            "target_name": "height / cm",
+            "feature_names": ("age / years",),
+        },
+        test_inputs=x,
+        test_targets=y,
+        failures=dict.fromkeys(failed, "CurvatureError: " + "expected a curvature " * 40),
+    )
+
+
+def numbers(rng: np.random.Generator, rows: int, draws: int = 20) -> Prediction:
+    return Prediction("Normal", {"loc": rng.normal(size=(draws, rows)), "scale": np.full((draws, rows), 0.5)})
+
+
+def texts(figure: Figure) -> str:
+    return " | ".join(text.get_text() for text in figure.findobj(lambda a: hasattr(a, "get_text")))  # type: ignore[attr-defined]
+
+
+def png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5])
+def test_one_panel_per_method_at_a_readable_size(rng: np.random.Generator, count: int) -> None:
+    predictions = {f"method{index}": numbers(rng, 30) for index in range(count)}
+    figure = predictions_figure(comparison(predictions, rng.normal(size=(30, 3)), rng.normal(size=30)))
+    shown = [axes for axes in figure.axes if axes.axison]
+    assert [axes.get_title().split("\n")[0] for axes in shown] == [
+        "method0, reference",
+        *(f"method{index}" for index in range(1, count)),
+    ]
+    assert len({(axes.get_xlim(), axes.get_ylim()) for axes in shown}) == 1
+    image = matplotlib.image.imread(io.BytesIO(png(figure)))
+    assert image.shape[:2] == (800, 1200)
+
+
+def test_intervals_are_drawn_where_they_are_and_coloured_by_whether_they_hold(
+    rng: np.random.Generator,
+) -> None:
+    prediction, y = numbers(rng, 40), 1.5 * rng.normal(size=40)
+    figure = predictions_figure(comparison({"svi": prediction}, rng.normal(size=(40, 2)), y))
+    axes = figure.axes[0]
+    lower, upper = prediction.interval(0.9)
+    drawn = {}
+    for collection, colour in zip(axes.collections, (BLUE, VERMILION), strict=True):
+        for segment in collection.get_segments():  # type: ignore[attr-defined]
+            drawn[segment[0, 0]] = (segment[0, 1], segment[1, 1], colour)
+    assert len(drawn) == 40
+    for truth, low, high in zip(y, lower, upper, strict=True):
+        inside = low <= truth <= high
+        assert drawn[truth][:2] == pytest.approx((low, high), rel=1e-12)
+        assert drawn[truth][2] == (BLUE if inside else VERMILION)
+    points = {
+        x: m
+        for line in axes.lines
+        if line.get_marker() in "oD"
+        for x, m in zip(*line.get_data(), strict=True)
+    }
+    assert points == pytest.approx(dict(zip(y, prediction.mean, strict=True)), rel=1e-9)
+    title = axes.get_title()
+    assert f"coverage {np.mean((lower <= y) & (y <= upper)):.0%}" in title
+    assert f"RMSE {np.sqrt(np.mean((prediction.mean - y) ** 2)):.3g}" in title
+    assert f"log score {scores.log_score(prediction, y):.3f}" in title
+    assert "height / cm" in texts(figure)
+
+
+def test_many_rows_are_thinned_in_the_drawing_but_not_in_the_figures(rng: np.random.Generator) -> None:
+    prediction, y = numbers(rng, 1000, 3), rng.normal(size=1000)
+    figure = predictions_figure(comparison({"svi": prediction}, rng.normal(size=(1000, 2)), y))
+    drawn = sum(len(c.get_segments()) for c in figure.axes[0].collections)  # type: ignore[attr-defined]
+    assert drawn == 300
+    assert "1000 test rows (300 drawn)" in texts(figure)
+    assert f"RMSE {scores.rmse(prediction, y):.3g}" in figure.axes[0].get_title()
+
+
+def test_a_single_input_is_drawn_as_a_curve_with_both_bands(rng: np.random.Generator) -> None:
+    x = rng.normal(size=(25, 1))
+    prediction = numbers(rng, 25, 200)
+    figure = predictions_figure(comparison({"nuts": prediction}, x, rng.normal(size=25)))
+    axes = figure.axes[0]
+    order = np.argsort(x[:, 0])
+    mean = axes.lines[0]
+    np.testing.assert_array_equal(mean.get_xdata(), x[order, 0])
+    np.testing.assert_array_equal(mean.get_ydata(), prediction.mean[order])
+    outer, inner = (c.get_paths()[0].vertices for c in axes.collections)
+    assert outer[:, 1].max() == pytest.approx(prediction.interval(0.9)[1].max())
+    spread = stats.norm.ppf(0.95) * np.std(prediction.parameters["loc"], axis=0)
+    assert inner[:, 1].max() == pytest.approx((prediction.mean + spread).max())
+    assert axes.get_xlabel() == "age / years"
+
+
+def test_several_outputs_are_all_drawn(rng: np.random.Generator) -> None:
+    prediction = Prediction("Normal", {"loc": rng.normal(size=(5, 12, 2)), "scale": np.ones((5, 12, 2))})
+    for features in (1, 3):
+        figure = predictions_figure(
+            comparison({"nuts": prediction}, rng.normal(size=(12, features)), rng.normal(size=(12, 2)))
+        )
+        assert sum(len(c.get_segments()) for c in figure.axes[0].collections) == 24  # type: ignore[attr-defined]
+
+
+def test_reliability_is_that_of_scikit_learn(rng: np.random.Generator) -> None:
+    probability = rng.uniform(size=400)
+    y = (rng.uniform(size=400) < probability**2).astype(int)
+    prediction = Prediction("Bernoulli", {"probs": probability[None]}, class_names=("benign", "malignant"))
+    figure = predictions_figure(comparison({"map": prediction}, rng.normal(size=(400, 2)), y))
+    share, mean = calibration_curve(y, probability, n_bins=10)
+    drawn = figure.axes[0].collections[1].get_offsets()
+    np.testing.assert_allclose(drawn, np.column_stack([mean, share]), rtol=1e-12)
+    for segment, hits, rows in zip(
+        figure.axes[0].collections[0].get_segments(),  # type: ignore[attr-defined]
+        np.bincount((probability * 10).astype(int), weights=y),
+        np.bincount((probability * 10).astype(int)),
+        strict=True,
+    ):
+        interval = stats.binomtest(int(hits), int(rows)).proportion_ci(0.9, method="exact")
+        np.testing.assert_allclose(segment[:, 1], [interval.low, interval.high], rtol=1e-9)
+    assert figure.axes[0].get_xlabel() == "probability of malignant"
+    chosen = np.where(y == 1, probability, 1 - probability)
+    heights = [patch.get_height() for patch in figure.axes[1].patches]
+    np.testing.assert_array_equal(heights, np.histogram(chosen, np.linspace(0, 1, 21))[0])
+
+
+def test_several_classes_are_judged_by_the_most_probable_one(rng: np.random.Generator) -> None:
+    probabilities = rng.dirichlet(np.ones(3), size=(4, 50))
+    prediction = Prediction("Categorical", {"probs": probabilities})
+    y = rng.integers(0, 3, size=50)
+    figure = predictions_figure(comparison({"map": prediction}, rng.normal(size=(50, 2)), y, ("laplace",)))
+    mean = probabilities.mean(axis=0)
+    hit = mean.argmax(axis=1) == y
+    used = np.unique((mean.max(axis=1) * 10).astype(int))
+    shares = [hit[(mean.max(axis=1) * 10).astype(int) == b].mean() for b in used]
+    np.testing.assert_allclose(figure.axes[0].collections[1].get_offsets()[:, 1], shares)
+    assert f"accuracy {hit.mean():.3f}" in figure.axes[0].get_title()
+
+
+@pytest.mark.parametrize("features", [1, 3])
+def test_a_failed_method_has_a_panel_with_its_reason(rng: np.random.Generator, features: int) -> None:
+    made = comparison(
+        {"map": numbers(rng, 20)}, rng.normal(size=(20, features)), rng.normal(size=20), ("laplace",)
+    )
+    figure = predictions_figure(made)
+    assert figure.axes[1].get_title() == "laplace: failed"
+    reason = figure.axes[1].texts[0].get_text()
+    assert reason.startswith("CurvatureError: expected")
+    assert len(reason) < 450
+    png(figure)
+
+
+def test_the_same_bytes_again_and_no_global_state(rng: np.random.Generator) -> None:
+    made = comparison({"map": numbers(rng, 20)}, rng.normal(size=(20, 2)), rng.normal(size=20))
+    assert png(predictions_figure(made)) == png(predictions_figure(made))
+
+
+def test_pyplot_is_never_imported() -> None:
+    code = """
+import sys
+import numpy as np
+import pandas as pd
+from ppl_bnn.comparison import Comparison
+from ppl_bnn.predictive import Prediction
+p = Prediction("Normal", {"loc": np.zeros((2, 9)), "scale": np.ones((2, 9))})
+table = pd.DataFrame({"reference": "", "rmse": 1.0, "log_score": 1.0}, index=["m"])
+data = {"task": "regression", "target_name": "y"}
+c = Comparison(table, {}, {"m": p}, {}, {}, None, {}, data, np.zeros((9, 2)), np.arange(9.0))
+c.figure().canvas.draw()
+print("matplotlib.pyplot" in sys.modules, "torch" in sys.modules, "jax" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False", "False"]
+
+
+def test_one_row_and_equal_truths_can_be_drawn(rng: np.random.Generator) -> None:
+    for rows in (1, 3):
+        made: Any = comparison({"map": numbers(rng, rows)}, rng.normal(size=(rows, 2)), np.zeros(rows))
+        png(predictions_figure(made))
+        assert math.isfinite(sum(predictions_figure(made).axes[0].get_ylim()))
