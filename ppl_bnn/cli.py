@@ -11,6 +11,7 @@ import ast
 import contextlib
 import functools
 import os
+import re
 import sys
 import tempfile
 import time
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ppl_bnn.comparison import Comparison
     from ppl_bnn.data import Table
     from ppl_bnn.inference.method import Method
+    from ppl_bnn.zoo import Sketch
 
 # Name -> (class in `ppl_bnn`, the system it runs in unless told otherwise).
 METHODS = {
@@ -41,6 +43,7 @@ METHODS = {
     "map": ("MAP", "numpyro"),
 }
 REFERENCE = "nuts"
+_DEFAULT_MODEL = {"regression": "regression_mlp", "classification": "classification_mlp"}
 # Enough to run every line of every method within seconds, and far from enough to believe the result.
 QUICK: dict[str, dict[str, Any]] = {
     "nuts": {"draws": 25, "warmup": 25, "chains": 2, "max_tree_depth": 4},
@@ -90,7 +93,7 @@ def _told(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except BNNError as error:
-            _complain(str(error))
+            _complain(_in_options(str(error)))
             raise typer.Exit(2) from None
         except BrokenPipeError:
             raise
@@ -102,6 +105,12 @@ def _told(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(130) from None
 
     return told
+
+
+def _in_options(text: str) -> str:
+    """Advice of the library, which speaks Python, in the words of the command line."""
+    text = re.sub(r"""\b(task|device)=["'](\w+)["']""", r"--\1 \2", text)
+    return re.sub(r"""\bdrop=\[(["'].*?["'])\]""", r"--drop \1", text)
 
 
 def _complain(text: str) -> None:
@@ -358,53 +367,56 @@ def _plan(
         )
     is_csv = source.lower().endswith(".csv") or "/" in source
     _check_source(source, is_csv, target, drop, task)
-    if out is not None:
-        _check_folder(out)
     arguments = dict(_setting(setting) for setting in settings)
 
-    # Only now are files read and run: first the model, for its task decides how a column of whole numbers is read.
+    # Only now are files read and run; first the model, which says how a column of whole numbers is to be read.
+    known_task = task if is_csv else tables.datasets()[source].task
+    if model is None and known_task is not None:
+        model = _DEFAULT_MODEL[known_task]
     function, sketch = None, None
     if model is not None:
+        _check_folder(_folder(out, model, source, quick))
         function = zoo.from_file(model, **arguments) if is_file else zoo.load(model, **arguments)
-        # A model of one of the two systems' own cannot be sketched; what is wrong with it, `compare` will say.
-        with contextlib.suppress(Exception):
-            sketch = zoo.sketch(function, _features(source, is_csv))
-    wanted = sketch.task if sketch is not None and task is None else task
+        features = 1 if is_csv else tables.datasets()[source].features
+        sketch = _sketch(function, features)
+        if not is_csv:
+            _check_task(model, sketch, source, known_task)
+    wanted = known_task or (sketch.task if sketch is not None else None)
     table = tables.read_csv(source, str(target), drop=drop, task=wanted) if is_csv else tables.load(source)
-    if function is None:
-        model = "regression_mlp" if table.task == "regression" else "classification_mlp"
+    if function is None or model is None:
+        model = _DEFAULT_MODEL[table.task]
         function = zoo.load(model, **arguments)
-    assert model is not None
     name = Path(model).stem if is_file else model
-    parameters = None
-    with contextlib.suppress(Exception):
-        from ppl_bnn.comparison import bind_classes
+    from ppl_bnn.comparison import bind_classes
 
-        sketch = zoo.sketch(bind_classes(function, table.y, table.class_names), table.x.shape[1])
-        parameters = sketch.parameters
-    if sketch is not None and sketch.task != table.task:
-        other = "regression_mlp" if table.task == "regression" else "classification_mlp"
-        raise InputError(
-            "model: "
-            + message(
-                f"a model for {table.task}, as {table.name} is meant for",
-                f"{name}, a model for {sketch.task}",
-                other,
-            )
-        )
+    if table.task == "classification":
+        function = bind_classes(function, table.y, table.class_names)
+    sketch = _sketch(function, table.x.shape[1])
+    _check_task(name, sketch, table.name, table.task)
     train, test = table.split(seed)
     if quick:
         train, test = train[: QUICK_ROWS["train"]], test[: QUICK_ROWS["test"]]
-    folder = out or Path("ppl-bnn-results") / (f"{name}-{table.name}" + ("-quick" if quick else ""))
-    if out is None:
-        _check_folder(folder)
-    return _Plan(name, function, table, train, test, folder, parameters)
+    folder = _folder(out, model, source, quick)
+    _check_folder(folder)
+    return _Plan(name, function, table, train, test, folder, None if sketch is None else sketch.parameters)
 
 
-def _features(source: str, is_csv: bool) -> int:
-    from ppl_bnn import data as tables
+def _sketch(model: Callable[..., Any], features: int) -> Sketch | None:
+    """Size and task of a model; None for one of either system's own. What is wrong with it, `compare` will say."""
+    from ppl_bnn import zoo
 
-    return 1 if is_csv else tables.datasets()[source].features
+    try:
+        return zoo.sketch(model, features)
+    except Exception:
+        return None
+
+
+def _check_task(name: str, sketch: Sketch | None, table: str, task: str | None) -> None:
+    if task is not None and sketch is not None and sketch.task != task:
+        came = f"{name}, a model for {sketch.task}"
+        raise InputError(
+            "MODEL: " + message(f"a model for {task}, as {table} is meant for", came, _DEFAULT_MODEL[task])
+        )
 
 
 def _check_source(source: str, is_csv: bool, target: str | None, drop: list[str], task: str | None) -> None:
@@ -441,6 +453,11 @@ def _check_source(source: str, is_csv: bool, target: str | None, drop: list[str]
             "--target: "
             + message(f"the column of {source} to predict", "none", f"--target COLUMN, one of: {shown}")
         )
+
+
+def _folder(out: Path | None, model: str, source: str, quick: bool) -> Path:
+    name = f"{Path(model).stem}-{Path(source).stem}" + ("-quick" if quick else "")
+    return out or Path("ppl-bnn-results") / name
 
 
 def _check_folder(folder: Path) -> None:
@@ -567,7 +584,7 @@ def _kept(folder: Path, result: Comparison) -> str:
     from rich.markup import escape
 
     files = [f"{name}.nc" for name in result.trees] + ["comparison.csv", NOTES, "figure.png"]
-    return f"[bold]Kept in {escape(str(folder))}/[/]: {', '.join(files)}"
+    return f"[bold]Kept in {escape(str(folder))}/[/]\n{', '.join(files)}"
 
 
 def _seconds(seconds: float) -> str:

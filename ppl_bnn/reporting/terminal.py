@@ -143,7 +143,8 @@ def _print_grid(
 
     kept = list(columns)
     grid = _grid(comparison, kept, named)
-    while console.measure(grid).minimum > console.width and any(column.spare for column in kept):
+    unbounded = console.options.update(width=10_000)
+    while console.measure(grid, options=unbounded).maximum > console.width and any(c.spare for c in kept):
         kept.remove([column for column in kept if column.spare][-1])
         grid = _grid(comparison, kept, named)
     left_out = len(columns) - len(kept)

@@ -1,0 +1,248 @@
+"""The command line: what it refuses, what it shows, what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import ppl_bnn
+from ppl_bnn import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> Path:
+    """40 rows: two numbers, a word, a class 0 or 1, and a target that is nearly a - b."""
+    rng = np.random.default_rng(4)
+    lines = ["a,b,colour,group,y"]
+    for row in range(40):
+        a, b = rng.normal(size=2)
+        lines.append(f"{a:.3f},{b:.3f},{'red' if row % 3 else 'blue'},{int(a > 0)},{a - b:.3f}")
+    file = tmp_path / "small.csv"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A compilation cache cannot be unset within a process, and belongs to no test.
+    monkeypatch.setattr(cli, "_remember_compilations", lambda: None)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(tmp_path)
+
+
+def invoke(*arguments: Any) -> tuple[int, str, str]:
+    """Exit code, standard output, error stream."""
+    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_module_is_the_command_and_is_light(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-X", "importtime", "-m", "ppl_bnn"]
+    for argument, expected in (("--version", f"ppl-bnn {ppl_bnn.__version__}\n"), ("--help", "compare")):
+        ran = subprocess.run(
+            [*command, argument], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert ran.returncode == 0
+        assert expected in ran.stdout
+        loaded = {line.rpartition("|")[2].strip() for line in ran.stderr.splitlines()}
+        assert "ppl_bnn.cli" in loaded
+        assert not loaded & {"jax", "torch", "numpyro", "pyro", "pandas", "sklearn", "arviz", "matplotlib"}
+
+
+def test_models_are_listed_and_their_cards_shown() -> None:
+    code, out, _ = invoke("models")
+    assert code == 0
+    for name, card in ppl_bnn.zoo.models().items():
+        assert f"{name} " in out
+        assert str(card.data) in out
+    assert "122" in out  # 10 inputs, 10 hidden units, 1 output, 1 noise
+    code, out, _ = invoke("models", "linear_regression")
+    assert code == 0
+    assert "y_n | x_n, w, b, s ~ N(x_n . w + b, s^2)" in out
+    assert "scale=1.0, noise_scale=1.0" in out
+    code, _, err = invoke("models", "linear")
+    assert code == 2
+    assert "did you mean 'linear_regression'" in err
+
+
+def test_data_are_listed() -> None:
+    code, out, _ = invoke("data")
+    assert code == 0
+    for name, card in ppl_bnn.data.datasets().items():
+        assert f"{name} " in out
+        assert f"{card.rows:,}".replace(",", " ") in out
+
+
+REFUSALS: list[tuple[list[str], list[str]]] = [
+    (["regresion_mlp"], ["unknown model 'regresion_mlp'", "did you mean 'regression_mlp'"]),
+    (["iris"], ["the data set 'iris'", "ppl-bnn compare --data iris"]),
+    (["absent.py"], ["absent.py, which is no file"]),
+    (["--data", "diabets"], ["unknown data set 'diabets'", "did you mean 'diabetes'"]),
+    (["--data", "absent.csv"], ["absent.csv, which does not exist"]),
+    (["--data", "{csv}"], ["--target", "one of: a, b, colour, group, y"]),
+    (["--data", "{csv}", "--target", "z"], ["unknown column", "'z'", "known: a, b, colour, group, y"]),
+    (["--data", "{csv}", "--target", "y", "--drop", "colr"], ["'colr'", "did you mean 'colour'"]),
+    (["--data", "{csv}", "--target", "y", "--task", "clasification"], ["did you mean 'classification'"]),
+    (["--data", "{csv}", "--target", "y", "--task", "classification"], ["try --task regression"]),
+    (["--data", "iris", "--target", "y"], ["a CSV file to go with it", "data set 'iris'"]),
+    (["--methods", "nuts,sv"], ["unknown method 'sv'", "did you mean 'svi'"]),
+    (["--methods", "nuts,nuts"], ["each method once"]),
+    (["--methods", ","], ["each method once"]),
+    (["--ppl", "piro"], ["unknown system 'piro'", "did you mean 'pyro'"]),
+    (["--ppl", "svy=pyro"], ["unknown method 'svy'", "did you mean 'svi'"]),
+    (["--ppl", "svi=pyro", "--methods", "nuts"], ["came svi", "--methods nuts,svi"]),
+    (["--device", "gpu"], ["'auto', 'cpu' or 'cuda[:i]'", "came 'gpu'", "try --device auto"]),
+    (["--seed", "-1"], ["a whole number from 0 to 2**31 - 1", "came -1"]),
+    (["--seed", str(2**31)], ["a whole number from 0 to 2**31 - 1"]),
+    (["--set", "widht=3"], ["argument of model 'regression_mlp' 'widht'", "did you mean 'width'"]),
+    (["--set", "width"], ["NAME=VALUE", "came 'width'"]),
+    (["regression_mlp", "--data", "iris"], ["a model for classification", "try classification_mlp"]),
+    (["classification_mlp", "--data", "diabetes"], ["a model for regression", "try regression_mlp"]),
+    (["--out", "{csv}"], ["a folder that can be written", "small.csv"]),
+    (["--out", "{csv}/deeper/still"], ["a folder that can be written", "Not a directory"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSALS, ids=lambda value: " ".join(value)[:40])
+def test_bad_input_is_one_line_and_leaves_nothing(
+    arguments: list[str], words: list[str], csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppl_bnn.comparison.compare", lambda *_, **__: pytest.fail("it was not refused"))
+    started = time.perf_counter()
+    code, out, err = invoke("compare", *(argument.format(csv=csv) for argument in arguments))
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err
+    assert time.perf_counter() - started < 5.0  # far above what it takes, far below what compiling takes
+    assert [entry.name for entry in csv.parent.iterdir()] == ["small.csv"]
+
+
+def test_folder_of_another_owner_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *args: Any, **kwargs: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    code, _, err = invoke("compare")
+    assert code == 2
+    assert "--out: expected a folder that can be written" in err
+    assert "Permission denied" in err
+
+
+def test_a_missing_column_name_in_a_model_is_shown_literally(tmp_path: Path) -> None:
+    # Square brackets are markup to rich; in an error they are just brackets.
+    file = tmp_path / "broken.py"
+    file.write_text("raise RuntimeError('[bold]x[/bold]')\n")
+    code, _, err = invoke("compare", file, "--data", "iris")
+    assert code == 2
+    assert "RuntimeError: [bold]x[/bold]" in err
+
+
+def test_quick_comparison_of_a_file(csv: Path) -> None:
+    code, out, err = invoke(
+        "compare", "--data", csv, "--target", "y", "--drop", "group", "--set", "width=3", "--quick",
+        "--methods", "map,laplace", "--ppl", "numpyro",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "regression_mlp, 20 parameters, on small: 32 training and 8 test rows, 4 features" in err
+    assert "MAP (numpyro)" in err
+    for words in ("log score", "RMSE", "CRPS", "LOO ELPD", "k-hat", "gradients", "On 8 test rows", "--quick"):
+        assert words in out
+    assert max(len(line) for line in out.splitlines()) <= 100
+    assert "…" not in out
+    folder = Path("ppl-bnn-results") / "regression_mlp-small-quick"
+    assert f"Kept in {folder}/" in out
+    assert {entry.name for entry in folder.iterdir()} == {
+        "map.nc", "laplace.nc", "comparison.csv", "comparison.md", "figure.png",
+    }  # fmt: skip
+    import pandas as pd
+
+    table = pd.read_csv(folder / "comparison.csv", index_col=0)
+    assert list(table.index) == ["map", "laplace"]
+    assert f"{table.loc['laplace', 'log_score']:.3f}" in out
+    assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_interrupt_keeps_what_is_finished(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: Any, problem: Any, progress: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ppl_bnn.Laplace, "run", interrupt)
+    code, out, err = invoke(
+        "compare", "linear_regression", "--data", csv, "--target", "y", "--quick", "--out", "kept",
+        "--methods", "map,laplace,svi", "--ppl", "numpyro",
+    )  # fmt: skip
+    assert code == 130
+    assert "How well it predicts 8 test rows" in out
+    assert "interrupted during 'laplace'; finished: map; kept in kept" in err
+    assert {"map.nc", "comparison.csv", "comparison.md"} <= {entry.name for entry in Path("kept").iterdir()}
+    assert not Path("kept/laplace.nc").exists()
+
+    monkeypatch.setattr(ppl_bnn.MAP, "run", interrupt)
+    code, out, err = invoke(
+        "compare", "--data", csv, "--target", "y", "--quick", "--methods", "map", "--out", "kept"
+    )
+    assert code == 130
+    assert out == ""
+    assert "finished: none" in err
+
+
+def test_a_method_that_fails_is_a_red_row_and_exit_code_1(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, problem: Any, progress: Any) -> None:
+        raise ppl_bnn.errors.CurvatureError("the curvature is singular")
+
+    monkeypatch.setattr(ppl_bnn.Laplace, "run", fail)
+    code, out, _ = invoke(
+        "compare", "linear_regression", "--data", csv, "--target", "y", "--quick", "--methods", "map,laplace",
+        "--ppl", "numpyro",
+    )  # fmt: skip
+    assert code == 1
+    assert "laplace failed: CurvatureError: the curvature is singular" in out
+    assert "Kept in" in out
+
+
+def test_default_model_follows_the_task(monkeypatch: pytest.MonkeyPatch, csv: Path) -> None:
+    plan = cli._plan(None, "wine", None, [], None, [], 0, False, None)
+    assert (plan.name, plan.parameters) == ("classification_mlp", (13 + 3 + 1) * 10 + 3)
+    assert plan.out == Path("ppl-bnn-results/classification_mlp-wine")
+    plan = cli._plan(None, None, None, [], None, ["width=4"], 0, False, None)
+    assert (plan.name, plan.table.name, plan.parameters) == ("regression_mlp", "diabetes", 12 * 4 + 2)
+    # A column of 0 and 1 is a class to a model of classes, and a number to any other.
+    plan = cli._plan("classification_mlp", str(csv), "group", [], None, [], 0, False, None)
+    assert plan.table.task == "classification"
+    plan = cli._plan("linear_regression", str(csv), "group", [], None, [], 0, False, None)
+    assert plan.table.task == "regression"
+
+
+def test_systems_of_the_methods() -> None:
+    assert cli._systems(["nuts", "svi", "laplace", "map"], None) == {
+        "nuts": "numpyro", "svi": "pyro", "laplace": "pyro", "map": "numpyro",
+    }  # fmt: skip
+    assert cli._systems(["nuts", "svi"], "pyro") == {"nuts": "pyro", "svi": "pyro"}
+    assert cli._systems(["nuts", "svi"], "svi=numpyro") == {"nuts": "numpyro", "svi": "numpyro"}
+    assert cli._systems(["nuts", "svi"], "pyro, nuts=numpyro") == {"nuts": "numpyro", "svi": "pyro"}
+
+
+@pytest.mark.slow
+def test_quick_comparison_of_all_methods_in_both_systems() -> None:
+    for system in ("pyro", "numpyro"):
+        code, out, err = invoke("compare", "linear_regression", "--quick", "--ppl", system, "--out", system)
+        assert code == 0, err
+        assert "noise floor" in out
+        assert "NOT converged" in out
+        assert {f"{name}.nc" for name in cli.METHODS} <= {entry.name for entry in Path(system).iterdir()}
