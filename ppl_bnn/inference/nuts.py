@@ -358,9 +358,11 @@ def _run_numpyro(
     compiling = Stopwatch()
     points = [chosen.asarray(start) for start in starts]
     example = (jnp.stack(points), jnp.stack(keys)) if vectorised else (points[0], keys[0])
-    begin_compiled = jax.jit(begin).lower(*example, data).compile()
-    state_shape, _ = jax.eval_shape(begin, *example, data)
-    advance_compiled = jax.jit(advance).lower(state_shape, np.int32(0), data).compile()
+    begin_lowered = jax.jit(begin).lower(*example, data)
+    begin_compiled = begin_lowered.compile()
+    state_shape, _ = begin_lowered.out_info
+    advance_lowered = jax.jit(advance).lower(state_shape, np.int32(0), data)
+    advance_compiled = advance_lowered.compile()
     compile_seconds = compiling()
 
     tries = 0
@@ -397,7 +399,7 @@ def _run_numpyro(
     total = method.warmup + method.draws
     leading = (method.chains,) if vectorised else ()
     kept: dict[str, np.ndarray] = {}
-    _, shapes = jax.eval_shape(advance, state_shape, np.int32(0), data)
+    _, shapes = advance_lowered.out_info
     for name, shape in shapes.items():
         inner = shape.shape[len(leading) + 1 :]
         kept[name] = np.empty((method.chains, method.draws, *inner), shape.dtype)
