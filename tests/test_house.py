@@ -24,7 +24,7 @@ FRAMEWORKS = {"torch", "jax", "jaxlib", "numpyro", "pyro", "optax", "blackjax"}
 # What a method may use of its own room; everything else in that room is another method.
 SHARED_BY_METHODS = {"method", "optimise", "curvature", "covariance", "batches"}
 
-# (importer, imported) -> why this one import may run up the list. All of them find the module by name when it is needed.
+# (importer, imported) -> why this import may run up the list; each finds the module by name when it is needed.
 EXCEPTIONS = {
     (
         "ppl_bnn.posterior",
