@@ -21,9 +21,10 @@ from scipy import stats
 import ppl_bnn as bnn
 from ppl_bnn import comparison as module
 from ppl_bnn.comparison import COLUMNS, Comparison, ComparisonInterrupted, bind_classes, compare
+from ppl_bnn.diagnostics.importance import pareto_k
 from ppl_bnn.errors import CurvatureError, DeviceError, InputError, ModelError, UnknownNameError
 from ppl_bnn.inference.method import Method, Outcome
-from ppl_bnn.posterior import Chains, Point
+from ppl_bnn.posterior import Approximation, Chains, Point
 from ppl_bnn.predictive import Prediction
 from ppl_bnn.progress import Progress
 from ppl_bnn.reporting.summary import paired_difference, sentences
@@ -77,6 +78,43 @@ class Mode(Method):
     def run(self, problem: Any, progress: Progress) -> Outcome:
         mean, _ = exact(problem.inputs, problem.targets)
         return Outcome(Point({"output.weight": mean[:-1, None], "output.bias": mean[-1:]}), run_seconds=0.25)
+
+
+class Normal(Approximation):
+    """q = N(mean, root root^T) over (weights, bias) of `line`."""
+
+    kind = "iid"
+
+    def __init__(self, mean: np.ndarray, root: np.ndarray):
+        self.mean, self.root = mean, root
+
+    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        flat = self.mean + rng.normal(size=(count, len(self.mean))) @ self.root.T
+        return {"output.weight": flat[:, :-1, None], "output.bias": flat[:, -1:]}
+
+    def log_prob(self, u: Any) -> np.ndarray:
+        flat = np.column_stack([u["output.weight"][..., 0], u["output.bias"]])
+        return stats.multivariate_normal.logpdf(flat, self.mean, self.root @ self.root.T)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {"mean": self.mean, "root": self.root}
+
+    @classmethod
+    def from_arrays(cls, arrays: Any) -> Normal:
+        return cls(arrays["mean"], arrays["root"])
+
+
+@dataclass(frozen=True)
+class Approximate(Method):
+    """The closed-form posterior of `line`, its standard deviations too large by a factor."""
+
+    stretch: float = 1.2
+    settled: float = 1.0
+
+    def run(self, problem: Any, progress: Progress) -> Outcome:
+        mean, covariance = exact(problem.inputs, problem.targets)
+        q = Normal(mean, self.stretch * np.linalg.cholesky(covariance))
+        return Outcome(q, figures={"converged": self.settled})
 
 
 @dataclass(frozen=True)
@@ -178,6 +216,35 @@ def test_a_point_has_no_leave_one_out_and_says_why(result: Any) -> None:
     for column in ("elpd_loo", "elpd_loo_se", "elpd_loo_corrected", "pareto_k_loo", "loo_rank", "loo_weight"):
         assert math.isnan(comparison.table.loc["map", column])
         assert "no posterior spread" in comparison.notes["map", column]
+
+
+def test_an_approximation_is_judged_as_a_proposal_and_its_leave_one_out_corrected(rows: Any) -> None:
+    result = compare(
+        line, *rows, {"q": Approximate(), "early": Approximate(stretch=0.2, settled=0.0)}, reference="q"
+    )
+    row, tree = result.table.loc["q"], result.trees["q"]
+    assert row["k_hat"] == pareto_k(result.posteriors["q"]).k < 0.7
+    design = np.column_stack([rows[0][0], np.ones(40)])
+    weights = tree["posterior"]["output.weight"].values.reshape(-1, 2)
+    f = np.column_stack([weights, tree["posterior"]["output.bias"].values.reshape(-1)]) @ design.T
+    log_p = stats.norm.logpdf(rows[0][1], f, NOISE).sum(1) + stats.norm.logpdf(weights).sum(1)
+    log_p += stats.norm.logpdf(tree["posterior"]["output.bias"].values.reshape(-1))
+    weighted = arviz_stats.loo_approximate_posterior(
+        tree, log_p=log_p, log_q=tree["sample_stats"]["log_q"].values.ravel(), pointwise=True
+    )
+    assert row["elpd_loo_corrected"] == pytest.approx(float(weighted.elpd), rel=1e-8)
+    assert row["elpd_loo"] != row["elpd_loo_corrected"]
+    assert (row["kind"], row["converged"], row["reference"]) == ("iid", "yes", "reference (an approximation)")
+    assert math.isnan(row["r_hat"])
+    assert "itself an approximation" in result.summary()
+    # Far too narrow: no importance weight can repair it, and the optimisation says that it had not settled.
+    early = result.table.loc["early"]
+    assert early["k_hat"] > 0.7
+    assert math.isnan(early["elpd_loo_corrected"])
+    assert "k-hat" in result.notes["early", "elpd_loo_corrected"].lower()
+    assert early["converged"] == "no"
+    assert "plateau" in result.notes["early", "converged"]
+    assert early["gap_sd_ratio"] == pytest.approx(0.2 / 1.2, rel=1e-9)
 
 
 def test_gaps_are_those_of_the_known_posteriors(result: Any) -> None:
@@ -535,6 +602,9 @@ def test_the_sentences_weigh_gaps_and_costs() -> None:
     )
     assert "0.50 sd off in the mean and with 0.80 times its spread, in 2.0 s (10 times faster)" in text
     assert "R-hat up to 1.004 and effective sample size at least 812" in text
+    doubtful = sentences(made_up(scores, converged={"a": "in doubt", "b": ""}))
+    assert "may not be gaps to the truth" in doubtful
+    assert "reference a converged" not in doubtful
     assert "within sampling noise" in sentences(made_up(scores, gap_mean={"a": math.nan, "b": 0.05}))
     assert "without any spread" in sentences(made_up(scores, gap_sd_ratio={"a": math.nan, "b": 0.0}))
 
