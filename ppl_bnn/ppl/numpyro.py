@@ -18,7 +18,7 @@ from numpyro.primitives import Messenger
 from ppl_bnn.errors import DeviceError, message
 from ppl_bnn.language.distributions import Distribution
 from ppl_bnn.language.primitives import Interpretation, Message
-from ppl_bnn.ppl.protocol import Model, Site, TracedSite, resolve_device
+from ppl_bnn.ppl.protocol import Model, Site, TracedSite, constrained_parameter, resolve_device
 
 
 def resolve(specification: Distribution) -> Any:
@@ -35,7 +35,11 @@ def resolve(specification: Distribution) -> Any:
             logits=specification.arguments["logits"]
         )
     else:
-        result = getattr(numpyro.distributions, specification.family)(**specification.arguments)
+        arguments = {
+            name: jnp.asarray(value, dtype=float) if isinstance(value, list | tuple) else value
+            for name, value in specification.arguments.items()
+        }
+        result = getattr(numpyro.distributions, specification.family)(**arguments)
     if specification.shape is not None:
         result = result.expand(specification.shape)
     return result.to_event(specification.event_dims) if specification.event_dims else result
@@ -103,6 +107,9 @@ class _Assign(Messenger):
         self.log_dets: dict[str, Any] = {}
 
     def process_message(self, msg: Any) -> None:
+        constraint = msg["kwargs"].get("constraint") if msg["type"] == "param" else None
+        if constraint not in (None, numpyro.distributions.constraints.real):
+            raise constrained_parameter(msg["name"])
         if msg["type"] not in ("sample", "param") or msg["name"] not in self.values:
             return
         if msg["type"] == "sample" and msg["is_observed"]:
@@ -121,6 +128,7 @@ class NumPyro:
     """The system `ppl="numpyro"`."""
 
     name = "numpyro"
+    maps_randomness = True
 
     @contextmanager
     def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:

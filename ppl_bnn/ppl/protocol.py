@@ -13,13 +13,14 @@ import inspect
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from ppl_bnn.errors import (
+    BNNError,
     InputError,
     MissingFrameworkError,
     ModelError,
@@ -69,14 +70,18 @@ class Site:
 
 
 class System(Protocol):
-    """A probabilistic programming system with its array library."""
+    """A probabilistic programming system with its array library.
+
+    maps_randomness: whether `vmap` goes through sampling, each element with its own seed.
+    """
 
     name: str
+    maps_randomness: bool
 
     def session(self, dtype: str, device: str, threads: int | None = None) -> AbstractContextManager[str]:
         """Everything inside runs in this floating type on this device; every global is restored. Gives the device.
 
-        threads: how many the system may use within one operation, where it can be told (torch); None leaves it as it is.
+        threads: how many the system may use within one operation, where it can be told (torch); None: as they are.
         """
         ...
 
@@ -148,6 +153,18 @@ def system(name: str) -> System:
         ) from error
 
 
+def constrained_parameter(name: str) -> UnsupportedError:
+    """What to say of a parameter with a constraint: parameters are optimised as they are."""
+    return UnsupportedError(
+        f"param {name!r}: "
+        + message(
+            "a parameter without a constraint",
+            "a constrained one",
+            "transforming a free parameter in the model",
+        )
+    )
+
+
 # --- which language a model is written in ---------------------------------------------------------
 
 
@@ -166,7 +183,7 @@ def written_in(model: Model, x: Any, y: Any, preferred: str) -> Literal["languag
             continue
         try:
             spoken, sites = _probe(chosen, model, x, y)
-        except ModelError:
+        except BNNError:
             raise
         except Exception as error:
             failures[name] = error
@@ -196,14 +213,12 @@ def _hinted(model: Model) -> list[str]:
         return []
     found = []
     names = list(code.co_names)
-    try:
+    with suppress(ValueError):
         names += [
             cell.cell_contents.__name__
             for cell in function.__closure__ or ()
             if inspect.ismodule(cell.cell_contents)
         ]
-    except ValueError:
-        pass
     for name in names:
         value = namespace.get(name)
         module = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", "") or name
@@ -244,7 +259,7 @@ def _probe(chosen: System, model: Model, x: Any, y: Any) -> tuple[bool, int]:
 
 @dataclass(frozen=True)
 class NativeLikelihood:
-    """The part of a likelihood for a plain NumPyro or Pyro model: eta holds the parameters of its observed distribution."""
+    """The part of a likelihood for a plain NumPyro or Pyro model: eta are the parameters of what it observes."""
 
     family: str
     parameters: tuple[str, ...]
@@ -374,7 +389,8 @@ class Program:
         # The record of f costs a site per run and nothing here reads it: f comes from the network function.
         native = chosen.native(model, record=False) if language else model
         described, observations = chosen.describe(native, x, y)
-        names = [site.name for site in observations]
+        # A bare factor of the density is an observed site to a system, but observes nothing.
+        names = [site.name for site in observations if type(site.distribution).__name__ != "Unit"]
         if observed is None:
             if len(names) != 1:
                 raise ModelError(
@@ -479,17 +495,17 @@ class Program:
     ) -> Array:
         """log p(w(u)) + log |dw/du| + scale * sum_i log p(y_i | x_i, w(u)), a scalar.
 
-        `scale` is N/B where x and y are B rows out of N; without `jacobian` it is the density in the coordinates
-        of the program.
+        `scale` is N/B where x and y are B rows out of N; it multiplies whatever belongs to rows, latent variables
+        inside `rows` included. Without `jacobian` it is the density in the coordinates of the program.
         """
         sites = self._run(u, x, y)
-        observation = self._observation(sites)
-        extra = sum(
-            site.distribution.log_prob(site.value).sum()
-            for site in sites
-            if site.kind == "observed" and site is not observation
-        )
-        return _log_prior(sites, jacobian) + scale * (observation.distribution.log_prob(y).sum() + extra)
+        total = _log_prior(sites, jacobian, scale)
+        for site in sites:
+            if site.kind == "observed":
+                factor = site.scale * (scale if site.local or site.name == self.observed else 1.0)
+                value = y if site.name == self.observed else site.value
+                total = total + factor * site.distribution.log_prob(value).sum()
+        return total
 
     def _observation(self, sites: list[TracedSite]) -> TracedSite:
         return next(site for site in sites if site.name == self.observed)
@@ -504,7 +520,9 @@ class Program:
             return network_output(self.model, w, x).predictor
         if self.language:
             return self._predictor_with_rows(w, x, seed)
-        sites = self.system.run(self.native, x, None, values=w, seed=seed)
+        # The observation gets a value of its shape, so that none is drawn: only its distribution is wanted.
+        unseen = self.system.asarray(np.zeros(row_count(x)))
+        sites = self.system.run(self.native, x, None, values={**w, self.observed: unseen}, seed=seed)
         distribution = next(site for site in sites if site.name == self.observed).distribution
         return _native_eta(self.system, self.likelihood, distribution)
 
@@ -553,8 +571,8 @@ class Program:
     ) -> np.ndarray:
         """NumPy: eta (S, N, D) of draws with one leading axis, vectorised over draws and in chunks of rows.
 
-        One compiled function serves all chunks (the last is padded). `memory` bounds, in bytes, what is held besides the
-        inputs and the result. x is NumPy too.
+        One compiled function serves all chunks (the last is padded). `memory` bounds, in bytes, what is held besides
+        the inputs and the result. x is NumPy too.
         """
         count, rows = len(next(iter(w.values()))), row_count(x)
         if self.has_local:
@@ -567,7 +585,18 @@ class Program:
         draw_chunk = max(1, min(count, memory // (per_row * row_chunk)))
         needs_seed = self.has_local or not self.language
 
+        def one_by_one(w: Mapping[str, Array], x: Any, seeds: Any) -> Array:
+            from ppl_bnn.language import ops
+
+            each = [
+                self.predictor({name: value[index] for name, value in w.items()}, x, seed)
+                for index, seed in enumerate(iterate_seeds(seeds))
+            ]
+            return ops.stack(each, 0)
+
         def build() -> Callable[..., Any]:
+            if self.has_local and not self.system.maps_randomness:
+                return self.system.compile(one_by_one)
             if needs_seed:
                 return self.system.compile(self.system.vmap(self.predictor, in_axes=(0, None, 0)))
             return self.system.compile(self.system.vmap(lambda w, x: self.predictor(w, x), in_axes=(0, None)))
@@ -664,12 +693,13 @@ class Problem:
         return self.program.rows
 
 
-def _log_prior(sites: list[TracedSite], jacobian: bool) -> Array:
+def _log_prior(sites: list[TracedSite], jacobian: bool, row_scale: float = 1.0) -> Array:
     total: Any = 0.0
     for site in sites:
         if site.kind == "latent":
             volume = site.log_det if jacobian else 0.0
-            total = total + (site.distribution.log_prob(site.value).sum() + volume) * site.scale
+            factor = site.scale * (row_scale if site.local else 1.0)
+            total = total + factor * (site.distribution.log_prob(site.value).sum() + volume)
     return total
 
 
