@@ -90,26 +90,24 @@ def check_labels(y: np.ndarray, classes: int) -> np.ndarray:
         raise InputError(
             "y: " + message("class labels of shape (N,)", f"shape {y.shape}", "labels, not one-hot rows")
         )
-    labels = y.astype(np.int64)
-    if not np.array_equal(labels, y):
-        raise InputError(
-            "y: " + message("whole numbers as class labels", f"{y[labels != y][0]}", "labels 0, 1, ...")
-        )
-    found = np.unique(labels)
+    broken = y[np.floor(y) != y]
+    if len(broken):
+        raise InputError("y: " + message("whole numbers as class labels", f"{broken[0]}", "labels 0, 1, ..."))
+    found = np.unique(y)
     if found[0] < 0 or found[-1] >= classes:
         raise InputError(
             "y: "
             + message(
                 f"labels 0..{classes - 1}",
-                f"labels {found[0]}..{found[-1]}",
+                f"labels {found[0]:g}..{found[-1]:g}",
                 "labels from 0, or a model with as many classes",
             )
         )
     if len(found) < 2:
         raise InputError(
-            "y: " + message("at least two classes", f"the single class {found[0]}", "data of both classes")
+            "y: " + message("at least two classes", f"the single class {found[0]:g}", "data of both classes")
         )
-    return labels
+    return y.astype(np.int64)
 
 
 def warn_constant_columns(x: Any) -> None:
@@ -120,7 +118,7 @@ def warn_constant_columns(x: Any) -> None:
             constant = np.flatnonzero(np.ptp(array, axis=0) == 0)
             if len(constant):
                 warnings.warn(
-                    f"{name}: columns {constant[:10].tolist()} have no variance; they are kept and tell the model nothing",
+                    f"{name}: columns {constant[:10].tolist()} have no variance; they are kept, and tell nothing",
                     UserWarning,
                     stacklevel=3,
                 )
@@ -138,6 +136,13 @@ def data_hash(x: Any, y: np.ndarray) -> str:
 
 
 def _numeric(name: str, value: Any) -> np.ndarray:
+    if np.ma.isMaskedArray(value) and np.ma.is_masked(value):
+        raise InputError(
+            f"{name}: "
+            + message(
+                "finite numbers", f"{np.ma.count_masked(value)} masked values", "removing or imputing them"
+            )
+        )
     try:
         array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     except ValueError as error:

@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ppl_bnn.errors import InputError, message, unknown_name
 
 # Family -> its arguments in order, with a default where the field has one; `...` means required.
@@ -65,6 +67,9 @@ class Distribution:
 
 
 def _check(family: str, name: str, value: Any) -> None:
+    """Numbers of Python and of NumPy; what is an array of a system may be traced and has no value yet."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.ravel().tolist()
     values = value if isinstance(value, list | tuple) else [value]
     for number in values:
         if not isinstance(number, int | float) or isinstance(number, bool):
@@ -102,7 +107,28 @@ def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
             )
         _check(family, name, value)
         arguments[name] = value
+    if family == "NormalMixture":
+        _check_mixture(arguments["weights"], arguments["scales"])
+    if family == "Uniform":
+        low, high = arguments["low"], arguments["high"]
+        if isinstance(low, int | float) and isinstance(high, int | float) and not low < high:
+            raise InputError(
+                "Uniform: " + message("low < high", f"{low!r} and {high!r}", "Uniform(0.0, 1.0)")
+            )
     return Distribution(family, arguments)
+
+
+def _check_mixture(weights: Any, scales: Any) -> None:
+    if len(weights) != len(scales):
+        raise InputError(
+            "NormalMixture: "
+            + message("as many weights as scales", f"{len(weights)} and {len(scales)}", "weights=(0.5, 0.5)")
+        )
+    if isinstance(weights, list | tuple | np.ndarray) and abs(math.fsum(weights) - 1.0) > 1e-9:
+        raise InputError(
+            "NormalMixture: "
+            + message("positive weights with sum 1", str(tuple(weights)), "weights=(0.5, 0.5)")
+        )
 
 
 def __getattr__(family: str) -> Any:
