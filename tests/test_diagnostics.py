@@ -261,6 +261,12 @@ def test_ratios_that_are_not_finite_are_not_trusted() -> None:
     assert not pareto_k_of(ratios).reliable
 
 
+def test_weights_that_one_draw_carries_alone_are_not_trusted() -> None:
+    # Next to weights that differ by a factor e^5000 all others underflow, and a fitted tail would be one of zeros.
+    ratios = 5000 * np.random.default_rng(0).normal(size=1000)
+    assert pareto_k_of(ratios).k == math.inf
+
+
 def test_k_hat_is_for_densities_only() -> None:
     for posterior in (exact_chains(), fitted(linear, Point({"output.weight": np.ones((2, 1))}))):
         with pytest.raises(UnsupportedError, match="density"):
@@ -427,12 +433,13 @@ def test_a_reference_decides() -> None:
     assert 0.9 < good.figures["sd_ratio"] < 1.1
     assert good.figures["mean_gap_floor"] > 0
     narrow = diagnose(exact_gaussian(widen=0.2), reference=reference)
+    assert not any("a reference:" in advice for advice in narrow.advice)
     assert narrow.verdict == "inadequate"
     assert narrow.figures["sd_ratio"] == pytest.approx(0.2, rel=0.15)
     point = fitted(linear, Point({"output.weight": closed_form()[0][:, None]}))
     assert diagnose(point, reference=reference).verdict == "inadequate"
     assert diagnose(exact_chains(), reference=reference).verdict == "converged"
-    assert diagnose(exact_chains(shift=5.0), reference=reference).verdict in ("not converged", "inadequate")
+    assert diagnose(exact_chains(shift=5.0), reference=reference).verdict == "not converged"
 
 
 def test_a_reference_that_has_not_converged_decides_nothing() -> None:

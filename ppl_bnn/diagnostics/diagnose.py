@@ -52,6 +52,7 @@ class Diagnosis:
 
 @dataclass
 class _Findings:
+    compared: bool
     reasons: list[str] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
@@ -78,13 +79,14 @@ def diagnose(posterior: Any, *, reference: Any = None) -> Diagnosis:
     ------
     UnsupportedError: a reference that is not of chains. InputError: a reference for other data.
     """
-    found = _Findings()
+    found = _Findings(compared=reference is not None)
     verdict = {"chains": _chains, "iid": _approximation, "point": _point}[posterior.kind](posterior, found)
     found.reasons.extend(posterior.info.warnings)
     if reference is not None:
         compared = _against(posterior, reference, found)
-        if compared is not None and not (verdict == NOT_CONVERGED and compared == ADEQUATE):
-            verdict = compared if posterior.kind != "chains" or compared == INADEQUATE else verdict
+        # What has not converged is to be mended first; chains that have converged need no "as far as seen".
+        if verdict != NOT_CONVERGED and (compared == INADEQUATE or posterior.kind != "chains"):
+            verdict = compared or verdict
     subject = f"{posterior.info.method} in {posterior.info.ppl}"
     advice = tuple(dict.fromkeys(found.advice))
     return Diagnosis(verdict, tuple(dict.fromkeys(found.reasons)), advice, found.figures, subject)
@@ -108,23 +110,31 @@ def _chains(posterior: Any, found: _Findings) -> str:
             found.advice.append(
                 "a smaller network or a tighter prior: the chains may sit in modes that predict differently"
             )
-    doubtful = _sampler(posterior.statistics, found)
+    doubtful = _sampler(posterior, found)
     if not judged.converged:
         return NOT_CONVERGED
     return UNDECIDED if doubtful else CONVERGED
 
 
-def _sampler(statistics: dict[str, np.ndarray], found: _Findings) -> bool:
+def _said(posterior: Any, word: str) -> bool:
+    """Whether the method itself has warned of it, in words that are among the reasons anyway."""
+    return any(word in warning for warning in posterior.info.warnings)
+
+
+def _sampler(posterior: Any, found: _Findings) -> bool:
     """What the sampler recorded; whether it casts doubt on draws that look converged."""
+    statistics = posterior.statistics
     doubtful = False
     if "diverging" in statistics:
         diverging = np.asarray(statistics["diverging"])
         count, share = int(np.count_nonzero(diverging)), float(np.mean(diverging))
         found.figures |= {"divergences": count, "divergence_share": share}
         if count:
-            found.reasons.append(
-                f"{count} of {diverging.size} transitions diverged ({share:.1%}): parts of the posterior may be missed"
-            )
+            if not _said(posterior, "diverged"):
+                found.reasons.append(
+                    f"{count} of {diverging.size} transitions diverged ({share:.1%}): "
+                    "parts of the posterior may be missed"
+                )
             found.advice.append("target_accept=0.95")
             doubtful = share > DIVERGENCE_LIMIT
     if "reached_max_tree_depth" in statistics:
@@ -165,7 +175,8 @@ def _optimisation(posterior: Any, found: _Findings) -> bool:
         known = f" (standard error {error:.2g})" if math.isfinite(error) else ""
         found.reasons.append(f"the ELBO is {figures['elbo']:.2f}{known}, a lower bound on the log evidence")
     if not figures.get("converged", 1.0):
-        found.reasons.append("the optimisation used all its steps without reaching a plateau")
+        if not _said(posterior, "still falling"):
+            found.reasons.append("the optimisation used all its steps without reaching a plateau")
         found.advice.append("more steps, or a larger learning rate that decays")
         return False
     return True
@@ -177,7 +188,7 @@ def _approximation(posterior: Any, found: _Findings) -> str:
         pareto = pareto_k(posterior)
     except UnsupportedError:
         found.reasons.append("the approximation has no density, so k-hat is not defined")
-        found.advice.append("a reference: diagnose(posterior, reference=a converged NUTS posterior)")
+        _ask_for_reference(found)
         return UNDECIDED if settled else NOT_CONVERGED
     found.figures |= {
         "pareto_k": pareto.k,
@@ -194,11 +205,16 @@ def _approximation(posterior: Any, found: _Findings) -> str:
             f"Pareto k-hat of p(w, D)/q(w) is {pareto.k:.2f}, above {K_LIMIT}: q is no proposal for importance "
             f"sampling over {size} coordinates, which alone does not say that its predictions are poor"
         )
-        found.advice.append("a reference: diagnose(posterior, reference=a converged NUTS posterior)")
+        _ask_for_reference(found)
         found.advice.append("scores on held-out rows, coverage above all")
     if not settled:
         return NOT_CONVERGED
     return ADEQUATE if pareto.reliable else UNDECIDED
+
+
+def _ask_for_reference(found: _Findings) -> None:
+    if not found.compared:
+        found.advice.append("a reference: diagnose(posterior, reference=a converged NUTS posterior)")
 
 
 def _point(posterior: Any, found: _Findings) -> str:

@@ -209,7 +209,11 @@ def _reasons(chains: int, draws: int, judged: dict[str, Mixing]) -> list[str]:
         reasons.append(f"{draws} draws per chain are too few for R-hat and ESS")
         return reasons
     for name, figures in judged.items():
-        if not figures.rhat < RHAT_LIMIT:
+        if figures.rhat == np.inf:
+            reasons.append(
+                f"R-hat of {name} is infinite: a component is not finite, or stands still within chains"
+            )
+        elif not figures.rhat < RHAT_LIMIT:
             reasons.append(
                 f"R-hat of {name} is {figures.rhat:.3f}, not below {RHAT_LIMIT}: the chains disagree"
             )

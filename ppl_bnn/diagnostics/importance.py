@@ -22,6 +22,7 @@ from ppl_bnn.ppl.protocol import site_seed
 K_LIMIT = 0.7
 DRAWS = 1000
 EQUAL = 1e-3
+FEWEST_EFFECTIVE = 4.0
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ def pareto_k_of(log_ratios: np.ndarray) -> ParetoK:
     top = float(log_ratios.max())
     weights = np.exp(log_ratios - top)
     mean = float(weights.mean())
+    effective = float(weights.sum() ** 2 / np.sum(weights**2))
     # Equal weights up to rounding: q is the posterior, and a tail fitted to rounding errors would mean nothing.
     k = -math.inf
     if np.ptp(log_ratios) > EQUAL:
@@ -99,13 +101,14 @@ def pareto_k_of(log_ratios: np.ndarray) -> ParetoK:
                 k = float(array_stats.psislw(-log_ratios)[1])
             except ValueError:
                 k = math.nan
-        # Too few distinct values in the tail: nothing can be claimed.
-        k = math.inf if math.isnan(k) else k
+        # Nothing can be claimed from a tail with too few distinct values, nor where a few draws carry all the weight:
+        # the others then vanish next to them, and what is fitted is how numbers underflow.
+        k = math.inf if math.isnan(k) or effective < FEWEST_EFFECTIVE else k
     return ParetoK(
         k=k,
         log_evidence=top + math.log(mean),
         log_evidence_se=float(weights.std(ddof=1) / math.sqrt(count) / mean),
-        relative_ess=float(weights.sum() ** 2 / (count * np.sum(weights**2))),
+        relative_ess=effective / count,
         draws=count,
     )
 
@@ -186,6 +189,8 @@ def leave_one_out(source: Any) -> LeaveOneOut:
                 warnings.simplefilter("ignore")
                 weighted = stats.loo_approximate_posterior(tree, log_p=log_p, log_q=log_q, pointwise=True)
             corrected, corrected_se = float(weighted.elpd), float(weighted.se)
+            if math.isnan(corrected):
+                corrected_reason = "the weights p/q could not be smoothed for some row"
     return LeaveOneOut(
         elpd=float(found.elpd),
         se=float(found.se),
