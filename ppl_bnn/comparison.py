@@ -511,6 +511,8 @@ def _diagnose(record: _Record, x_test: Any) -> None:
         record.figures["converged"] = "yes" if posterior.info.figures["converged"] else "no"
     if record.figures.get("converged") in ("no", "in doubt"):
         record.notes["converged"] = "; ".join(diagnosis.reasons) + "."
+        # The reasons contain the warnings of the fit; nobody needs to read them twice.
+        record.notes.pop("run_seconds", None)
     record.figures["k_hat"] = found.get("pareto_k")
     if posterior.kind == "iid" and "pareto_k" not in found:
         record.notes["k_hat"] = "The approximation has no density."
