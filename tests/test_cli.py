@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import ppl_bnn
 from ppl_bnn import cli
+from ppl_bnn.reporting import terminal
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -227,6 +228,59 @@ def test_default_model_follows_the_task(monkeypatch: pytest.MonkeyPatch, csv: Pa
     assert plan.table.task == "classification"
     plan = cli._plan("linear_regression", str(csv), "group", [], None, [], 0, False, None)
     assert plan.table.task == "regression"
+
+
+def test_notes_are_said_once_and_not_at_length() -> None:
+    notes = {
+        ("a", "rmse"): "one; two.",
+        ("a", "crps"): "two; three; four.",
+        ("a", "hidden"): "of a column that is not shown.",
+        ("b", "crps"): "five.",
+    }
+    lines, cut = terminal.notes_by_method(notes, {"rmse", "crps"})
+    assert lines == {"a": "One; two. Three.", "b": "Five."}
+    assert cut == ["a"]
+
+
+def test_numbers_keep_the_digits_that_matter() -> None:
+    assert [terminal.number(value, -3) for value in (53.302, 0.06213, 1234.5, 0.0)] == [
+        "53.3", "0.0621", "1 234", "0",
+    ]  # fmt: skip
+    assert [terminal.number(value, 0) for value in (805904.0, np.inf)] == ["805 904", "inf"]
+    assert terminal.number(-1916.56, 1) == "-1916.6"
+    row = {"log_score": -5.3975, "log_score_se": 0.0627, "converged": "no", "rmse": np.nan}
+    assert terminal.cell(row, terminal.Column("", "log_score", 3, "log_score_se")) == "-5.397 ± 0.063"
+    assert terminal.cell(row, terminal.Column("", "rmse")) == "-"
+    assert terminal.cell(row, terminal.Column("", "converged")) == "[bold red]no[/]"
+
+
+def test_narrow_terminals_lose_columns_and_no_digits(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "72")
+    code, out, _ = invoke(
+        "compare", "linear_regression", "--data", csv, "--target", "y", "--quick", "--methods", "map",
+        "--ppl", "numpyro", "--out", "narrow",
+    )  # fmt: skip
+    assert code == 0
+    assert "columns left out for want of room" in out
+    assert "…" not in out
+    assert max(len(line) for line in out.splitlines()) <= 72
+
+
+def test_a_model_of_one_system_alone_is_compared_too(csv: Path) -> None:
+    file = csv.with_name("native.py")
+    file.write_text(
+        "import numpyro\nimport numpyro.distributions as dist\n\n"
+        "def model(x, y=None):\n"
+        "    w = numpyro.sample('w', dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))\n"
+        "    with numpyro.plate('rows', x.shape[0]):\n"
+        "        numpyro.sample('y', dist.Normal(x @ w, 0.5), obs=y)\n"
+    )
+    code, out, err = invoke(
+        "compare", file, "--data", csv, "--target", "y", "--quick", "--methods", "map", "--out", "native"
+    )
+    assert code == 0, err
+    assert "native, on small: 32 training" in err
+    assert "On 8 test rows map alone gave predictions" in out
 
 
 def test_systems_of_the_methods() -> None:

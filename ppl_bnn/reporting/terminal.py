@@ -44,16 +44,16 @@ PREDICTION = {
     "regression": (
         Column("log score\n↑", "log_score", 3, "log_score_se"),
         Column("RMSE\n↓", "rmse", -3),
-        Column("CRPS\n↓", "crps", -3),
+        Column("CRPS\n↓", "crps", -3, spare=True),
         Column("90 %\ncover", "coverage_90", 2),
-        Column("90 %\nwidth", "width_90", -3),
+        Column("90 %\nwidth", "width_90", -3, spare=True),
         *_LOO,
     ),
     "classification": (
         Column("log score\n↑", "log_score", 3, "log_score_se"),
         Column("accuracy\n↑", "accuracy", 3),
         Column("Brier\n↓", "brier", 3),
-        Column("ECE\n↓", "ece", 3),
+        Column("ECE\n↓", "ece", 3, spare=True),
         *_LOO,
     ),
 }
@@ -79,7 +79,8 @@ def show(console: Console, comparison: Comparison, elsewhere: str = "comparison.
     """Print `comparison`. `elsewhere` is where all of its notes are to be found."""
     from rich.text import Text
 
-    task, reference, rows = comparison.task, comparison.reference, comparison.data["test_rows"]
+    task, rows = comparison.task, comparison.data["test_rows"]
+    reference = comparison.reference if comparison.reference in comparison.predictions else None
     unit = f" {comparison.data['target_name']} in its own units;" if task == "regression" else ""
     console.print()
     _print_grid(console, comparison, f"How well it predicts {rows} test rows", list(PREDICTION[task]))
@@ -120,13 +121,26 @@ def notes_by_method(
     notes: Mapping[tuple[str, str], str], shown: set[str]
 ) -> tuple[dict[str, str], list[str]]:
     """Method -> what is noted about its shown columns, each clause once; and the methods of which some was left out."""
-    clauses: dict[str, list[str]] = {}
+    found: dict[str, list[list[str]]] = {}
     for (name, column), note in notes.items():
         if column in shown:
-            known = clauses.setdefault(name, [])
-            known += [c for c in dict.fromkeys(note.rstrip(".").split("; ")) if c not in known]
-    lines = {name: "; ".join(found[:CLAUSES]) + "." for name, found in clauses.items()}
-    return lines, [name for name, found in clauses.items() if len(found) > CLAUSES]
+            sentences = found.setdefault(name, [])
+            said = {clause for sentence in sentences for clause in sentence}
+            new = [clause for clause in note.rstrip(".").split("; ") if clause not in said]
+            if new:
+                sentences.append(new)
+    lines, cut = {}, []
+    for name, sentences in found.items():
+        left, kept = CLAUSES, []
+        for clauses in sentences:
+            if left > 0:
+                text = "; ".join(clauses[:left])
+                kept.append(text[0].upper() + text[1:] + ".")
+            left -= len(clauses)
+        lines[name] = " ".join(kept)
+        if left < 0:
+            cut.append(name)
+    return lines, cut
 
 
 def _aside(console: Console, text: str) -> None:
