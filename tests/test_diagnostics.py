@@ -262,8 +262,8 @@ def test_ratios_that_are_not_finite_are_not_trusted() -> None:
 
 
 def test_weights_that_one_draw_carries_alone_are_not_trusted() -> None:
-    # Next to weights that differ by a factor e^5000 all others underflow, and a fitted tail would be one of zeros.
-    ratios = 5000 * np.random.default_rng(0).normal(size=1000)
+    # Next to weights that differ by a factor e^300 the others underflow; ArviZ alone answers k = 0.05 for these.
+    ratios = 300 * np.random.default_rng(1).normal(size=1000)
     assert pareto_k_of(ratios).k == math.inf
 
 
