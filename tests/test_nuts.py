@@ -80,7 +80,7 @@ def fit(method: Method, model: Any = linear, *, seed: int = 0, progress: Any = N
 
 CONJUGATE = {
     "numpyro": NUTS(draws=400, warmup=300, chains=4),
-    "pyro": NUTS(draws=300, warmup=120, chains=1, ppl="pyro"),
+    "pyro": NUTS(draws=600, warmup=200, chains=1, ppl="pyro"),
 }
 SMALL = {
     "numpyro": NUTS(draws=12, warmup=15, chains=2),
@@ -118,7 +118,8 @@ def small_fit(ppl: str) -> tuple[Any, Listener]:
 
 
 def test_the_posterior_of_a_linear_model_is_the_closed_form(ppl: str) -> None:
-    # 4 standard errors, 7 figures: none of 20 seeds fails in either system.
+    # 4 standard errors, 7 figures. Over 20 seeds NumPyro never fails (worst 2.9). Pyro with half as many draws failed
+    # once (5.3, the others below 3.2); at this length it has yet to be measured.
     assert worst_error(fit(CONJUGATE[ppl]), *table()) < 4.0
 
 
