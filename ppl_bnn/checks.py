@@ -143,8 +143,9 @@ def _numeric(name: str, value: Any) -> np.ndarray:
                 "finite numbers", f"{np.ma.count_masked(value)} masked values", "removing or imputing them"
             )
         )
+    tensor: Any = value
     try:
-        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        array = np.asarray(tensor.detach().cpu() if hasattr(value, "detach") else value)
     except ValueError as error:
         raise InputError(
             f"{name}: " + message("a rectangular array of numbers", str(error), "rows of equal length")

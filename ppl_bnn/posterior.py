@@ -309,7 +309,7 @@ class Posterior:
         return posterior_datatree(self, x, prior=prior)
 
     def save(self, path: str | Path) -> Path:
-        """Write netCDF tree, safetensors and a JSON manifest to the folder `path`; `bnn.load(path, model)` reads them."""
+        """Write netCDF tree, safetensors and a JSON manifest to the folder `path`, for `bnn.load(path, model)`."""
         import importlib
 
         # Storage knows all approximations by name and so stands below this module; it is found by name when needed.

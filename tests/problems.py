@@ -52,7 +52,9 @@ class Conjugate:
         total = self.noise**2 * np.eye(len(self.y)) + self.design @ self.design.T
         return float(multivariate_normal(np.zeros(len(self.y)), total).logpdf(self.y))
 
-    def predictive(self, x: np.ndarray, covariance: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def predictive(
+        self, x: np.ndarray, covariance: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Mean and epistemic variance of f at new inputs."""
         design = np.column_stack([x, np.ones(len(x))])
         covariance = self.covariance if covariance is None else covariance

@@ -35,7 +35,9 @@ def test_mode_depends_on_the_coordinates_that_were_asked_for(ppl, space):
         w, log_noise = v[:-1], v[-1]
         noise = np.exp(log_noise)
         residual = problem.y - problem.design @ w
-        value = -0.5 * w @ w - 0.5 * residual @ residual / noise**2 - len(residual) * log_noise - 0.5 * noise**2
+        value = (
+            -0.5 * w @ w - 0.5 * residual @ residual / noise**2 - len(residual) * log_noise - 0.5 * noise**2
+        )
         return -(value + (log_noise if space == "unconstrained" else 0.0))
 
     wanted = minimize(minus_log_joint, np.zeros(5), method="BFGS", options={"gtol": 1e-9}).x

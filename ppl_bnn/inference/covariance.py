@@ -30,7 +30,11 @@ class Full:
 
         if not np.all(np.isfinite(precision)):
             raise CurvatureError(
-                message("a finite curvature", "NaN or infinity", "a mode with finite density: other start, or standardise=True")
+                message(
+                    "a finite curvature",
+                    "NaN or infinity",
+                    "a mode with finite density: other start, or standardise=True",
+                )
             )
         try:
             factor = cholesky(precision, lower=True)
@@ -40,7 +44,7 @@ class Full:
                 message(
                     "a positive definite curvature at the mode",
                     f"a smallest eigenvalue of {lowest:.3g}",
-                    "repair='clip' where the prior curves upwards, more steps if the mode was not reached, or a tighter prior",
+                    "repair='clip' where the prior curves upwards, more steps if this is no mode, or a tighter prior",
                 )
             ) from None
         diagonal = np.diag(factor)
@@ -68,7 +72,7 @@ class Full:
         from scipy.linalg import solve_triangular
 
         eps = rng.standard_normal((self.size, count))
-        return solve_triangular(self.cholesky, eps, lower=True, trans="T").T
+        return solve_triangular(self.cholesky, eps, lower=True, trans=1).T
 
     def log_prob(self, deviation: np.ndarray) -> np.ndarray:
         """log density of deviations (S, P) from the mean, (S,)."""

@@ -46,7 +46,9 @@ def jacobians(
     """
     program, system = problem.program, problem.system
     if program.coupled:
-        raise UnsupportedError(message("rows that do not interact", "bnn.coupled() in the model", "NUTS or SVI"))
+        raise UnsupportedError(
+            message("rows that do not interact", "bnn.coupled() in the model", "NUTS or SVI")
+        )
     first_x = map_data(lambda a: a[:1], problem.x)
     first_y = problem.y[:1]
 

@@ -2,8 +2,8 @@
 
 N(u_MAP, A^-1) with A = sum_n J_n' F_n J_n - Hessian of (log prior + log |dw/du|), in unconstrained coordinates (MacKay
 1992; Daxberger et al. 2021). Sampled noise is part of the Gaussian: the predictor is (f, log noise), with its Fisher
-block. Prediction is linearised by default (Immer et al. 2021): eta(u) = eta(u_MAP) + J (u - u_MAP), because a Gauss-Newton
-posterior is the posterior of that linear model and its draws, put through the network itself, fit badly.
+block. Prediction is linearised by default (Immer et al. 2021): eta(u) = eta(u_MAP) + J (u - u_MAP), because a
+Gauss-Newton posterior is the posterior of that linear model and its draws, put through the network itself, fit badly.
 """
 
 from __future__ import annotations
@@ -144,13 +144,13 @@ class LaplaceGaussian(Approximation):
 
 @dataclass(frozen=True)
 class Laplace(Method):
-    """A Gaussian at the mode with the generalised Gauss-Newton matrix and the prior's own curvature as precision.
+    """A Gaussian at the mode; its precision is the Gauss-Newton matrix plus the prior's own curvature.
 
     engine: "curvature" (ours, in both systems) or "guide" (the system's AutoLaplaceApproximation, with the exact
     Hessian; its failures become named errors, and its draws go through the network).
     curvature, structure, weights: "ggn", "full", "all" so far.
-    repair: None, or "clip": where the prior curves upwards at the mode (Student-t, mixtures), the negative eigenvalues of
-    the prior's Hessian are set to zero, which widens the approximation there; reported as a warning.
+    repair: None, or "clip": where the prior curves upwards at the mode (Student-t, mixtures), the negative eigenvalues
+    of the prior's Hessian are set to zero, which widens the approximation there; reported as a warning.
     start: where the training of the mode starts; optimise=False takes it as the mode.
     The other fields are those of `MAP`: the mode is part of the method, so prior, noise and loss agree by construction.
     """
@@ -181,7 +181,10 @@ class Laplace(Method):
             raise unknown_name("repair of Laplace", self.repair, ("clip",))
         check_optimiser(self.name, self.steps, self.learning_rate, self.tolerance)
         if not self.optimise and self.start is None:
-            raise InputError("Laplace: " + message("start= with optimise=False", "None", "start=a MAP posterior or a dict of arrays"))
+            raise InputError(
+                "Laplace: "
+                + message("start= with optimise=False", "None", "start=a MAP posterior or a dict of arrays")
+            )
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         if self.engine == "curvature":
@@ -197,7 +200,9 @@ class Laplace(Method):
             approximation, repaired = self._gaussian(problem, mode.u)
             warnings += repaired
         size = approximation.covariance.size
-        evidence = mode.log_joint + 0.5 * size * np.log(2.0 * np.pi) + 0.5 * approximation.covariance.log_determinant
+        evidence = (
+            mode.log_joint + 0.5 * size * np.log(2.0 * np.pi) + 0.5 * approximation.covariance.log_determinant
+        )
         return Outcome(
             approximation=approximation,
             history={"loss": mode.losses},
@@ -236,7 +241,9 @@ class Laplace(Method):
     def _outputs(self, problem: Problem) -> int:
         return 1 if self.engine == "guide" else 2
 
-    def _gaussian(self, problem: Problem, u: Mapping[str, np.ndarray]) -> tuple[LaplaceGaussian, tuple[str, ...]]:
+    def _gaussian(
+        self, problem: Problem, u: Mapping[str, np.ndarray]
+    ) -> tuple[LaplaceGaussian, tuple[str, ...]]:
         names = latent_names(problem)
         likelihood_part = gauss_newton(problem, u)
         prior_part = prior_hessian(problem, u)
@@ -250,9 +257,13 @@ class Laplace(Method):
             clipped = int((values < 0).sum())
             prior_part = (vectors * np.maximum(values, 0.0)) @ vectors.T
             covariance = Full.of(likelihood_part + prior_part)
-            warnings = (f"the prior curves upwards at the mode: {clipped} negative eigenvalues of its Hessian were set to 0",)
+            warnings = (
+                f"the prior curves upwards at the mode: {clipped} negative eigenvalues of its Hessian were set to 0",
+            )
         shapes = problem.program.sites
-        mode = {name: np.asarray(u[name], dtype=float).reshape(shapes[name].unconstrained_shape) for name in names}
+        mode = {
+            name: np.asarray(u[name], dtype=float).reshape(shapes[name].unconstrained_shape) for name in names
+        }
         held = {site.name: np.asarray(u[site.name]) for site in problem.program.params}
         return LaplaceGaussian(mode, covariance, held), warnings
 
@@ -267,7 +278,9 @@ def _guide_numpyro(problem: Problem, u: Mapping[str, np.ndarray]) -> LaplaceGaus
     from numpyro.infer.autoguide import AutoLaplaceApproximation
     from numpyro.infer.initialization import init_to_value
 
-    guide = AutoLaplaceApproximation(_native(problem), init_loc_fn=init_to_value(values=_constrained(problem, u)))
+    guide = AutoLaplaceApproximation(
+        _native(problem), init_loc_fn=init_to_value(values=_constrained(problem, u))
+    )
     seed(guide, jax.random.PRNGKey(0))(problem.x, problem.y)
     flat, order = _flat_in_order_of(problem, u, guide._unpack_latent)
 
@@ -284,12 +297,15 @@ def _guide_pyro(problem: Problem, u: Mapping[str, np.ndarray]) -> LaplaceGaussia
     from pyro.infer.autoguide import AutoLaplaceApproximation
     from pyro.infer.autoguide.initialization import init_to_value
 
-    guide = AutoLaplaceApproximation(_native(problem), init_loc_fn=init_to_value(values=_constrained(problem, u)))
+    guide = AutoLaplaceApproximation(
+        _native(problem), init_loc_fn=init_to_value(values=_constrained(problem, u))
+    )
     guide(problem.x, problem.y)
     size = len(flat_latents(problem, u))
 
     def unpack(flat: Any) -> dict[str, Any]:
-        return {site["name"]: value for site, value in guide._unpack_latent(flat)}
+        pairs: Any = guide._unpack_latent(flat)
+        return {site["name"]: value for site, value in pairs}
 
     _, order = _flat_in_order_of(problem, u, unpack)
     try:
@@ -297,7 +313,11 @@ def _guide_pyro(problem: Problem, u: Mapping[str, np.ndarray]) -> LaplaceGaussia
     except Exception as error:
         raise CurvatureError(
             "Pyro's AutoLaplaceApproximation failed: "
-            + message("a positive definite Hessian", f"{type(error).__name__}: {error}".splitlines()[0], "engine='curvature'")
+            + message(
+                "a positive definite Hessian",
+                f"{type(error).__name__}: {error}".splitlines()[0],
+                "engine='curvature'",
+            )
         ) from error
     covariance = problem.system.to_numpy(gaussian.covariance_matrix)
     assert covariance.shape == (size, size)
@@ -307,7 +327,8 @@ def _guide_pyro(problem: Problem, u: Mapping[str, np.ndarray]) -> LaplaceGaussia
 def _native(problem: Problem) -> Any:
     if problem.program.params:
         raise UnsupportedError(
-            "Laplace(engine='guide'): " + message("priors on all weights", "point estimates (priors.Point)", "engine='curvature'")
+            "Laplace(engine='guide'): "
+            + message("priors on all weights", "point estimates (priors.Point)", "engine='curvature'")
         )
     return problem.program.native
 
@@ -339,14 +360,19 @@ def _from_guide(
     if not np.all(np.isfinite(covariance)) or variances.min() <= 0 or variances.max() < 1e-20:
         raise CurvatureError(
             f"{system}'s AutoLaplaceApproximation failed: "
-            + message("a covariance with positive variances", f"variances from {variances.min():.3g} to {variances.max():.3g}", advice)
+            + message(
+                "a covariance with positive variances",
+                f"variances from {variances.min():.3g} to {variances.max():.3g}",
+                advice,
+            )
         )
     try:
         precision = np.linalg.inv(covariance[np.ix_(order, order)])
         gaussian = Full.of(0.5 * (precision + precision.T))
     except (np.linalg.LinAlgError, CurvatureError) as error:
         raise CurvatureError(
-            f"{system}'s AutoLaplaceApproximation failed: " + message("an invertible covariance", str(error), advice)
+            f"{system}'s AutoLaplaceApproximation failed: "
+            + message("an invertible covariance", str(error), advice)
         ) from error
     mode = {name: np.asarray(u[name], dtype=float) for name in latent_names(problem)}
     return replace(LaplaceGaussian(mode, gaussian), linear=False)

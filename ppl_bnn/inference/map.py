@@ -61,4 +61,3 @@ class MAP(Method):
                 "converged": float(mode.converged),
             },
         )
-

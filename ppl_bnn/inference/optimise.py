@@ -44,7 +44,9 @@ class Mode:
     def warnings(self) -> tuple[str, ...]:
         found = []
         if not self.converged:
-            found.append("the loss was still falling when the steps ran out: give more steps or a larger learning rate")
+            found.append(
+                "the loss was still falling when the steps ran out: give more steps or a larger learning rate"
+            )
         scale = 1e-2 * max(1.0, abs(self.log_joint)) ** 0.5
         if self.gradient_norm > scale:
             found.append(f"not a mode: the gradient of the log joint has norm {self.gradient_norm:.3g}")
@@ -89,7 +91,11 @@ def find_mode(
             if not np.isfinite(mean):
                 raise DivergenceError(
                     f"{title}: "
-                    + message("a finite loss", f"{mean} after {done} steps", f"learning_rate={learning_rate / 10:g}, or standardise=True")
+                    + message(
+                        "a finite loss",
+                        f"{mean} after {done} steps",
+                        f"learning_rate={learning_rate / 10:g}, or standardise=True",
+                    )
                 )
             if mean < best - tolerance:
                 best, stale = mean, 0
@@ -142,7 +148,9 @@ def starting_point(problem: Problem, start: Start, progress: Progress) -> dict[s
 
 
 def _flat(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.asarray(u[name], dtype=np.float64).reshape(-1) for name in problem.program.sites])
+    return np.concatenate(
+        [np.asarray(u[name], dtype=np.float64).reshape(-1) for name in problem.program.sites]
+    )
 
 
 def _flat_value_and_grad(
@@ -161,7 +169,9 @@ def _flat_value_and_grad(
 
 
 def _polish(
-    problem: Problem, value_and_grad: Callable[[np.ndarray], tuple[float, np.ndarray]], u: Mapping[str, np.ndarray]
+    problem: Problem,
+    value_and_grad: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    u: Mapping[str, np.ndarray],
 ) -> tuple[dict[str, np.ndarray], int]:
     from scipy.optimize import minimize
 
@@ -175,7 +185,9 @@ def _polish(
     )
     better = np.all(np.isfinite(result.x)) and result.fun <= value_and_grad(begin)[0]
     flat = result.x if better else begin
-    return {name: np.asarray(value) for name, value in problem.program.unravel(flat).items()}, int(result.nfev) + 1
+    return {name: np.asarray(value) for name, value in problem.program.unravel(flat).items()}, int(
+        result.nfev
+    ) + 1
 
 
 class _AdamNumPyro:
@@ -208,7 +220,9 @@ class _AdamNumPyro:
 
     def advance(self, rate: float) -> np.ndarray:
         rate_array = self._problem.system.asarray(np.asarray(rate))
-        self._u, self._inner, values = self._chunk(self._u, self._inner, rate_array, self._problem.x, self._problem.y)
+        self._u, self._inner, values = self._chunk(
+            self._u, self._inner, rate_array, self._problem.x, self._problem.y
+        )
         return np.asarray(values)
 
     def values(self) -> dict[str, np.ndarray]:
@@ -248,8 +262,12 @@ _ADAM: dict[str, Any] = {"numpyro": _AdamNumPyro, "pyro": _AdamPyro}
 def check_optimiser(name: str, steps: int, learning_rate: float, tolerance: float) -> None:
     """Raise `InputError` for settings with which no optimiser can work."""
     if not isinstance(steps, int) or steps < 1:
-        raise InputError(f"{name}: " + message("a positive whole number of steps", repr(steps), "steps=20_000"))
+        raise InputError(
+            f"{name}: " + message("a positive whole number of steps", repr(steps), "steps=20_000")
+        )
     if not learning_rate > 0:
-        raise InputError(f"{name}: " + message("a positive learning rate", repr(learning_rate), "learning_rate=0.02"))
+        raise InputError(
+            f"{name}: " + message("a positive learning rate", repr(learning_rate), "learning_rate=0.02")
+        )
     if not tolerance > 0:
         raise InputError(f"{name}: " + message("a positive tolerance", repr(tolerance), "tolerance=1e-4"))

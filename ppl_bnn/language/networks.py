@@ -25,7 +25,7 @@ def mlp(
     """
     if not isinstance(widths, Iterable) or not (widths := list(widths)):
         raise ModelError("mlp: " + message("a list of at least one width", repr(widths), "[50, 1]"))
-    each = list(prior) if isinstance(prior, list | tuple) else [prior] * len(widths)
+    each: list[Any] = list(prior) if isinstance(prior, list | tuple) else [prior] * len(widths)
     if len(each) != len(widths):
         raise ModelError(
             "mlp: "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 Array = Any
@@ -204,8 +205,8 @@ ACTIVATIONS = {
 }
 
 
-def activation(name: str) -> Any:
-    """The activation function of that name."""
+def activation(name: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The activation function of that name; a function is its own name."""
     from ppl_bnn.errors import unknown_name
 
     if callable(name):

@@ -35,7 +35,9 @@ def _check_scale(prior: str, scale: Scale) -> None:
             raise InputError(
                 f"priors.{prior}: " + message("a scale that is a number or 'fan_in'", repr(scale), "'fan_in'")
             )
-    elif isinstance(scale, int | float | np.generic) and not (scale > 0 and math.isfinite(scale)):
+    elif isinstance(scale, int | float | np.floating | np.integer) and not (
+        scale > 0 and math.isfinite(scale)
+    ):
         raise InputError(
             f"priors.{prior}: " + message("a positive scale", repr(scale), "scale=1.0 or scale='fan_in'")
         )

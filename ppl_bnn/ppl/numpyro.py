@@ -21,25 +21,26 @@ from ppl_bnn.language.primitives import Interpretation, Message
 from ppl_bnn.ppl.protocol import Model, Site, TracedSite, constrained_parameter, resolve_device
 
 
-def resolve(specification: Distribution) -> Any:
-    """The NumPyro distribution of a specification."""
+def resolve(specification: Distribution, validate: bool | None = None) -> Any:
+    """The NumPyro distribution of a specification; `validate=False` leaves out NumPyro's checks of its arguments."""
     if specification.family == "NormalMixture":
         weights = jnp.asarray(specification.arguments["weights"], dtype=float)
         scales = jnp.asarray(specification.arguments["scales"], dtype=float)
         result = numpyro.distributions.MixtureSameFamily(
-            numpyro.distributions.Categorical(probs=weights),
-            numpyro.distributions.Normal(jnp.zeros_like(scales), scales),
+            numpyro.distributions.Categorical(probs=weights, validate_args=validate),
+            numpyro.distributions.Normal(jnp.zeros_like(scales), scales, validate_args=validate),
+            validate_args=validate,
         )
     elif specification.family in ("Bernoulli", "Categorical"):
         result = getattr(numpyro.distributions, specification.family)(
-            logits=specification.arguments["logits"]
+            logits=specification.arguments["logits"], validate_args=validate
         )
     else:
         arguments = {
             name: jnp.asarray(value, dtype=float) if isinstance(value, list | tuple) else value
             for name, value in specification.arguments.items()
         }
-        result = getattr(numpyro.distributions, specification.family)(**arguments)
+        result = getattr(numpyro.distributions, specification.family)(**arguments, validate_args=validate)
     if specification.shape is not None:
         result = result.expand(specification.shape)
     return result.to_event(specification.event_dims) if specification.event_dims else result
@@ -52,18 +53,24 @@ class NumPyroInterpretation(Interpretation):
         super().__init__()
         self.population = population
         self.record = record
+        # In a fit a wild draw may overflow; that is judged by what it does to the density, not by an exception.
+        self.validate = None if record else False
 
     def process(self, msg: Message) -> None:
         super().process(msg)
         arguments = msg.arguments
         if msg.kind == "sample":
-            msg.answer(numpyro.sample(msg.name, resolve(arguments["distribution"]), obs=arguments["obs"]))
+            msg.answer(
+                numpyro.sample(
+                    msg.name, resolve(arguments["distribution"], self.validate), obs=arguments["obs"]
+                )
+            )
         elif msg.kind == "deterministic":
             msg.answer(numpyro.deterministic(msg.name, arguments["value"]))
         elif msg.kind == "param":
             init = arguments["init"]
             if isinstance(init, Distribution):
-                init = resolve(init).sample
+                init = resolve(init, self.validate).sample
             msg.answer(numpyro.param(msg.name, init))
         elif msg.kind == "rows":
             msg.answer(self._plate("rows", arguments["n"]))
@@ -73,7 +80,11 @@ class NumPyroInterpretation(Interpretation):
                 numpyro.deterministic("f", f)
             with self._plate("observations", f.shape[0]):
                 msg.answer(
-                    numpyro.sample("y", resolve(arguments["likelihood"].distribution(f)), obs=arguments["y"])
+                    numpyro.sample(
+                        "y",
+                        resolve(arguments["likelihood"].distribution(f), self.validate),
+                        obs=arguments["y"],
+                    )
                 )
 
     @contextmanager

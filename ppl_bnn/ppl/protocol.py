@@ -552,7 +552,9 @@ class Program:
         """NumPy: constrain draws with one leading axis. x and y are arrays of the system."""
         function = self._cached("constrain", lambda: self._mapped(self.constrain))
         values = {name: self.system.asarray(value) for name, value in u.items()}
-        return {name: self.system.to_numpy(value) for name, value in function(values, x, y).items()}
+        w = function(values, x, y)
+        # JAX hands a dict back in alphabetical order; everyone else reads the sites in the order of the program.
+        return {name: self.system.to_numpy(w[name]) for name in self.sites if name in w}
 
     def log_joint_draws(self, u: Mapping[str, np.ndarray], x: Any, y: Any) -> np.ndarray:
         """NumPy: log joint of draws with one leading axis, shape (S,)."""

@@ -33,8 +33,8 @@ class NormalMixture(pyro.distributions.TorchDistribution):
     torch's MixtureSameFamily declares a support that has no bijection from the real line, so no guide accepts it.
     """
 
-    arg_constraints = {"weights": constraints.simplex, "scales": constraints.positive}
-    support = constraints.real
+    arg_constraints: Any = {"weights": constraints.simplex, "scales": constraints.positive}
+    support: Any = constraints.real
 
     def __init__(self, weights: Any, scales: Any, batch_shape: Any = torch.Size(), validate_args: Any = None):
         self.weights = weights
@@ -218,6 +218,7 @@ class _Assign(Messenger):
         msg["done"] = True
 
     def _pyro_param(self, msg: Any) -> None:
+        name: Any
         name, init, constraint = (*msg["args"], None)[:3]
         if msg["kwargs"].get("constraint", constraint) not in (None, constraints.real):
             raise constrained_parameter(name)
@@ -307,7 +308,8 @@ class Pyro:
                 # Pyro raises a copy with the shapes of all sites behind the message; the first one says what to do.
                 raise error.__cause__ if isinstance(error.__cause__, BNNError) else error from None
         result = []
-        for name, site in trace.nodes.items():
+        nodes: dict[str, Any] = dict(trace.nodes)
+        for name, site in nodes.items():
             if site["type"] == "sample":
                 if type(site["fn"]).__name__ == "_Subsample":
                     continue
@@ -357,7 +359,7 @@ class Pyro:
         return biject_to(distribution.support).inv(value)
 
     def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-        both = torch.func.grad_and_value(function)
+        both: Any = torch.func.grad_and_value(function)
 
         def swapped(*arguments: Any) -> tuple[Any, Any]:
             gradient, value = both(*arguments)
@@ -366,13 +368,24 @@ class Pyro:
         return swapped
 
     def hessian(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return torch.func.hessian(function)
+        inner = torch.func.hessian(function)
+
+        @functools.wraps(function)
+        def quiet(*arguments: Any) -> Any:
+            with warnings.catch_warnings():
+                # The first forward-mode derivative of a process makes torch script its own code, which it deprecates.
+                warnings.simplefilter("ignore", FutureWarning)
+                warnings.simplefilter("ignore", DeprecationWarning)
+                return inner(*arguments)
+
+        return quiet
 
     def jacobian(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return torch.func.jacrev(function)
 
     def jvp(self, function: Callable[..., Any], at: Any, direction: Any) -> tuple[Any, Any]:
-        return torch.func.jvp(function, (at,), (direction,))
+        value, tangent = torch.func.jvp(function, (at,), (direction,))  # pyright: ignore[reportAssignmentType]
+        return value, tangent
 
     def vmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
         return torch.func.vmap(function, in_dims=in_axes, randomness="different")
