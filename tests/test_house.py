@@ -49,8 +49,6 @@ BROUGHT_BY = {
     "pyro": "pyro-ppl",
     "sklearn": "scikit-learn",
     "requests": "pooch",
-    # Tried first; where it is missing, the copy inside joblib serves.
-    "cloudpickle": "joblib",
 }
 
 
