@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -240,6 +241,7 @@ class Pyro:
     def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
         chosen = self._device(device)
         default_dtype, default_threads = torch.get_default_dtype(), torch.get_num_threads()
+        environment = _environment_of_torch()
         indices = [] if chosen.type == "cpu" else [chosen.index]
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=indices))
@@ -256,6 +258,10 @@ class Pyro:
             finally:
                 torch.set_default_dtype(default_dtype)
                 torch.set_num_threads(default_threads)
+                # The first optimiser loads torch's compiler, which notes its cache folder in the environment.
+                for name in _environment_of_torch().keys() - environment.keys():
+                    del os.environ[name]
+                os.environ.update(environment)
 
     def _device(self, device: str) -> Any:
         kind, index = resolve_device(device)
@@ -397,6 +403,10 @@ class Pyro:
                 return function(*arguments)
 
         return without_gradients
+
+
+def _environment_of_torch() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("TORCH")}
 
 
 def _set_seed(seed: int) -> None:
