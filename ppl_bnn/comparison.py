@@ -391,7 +391,7 @@ def _check_model(
             )
             if program.likelihood.task == "regression":
                 return "regression"
-            classes = _class_count(program, x, y)
+            classes = program.classes(y)
         checks.check_labels(y, classes)
         if (y_test != np.floor(y_test)).any() or y_test.min() < 0 or y_test.max() >= classes:
             raise InputError(
@@ -405,16 +405,6 @@ def _check_model(
         return "classification"
     assert failure is not None
     raise failure
-
-
-def _class_count(program: Program, x: Any, y: np.ndarray) -> int:
-    if getattr(program.likelihood, "family", type(program.likelihood).__name__) == "Bernoulli":
-        return 2
-    if not program.language:
-        return int(np.max(y)) + 1
-    one = map_data(lambda a: np.asarray(a[:1]), x)
-    zeros = {name: np.zeros((1, *site.shape)) for name, site in program.sites.items()}
-    return program.predictor_draws(zeros, one).shape[-1]
 
 
 # --- one method -------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 
@@ -62,6 +62,14 @@ class Method(ABC):
     dtype: str = field(default="auto", kw_only=True)
     systems: ClassVar[tuple[str, ...]] = SYSTEMS
     serves_local: ClassVar[bool] = True
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
+        # Before the dataclass speaks: its TypeError does not say which name was meant.
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in keywords:
+            if name not in known:
+                raise unknown_name(f"argument of {cls.__name__}", name, known)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if self.ppl not in SYSTEMS:
@@ -175,7 +183,7 @@ class Method(ABC):
                 + message("a model without per-row latent variables", "bnn.rows in the model", "NUTS")
             )
         regression = sketch.likelihood.task == "regression"
-        y = y.astype(np.float64) if regression else self._labels(sketch, x, y)
+        y = y.astype(np.float64) if regression else self._labels(sketch, y)
         standardisation = None
         if standardise:
             standardisation = Standardisation.of(x, y, regression)
@@ -219,19 +227,11 @@ class Method(ABC):
             _programs={where: program},
         )
 
-    def _labels(self, program: Program, x: Any, y: np.ndarray) -> np.ndarray:
-        """Check class labels against the number of network outputs; a Bernoulli target is a float in both systems."""
+    def _labels(self, program: Program, y: np.ndarray) -> np.ndarray:
+        """Class labels, checked; a Bernoulli target is a float in both systems."""
         bernoulli = getattr(program.likelihood, "family", type(program.likelihood).__name__) == "Bernoulli"
-        if bernoulli:
-            return checks.check_labels(y, 2).astype(np.float64)
-        if not program.language:
-            return checks.check_labels(y, int(np.max(y)) + 1)
-        one = map_data(lambda a: np.asarray(a[:1]), x)
-        w = {name: np.zeros((1, *site.shape)) for name, site in program.sites.items()}
-        with program.system.session("float64", "cpu"):
-            outputs = program.predictor_draws(w, one).shape[-1]
-        program._compiled.clear()
-        return checks.check_labels(y, outputs)
+        labels = checks.check_labels(y, program.classes(y))
+        return labels.astype(np.float64) if bernoulli else labels
 
     def _dtype(self, chosen: Any, device: str) -> str:
         if self.dtype != "auto":

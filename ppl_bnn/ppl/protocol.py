@@ -373,6 +373,7 @@ class Program:
     sites: dict[str, Site]
     likelihood: Any
     rows: int
+    outputs: int | None = None
     coupled: bool = False
     _compiled: dict[Any, Any] = field(default_factory=dict, repr=False)
 
@@ -408,27 +409,31 @@ class Program:
                 message("at least one random variable or parameter", "none", "a prior over the weights")
             )
         sites = {site.name: site for site in described}
-        coupled = False
+        outputs, coupled = None, False
         if language:
-            likelihood, coupled = cls._end_of_model(chosen, model, x)
+            likelihood, outputs, coupled = cls._end_of_model(chosen, model, x)
         else:
             likelihood = native_likelihood(
                 next(site for site in observations if site.name == observed).distribution
             )
-        return cls(chosen, model, native, language, observed, sites, likelihood, row_count(x), coupled)
+        return cls(
+            chosen, model, native, language, observed, sites, likelihood, row_count(x), outputs, coupled
+        )
 
     @staticmethod
-    def _end_of_model(chosen: System, model: Model, x: Any) -> tuple[Any, bool]:
-        """The likelihood's form, and whether the model says that its rows interact."""
+    def _end_of_model(chosen: System, model: Model, x: Any) -> tuple[Any, int, bool]:
+        """The likelihood's form, the number of network outputs, and whether the model says that its rows interact."""
         from ppl_bnn.language.primitives import Handler, Message
 
         class Catch(Handler):
             likelihood: Any = None
+            outputs = 0
             coupled = False
 
             def process(self, msg: Message) -> None:
                 if msg.kind == "observe":
                     self.likelihood = msg.arguments["likelihood"]
+                    self.outputs = int(msg.arguments["f"].shape[-1])
                 elif msg.kind == "coupled":
                     self.coupled = True
 
@@ -439,7 +444,13 @@ class Program:
                 model(x, None)
 
         chosen.describe(chosen.native(caught), x, None)
-        return catch.likelihood.form, catch.coupled
+        return catch.likelihood.form, catch.outputs, catch.coupled
+
+    def classes(self, y: np.ndarray) -> int:
+        """How many classes the likelihood tells apart; a plain model does not say, there the labels do."""
+        if getattr(self.likelihood, "family", type(self.likelihood).__name__) == "Bernoulli":
+            return 2
+        return int(np.max(y)) + 1 if self.outputs is None else self.outputs
 
     # -- sites
 
