@@ -1,0 +1,127 @@
+"""`posterior.predict` with 1000 draws against Pyro's sequential `Predictive` on the same draws and rows.
+
+Both sides give 1000 predictive distributions per row: ours as parameters of the mixture, Pyro's as f of each draw. The
+first call of ours, which compiles in NumPyro, is not counted and is printed as a fact. Peak memory is measured in
+processes of their own, as the high-water mark of `predict` over that of the same process without it, result included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from problem import by_hand_in_pyro, data, in_the_language
+from ratios import Ratio, alternate, report
+
+import ppl_bnn as bnn
+
+WIDTHS = [50]
+TARGETS = {("numpyro", 10_000): 5.0, ("numpyro", 100): 20.0, ("pyro", 10_000): 3.0, ("pyro", 100): 3.0}
+
+
+def main(tiny: bool = False, rounds: int = 3, store: bool = False) -> dict[str, float]:
+    widths, steps = ([3], 20) if tiny else (WIDTHS, 200)
+    model = in_the_language(widths)
+    x, y = data(50)
+    ratios: list[Ratio] = []
+    facts: dict[str, Any] = {"widths": widths, "draws": 1000}
+    for (ppl, rows), target in TARGETS.items():
+        rows = 10 if tiny else rows
+        new, _ = data(rows)
+        posterior = bnn.fit(model, x, y, bnn.SVI(ppl=ppl, steps=steps, elbo_draws=2))
+        start = time.perf_counter()
+        posterior.predict(new)
+        facts[f"first call, {ppl}, {rows} rows, seconds"] = round(time.perf_counter() - start, 2)
+        draws = {name: value[0, : 20 if tiny else None] for name, value in posterior.draws.items()}
+        check(posterior, draws, new, widths)
+        ratios.append(
+            alternate(
+                f"predict in {ppl} / Pyro's Predictive, {rows} rows",
+                target,
+                "1/s",
+                lambda index, posterior=posterior, new=new: 1.0 / seconds(lambda: posterior.predict(new)),
+                lambda index, draws=draws, new=new: 1.0 / seconds(lambda: predictive(draws, new, widths)),
+                1 if tiny else rounds,
+            )
+        )
+    if not tiny:
+        for ppl in ("numpyro", "pyro"):
+            for budget in (2**26, 2**29):
+                facts[f"peak of predict, {ppl}, budget {budget >> 20} MiB, 10000 rows"] = peak(ppl, budget)
+    return report("predict_against_predictive", ratios, facts, store)
+
+
+def seconds(action: Any) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def predictive(draws: dict[str, np.ndarray], x: np.ndarray, widths: list[int]) -> np.ndarray:
+    """Means of y, draw by draw, from Pyro's Predictive: float64, as ours."""
+    import pyro
+    import torch
+    from pyro.infer import Predictive
+
+    written = by_hand_in_pyro(widths)
+
+    def model(x: Any) -> Any:
+        with pyro.poutine.trace() as capture:
+            written(x)
+        return pyro.deterministic("mean", capture.trace.nodes["y"]["fn"].mean)
+
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            samples = {name: torch.tensor(value) for name, value in draws.items()}
+            result = Predictive(model, samples, return_sites=["mean"])(torch.tensor(x))
+    finally:
+        torch.set_default_dtype(dtype)
+    return result["mean"].numpy().reshape(-1, len(x))
+
+
+def check(posterior: Any, draws: dict[str, np.ndarray], x: np.ndarray, widths: list[int]) -> None:
+    """Both sides compute the same numbers."""
+    few = {name: value[:3] for name, value in draws.items()}
+    ours = posterior.predict(x).parameters["loc"][:3]
+    assert np.allclose(ours, predictive(few, x, widths), rtol=1e-9, atol=1e-9)
+
+
+_PEAK = """
+import resource, sys
+import numpy as np
+import ppl_bnn as bnn
+from problem import data, in_the_language
+posterior = bnn.fit(in_the_language({widths}), *data(50), bnn.SVI(ppl="{ppl}", steps=20, elbo_draws=2))
+x, _ = data(10_000)
+posterior.predict(x[:10], memory={budget})
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+eta = posterior.predictor(x, memory={budget})
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((after - before) / 1024, eta.nbytes / 2**20)
+"""
+
+
+def peak(ppl: str, budget: int) -> str:
+    """MiB that the predictor of 10 000 rows takes besides its result, in a process of its own."""
+    script = _PEAK.format(widths=WIDTHS, ppl=ppl, budget=budget)
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+    )
+    grown, result = (float(number) for number in run.stdout.split()[-2:])
+    return f"{grown - result:.0f} MiB besides a result of {result:.0f} MiB"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--store", action="store_true", help="keep the figures in results/")
+    options = parser.parse_args()
+    main(options.tiny, options.rounds, options.store)
