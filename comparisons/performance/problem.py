@@ -17,10 +17,10 @@ def data(rows: int, features: int = 8) -> tuple[np.ndarray, np.ndarray]:
     return x, np.sin(x[:, 0]) + 0.5 * x[:, 1] * x[:, 2] + 0.2 * rng.normal(size=rows)
 
 
-def in_the_language(widths: list[int]) -> Callable[..., None]:
+def in_the_language(widths: list[int], activation: str = "tanh") -> Callable[..., None]:
     def model(x: Any, y: Any = None) -> None:
         noise = bnn.sample("noise", dist.HalfNormal(1.0))
-        f = bnn.mlp(x, [*widths, 1], activation="tanh", prior=priors.Normal(0.0, "fan_in"))
+        f = bnn.mlp(x, [*widths, 1], activation=activation, prior=priors.Normal(0.0, "fan_in"))
         bnn.observe(y, f, likelihoods.Gaussian(noise))
 
     return model
@@ -50,7 +50,7 @@ def by_hand_in_numpyro(widths: list[int]) -> Callable[..., None]:
     return model
 
 
-def by_hand_in_pyro(widths: list[int]) -> Callable[..., None]:
+def by_hand_in_pyro(widths: list[int], activation: str = "tanh") -> Callable[..., None]:
     import pyro
     import pyro.distributions as pd
     import torch
@@ -67,7 +67,7 @@ def by_hand_in_pyro(widths: list[int]) -> Callable[..., None]:
             bias = pyro.sample(f"{name}.bias", pd.Normal(0.0, 1.0).expand([width]).to_event(1))
             h = h @ weight + bias
             if layer < len(widths):
-                h = torch.tanh(h)
+                h = getattr(torch, activation)(h)
         with pyro.plate("rows", x.shape[0]):
             pyro.sample("y", pd.Normal(h[:, 0], noise), obs=y)
 

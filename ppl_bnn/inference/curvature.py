@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.errors import UnsupportedError, message
-from ppl_bnn.ppl.protocol import Problem, map_data, row_count
+from ppl_bnn.ppl.protocol import Problem, chunks, map_data, padded, row_count
 
 
 def latent_names(problem: Problem) -> list[str]:
@@ -70,17 +70,11 @@ def jacobians(
     rows = row_count(x)
     # Held per row: the Jacobian itself, its product with F, and what reverse mode keeps.
     chunk = max(1, min(rows, memory // (8 * 8 * max(1, len(flat)))))
-    for start in range(0, rows, chunk):
-        stop = min(start + chunk, rows)
-        part = map_data(lambda a, i=start, j=stop: system.asarray(_padded(np.asarray(a[i:j]), chunk)), x)
+    for start, stop in chunks(rows, chunk):
+        part = map_data(lambda a, i=start, j=stop: system.asarray(padded(np.asarray(a[i:j]), chunk)), x)
         value, jacobian = function(flat, held, part)
         count = stop - start
         yield slice(start, stop), system.to_numpy(value)[:count], system.to_numpy(jacobian)[:count]
-
-
-def _padded(array: np.ndarray, size: int) -> np.ndarray:
-    missing = size - len(array)
-    return array if missing == 0 else np.concatenate([array, np.repeat(array[:1], missing, axis=0)])
 
 
 def gauss_newton(problem: Problem, u: Mapping[str, np.ndarray], memory: int = 2**28) -> np.ndarray:
