@@ -120,15 +120,19 @@ def test_numpyro_reaches_the_best_mean_field_normal_to_one_percent() -> None:
     assert info.compile_seconds > 0.0
 
 
-def test_pyro_reaches_the_best_mean_field_normal_to_one_percent_on_average() -> None:
-    # A step of Pyro draws once and takes a millisecond, so a variance is known to 5 % only; the mean over a hundred
-    # weights is known to 0.5 %.
-    truth = Regression(rows=200, features=99, correlated=False)
-    steps = 1500
-    posterior = bnn.fit(linear, truth.x, truth.y, SVI(ppl="pyro", steps=steps, learning_rate=0.05), seed=0)
+@pytest.mark.parametrize(
+    ("steps", "rate", "limit"),
+    [(3000, 0.02, 0.015), pytest.param(10_000, 0.01, 0.01, marks=pytest.mark.slow)],
+)
+def test_pyro_reaches_the_best_mean_field_normal_on_average(steps: int, rate: float, limit: float) -> None:
+    # A step of Pyro draws once and takes a millisecond, so 3000 steps know a variance to 4 % only; the mean over a
+    # hundred weights is known to 0.4 %, about a bias of half the learning rate.
+    truth = Regression(rows=600, features=99, correlated=False)
+    method = SVI(ppl="pyro", steps=steps, learning_rate=rate, init_scale=0.02)
+    posterior = bnn.fit(linear, truth.x, truth.y, method, seed=0)
     scale = flat(posterior.approximation, "scale")
-    assert abs(np.mean(np.log(scale**2 / truth.variance))) < 0.015
-    check_fit(posterior, truth, steps)
+    assert abs(np.mean(np.log(scale**2 / truth.variance))) < limit
+    check_fit(posterior, truth, method.steps)
     assert posterior.info.figures["converged"] == 1.0
 
 

@@ -85,7 +85,8 @@ class SVI(Method):
     Trace_ELBO (Kucukelbir et al. 2017). Adam holds its learning rate for the first half of the steps and lowers it
     linearly to a tenth over the second; the fit is the mean of the iterates of the second half (Polyak-Ruppert
     averaging; for VI see Dhaka et al. 2020). On a Gaussian posterior its variances then scatter, relative to the
-    optimum, by 2 (steps * particles)^(-1/2): as little as that many draws can tell.
+    optimum, by 2 (steps * particles)^(-1/2), as little as that many draws can tell, about a bias of the order of
+    -learning_rate / 2.
 
     steps: of the optimiser. learning_rate: in the first half. batch_size: rows per step; the likelihood is then scaled
     by N / batch_size and the divergence from the prior counted once; None takes all rows. particles: draws of the guide
