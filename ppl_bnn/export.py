@@ -241,11 +241,6 @@ def original_targets(posterior: Any) -> np.ndarray:
     return targets.astype(np.int64) if posterior.task == "classification" else targets
 
 
-def log_joint_of(posterior: Any, u: Mapping[str, np.ndarray]) -> np.ndarray:
-    """log p(w, D) + log |dw/du| of draws u with one leading axis, (S,), a bounded number of draws at a time."""
-    return _in_chunks(posterior, posterior.log_joint, u)
-
-
 def _in_chunks(
     posterior: Any, function: Callable[[dict[str, np.ndarray]], Any], u: Mapping[str, np.ndarray]
 ) -> Any:
@@ -404,7 +399,7 @@ def _sample_stats(
 ) -> dict[str, np.ndarray]:
     statistics = {_safe(name): np.asarray(value)[:, index] for name, value in posterior.statistics.items()}
     if "lp" not in statistics:
-        statistics["lp"] = log_joint_of(posterior, _flat(u)).reshape(shape)
+        statistics["lp"] = posterior.log_joint(_flat(u)).reshape(shape)
     log_q = posterior.approximation.log_prob(_flat(u))
     if log_q is not None:
         statistics["log_q"] = np.asarray(log_q).reshape(shape)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.errors import InputError, UnsupportedError, message
-from ppl_bnn.export import log_joint_of, log_likelihood_tree
+from ppl_bnn.export import log_likelihood_tree
 from ppl_bnn.ppl.protocol import site_seed
 
 K_LIMIT = 0.7
@@ -75,7 +75,7 @@ def pareto_k(posterior: Any, draws: int = DRAWS) -> ParetoK:
                 "bnn.diagnose, which chooses what is defined",
             )
         )
-    return pareto_k_of(log_joint_of(posterior, u) - np.asarray(log_q))
+    return pareto_k_of(posterior.log_joint(u) - np.asarray(log_q))
 
 
 def pareto_k_of(log_ratios: np.ndarray) -> ParetoK:

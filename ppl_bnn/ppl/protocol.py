@@ -35,6 +35,8 @@ Model = Callable[..., Any]
 SYSTEMS = ("numpyro", "pyro")
 # Bytes and rows of a chunk of predictions on a CPU, where the budget allows more.
 CACHE, CACHE_ROWS = 2**23, 512
+# Bytes that the activations of a density over many draws may take.
+DENSITY_MEMORY = 2**28
 
 
 @dataclass(frozen=True)
@@ -575,15 +577,24 @@ class Program:
 
     def log_joint_draws(self, u: Mapping[str, np.ndarray], x: Any, y: Any) -> np.ndarray:
         """NumPy: log joint of draws with one leading axis, shape (S,)."""
-        function = self._cached("log_joint", lambda: self._mapped(self.log_joint))
-        values = {name: self.system.asarray(value) for name, value in u.items()}
-        return self.system.to_numpy(function(values, x, y))
+        return self._density_draws(self._cached("log_joint", lambda: self._mapped(self.log_joint)), u, x, y)
 
     def log_prior_draws(self, u: Mapping[str, np.ndarray], x: Any, y: Any) -> np.ndarray:
         """NumPy: log prior of draws with one leading axis, shape (S,)."""
-        function = self._cached("log_prior", lambda: self._mapped(self.log_prior))
-        values = {name: self.system.asarray(value) for name, value in u.items()}
-        return self.system.to_numpy(function(values, x, y))
+        return self._density_draws(self._cached("log_prior", lambda: self._mapped(self.log_prior)), u, x, y)
+
+    def _density_draws(
+        self, function: Callable[..., Any], u: Mapping[str, np.ndarray], x: Any, y: Any
+    ) -> np.ndarray:
+        """A density over all training rows holds draws x rows x units: as many draws at a time as memory allows."""
+        count = len(next(iter(u.values())))
+        units = sum(value.shape[-1] if value.ndim > 1 else 1 for value in u.values())
+        size = int(np.clip(DENSITY_MEMORY // (16 * units * self.rows), 1, count))
+        parts = []
+        for start, stop in chunks(count, size):
+            values = {name: self.system.asarray(padded(value[start:stop], size)) for name, value in u.items()}
+            parts.append(self.system.to_numpy(function(values, x, y))[: stop - start])
+        return np.concatenate(parts)
 
     def predictor_draws(
         self, w: Mapping[str, np.ndarray], x: Any, seed: int = 0, memory: int = 2**28
