@@ -27,7 +27,6 @@ from ppl_bnn.progress import Progress
 GUIDES = ("normal",)
 FINAL_RATE = 0.1
 STRETCHES = 20
-DRAW_BLOCK = 2**17
 
 
 @dataclass
@@ -149,7 +148,6 @@ class SVI(Method):
         watch = Stopwatch()
         model = self._batched_model(problem)
         batch = None if self.batch_size == problem.rows else self.batch_size
-        _forget_parameters(problem)
         u0 = starting_point(problem, self.start, progress)
         engine = _ENGINES[problem.system.name](self, problem, model, u0, batch)
         losses, held = self._optimise(problem, engine, batch, progress)
@@ -263,14 +261,9 @@ class SVI(Method):
     def _elbo(self, problem: Problem, q: MeanField) -> tuple[float, float]:
         """Mean and standard error of log p(w(u), D) + log |dw/du| - log q(u) over fresh draws."""
         rng = np.random.default_rng(site_seed("elbo", problem.seed))
-        # A draw holds the activations of every row: blocks of draws keep that within memory, and all are of one size
-        # so that nothing is compiled twice.
-        block = int(np.clip(DRAW_BLOCK // problem.rows, 1, self.elbo_draws))
-        found: list[np.ndarray] = []
-        while sum(map(len, found)) < self.elbo_draws:
-            u = q.draw(block, rng)
-            found.append(problem.program.log_joint_draws(u, problem.x, problem.y) - q.log_prob(u))
-        values = np.concatenate(found)[: self.elbo_draws].astype(np.float64)
+        u = q.draw(self.elbo_draws, rng)
+        log_joint = problem.program.log_joint_draws(u, problem.x, problem.y).astype(np.float64)
+        values = log_joint - q.log_prob(u)
         if not np.all(np.isfinite(values)):
             raise DivergenceError(
                 "SVI: "
@@ -355,14 +348,13 @@ class _NumPyroEngine:
         watch = Stopwatch()
         self._program, self._system, self._length = program, system, method._stretch
         self._x, self._y = problem.x, problem.y
-        self._transforms = _parameter_transforms(program, model, problem, batch)
         # softplus^-1 of the initial scale, which AutoNormal keeps on the real line.
         spread = method.init_scale + math.log(-math.expm1(-method.init_scale))
         start: dict[str, Any] = {}
         for site in program.sites.values():
             value = system.asarray(np.asarray(u0[site.name], dtype=float))
             if site.is_param:
-                start[site.name] = self._transforms[site.name].inv(value)
+                start[site.name] = value
             else:
                 start[f"{site.name}_auto_loc"] = value
                 start[f"{site.name}_auto_scale"] = system.asarray(np.full(value.shape, spread))
@@ -459,34 +451,11 @@ class _NumPyroEngine:
         loc, scale = {}, {}
         for site in self._program.sites.values():
             if site.is_param:
-                loc[site.name] = np.asarray(self._transforms[site.name](params[site.name]))
+                loc[site.name] = np.asarray(params[site.name])
             else:
                 loc[site.name] = np.asarray(params[f"{site.name}_auto_loc"])
                 scale[site.name] = np.logaddexp(0.0, np.asarray(params[f"{site.name}_auto_scale"]))
         return loc, scale
-
-
-def _parameter_transforms(program: Any, model: Model, problem: Problem, batch: int | None) -> dict[str, Any]:
-    """The transform from the real line to each parameter of a NumPyro model."""
-    import jax
-    import numpyro
-    from numpyro.distributions import constraints
-    from numpyro.distributions.transforms import biject_to
-
-    if not program.params:
-        return {}
-    found: dict[str, Any] = {}
-
-    def look(x: Any, y: Any) -> None:
-        trace = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace(x, y)
-        for site in program.params:
-            found[site.name] = biject_to(trace[site.name]["kwargs"].get("constraint", constraints.real))
-
-    x, y = problem.x, problem.y
-    if batch is not None:
-        x, y = map_data(lambda a: a[:batch], x), y[:batch]
-    jax.eval_shape(look, x, y)
-    return found
 
 
 class _PyroEngine:
@@ -597,14 +566,6 @@ def _refuse_nested_names(names: list[str]) -> None:
                         "another name, or ppl='numpyro'",
                     )
                 )
-
-
-def _forget_parameters(problem: Problem) -> None:
-    """Parameters that tracing the model left in Pyro's store would be the start of every fit, whatever the seed."""
-    if problem.system.name == "pyro":
-        import pyro
-
-        pyro.get_param_store().clear()
 
 
 _ENGINES: dict[str, Any] = {"numpyro": _NumPyroEngine, "pyro": _PyroEngine}
