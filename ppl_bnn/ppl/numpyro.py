@@ -254,6 +254,9 @@ class NumPyro:
     def vmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
         return jax.vmap(function, in_axes=in_axes)
 
+    def batched(self, function: Callable[..., Any], size: int) -> Callable[..., Any]:
+        return lambda w, x: jax.lax.map(lambda one: function(one, x), w, batch_size=size)
+
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.jit(function)
 

@@ -34,7 +34,7 @@ Array = Any
 Model = Callable[..., Any]
 SYSTEMS = ("numpyro", "pyro")
 # Bytes and rows of a chunk of predictions on a CPU, where the budget allows more.
-CACHE, CACHE_ROWS = 2**23, 512
+CACHE, CACHE_ROWS = 2**24, 2000
 # Bytes that the activations of a density over many draws may take.
 DENSITY_MEMORY = 2**28
 
@@ -134,6 +134,10 @@ class System(Protocol):
     def jvp(self, function: Callable[..., Any], at: Any, direction: Any) -> tuple[Any, Any]: ...
 
     def vmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]: ...
+
+    def batched(self, function: Callable[..., Any], size: int) -> Callable[..., Any]:
+        """(w, x) -> function over the leading axis of w, `size` elements at a time, so that no more are held."""
+        ...
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]: ...
 
@@ -608,16 +612,20 @@ class Program:
         if self.has_local:
             # A per-row variable belongs to the training rows; at new rows there is another one.
             w = {name: value for name, value in w.items() if not self.sites[name].local}
-        per_row = self._bytes_per_row(w, x)
-        row_chunk = max(1, min(rows, memory // per_row))
+        per_row, held = self._bytes_per_row(w, x)
+        work, row_chunk = memory, rows
         if _on_cpu(self.system.asarray(np.zeros(1))):
-            # Activations that stay in the cache are not written to memory; larger chunks were up to six times slower.
-            memory = min(memory, CACHE)
-            row_chunk = max(1, min(row_chunk, CACHE_ROWS, memory // per_row))
+            # Activations that stay in the cache are not written to memory; larger batches were up to six times slower.
+            work, row_chunk = min(memory, CACHE), min(rows, CACHE_ROWS)
+        row_chunk = max(1, min(row_chunk, work // per_row))
         if self.has_local or self.coupled:
             row_chunk = rows
-        draw_chunk = max(1, min(count, memory // (per_row * row_chunk)))
+        batch = max(1, min(count, work // (per_row * row_chunk)))
+        per_draw = sum(8 * math.prod(value.shape[1:]) for value in w.values()) + held * row_chunk
+        draw_chunk = int(np.clip(memory // per_draw, batch, count))
         needs_seed = self.has_local or not self.language
+        if needs_seed:
+            draw_chunk = batch
 
         def one_by_one(w: Mapping[str, Array], x: Any, seeds: Any) -> Array:
             from ppl_bnn.language import ops
@@ -633,18 +641,15 @@ class Program:
                 return self.system.compile(one_by_one)
             if needs_seed:
                 return self.system.compile(self.system.vmap(self.predictor, in_axes=(0, None, 0)))
-            return self.system.compile(self.system.vmap(lambda w, x: self.predictor(w, x), in_axes=(0, None)))
+            return self.system.compile(self.system.batched(lambda w, x: self.predictor(w, x), batch))
 
-        function = self._cached("predictor", build)
+        function = self._cached(("predictor", None if needs_seed else batch), build)
         seeds = self.system.seeds(seed, count) if needs_seed else None
         result: np.ndarray | None = None
-        draws = [
-            {name: self.system.asarray(padded(v[start:stop], draw_chunk)) for name, v in w.items()}
-            for start, stop in chunks(count, draw_chunk)
-        ]
-        for first, last in chunks(rows, row_chunk):
-            part = map_data(lambda a, i=first, j=last: self.system.asarray(padded(a[i:j], row_chunk)), x)
-            for values, (start, stop) in zip(draws, chunks(count, draw_chunk), strict=True):
+        for start, stop in chunks(count, draw_chunk):
+            values = {name: self.system.asarray(padded(v[start:stop], draw_chunk)) for name, v in w.items()}
+            for first, last in chunks(rows, row_chunk):
+                part = map_data(lambda a, i=first, j=last: self.system.asarray(padded(a[i:j], row_chunk)), x)
                 if needs_seed:
                     eta = function(values, part, _padded_seeds(seeds, start, stop, draw_chunk))
                 else:
@@ -656,15 +661,16 @@ class Program:
         assert result is not None
         return result
 
-    def _bytes_per_row(self, w: Mapping[str, np.ndarray], x: Any) -> int:
-        """What one row of one draw holds at most: the inputs and outputs of all linear maps."""
+    def _bytes_per_row(self, w: Mapping[str, np.ndarray], x: Any) -> tuple[int, int]:
+        """What one row of one draw holds while it is computed (inputs and outputs of all linear maps), and after."""
         if not self.language or self.has_local:
-            return 8 * 256
+            return 8 * 256, 8 * 8
         first = map_data(lambda a: np.asarray(a[:1]), x)
         one = {name: value[0] for name, value in w.items()}
         output, inputs = recorded_linear(self.model, one, first)
         held = sum(int(np.prod(np.shape(part)[1:])) for parts in inputs.values() for part in parts)
-        return 8 * 2 * (held + int(np.shape(output.predictor)[-1]))
+        kept = int(np.shape(output.predictor)[-1])
+        return 8 * 2 * (held + kept), 8 * kept
 
     def _mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return self.system.compile(self.system.vmap(function, in_axes=(0, None, None)))

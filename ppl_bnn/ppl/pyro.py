@@ -396,6 +396,19 @@ class Pyro:
     def vmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
         return torch.func.vmap(function, in_dims=in_axes, randomness="different")
 
+    def batched(self, function: Callable[..., Any], size: int) -> Callable[..., Any]:
+        inner = self.vmap(function, in_axes=(0, None))
+
+        def mapped(w: Mapping[str, Any], x: Any) -> Any:
+            count = len(next(iter(w.values())))
+            pieces = [
+                inner({name: value[start : start + size] for name, value in w.items()}, x)
+                for start in range(0, count, size)
+            ]
+            return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+        return mapped
+
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def without_gradients(*arguments: Any) -> Any:
