@@ -623,7 +623,7 @@ class Program:
         batch = max(1, min(count, work // (per_row * row_chunk)))
         per_draw = sum(8 * math.prod(value.shape[1:]) for value in w.values()) + held * row_chunk
         # The values of a call are held up to four times: in the batches, joined, and handed over.
-        draw_chunk = int(np.clip(work // (4 * per_draw), batch, count))
+        draw_chunk = int(np.clip(memory // (4 * per_draw), batch, count))
         needs_seed = self.has_local or not self.language
         if needs_seed:
             draw_chunk = batch

@@ -401,11 +401,14 @@ class Pyro:
 
         def mapped(w: Mapping[str, Any], x: Any) -> Any:
             count = len(next(iter(w.values())))
-            pieces = [
-                inner({name: value[start : start + size] for name, value in w.items()}, x)
-                for start in range(0, count, size)
-            ]
-            return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+            result: Any = None
+            for start in range(0, count, size):
+                piece = inner({name: value[start : start + size] for name, value in w.items()}, x)
+                if result is None:
+                    # Pieces kept between the temporaries of later ones would leave memory that nothing can use.
+                    result = piece.new_empty((count, *piece.shape[1:]))
+                result[start : start + size] = piece
+            return result
 
         return mapped
 
