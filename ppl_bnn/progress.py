@@ -61,11 +61,13 @@ class _BarTask:
         self._title = title
         self._said = time.monotonic()
         self._latest = ""
+        self._done = 0
         if self._terminal:
             self._bar.start()
             self._task = self._bar.add_task(title, total=total, figures="")
 
     def update(self, done: int, **figures: float) -> None:
+        self._done = done
         self._latest = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
         if self._terminal:
             self._bar.update(self._task, completed=done, figures=self._latest)
@@ -78,7 +80,8 @@ class _BarTask:
         if self._terminal:
             self._bar.stop()
         else:
-            print(f"{self._title}: done  {self._latest}", file=sys.stderr, flush=True)
+            how = "done" if self._done >= self._total else f"stopped at {self._done}/{self._total}"
+            print(f"{self._title}: {how}  {self._latest}", file=sys.stderr, flush=True)
 
 
 class Bars:
