@@ -7,12 +7,19 @@ softmax have other names or other arguments in each; the list of differences is 
 
 from __future__ import annotations
 
+import builtins
 import math
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from ppl_bnn.errors import ModelError, message, unknown_name
+
 Array = Any
+# An image is (N, H, W, C); a kernel and a stride are one number or (height, width).
+Pair = int | tuple[int, int]
+Padding = str | int | tuple[tuple[int, int], tuple[int, int]]
 
 
 def _is_torch(x: Any) -> bool:
@@ -193,6 +200,195 @@ def diagonal_matrix(x: Array) -> Array:
     return x[..., None] * xp.eye(x.shape[-1], dtype=x.dtype)
 
 
+# --- images: channels last in all three --------------------------------------------------------------
+
+
+def _whole_pair(word: str, what: str, value: Any) -> tuple[int, int]:
+    """A positive whole number, or two, as (height, width)."""
+    pair = (value, value) if hasattr(value, "__index__") else value
+    if (
+        not isinstance(pair, tuple | list)
+        or len(pair) != 2
+        or not all(hasattr(each, "__index__") and not isinstance(each, bool) and each > 0 for each in pair)
+    ):
+        raise ModelError(
+            f"{word}: "
+            + message(f"a positive whole number as {what}, or (height, width)", repr(value), f"{what}=2")
+        )
+    return operator.index(pair[0]), operator.index(pair[1])
+
+
+def _margins(
+    word: str, image: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int], padding: Padding
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """((top, bottom), (left, right)): how many zeros stand around the image."""
+    if padding == "valid":
+        return (0, 0), (0, 0)
+    if padding == "same":
+        sides = []
+        for size, width, step in zip(image, kernel, stride, strict=True):
+            missing = max((-(-size // step) - 1) * step + width - size, 0)
+            sides.append((missing // 2, missing - missing // 2))
+        return sides[0], sides[1]
+    given: Any = padding
+    if hasattr(given, "__index__") and not isinstance(given, bool):
+        given = ((given, given), (given, given))
+    try:
+        (top, bottom), (left, right) = given
+        whole = [operator.index(each) for each in (top, bottom, left, right) if not isinstance(each, bool)]
+    except (TypeError, ValueError):
+        whole = []
+    if len(whole) != 4 or min(whole) < 0:
+        raise ModelError(
+            f"{word}: "
+            + message(
+                "padding 'valid', 'same', a whole number from 0, or ((top, bottom), (left, right))",
+                repr(padding),
+                "padding='same'",
+            )
+        )
+    return (whole[0], whole[1]), (whole[2], whole[3])
+
+
+def windows(
+    word: str, x: Array, kernel: Any, stride: Any, padding: Any
+) -> tuple[tuple[int, int], tuple[int, int], tuple[tuple[int, int], tuple[int, int]], tuple[int, int]]:
+    """(kernel, stride, ((top, bottom), (left, right)) of zeros, windows down and across), checked against the image.
+
+    `word` is what errors name. Raises ModelError where something does not fit.
+    """
+    shape = tuple(x.shape)
+    if len(shape) != 4:
+        raise ModelError(
+            f"{word}: "
+            + message("images of shape (N, height, width, channels)", f"shape {shape}", "x[..., None]")
+        )
+    kernel, stride = _whole_pair(word, "kernel", kernel), _whole_pair(word, "stride", stride)
+    margins = _margins(word, (shape[1], shape[2]), kernel, stride, padding)
+    inside = [shape[axis + 1] + builtins.sum(margins[axis]) - kernel[axis] for axis in (0, 1)]
+    if min(inside) < 0:
+        raise ModelError(
+            f"{word}: "
+            + message(
+                f"an image of at least the size {kernel} of the kernel, padding included",
+                f"height and width {shape[1:3]} with padding {padding!r}",
+                "padding='same' or a smaller kernel",
+            )
+        )
+    return kernel, stride, margins, (inside[0] // stride[0] + 1, inside[1] // stride[1] + 1)
+
+
+def _surrounded(x: Array, margins: tuple[tuple[int, int], tuple[int, int]], value: float) -> Array:
+    """The image with `value` around it."""
+    if margins == ((0, 0), (0, 0)):
+        return x
+    xp = namespace(x)
+    if xp.__name__ == "torch":
+        return xp.nn.functional.pad(x, (0, 0, *margins[1], *margins[0]), value=value)
+    return xp.pad(x, ((0, 0), *margins, (0, 0)), constant_values=value)
+
+
+def _slices(word: str, x: Array, kernel: Any, stride: Any, padding: Any, value: float) -> list[Array]:
+    """What each place of the kernel sees, kh*kw arrays (N, H', W', C) in the order (kh, kw)."""
+    kernel, stride, margins, count = windows(word, x, kernel, stride, padding)
+    x = _surrounded(x, margins, value)
+    down, across = stride[0] * (count[0] - 1) + 1, stride[1] * (count[1] - 1) + 1
+    return [
+        x[:, row : row + down : stride[0], column : column + across : stride[1]]
+        for row in range(kernel[0])
+        for column in range(kernel[1])
+    ]
+
+
+def patches(x: Array, kernel: Pair, stride: Pair = 1, padding: Padding = "valid") -> Array:
+    """What a convolution sees at each place of the image: (N, H, W, C) to (N, H', W', kh*kw*C).
+
+    The last axis is in the order (kh, kw, C), that of `weight.reshape(-1, O)` for a weight (kh, kw, C, O), so that
+    `patches(x, ...) @ weight.reshape(-1, O)` is `conv2d(x, weight, ...)`. stride and padding: as in `conv2d`.
+    """
+    return concatenate(_slices("ops.patches", x, kernel, stride, padding, 0.0))
+
+
+def conv2d(x: Array, weight: Array, stride: Pair = 1, padding: Padding = "valid") -> Array:
+    """The convolution of networks (a cross-correlation), computed by the system's own.
+
+        result[n, i, j, o] = sum over a, b, c of x[n, i*sh + a - top, j*sw + b - left, c] * weight[a, b, c, o]
+
+    with zeros outside the image. x: (N, H, W, C); weight: (kh, kw, C, O); result (N, H', W', O).
+
+    padding: "valid" (none), a whole number on all sides, ((top, bottom), (left, right)), or "same": with s the stride,
+    k the kernel, as many zeros as give ceil(H / s) places, max((ceil(H / s) - 1) * s + k - H, 0), half of them before
+    and, where odd, the one more after. So TensorFlow and JAX mean the word; torch has no "same" with a stride.
+
+    Raises
+    ------
+    ModelError: shapes, stride or padding that do not fit.
+    """
+    if len(weight.shape) != 4 or (len(x.shape) == 4 and weight.shape[2] != x.shape[3]):
+        raise ModelError(
+            "ops.conv2d: "
+            + message(
+                f"a weight of shape (kh, kw, {x.shape[-1]}, channels) for images {tuple(x.shape)}",
+                f"shape {tuple(weight.shape)}",
+                "the channels of the images as third axis",
+            )
+        )
+    kernel, stride, margins, _ = windows("ops.conv2d", x, tuple(weight.shape[:2]), stride, padding)
+    xp = namespace(x, weight)
+    if xp.__name__ == "numpy":
+        return patches(x, kernel, stride, margins) @ weight.reshape(-1, weight.shape[-1])
+    common = xp.promote_types(x.dtype, weight.dtype)
+    if xp.__name__ == "torch":
+        images = _surrounded(x, margins, 0.0).to(common).permute(0, 3, 1, 2)
+        result = xp.nn.functional.conv2d(images, weight.to(common).permute(3, 2, 0, 1), stride=stride)
+        return result.permute(0, 2, 3, 1)
+    return sys.modules["jax"].lax.conv_general_dilated(
+        x.astype(common), weight.astype(common), stride, margins, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def _check_pooling(word: str, x: Array, kernel: Any, stride: Any, padding: Any) -> None:
+    """Every window holds something of the image."""
+    kernel, _, margins, _ = windows(word, x, kernel, stride, padding)
+    if any(max(margins[axis]) >= kernel[axis] for axis in (0, 1)):
+        raise ModelError(
+            f"{word}: "
+            + message(
+                f"padding smaller than the kernel {kernel}, or a window would hold nothing of the image",
+                repr(padding),
+                "padding='same'",
+            )
+        )
+
+
+def avg_pool(x: Array, kernel: Pair, stride: Pair | None = None, padding: Padding = "valid") -> Array:
+    """The mean over each window of each channel, (N, H, W, C) to (N, H', W', C); `stride` is the kernel by default.
+
+    Padding takes no part: at the border it is the mean over what lies in the image. padding: as in `conv2d`.
+    """
+    stride = kernel if stride is None else stride
+    _check_pooling("ops.avg_pool", x, kernel, stride, padding)
+    total = builtins.sum(_slices("ops.avg_pool", x, kernel, stride, padding, 0.0))
+    inside = _numpy().ones((1, *x.shape[1:3], 1))
+    count = builtins.sum(_slices("ops.avg_pool", inside, kernel, stride, padding, 0.0))
+    return total / asarray(count, like=total)
+
+
+def max_pool(x: Array, kernel: Pair, stride: Pair | None = None, padding: Padding = "valid") -> Array:
+    """The maximum over each window of each channel, (N, H, W, C) to (N, H', W', C); `stride` is the kernel by default.
+
+    Padding takes no part. Entries that share the maximum share its derivative equally, in both systems.
+    padding: as in `conv2d`.
+    """
+    stride = kernel if stride is None else stride
+    _check_pooling("ops.max_pool", x, kernel, stride, padding)
+    xp = namespace(x)
+    whole = not (x.is_floating_point() if _is_torch(x) else xp.issubdtype(x.dtype, xp.floating))
+    lowest = xp.iinfo(x.dtype).min if whole else -math.inf
+    seen = stack(_slices("ops.max_pool", x, kernel, stride, padding, lowest), 0)
+    return seen.amax(0) if _is_torch(seen) else seen.max(0)
+
+
 ACTIVATIONS = {
     "tanh": tanh,
     "relu": relu,
@@ -207,8 +403,6 @@ ACTIVATIONS = {
 
 def activation(name: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The activation function of that name; a function is its own name."""
-    from ppl_bnn.errors import unknown_name
-
     if callable(name):
         return name
     if name not in ACTIVATIONS:

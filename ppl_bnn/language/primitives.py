@@ -26,7 +26,7 @@ _local = threading.local()
 class Message:
     """One effect on its way down the stack.
 
-    kind: "sample", "deterministic", "param", "observe", "rows", "coupled" or "linear".
+    kind: "sample", "deterministic", "param", "observe", "rows", "coupled", "linear" or "conv".
     arguments: what the primitive was called with.
     value: the answer; `answered` says that there is one and that no handler below needs to run.
     """
@@ -177,6 +177,12 @@ def _default(msg: Message) -> None:
     elif msg.kind == "linear":
         x, weight, bias = (msg.arguments[name] for name in ("x", "weight", "bias"))
         msg.answer(ops.matmul(x, weight) if bias is None else ops.matmul(x, weight) + bias)
+    elif msg.kind == "conv":
+        x, weight, bias, stride, padding = (
+            msg.arguments[name] for name in ("x", "weight", "bias", "stride", "padding")
+        )
+        result = ops.conv2d(x, weight, stride, padding)
+        msg.answer(result if bias is None else result + bias)
     elif msg.kind == "rows":
         msg.answer(contextlib.nullcontext())
     elif msg.kind == "coupled":
@@ -211,6 +217,19 @@ def param(name: str, init: Any) -> Any:
 def linear(name: str, x: Any, weight: Any, bias: Any = None) -> Any:
     """The map `x @ weight + bias`, visible to handlers: x (..., I), weight (I, O), bias (O,), result (..., O)."""
     return send(Message("linear", name, {"x": x, "weight": weight, "bias": bias}))
+
+
+def conv(
+    name: str, x: Any, weight: Any, bias: Any = None, stride: ops.Pair = 1, padding: ops.Padding = "valid"
+) -> Any:
+    """The convolution `ops.conv2d(x, weight, stride, padding) + bias`, visible to handlers.
+
+    x (N, H, W, C), weight (kh, kw, C, O), bias (O,), result (N, H', W', O). It is the linear map of
+    `ops.patches(x, (kh, kw), stride, padding)` with the weight `weight.reshape(-1, O)`, one use per place.
+    """
+    return send(
+        Message("conv", name, {"x": x, "weight": weight, "bias": bias, "stride": stride, "padding": padding})
+    )
 
 
 @contextlib.contextmanager
