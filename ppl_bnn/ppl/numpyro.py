@@ -251,6 +251,10 @@ class NumPyro:
     def jvp(self, function: Callable[..., Any], at: Any, direction: Any) -> tuple[Any, Any]:
         return jax.jvp(function, (at,), (direction,))
 
+    def vjp(self, function: Callable[..., Any], at: Any) -> tuple[Any, Callable[..., Any], Any]:
+        value, pullback, extra = jax.vjp(function, at, has_aux=True)
+        return value, lambda cotangent: pullback(cotangent)[0], extra
+
     def vmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
         return jax.vmap(function, in_axes=in_axes)
 

@@ -133,6 +133,13 @@ class System(Protocol):
 
     def jvp(self, function: Callable[..., Any], at: Any, direction: Any) -> tuple[Any, Any]: ...
 
+    def vjp(self, function: Callable[..., Any], at: Any) -> tuple[Any, Callable[..., Any], Any]:
+        """(value, pullback, extra) of a function of one argument that gives (value, extra).
+
+        pullback(cotangent) is the cotangent times the Jacobian, in the structure of `at`; it can be mapped over.
+        """
+        ...
+
     def vmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]: ...
 
     def batched(self, function: Callable[..., Any], size: int) -> Callable[..., Any]:

@@ -393,6 +393,10 @@ class Pyro:
         value, tangent = torch.func.jvp(function, (at,), (direction,))  # pyright: ignore[reportAssignmentType]
         return value, tangent
 
+    def vjp(self, function: Callable[..., Any], at: Any) -> tuple[Any, Callable[..., Any], Any]:
+        value, pullback, extra = torch.func.vjp(function, at, has_aux=True)  # pyright: ignore[reportAssignmentType]
+        return value, lambda cotangent: pullback(cotangent)[0], extra
+
     def vmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
         return torch.func.vmap(function, in_dims=in_axes, randomness="different")
 
