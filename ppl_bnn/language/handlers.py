@@ -2,7 +2,8 @@
 
 `network_function` is f(w, x): differentiable and vmappable over w in both systems, because it is the
 program itself with its random variables replaced by given values. `RecordLinear` keeps the inputs of each
-linear map and can add to its output, which is what Kronecker-factored curvature needs.
+linear map, knows which sites its weight and bias are, and can add to its output: what curvature needs to make the
+gradient of a weight, input times gradient at the output, without ever holding it for each row.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppl_bnn.errors import ModelError, message
+from ppl_bnn.language import ops
 from ppl_bnn.language.primitives import Handler, Interpretation, Message
 
 
@@ -87,28 +89,81 @@ def network_function(model: Callable[..., Any]) -> Callable[[Mapping[str, Any], 
     return f
 
 
+@dataclass(frozen=True)
+class LinearUse:
+    """One use of a linear map (or of a convolution) in a run.
+
+    kind: "linear" or "conv". weight, bias: the sites that the arrays handed over are, None where they are anything else
+    (computed from sites, constants, absent). matrix_shape: (I, O), the weight as a matrix on the recorded inputs.
+    """
+
+    name: str
+    kind: str
+    weight: str | None
+    bias: str | None
+    matrix_shape: tuple[int, int]
+
+
 class RecordLinear(Handler):
     """Record what enters each linear map, and add `perturbations[name]` to what leaves it.
 
-    `inputs[name]` is a list with one entry per use of the map. The gradient of a loss with respect to a
-    perturbation at zero is the gradient with respect to the output of the map.
+    `inputs[name]` is a list with one entry per use of the map; `uses` lists all uses in order, in `LinearUse`. The
+    gradient of a loss with respect to a perturbation at zero is the gradient with respect to the output of the map.
+
+    A convolution is a linear map on patches: its recorded input is (N, H', W', kh * kw * C) in the order (kh, kw, C), so
+    that its output is patches @ weight.reshape(-1, O) + bias.
+
+    perturbations: name -> one array, or a list with one per use, None for no perturbation.
+    values: those handed to the model; a weight or bias is a site if it is the very object there.
     """
 
-    def __init__(self, perturbations: Mapping[str, Any] | None = None):
+    def __init__(
+        self, perturbations: Mapping[str, Any] | None = None, values: Mapping[str, Any] | None = None
+    ):
         self.perturbations = perturbations or {}
+        self.sites = {id(value): name for name, value in (values or {}).items()}
         self.inputs: dict[str, list[Any]] = {}
         self.has_bias: dict[str, bool] = {}
+        self.uses: list[LinearUse] = []
 
     def process(self, msg: Message) -> None:
-        if msg.kind == "linear":
-            self.inputs.setdefault(msg.name, []).append(msg.arguments["x"])
-            self.has_bias[msg.name] = msg.arguments["bias"] is not None
+        if msg.kind not in ("linear", "conv"):
+            return
+        x, weight, bias = (msg.arguments[name] for name in ("x", "weight", "bias"))
+        if msg.kind == "conv":
+            x = ops.patches(x, tuple(weight.shape[:2]), msg.arguments["stride"], msg.arguments["padding"])
+        self.inputs.setdefault(msg.name, []).append(x)
+        self.has_bias[msg.name] = bias is not None
+        sites = (self.sites.get(id(weight)), None if bias is None else self.sites.get(id(bias)))
+        outputs = int(weight.shape[-1])
+        self.uses.append(LinearUse(msg.name, msg.kind, *sites, (int(x.shape[-1]), outputs)))
 
     def after(self, msg: Message) -> None:
-        if msg.kind == "linear" and msg.name in self.perturbations:
+        if msg.kind in ("linear", "conv") and msg.name in self.perturbations:
             use = len(self.inputs[msg.name]) - 1
             added = self.perturbations[msg.name]
-            msg.value = msg.value + (added[use] if isinstance(added, list | tuple) else added)
+            added = added[use] if isinstance(added, list | tuple) else added
+            if added is not None:
+                msg.value = msg.value + added
+
+
+class SubstituteLinear(Handler):
+    """Linear maps whose weight or bias is a site take its value from `values`, whatever the site's own is.
+
+    own: the values handed to the model, by which a weight is recognised, as in `RecordLinear`. With NaN there, what is
+    not finite in the end has used a site outside of its linear maps.
+    """
+
+    def __init__(self, values: Mapping[str, Any], own: Mapping[str, Any]):
+        self.values = values
+        self.sites = {id(value): name for name, value in own.items()}
+
+    def process(self, msg: Message) -> None:
+        if msg.kind in ("linear", "conv"):
+            for argument in ("weight", "bias"):
+                site = self.sites.get(id(msg.arguments[argument]))
+                if site in self.values:
+                    msg.arguments[argument] = self.values[site]
 
 
 def recorded_linear(
@@ -118,8 +173,16 @@ def recorded_linear(
     perturbations: Mapping[str, Any] | None = None,
 ) -> tuple[NetworkOutput, dict[str, list[Any]]]:
     """The network output under `perturbations`, and the inputs of each linear map."""
-    with NetworkFunction(values) as run, RecordLinear(perturbations) as record:
+    with NetworkFunction(values) as run, RecordLinear(perturbations, values) as record:
         model(x, None)
     assert isinstance(run, NetworkFunction)
     assert isinstance(record, RecordLinear)
     return NetworkOutput(run.f, run.likelihood), record.inputs
+
+
+def linear_uses(model: Callable[..., Any], values: Mapping[str, Any], x: Any) -> list[LinearUse]:
+    """The uses of linear maps in a run of the model, in order."""
+    with NetworkFunction(values), RecordLinear(values=values) as record:
+        model(x, None)
+    assert isinstance(record, RecordLinear)
+    return record.uses

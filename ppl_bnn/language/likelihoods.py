@@ -6,6 +6,8 @@ aleatoric and epistemic uncertainty possible. Each likelihood gives
 - `distribution(f)`: the distribution of y, for the systems;
 - `predictor(f)`: eta (N, D), all that it needs to know about a row;
 - `fisher(eta)`: (N, D, D), the Fisher information of p(y | eta) in eta, never indefinite;
+- `fisher_root(eta)`: (N, D, C), R with R R' the Fisher information;
+- `score(eta, y)`: (N, D), the gradient of log p(y | eta) in eta, with mean 0 and covariance the Fisher information;
 - `mixture_parameters(eta)`: family and parameters for `Prediction`, in NumPy, for eta of shape (..., N, D);
 - `form`: the same likelihood without the values of one run, which is all that the last two need.
 """
@@ -84,13 +86,27 @@ class Gaussian:
         precision = ops.exp(-2.0 * eta[:, outputs:])
         return ops.diagonal_matrix(ops.concatenate([precision, 2.0 * ops.ones_like(precision)]))
 
+    def fisher_root(self, eta: Any) -> Any:
+        outputs = eta.shape[-1] // 2
+        precision = ops.exp(-eta[:, outputs:])
+        return ops.diagonal_matrix(ops.concatenate([precision, math.sqrt(2.0) * ops.ones_like(precision)]))
+
+    def score(self, eta: Any, y: Any) -> Any:
+        outputs = eta.shape[-1] // 2
+        precision = ops.exp(-eta[:, outputs:])
+        residual = (y.reshape(tuple(precision.shape)) - eta[:, :outputs]) * precision
+        return ops.concatenate([residual * precision, residual**2 - 1.0])
+
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
-        return _normal_parameters(eta)
+        outputs = eta.shape[-1] // 2
+        # One noise for all rows of a draw: its exponential is taken once and not once per row.
+        noise = ops.exp(eta[..., :1, outputs:])
+        return _normal_parameters(eta, ops.broadcast_to(noise, eta[..., outputs:].shape))
 
 
-def _normal_parameters(eta: Any) -> tuple[str, dict[str, Any]]:
+def _normal_parameters(eta: Any, scale: Any) -> tuple[str, dict[str, Any]]:
     outputs = eta.shape[-1] // 2
-    loc, scale = eta[..., :outputs], ops.exp(eta[..., outputs:])
+    loc = eta[..., :outputs]
     if outputs == 1:
         loc, scale = loc[..., 0], scale[..., 0]
     return "Normal", {"loc": loc, "scale": scale}
@@ -136,8 +152,14 @@ class HeteroscedasticGaussian:
     def fisher(self, eta: Any) -> Any:
         return Gaussian(None).fisher(eta)
 
+    def fisher_root(self, eta: Any) -> Any:
+        return Gaussian(None).fisher_root(eta)
+
+    def score(self, eta: Any, y: Any) -> Any:
+        return Gaussian(None).score(eta, y)
+
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
-        return _normal_parameters(eta)
+        return _normal_parameters(eta, ops.exp(eta[..., eta.shape[-1] // 2 :]))
 
 
 @dataclass(frozen=True)
@@ -170,6 +192,13 @@ class Bernoulli:
         p = ops.sigmoid(eta)
         return ops.diagonal_matrix(p * (1.0 - p))
 
+    def fisher_root(self, eta: Any) -> Any:
+        # sigmoid(-eta) keeps its digits where 1 - p has none left.
+        return ops.diagonal_matrix(ops.sqrt(ops.sigmoid(eta) * ops.sigmoid(-eta)))
+
+    def score(self, eta: Any, y: Any) -> Any:
+        return y[:, None] - ops.sigmoid(eta)
+
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         return "Bernoulli", {"probs": ops.sigmoid(eta[..., 0])}
 
@@ -201,6 +230,16 @@ class Categorical:
     def fisher(self, eta: Any) -> Any:
         p = ops.softmax(eta)
         return ops.diagonal_matrix(p) - p[..., :, None] * p[..., None, :]
+
+    def fisher_root(self, eta: Any) -> Any:
+        # Column c is sqrt(p_c) (e_c - p): the scores of all classes, each weighted with its probability.
+        p = ops.softmax(eta)
+        root = ops.sqrt(p)
+        return ops.diagonal_matrix(root) - p[..., :, None] * root[..., None, :]
+
+    def score(self, eta: Any, y: Any) -> Any:
+        observed = y[:, None] == ops.asarray(list(range(eta.shape[-1])), like=y)
+        return observed * ops.ones_like(eta) - ops.softmax(eta)
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         return "Categorical", {"probs": ops.softmax(eta)}
