@@ -151,9 +151,11 @@ class Prediction:
     log_weights
         Logarithms of normalised weights, shape (S,) or, for weights that differ between rows, (S, N). None: equal.
     epistemic_within
-        Shape of `loc`, location-scale families only: the part of a component's own variance that stands for not
-        knowing the function. A linearised Gaussian predictive N(f, v_f + sigma^2) is one component with
-        epistemic_within = v_f.
+        The part of a component's own uncertainty that stands for not knowing the function. Numbers (location-scale
+        families): of the shape of `loc`, a part of the component's variance; a linearised Gaussian predictive
+        N(f, v_f + sigma^2) is one component with epistemic_within = v_f. Classes: of shape (S, N), a part of
+        the component's entropy, the mutual information of label and function within it, in nats; a component whose
+        probabilities are the mean of a distribution over p has epistemic_within = H(E[p]) - E[H(p)].
     class_names
         Names of the classes, for people; two for Bernoulli.
 
@@ -166,9 +168,9 @@ class Prediction:
 
     For classes (Bernoulli, Categorical) the split is one of ENTROPIES, in nats, not of variances:
 
-        entropy = H(E_w[p]),   aleatoric = E_w[H(p)],   epistemic = entropy - aleatoric,
+        entropy = H(E_w[p]),   aleatoric = E_w[H(p) - epistemic_within],   epistemic = entropy - aleatoric,
 
-    the last being the mutual information of the label and the draw (Houlsby et al. 2011; Depeweg et al. 2018).
+    the last being the mutual information of the label and the function (Houlsby et al. 2011; Depeweg et al. 2018).
     There `mean` is the probability of class one (Bernoulli) or of each class (Categorical), and `variance` is that of
     the label's indicator, mean (1 - mean).
 
@@ -230,30 +232,38 @@ class Prediction:
         return log_weights
 
     def _checked_within(self, given: Any) -> np.ndarray:
-        if self.family not in _LOCATION_SCALE:
+        if not self.is_classes and self.family not in _LOCATION_SCALE:
             raise UnsupportedError(
                 message(
-                    "epistemic_within with a location-scale family",
+                    "epistemic_within with a location-scale family or with classes",
                     self.family,
                     "several draws instead: their spread is the epistemic part",
                 )
             )
         within = _frozen_array("epistemic_within", given)
-        if within.shape != self._event_array.shape:
+        if self.is_classes:
+            shape, whole = (self.draws, self.rows), "entropy"
+            highest = _entropy(self._component_probabilities())
+            advice = "the mutual information of label and function, H(E[p]) - E[H(p)], in nats"
+        else:
+            shape, whole = self._event_array.shape, "variance"
+            highest = self._component_variance()
+            advice = "the part of scale**2 that comes from not knowing f, in squared units of y"
+        if within.shape != shape:
             raise InputError(
                 message(
-                    f"epistemic_within of the shape of loc, {self._event_array.shape}",
+                    f"epistemic_within of the shape of {'(draws, rows)' if self.is_classes else 'loc'}, {shape}",
                     f"{within.shape}",
                     "np.broadcast_to, if one value is meant for all",
                 )
             )
-        # A variance that was computed as the sum of the two parts may lose the last digits of the sum.
-        if (within < 0.0).any() or (within > self._component_variance() * (1.0 + 1e-6)).any():
+        # A whole that was computed as the sum of the two parts may lose the last digits of the sum.
+        if (within < 0.0).any() or (within > highest * (1.0 + 1e-6)).any():
             raise InputError(
                 message(
-                    "epistemic_within between 0 and the component's variance",
+                    f"epistemic_within between 0 and the component's {whole}",
                     f"values from {within.min():.6g} to {within.max():.6g}",
-                    "the part of scale**2 that comes from not knowing f, in squared units of y",
+                    advice,
                 )
             )
         return within
@@ -376,14 +386,23 @@ class Prediction:
     def mean_function_variance(self) -> np.ndarray:
         """Var_w(E[y|s]) + E_w[epistemic_within], the shape of `mean`: how unsure the mean function is.
 
-        For numbers this is `epistemic`; for classes it is the variance over draws of the class probabilities.
+        For numbers this is `epistemic`; for classes it is the variance over draws of the class probabilities. A
+        mutual information within components says nothing about a variance: UnsupportedError.
         """
+        if self.is_classes and self.epistemic_within is not None:
+            raise UnsupportedError(
+                message(
+                    "draws of the class probabilities for their variance",
+                    "components that are averages already (epistemic_within)",
+                    "epistemic, in nats, or a prediction made of draws",
+                )
+            )
         spread = self._average((self._component_mean() - self.mean) ** 2)
         return spread if self.epistemic_within is None else spread + self._average(self.epistemic_within)
 
     @cached_property
     def epistemic(self) -> np.ndarray:
-        """Numbers: variance of the mean function. Classes: mutual information of label and draw, nats, (N,)."""
+        """Numbers: variance of the mean function. Classes: mutual information of label and function, nats, (N,)."""
         if self.is_classes:
             # Rounding can leave -1e-17 where all draws agree; the mutual information is not negative.
             return np.maximum(self.entropy - self.aleatoric, 0.0)
@@ -393,7 +412,10 @@ class Prediction:
     def aleatoric(self) -> np.ndarray:
         """Numbers: expected variance of y given the function. Classes: expected entropy, nats, (N,)."""
         if self.is_classes:
-            return self._average(_entropy(self._component_probabilities()))
+            entropy = _entropy(self._component_probabilities())
+            if self.epistemic_within is not None:
+                entropy = np.maximum(entropy - self.epistemic_within, 0.0)
+            return self._average(entropy)
         variance = self._component_variance()
         if self.epistemic_within is not None:
             variance = np.maximum(variance - self.epistemic_within, 0.0)

@@ -221,6 +221,50 @@ def test_variance_within_a_component_moves_from_aleatoric_to_epistemic():
     np.testing.assert_allclose(p.aleatoric, 0.75 * plain.aleatoric, rtol=1e-12)
 
 
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("family", ["Bernoulli", "Categorical"])
+def test_mixtures_gathered_into_components_keep_their_entropies(family, weights):
+    """Pairs of draws put together, with the mutual information within each pair: the whole is what it was."""
+    fine = Prediction(
+        family,
+        _parameters(family, shape=(2 * S, N)),
+        None if weights is None else _log_weights((2 * S, *weights[1:])),
+    )
+    w = np.broadcast_to(fine.weights.reshape(2 * S, -1), (2 * S, N)).reshape(2, S, N)
+    total = w.sum(axis=0)
+    probs = fine.parameters["probs"].reshape(2, S, N, -1)
+    mean = np.sum((w / total)[..., None] * probs, axis=0)
+    rows = [np.concatenate([1.0 - a, a], axis=-1) if family == "Bernoulli" else a for a in (probs, mean)]
+    divergence = special.rel_entr(rows[0], rows[1]).sum(axis=-1)
+    within = np.sum(w / total * divergence, axis=0)
+    coarse = Prediction(
+        family,
+        {"probs": mean[..., 0] if family == "Bernoulli" else mean},
+        np.log(total),
+        epistemic_within=within,
+    )
+    for name in ("probabilities", "entropy", "aleatoric", "epistemic", "variance"):
+        np.testing.assert_allclose(getattr(coarse, name), getattr(fine, name), rtol=1e-10)
+    assert (coarse.epistemic > Prediction(family, coarse.parameters, coarse.log_weights).epistemic).all()
+    np.testing.assert_allclose(coarse.take([0, 2]).epistemic, fine.epistemic[[0, 2]], rtol=1e-10)
+    with pytest.raises(UnsupportedError, match="variance"):
+        _ = coarse.mean_function_variance
+
+
+def test_all_of_an_entropy_may_be_epistemic_and_no_more():
+    probs = np.array([[0.5, 0.1, 1.0]])
+    entropy = stats.bernoulli(probs).entropy()
+    p = Prediction("Bernoulli", {"probs": probs}, epistemic_within=entropy)
+    np.testing.assert_allclose(p.aleatoric, 0.0, atol=1e-15)
+    np.testing.assert_allclose(p.epistemic, entropy[0], rtol=1e-14)
+    for wrong, says in ((entropy + 0.01, "entropy"), (-entropy, "entropy"), (entropy[0], "shape")):
+        with pytest.raises(InputError, match=says):
+            Prediction("Bernoulli", {"probs": probs}, epistemic_within=wrong)
+    three = np.full((1, 2, 3), 1.0 / 3.0)
+    with pytest.raises(InputError, match=r"\(draws, rows\), \(1, 2\)"):
+        Prediction("Categorical", {"probs": three}, epistemic_within=np.zeros((1, 2, 3)))
+
+
 @pytest.mark.parametrize("family", CONTINUOUS)
 @pytest.mark.parametrize("outputs", [(), (K,)])
 def test_rescaling_changes_units_only(family, outputs):
