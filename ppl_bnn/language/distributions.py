@@ -66,6 +66,17 @@ class Distribution:
         return Distribution(self.family, self.arguments, self.shape, dims)
 
 
+def elementwise_shape(specification: Distribution) -> tuple[int, ...]:
+    """The shape of a draw from a family with one distribution per element, outside any plate."""
+    if specification.shape is not None:
+        return specification.shape
+    shapes = (
+        np.shape(value) if isinstance(value, list | tuple) else tuple(getattr(value, "shape", ()))
+        for value in specification.arguments.values()
+    )
+    return np.broadcast_shapes(*shapes)
+
+
 def _check(family: str, name: str, value: Any) -> None:
     """Numbers of Python and of NumPy; what is an array of a system may be traced and has no value yet."""
     if isinstance(value, np.ndarray | np.generic):
