@@ -258,8 +258,14 @@ class NumPyro:
     def vmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
         return jax.vmap(function, in_axes=in_axes)
 
-    def batched(self, function: Callable[..., Any], size: int) -> Callable[..., Any]:
-        return lambda w, x: jax.lax.map(lambda one: function(one, x), w, batch_size=size)
+    def batched(self, function: Callable[..., Any], size: int) -> Callable[..., None]:
+        compiled = jax.jit(lambda w, x: jax.lax.map(lambda one: function(one, x), w, batch_size=size))
+
+        def filled(w: Any, x: Any, into: np.ndarray) -> None:
+            result = np.asarray(compiled(w, x))
+            into[...] = result[tuple(slice(length) for length in into.shape)]
+
+        return filled
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.jit(function)

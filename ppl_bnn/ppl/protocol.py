@@ -142,8 +142,11 @@ class System(Protocol):
 
     def vmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]: ...
 
-    def batched(self, function: Callable[..., Any], size: int) -> Callable[..., Any]:
-        """(w, x) -> function over the leading axis of w, `size` elements at a time, so that no more are held."""
+    def batched(self, function: Callable[..., Any], size: int) -> Callable[..., None]:
+        """(w, x, into): function over the leading axis of w, `size` elements at a time, written to the NumPy array.
+
+        So no more than `size` results are held besides `into`, which may be shorter than what comes (padding).
+        """
         ...
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]: ...
@@ -633,7 +636,24 @@ class Program:
         draw_chunk = int(np.clip(memory // (4 * per_draw), batch, count))
         needs_seed = self.has_local or not self.language
         if needs_seed:
-            draw_chunk = batch
+            return self._seeded_predictor_draws(w, x, seed, row_chunk, batch)
+
+        def columns(w: Mapping[str, Array], x: Any) -> Array:
+            # Each column of eta in one piece: what reads a prediction reads it column by column.
+            return self.predictor(w, x).T
+
+        function = self._cached(("predictor", batch), lambda: self.system.batched(columns, batch))
+        result = np.empty((count, held // 8, rows), dtype=self.system.to_numpy(self.system.asarray(np.zeros(1))).dtype)
+        for start, stop in chunks(count, draw_chunk):
+            values = {name: self.system.asarray(padded(v[start:stop], draw_chunk)) for name, v in w.items()}
+            for first, last in chunks(rows, row_chunk):
+                part = map_data(lambda a, i=first, j=last: self.system.asarray(padded(a[i:j], row_chunk)), x)
+                function(values, part, result[start:stop, :, first:last])
+        return result.transpose(0, 2, 1)
+    def _seeded_predictor_draws(
+        self, w: Mapping[str, np.ndarray], x: Any, seed: int, row_chunk: int, batch: int
+    ) -> np.ndarray:
+        """As `predictor_draws`, for programs that draw on the way: per-row variables, and plain models of a system."""
 
         def one_by_one(w: Mapping[str, Array], x: Any, seeds: Any) -> Array:
             from ppl_bnn.language import ops
@@ -647,21 +667,17 @@ class Program:
         def build() -> Callable[..., Any]:
             if self.has_local and not self.system.maps_randomness:
                 return self.system.compile(one_by_one)
-            if needs_seed:
-                return self.system.compile(self.system.vmap(self.predictor, in_axes=(0, None, 0)))
-            return self.system.compile(self.system.batched(lambda w, x: self.predictor(w, x), batch))
+            return self.system.compile(self.system.vmap(self.predictor, in_axes=(0, None, 0)))
 
-        function = self._cached(("predictor", None if needs_seed else batch), build)
-        seeds = self.system.seeds(seed, count) if needs_seed else None
+        function = self._cached("seeded predictor", build)
+        count, rows = len(next(iter(w.values()))), row_count(x)
+        seeds = self.system.seeds(seed, count)
         result: np.ndarray | None = None
-        for start, stop in chunks(count, draw_chunk):
-            values = {name: self.system.asarray(padded(v[start:stop], draw_chunk)) for name, v in w.items()}
+        for start, stop in chunks(count, batch):
+            values = {name: self.system.asarray(padded(v[start:stop], batch)) for name, v in w.items()}
             for first, last in chunks(rows, row_chunk):
                 part = map_data(lambda a, i=first, j=last: self.system.asarray(padded(a[i:j], row_chunk)), x)
-                if needs_seed:
-                    eta = function(values, part, _padded_seeds(seeds, start, stop, draw_chunk))
-                else:
-                    eta = function(values, part)
+                eta = function(values, part, _padded_seeds(seeds, start, stop, batch))
                 eta = self.system.to_numpy(eta)[: stop - start, : last - first]
                 if result is None:
                     result = np.empty((count, rows, eta.shape[-1]), dtype=eta.dtype)

@@ -400,21 +400,19 @@ class Pyro:
     def vmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
         return torch.func.vmap(function, in_dims=in_axes, randomness="different")
 
-    def batched(self, function: Callable[..., Any], size: int) -> Callable[..., Any]:
-        inner = self.vmap(function, in_axes=(0, None))
+    def batched(self, function: Callable[..., Any], size: int) -> Callable[..., None]:
+        inner = self.compile(self.vmap(function, in_axes=(0, None)))
 
-        def mapped(w: Mapping[str, Any], x: Any) -> Any:
-            count = len(next(iter(w.values())))
-            result: Any = None
-            for start in range(0, count, size):
+        def filled(w: Mapping[str, Any], x: Any, into: np.ndarray) -> None:
+            # Written where it stays: pieces kept between the temporaries of later ones would leave memory that nothing
+            # can use, and memory that is new to a process costs more than the network.
+            target = torch.from_numpy(into)
+            kept = tuple(slice(length) for length in into.shape[1:])
+            for start in range(0, len(into), size):
                 piece = inner({name: value[start : start + size] for name, value in w.items()}, x)
-                if result is None:
-                    # Pieces kept between the temporaries of later ones would leave memory that nothing can use.
-                    result = piece.new_empty((count, *piece.shape[1:]))
-                result[start : start + size] = piece
-            return result
+                target[start : start + size] = piece[: len(into) - start, *kept]
 
-        return mapped
+        return filled
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
