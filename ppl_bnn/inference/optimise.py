@@ -7,7 +7,7 @@ stops where its step size says, not where the gradient does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,21 +106,19 @@ def find_mode(
                     rate, stale = rate / 2.0, 0
             task.update(steps if converged else done, loss=mean, learning_rate=rate)
         u = adam.values()
-        evaluations = done
-        value_and_grad = _flat_value_and_grad(problem, loss, u)
+        refinement = Refinement(problem, jacobian)
         if polish and problem.dtype == "float64":
-            u, extra = _polish(problem, value_and_grad, u)
-            evaluations += extra
+            u = refinement.mode(u)
     finally:
         task.close()
-    value, gradient = value_and_grad(_flat(problem, u))
+    value, gradient = refinement.value_and_grad(flat_sites(problem, u))
     return Mode(
         u=u,
         log_joint=-value,
         gradient_norm=float(np.linalg.norm(gradient)),
         losses=np.concatenate(losses),
         converged=converged,
-        evaluations=evaluations + 1,
+        evaluations=done + refinement.evaluations,
         compile_seconds=adam.compile_seconds,
         run_seconds=watch(),
     )
@@ -147,47 +145,86 @@ def starting_point(problem: Problem, start: Start, progress: Progress) -> dict[s
     return {name: np.asarray(value) for name, value in u.items()}
 
 
-def _flat(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
+@dataclass(frozen=True)
+class Changes:
+    """A change of hyper-parameters that a mode can follow without a new program, over the flat (P,) of all sites.
+
+    The log joint is scale * log likelihood + log prior - 1/2 sum_i penalty_i (u_i - location_i)^2. A prior precision
+    that is multiplied by tau is the penalty (tau - 1) times it, a noise precision multiplied by s is the scale s.
+    """
+
+    penalty: np.ndarray
+    location: np.ndarray
+    scale: float = 1.0
+
+
+class Refinement:
+    """Modes close to a known one, by L-BFGS over the sites that are not held, compiled once for all `Changes`."""
+
+    def __init__(self, problem: Problem, jacobian: bool = True):
+        program, system = problem.program, problem.system
+
+        def loss(flat: Any, penalty: Any, location: Any, scale: Any, x: Any, y: Any) -> Any:
+            log_joint = program.log_joint(program.unravel(flat), x, y, scale, jacobian)
+            return 0.5 * (penalty * (flat - location) ** 2).sum() - log_joint
+
+        function = system.value_and_grad(loss)
+        if system.name == "numpyro":
+            function = program._cached(("refinement", jacobian), lambda: system.compile(function))
+        self._problem, self._function = problem, function
+        self.evaluations = 0
+
+    def value_and_grad(self, flat: np.ndarray, changes: Changes | None = None) -> tuple[float, np.ndarray]:
+        """Minus the log joint under `changes` at a flat vector of all sites, and its gradient."""
+        problem, system = self._problem, self._problem.system
+        if changes is None:
+            changes = Changes(np.zeros_like(flat), np.zeros_like(flat))
+        arguments = (flat, changes.penalty, changes.location, np.asarray(changes.scale))
+        value, gradient = self._function(*map(system.asarray, arguments), problem.x, problem.y)
+        self.evaluations += 1
+        return float(value), system.to_numpy(gradient).astype(np.float64)
+
+    def mode(
+        self,
+        u: Mapping[str, np.ndarray],
+        *,
+        held: Collection[str] = (),
+        changes: Changes | None = None,
+        steps: int = 500,
+    ) -> dict[str, np.ndarray]:
+        """The mode reached from u (NumPy) with the sites `held` kept where they are."""
+        from scipy.optimize import minimize
+
+        begin = flat_sites(self._problem, u)
+        sites = self._problem.program.sites.values()
+        free = np.concatenate([np.full(site.size, site.name not in held) for site in sites])
+        if not free.any():
+            return dict(u)
+
+        def negative(part: np.ndarray) -> tuple[float, np.ndarray]:
+            flat = begin.copy()
+            flat[free] = part
+            value, gradient = self.value_and_grad(flat, changes)
+            return value, gradient[free]
+
+        result = minimize(
+            negative,
+            begin[free],
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": steps, "maxcor": 30, "ftol": 1e-15, "gtol": 1e-9},
+        )
+        flat = begin.copy()
+        if np.all(np.isfinite(result.x)) and result.fun <= self.value_and_grad(begin, changes)[0]:
+            flat[free] = result.x
+        return {name: np.asarray(value) for name, value in self._problem.program.unravel(flat).items()}
+
+
+def flat_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The flat vector of all sites, parameters without a prior included, NumPy float64."""
     return np.concatenate(
         [np.asarray(u[name], dtype=np.float64).reshape(-1) for name in problem.program.sites]
     )
-
-
-def _flat_value_and_grad(
-    problem: Problem, loss: Callable[..., Any], u: Mapping[str, np.ndarray]
-) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
-    system, program = problem.system, problem.program
-    function = system.value_and_grad(lambda flat, x, y: loss(program.unravel(flat), x, y))
-    if system.name == "numpyro":
-        function = system.compile(function)
-
-    def evaluate(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = function(system.asarray(flat), problem.x, problem.y)
-        return float(value), system.to_numpy(gradient).astype(np.float64)
-
-    return evaluate
-
-
-def _polish(
-    problem: Problem,
-    value_and_grad: Callable[[np.ndarray], tuple[float, np.ndarray]],
-    u: Mapping[str, np.ndarray],
-) -> tuple[dict[str, np.ndarray], int]:
-    from scipy.optimize import minimize
-
-    begin = _flat(problem, u)
-    result = minimize(
-        value_and_grad,
-        begin,
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": 500, "maxcor": 30, "ftol": 1e-15, "gtol": 1e-9},
-    )
-    better = np.all(np.isfinite(result.x)) and result.fun <= value_and_grad(begin)[0]
-    flat = result.x if better else begin
-    return {name: np.asarray(value) for name, value in problem.program.unravel(flat).items()}, int(
-        result.nfev
-    ) + 1
 
 
 class _AdamNumPyro:
