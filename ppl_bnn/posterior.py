@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -18,10 +18,12 @@ import numpy as np
 from ppl_bnn import checks
 from ppl_bnn.errors import InputError, UnsupportedError, message, unknown_name
 from ppl_bnn.ppl.protocol import Model, Problem, Program, map_data, row_count, site_seed, system
-from ppl_bnn.predictive import Prediction
+from ppl_bnn.predictive import JointPrediction, Prediction
 from ppl_bnn.standardisation import Standardisation
 
 IID_DRAWS = 1000
+# Kinds of prediction that are made of draws of the predictor; the others approximate an average over it.
+DRAWN = ("linearised", "sampled")
 MEMORY = 2**28
 
 
@@ -66,6 +68,26 @@ class Approximation(ABC):
     def closed_form(self, problem: Problem, x: Any, kind: str, memory: int) -> Prediction | None:
         """The prediction without draws, where there is one for this kind."""
         return None
+
+    def joint(self, problem: Problem, x: Any, memory: int) -> JointPrediction | None:
+        """Mean and covariance over all rows, in the units of the fit, where they need no draws."""
+        return None
+
+    def program(self, model: Model) -> Model:
+        """The model that this approximates: the one it was fitted to, with the hyper-parameters that the fit tuned."""
+        return model
+
+    def as_prior(self) -> Any:
+        """This as the prior of more data (`ppl_bnn.language.transforms.GaussianPrior`).
+
+        Raises
+        ------
+        UnsupportedError: an approximation that is not Gaussian.
+        """
+        raise UnsupportedError(
+            "with_prior: "
+            + message("a posterior that is Gaussian", type(self).__name__, "Laplace() or SVI(guide='normal')")
+        )
 
 
 @dataclass
@@ -182,6 +204,20 @@ class Posterior:
         return self._with(lambda problem: problem.program.likelihood.task)
 
     @property
+    def log_evidence(self) -> float:
+        """log p(D) as the method estimates it, in the units of the fit.
+
+        Raises
+        ------
+        UnsupportedError: a method that gives none.
+        """
+        if "log_evidence" not in self.info.figures:
+            raise UnsupportedError(
+                "log_evidence: " + message("a method with an evidence", self.info.method, "Laplace()")
+            )
+        return self.info.figures["log_evidence"]
+
+    @property
     def shape(self) -> tuple[int, int]:
         """(chains, draws) of `draws`."""
         if isinstance(self.approximation, Chains):
@@ -237,12 +273,19 @@ class Posterior:
         draws: how many to use (evenly spaced over chains; default all). memory: bytes held besides inputs and result.
         """
         kind = self._kind(kind)
+        if draws is not None and kind not in DRAWN:
+            raise InputError(
+                "draws: "
+                + message(f"no number of draws for kind={kind!r}, which has none", repr(draws), "draws=None")
+            )
         x = self._inputs(x)
 
         def predict(problem: Problem) -> Prediction:
-            closed = self.approximation.closed_form(problem, x, kind, memory) if draws is None else None
+            closed = None
+            if draws is None or kind not in DRAWN:
+                closed = self.approximation.closed_form(problem, x, kind, memory)
             if closed is not None:
-                return closed
+                return closed if self.class_names is None else replace(closed, class_names=self.class_names)
             u = self._chosen_draws(draws)
             eta = self.approximation.predictor_draws(problem, u, x, kind, seed, memory)
             family, parameters = problem.program.likelihood.mixture_parameters(eta)
@@ -258,10 +301,37 @@ class Posterior:
 
         In the units of the network (standardised, where the fit standardises). With `draws`, (1, draws, N, D).
         """
-        kind, x = self._kind(kind), self._inputs(x)
+        kind, x = self._drawn_kind(kind), self._inputs(x)
         u = self._chosen_draws(draws)
         eta = self._with(lambda problem: self.approximation.predictor_draws(problem, u, x, kind, 0, memory))
         return eta.reshape(*(self.shape if draws is None else (1, len(eta))), *eta.shape[1:])
+
+    def joint(self, x: Any, *, draws: int | None = None, memory: int = MEMORY) -> JointPrediction:
+        """Means and covariances over all rows of x together, in the units of the data: what single rows do not tell.
+
+        In closed form for a linearised Laplace approximation, else from draws of the network: at least as many draws as
+        there are rows are needed for a covariance of full rank.
+        """
+        if draws is None:
+            inputs = self._inputs(x)
+            found = self._with(lambda problem: self.approximation.joint(problem, inputs, memory))
+            if found is not None:
+                return found if self.standardisation is None else self.standardisation.prediction(found)
+        if self.kind == "point":
+            raise UnsupportedError(
+                "joint: " + message("a posterior with a spread", f"{self.info.method}, a point", "Laplace()")
+            )
+        if self.task == "classification":
+            eta = self.predictor(x, draws=draws, memory=memory)
+            functions, noise = eta.reshape(eta.shape[0] * eta.shape[1], -1), None
+        else:
+            prediction = self.predict(
+                x, kind=self._drawn_kind(None), draws=draws or self.shape[0] * self.shape[1]
+            )
+            functions = prediction.parameters["loc"].reshape(prediction.draws, -1)
+            noise = np.diag(np.ravel(prediction.aleatoric))
+        covariance = np.atleast_2d(np.cov(functions, rowvar=False))
+        return JointPrediction(functions.mean(0), covariance, None if noise is None else covariance + noise)
 
     def log_likelihood(self, x: Any = None, y: Any = None, *, kind: str | None = None) -> np.ndarray:
         """log p(y_i | x_i, draw) in original units, (chain, draw, N); at the training rows by default."""
@@ -275,7 +345,7 @@ class Posterior:
             if self.standardisation is not None:
                 targets = self.standardisation.targets(targets)
         u = _flat(self.unconstrained_draws)
-        kind = self._kind(kind)
+        kind = self._drawn_kind(kind)
         eta = self._with(
             lambda problem: self.approximation.predictor_draws(problem, u, inputs, kind, 0, MEMORY)
         )
@@ -324,6 +394,14 @@ class Posterior:
             raise unknown_name("kind of prediction", kind, self.approximation.kinds)
         return kind
 
+    def _drawn_kind(self, kind: str | None) -> str:
+        kind = self._kind(kind)
+        if kind not in DRAWN:
+            raise UnsupportedError(
+                message(f"a kind with draws, {' or '.join(DRAWN)}", kind, "predict(x, kind=...)")
+            )
+        return kind
+
     def _inputs(self, x: Any) -> Any:
         x = checks.check_inputs(x, checks.describe_inputs(self.inputs))
         return x if self.standardisation is None else self.standardisation.inputs(x)
@@ -352,8 +430,9 @@ class Posterior:
         with chosen.session(self.info.dtype, where) as actual:
             x, y = map_data(chosen.asarray, self.inputs), chosen.asarray(self.targets)
             if actual not in self._programs:
+                model = self.approximation.program(self.model)
                 self._programs[actual] = Program.of(
-                    chosen, self.model, x, y, language=self.language, observed=self.observed
+                    chosen, model, x, y, language=self.language, observed=self.observed
                 )
             program = self._programs[actual]
             return action(

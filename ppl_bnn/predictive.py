@@ -801,6 +801,33 @@ class Prediction:
         return replace(self.take_draws(chosen), log_weights=None)
 
 
+# --- several rows at once ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class JointPrediction:
+    """Mean and covariance across rows and outputs; position n K + k is output k of row n.
+
+    mean: (N K,), of f, and of y where `covariance` is given. function_covariance: (N K, N K), Cov(f).
+    covariance: (N K, N K), Cov(y), for normal likelihoods; None otherwise. Given the noise y is jointly normal.
+    """
+
+    mean: np.ndarray
+    function_covariance: np.ndarray
+    covariance: np.ndarray | None
+
+    def rescale(self, location: Any, scale: Any) -> JointPrediction:
+        """The same in other units, location + scale * y, each a number or one per output (K,)."""
+        factors = np.resize(np.asarray(scale, dtype=float), self.mean.shape)
+        shifts = np.resize(np.asarray(location, dtype=float), self.mean.shape)
+        both = factors[:, None] * factors
+        return JointPrediction(
+            shifts + factors * self.mean,
+            both * self.function_covariance,
+            None if self.covariance is None else both * self.covariance,
+        )
+
+
 # --- pieces -----------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .errors import InputError, message
-from .predictive import Prediction
+from .predictive import JointPrediction, Prediction
 
 Inputs = np.ndarray | Mapping[str, np.ndarray]
 
@@ -81,7 +81,7 @@ class Standardisation:
             return np.asarray(y)
         return _standardised("y", y, self.y_mean, self.y_scale)
 
-    def prediction(self, prediction: Prediction) -> Prediction:
+    def prediction[Kind: (Prediction, JointPrediction)](self, prediction: Kind) -> Kind:
         """A prediction made in standard units, in the original units of y."""
         if self.y_mean is None or self.y_scale is None:
             return prediction

@@ -32,7 +32,7 @@ Kinds, the default first; all but "linearised" exist for class labels only:
     s^2 / 4 each: Beta((1 + exp(f)) / s^2, (1 + exp(-f)) / s^2), whose mean is sigmoid(f) whatever s is; only the
     split of its entropy knows s.
 "bridge_norm"
-    "bridge" after m / sqrt(v), V / v with v = mean_c(V_cc) sqrt(2 / C), so that the mean variance is always sqrt(C / 2):
+    "bridge" after m / sqrt(v), V / v with v = mean_c(V_cc) sqrt(2 / C), after which the mean variance is sqrt(C / 2):
     a correction of laplace-torch's for large variances, which the bridge does not turn into flat probabilities.
     Where variances are smaller than sqrt(C / 2) it makes logits larger, without bound: then it is the wrong kind.
 
@@ -46,14 +46,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ppl_bnn.errors import CurvatureError, InputError, UnsupportedError, message, unknown_name
 from ppl_bnn.language import likelihoods
-from ppl_bnn.predictive import Prediction
+from ppl_bnn.predictive import JointPrediction, Prediction
 
 KINDS = ("linearised", "probit", "probit_covariance", "bridge", "bridge_norm")
 # Points of the quasi-Monte Carlo rule: a power of two, at which Sobol points are balanced.
@@ -457,19 +456,6 @@ def _row_blocks(rows: int, per_row: int) -> Iterator[slice]:
 
 
 # --- several rows at once ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class JointPrediction:
-    """Mean and covariance across rows and outputs; position n K + k is output k of row n.
-
-    mean: (N K,), of f, and of y where `covariance` is given. function_covariance: (N K, N K), Cov(f).
-    covariance: (N K, N K), Cov(y), for normal likelihoods; None otherwise. Given the noise y is jointly normal.
-    """
-
-    mean: np.ndarray
-    function_covariance: np.ndarray
-    covariance: np.ndarray | None
 
 
 def joint_predictive(likelihood: Any, mean: Any, joint_covariance: Any) -> JointPrediction:
