@@ -221,6 +221,37 @@ def test_a_wrong_scale_does_not_pass() -> None:
         )
 
 
+COVARIANCE = np.array(
+    [
+        [1.3, 0.4, -0.2, 0.1],
+        [0.4, 0.9, 0.3, 0.0],
+        [-0.2, 0.3, 2.1, 0.5],
+        [0.1, 0.0, 0.5, 0.7],
+    ]
+)
+LOC = np.array([[0.2, -0.5], [1.0, 0.3]])
+LEFT, RIGHT = np.linalg.qr(RNG.normal(size=(2, 2)))[0], np.linalg.qr(RNG.normal(size=(3, 3)))[0]
+PRECISIONS = np.array([[0.5, 2.0, 7.0], [1.0, 0.3, 40.0]])
+MULTIVARIATE: dict[str, tuple[Any, np.ndarray, np.ndarray]] = {
+    "MultivariateNormal": (
+        dist.MultivariateNormal(LOC, np.linalg.cholesky(COVARIANCE)),
+        LOC.ravel(),
+        COVARIANCE,
+    ),
+    "MultivariateLogNormal": (
+        dist.MultivariateLogNormal(LOC, np.linalg.cholesky(COVARIANCE)),
+        LOC.ravel(),
+        COVARIANCE,
+    ),
+    # A tensor with three axes, as a kernel has: a (2, 3) matrix once the first two are taken together.
+    "KroneckerNormal": (
+        dist.KroneckerNormal(np.linspace(-1, 1, 6).reshape(2, 1, 3), LEFT, RIGHT, PRECISIONS),
+        np.linspace(-1, 1, 6),
+        np.kron(LEFT, RIGHT) @ np.diag(1 / PRECISIONS.ravel()) @ np.kron(LEFT, RIGHT).T,
+    ),
+}
+
+
 FAMILIES: dict[str, Any] = {
     "Normal": dist.Normal(0.3, 2.0),
     "HalfNormal": dist.HalfNormal(2.0),
@@ -236,6 +267,7 @@ FAMILIES: dict[str, Any] = {
     "Uniform": dist.Uniform(-1.0, 3.0),
     "Dirichlet": dist.Dirichlet([1.0, 2.0, 3.0]),
     "NormalMixture": dist.NormalMixture((0.3, 0.7), (1.0, 0.1)),
+    **{name: specification for name, (specification, _, _) in MULTIVARIATE.items()},
 }
 FROZEN: dict[str, Any] = {
     "Normal": scipy.stats.norm(0.3, 2.0),
@@ -274,6 +306,64 @@ def test_every_family_has_one_density_in_all_three(ppl: str) -> None:
                 value = chosen.to_numpy(site.value)
                 density = chosen.to_numpy(site.distribution.log_prob(site.value))
                 np.testing.assert_allclose(density, FROZEN[site.name].logpdf(value), rtol=1e-9)
+
+
+def multivariate(name: str, batch: tuple[int, ...] = ()) -> Any:
+    specification = MULTIVARIATE[name][0]
+
+    def model(x: Any, y: Any = None) -> None:
+        bnn.sample("w", specification.expand(batch).to_event() if batch else specification)
+        bnn.observe(y, bnn.mlp(x, [1]), likelihoods.Gaussian(1.0))
+
+    return model
+
+
+@pytest.mark.parametrize("batch", [(), (3,)], ids=["one", "batch"])
+@pytest.mark.parametrize("name", MULTIVARIATE)
+def test_multivariate_families_against_scipy(ppl: str, name: str, batch: tuple[int, ...]) -> None:
+    """Density of u, over many draws at once, and the first two moments of draws from the prior."""
+    chosen, (specification, mean, covariance) = system(ppl), MULTIVARIATE[name]
+    shape = specification.arguments["loc"].shape
+    reference = scipy.stats.multivariate_normal(mean, covariance)
+    draws = 1000 if not batch else 20
+    with chosen.session("float64", "cpu"):
+        program = program_of(ppl, multivariate(name, batch), X, X[:, 0])
+        site = program.sites["w"]
+        assert (site.shape, site.unconstrained_shape) == (batch + shape, batch + shape)
+        if not batch:
+            assert site.family == name
+        xs, ys = chosen.asarray(X), chosen.asarray(X[:, 0])
+        u = RNG.normal(size=(5, *batch, *shape))
+        rest = {n: np.zeros((5, *s.shape)) for n, s in program.sites.items() if n != "w"}
+        values = program.log_prior_draws({"w": u, **rest}, xs, ys)
+        w = program.constrain_draws({"w": u, **rest}, xs, ys)["w"]
+        native = chosen.native(multivariate(name, batch), record=False)
+        drawn = np.stack(
+            [
+                chosen.to_numpy(next(s for s in chosen.run(native, xs, ys, seed=seed) if s.name == "w").value)
+                for seed in _seeds(chosen, draws)
+            ]
+        )
+    others = scipy.stats.norm(0, [1 / math.sqrt(2), 1 / math.sqrt(2), 1]).logpdf(0.0).sum()
+    expected = reference.logpdf(u.reshape(5, *batch, -1)).reshape(5, -1).sum(axis=1)
+    np.testing.assert_allclose(values - others, expected, rtol=1e-10)
+    logs = np.log(w) if name == "MultivariateLogNormal" else w
+    np.testing.assert_allclose(logs, u, rtol=1e-12, atol=1e-14)
+    assert drawn.shape == (draws, *batch, *shape)
+    if batch:
+        assert not np.allclose(drawn[:, 0], drawn[:, 1])
+        return
+    flat = (np.log(drawn) if name == "MultivariateLogNormal" else drawn).reshape(draws, -1)
+    z = np.linalg.solve(np.linalg.cholesky(covariance), (flat - mean).T)
+    # Standard normal coordinates: means and covariances within five standard errors.
+    assert np.abs(z.mean(axis=1)).max() < 5 / math.sqrt(draws)
+    assert np.abs(np.cov(z) - np.eye(len(z))).max() < 5 * math.sqrt(2 / draws)
+
+
+def _seeds(chosen: Any, count: int) -> Any:
+    from ppl_bnn.ppl.protocol import iterate_seeds
+
+    return iterate_seeds(chosen.seeds(0, count))
 
 
 def test_transforms_and_their_volumes_are_the_same_in_both_systems() -> None:

@@ -3,11 +3,20 @@
 `dist.HalfNormal(1.0)` is a name with arguments and a shape. The running system turns it into its own
 distribution of the same name; no framework is needed to write it down. Arguments that are plain numbers
 are checked at once, so a negative scale is an error where it is written and not a NaN an hour later.
+
+The multivariate families have an event of the shape of `loc`, whatever that is; vec(x) ravels it in C order.
+
+- MultivariateNormal(loc, scale_tril): vec(x) ~ N(vec(loc), L L'), L = scale_tril (P, P) lower triangular.
+- MultivariateLogNormal(loc, scale_tril): log x is that.
+- KroneckerNormal(loc, left_vectors, right_vectors, precisions): as matrices (I, O), with Q_l (I, I) and Q_r (O, O)
+  orthogonal and z standard normal, x = loc + Q_l (z / sqrt(precisions)) Q_r'. Its covariance, (Q_l (x) Q_r)
+  diag(1 / precisions) (Q_l (x) Q_r)', is never built.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,8 +43,47 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Categorical": {"logits": ...},
     "Poisson": {"rate": ...},
     "NormalMixture": {"weights": ..., "scales": ...},
+    "MultivariateNormal": {"loc": ..., "scale_tril": ...},
+    "MultivariateLogNormal": {"loc": ..., "scale_tril": ...},
+    "KroneckerNormal": {"loc": ..., "left_vectors": ..., "right_vectors": ..., "precisions": ...},
 }
-POSITIVE = {"scale", "rate", "concentration", "concentration1", "concentration0", "df", "scales", "weights"}
+POSITIVE = {
+    "scale",
+    "rate",
+    "concentration",
+    "concentration1",
+    "concentration0",
+    "df",
+    "scales",
+    "weights",
+    "precisions",
+}
+# Families by the bijection from the real line to their support: none, or exp.
+ON_REALS = {
+    "Normal",
+    "StudentT",
+    "Laplace",
+    "Cauchy",
+    "NormalMixture",
+    "MultivariateNormal",
+    "KroneckerNormal",
+}
+ON_POSITIVES = {
+    "HalfNormal",
+    "LogNormal",
+    "HalfCauchy",
+    "Gamma",
+    "InverseGamma",
+    "Exponential",
+    "MultivariateLogNormal",
+}
+# Families of which one draw is more than a number, and the argument that has its shape.
+EVENTS = {
+    "Dirichlet": "concentration",
+    "MultivariateNormal": "loc",
+    "MultivariateLogNormal": "loc",
+    "KroneckerNormal": "loc",
+}
 
 
 @dataclass(frozen=True)
@@ -46,12 +94,12 @@ class Distribution:
     ----------
     family: name of the family, as in both systems.
     arguments: name -> number or array of the running system.
-    shape: batch shape to expand to, or None for the shape of the arguments.
+    shape: batch shape to expand to, or None for that of the arguments.
     event_dims: how many trailing axes form one event (their log densities are summed).
     """
 
     family: str
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     shape: tuple[int, ...] | None = None
     event_dims: int = 0
 
@@ -66,21 +114,34 @@ class Distribution:
         return Distribution(self.family, self.arguments, self.shape, dims)
 
 
-def elementwise_shape(specification: Distribution) -> tuple[int, ...]:
-    """The shape of a draw from a family with one distribution per element, outside any plate."""
+def _shape(value: Any) -> tuple[int, ...]:
+    return np.shape(value) if isinstance(value, list | tuple) else tuple(getattr(value, "shape", ()))
+
+
+def draw_shape(specification: Distribution) -> tuple[int, ...]:
+    """The shape of one draw, outside any plate."""
+    family, arguments = specification.family, specification.arguments
+    if family in EVENTS:
+        return (specification.shape or ()) + _shape(arguments[EVENTS[family]])
     if specification.shape is not None:
         return specification.shape
-    shapes = (
-        np.shape(value) if isinstance(value, list | tuple) else tuple(getattr(value, "shape", ()))
-        for value in specification.arguments.values()
-    )
-    return np.broadcast_shapes(*shapes)
+    if family == "NormalMixture":
+        return ()
+    if family == "Categorical":
+        return _shape(arguments["logits"])[:-1]
+    return np.broadcast_shapes(*map(_shape, arguments.values()))
 
 
 def _check(family: str, name: str, value: Any) -> None:
     """Numbers of Python and of NumPy; what is an array of a system may be traced and has no value yet."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.ravel().tolist()
+    if isinstance(value, np.ndarray):
+        # The first wrong number, if any, stands for the array.
+        wrong = ~np.isfinite(value)
+        if name in POSITIVE:
+            wrong |= ~(value > 0)
+        value = value[wrong].ravel()[:1].tolist()
+    elif isinstance(value, np.generic):
+        value = value.item()
     values = value if isinstance(value, list | tuple) else [value]
     for number in values:
         if not isinstance(number, int | float) or isinstance(number, bool):
@@ -120,6 +181,8 @@ def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
         arguments[name] = value
     if family == "NormalMixture":
         _check_mixture(arguments["weights"], arguments["scales"])
+    if family in EVENTS and family != "Dirichlet":
+        _check_multivariate(family, arguments)
     if family == "Uniform":
         low, high = arguments["low"], arguments["high"]
         if isinstance(low, int | float) and isinstance(high, int | float) and not low < high:
@@ -139,6 +202,49 @@ def _check_mixture(weights: Any, scales: Any) -> None:
         raise InputError(
             "NormalMixture: "
             + message("positive weights with sum 1", str(tuple(weights)), "weights=(0.5, 0.5)")
+        )
+
+
+def _check_multivariate(family: str, arguments: Mapping[str, Any]) -> None:
+    """Shapes are known of traced arrays too."""
+    shapes = {name: _shape(value) for name, value in arguments.items()}
+    size = math.prod(shapes["loc"])
+    if not shapes["loc"]:
+        raise InputError(
+            f"{family}: " + message("a loc with at least one axis", "a number", "Normal for a single number")
+        )
+    if family == "KroneckerNormal":
+        given = shapes["precisions"]
+        wanted = {"left_vectors": given[:1] * 2, "right_vectors": given[1:] * 2}
+        fits = len(given) == 2 and math.prod(given) == size
+        if not fits or any(shapes[name] != shape for name, shape in wanted.items()):
+            raise InputError(
+                f"{family}: "
+                + message(
+                    f"precisions (I, O) with I * O = {size}, left_vectors (I, I) and right_vectors (O, O)",
+                    ", ".join(f"{name} {shape}" for name, shape in shapes.items()),
+                    "the eigenvectors of both factors",
+                )
+            )
+        return
+    if shapes["scale_tril"] != (size, size):
+        raise InputError(
+            f"{family}: "
+            + message(
+                f"scale_tril of shape {(size, size)} for loc of shape {shapes['loc']}",
+                f"shape {shapes['scale_tril']}",
+                "the Cholesky factor of the covariance of the ravelled array",
+            )
+        )
+    factor = arguments["scale_tril"]
+    if isinstance(factor, np.ndarray) and (np.any(np.triu(factor, 1)) or np.any(np.diag(factor) <= 0)):
+        raise InputError(
+            f"{family}: "
+            + message(
+                "scale_tril lower triangular, with a positive diagonal",
+                "another matrix",
+                "np.linalg.cholesky(covariance)",
+            )
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -12,13 +13,135 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions
-from numpyro.distributions.transforms import biject_to
+from numpyro.distributions.transforms import ExpTransform, biject_to
 from numpyro.primitives import Messenger
 
 from ppl_bnn.errors import DeviceError, message
 from ppl_bnn.language.distributions import Distribution
 from ppl_bnn.language.primitives import Interpretation, Message
-from ppl_bnn.ppl.protocol import Model, Site, TracedSite, constrained_parameter, resolve_device
+from ppl_bnn.ppl.protocol import (
+    Model,
+    Site,
+    TracedSite,
+    constrained_parameter,
+    described,
+    resolve_device,
+)
+
+
+class _ArrayNormal(numpyro.distributions.Distribution):
+    """loc + A eps over an array, eps standard normal; a subclass says what A is. One event of the shape of loc."""
+
+    loc: Any
+    reparametrized_params = ["loc"]
+
+    def __init__(self, loc: Any, validate_args: bool | None = None):
+        self.loc = loc
+        super().__init__((), jnp.shape(loc), validate_args=validate_args)
+
+    @property
+    def support(self) -> Any:
+        return numpyro.distributions.constraints.independent(
+            numpyro.distributions.constraints.real, self.event_dim
+        )
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Any:
+        eps = jax.random.normal(key, (*sample_shape, self.loc.size), dtype=self.loc.dtype)
+        return self.loc + self.spread(eps).reshape((*sample_shape, *self.event_shape))
+
+    def log_prob(self, value: Any, intermediates: Any = None) -> Any:
+        deviation = value - self.loc
+        batch = jnp.shape(deviation)[: jnp.ndim(deviation) - self.event_dim]
+        eps = self.gather(deviation.reshape((*batch, self.loc.size)))
+        constant = self.log_volume() + 0.5 * self.loc.size * math.log(2.0 * math.pi)
+        return -0.5 * jnp.sum(eps**2, axis=-1) - constant
+
+    def spread(self, eps: Any) -> Any:
+        """A eps, (..., P) to (..., P)."""
+        raise NotImplementedError
+
+    def gather(self, deviation: Any) -> Any:
+        """A^-1 deviation, (..., P) to (..., P)."""
+        raise NotImplementedError
+
+    def log_volume(self) -> Any:
+        """log |det A|."""
+        raise NotImplementedError
+
+
+class MultivariateNormal(_ArrayNormal):
+    """A = scale_tril, on the ravelled array: NumPyro's own has vectors for events only."""
+
+    arg_constraints = {
+        "loc": numpyro.distributions.constraints.real,
+        "scale_tril": numpyro.distributions.constraints.lower_cholesky,
+    }
+
+    def __init__(self, loc: Any, scale_tril: Any, *, validate_args: bool | None = None):
+        self.scale_tril = scale_tril
+        super().__init__(loc, validate_args)
+
+    def spread(self, eps: Any) -> Any:
+        return eps @ self.scale_tril.T
+
+    def gather(self, deviation: Any) -> Any:
+        flat = deviation.reshape(-1, self.loc.size).T
+        return jax.scipy.linalg.solve_triangular(self.scale_tril, flat, lower=True).T.reshape(deviation.shape)
+
+    def log_volume(self) -> Any:
+        return jnp.sum(jnp.log(jnp.diagonal(self.scale_tril)))
+
+
+class KroneckerNormal(_ArrayNormal):
+    """A = (Q_l (x) Q_r) diag(precisions^-1/2), never built."""
+
+    arg_constraints = {
+        "loc": numpyro.distributions.constraints.real,
+        "left_vectors": numpyro.distributions.constraints.real,
+        "right_vectors": numpyro.distributions.constraints.real,
+        "precisions": numpyro.distributions.constraints.positive,
+    }
+
+    def __init__(
+        self,
+        loc: Any,
+        left_vectors: Any,
+        right_vectors: Any,
+        precisions: Any,
+        *,
+        validate_args: bool | None = None,
+    ):
+        self.left_vectors, self.right_vectors, self.precisions = left_vectors, right_vectors, precisions
+        super().__init__(loc, validate_args)
+
+    def _as_matrices(self, flat: Any) -> Any:
+        return flat.reshape((*flat.shape[:-1], *self.precisions.shape))
+
+    def spread(self, eps: Any) -> Any:
+        scaled = self._as_matrices(eps) / jnp.sqrt(self.precisions)
+        return (self.left_vectors @ scaled @ self.right_vectors.T).reshape(eps.shape)
+
+    def gather(self, deviation: Any) -> Any:
+        turned = self.left_vectors.T @ self._as_matrices(deviation) @ self.right_vectors
+        return (jnp.sqrt(self.precisions) * turned).reshape(deviation.shape)
+
+    def log_volume(self) -> Any:
+        return -0.5 * jnp.sum(jnp.log(self.precisions))
+
+
+class MultivariateLogNormal(numpyro.distributions.TransformedDistribution):
+    """exp of a MultivariateNormal, elementwise."""
+
+    arg_constraints = MultivariateNormal.arg_constraints
+
+    def __init__(self, loc: Any, scale_tril: Any, *, validate_args: bool | None = None):
+        base = MultivariateNormal(loc, scale_tril, validate_args=validate_args)
+        self.loc, self.scale_tril = loc, scale_tril
+        super().__init__(base, ExpTransform(), validate_args=validate_args)
+
+
+# Families that NumPyro lacks, or has for vectors only.
+_OWN = {family.__name__: family for family in (MultivariateNormal, MultivariateLogNormal, KroneckerNormal)}
 
 
 def resolve(specification: Distribution, validate: bool | None = None) -> Any:
@@ -37,10 +160,11 @@ def resolve(specification: Distribution, validate: bool | None = None) -> Any:
         )
     else:
         arguments = {
-            name: jnp.asarray(value, dtype=float) if isinstance(value, list | tuple) else value
+            name: jnp.asarray(value, dtype=float) if isinstance(value, list | tuple | np.ndarray) else value
             for name, value in specification.arguments.items()
         }
-        result = getattr(numpyro.distributions, specification.family)(**arguments, validate_args=validate)
+        family = _OWN.get(specification.family) or getattr(numpyro.distributions, specification.family)
+        result = family(**arguments, validate_args=validate)
     if specification.shape is not None:
         result = result.expand(specification.shape)
     return result.to_event(specification.event_dims) if specification.event_dims else result
@@ -208,30 +332,14 @@ class NumPyro:
         return result
 
     def describe(self, native: Model, x: Any, y: Any) -> tuple[list[Site], list[TracedSite]]:
-        sites: list[Site] = []
-        observed: list[TracedSite] = []
+        found: list[tuple[list[Site], list[TracedSite]]] = []
 
         def shapes(x: Any, y: Any) -> None:
-            for site in self.run(native, x, y, seed=jax.random.PRNGKey(0)):
-                shape = tuple(np.shape(site.value))
-                if site.kind == "param":
-                    sites.append(Site(site.name, shape, shape, is_param=True))
-                elif site.kind == "latent":
-                    inner = biject_to(site.distribution.support).inverse_shape(shape)
-                    sites.append(
-                        Site(
-                            site.name,
-                            shape,
-                            tuple(inner),
-                            local=site.local,
-                            family=_family(site.distribution),
-                        )
-                    )
-                elif site.kind == "observed":
-                    observed.append(site)
+            traced = self.run(native, x, y, seed=jax.random.PRNGKey(0))
+            found.append(described(traced, lambda d, shape: biject_to(d.support).inverse_shape(shape)))
 
         jax.eval_shape(shapes, x, y)
-        return sites, observed
+        return found[-1]
 
     def seeds(self, seed: int, count: int) -> Any:
         return jax.random.split(jax.random.PRNGKey(seed), count)
@@ -269,12 +377,6 @@ class NumPyro:
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.jit(function)
-
-
-def _family(distribution: Any) -> str:
-    while type(distribution).__name__ in ("Independent", "ExpandedDistribution"):
-        distribution = distribution.base_dist
-    return type(distribution).__name__
 
 
 SYSTEM = NumPyro()

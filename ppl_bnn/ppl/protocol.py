@@ -187,6 +187,25 @@ def constrained_parameter(name: str) -> UnsupportedError:
     )
 
 
+def described(
+    traced: Sequence[TracedSite], inverse_shape: Callable[[Any, tuple[int, ...]], Sequence[int]]
+) -> tuple[list[Site], list[TracedSite]]:
+    """What `System.describe` gives, from the sites of one run.
+
+    inverse_shape: (the system's own distribution, shape of a value) -> its shape in unconstrained coordinates.
+    """
+    sites = []
+    for site in traced:
+        shape = tuple(np.shape(site.value))
+        if site.kind == "param":
+            sites.append(Site(site.name, shape, shape, is_param=True))
+        elif site.kind == "latent":
+            inner = tuple(inverse_shape(site.distribution, shape))
+            family = type(_unwrap(site.distribution)).__name__
+            sites.append(Site(site.name, shape, inner, local=site.local, family=family))
+    return sites, [site for site in traced if site.kind == "observed"]
+
+
 # --- which language a model is written in ---------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,14 @@ with warnings.catch_warnings():
 from ppl_bnn.errors import BNNError, DeviceError, message
 from ppl_bnn.language.distributions import Distribution
 from ppl_bnn.language.primitives import Interpretation, Message
-from ppl_bnn.ppl.protocol import Model, Site, TracedSite, constrained_parameter, resolve_device
+from ppl_bnn.ppl.protocol import (
+    Model,
+    Site,
+    TracedSite,
+    constrained_parameter,
+    described,
+    resolve_device,
+)
 
 
 class NormalMixture(pyro.distributions.TorchDistribution):
@@ -57,6 +65,122 @@ class NormalMixture(pyro.distributions.TorchDistribution):
         return torch.randn(shape, dtype=self.scales.dtype, device=self.scales.device) * self.scales[chosen]
 
 
+class _ArrayNormal(pyro.distributions.TorchDistribution):
+    """loc + A eps over an array, eps standard normal; a subclass says what A is. One event of the shape of loc."""
+
+    arg_constraints: Any = {}
+    has_rsample = True
+
+    def __init__(self, loc: Any, batch_shape: Any = torch.Size()):
+        self.loc = loc
+        super().__init__(torch.Size(batch_shape), loc.shape, validate_args=False)
+
+    @property
+    def support(self) -> Any:
+        return constraints.independent(constraints.real, self.event_dim)
+
+    def rsample(self, sample_shape: Any = torch.Size()) -> Any:
+        batch = torch.Size(sample_shape) + self.batch_shape
+        eps = torch.randn((*batch, self.loc.numel()), dtype=self.loc.dtype, device=self.loc.device)
+        return self.loc + self.spread(eps).reshape(batch + self.event_shape)
+
+    def log_prob(self, value: Any) -> Any:
+        deviation = value - self.loc
+        batch = deviation.shape[: deviation.dim() - self.event_dim]
+        eps = self.gather(deviation.reshape((*batch, self.loc.numel())))
+        constant = self.log_volume() + 0.5 * self.loc.numel() * math.log(2.0 * math.pi)
+        density = -0.5 * (eps**2).sum(-1) - constant
+        return density.expand(torch.broadcast_shapes(batch, self.batch_shape))
+
+    def spread(self, eps: Any) -> Any:
+        """A eps, (..., P) to (..., P)."""
+        raise NotImplementedError
+
+    def gather(self, deviation: Any) -> Any:
+        """A^-1 deviation, (..., P) to (..., P)."""
+        raise NotImplementedError
+
+    def log_volume(self) -> Any:
+        """log |det A|."""
+        raise NotImplementedError
+
+
+class MultivariateNormal(_ArrayNormal):
+    """A = scale_tril, on the ravelled array: torch's own has vectors for events only."""
+
+    def __init__(self, loc: Any, scale_tril: Any, batch_shape: Any = torch.Size()):
+        self.scale_tril = scale_tril
+        super().__init__(loc, batch_shape)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> MultivariateNormal:
+        return MultivariateNormal(self.loc, self.scale_tril, batch_shape)
+
+    def spread(self, eps: Any) -> Any:
+        return eps @ self.scale_tril.T
+
+    def gather(self, deviation: Any) -> Any:
+        flat = deviation.reshape(-1, self.loc.numel()).T
+        return torch.linalg.solve_triangular(self.scale_tril, flat, upper=False).T.reshape(deviation.shape)
+
+    def log_volume(self) -> Any:
+        return self.scale_tril.diagonal().log().sum()
+
+
+class KroneckerNormal(_ArrayNormal):
+    """A = (Q_l (x) Q_r) diag(precisions^-1/2), never built."""
+
+    def __init__(
+        self,
+        loc: Any,
+        left_vectors: Any,
+        right_vectors: Any,
+        precisions: Any,
+        batch_shape: Any = torch.Size(),
+    ):
+        self.left_vectors, self.right_vectors, self.precisions = left_vectors, right_vectors, precisions
+        super().__init__(loc, batch_shape)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> KroneckerNormal:
+        return KroneckerNormal(self.loc, self.left_vectors, self.right_vectors, self.precisions, batch_shape)
+
+    def _as_matrices(self, flat: Any) -> Any:
+        return flat.reshape((*flat.shape[:-1], *self.precisions.shape))
+
+    def spread(self, eps: Any) -> Any:
+        scaled = self._as_matrices(eps) / self.precisions.sqrt()
+        return (self.left_vectors @ scaled @ self.right_vectors.T).reshape(eps.shape)
+
+    def gather(self, deviation: Any) -> Any:
+        turned = self.left_vectors.T @ self._as_matrices(deviation) @ self.right_vectors
+        return (self.precisions.sqrt() * turned).reshape(deviation.shape)
+
+    def log_volume(self) -> Any:
+        return -0.5 * self.precisions.log().sum()
+
+
+class MultivariateLogNormal(pyro.distributions.TransformedDistribution):
+    """exp of a MultivariateNormal, elementwise."""
+
+    arg_constraints: Any = {}
+
+    def __init__(self, loc: Any, scale_tril: Any):
+        self.loc, self.scale_tril = loc, scale_tril
+        super().__init__(
+            MultivariateNormal(loc, scale_tril),
+            [torch.distributions.transforms.ExpTransform()],
+            validate_args=False,
+        )
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        new = self._get_checked_instance(MultivariateLogNormal, _instance)
+        new.loc, new.scale_tril = self.loc, self.scale_tril
+        return super().expand(batch_shape, _instance=new)
+
+
+# Families that torch lacks, or has in a form that does not serve here.
+_OWN: dict[str, Any] = {
+    family.__name__: family for family in (MultivariateNormal, MultivariateLogNormal, KroneckerNormal)
+}
 _RESOLVED: dict[Any, Any] = {}
 _MOST_RESOLVED = 512
 
@@ -129,7 +253,8 @@ def _resolve(specification: Distribution) -> Any:
             else torch.as_tensor(value, dtype=torch.get_default_dtype())
             for name, value in specification.arguments.items()
         }
-        result = getattr(pyro.distributions, specification.family)(**arguments)
+        family = _OWN.get(specification.family) or getattr(pyro.distributions, specification.family)
+        result = family(**arguments)
     if specification.shape is not None:
         result = result.expand(specification.shape)
     return result.to_event(specification.event_dims) if specification.event_dims else result
@@ -340,22 +465,9 @@ class Pyro:
         return result
 
     def describe(self, native: Model, x: Any, y: Any) -> tuple[list[Site], list[TracedSite]]:
-        sites: list[Site] = []
-        observed: list[TracedSite] = []
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             traced = self.run(native, x, y, seed=0)
-        for site in traced:
-            shape = tuple(site.value.shape)
-            if site.kind == "param":
-                sites.append(Site(site.name, shape, shape, is_param=True))
-            elif site.kind == "latent":
-                inner = biject_to(site.distribution.support).inverse_shape(torch.Size(shape))
-                sites.append(
-                    Site(site.name, shape, tuple(inner), local=site.local, family=_family(site.distribution))
-                )
-            elif site.kind == "observed":
-                observed.append(site)
-        return sites, observed
+        return described(traced, lambda d, shape: biject_to(d.support).inverse_shape(torch.Size(shape)))
 
     def seeds(self, seed: int, count: int) -> Any:
         _set_seed(seed)
@@ -432,12 +544,6 @@ def _set_seed(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.get_default_device().type == "cuda":
         torch.cuda.manual_seed(seed)
-
-
-def _family(distribution: Any) -> str:
-    while type(distribution).__name__ in ("Independent", "ExpandedDistribution"):
-        distribution = distribution.base_dist
-    return type(distribution).__name__
 
 
 SYSTEM = Pyro()
