@@ -17,6 +17,7 @@ import numpy as np
 
 from ppl_bnn import checks
 from ppl_bnn.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.inference.pretrained import is_network, weights_of
 from ppl_bnn.posterior import Approximation, FitInfo, Posterior
 from ppl_bnn.ppl.protocol import (
     SYSTEMS,
@@ -48,7 +49,8 @@ class Outcome:
     figures: dict[str, float] = field(default_factory=dict)
 
 
-Start = Any  # a Method, a Posterior, a dict of arrays (constrained values), or None
+# A Method, a Posterior, a dict of arrays (constrained values), a network trained elsewhere (see `pretrained`), or None.
+Start = Any
 
 
 @dataclass(frozen=True)
@@ -269,10 +271,11 @@ def versions() -> dict[str, str]:
 def resolve_start(
     problem: Problem, start: Start, progress: Progress, count: int = 1
 ) -> list[dict[str, np.ndarray]]:
-    """`count` starting points u (NumPy) from `start`: a method, a posterior, a dict of constrained arrays, or None.
+    """`count` starting points u (NumPy) from `start`: a method, a posterior, a dict of constrained values or a network.
 
     None: draws from the prior. A method is fitted first, once per starting point where it is random. A dict may name
-    some sites only (the values of `Point` weights, say); the others are drawn from the prior.
+    some sites only (the values of `Point` weights, say); the others are drawn from the prior. A network trained
+    elsewhere (a torch module, Flax parameters) is such a dict of weights, as `pretrained.weights_of` finds them.
     """
     if isinstance(start, Method):
         found = []
@@ -299,10 +302,16 @@ def resolve_start(
     points = [{name: value[index] for name, value in prior.items()} for index in range(count)]
     if start is None:
         return points
+    if is_network(start, problem):
+        start = weights_of(start, problem)
     if not isinstance(start, Mapping):
         raise InputError(
             "start: "
-            + message("a method, a posterior or a dict of arrays", type(start).__name__, "start=MAP()")
+            + message(
+                "a method, a posterior, a dict of arrays or a network of torch or Flax",
+                type(start).__name__,
+                "start=MAP()",
+            )
         )
     sites = problem.program.sites
     for name, value in start.items():

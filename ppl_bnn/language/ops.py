@@ -219,7 +219,7 @@ def _whole_pair(word: str, what: str, value: Any) -> tuple[int, int]:
 
 
 def _margins(
-    word: str, image: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int], padding: Padding
+    word: str, image: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int], padding: Any
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """((top, bottom), (left, right)): how many zeros stand around the image."""
     if padding == "valid":
@@ -230,9 +230,10 @@ def _margins(
             missing = max((-(-size // step) - 1) * step + width - size, 0)
             sides.append((missing // 2, missing - missing // 2))
         return sides[0], sides[1]
-    given: Any = padding
-    if hasattr(given, "__index__") and not isinstance(given, bool):
-        given = ((given, given), (given, given))
+    given = padding
+    if hasattr(padding, "__index__") and not isinstance(padding, bool):
+        given = ((padding, padding), (padding, padding))
+    whole: list[int] = []
     try:
         (top, bottom), (left, right) = given
         whole = [operator.index(each) for each in (top, bottom, left, right) if not isinstance(each, bool)]
