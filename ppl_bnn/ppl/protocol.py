@@ -637,42 +637,90 @@ class Program:
         One compiled function serves all chunks (the last is padded). `memory` bounds, in bytes, what is held besides
         the inputs and the result. x is NumPy too.
         """
-        count, rows = len(next(iter(w.values()))), row_count(x)
         if self.has_local:
             # A per-row variable belongs to the training rows; at new rows there is another one.
             w = {name: value for name, value in w.items() if not self.sites[name].local}
-        per_row, held = self._bytes_per_row(w, x)
+        if self.has_local or not self.language:
+            return self._seeded_predictor_draws(w, x, seed, memory)
+        one = {name: value[0] for name, value in w.items()}
+        return self._chunked_draws("predictor", lambda w, x, _: self.predictor(w, x), w, x, None, one, memory)
+
+    def linearised_draws(
+        self,
+        around: Mapping[str, np.ndarray],
+        deviations: Mapping[str, np.ndarray],
+        x: Any,
+        data: tuple[Any, Any],
+        memory: int = 2**28,
+    ) -> np.ndarray:
+        """NumPy: eta(u) + J (u' - u) (S, N, D) for deviations u' - u with one leading axis, u being `around`.
+
+        J is the Jacobian of the predictor at u in unconstrained coordinates; a product with it is one forward
+        derivative, so it is never built. data: one row of x and y, for the transforms, which need its shape only.
+        """
+        names = [name for name in self.sites if name in deviations]
+
+        def linearised(change: Mapping[str, Array], x: Any, around: Mapping[str, Array]) -> Array:
+            def eta(part: Mapping[str, Array]) -> Array:
+                return self.predictor(self.constrain({**around, **part}, *data), x)
+
+            value, tangent = self.system.jvp(
+                eta, {name: around[name] for name in names}, {name: change[name] for name in names}
+            )
+            return value + tangent
+
+        at = {name: self.system.asarray(value) for name, value in around.items()}
+        one = {name: self.system.to_numpy(value) for name, value in self.constrain(at, *data).items()}
+        return self._chunked_draws(("linearised", *names), linearised, deviations, x, at, one, memory)
+
+    def _chunked_draws(
+        self,
+        key: Any,
+        function: Callable[..., Array],
+        w: Mapping[str, np.ndarray],
+        x: Any,
+        shared: Any,
+        one: Mapping[str, np.ndarray],
+        memory: int,
+    ) -> np.ndarray:
+        """function(w, x, shared) -> eta (N, D) over draws w with one leading axis; `one` is a set of constrained values."""
+        count, rows = len(next(iter(w.values()))), row_count(x)
+        per_row, held = self._bytes_per_row(one, x)
         work, row_chunk = memory, rows
         if _on_cpu(self.system.asarray(np.zeros(1))):
             # Activations that stay in the cache are not written to memory; larger batches were up to six times slower.
             work, row_chunk = min(memory, CACHE), min(rows, CACHE_ROWS)
-        row_chunk = max(1, min(row_chunk, work // per_row))
-        if self.has_local or self.coupled:
-            row_chunk = rows
+        row_chunk = rows if self.coupled else max(1, min(row_chunk, work // per_row))
         batch = max(1, min(count, work // (per_row * row_chunk)))
         per_draw = sum(8 * math.prod(value.shape[1:]) for value in w.values()) + held * row_chunk
         # The values of a call are held up to four times: in the batches, joined, and handed over.
         draw_chunk = int(np.clip(memory // (4 * per_draw), batch, count))
-        needs_seed = self.has_local or not self.language
-        if needs_seed:
-            return self._seeded_predictor_draws(w, x, seed, row_chunk, batch)
 
-        def columns(w: Mapping[str, Array], x: Any) -> Array:
+        def columns(w: Mapping[str, Array], given: tuple[Any, Any]) -> Array:
             # Each column of eta in one piece: what reads a prediction reads it column by column.
-            return self.predictor(w, x).T
+            return function(w, *given).T
 
-        function = self._cached(("predictor", batch), lambda: self.system.batched(columns, batch))
-        result = np.empty((count, held // 8, rows), dtype=self.system.to_numpy(self.system.asarray(np.zeros(1))).dtype)
+        batched = self._cached((key, batch), lambda: self.system.batched(columns, batch))
+        result = np.empty(
+            (count, held // 8, rows), dtype=self.system.to_numpy(self.system.asarray(np.zeros(1))).dtype
+        )
         for start, stop in chunks(count, draw_chunk):
             values = {name: self.system.asarray(padded(v[start:stop], draw_chunk)) for name, v in w.items()}
             for first, last in chunks(rows, row_chunk):
                 part = map_data(lambda a, i=first, j=last: self.system.asarray(padded(a[i:j], row_chunk)), x)
-                function(values, part, result[start:stop, :, first:last])
+                batched(values, (part, shared), result[start:stop, :, first:last])
         return result.transpose(0, 2, 1)
+
     def _seeded_predictor_draws(
-        self, w: Mapping[str, np.ndarray], x: Any, seed: int, row_chunk: int, batch: int
+        self, w: Mapping[str, np.ndarray], x: Any, seed: int, memory: int
     ) -> np.ndarray:
         """As `predictor_draws`, for programs that draw on the way: per-row variables, and plain models of a system."""
+        count, rows = len(next(iter(w.values()))), row_count(x)
+        # How much a row holds cannot be seen from outside: a wide layer is assumed.
+        per_row = 8 * 256
+        work = min(memory, CACHE) if _on_cpu(self.system.asarray(np.zeros(1))) else memory
+        row_chunk = rows if self.has_local or self.coupled else max(1, min(rows, CACHE_ROWS, work // per_row))
+        batch = max(1, min(count, work // (per_row * row_chunk)))
 
         def one_by_one(w: Mapping[str, Array], x: Any, seeds: Any) -> Array:
             from ppl_bnn.language import ops
@@ -689,7 +737,6 @@ class Program:
             return self.system.compile(self.system.vmap(self.predictor, in_axes=(0, None, 0)))
 
         function = self._cached("seeded predictor", build)
-        count, rows = len(next(iter(w.values()))), row_count(x)
         seeds = self.system.seeds(seed, count)
         result: np.ndarray | None = None
         for start, stop in chunks(count, batch):
@@ -704,12 +751,9 @@ class Program:
         assert result is not None
         return result
 
-    def _bytes_per_row(self, w: Mapping[str, np.ndarray], x: Any) -> tuple[int, int]:
+    def _bytes_per_row(self, one: Mapping[str, np.ndarray], x: Any) -> tuple[int, int]:
         """What one row of one draw holds while it is computed (inputs and outputs of all linear maps), and after."""
-        if not self.language or self.has_local:
-            return 8 * 256, 8 * 8
         first = map_data(lambda a: np.asarray(a[:1]), x)
-        one = {name: value[0] for name, value in w.items()}
         output, inputs = recorded_linear(self.model, one, first)
         held = sum(int(np.prod(np.shape(part)[1:])) for parts in inputs.values() for part in parts)
         kept = int(np.shape(output.predictor)[-1])
