@@ -13,7 +13,7 @@ Kinds, the default first; all but "linearised" exist for class labels only:
     One logit: p = sigmoid(kappa(s^2) f), kappa(s^2) = (1 + pi s^2 / 8)^(-1/2) (Spiegelhalter and Lauritzen 1990; MacKay
     1992), within 0.02 of the integral. Several logits: softmax(kappa(s_c^2) f_c), with the variances alone. It
     depends on what all logits share, though softmax does not: good where logits are nearly independent with like
-    variances, too flat where they are correlated.
+    variances; too flat where they are correlated, too sure where the largest logit is much better known than others.
 "probit_covariance" (several logits)
     p_c proportional to 1 / sum_j exp(-(f_c - f_j) kappa(s_cc + s_jj - 2 s_cj)): the probit approximation for each
     difference of two logits, put together as if these were independent (Daunizeau 2017, arXiv:1703.00091; the
@@ -38,8 +38,8 @@ Kinds, the default first; all but "linearised" exist for class labels only:
 
 The approximations are one component of class probabilities. Its `epistemic_within` is H(p) - E[H], with the expected
 entropy E[H] of the Dirichlet in closed form, or for the probit kinds that of the Gaussian itself, by the
-quadrature or quasi-Monte Carlo of "linearised". As p is approximate there, H(p) may fall short of E[H]; all of the
-entropy is then aleatoric and the epistemic part 0.
+quadrature or quasi-Monte Carlo of "linearised". As p is approximate there, H(p) may fall short of E[H], which
+"probit" does with several logits; all of the entropy is then aleatoric and the epistemic part 0.
 """
 
 from __future__ import annotations
@@ -267,7 +267,10 @@ def _normal_over_log_noise(mean: np.ndarray, covariance: np.ndarray) -> Predicti
     if (np.abs(rest).max(axis=(1, 2)) > 1e-9 * sd**2 + KNOWN).any():
         return None
     slope_f = covariance[rows, :outputs, outputs + first] * inverse
-    nodes, log_weights = _log_noise_rule(float(sd.max()))
+    within = np.maximum(var_f - slope_f**2, 0.0)
+    # A density in y moves with z as f does, and is sharper in z the less spread is left given z.
+    shift = 0.5 * np.abs(slope_f) / np.hypot(np.sqrt(within), np.exp(log_noise))
+    nodes, log_weights = _log_noise_rule(float(sd.max()), float((sd + shift.max(axis=1)).max()))
     z = nodes[:, None, None]
     log_scale = log_noise + slope_noise * z
     if log_scale.max() > 300.0:
@@ -278,23 +281,22 @@ def _normal_over_log_noise(mean: np.ndarray, covariance: np.ndarray) -> Predicti
                 "more rows, a tighter prior on the noise, or inputs nearer to the data",
             )
         )
-    within = np.maximum(var_f - slope_f**2, 0.0)
     return prediction(
         f + slope_f * z, within[None], np.hypot(np.sqrt(within), np.exp(log_scale)), log_weights
     )
 
 
-def _log_noise_rule(sd: float) -> tuple[np.ndarray, np.ndarray]:
+def _log_noise_rule(sd: float, sharpness: float) -> tuple[np.ndarray, np.ndarray]:
     """Nodes in units of the standard deviation of log noise, and log weights, for functions of exp(sd z).
 
-    Gauss-Hermite while sd <= 0.25. Beyond, its nodes are too far apart for a density in y that is 1 / sd wide, and the
-    trapezoidal rule, whose error falls exponentially with the spacing (Trefethen and Weideman 2014), takes
-    over; it reaches 8 standard deviations beyond 2 sd, where the variance of y has its mass.
+    sharpness: the inverse width in z of the densities in y; at least sd. Gauss-Hermite while it is below 0.25. Beyond,
+    those nodes are too far apart, and the trapezoidal rule, whose error falls exponentially with the spacing (Trefethen
+    and Weideman 2014), takes over; it reaches 8 standard deviations beyond 2 sd, where the variance of y has its mass.
     """
-    if sd <= 0.25:
+    if sharpness <= 0.25:
         nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
         return nodes, np.log(weights / weights.sum())
-    return _trapezoid(0.25 / sd, 8.0 + 2.0 * min(sd, 4.0))
+    return _trapezoid(min(0.25 / sharpness, 0.5), 8.0 + 2.0 * min(sd, 4.0))
 
 
 def _logit_rule(sd: float) -> tuple[np.ndarray, np.ndarray]:
