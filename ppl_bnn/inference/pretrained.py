@@ -24,6 +24,7 @@ import copy
 import math
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -348,7 +349,9 @@ def _torch_order(module: Any, names: set[str], problem: Problem, convolutional: 
         for name, part in trial.named_modules():
             if name in names:
                 part.register_forward_hook(lambda *_, name=name: order.append(name))
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            # What torch says of the module's layers is for whoever runs it for its output.
+            warnings.simplefilter("ignore")
             trial(row)
     except Exception:
         # It wants other inputs than those of the program; the order of registration remains.

@@ -1,0 +1,352 @@
+"""Convolutions: one meaning of padding and stride in NumPy, torch and JAX, and the word and the layer made of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ppl_bnn as bnn
+from ppl_bnn import likelihoods, ops, priors
+from ppl_bnn.errors import ModelError
+from ppl_bnn.language.handlers import NetworkFunction, network_function
+from ppl_bnn.language.layers import conv2d
+from ppl_bnn.language.primitives import Handler, Message, conv
+from ppl_bnn.ppl.protocol import Program, system
+
+RNG = np.random.default_rng(31)
+KERNELS = [(1, 1), (2, 3), (5, 4)]
+STRIDES = [1, 2, (2, 3)]
+PADDINGS: list[Any] = ["valid", "same", 1, ((0, 1), (2, 0))]
+# Odd and even, so that "same" with a stride leaves an odd number of zeros on one side, then on the other.
+SIZES = [(7, 6), (8, 5)]
+
+
+def in_jax(array: np.ndarray) -> Any:
+    """An array of the session's system; only inside a session of NumPyro is it float64."""
+    return system("numpyro").asarray(array)
+
+
+def each_case() -> list[Any]:
+    """(size, kernel, stride, padding), the sizes in turn."""
+    cases = itertools.product(KERNELS, STRIDES, range(len(PADDINGS)))
+    return [
+        (SIZES[(index // len(PADDINGS) + which) % 2], kernel, stride, PADDINGS[which])
+        for index, (kernel, stride, which) in enumerate(cases)
+    ]
+
+
+# --- against the systems --------------------------------------------------------------------------------
+
+
+def test_a_convolution_is_the_same_in_all_three_and_a_product_with_patches() -> None:
+    with system("numpyro").session("float64", "cpu"):
+        for size, kernel, stride, padding in each_case():
+            x, weight = RNG.normal(size=(2, *size, 3)), RNG.normal(size=(*kernel, 3, 4))
+            product = ops.patches(x, kernel, stride, padding) @ weight.reshape(-1, 4)
+            for name, convert in (("numpy", np.asarray), ("torch", torch.tensor), ("jax", in_jax)):
+                patches = np.asarray(ops.patches(convert(x), kernel, stride, padding))
+                np.testing.assert_array_equal(patches, ops.patches(x, kernel, stride, padding))
+                result = np.asarray(ops.conv2d(convert(x), convert(weight), stride, padding))
+                case = f"{name} {size} {kernel} {stride} {padding}"
+                np.testing.assert_allclose(result, product, rtol=0, atol=1e-10, err_msg=case)
+
+
+def test_a_convolution_is_that_of_jax() -> None:
+    import jax
+
+    with system("numpyro").session("float64", "cpu"):
+        for size, kernel, stride, padding in each_case():
+            x, weight = RNG.normal(size=(2, *size, 3)), RNG.normal(size=(*kernel, 3, 4))
+            theirs = {"valid": "VALID", "same": "SAME", 1: ((1, 1), (1, 1))}.get(padding, padding)
+            expected = jax.lax.conv_general_dilated(
+                in_jax(x),
+                in_jax(weight),
+                (stride, stride) if isinstance(stride, int) else stride,
+                theirs,
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            )
+            # Of torch's arrays, so that the padding is ours and the convolution the other system's.
+            result = ops.conv2d(torch.tensor(x), torch.tensor(weight), stride, padding)
+            np.testing.assert_allclose(result.numpy(), np.asarray(expected), rtol=0, atol=1e-10)
+
+
+# torch's own "same", not ours, says that it may copy the image.
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
+def test_a_convolution_is_that_of_torch() -> None:
+    with system("numpyro").session("float64", "cpu"):
+        for size, kernel, stride, padding in each_case():
+            if padding == "same" and stride != 1:
+                continue  # torch has none
+            x, weight = RNG.normal(size=(2, *size, 3)), RNG.normal(size=(*kernel, 3, 4))
+            images = torch.tensor(x.transpose(0, 3, 1, 2))
+            if isinstance(padding, tuple):
+                (top, bottom), (left, right) = padding
+                images = torch.nn.functional.pad(images, (left, right, top, bottom))
+            expected = torch.nn.functional.conv2d(
+                images,
+                torch.tensor(weight.transpose(3, 2, 0, 1)),
+                stride=stride,
+                padding=0 if isinstance(padding, tuple) else padding,
+            )
+            result = np.asarray(ops.conv2d(in_jax(x), in_jax(weight), stride, padding))
+            np.testing.assert_allclose(
+                result,
+                expected.numpy().transpose(0, 2, 3, 1),
+                rtol=0,
+                atol=1e-10,
+                err_msg=f"{stride} {padding}",
+            )
+
+
+def test_same_with_a_stride_pads_after_the_image_first() -> None:
+    # 4 pixels, kernel 3, stride 2: two places, one zero, after the image. Places see (0, 1, 2) and (2, 3, zero).
+    x = np.arange(1.0, 5.0).reshape(1, 4, 1, 1)
+    np.testing.assert_array_equal(
+        ops.patches(x, (3, 1), (2, 1), "same").reshape(2, 3), [[1.0, 2.0, 3.0], [3.0, 4.0, 0.0]]
+    )
+
+
+def test_pooling_is_that_of_torch_and_of_jax() -> None:
+    import jax
+
+    with system("numpyro").session("float64", "cpu"):
+        for size, kernel, stride, padding in itertools.product(
+            SIZES, [(2, 2), (3, 2)], [None, 1, (2, 3)], ["valid", 1]
+        ):
+            x = RNG.normal(size=(2, *size, 3))
+            images = torch.tensor(x.transpose(0, 3, 1, 2))
+            margin = 0 if padding == "valid" else 1
+            largest = torch.nn.functional.max_pool2d(images, kernel, stride, padding=margin)
+            mean = torch.nn.functional.avg_pool2d(
+                images, kernel, stride, padding=margin, count_include_pad=False
+            )
+            for convert in (np.asarray, torch.tensor, in_jax):
+                for pool, expected in ((ops.max_pool, largest), (ops.avg_pool, mean)):
+                    result = np.asarray(pool(convert(x), kernel, stride, padding))
+                    np.testing.assert_allclose(
+                        result, expected.numpy().transpose(0, 2, 3, 1), rtol=0, atol=1e-10
+                    )
+        for size, stride in itertools.product(SIZES, (1, 2)):
+            x = RNG.normal(size=(2, *size, 3))
+            window, steps = (1, 3, 2, 1), (1, stride, stride, 1)
+            sums = [
+                jax.lax.reduce_window(each, 0.0, jax.lax.add, window, steps, "SAME")
+                for each in (in_jax(x), in_jax(np.ones_like(x)))
+            ]
+            largest = jax.lax.reduce_window(in_jax(x), -np.inf, jax.lax.max, window, steps, "SAME")
+            result = ops.avg_pool(torch.tensor(x), (3, 2), stride, "same").numpy()
+            np.testing.assert_allclose(result, np.asarray(sums[0] / sums[1]), rtol=0, atol=1e-10)
+            result = ops.max_pool(torch.tensor(x), (3, 2), stride, "same").numpy()
+            np.testing.assert_allclose(result, np.asarray(largest), rtol=0, atol=1e-10)
+
+
+def test_whole_numbers_are_pooled_and_convolved_too() -> None:
+    x, weight = RNG.integers(-9, -1, size=(1, 5, 5, 2)), RNG.normal(size=(3, 3, 2, 2))
+    with system("numpyro").session("float64", "cpu"):
+        for convert in (np.asarray, torch.tensor, in_jax):
+            for pool in (ops.max_pool, ops.avg_pool):
+                np.testing.assert_allclose(
+                    np.asarray(pool(convert(x), 3, 2, "same")),
+                    pool(x.astype(float), 3, 2, "same"),
+                    rtol=1e-12,
+                )
+            np.testing.assert_allclose(
+                np.asarray(ops.conv2d(convert(x), convert(weight))),
+                ops.conv2d(x.astype(float), weight),
+                rtol=1e-10,
+            )
+
+
+def test_gradients_agree_where_entries_share_the_maximum() -> None:
+    import jax
+
+    # Two of four entries are the largest: each gets half of the derivative.
+    x = np.array([[1.0, 3.0], [3.0, 0.0]]).reshape(1, 2, 2, 1)
+    expected = np.array([[0.0, 0.5], [0.5, 0.0]]).reshape(1, 2, 2, 1)
+    tensor = torch.tensor(x, requires_grad=True)
+    ops.max_pool(tensor, 2).sum().backward()
+    assert tensor.grad is not None
+    np.testing.assert_array_equal(tensor.grad.numpy(), expected)
+    with system("numpyro").session("float64", "cpu"):
+        gradient = jax.grad(lambda a: ops.max_pool(a, 2).sum())(in_jax(x))
+        np.testing.assert_array_equal(np.asarray(gradient), expected)
+
+
+# --- the word -------------------------------------------------------------------------------------------
+
+
+class Heard(Handler):
+    def __init__(self, change: float = 0.0):
+        self.change, self.messages = change, list[Message]()
+
+    def process(self, msg: Message) -> None:
+        self.messages.append(msg)
+
+    def after(self, msg: Message) -> None:
+        msg.value = msg.value + self.change
+
+
+def test_conv_is_visible_to_handlers() -> None:
+    x, weight, bias = RNG.normal(size=(2, 5, 4, 3)), RNG.normal(size=(3, 2, 3, 4)), RNG.normal(size=4)
+    with Heard(change=1.0) as heard:
+        result = conv("a", x, weight, bias, stride=2, padding="same")
+        plain = conv("b", x, weight)
+    assert isinstance(heard, Heard)
+    first, second = heard.messages
+    assert (first.kind, first.name, second.name) == ("conv", "a", "b")
+    assert first.arguments["x"] is x
+    assert first.arguments["weight"] is weight
+    assert first.arguments["bias"] is bias
+    assert (first.arguments["stride"], first.arguments["padding"]) == (2, "same")
+    assert (second.arguments["bias"], second.arguments["stride"], second.arguments["padding"]) == (
+        None,
+        1,
+        "valid",
+    )
+    np.testing.assert_allclose(result, ops.conv2d(x, weight, 2, "same") + bias + 1.0)
+    np.testing.assert_allclose(plain, ops.conv2d(x, weight) + 1.0)
+
+
+# --- the layer ------------------------------------------------------------------------------------------
+
+
+class Describe(Handler):
+    """Answers samples with ones and keeps what was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, Any] = {}
+
+    def process(self, msg: Message) -> None:
+        if msg.kind in ("sample", "param"):
+            self.asked[msg.name] = msg.arguments.get("distribution", msg.arguments.get("init"))
+            msg.answer(np.ones(self.asked[msg.name].shape))
+
+
+def test_a_layer_samples_its_weight_and_its_bias() -> None:
+    x = RNG.normal(size=(2, 6, 6, 3))
+    with Describe() as described:
+        result = conv2d("c", x, 4, (3, 2), stride=2)
+    assert isinstance(described, Describe)
+    assert list(described.asked) == ["c.weight", "c.bias"]
+    assert described.asked["c.weight"].shape == (3, 2, 3, 4)
+    # Variance 1 / (kh * kw * C).
+    assert described.asked["c.weight"].arguments["scale"] == pytest.approx((3 * 2 * 3) ** -0.5)
+    assert described.asked["c.bias"].shape == (4,)
+    assert described.asked["c.bias"].arguments["scale"] == 1.0
+    np.testing.assert_allclose(result, ops.conv2d(x, np.ones((3, 2, 3, 4)), 2, "same") + 1.0)
+
+
+def test_priors_of_a_layer() -> None:
+    x = RNG.normal(size=(2, 6, 6, 3))
+    with Describe() as described:
+        assert conv2d("c", x, 4, 3, padding="valid", bias=False).shape == (2, 4, 4, 4)
+        conv2d("d", x, 4, 3, prior=priors.Normal(0.0, 0.3), bias=priors.Laplace(0.0, 0.2))
+        conv2d("e", x, 4, 3, prior=priors.Point())
+    assert isinstance(described, Describe)
+    scales = {name: asked.arguments["scale"] for name, asked in described.asked.items()}
+    assert scales["d.weight"] == 0.3
+    assert scales["d.bias"] == 0.2
+    assert described.asked["d.bias"].family == "Laplace"
+    assert scales["e.weight"] == pytest.approx(27**-0.5)
+    assert set(scales) == {"c.weight", "d.weight", "d.bias", "e.weight", "e.bias"}
+
+
+X = np.zeros((2, 6, 5, 3))
+W = np.zeros((3, 3, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("action", "says"),
+    [
+        (
+            lambda: conv2d("c", X, 0, 3),
+            r"conv2d\('c'\): expected a positive whole number as channels; came 0",
+        ),
+        (lambda: conv2d("c", X, 2.5, 3), "came 2.5"),  # pyright: ignore
+        (lambda: conv2d("c", X, True, 3), "came True"),
+        (lambda: conv2d("c", X, 4, 0), r"conv2d\('c'\): expected a positive whole number as kernel"),
+        (lambda: conv2d("c", X, 4, (3, 3, 3)), r"kernel, or \(height, width\); came \(3, 3, 3\)"),  # pyright: ignore
+        (lambda: conv2d("c", X, 4, 3, stride=(1, 0)), r"as stride.*came \(1, 0\)"),
+        (lambda: conv2d("c", X, 4, 3, padding="full"), r"padding 'valid', 'same'.*came 'full'"),
+        (lambda: conv2d("c", X, 4, 3, padding=-1), "came -1"),
+        (lambda: conv2d("c", X, 4, 3, padding=True), "came True"),
+        (lambda: conv2d("c", X, 4, 3, padding=(1, 1)), r"came \(1, 1\)"),  # pyright: ignore
+        (lambda: conv2d("c", X, 4, 3, padding=((0, 1), (0.5, 0))), "came .*0.5"),  # pyright: ignore
+        (lambda: conv2d("c", X[0], 4, 3), r"\(N, height, width, channels\); came shape \(6, 5, 3\)"),
+        (
+            lambda: conv2d("c", X, 4, 6, padding="valid"),
+            r"size \(6, 6\) of the kernel.*height and width \(6, 5\)",
+        ),
+        (lambda: conv2d("c", X, 4, 3, prior="normal"), "a prior; came 'normal'"),  # pyright: ignore
+        (lambda: conv2d("c", X, 4, 3, bias="yes"), "a prior; came 'yes'"),  # pyright: ignore
+        (lambda: ops.conv2d(X, W[:, :, :2]), r"\(kh, kw, 3, channels\).*came shape \(3, 3, 2, 4\)"),
+        (lambda: ops.conv2d(X, W[0]), r"came shape \(3, 3, 4\)"),
+        (lambda: ops.conv2d(X[0], W), r"\(N, height, width, channels\)"),
+        (lambda: ops.patches(X, 7), r"ops\.patches"),
+        (
+            lambda: ops.max_pool(X, 2, 1, 2),
+            r"ops\.max_pool: expected padding smaller than the kernel \(2, 2\)",
+        ),
+        (lambda: ops.avg_pool(X, 2, 1, ((0, 2), (0, 0))), r"ops\.avg_pool: expected padding smaller"),
+    ],
+)
+def test_impossible_convolutions_are_refused(action: Callable[[], Any], says: str) -> None:
+    with Describe(), pytest.raises(ModelError, match=says):
+        action()
+
+
+# --- in a program ---------------------------------------------------------------------------------------
+
+IMAGES, LABELS = RNG.normal(size=(12, 9, 8, 1)), np.arange(12) % 3
+
+
+def lenet(x: Any, y: Any = None) -> None:
+    h = ops.max_pool(ops.tanh(conv2d("conv0", x, 2, 3)), 2)
+    h = ops.avg_pool(ops.relu(conv2d("conv1", h, 3, 3, stride=2)), 2)
+    h = ops.tanh(bnn.dense("hidden", h.reshape(h.shape[0], -1), 4))
+    bnn.observe(y, bnn.dense("output", h, 3), likelihoods.Categorical())
+
+
+def test_log_joint_and_gradient_agree_across_systems() -> None:
+    found = {}
+    for ppl in ("numpyro", "pyro"):
+        chosen = system(ppl)
+        with chosen.session("float64", "cpu"):
+            x, y = chosen.asarray(IMAGES), chosen.asarray(LABELS)
+            program = Program.of(chosen, lenet, x, y, language=True)
+            rng = np.random.default_rng(5)
+            w = {name: rng.normal(size=site.shape) for name, site in program.sites.items()}
+            u = {name: chosen.asarray(value) for name, value in w.items()}
+            value, gradient = chosen.value_and_grad(lambda u, p=program, x=x, y=y: p.log_joint(u, x, y))(u)
+            draws = {name: np.stack([array, 2 * array]) for name, array in w.items()}
+            found[ppl] = (
+                float(value),
+                {name: chosen.to_numpy(each) for name, each in gradient.items()},
+                program.predictor_draws(draws, IMAGES),
+            )
+    ours, theirs = found["numpyro"], found["pyro"]
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-10)
+    for name in ours[1]:
+        np.testing.assert_allclose(ours[1][name], theirs[1][name], rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(ours[2], theirs[2], rtol=0, atol=1e-10)
+    # The network function on NumPy arrays, which nothing compiles, is the third witness.
+    np.testing.assert_allclose(ours[2][0], network_function(lenet)(w, IMAGES), rtol=0, atol=1e-10)
+
+
+def test_a_convolutional_classifier_is_fitted(ppl: str) -> None:
+    posterior = bnn.fit(lenet, IMAGES, LABELS, bnn.MAP(ppl=ppl, steps=1, polish=False))
+    assert posterior.draws["conv1.weight"].shape == (1, 1, 3, 3, 2, 3)
+    probabilities = posterior.predict(IMAGES).probabilities
+    np.testing.assert_allclose(probabilities.sum(-1), 1.0)
+    with NetworkFunction({name: value[0, 0] for name, value in posterior.draws.items()}) as run:
+        lenet(IMAGES)
+    assert isinstance(run, NetworkFunction)
+    exponentials = np.exp(run.f - run.f.max(-1, keepdims=True))
+    np.testing.assert_allclose(
+        probabilities, exponentials / exponentials.sum(-1, keepdims=True), rtol=0, atol=1e-10
+    )
