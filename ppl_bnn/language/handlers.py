@@ -110,10 +110,10 @@ class RecordLinear(Handler):
     `inputs[name]` is a list with one entry per use of the map; `uses` lists all uses in order, in `LinearUse`. The
     gradient of a loss with respect to a perturbation at zero is the gradient with respect to the output of the map.
 
-    A convolution is a linear map on patches: its recorded input is (N, H', W', kh * kw * C) in the order (kh, kw, C), so
-    that its output is patches @ weight.reshape(-1, O) + bias.
+    A convolution is a linear map on patches: its recorded input is (N, H', W', kh * kw * C) in the order (kh, kw, C),
+    so that its output is patches @ weight.reshape(-1, O) + bias.
 
-    perturbations: name -> one array, or a list with one per use, None for no perturbation.
+    perturbations: name -> one array, a list with one per use, or a dict from the numbers of some uses.
     values: those handed to the model; a weight or bias is a site if it is the very object there.
     """
 
@@ -142,7 +142,10 @@ class RecordLinear(Handler):
         if msg.kind in ("linear", "conv") and msg.name in self.perturbations:
             use = len(self.inputs[msg.name]) - 1
             added = self.perturbations[msg.name]
-            added = added[use] if isinstance(added, list | tuple) else added
+            if isinstance(added, Mapping):
+                added = added.get(use)
+            elif isinstance(added, list | tuple):
+                added = added[use]
             if added is not None:
                 msg.value = msg.value + added
 
@@ -162,7 +165,7 @@ class SubstituteLinear(Handler):
         if msg.kind in ("linear", "conv"):
             for argument in ("weight", "bias"):
                 site = self.sites.get(id(msg.arguments[argument]))
-                if site in self.values:
+                if site is not None and site in self.values:
                     msg.arguments[argument] = self.values[site]
 
 
@@ -178,11 +181,3 @@ def recorded_linear(
     assert isinstance(run, NetworkFunction)
     assert isinstance(record, RecordLinear)
     return NetworkOutput(run.f, run.likelihood), record.inputs
-
-
-def linear_uses(model: Callable[..., Any], values: Mapping[str, Any], x: Any) -> list[LinearUse]:
-    """The uses of linear maps in a run of the model, in order."""
-    with NetworkFunction(values), RecordLinear(values=values) as record:
-        model(x, None)
-    assert isinstance(record, RecordLinear)
-    return record.uses
