@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize, minimize_scalar
+from scipy.optimize import minimize, minimize_scalar, root
 from scipy.stats import multivariate_normal
 
 from ppl_bnn.errors import CurvatureError, DivergenceError, InputError, UnknownNameError, UnsupportedError
@@ -102,6 +102,23 @@ def optimum(tune_noise=True):
             method="Nelder-Mead",
             options={"xatol": 1e-9, "fatol": 1e-13, "maxiter": 2000, "maxfev": 2000},
         ).x
+
+    def gradient(z):
+        """Of the closed form, through the covariance of the targets: exact to rounding where a value is to its root."""
+        prior = np.exp(z[:3])[linear.groups] * linear.prior
+        noise = np.eye(40) / (linear.beta * (np.exp(z[3]) if tune_noise else 1.0))
+        parts = [-(linear.design * (linear.groups == g) / prior) @ linear.design.T for g in range(3)]
+        inverse = np.linalg.inv(noise - sum(parts))
+        solved = inverse @ (linear.y[:, 0] - linear.design @ linear.loc)
+        return [
+            0.5 * (solved @ part @ solved - np.sum(inverse * part))
+            for part in [*parts, -noise][: 3 + tune_noise]
+        ]
+
+    found = root(gradient, z, tol=1e-12)
+    assert np.max(np.abs(found.fun)) < 1e-9
+    assert np.allclose(found.x, z, atol=1e-4)
+    z = found.x
     return linear, np.exp(z[:3]), np.exp(z[3]) if tune_noise else 1.0, -negative(z)
 
 
@@ -354,7 +371,7 @@ def test_alternation_says_when_the_evidence_fell():
 
 def test_irrelevant_inputs_are_found_one_precision_per_weight():
     rng = np.random.default_rng(11)
-    rows, relevant, irrelevant = 400, 3, 4
+    rows, relevant, irrelevant = 400, 3, 12
     x = rng.normal(size=(rows, relevant + irrelevant))
     y = x[:, :relevant] @ np.array([1.0, -2.0, 0.7]) + 0.3 * rng.normal(size=rows)
     groups, names = groups_of([("input.weight", relevant + irrelevant)], per="weight")
@@ -387,11 +404,13 @@ def test_irrelevant_inputs_are_found_one_precision_per_weight():
     infinite = 0
     for i in range(len(groups)):
         s, q = sparsity(i)
-        if q**2 > s:
+        # At q^2 = s the updates converge arbitrarily slowly, so inputs close to it say nothing about them.
+        if q**2 > 1.2 * s:
             assert found.factors[i] == pytest.approx(s**2 / (q**2 - s), rel=1e-2)
-        else:
+        elif q**2 < s / 1.2:
             infinite += 1
             assert found.factors[i] > 1e4
+    # An input without influence has q_i^2 / s_i of about chi-squared with one degree of freedom: below 1 in 68 of 100.
     assert infinite >= 2
     assert any("input.weight[" in name for name in found.at_bounds)
     assert any("upper limit" in warning and "prior mean" in warning for warning in found.warnings)
@@ -421,6 +440,13 @@ def test_mode_at_the_prior_mean_runs_into_the_upper_limit_and_says_so(tune):
     assert any("'w'" in warning and "upper limit, 1e+08" in warning for warning in tuned.warnings)
     narrower = tune(one_group(np.eye(2), [0.0, 0.0]), limits=(1e-2, 1e3))
     assert narrower.factors[0] == pytest.approx(1e3, rel=1e-12)
+    # gamma = 1 / (1 + tau) each, so tau^2 + tau = 1 / w^2: the root is about 1e9.
+    beyond = one_group(np.eye(2), [1e-9, 1e-9])
+    tuned = tune(beyond)
+    assert tuned.factors[0] == 1e8
+    assert tuned.at_bounds == ("w",)
+    assert tuned.log_evidence == beyond.log_evidence(tuned.factors)
+    assert np.array_equal(tuned.gamma, beyond.effective_parameters(tuned.factors))
 
 
 @pytest.mark.parametrize("tune", [fixed_point, maximise])
@@ -559,6 +585,15 @@ def test_validation_takes_groups_one_by_one():
     assert any("more sweeps" in warning for warning in short.warnings)
 
 
+def test_validation_is_never_worse_than_its_start():
+    found = by_validation(
+        lambda factors: float(abs(np.log(factors[0])) < 0.01), np.ones(1), grid=[0.1, 5.0, 30.0]
+    )
+    assert found.factors[0] == 1.0
+    assert found.score == 1.0
+    assert found.at_bounds == ()
+
+
 def test_validation_agrees_with_ridge_regression_on_held_out_rows():
     linear = Linear(9, rows=20, groups=(0,) * 5, names=("all",))
     new = np.random.default_rng(5).normal(size=(200, 5))
@@ -606,6 +641,14 @@ def test_outer_search_never_steps_farther_than_a_step_from_its_best_point():
         assert np.max(np.abs(row[:2] - best)) <= 2 * 0.5 + 1e-12
         if row[2] > value:
             best, value = row[:2], row[2]
+
+
+@pytest.mark.parametrize("direction", [-1.0, 1.0])
+def test_outer_search_stays_within_a_step_until_it_has_settled_there(direction):
+    found = marginal_mode(lambda phi: float(direction * phi[0]), [0.0], step=0.5, evaluations=7)
+    assert not found.converged
+    assert found.phi[0] == pytest.approx(0.5 * direction)
+    assert np.max(np.abs(found.history[:, 0])) <= 0.5
 
 
 def test_outer_search_is_exact_on_a_smooth_function_of_one_scale():

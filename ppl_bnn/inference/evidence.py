@@ -478,8 +478,7 @@ def maximise(
     coordinates = _Coordinates(evidence, tune_noise, limits)
     _check_effort("maximise", tolerance, iterations)
     z = coordinates.pack(factors, scale)
-    state = coordinates.evaluate(z)
-    evaluations = 1
+    evaluations = 0
     history: list[float] = []
 
     def negative(point: np.ndarray) -> tuple[float, np.ndarray]:
@@ -488,9 +487,8 @@ def maximise(
         at = coordinates.evaluate(point)
         return -at.value, -at.gradient
 
+    state = coordinates.evaluate(z)
     if z.size:
-        # Where nothing pulls down, the evidence rises without end, ever more slowly: no gradient would get that far.
-        z = np.where((state.loss == 0.0) & coordinates.felt(state), coordinates.highest, z)
         result = minimize(
             negative,
             z,
@@ -498,11 +496,11 @@ def maximise(
             method="L-BFGS-B",
             bounds=[(coordinates.lowest, coordinates.highest)] * z.size,
             callback=lambda intermediate_result: history.append(-float(intermediate_result.fun)),
-            # To the last digit of the value: a gradient is small before a limit is reached, too.
             options={"maxiter": iterations, "maxfun": 10 * iterations, "ftol": 0.0, "gtol": 1e-3 * tolerance},
         )
         z = np.clip(result.x, coordinates.lowest, coordinates.highest)
         state = coordinates.evaluate(z)
+        # Where nothing pulls back, the evidence rises to the limit ever more slowly, and L-BFGS-B stops on the way.
         ahead = z + coordinates.update(z, state)
         ends = np.where((ahead <= coordinates.lowest) | (ahead >= coordinates.highest), ahead, z)
         trial = coordinates.evaluate(ends)
@@ -522,7 +520,7 @@ def maximise(
             f"the log evidence still rose after {len(history)} iterations: its gradient is {np.abs(inward).max():.3g}; "
             "give more iterations or a larger tolerance",
         )
-    return coordinates.result(z, state, tuple(history), evaluations, converged, found)
+    return coordinates.result(z, state, tuple(history), evaluations + 1, converged, found)
 
 
 def profile(
