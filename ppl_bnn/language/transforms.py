@@ -4,23 +4,25 @@ A model that comes out is a model like any other: it keeps the name, the documen
 one that went in, it can be sent to another process, and it can be transformed again.
 
 - `with_precision_factors`: the model whose hyper-parameters were tuned, as a program.
+- `noncentred`: the same joint distribution of the data and the weights, in coordinates in which the prior is standard.
+- `with_prior`: yesterday's posterior as today's prior.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ppl_bnn.errors import InputError, ModelError, UnsupportedError, message, unknown_name
 from ppl_bnn.language import ops
-from ppl_bnn.language.distributions import Distribution, elementwise_shape
+from ppl_bnn.language.distributions import ON_POSITIVES, ON_REALS, Distribution, draw_shape
 from ppl_bnn.language.likelihoods import Gaussian
-from ppl_bnn.language.primitives import Handler, Message
+from ppl_bnn.language.primitives import Handler, Message, deterministic
 
 Model = Callable[..., Any]
 
@@ -45,8 +47,8 @@ class _NamedSites(Handler):
 
     transform = ""
 
-    def __init__(self, names: Mapping[str, Any] | frozenset[str]):
-        self.names = names
+    def __init__(self, names: Iterable[str]):
+        self.names = frozenset(names)
         self.met: list[str] = []
 
     def process(self, msg: Message) -> None:
@@ -69,7 +71,7 @@ class _NamedSites(Handler):
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
         if exception[0] is None:
-            for name in self.names:
+            for name in sorted(self.names):
                 if name not in self.met:
                     raise unknown_name(f"site of {self.transform}", name, self.met)
 
@@ -115,7 +117,7 @@ class _PrecisionFactors(_NamedSites):
             )
         root, scale = self.roots[msg.name], specification.arguments["scale"]
         if isinstance(root, np.ndarray):
-            shape = elementwise_shape(specification)
+            shape = draw_shape(specification)
             if root.shape != shape:
                 raise InputError(
                     f"with_precision_factors, site {msg.name!r}: "
@@ -165,3 +167,369 @@ def with_precision_factors(
         raise InputError("with_precision_factors: " + message("a number as noise", repr(noise), "noise=1.0"))
     likelihood = None if noise is None else Gaussian(float(noise))
     return _transformed(model, functools.partial(_PrecisionFactors, roots, likelihood))
+
+
+# --- other coordinates ----------------------------------------------------------------------------
+
+LOCATION_SCALE = ("Normal", "StudentT", "Laplace", "Cauchy")
+
+
+class _Drawn(np.ndarray):
+    """A single number drawn, in NumPy. It stays an array through all functions, so that what depends on it shows."""
+
+
+class _NonCentred(_NamedSites):
+    transform = "noncentred"
+
+    def __init__(self, names: Iterable[str], everywhere: bool):
+        super().__init__(names)
+        self.everywhere = everywhere
+        # Base site -> the site it stands for, with its location and scale.
+        self.moved: dict[str, tuple[str, Any, Any]] = {}
+
+    def process(self, msg: Message) -> None:
+        super().process(msg)
+        if self.everywhere and msg.kind == "sample" and msg.arguments["obs"] is None:
+            specification = msg.arguments["distribution"]
+            if specification.family in LOCATION_SCALE and not all(
+                isinstance(specification.arguments[name], int | float | np.generic | list | tuple)
+                for name in ("loc", "scale")
+            ):
+                self.change(msg, specification)
+
+    def change(self, msg: Message, specification: Distribution) -> None:
+        if specification.family not in LOCATION_SCALE:
+            raise UnsupportedError(
+                "noncentred: "
+                + message(
+                    f"a prior among {', '.join(LOCATION_SCALE)} at site {msg.name!r}",
+                    specification.family,
+                    "leaving that site out",
+                )
+            )
+        arguments = dict(specification.arguments)
+        base = f"{msg.name}.base"
+        self.moved[base] = (msg.name, arguments["loc"], arguments["scale"])
+        standard = {**arguments, "loc": 0.0, "scale": 1.0}
+        shape = draw_shape(specification)
+        # Down the stack it is the base site that is sampled; on the way up its value becomes that of the site.
+        msg.name = base
+        msg.arguments["distribution"] = replace(
+            specification, arguments=standard, shape=shape or specification.shape
+        )
+
+    def after(self, msg: Message) -> None:
+        if msg.kind == "sample" and msg.name in self.moved:
+            msg.name, loc, scale = self.moved.pop(msg.name)
+            loc, scale = (_beside(value, msg.value) for value in (loc, scale))
+            msg.value = deterministic(msg.name, loc + scale * msg.value)
+        number = isinstance(msg.value, int | float | np.generic | np.ndarray) and np.ndim(msg.value) == 0
+        if number and msg.kind in ("sample", "param"):
+            msg.value = np.asarray(msg.value).view(_Drawn)
+
+
+def _beside(value: Any, array: Any) -> Any:
+    """A number as it is; a list or an array of NumPy as an array that can be added to one of a system."""
+    return value if isinstance(value, int | float) else ops.asarray(value, like=array)
+
+
+def noncentred(model: Model, sites: Iterable[str] | None = None) -> Model:
+    """The model in non-centred form: w = loc + scale * e with e from the standard member of the family of w.
+
+    The latent site is `<name>.base`; the program reads w, which is recorded under its own name as a deterministic
+    site. The joint distribution of w, of all other sites and of the data is unchanged; the coordinates in which a
+    sampler moves and an approximation is Gaussian are not. Where the data say little about w, they remove the funnel
+    of a hierarchical prior (Papaspiliopoulos, Roberts and Skold 2007), and the density is bounded at a scale of zero.
+
+    sites: the names to change; by default every Normal, Student-t, Laplace and Cauchy site with an array, not a plain
+    number, as location or scale, as whatever depends on another site has.
+
+    Raises
+    ------
+    InputError: `sites` is a single string. UnknownNameError, ModelError, UnsupportedError: when the model runs: no such
+    random variable, another family, or a site called `<name>.base` already.
+    """
+    if isinstance(sites, str):
+        raise InputError("noncentred: " + message("a list of sites", repr(sites), f"sites=[{sites!r}]"))
+    names = frozenset(sites or ())
+    return _transformed(model, functools.partial(_NonCentred, names, sites is None))
+
+
+# --- yesterday's posterior ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GaussianPrior:
+    """A Gaussian over sites in unconstrained coordinates, as a posterior hands it out and `with_prior` takes it.
+
+    mode: site -> its mean, sites in the order of the program. Each site has its spread in exactly one of
+    scale: site -> standard deviations, independent coordinates;
+    joint: pairs (sites in the order of the program, precision (p, p) of their flat vector);
+    kronecker: site -> (left_vectors (I, I), right_vectors (O, O), precisions (I, O)), see KroneckerNormal.
+
+    Raises
+    ------
+    InputError: a shape that does not fit, a spread that is not positive, or a site with none or with several.
+    """
+
+    mode: Mapping[str, np.ndarray]
+    scale: Mapping[str, np.ndarray] = field(default_factory=dict)
+    joint: tuple[tuple[tuple[str, ...], np.ndarray], ...] = ()
+    kronecker: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # Copies: torch refuses to share arrays that may not be written to, as those that come from JAX.
+        def copy(value: Any) -> np.ndarray:
+            return np.array(value, dtype=float, order="C")
+
+        def keep(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        keep("mode", {name: copy(value) for name, value in self.mode.items()})
+        keep("scale", {name: copy(value) for name, value in self.scale.items()})
+        keep("joint", tuple((tuple(names), copy(precision)) for names, precision in self.joint))
+        keep("kronecker", {name: tuple(map(copy, parts)) for name, parts in self.kronecker.items()})
+        spread = [*self.scale, *(name for names, _ in self.joint for name in names), *self.kronecker]
+        if sorted(spread) != sorted(self.mode):
+            raise self._wrong(
+                "one spread for each site of the mode", f"{sorted(spread)} for {sorted(self.mode)}"
+            )
+        for name, value in self.mode.items():
+            if not np.all(np.isfinite(value)):
+                raise self._wrong(f"a finite mode of site {name!r}", "NaN or infinity")
+        for name, scale in self.scale.items():
+            shape = self.mode[name].shape
+            if scale.shape != shape or not np.all((scale > 0) & np.isfinite(scale)):
+                raise self._wrong(
+                    f"positive standard deviations of shape {shape} for site {name!r}",
+                    f"shape {scale.shape}, smallest {scale.min():.3g}",
+                )
+        for names, precision in self.joint:
+            size = sum(self.mode[name].size for name in names)
+            if precision.shape != (size, size) or not np.allclose(precision, precision.T):
+                raise self._wrong(
+                    f"a symmetric precision of shape {(size, size)} for sites {names}",
+                    f"shape {precision.shape}"
+                    + (", not symmetric" if precision.shape == (size, size) else ""),
+                )
+        for name, (left, right, precisions) in self.kronecker.items():
+            shape = precisions.shape
+            fits = len(shape) == 2 and precisions.size == self.mode[name].size
+            if not fits or left.shape != shape[:1] * 2 or right.shape != shape[1:] * 2:
+                raise self._wrong(
+                    f"left_vectors (I, I), right_vectors (O, O) and precisions (I, O) for site {name!r}",
+                    f"shapes {left.shape}, {right.shape} and {shape}",
+                )
+            if not np.all((precisions > 0) & np.isfinite(precisions)):
+                raise self._wrong(f"positive precisions for site {name!r}", f"{precisions.min():.3g}")
+
+    @staticmethod
+    def _wrong(expected: str, came: str) -> InputError:
+        return InputError("GaussianPrior: " + message(expected, came, "as_prior() of a fitted approximation"))
+
+
+@dataclass(frozen=True)
+class _Conditional:
+    """One site of a joint Gaussian given those before it: N(mode + slope (deviations of `before`), C C'), flat."""
+
+    mode: np.ndarray
+    before: tuple[str, ...]
+    slope: np.ndarray
+    scale_tril: np.ndarray
+
+
+def _conditionals(prior: GaussianPrior) -> dict[str, _Conditional]:
+    """The factors p(u_k | u_1 ... u_k-1) of each joint Gaussian.
+
+    With A = R' R, R lower triangular, R (u - mode) is standard normal, so that block k has the conditional precision
+    R_kk' R_kk and the conditional mean mode_k - R_kk^-1 sum_{j<k} R_kj (u_j - mode_j).
+    """
+    from scipy.linalg import cholesky, solve_triangular
+
+    found = {}
+    for names, precision in prior.joint:
+        try:
+            # The Cholesky factor of the matrix with its order turned around, turned back, is R'.
+            root = cholesky(precision[::-1, ::-1], lower=True)[::-1, ::-1].T
+        except np.linalg.LinAlgError:
+            raise InputError(
+                "with_prior: "
+                + message(
+                    f"a positive definite precision for sites {names}",
+                    "an indefinite or singular one",
+                    "a posterior with a proper Gaussian",
+                )
+            ) from None
+        start = 0
+        for index, name in enumerate(names):
+            stop = start + prior.mode[name].size
+            inverse = solve_triangular(root[start:stop, start:stop], np.eye(stop - start), lower=True)
+            slope = -inverse @ root[start:stop, :start]
+            # A copy in C order, with exact zeros above the diagonal.
+            found[name] = _Conditional(prior.mode[name], names[:index], slope, np.tril(inverse).copy())
+            start = stop
+    return found
+
+
+class _Late(Mapping[str, Any]):
+    """Arguments of a distribution of which `loc` is computed when first asked for: a network function never asks."""
+
+    def __init__(self, loc: Callable[[], Any], others: Mapping[str, Any]):
+        self._make = loc
+        self._others = others
+
+    @functools.cached_property
+    def _loc(self) -> Any:
+        return self._make()
+
+    def __getitem__(self, name: str) -> Any:
+        return self._loc if name == "loc" else self._others[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield "loc"
+        yield from self._others
+
+    def __len__(self) -> int:
+        return 1 + len(self._others)
+
+
+class _WithPrior(_NamedSites):
+    transform = "with_prior"
+
+    def __init__(self, prior: GaussianPrior, conditionals: Mapping[str, _Conditional]):
+        super().__init__(prior.mode)
+        self.prior = prior
+        self.conditionals = conditionals
+        self.deviations: dict[str, Callable[[], Any]] = {}
+        self.positive: set[str] = set()
+
+    def change(self, msg: Message, specification: Distribution) -> None:
+        name, family = msg.name, specification.family
+        if family not in ON_REALS and family not in ON_POSITIVES:
+            raise UnsupportedError(
+                "with_prior: "
+                + message(
+                    f"a site {name!r} on the real line or on the positive numbers",
+                    family,
+                    "a prior with one of these supports, on a transformed variable",
+                )
+            )
+        mode, shape = self.prior.mode[name], draw_shape(specification)
+        if mode.shape != shape:
+            raise InputError(
+                f"with_prior, site {name!r}: "
+                + message(
+                    f"a posterior over shape {shape}", f"shape {mode.shape}", "a posterior of this model"
+                )
+            )
+        if family in ON_POSITIVES:
+            self.positive.add(name)
+        msg.arguments["distribution"] = self._distribution(name, family in ON_POSITIVES, specification)
+
+    def _distribution(self, name: str, positive: bool, specification: Distribution) -> Distribution:
+        mode = self.prior.mode[name]
+        number = "LogNormal" if positive else "Normal"
+        if name in self.prior.scale:
+            return self._elementwise(number, mode, self.prior.scale[name], specification)
+        if name in self.prior.kronecker:
+            if positive:
+                raise UnsupportedError(
+                    "with_prior: "
+                    + message(
+                        f"a Kronecker-factored Gaussian over a site on the real line, {name!r}",
+                        specification.family,
+                        "a full or diagonal structure",
+                    )
+                )
+            left, right, precisions = self.prior.kronecker[name]
+            arguments = {"loc": mode, "left_vectors": left, "right_vectors": right, "precisions": precisions}
+            return Distribution("KroneckerNormal", arguments)
+        conditional = self.conditionals[name]
+        for earlier in conditional.before:
+            if earlier not in self.deviations:
+                raise ModelError(
+                    "with_prior: "
+                    + message(
+                        f"site {earlier!r} before site {name!r}, as in the program of the posterior",
+                        "the other order",
+                        "the model that the posterior is of",
+                    )
+                )
+        if mode.size == 1:
+            scale = conditional.scale_tril.reshape(mode.shape)
+            return self._elementwise(number, self._loc(conditional), scale, specification)
+        family = "MultivariateLogNormal" if positive else "MultivariateNormal"
+        scale_tril = {"scale_tril": conditional.scale_tril}
+        return Distribution(family, _arguments(self._loc(conditional), scale_tril))
+
+    def _elementwise(self, family: str, loc: Any, scale: Any, specification: Distribution) -> Distribution:
+        # A site that was one event over its own axes is so again; that of a multivariate family covers them all.
+        events = (
+            scale.ndim if specification.family.startswith(("Multi", "Kron")) else specification.event_dims
+        )
+        return Distribution(family, _arguments(loc, {"scale": scale}), None, events)
+
+    def _loc(self, conditional: _Conditional) -> Any:
+        if not conditional.before:
+            return conditional.mode
+        parts = [self.deviations[name] for name in conditional.before]
+
+        def loc() -> Any:
+            deviation = ops.concatenate([part() for part in parts])
+            shift = ops.asarray(conditional.slope, like=deviation) @ deviation
+            return ops.asarray(conditional.mode, like=deviation) + shift.reshape(conditional.mode.shape)
+
+        return loc
+
+    def after(self, msg: Message) -> None:
+        if msg.kind == "sample" and msg.name in self.conditionals:
+            value, mode, positive = msg.value, self.prior.mode[msg.name], msg.name in self.positive
+
+            def deviation() -> Any:
+                u = ops.log(value) if positive else value
+                return (u - ops.asarray(mode, like=u)).reshape(-1)
+
+            self.deviations[msg.name] = deviation
+
+
+def _arguments(loc: Any, others: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _Late(loc, others) if callable(loc) else {"loc": loc, **others}
+
+
+def with_prior(model: Model, prior: Any) -> Model:
+    """The model with yesterday's posterior as its prior, for data that come in parts.
+
+    p(w | D1, D2) is proportional to p(D2 | w) p(w | D1): fitted to D2, this model has the posterior of all rows,
+    exactly where p(w | D1) is Gaussian, else up to the error of its approximation (Opper 1998).
+
+    prior: a posterior whose approximation is Gaussian in unconstrained coordinates (Laplace, mean-field SVI), or a
+    `GaussianPrior`. Its sites get that Gaussian, carried to the support of the site: as it is on the real line,
+    through exp on the positive numbers. Dependence between sites is kept: each has its conditional given the earlier
+    ones. Sites of the model that the posterior does not have keep their own prior.
+
+    Raises
+    ------
+    UnsupportedError: no Gaussian, standardised units, or a site with another support. InputError, ModelError,
+    UnknownNameError: when the model runs: a site that the model lacks, or has in another shape or another order.
+    """
+    if not isinstance(prior, GaussianPrior):
+        as_prior = getattr(getattr(prior, "approximation", None), "as_prior", None)
+        if as_prior is None:
+            came = type(getattr(prior, "approximation", prior)).__name__
+            raise UnsupportedError(
+                "with_prior: "
+                + message(
+                    "a posterior whose approximation is a Gaussian", came, "a posterior by Laplace or SVI"
+                )
+            )
+        if prior.standardisation is not None:
+            raise UnsupportedError(
+                "with_prior: "
+                + message(
+                    "a posterior in the units of the data",
+                    "one fitted with standardise=True, whose units are those of its own rows",
+                    "standardising both parts of the data alike beforehand",
+                )
+            )
+        prior = as_prior()
+    return _transformed(model, functools.partial(_WithPrior, prior, _conditionals(prior)))
