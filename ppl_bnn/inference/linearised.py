@@ -269,7 +269,7 @@ def _normal_over_log_noise(mean: np.ndarray, covariance: np.ndarray) -> Predicti
     slope_f = covariance[rows, :outputs, outputs + first] * inverse
     within = np.maximum(var_f - slope_f**2, 0.0)
     # A density in y moves with z as f does, and is sharper in z the less spread is left given z.
-    shift = 0.5 * np.abs(slope_f) / np.hypot(np.sqrt(within), np.exp(log_noise))
+    shift = 0.35 * np.abs(slope_f) / np.hypot(np.sqrt(within), np.exp(log_noise))
     nodes, log_weights = _log_noise_rule(float(sd.max()), float((sd + shift.max(axis=1)).max()))
     z = nodes[:, None, None]
     log_scale = log_noise + slope_noise * z
