@@ -440,6 +440,11 @@ def test_mode_at_the_prior_mean_runs_into_the_upper_limit_and_says_so(tune):
     assert any("'w'" in warning and "upper limit, 1e+08" in warning for warning in tuned.warnings)
     narrower = tune(one_group(np.eye(2), [0.0, 0.0]), limits=(1e-2, 1e3))
     assert narrower.factors[0] == pytest.approx(1e3, rel=1e-12)
+    # Far along, the evidence rises by less than its own rounding.
+    flat = one_group(1e-3 * np.eye(2), [0.0, 0.0])
+    tuned = tune(flat, limits=(1e-8, 1e8), factors=np.array([1e4]))
+    assert tuned.factors[0] == 1e8
+    assert np.array_equal(tuned.gamma, flat.effective_parameters(tuned.factors))
     # gamma = 1 / (1 + tau) each, so tau^2 + tau = 1 / w^2: the root is about 1e9.
     beyond = one_group(np.eye(2), [1e-9, 1e-9])
     tuned = tune(beyond)
