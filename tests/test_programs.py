@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 from scipy.special import expit
 
 import ppl_bnn as bnn
@@ -355,6 +356,154 @@ def test_pyro_tools_take_the_model() -> None:
         u = {**values, "noise": values["noise"].log()}
         ours = program.log_joint(u, x, y, jacobian=False)
         np.testing.assert_allclose(trace.log_prob_sum().detach().numpy(), ours.numpy(), rtol=1e-12)
+
+
+# --- distributions that Pyro keeps from run to run --------------------------------------------------
+
+KEPT = {
+    "Normal": (dist.Normal(0.3, 0.7), scipy.stats.norm(0.3, 0.7)),
+    "StudentT": (dist.StudentT(4.0, 0.1, 2.0), scipy.stats.t(4.0, 0.1, 2.0)),
+    "Gamma": (dist.Gamma(2.0, 3.0), scipy.stats.gamma(2.0, scale=1 / 3)),
+    "LogNormal": (dist.LogNormal(0.2, 0.7), scipy.stats.lognorm(s=0.7, scale=np.exp(0.2))),
+    "NormalMixture": (dist.NormalMixture((0.3, 0.7), (1.0, 1.0)), scipy.stats.norm(0.0, 1.0)),
+}
+POINTS = np.array([0.4, 1.1, 2.3])
+
+
+@pytest.fixture
+def nothing_kept() -> Any:
+    """The kept distributions, none at first; those of others come back afterwards."""
+    from ppl_bnn.ppl import pyro as module
+
+    before = dict(module._RESOLVED)
+    module._RESOLVED.clear()
+    yield module._RESOLVED
+    module._RESOLVED.clear()
+    module._RESOLVED.update(before)
+
+
+def transforms_of_torch() -> dict[str, Any]:
+    """name -> (transform of a function of one number to one of three numbers, order of the derivative it gives)."""
+    import torch
+
+    ones = torch.ones(3)
+
+    def each(function: Any) -> Any:
+        return lambda f: torch.func.vmap(function(f), randomness="different")
+
+    return {
+        "vmap": (lambda f: torch.func.vmap(f, randomness="different"), 0),
+        "grad": (lambda f: torch.func.grad(lambda v: torch.func.vmap(f)(v).sum()), 1),
+        "grad alone": (lambda f: lambda v: torch.stack([torch.func.grad(f)(one) for one in v]), 1),
+        "vmap of grad": (each(torch.func.grad), 1),
+        "jvp": (lambda f: lambda v: torch.func.jvp(torch.func.vmap(f), (v,), (ones,))[1], 1),
+        "jacrev": (lambda f: lambda v: torch.func.jacrev(torch.func.vmap(f))(v).diagonal(), 1),
+        "hessian": (lambda f: lambda v: torch.stack([torch.func.hessian(f)(one) for one in v]), 2),
+        "vmap of hessian": (each(lambda f: torch.func.grad(torch.func.grad(f))), 2),
+    }
+
+
+TRANSFORMS = (
+    "vmap",
+    "grad",
+    "grad alone",
+    "vmap of grad",
+    "jvp",
+    "jacrev",
+    "hessian",
+    "vmap of hessian",
+)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("first", TRANSFORMS)
+def test_kept_distributions_survive_the_transforms_of_torch(first: str, nothing_kept: Any) -> None:
+    """Asked for inside a transform first, then inside every other one and outside: always the density of SciPy."""
+    import torch
+
+    from ppl_bnn.ppl.pyro import resolve
+
+    step = 1e-4
+    with system("pyro").session("float64", "cpu"):
+        transforms = transforms_of_torch()
+        assert set(transforms) == set(TRANSFORMS)
+        points = torch.as_tensor(POINTS)
+        for name, (specification, frozen) in KEPT.items():
+            nothing_kept.clear()
+
+            def density(value: Any, s: Any = specification) -> Any:
+                return resolve(s).log_prob(value)
+
+            below, here, above = (frozen.logpdf(POINTS + shift) for shift in (-step, 0.0, step))
+            wanted = [here, (above - below) / (2 * step), (above - 2 * here + below) / step**2]
+            # Differences of SciPy's density: rounding over step^2 for the second, step^2 for the first.
+            for use in (first, *TRANSFORMS, first):
+                transform, order = transforms[use]
+                value = transform(density)(points).numpy()
+                np.testing.assert_allclose(
+                    value, wanted[order], rtol=1e-6, atol=1e-6, err_msg=f"{name}, {use}"
+                )
+            np.testing.assert_allclose(density(points).numpy(), here, rtol=1e-12)
+            assert np.isfinite(resolve(specification).sample().item())
+
+
+def test_a_kept_distribution_belongs_to_its_dtype_its_device_and_its_validation(nothing_kept: Any) -> None:
+    import torch
+
+    from ppl_bnn.ppl.pyro import resolve
+
+    specification, validates = (
+        dist.HalfNormal(0.5).expand((2,)),
+        torch.distributions.Distribution._validate_args,
+    )
+    draws = []
+    try:
+        for _ in range(2):
+            for dtype in ("float64", "float32"):
+                with system("pyro").session(dtype, "cpu"):
+                    assert resolve(specification) is resolve(specification)
+                    draws.append(resolve(specification).sample())
+                    with torch.device("meta"):
+                        assert resolve(specification).sample().device.type == "meta"
+                    torch.distributions.Distribution.set_default_validate_args(True)
+                    with pytest.raises(ValueError, match="within the support"):
+                        resolve(specification).log_prob(torch.tensor([-1.0, 1.0]))
+                    torch.distributions.Distribution.set_default_validate_args(False)
+                    resolve(specification).log_prob(torch.tensor([-1.0, 1.0]))
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(validates)
+    assert [draw.dtype for draw in draws] == [torch.float64, torch.float32] * 2
+    assert {draw.device.type for draw in draws} == {"cpu"}
+    # Two types on two devices, and those of the CPU with validation too.
+    assert len(nothing_kept) == 6
+
+
+def test_distributions_that_depend_on_values_are_not_kept(nothing_kept: Any) -> None:
+    """They hold the graph of one run: the gradient of a second run is that of its own values."""
+    import torch
+
+    from ppl_bnn.ppl.pyro import resolve
+
+    with system("pyro").session("float64", "cpu"):
+        for _ in range(2):
+            scale = torch.tensor(2.0, requires_grad=True)
+            resolve(dist.Normal(0.0, scale)).log_prob(torch.tensor(1.0)).backward()
+            assert scale.grad is not None
+            assert scale.grad.item() == pytest.approx(-1 / 2 + 1 / 8, rel=1e-12)
+        resolve(dist.Normal(np.zeros(2), 1.0))
+    assert len(nothing_kept) == 0
+
+
+def test_no_more_distributions_are_kept_than_the_bound(nothing_kept: Any) -> None:
+    from ppl_bnn.ppl.pyro import _MOST_RESOLVED, resolve
+
+    with system("pyro").session("float64", "cpu"):
+        first = resolve(dist.Normal(0.0, 1.0))
+        for number in range(2 * _MOST_RESOLVED + 5):
+            found = resolve(dist.Normal(float(number), 1.0))
+            assert found.mean.item() == number
+            assert len(nothing_kept) <= _MOST_RESOLVED
+        assert resolve(dist.Normal(0.0, 1.0)).mean.item() == first.mean.item()
 
 
 # --- globals ----------------------------------------------------------------------------------------
