@@ -223,10 +223,26 @@ def test_arrays_give_the_same_gaussian_to_the_bit(name, rng, tmp_path):
         assert np.array_equal(a, b)
 
 
+def test_a_large_gaussian_does_not_depend_on_the_order_in_memory(rng):
+    """Triangular products of 60 rows round differently in C order and in Fortran order."""
+    curvature = FactorCurvature(rng.normal(size=(60, 100)))
+    points = rng.normal(size=(5, 100))
+    for gaussian in (
+        FullCurvature(curvature.matrix()).gaussian(np.ones(100)),
+        curvature.gaussian(np.ones(100)),
+    ):
+        for order in ("C", "F"):
+            arrays = {key: np.asarray(value, order=order) for key, value in gaussian.arrays().items()}
+            again = type(gaussian).from_arrays(arrays)
+            assert np.array_equal(again.log_prob(points), gaussian.log_prob(points))
+            assert np.array_equal(again.whiten(points), gaussian.whiten(points))
+
+
 def test_names_shapes_and_positions_of_parts_survive(rng):
     curvature, _ = kronecker(rng)
     gaussian = curvature.gaussian(np.ones(SIZE))
-    again = Kronecker.from_arrays(gaussian.arrays())
+    # A mapping that was read from a file may have another order.
+    again = Kronecker.from_arrays(dict(reversed(gaussian.arrays().items())))
     assert [part.name for part in again.parts] == ["a/weight", "a.bias", "b.weight"]
     assert all(
         np.array_equal(part.positions, where) for part, where in zip(again.parts, TENSORS, strict=True)
@@ -560,6 +576,20 @@ def test_projection_of_a_linear_map_needs_no_jacobian(places, held, rng, monkeyp
         diag.project_linear(weight, inputs[:, 0], gradients)
 
 
+def test_projection_of_a_linear_map_with_many_places_holds_a_few_rows_at_a_time(rng, monkeypatch):
+    rows, outputs, inputs, width = 100, 5, 40, 40
+    monkeypatch.setattr(covariance, "HELD", outputs * inputs * width)
+    gaussian = Diagonal(np.ones(inputs * width))
+    a, g = rng.normal(size=(rows, 2, inputs)), rng.normal(size=(rows, outputs, 2, width))
+    tracemalloc.start()
+    try:
+        gaussian.project_linear(np.arange(inputs * width), a, g)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 0.1 * 8 * rows * outputs * inputs * width
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("structure", ["kron", "diag"])
 def test_a_last_layer_of_two_million_weights(structure, rng):
@@ -635,6 +665,23 @@ def test_no_gaussian_without_spread_or_shape(matrix, words):
         FullCurvature(matrix - 0.5 * np.eye(2)).gaussian(np.full(2, 0.5))
     with pytest.raises(CurvatureError, match=words):
         FullCurvature(matrix - 0.5 * np.eye(2)).gaussian(0.5 * np.eye(2))
+
+
+@pytest.mark.parametrize("rank", [2, 7, 30])
+def test_singular_matrices_are_never_taken_for_regular_ones(rank):
+    """Rank one too few, so that half of them have a Cholesky factor by rounding, with pivots that look harmless."""
+    refused = []
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        factor = rng.normal(size=(rank, rank + 4)) * np.exp(2.0 * rng.normal(size=rank + 4))
+        prior = np.append(np.zeros(rank + 1), np.ones(3))
+        with pytest.raises(CurvatureError, match="improper prior") as caught:
+            FactorCurvature(factor).gaussian(prior)
+        refused.append(str(caught.value.__cause__).split(";")[0])
+        # One more row of data makes it regular.
+        regular = np.concatenate([factor, rng.normal(size=(1, rank + 4))])
+        assert FactorCurvature(regular).gaussian(prior).size == rank + 4
+    assert len(set(refused)) == 2
 
 
 def block(left, right, name="w"):

@@ -20,6 +20,8 @@ from ppl_bnn.errors import CurvatureError, InputError, message, unknown_name
 
 # Of the largest to the smallest entry on the diagonal of a Cholesky factor: the condition number is its square.
 CONDITION = 1e7
+# A pivot relative to its diagonal entry above which no matrix that is singular but for rounding was seen.
+SUSPICIOUS = 1e-4
 # Floats that a projection of linear maps with several positions may hold at once.
 HELD = 2**24
 
@@ -148,6 +150,7 @@ class Full(Gaussian):
             ) from None
         diagonal = np.diag(factor)
         refuse_ill_conditioned(float(diagonal.min(initial=np.inf)), float(diagonal.max(initial=0.0)))
+        _refuse_singular(precision, factor)
         return cls(factor)
 
     @property
@@ -304,9 +307,9 @@ class LowRank(Gaussian):
         inner = np.array(gram_of(diagonal, factor) if gram is None else gram)
         refuse_infinite(inner)
         np.fill_diagonal(inner, inner.diagonal() + 1.0)
-        lower = cholesky(inner.T, lower=True, overwrite_a=True, check_finite=False)
-        refuse_ill_conditioned(1.0, float(lower.diagonal().max(initial=1.0)))
-        return cls(diagonal, factor, lower)
+        # No eigenvalue of K is below 1, and none is above R times its largest diagonal entry.
+        refuse_ill_conditioned(1.0, float(np.sqrt(inner.diagonal().max(initial=1.0))))
+        return cls(diagonal, factor, cholesky(inner.T, lower=True, overwrite_a=True, check_finite=False))
 
     @property
     def size(self) -> int:
@@ -614,6 +617,24 @@ def refuse_ill_conditioned(smallest: float, largest: float) -> None:
                 "a proper prior on every weight",
             )
         )
+
+
+def _refuse_singular(precision: np.ndarray, factor: np.ndarray) -> None:
+    """A `CurvatureError` for a matrix that has a Cholesky factor by rounding alone.
+
+    The pivots of a singular matrix may come out as large as 1e-6 of what they should be, so that their ratio does not
+    show it. The condition number does (an estimate in the 1-norm, of the matrix with its diagonal scaled to ones).
+    """
+    from scipy.linalg import get_lapack_funcs
+
+    scale = np.sqrt(np.diag(precision))
+    if (np.diag(factor) / scale).min(initial=1.0) > SUSPICIOUS:
+        return
+    norm = float(((np.abs(precision) @ (1.0 / scale)) / scale).max())
+    estimate: Any = get_lapack_funcs("pocon", (factor,))
+    reciprocal, _ = estimate(np.asfortranarray(factor / scale[:, None]), norm, uplo="L")
+    if reciprocal < np.finfo(float).eps:
+        refuse_ill_conditioned(float(np.sqrt(reciprocal)), 1.0)
 
 
 def _checked_linear(size: int, inputs: np.ndarray, gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
