@@ -989,16 +989,27 @@ class _Hessian:
 def prior_hessian(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
     """Hessian of -log p(w(u)) - log |dw/du| in the flat vector of latent sites, (P, P), NumPy float64."""
     system = problem.system
-    flat = system.asarray(flat_latents(problem, u))
-    hessian = system.to_numpy(system.compile(system.hessian(_minus_log_prior(problem, u)))(flat))
-    hessian = hessian.astype(np.float64)
+
+    def build() -> Callable[..., Any]:
+        return system.compile(system.hessian(_minus_log_prior(problem)))
+
+    hessian = problem.program._cached("prior hessian", build)(*_prior_arguments(problem, u))
+    hessian = system.to_numpy(hessian).astype(np.float64)
     return 0.5 * (hessian + hessian.T)
 
 
-def _minus_log_prior(problem: Problem, u: Mapping[str, np.ndarray]) -> Callable[[Any], Any]:
-    program, values, names = problem.program, _values(problem, u), latent_names(problem)
-    x, y = _first_rows(problem)
-    return lambda flat: -program.log_prior({**values, **program.unravel(flat, names)}, x, y)
+def _minus_log_prior(problem: Problem) -> Callable[..., Any]:
+    """A function of the flat latents, all values (for the parameters), and data of the right shapes."""
+    program, names = problem.program, latent_names(problem)
+
+    def minus_log_prior(flat: Any, values: Any, x: Any, y: Any) -> Any:
+        return -program.log_prior({**values, **program.unravel(flat, names)}, x, y)
+
+    return minus_log_prior
+
+
+def _prior_arguments(problem: Problem, u: Mapping[str, np.ndarray]) -> tuple[Any, Any, Any, Any]:
+    return (problem.system.asarray(flat_latents(problem, u)), _values(problem, u), *_first_rows(problem))
 
 
 # Families that are a product over elements; those of the language, by their names in both systems.
@@ -1021,18 +1032,22 @@ def prior_curvature(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray
         or any(parents(problem, u).values())
     ):
         return prior_hessian(problem, u)
-    minus_log_prior = _minus_log_prior(problem, u)
 
-    def diagonal(flat: Any) -> Any:
-        def gradient(flat: Any) -> tuple[Any, Any]:
-            value, gradient = system.value_and_grad(minus_log_prior)(flat)
-            return gradient, value
+    def build() -> Callable[..., Any]:
+        minus_log_prior = _minus_log_prior(problem)
 
-        _, pullback, _ = system.vjp(gradient, flat)
-        return pullback(ops.ones_like(flat))
+        def diagonal(flat: Any, *arguments: Any) -> Any:
+            def gradient(flat: Any) -> tuple[Any, Any]:
+                value, gradient = system.value_and_grad(minus_log_prior)(flat, *arguments)
+                return gradient, value
 
-    flat = system.asarray(flat_latents(problem, u))
-    return system.to_numpy(system.compile(diagonal)(flat)).astype(np.float64)
+            _, pullback, _ = system.vjp(gradient, flat)
+            return pullback(ops.ones_like(flat))
+
+        return system.compile(diagonal)
+
+    diagonal = program._cached("prior diagonal", build)(*_prior_arguments(problem, u))
+    return system.to_numpy(diagonal).astype(np.float64)
 
 
 def parents(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, set[str]]:
