@@ -21,7 +21,7 @@ from ppl_bnn.errors import CurvatureError, InputError, message, unknown_name
 # Of the largest to the smallest entry on the diagonal of a Cholesky factor: the condition number is its square.
 CONDITION = 1e7
 # A pivot relative to its diagonal entry above which no matrix that is singular but for rounding was seen.
-SUSPICIOUS = 1e-4
+SUSPICIOUS = 1e-3
 # Floats that a projection of linear maps with several positions may hold at once.
 HELD = 2**24
 
@@ -622,7 +622,7 @@ def refuse_ill_conditioned(smallest: float, largest: float) -> None:
 def _refuse_singular(precision: np.ndarray, factor: np.ndarray) -> None:
     """A `CurvatureError` for a matrix that has a Cholesky factor by rounding alone.
 
-    The pivots of a singular matrix may come out as large as 1e-6 of what they should be, so that their ratio does not
+    The pivots of a singular matrix may come out as large as 1e-4 of their diagonal entries, so that they do not
     show it. The condition number does (an estimate in the 1-norm, of the matrix with its diagonal scaled to ones).
     """
     from scipy.linalg import get_lapack_funcs
