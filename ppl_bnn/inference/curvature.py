@@ -131,9 +131,14 @@ class _Plan:
         return 2 * inputs + width * (2 * outputs + 2 * rest + self.activations) + 2 * self.activations
 
 
-def linear_maps(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, LinearMap]:
-    """The linear maps and convolutions whose weight is a latent site and nothing but a weight."""
-    return dict(_plan(problem, u, tuple(latent_names(problem))).maps)
+def linear_maps(
+    problem: Problem, u: Mapping[str, np.ndarray], sites: Sequence[str] | None = None
+) -> dict[str, LinearMap]:
+    """The linear maps and convolutions whose weight is a latent site and nothing but a weight.
+
+    sites: only maps with a weight or a bias among them, as `linear_factors` with the same `sites` hands out.
+    """
+    return dict(_plan(problem, u, tuple(latent_names(problem) if sites is None else sites)).maps)
 
 
 def _plan(problem: Problem, u: Mapping[str, np.ndarray], sites: tuple[str, ...]) -> _Plan:
@@ -157,6 +162,7 @@ def _make_plan(problem: Problem, u: Mapping[str, np.ndarray], sites: tuple[str, 
     w = program.constrain(values, first_x, first_y)
     row = map_data(lambda a: a[:1], problem.x)
     eta = system.to_numpy(program.predictor(w, row))
+    _refuse_infinite("a finite predictor", eta)
     if not program.language:
         everything = np.ones(eta.shape[-1], dtype=bool)
         return _Plan(sites, {}, sites, {}, everything, everything, 256, eta)
@@ -217,6 +223,15 @@ def _make_plan(problem: Problem, u: Mapping[str, np.ndarray], sites: tuple[str, 
     return _Plan(sites, maps, rest, added, reached, moved, max(1, activations), eta)
 
 
+def _refuse_infinite(expected: str, *arrays: np.ndarray) -> None:
+    if not all(np.all(np.isfinite(array)) for array in arrays):
+        raise CurvatureError(
+            message(
+                expected, "NaN or infinity", "a mode with finite density: other start, or standardise=True"
+            )
+        )
+
+
 def _untransformed(problem: Problem, values: Mapping[str, Any], w: Mapping[str, Any]) -> set[str]:
     """Latent sites whose unconstrained coordinates are those of the program, at u and at another point."""
     program, system = problem.program, problem.system
@@ -243,13 +258,13 @@ def _used_elsewhere(problem: Problem, w: Mapping[str, Any], row: Any, name: str)
     with NetworkFunction(values) as run, SubstituteLinear({name: w[name]}, values):
         program.model(row, None)
     assert isinstance(run, NetworkFunction)
-    return not np.all(np.isfinite(problem.system.to_numpy(run.likelihood.predictor(run.f))))
+    return bool(np.any(np.isnan(problem.system.to_numpy(run.likelihood.predictor(run.f)))))
 
 
 def _depends(problem: Problem, w: Mapping[str, Any], row: Any, names: Sequence[str]) -> np.ndarray:
     """Which outputs (D,) depend on the sites: those that NaN in their place reaches."""
     eta = problem.system.to_numpy(problem.program.predictor(_nan(problem, w, names), row))
-    return ~np.isfinite(eta[0]) if names else np.zeros(eta.shape[-1], dtype=bool)
+    return np.isnan(eta[0]) if names else np.zeros(eta.shape[-1], dtype=bool)
 
 
 # --- factors of the Jacobian, row by row ----------------------------------------------------------
@@ -331,7 +346,9 @@ def _factors(
             root = np.broadcast_to(np.eye(outputs), (count, outputs, outputs))
         else:
             eta = system.to_numpy(_compiled(problem, plan, "predictor")(values, part))[:count]
-            root = np.asarray(cotangents(eta, slice(start, stop)))
+            # What overflows here is judged by the gradients that come of it.
+            with np.errstate(over="ignore", invalid="ignore"):
+                root = np.asarray(cotangents(eta, slice(start, stop)))
         # Where noise is sampled, half of all cotangents concern no weight; where it is known, they concern nothing.
         reaching = np.any(root[:, plan.reached] != 0, axis=(0, 1))
         active = np.flatnonzero(reaching) if reaching.any() else np.zeros(1, dtype=int)
@@ -674,15 +691,8 @@ class _Rows:
                 for name, (inputs, gradients) in part.maps.items()
             }
             rest = part.rest.astype(np.float64, copy=False)
-            for array in (rest, *(gradients for _, gradients in maps.values())):
-                if not np.all(np.isfinite(array)):
-                    raise CurvatureError(
-                        message(
-                            "finite gradients of the predictor",
-                            "NaN or infinity",
-                            "a mode with finite density: other start, or standardise=True",
-                        )
-                    )
+            gradients = (gradients for _, gradients in maps.values())
+            _refuse_infinite("finite gradients of the predictor", rest, *gradients)
             yield _Chunk(part.rows, part.eta, maps, rest, part.active, part.resting)
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
@@ -955,12 +965,7 @@ class _Hessian:
                 result = system.to_numpy(function(values, x, y, counted, system.asarray(whole)))
                 total[first:last] += self.where.chosen(result.astype(np.float64)[: last - first])
                 self.passes += (last - first) * (stop - start) / problem.rows
-        if not np.all(np.isfinite(total)):
-            raise CurvatureError(
-                message(
-                    "a finite Hessian", "NaN or infinity", "curvature='ggn', or a mode with finite density"
-                )
-            )
+        _refuse_infinite("a finite Hessian", total)
         return total
 
     def _build(self) -> Callable[..., Any]:
