@@ -14,6 +14,7 @@ from scipy.special import expit, log_expit, log_softmax, logsumexp, softmax
 
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, priors, zoo
+from ppl_bnn.errors import InputError
 from ppl_bnn.ppl.protocol import Program, system
 
 ROWS, FEATURES = 7, 2
@@ -569,3 +570,39 @@ def test_binding_does_not_change_a_density() -> None:
     bound = functools.partial(zoo.load("regression_mlp"), width=3)
     u = np.random.default_rng(0).normal(size=size_of(bound, X, y))
     assert_same(evaluate("numpyro", bound, u, X, y), evaluate("pyro", bound, u, X, y))
+
+
+@pytest.mark.parametrize(
+    ("specification", "says"),
+    [
+        (lambda: dist.MultivariateNormal(LOC, np.eye(3)), r"shape \(4, 4\) for loc of shape \(2, 2\)"),
+        (lambda: dist.MultivariateNormal(LOC, COVARIANCE), "lower triangular"),
+        (lambda: dist.MultivariateLogNormal(LOC, -np.eye(4)), "positive diagonal"),
+        (lambda: dist.MultivariateNormal(0.0, np.eye(1)), "Normal for a single number"),
+        (lambda: dist.MultivariateNormal(LOC * np.nan, np.eye(4)), "a finite loc"),
+        (lambda: dist.KroneckerNormal(LOC, LEFT, RIGHT, PRECISIONS), r"I \* O = 4"),
+        (lambda: dist.KroneckerNormal(LOC[:, :1] @ np.ones((1, 3)), RIGHT, LEFT, PRECISIONS), "left_vectors"),
+        (lambda: dist.KroneckerNormal(np.zeros(6), LEFT, RIGHT, -PRECISIONS), "a positive precisions"),
+    ],
+)
+def test_impossible_multivariate_families_are_refused_where_they_are_written(
+    specification: Any, says: str
+) -> None:
+    with pytest.raises(InputError, match=says):
+        specification()
+
+
+def test_the_frameworks_check_the_arguments_of_multivariate_families() -> None:
+    """Validation in NumPyro, as a user may switch it on, takes what is right and refuses what is not."""
+    import jax.numpy as jnp
+
+    from ppl_bnn.ppl.numpyro import resolve
+
+    with system("numpyro").session("float64", "cpu"):
+        for specification, mean, _ in MULTIVARIATE.values():
+            shape = specification.arguments["loc"].shape
+            value = np.abs(mean).reshape(shape) + 1.0
+            assert np.isfinite(resolve(specification, validate=True).log_prob(jnp.asarray(value)))
+        wrong = dist.MultivariateNormal(jnp.zeros(2), jnp.asarray([[1.0, 2.0], [0.0, 1.0]]))
+        with pytest.raises(ValueError, match="scale_tril"):
+            resolve(wrong, validate=True)
