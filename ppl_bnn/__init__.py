@@ -21,6 +21,10 @@ _CONTENTS: dict[str, str] = {
     "coupled": "ppl_bnn.language.primitives",
     "linear": "ppl_bnn.language.primitives",
     "dense": "ppl_bnn.language.layers",
+    "conv2d": "ppl_bnn.language.layers",
+    "conv": "ppl_bnn.language.primitives",
+    "noncentred": "ppl_bnn.language.transforms",
+    "with_prior": "ppl_bnn.language.transforms",
     "mlp": "ppl_bnn.language.networks",
     "network_function": "ppl_bnn.language.handlers",
     "as_numpyro": "ppl_bnn.ppl.numpyro",
@@ -116,9 +120,10 @@ if TYPE_CHECKING:
     from ppl_bnn.language import distributions as dist
     from ppl_bnn.language import likelihoods, ops, priors
     from ppl_bnn.language.handlers import network_function
-    from ppl_bnn.language.layers import dense
+    from ppl_bnn.language.layers import conv2d, dense
     from ppl_bnn.language.networks import mlp
-    from ppl_bnn.language.primitives import coupled, deterministic, linear, observe, param, rows, sample
+    from ppl_bnn.language.primitives import conv, coupled, deterministic, linear, observe, param, rows, sample
+    from ppl_bnn.language.transforms import noncentred, with_prior
     from ppl_bnn.posterior import Posterior
     from ppl_bnn.ppl.numpyro import as_numpyro, enable_compilation_cache
     from ppl_bnn.ppl.pyro import as_pyro

@@ -41,7 +41,7 @@ APPROXIMATIONS: dict[str, str] = {
     "Chains": "ppl_bnn.posterior:Chains",
     "Point": "ppl_bnn.posterior:Point",
     "MeanField": "ppl_bnn.inference.svi:MeanField",
-    "LaplaceGaussian": "ppl_bnn.inference.laplace:LaplaceGaussian",
+    "LaplaceGaussian": "ppl_bnn.inference.laplace_gaussian:LaplaceGaussian",
 }
 
 # The log joint of one draw, computed again when loading, differs by rounding between machines, by more between models.

@@ -22,7 +22,19 @@ import ppl_bnn
 ROOT = Path(__file__).resolve().parents[1]
 FRAMEWORKS = {"torch", "jax", "jaxlib", "numpyro", "pyro", "optax", "blackjax"}
 # What a method may use of its own room; everything else in that room is another method.
-SHARED_BY_METHODS = {"method", "optimise", "curvature", "covariance", "batches"}
+SHARED_BY_METHODS = {
+    "autolaplace",
+    "covariance",
+    "curvature",
+    "evidence",
+    "hyperparameters",
+    "laplace_gaussian",
+    "linearised",
+    "method",
+    "optimise",
+    "precision",
+    "pretrained",
+}
 
 # (importer, imported) -> why this import may run up the list; each finds the module by name when it is needed.
 EXCEPTIONS = {

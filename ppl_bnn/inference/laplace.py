@@ -1,163 +1,111 @@
 """The Laplace approximation: a Gaussian at the mode, with the curvature of the log joint as its precision.
 
-N(u_MAP, A^-1) with A = sum_n J_n' F_n J_n - Hessian of (log prior + log |dw/du|), in unconstrained coordinates (MacKay
-1992; Daxberger et al. 2021). Sampled noise is part of the Gaussian: the predictor is (f, log noise), with its Fisher
-block. Prediction is linearised by default (Immer et al. 2021): eta(u) = eta(u_MAP) + J (u - u_MAP), because a
-Gauss-Newton posterior is the posterior of that linear model and its draws, put through the network itself, fit badly.
+N(u_MAP, A^-1) with A = H + Lambda, H the curvature of the data (Gauss-Newton, empirical Fisher or Hessian) and Lambda
+that of -(log prior + log |dw/du|), in unconstrained coordinates (MacKay 1992; Daxberger et al. 2021). Noise is at its
+joint mode, tuned by the evidence, or part of the Gaussian: the predictor is (f, log noise), with its Fisher block.
+Prediction is linearised by default (Immer et al. 2021): eta(u) = eta(u_MAP) + J (u - u_MAP), because a Gauss-Newton
+posterior is the posterior of that linear model and its draws, put through the network itself, fit badly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ppl_bnn.errors import CurvatureError, InputError, UnsupportedError, message, unknown_name
-from ppl_bnn.inference.covariance import Full
+from ppl_bnn.inference.autolaplace import guide_gaussian
 from ppl_bnn.inference.curvature import (
+    CURVATURES,
+    check_bounded,
     check_smooth,
+    data_curvature,
     flat_latents,
-    gauss_newton,
-    jacobians,
     latent_names,
-    prior_hessian,
+    linear_maps,
+    prior_curvature,
+    site_slices,
 )
-from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
-from ppl_bnn.inference.optimise import Mode, check_optimiser, find_mode, starting_point
-from ppl_bnn.posterior import Approximation
-from ppl_bnn.ppl.protocol import Problem
-from ppl_bnn.predictive import Prediction
+from ppl_bnn.inference.evidence import (
+    GROUPINGS,
+    alternate,
+    by_validation,
+    fixed_point,
+    marginal_mode,
+    maximise,
+)
+from ppl_bnn.inference.hyperparameters import Tuning, gaussian_noise, log_densities, noise_sites
+from ppl_bnn.inference.laplace_gaussian import LaplaceGaussian, predictor_columns
+from ppl_bnn.inference.linearised import kinds_of
+from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, missing_sites
+from ppl_bnn.inference.optimise import (
+    Mode,
+    Refinement,
+    check_optimiser,
+    find_mode,
+    flat_sites,
+    starting_point,
+)
+from ppl_bnn.inference.precision import DiagonalCurvature, FullCurvature
+from ppl_bnn.ppl.protocol import Problem, Program, map_data, site_seed
 from ppl_bnn.progress import Progress
 
-NODES = 21
-
-
-@dataclass
-class LaplaceGaussian(Approximation):
-    """N(mode, A^-1) over the latent sites; parameters without a prior stay at their values.
-
-    mode: name -> array over the latent sites in the order of the program. held: the parameters.
-    """
-
-    mode: dict[str, np.ndarray]
-    covariance: Full
-    held: dict[str, np.ndarray] = field(default_factory=dict)
-    linear: bool = True
-    kind: ClassVar[Literal["chains", "iid", "point"]] = "iid"
-
-    @property
-    def kinds(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The linearised predictive first, where there are Jacobians."""
-        return ("linearised", "sampled") if self.linear else ("sampled",)
-
-    @property
-    def _flat_mode(self) -> np.ndarray:
-        return np.concatenate([value.reshape(-1) for value in self.mode.values()])
-
-    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        flat = self._flat_mode + self.covariance.sample(count, rng)
-        return self._unflatten(flat)
-
-    def _unflatten(self, flat: np.ndarray) -> dict[str, np.ndarray]:
-        u, start = {}, 0
-        for name, value in self.mode.items():
-            u[name] = flat[:, start : start + value.size].reshape(len(flat), *value.shape)
-            start += value.size
-        return u | {name: np.repeat(value[None], len(flat), axis=0) for name, value in self.held.items()}
-
-    def _deviation(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
-        flat = np.concatenate([np.asarray(u[name]).reshape(len(u[name]), -1) for name in self.mode], axis=1)
-        return flat - self._flat_mode
-
-    def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
-        return self.covariance.log_prob(self._deviation(u))
-
-    def centre(self) -> dict[str, np.ndarray]:
-        return {**self.mode, **self.held}
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        mode = {f"mode/{index:04d}/{name}": value for index, (name, value) in enumerate(self.mode.items())}
-        held = {f"held/{name}": value for name, value in self.held.items()}
-        return {**mode, **held, "cholesky": self.covariance.cholesky, "linear": np.asarray(int(self.linear))}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> LaplaceGaussian:
-        mode = {key.split("/", 2)[2]: arrays[key] for key in sorted(arrays) if key.startswith("mode/")}
-        held = {key.split("/", 1)[1]: value for key, value in arrays.items() if key.startswith("held/")}
-        return cls(mode, Full(np.asarray(arrays["cholesky"])), held, bool(arrays["linear"]))
-
-    # -- prediction
-
-    def predictor_draws(
-        self, problem: Problem, u: Mapping[str, np.ndarray], x: Any, kind: str, seed: int, memory: int
-    ) -> np.ndarray:
-        """eta (S, N, D): linearised, eta(mode) + J (u - mode), or through the network."""
-        if kind == "sampled":
-            return super().predictor_draws(problem, u, x, kind, seed, memory)
-        deviation = self._deviation(u)
-        parts = []
-        for _, eta, jacobian in jacobians(problem, self.centre(), x, memory):
-            parts.append(eta + np.tensordot(deviation, jacobian, axes=(1, 2)))
-        return np.concatenate(parts, axis=1)
-
-    def linearised(self, problem: Problem, x: Any, memory: int = 2**28) -> tuple[np.ndarray, np.ndarray]:
-        """Mean (N, D) and covariance (N, D, D) of the linearised predictor: eta(mode) and J A^-1 J'."""
-        means, covariances = [], []
-        for _, eta, jacobian in jacobians(problem, self.centre(), x, memory):
-            means.append(eta)
-            covariances.append(self.covariance.project(jacobian.astype(np.float64, copy=False)))
-        return np.concatenate(means), np.concatenate(covariances)
-
-    def closed_form(self, problem: Problem, x: Any, kind: str, memory: int) -> Prediction | None:
-        """The linearised predictive of a single Gaussian output, without draws.
-
-        With known noise it is N(f, J A^-1 J' + noise^2). Where log noise is uncertain too, it is integrated over by
-        Gauss-Hermite quadrature, f being Gaussian given log noise. Other likelihoods are averaged over draws of eta.
-        """
-        if kind != "linearised":
-            return None
-        eta, covariance = self.linearised(problem, x, memory)
-        family, _ = problem.program.likelihood.mixture_parameters(eta[None])
-        if family != "Normal" or eta.shape[-1] != 2:
-            return None
-        f, log_noise = eta[:, 0], eta[:, 1]
-        var_f, var_s, cross = covariance[:, 0, 0], covariance[:, 1, 1], covariance[:, 0, 1]
-        if var_s.max() < 1e-14:
-            noise = np.exp(log_noise)
-            scale = np.sqrt(var_f + noise**2)
-            return Prediction("Normal", {"loc": f[None], "scale": scale[None]}, epistemic_within=var_f[None])
-        nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
-        shift = np.sqrt(var_s) * nodes[:, None]
-        slope = np.divide(cross, var_s, out=np.zeros_like(cross), where=var_s > 0)
-        loc = f + slope * shift
-        within = np.maximum(var_f - slope * cross, 0.0)
-        scale = np.sqrt(within + np.exp(2.0 * (log_noise + shift)))
-        return Prediction(
-            "Normal",
-            {"loc": loc, "scale": scale},
-            log_weights=np.log(weights / weights.sum()),
-            epistemic_within=np.broadcast_to(within, loc.shape).copy(),
-        )
+WEIGHTS = ("all", "last_layer", "largest_variance", "largest_magnitude")
+NOISES = ("gaussian", "mode", "evidence")
+TUNINGS = ("none", *GROUPINGS)
 
 
 @dataclass(frozen=True)
 class Laplace(Method):
-    """A Gaussian at the mode; its precision is the Gauss-Newton matrix plus the prior's own curvature.
+    """A Gaussian at the mode; its precision is the curvature of the data plus the prior's own.
 
-    engine: "curvature" (ours, in both systems) or "guide" (the system's AutoLaplaceApproximation, with the exact
-    Hessian; its failures become named errors, and its draws go through the network).
-    curvature, structure, weights: "ggn", "full", "all" so far.
-    repair: None, or "clip": where the prior curves upwards at the mode (Student-t, mixtures), the negative eigenvalues
-    of the prior's Hessian are set to zero, which widens the approximation there; reported as a warning.
-    start: where the training of the mode starts; optimise=False takes it as the mode.
-    The other fields are those of `MAP`: the mode is part of the method, so prior, noise and loss agree by construction.
+    structure: "full", "kron" (K-FAC), "diag" or "lowrank" with `rank` eigenpairs.
+    curvature: "ggn" (Gauss-Newton, with the Fisher information of p(y | eta), "exact" or, fisher="sampled", from
+    `samples` targets drawn for each row), "empirical" (gradients at the observed targets), "hessian" (exact, it may
+    be indefinite). sharing: "expand" or "reduce", for linear maps with several places in a row (Eschenhagen et al.
+    2023); kron only.
+
+    weights: "all"; "last_layer"; names of layers or sites; "largest_variance" or "largest_magnitude", with
+    `subnetwork` the number of weights. The others stay at the mode. noise: of a Gaussian likelihood: "gaussian"
+    (sampled noise is part of the Gaussian), "mode" (it stays at the joint mode) or "evidence" (its precision is
+    tuned; a prior on it then has no say). tune: "none", or factors on the precisions of Normal priors: one
+    ("global"), one for each "layer" or "tensor", or for each "weight". objective: "evidence", or "validation" with
+    `validation` the share of the rows held out. search: MacKay's "fixed_point", or "maximise". during_training: find
+    the mode again for the new factors, until both agree. marginal: sites (scales of priors, noise) at the maximum of
+    evidence times hyper-prior, found by an outer search. prior_approximation: "mean" averages the prior's precisions
+    over each weight of a Kronecker structure; None refuses priors that differ within one. repair: None, or "clip":
+    negative eigenvalues of the prior's Hessian (Student-t, mixtures), and those of an exact Hessian, are set to zero,
+    which widens the approximation there; reported as a warning.
+
+    engine: "curvature" (this one, in both systems) or "guide" (the system's AutoLaplaceApproximation, with the exact
+    Hessian; its failures become named errors, and its draws go through the network). start: where the training of the
+    mode starts; optimise=False takes it as the mode. A network trained elsewhere (a `torch.nn.Module`, Flax
+    parameters) is a start, too; what it does not have, such as the noise, is optimised. The other fields are those of
+    `MAP`: the mode is part of the method, so prior, noise and loss agree by construction.
+
+    figures: "log_evidence", log p(D | what is held at a value), in the units of the fit; "effective_parameters",
+    gamma = tr(H A^-1), where tuned also "prior_factor/..." and "noise". warnings: a mode that is none, tuning that
+    did not settle.
     """
 
     structure: str = "full"
     curvature: str = "ggn"
-    weights: str = "all"
+    weights: str | Sequence[str] = "all"
+    subnetwork: int | None = None
+    fisher: str = "exact"
+    samples: int = 1
+    sharing: str = "expand"
+    rank: int | None = None
+    noise: str = "gaussian"
+    tune: str = "none"
+    objective: str = "evidence"
+    validation: float = 0.2
+    search: str = "fixed_point"
+    during_training: bool = False
+    marginal: Sequence[str] = ()
+    prior_approximation: str | None = None
     engine: str = "curvature"
     repair: str | None = None
     steps: int = 20_000
@@ -166,216 +114,650 @@ class Laplace(Method):
     polish: bool = True
     start: Start = None
     optimise: bool = True
+    memory: int = 2**28
     serves_local: ClassVar[bool] = False
+
+    # -- before anything is computed
 
     def check(self) -> None:
         for name, value, known in (
-            ("structure", self.structure, ("full",)),
-            ("curvature", self.curvature, ("ggn",)),
-            ("weights", self.weights, ("all",)),
+            ("structure", self.structure, ("full", "kron", "diag", "lowrank")),
+            ("curvature", self.curvature, CURVATURES),
+            ("fisher", self.fisher, ("exact", "sampled")),
+            ("sharing", self.sharing, ("expand", "reduce")),
+            ("noise", self.noise, NOISES),
+            ("tune", self.tune, TUNINGS),
+            ("objective", self.objective, ("evidence", "validation")),
+            ("search", self.search, ("fixed_point", "maximise")),
             ("engine", self.engine, ("curvature", "guide")),
+            ("prior_approximation", self.prior_approximation, (None, "mean")),
+            ("repair", self.repair, (None, "clip")),
         ):
             if value not in known:
-                raise unknown_name(f"{name} of Laplace", value, known)
-        if self.repair not in (None, "clip"):
-            raise unknown_name("repair of Laplace", self.repair, ("clip",))
+                raise unknown_name(f"{name} of Laplace", str(value), tuple(map(str, known)))
+        if isinstance(self.weights, str) and self.weights not in WEIGHTS:
+            raise unknown_name("weights of Laplace", self.weights, WEIGHTS)
         check_optimiser(self.name, self.steps, self.learning_rate, self.tolerance)
+        self._check_numbers()
+        self._check_combinations()
+
+    def _check_numbers(self) -> None:
+        for name, value, needed in (
+            ("subnetwork", self.subnetwork, str(self.weights).startswith("largest")),
+            ("rank", self.rank, self.structure == "lowrank"),
+        ):
+            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            if needed and not whole:
+                raise InputError(
+                    f"Laplace: {name}: " + message("a positive whole number", repr(value), f"{name}=100")
+                )
+            if not needed and value is not None:
+                raise InputError(
+                    f"Laplace: {name}: "
+                    + message(
+                        "weights='largest_variance' or 'largest_magnitude'"
+                        if name == "subnetwork"
+                        else "structure='lowrank'",
+                        "another choice",
+                        f"leaving {name} out",
+                    )
+                )
+        if not isinstance(self.samples, int) or self.samples < 1:
+            raise InputError(
+                "Laplace: samples: " + message("a positive whole number", repr(self.samples), "samples=1")
+            )
+        if not 0.0 < self.validation < 1.0:
+            raise InputError(
+                "Laplace: validation: "
+                + message("a share between 0 and 1", repr(self.validation), "validation=0.2")
+            )
         if not self.optimise and self.start is None:
             raise InputError(
                 "Laplace: "
                 + message("start= with optimise=False", "None", "start=a MAP posterior or a dict of arrays")
             )
 
+    def _check_combinations(self) -> None:
+        """Each pair that is not defined, with a way out."""
+        tuned = self.tune != "none" or self.noise == "evidence"
+        sub = str(self.weights).startswith("largest")
+        for impossible, expected, came, advice in (
+            (
+                self.structure == "kron" and self.curvature == "hessian",
+                "a curvature that is a sum of products of gradients",
+                "curvature='hessian' with structure='kron'",
+                "curvature='ggn', or structure='full', 'diag' or 'lowrank'",
+            ),
+            (
+                self.structure == "kron" and sub,
+                "whole layers with structure='kron'",
+                f"weights={self.weights!r}",
+                "names of layers, or structure='full' or 'diag'",
+            ),
+            (
+                self.structure == "kron" and self.tune == "weight",
+                "one precision for each tensor with structure='kron'",
+                "tune='weight'",
+                "tune='tensor', or structure='diag'",
+            ),
+            (
+                self.curvature == "hessian" and self.noise == "evidence",
+                "a curvature in proportion to the noise precision",
+                "curvature='hessian' with noise='evidence'",
+                "curvature='ggn', or marginal= with the noise",
+            ),
+            (
+                tuned and bool(self.marginal),
+                "one search for hyper-parameters",
+                f"tune={self.tune!r}, noise={self.noise!r} and marginal={list(self.marginal)}",
+                "marginal= alone, with all scales in it",
+            ),
+            (
+                self.objective == "validation" and (self.tune == "none" or self.noise == "evidence"),
+                "objective='validation' for prior precisions",
+                f"tune={self.tune!r}, noise={self.noise!r}",
+                "tune='global' and noise='mode' or 'gaussian'",
+            ),
+            (
+                self.objective == "validation" and self.tune == "weight",
+                "few factors with objective='validation'",
+                "tune='weight'",
+                "tune='global' or 'layer'",
+            ),
+            (
+                self.during_training and not tuned,
+                "something to tune with during_training=True",
+                "tune='none' and noise other than 'evidence'",
+                "tune='global'",
+            ),
+            (
+                self.during_training and not self.optimise,
+                "training with during_training=True",
+                "optimise=False",
+                "optimise=True",
+            ),
+            (
+                self.engine == "guide"
+                and (
+                    tuned
+                    or bool(self.marginal)
+                    or self.weights != "all"
+                    or self.structure != "full"
+                    or self.noise != "gaussian"
+                ),
+                "the defaults with engine='guide', which has a full Hessian and nothing else",
+                "another structure, weights, noise or tuning",
+                "engine='curvature'",
+            ),
+        ):
+            if impossible:
+                raise UnsupportedError("Laplace: " + message(expected, came, advice))
+
+    # -- the fit
+
     def run(self, problem: Problem, progress: Progress) -> Outcome:
-        if self.engine == "curvature":
-            check_smooth(problem)
-            if not problem.program.language:
-                problem.program.likelihood.fisher(None)
-        mode = self._mode(problem, progress)
+        fit = _Fit(self, problem, progress)
+        return fit.by_guide() if self.engine == "guide" else fit.by_curvature()
+
+
+# --- one fit --------------------------------------------------------------------------------------
+
+
+class _Fit:
+    """What one fit knows as it goes along: the mode, what the Gaussian is over, what was tuned."""
+
+    def __init__(self, method: Laplace, problem: Problem, progress: Progress):
+        self.method, self.problem, self.progress = method, problem, progress
+        self.refinement = Refinement(problem)
+        self.warnings: tuple[str, ...] = ()
+        self.figures: dict[str, float] = {}
+        self.passes = 0.0
+
+    def by_guide(self) -> Outcome:
+        mode = self._mode()
         watch = Stopwatch()
-        warnings = mode.warnings
-        if self.engine == "guide":
-            approximation = _GUIDES[problem.system.name](problem, mode.u)
+        gaussian = guide_gaussian(self.problem, mode.u)
+        approximation = LaplaceGaussian(self._latents(mode.u), gaussian, predictives=("sampled",))
+        self.passes = 1.0
+        return self._outcome(mode, mode.u, approximation, watch)
+
+    def by_curvature(self) -> Outcome:
+        method, problem = self.method, self.problem
+        check_smooth(problem)
+        if not problem.program.language and method.curvature != "hessian":
+            problem.program.likelihood.fisher(None)
+        self._check_names()
+        if problem.program.language:
+            check_bounded(problem, starting_point(problem, None, self.progress), method.marginal)
+        if method.marginal:
+            mode = self._marginal_mode()
         else:
-            approximation, repaired = self._gaussian(problem, mode.u)
-            warnings += repaired
-        size = approximation.covariance.size
-        evidence = (
-            mode.log_joint + 0.5 * size * np.log(2.0 * np.pi) + 0.5 * approximation.covariance.log_determinant
+            mode = self._mode()
+        watch = Stopwatch()
+        u = mode.u
+        positions = self._positions(u)
+        factors: dict[str, np.ndarray] = {}
+        noise: float | None = None
+        if method.tune != "none" or method.noise == "evidence":
+            u, covariance, factors, noise = self._tuned(u, positions)
+        else:
+            covariance = self._gaussian(u, positions)
+        everything = len(positions) == self._size
+        approximation = LaplaceGaussian(
+            mode=self._latents(u),
+            covariance=covariance,
+            held={site.name: np.asarray(u[site.name]) for site in problem.program.params},
+            positions=None if everything else positions,
+            factors=factors,
+            noise=noise,
+            predictives=self._kinds(),
         )
+        return self._outcome(mode, u, approximation, watch, positions)
+
+    def _outcome(
+        self,
+        mode: Mode,
+        u: Mapping[str, np.ndarray],
+        approximation: LaplaceGaussian,
+        watch: Stopwatch,
+        positions: np.ndarray | None = None,
+    ) -> Outcome:
+        covariance = approximation.covariance
+        if "log_evidence" not in self.figures:
+            likelihood, prior = log_densities(
+                self.problem, u, np.arange(self._size) if positions is None else positions
+            )
+            volume = 0.5 * (covariance.size * np.log(2.0 * np.pi) + covariance.log_determinant)
+            self.figures["log_evidence"] = float(likelihood + prior + volume)
         return Outcome(
             approximation=approximation,
             history={"loss": mode.losses},
             compile_seconds=mode.compile_seconds,
             run_seconds=mode.run_seconds + watch(),
-            # One gradient per row and output of the network makes the Jacobians; counted in passes over the data.
-            gradient_evaluations=mode.evaluations + self._outputs(problem),
-            warnings=warnings,
+            gradient_evaluations=mode.evaluations + self.refinement.evaluations + self.passes,
+            warnings=mode.warnings + self.warnings,
             figures={
                 "log_joint": mode.log_joint,
                 "gradient_norm": mode.gradient_norm,
                 "converged": float(mode.converged),
-                "log_evidence": float(evidence),
+                **self.figures,
             },
         )
 
-    def _mode(self, problem: Problem, progress: Progress) -> Mode:
-        if self.optimise:
-            return find_mode(
-                problem,
-                start=self.start,
-                steps=self.steps,
-                learning_rate=self.learning_rate,
-                tolerance=self.tolerance,
-                polish=self.polish,
-                progress=progress,
-                title=self.name,
-            )
-        u = starting_point(problem, self.start, progress)
-        system = problem.system
-        function = system.value_and_grad(problem.program.log_joint)
-        value, gradient = function({n: system.asarray(v) for n, v in u.items()}, problem.x, problem.y)
-        norm = np.sqrt(sum(float((system.to_numpy(g) ** 2).sum()) for g in gradient.values()))
-        return Mode(u, float(value), float(norm), np.zeros(0), True, 1, 0.0, 0.0)
+    # -- the mode
 
-    def _outputs(self, problem: Problem) -> int:
-        return 1 if self.engine == "guide" else 2
+    def _mode(self) -> Mode:
+        method, problem = self.method, self.problem
+        if method.optimise:
+            return self._found(method.start)
+        u = starting_point(problem, method.start, self.progress)
+        missing = missing_sites(problem, method.start)
+        if missing:
+            held = [name for name in problem.program.sites if name not in missing]
+            u = self.refinement.mode(u, held=held)
+        value, gradient = self.refinement.value_and_grad(flat_sites(problem, u))
+        return Mode(u, -value, float(np.linalg.norm(gradient)), np.zeros(0), True, 0, 0.0, 0.0)
 
-    def _gaussian(
-        self, problem: Problem, u: Mapping[str, np.ndarray]
-    ) -> tuple[LaplaceGaussian, tuple[str, ...]]:
-        names = latent_names(problem)
-        likelihood_part = gauss_newton(problem, u)
-        prior_part = prior_hessian(problem, u)
-        warnings: tuple[str, ...] = ()
-        try:
-            covariance = Full.of(likelihood_part + prior_part)
-        except CurvatureError:
-            if self.repair is None:
-                raise
-            values, vectors = np.linalg.eigh(prior_part)
-            clipped = int((values < 0).sum())
-            prior_part = (vectors * np.maximum(values, 0.0)) @ vectors.T
-            covariance = Full.of(likelihood_part + prior_part)
-            warnings = (
-                f"the prior curves upwards at the mode: {clipped} negative eigenvalues of its Hessian were set to 0",
-            )
-        shapes = problem.program.sites
-        mode = {
-            name: np.asarray(u[name], dtype=float).reshape(shapes[name].unconstrained_shape) for name in names
+    def _found(self, start: Start, held: Sequence[str] = ()) -> Mode:
+        method = self.method
+        return find_mode(
+            self.problem,
+            start=start,
+            steps=method.steps,
+            learning_rate=method.learning_rate,
+            tolerance=method.tolerance,
+            polish=method.polish,
+            held=held,
+            progress=self.progress,
+            title=method.name,
+        )
+
+    def _marginal_mode(self) -> Mode:
+        """Sites of `marginal` at the maximum of evidence times hyper-prior, all else at its mode given them."""
+        problem, held = self.problem, tuple(self.method.marginal)
+        slices = site_slices(problem)
+        where = np.concatenate([np.arange(slices[name].start, slices[name].stop) for name in held])
+        names = [f"{name}[{i}]" for name in held for i in range(slices[name].stop - slices[name].start)]
+        mode = self._found(self.method.start, held)
+        latest = dict(mode.u)
+
+        def at(phi: np.ndarray) -> dict[str, np.ndarray]:
+            flat = flat_latents(problem, latest)
+            flat[where] = phi
+            moved = dict(latest)
+            for name in held:
+                moved[name] = flat[slices[name]].reshape(np.shape(latest[name]))
+            return self.refinement.mode(moved, held=held)
+
+        def objective(phi: np.ndarray) -> float:
+            nonlocal latest
+            u = at(phi)
+            covariance = self._gaussian(u, self._positions(u))
+            value, _ = self.refinement.value_and_grad(flat_sites(problem, u))
+            latest = u
+            return -value + 0.5 * (covariance.size * np.log(2.0 * np.pi) + covariance.log_determinant)
+
+        outer = marginal_mode(
+            objective, flat_latents(problem, mode.u)[where], names=names, progress=self.progress
+        )
+        self.warnings += outer.warnings
+        u = at(outer.phi)
+        value, gradient = self.refinement.value_and_grad(flat_sites(problem, u))
+        free = np.concatenate(
+            [np.full(site.size, site.name not in held) for site in problem.program.sites.values()]
+        )
+        return replace(
+            mode,
+            u=u,
+            log_joint=-value,
+            gradient_norm=float(np.linalg.norm(gradient[free])),
+            converged=mode.converged and outer.converged,
+        )
+
+    # -- what the Gaussian is over
+
+    @property
+    def _size(self) -> int:
+        return max(at.stop for at in site_slices(self.problem).values())
+
+    def _latents(self, u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        sites = self.problem.program.sites
+        return {
+            name: np.asarray(u[name], dtype=float).reshape(sites[name].unconstrained_shape)
+            for name in latent_names(self.problem)
         }
-        held = {site.name: np.asarray(u[site.name]) for site in problem.program.params}
-        return LaplaceGaussian(mode, covariance, held), warnings
 
+    def _kinds(self) -> tuple[str, ...]:
+        program = self.problem.program
+        if not program.language:
+            return ("sampled",)
+        return (*kinds_of(program.likelihood, predictor_columns(self.problem)), "sampled")
 
-# --- the systems' own guides ----------------------------------------------------------------------
+    def _check_names(self) -> None:
+        names = latent_names(self.problem)
+        for name in self.method.marginal:
+            if name not in names:
+                raise unknown_name("site of marginal", name, names)
+        if not isinstance(self.method.weights, str):
+            layers = [name.rpartition(".")[0] for name in names if "." in name]
+            for name in self.method.weights:
+                if name not in names and name not in layers:
+                    raise unknown_name("layer or site of weights", name, [*dict.fromkeys(layers), *names])
 
-
-def _guide_numpyro(problem: Problem, u: Mapping[str, np.ndarray]) -> LaplaceGaussian:
-    """NumPyro's AutoLaplaceApproximation at the mode."""
-    import jax
-    from numpyro.handlers import seed
-    from numpyro.infer.autoguide import AutoLaplaceApproximation
-    from numpyro.infer.initialization import init_to_value
-
-    guide = AutoLaplaceApproximation(
-        _native(problem), init_loc_fn=init_to_value(values=_constrained(problem, u))
-    )
-    seed(guide, jax.random.PRNGKey(0))(problem.x, problem.y)
-    flat, order = _flat_in_order_of(problem, u, guide._unpack_latent)
-
-    @jax.jit
-    def covariance(loc: Any) -> Any:
-        # Compiled, the guide is fast, and cannot hide a failure behind a warning and a zero variance.
-        return guide.get_posterior({f"{guide.prefix}_loc": loc}).covariance_matrix
-
-    return _from_guide(problem, u, np.asarray(covariance(flat)), order)
-
-
-def _guide_pyro(problem: Problem, u: Mapping[str, np.ndarray]) -> LaplaceGaussian:
-    """Pyro's AutoLaplaceApproximation at the mode."""
-    from pyro.infer.autoguide import AutoLaplaceApproximation
-    from pyro.infer.autoguide.initialization import init_to_value
-
-    guide = AutoLaplaceApproximation(
-        _native(problem), init_loc_fn=init_to_value(values=_constrained(problem, u))
-    )
-    guide(problem.x, problem.y)
-    size = len(flat_latents(problem, u))
-
-    def unpack(flat: Any) -> dict[str, Any]:
-        pairs: Any = guide._unpack_latent(flat)
-        return {site["name"]: value for site, value in pairs}
-
-    _, order = _flat_in_order_of(problem, u, unpack)
-    try:
-        gaussian = guide.laplace_approximation(problem.x, problem.y).get_posterior()
-    except Exception as error:
-        raise CurvatureError(
-            "Pyro's AutoLaplaceApproximation failed: "
-            + message(
-                "a positive definite Hessian",
-                f"{type(error).__name__}: {error}".splitlines()[0],
-                "engine='curvature'",
+    def _positions(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
+        """(Q,) positions of the flat vector, increasing."""
+        method, problem, slices = self.method, self.problem, site_slices(self.problem)
+        noise = noise_sites(problem, u)
+        aside = {*method.marginal, *(noise if method.noise != "gaussian" else ())}
+        chosen = np.zeros(self._size, dtype=bool)
+        for name in self._chosen_sites(u, noise):
+            chosen[slices[name]] = True
+        for name in aside:
+            chosen[slices[name]] = False
+        if str(method.weights).startswith("largest"):
+            kept = np.zeros_like(chosen)
+            for name in noise:
+                kept[slices[name]] = chosen[slices[name]]
+            candidates = np.flatnonzero(chosen & ~kept)
+            kept[self._largest(u, candidates)] = True
+            chosen = kept
+        if not chosen.any():
+            raise UnsupportedError(
+                "Laplace: " + message("at least one weight to be uncertain about", "none", "weights='all'")
             )
-        ) from error
-    covariance = problem.system.to_numpy(gaussian.covariance_matrix)
-    assert covariance.shape == (size, size)
-    return _from_guide(problem, u, covariance, order)
+        return np.flatnonzero(chosen)
 
+    def _chosen_sites(self, u: Mapping[str, np.ndarray], noise: Sequence[str]) -> list[str]:
+        weights, names = self.method.weights, latent_names(self.problem)
+        if isinstance(weights, str) and weights != "last_layer":
+            return names
+        if isinstance(weights, str):
+            maps = list(linear_maps(self.problem, u).values())
+            if not maps:
+                raise UnsupportedError(
+                    "Laplace(weights='last_layer'): "
+                    + message("a linear map whose weight is a site", "none", "names of sites")
+                )
+            weights = [site for site in (maps[-1].weight, maps[-1].bias) if site is not None]
+        named = [name for name in names if name in weights or name.rpartition(".")[0] in weights]
+        return [*named, *(name for name in noise if name not in named)]
 
-def _native(problem: Problem) -> Any:
-    if problem.program.params:
-        raise UnsupportedError(
-            "Laplace(engine='guide'): "
-            + message("priors on all weights", "point estimates (priors.Point)", "engine='curvature'")
-        )
-    return problem.program.native
-
-
-def _constrained(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    values = {name: problem.system.asarray(value) for name, value in u.items()}
-    return problem.program.constrain(values, problem.x, problem.y)
-
-
-def _flat_in_order_of(problem: Problem, u: Mapping[str, np.ndarray], unpack: Any) -> tuple[Any, np.ndarray]:
-    """The mode in the order of a guide's flat vector, and for each of our positions the guide's."""
-    size = len(flat_latents(problem, u))
-    places = unpack(problem.system.asarray(np.arange(size, dtype=float)))
-    order = np.concatenate(
-        [problem.system.to_numpy(places[name]).reshape(-1) for name in latent_names(problem)]
-    ).round()
-    order = order.astype(int)
-    flat = np.empty(size)
-    flat[order] = flat_latents(problem, u)
-    return problem.system.asarray(flat), order
-
-
-def _from_guide(
-    problem: Problem, u: Mapping[str, np.ndarray], covariance: np.ndarray, order: np.ndarray
-) -> LaplaceGaussian:
-    system = problem.system.name
-    advice = "engine='curvature', whose Gauss-Newton matrix is never indefinite"
-    variances = np.diag(covariance)
-    if not np.all(np.isfinite(covariance)) or variances.min() <= 0 or variances.max() < 1e-20:
-        raise CurvatureError(
-            f"{system}'s AutoLaplaceApproximation failed: "
-            + message(
-                "a covariance with positive variances",
-                f"variances from {variances.min():.3g} to {variances.max():.3g}",
-                advice,
+    def _largest(self, u: Mapping[str, np.ndarray], candidates: np.ndarray) -> np.ndarray:
+        """The positions with the largest marginal variance under a diagonal approximation, or magnitude."""
+        count = self.method.subnetwork
+        assert count is not None
+        if count > len(candidates):
+            raise InputError(
+                "Laplace: subnetwork: "
+                + message(f"at most the {len(candidates)} weights there are", repr(count), "weights='all'")
             )
+        if self.method.weights == "largest_magnitude":
+            size = np.abs(flat_latents(self.problem, u)[candidates])
+        else:
+            curvature = self._data_curvature(u, candidates, "diag")
+            size = curvature.gaussian(self._prior(u, candidates, dense=False)).variances()
+        # Ties go to the first, so that the choice is the same at every fit.
+        return candidates[np.sort(np.argsort(-size, kind="stable")[:count])]
+
+    # -- the Gaussian
+
+    def _data_curvature(
+        self, u: Mapping[str, np.ndarray], positions: np.ndarray, structure: str | None = None
+    ) -> Any:
+        method = self.method
+        structure = structure or method.structure
+        curvature, passes = data_curvature(
+            self.problem,
+            u,
+            curvature=method.curvature,
+            fisher=method.fisher,
+            samples=method.samples,
+            structure=structure,
+            rank=method.rank if structure == "lowrank" else None,
+            sharing=method.sharing,
+            positions=None if len(positions) == self._size else positions,
+            seed=self.problem.seed,
+            memory=method.memory,
         )
-    try:
-        precision = np.linalg.inv(covariance[np.ix_(order, order)])
-        gaussian = Full.of(0.5 * (precision + precision.T))
-    except (np.linalg.LinAlgError, CurvatureError) as error:
-        raise CurvatureError(
-            f"{system}'s AutoLaplaceApproximation failed: "
-            + message("an invertible covariance", str(error), advice)
-        ) from error
-    mode = {name: np.asarray(u[name], dtype=float) for name in latent_names(problem)}
-    return replace(LaplaceGaussian(mode, gaussian), linear=False)
+        self.passes += passes
+        return curvature
+
+    def _prior(self, u: Mapping[str, np.ndarray], positions: np.ndarray, dense: bool = True) -> np.ndarray:
+        """The prior's curvature over the positions, (Q,) or, where sites depend on each other, (Q, Q)."""
+        prior = prior_curvature(self.problem, u)
+        if prior.ndim == 1:
+            return prior[positions]
+        prior = prior[np.ix_(positions, positions)]
+        off = prior - np.diag(np.diag(prior))
+        # A scale that is held at a value makes no dependence among what it scales.
+        if not dense or np.abs(off).max(initial=0.0) <= 1e-10 * np.abs(prior).max():
+            return np.diag(prior).copy()
+        return prior
+
+    def _gaussian(self, u: Mapping[str, np.ndarray], positions: np.ndarray) -> Any:
+        curvature = self._data_curvature(u, positions)
+        prior = self._prior(u, positions, dense=self.method.structure not in ("diag",))
+        prior = self._averaged(curvature, prior)
+        gaussian = self._repaired(curvature, prior)
+        self.figures["effective_parameters"] = _effective_parameters(gaussian, prior)
+        return gaussian
+
+    def _averaged(self, curvature: Any, prior: np.ndarray) -> np.ndarray:
+        """With prior_approximation="mean", one precision for each weight of a Kronecker structure."""
+        if self.method.structure != "kron" or self.method.prior_approximation != "mean":
+            return prior
+        prior = prior.copy() if prior.ndim == 1 else np.diag(prior).copy()
+        widest = 0.0
+        for block in curvature.blocks:
+            if hasattr(block, "left"):
+                part = prior[block.positions]
+                widest = max(widest, float(np.ptp(part) / max(abs(part.mean()), 1e-300)))
+                prior[block.positions] = part.mean()
+        if widest > 1e-9:
+            self.warnings += (
+                f"prior precisions were averaged over each weight matrix; within one they differ by up to "
+                f"{widest:.3g} times their mean",
+            )
+        return prior
+
+    def _repaired(self, curvature: Any, prior: np.ndarray) -> Any:
+        try:
+            return curvature.gaussian(prior)
+        except CurvatureError:
+            if self.method.repair is None:
+                raise
+        if prior.ndim == 1:
+            clipped, prior = int((prior < 0).sum()), np.maximum(prior, 0.0)
+        else:
+            values, vectors = np.linalg.eigh(prior)
+            clipped, prior = int((values < 0).sum()), (vectors * np.maximum(values, 0.0)) @ vectors.T
+        sentences = []
+        if clipped:
+            sentences.append(
+                f"the prior curves upwards at the mode: {clipped} negative eigenvalues of its Hessian were set to 0"
+            )
+        if self.method.curvature == "hessian":
+            curvature, negative = _without_negative(curvature)
+            if negative:
+                sentences.append(
+                    f"the Hessian of the data is indefinite: {negative} negative eigenvalues were set to 0"
+                )
+        gaussian = curvature.gaussian(prior)
+        self.warnings += tuple(sentences)
+        return gaussian
+
+    # -- hyper-parameters
+
+    def _tuned(
+        self, u: dict[str, np.ndarray], positions: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], Any, dict[str, np.ndarray], float | None]:
+        """The mode, the Gaussian, factors by site and the noise, after tuning."""
+        method, problem = self.method, self.problem
+        with_noise = method.noise == "evidence"
+        noise = gaussian_noise(problem, u) if with_noise else None
+        held = () if noise is None or noise.site is None else (noise.site,)
+        latest: tuple[dict[str, np.ndarray], Any] | None = None
+
+        def curvature_at(at: Any) -> Any:
+            # The same mode is asked about several times: for the evidence, and for the Gaussian in the end.
+            nonlocal latest
+            if latest is None or latest[0] is not at:
+                latest = at, self._data_curvature(at, positions)
+            return latest[1]
+
+        tuning = Tuning.of(problem, u, positions, method.tune, with_noise, curvature_at)
+        search: Any = method.search
+        scale = 1.0
+        if method.objective == "validation":
+            factors = self._validated(tuning, positions)
+        else:
+            if method.during_training:
+
+                def evidence_at(factors: np.ndarray, scale: float) -> Any:
+                    nonlocal u
+                    u = self.refinement.mode(u, held=held, changes=tuning.changes(factors, scale))
+                    return tuning.evidence(u, self._tuned_prior(tuning, u))
+
+                found = alternate(
+                    evidence_at, tuning.ones, method=search, tune_noise=with_noise, progress=self.progress
+                )
+            else:
+                maximiser = {"fixed_point": fixed_point, "maximise": maximise}[search]
+                found = maximiser(tuning.evidence(u, self._tuned_prior(tuning, u)), tune_noise=with_noise)
+            factors, scale = found.factors, found.scale
+            self.warnings += found.warnings
+        if method.objective == "validation" and method.during_training:
+            u = self.refinement.mode(u, held=held, changes=tuning.changes(factors, scale))
+        prior = self._tuned_prior(tuning, u)
+        evidence = tuning.evidence(u, prior)
+        self.figures["log_evidence"] = evidence.log_evidence(factors, scale)
+        self.figures["effective_parameters"] = float(evidence.effective_parameters(factors, scale).sum())
+        curvature = curvature_at(u)
+        covariance = (curvature if scale == 1.0 else curvature.scaled(scale)).gaussian(
+            factors[tuning.groups] * prior
+        )
+        self._check_mode(u, covariance, tuning, factors, scale)
+        if len(factors) <= 50:
+            for name, factor in zip(tuning.names, factors, strict=True):
+                if name not in tuning.held:
+                    self.figures[f"prior_factor/{name}"] = float(factor)
+        known: float | None = None
+        if noise is not None:
+            value = noise.value / np.sqrt(scale)
+            self.figures["noise"] = float(np.mean(value))
+            if noise.site is None:
+                known = float(value)
+            else:
+                u = self._with_value(u, noise.site, value)
+        return u, covariance, tuning.site_factors(factors), known
+
+    def _check_mode(
+        self, u: Mapping[str, np.ndarray], covariance: Any, tuning: Tuning, factors: Any, scale: float
+    ) -> None:
+        """Report a mode that the tuned hyper-parameters have left behind: a Newton step gains g' A^-1 g / 2 nats."""
+        size = flat_sites(self.problem, u)
+        _, gradient = self.refinement.value_and_grad(size, tuning.changes(factors, scale))
+        latent = gradient[tuning.places]
+        self.figures["gradient_norm"] = float(np.linalg.norm(latent))
+        gain = 0.5 * float(np.sum(covariance.whiten(latent[None]) ** 2))
+        if gain > 1.0:
+            self.warnings += (
+                f"the mode is not that of the tuned hyper-parameters: a Newton step would gain {gain:.3g} nats; "
+                "during_training=True finds the mode again",
+            )
+
+    def _tuned_prior(self, tuning: Tuning, u: Mapping[str, np.ndarray]) -> np.ndarray:
+        prior = tuning.prior(u)
+        if self.method.structure == "kron" and self.method.prior_approximation == "mean":
+            return self._averaged(tuning.curvature_at(u), prior)
+        return prior
+
+    def _with_value(self, u: dict[str, np.ndarray], site: str, value: np.ndarray) -> dict[str, np.ndarray]:
+        """u with one site at a constrained value."""
+        problem = self.problem
+        w = problem.program.constrain_draws(
+            {n: np.asarray(v)[None] for n, v in u.items()}, problem.x, problem.y
+        )
+        w = {name: each[0] for name, each in w.items()} | {site: value}
+        return problem.program.unconstrain(w, problem.x, problem.y)
+
+    def _validated(self, tuning: Tuning, positions: np.ndarray) -> np.ndarray:
+        """Factors (G,) by the log score of rows that neither mode nor curvature has seen."""
+        method, problem = self.method, self.problem
+        rng = np.random.default_rng(site_seed("validation", problem.seed))
+        order = rng.permutation(problem.rows)
+        count = round(method.validation * problem.rows)
+        if not 0 < count < problem.rows:
+            raise InputError(
+                "Laplace: validation: "
+                + message("a share that leaves rows on both sides", f"{count} of {problem.rows}", "more rows")
+            )
+        out, rows = np.sort(order[:count]), np.sort(order[count:])
+        part = _rows_of(problem, rows)
+        fit = _Fit(replace(method, tune="none", objective="evidence"), part, self.progress)
+        u = fit._mode().u
+        curvature = fit._data_curvature(u, positions)
+        prior = fit._prior(u, positions)
+        prior = fit._averaged(curvature, prior)
+        inputs = map_data(lambda a: np.asarray(a)[out], problem.inputs)
+        targets = np.asarray(problem.targets)[out]
+        tuned = np.array([name not in tuning.held for name in tuning.names])
+        kind = self._kinds()[0]
+
+        def score(free: np.ndarray) -> float:
+            factors = tuning.ones
+            factors[tuned] = free
+            covariance = curvature.gaussian(factors[tuning.groups] * prior)
+            held = {site.name: np.asarray(u[site.name]) for site in part.program.params}
+            where = None if len(positions) == self._size else positions
+            approximation = LaplaceGaussian(fit._latents(u), covariance, held, where)
+            prediction = approximation.closed_form(part, inputs, kind, method.memory)
+            assert prediction is not None
+            return float(np.mean(prediction.log_prob(targets)))
+
+        names = [name for name, free in zip(tuning.names, tuned, strict=True) if free]
+        found = by_validation(
+            score,
+            np.ones(len(names)),
+            per="global" if len(names) == 1 else "group",
+            names=names,
+            progress=self.progress,
+        )
+        self.warnings += found.warnings
+        self.passes += fit.passes + fit.refinement.evaluations
+        factors = tuning.ones
+        factors[tuned] = found.factors
+        return factors
 
 
-_GUIDES: dict[str, Any] = {"numpyro": _guide_numpyro, "pyro": _guide_pyro}
+def _rows_of(problem: Problem, rows: np.ndarray) -> Problem:
+    """The same problem with some of its rows."""
+    program, system = problem.program, problem.system
+    inputs = map_data(lambda a: np.asarray(a)[rows], problem.inputs)
+    targets = np.asarray(problem.targets)[rows]
+    x, y = map_data(system.asarray, inputs), system.asarray(targets)
+    part = Program.of(
+        system,
+        program.model,
+        x,
+        y,
+        language=program.language,
+        observed=None if program.language else program.observed,
+    )
+    return replace(problem, program=part, x=x, y=y, inputs=inputs, targets=targets)
+
+
+def _effective_parameters(gaussian: Any, prior: np.ndarray) -> float:
+    """gamma = tr(H A^-1) = Q - tr(Lambda A^-1)."""
+    if prior.ndim == 1:
+        return float(gaussian.size - prior @ gaussian.variances())
+    return float(gaussian.size - np.sum(prior * gaussian.covariance()))
+
+
+def _without_negative(curvature: Any) -> tuple[Any, int]:
+    """The nearest curvature of the same structure without negative eigenvalues, and how many there were."""
+    if isinstance(curvature, DiagonalCurvature):
+        values = curvature.diagonal()
+        return DiagonalCurvature(np.maximum(values, 0.0)), int((values < 0.0).sum())
+    values, vectors = np.linalg.eigh(curvature.matrix())
+    return FullCurvature((vectors * np.maximum(values, 0.0)) @ vectors.T), int((values < 0.0).sum())

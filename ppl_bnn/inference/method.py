@@ -334,6 +334,15 @@ def resolve_start(
     return filled
 
 
+def missing_sites(problem: Problem, start: Start) -> list[str]:
+    """The sites that a start does not name: a network has no noise, a dict may leave sites out."""
+    if is_network(start, problem):
+        start = weights_of(start, problem)
+    elif not isinstance(start, Mapping):
+        return []
+    return [name for name in problem.program.sites if name not in start]
+
+
 def _matching(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     wanted = {name: site.unconstrained_shape for name, site in problem.program.sites.items()}
     came = {name: np.shape(value) for name, value in u.items()}

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.errors import DivergenceError, InputError, UnsupportedError, message, unknown_name
-from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, resolve_start
-from ppl_bnn.posterior import Chains, Posterior
+from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, missing_sites, resolve_start
+from ppl_bnn.posterior import Chains
 from ppl_bnn.ppl.protocol import Problem, Program, map_data, site_seed, system
 from ppl_bnn.progress import Progress
 
@@ -119,11 +119,11 @@ class NUTS(Method):
                     )
                 )
             raise unknown_name("chain_method", self.chain_method, CHAIN_METHODS[self.ppl])
-        if self.start is not None and not isinstance(self.start, Method | Mapping | Posterior):
+        if isinstance(self.start, str | int | float | Sequence | np.ndarray):
             raise InputError(
                 "start: "
                 + message(
-                    "None, a method, a posterior or a dict of arrays",
+                    "None, a method, a posterior, a dict of arrays or a network of torch or Flax",
                     type(self.start).__name__,
                     "start=MAP()",
                 )
@@ -131,7 +131,7 @@ class NUTS(Method):
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()
-        self._refuse_free_parameters(problem.program)
+        self._refuse_free_parameters(problem)
         starts, fixed = self._starts(problem, progress)
         meter = _Meter(progress, self)
         try:
@@ -155,9 +155,10 @@ class NUTS(Method):
             warnings=(*result.warnings, *self._warnings(statistics)),
         )
 
-    def _refuse_free_parameters(self, program: Program) -> None:
-        named = () if self.start is None else self.start if isinstance(self.start, Mapping) else program.sites
-        missing = [site.name for site in program.params if site.name not in named]
+    def _refuse_free_parameters(self, problem: Problem) -> None:
+        program = problem.program
+        left_out = list(program.sites) if self.start is None else missing_sites(problem, self.start)
+        missing = [site.name for site in program.params if site.name in left_out]
         if missing:
             raise UnsupportedError(
                 message(

@@ -62,6 +62,7 @@ def find_mode(
     tolerance: float = 1e-4,
     polish: bool = True,
     jacobian: bool = True,
+    held: Collection[str] = (),
     progress: Progress,
     title: str = "MAP",
 ) -> Mode:
@@ -69,12 +70,14 @@ def find_mode(
 
     tolerance: a chunk of steps that lowers the mean loss by less than `tolerance` nats is part of a plateau.
     jacobian: whether log |dw/du| is part of the density (the mode in unconstrained coordinates) or not.
+    held: sites that stay at the start.
     """
     program = problem.program
     u0 = starting_point(problem, start, progress)
+    fixed = {name: problem.system.asarray(u0[name]) for name in held}
 
     def loss(u: Mapping[str, Any], x: Any, y: Any) -> Any:
-        return -program.log_joint(u, x, y, jacobian=jacobian)
+        return -program.log_joint({**u, **fixed}, x, y, jacobian=jacobian)
 
     adam = _ADAM[problem.system.name](problem, loss, u0)
     rate, smallest = learning_rate, learning_rate * SHRINK
@@ -108,7 +111,7 @@ def find_mode(
         u = adam.values()
         refinement = Refinement(problem, jacobian)
         if polish and problem.dtype == "float64":
-            u = refinement.mode(u)
+            u = refinement.mode(u, held=held)
     finally:
         task.close()
     value, gradient = refinement.value_and_grad(flat_sites(problem, u))
@@ -139,7 +142,7 @@ def starting_point(problem: Problem, start: Start, progress: Progress) -> dict[s
             u[name] = np.median(value)
             continue
         first = value[0]
-        fan_in = first.shape[0] if first.ndim > 1 else 1
+        fan_in = int(np.prod(first.shape[:-1])) if first.ndim > 1 else 1
         size = float(np.sqrt(np.mean(first**2)))
         u[name] = first * min(1.0, fan_in**-0.5 / size) if size > 0 else first
     return {name: np.asarray(value) for name, value in u.items()}

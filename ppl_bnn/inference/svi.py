@@ -20,6 +20,7 @@ import numpy as np
 from ppl_bnn.errors import DivergenceError, InputError, UnsupportedError, message, unknown_name
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
 from ppl_bnn.inference.optimise import starting_point
+from ppl_bnn.language.transforms import GaussianPrior
 from ppl_bnn.posterior import Approximation
 from ppl_bnn.ppl.protocol import Model, Problem, map_data, site_seed
 from ppl_bnn.progress import Progress
@@ -61,6 +62,9 @@ class MeanField(Approximation):
 
     def centre(self) -> dict[str, np.ndarray]:
         return dict(self.loc)
+
+    def as_prior(self) -> GaussianPrior:
+        return GaussianPrior({name: self.loc[name] for name in self.scale}, scale=self.scale)
 
     def arrays(self) -> dict[str, np.ndarray]:
         return {f"loc:{name}": value for name, value in self.loc.items()} | {

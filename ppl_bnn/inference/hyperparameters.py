@@ -1,0 +1,317 @@
+"""The evidence of a problem at a mode: from a program and its curvature to what `evidence.py` tunes.
+
+Tuned are factors on the precisions of Normal priors, by groups of weights, and a factor on the precision of Gaussian
+noise. The evidence is that of what the Gaussian is over, log p(D | what is held): the prior density of sites that are
+held at a value is no part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.errors import UnsupportedError, message
+from ppl_bnn.inference.curvature import flat_latents, latent_names, parents, prior_curvature, site_slices
+from ppl_bnn.inference.evidence import Evidence, GaussianNoise, groups_of
+from ppl_bnn.inference.optimise import Changes
+from ppl_bnn.language.handlers import network_output
+from ppl_bnn.language.likelihoods import Gaussian
+from ppl_bnn.ppl.protocol import Problem, TracedSite, map_data
+
+
+def log_densities(
+    problem: Problem, u: Mapping[str, np.ndarray], positions: np.ndarray
+) -> tuple[float, float]:
+    """Log likelihood at u, and the log prior density (with log |dw/du|) of the positions of the flat vector."""
+    system, program = problem.system, problem.program
+    values = _values(problem, u)
+    likelihood = float(program.log_likelihood(values, problem.x, problem.y).sum())
+    inside = np.zeros(max(at.stop for at in site_slices(problem).values()), dtype=bool)
+    inside[positions] = True
+    prior = 0.0
+    traced = _traced(problem, u)
+    for name, at in site_slices(problem).items():
+        site, chosen = traced[name], inside[at]
+        if chosen.all():
+            prior += float(site.distribution.log_prob(site.value).sum() + site.log_det)
+        elif chosen.any():
+            each = np.ravel(system.to_numpy(_elements(site.distribution).log_prob(site.value)))
+            if len(each) != len(chosen):
+                raise UnsupportedError(
+                    f"site {name!r}: "
+                    + message("a prior that is independent over elements", site_family(site), "whole layers")
+                )
+            prior += float(each[chosen].sum())
+    return likelihood, prior
+
+
+def _elements(distribution: Any) -> Any:
+    """The distribution of single elements, where they are independent."""
+    while type(distribution).__name__ == "Independent":
+        distribution = distribution.base_dist
+    return distribution
+
+
+def site_family(site: TracedSite) -> str:
+    """The name of the family of a traced site."""
+    base = site.distribution
+    while type(base).__name__ in ("Independent", "ExpandedDistribution"):
+        base = base.base_dist
+    return type(base).__name__
+
+
+def _values(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    return {
+        name: problem.system.asarray(np.asarray(u[name], dtype=float).reshape(site.unconstrained_shape))
+        for name, site in problem.program.sites.items()
+    }
+
+
+def _traced(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, TracedSite]:
+    x, y = map_data(lambda a: a[:1], problem.x), problem.y[:1]
+    if not problem.program.language:
+        x, y = problem.x, problem.y
+    return {
+        site.name: site for site in problem.program._run(_values(problem, u), x, y) if site.kind == "latent"
+    }
+
+
+# --- noise ----------------------------------------------------------------------------------------
+
+
+def noise_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    """The latent sites that a Gaussian likelihood's noise is made of: they reach log noise and do not reach f."""
+    program, system = problem.program, problem.system
+    if not isinstance(program.likelihood, Gaussian):
+        return ()
+    x, y = map_data(lambda a: a[:1], problem.x), problem.y[:1]
+    w = program.constrain(_values(problem, u), x, y)
+    found = []
+    for name in latent_names(problem):
+        eta = system.to_numpy(program.predictor({**w, name: w[name] * float("nan")}, x))[0]
+        outputs = len(eta) // 2
+        if np.isfinite(eta[:outputs]).all() and not np.isfinite(eta[outputs:]).all():
+            found.append(name)
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise of a Gaussian likelihood: the site that it is (None for a number), its value, and how the mode fits."""
+
+    site: str | None
+    value: np.ndarray
+    likelihood: GaussianNoise
+
+
+def gaussian_noise(problem: Problem, u: Mapping[str, np.ndarray]) -> Noise:
+    """What tuning the noise needs.
+
+    Raises
+    ------
+    UnsupportedError: a likelihood without one noise for all rows, or a noise that is computed from sites.
+    """
+    program, system = problem.program, problem.system
+    advice = "noise='mode', or marginal= with the sites that the noise is made of"
+    if not isinstance(program.likelihood, Gaussian):
+        raise UnsupportedError(
+            "Laplace(noise='evidence'): "
+            + message("likelihoods.Gaussian(noise)", type(program.likelihood).__name__, "noise='gaussian'")
+        )
+    x, y = map_data(lambda a: a[:1], problem.x), problem.y[:1]
+    w = program.constrain(_values(problem, u), x, y)
+    noise = network_output(program.model, w, x).likelihood.noise
+    site = next((name for name, value in w.items() if value is noise), None)
+    if site is None and not isinstance(noise, int | float):
+        raise UnsupportedError(
+            "Laplace(noise='evidence'): "
+            + message("a noise that is a number or a site of its own", "one that is computed", advice)
+        )
+    draws = {name: system.to_numpy(value)[None] for name, value in w.items()}
+    eta = program.predictor_draws(draws, problem.inputs)[0].astype(float)
+    outputs = eta.shape[-1] // 2
+    residuals = np.asarray(problem.targets, float).reshape(len(eta), outputs) - eta[:, :outputs]
+    likelihood = GaussianNoise.of(residuals, np.exp(-2.0 * eta[:, outputs:]))
+    value = np.asarray(noise if site is None else system.to_numpy(w[site]), dtype=float)
+    return Noise(site, value, likelihood)
+
+
+# --- the evidence as a function of hyper-parameters -----------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Which weights of a problem share a factor, and how a mode and an evidence follow from factors.
+
+    positions (Q,): of the flat vector of latent sites, what the Gaussian is over. groups (Q,), names (G,): of each
+    position; held: groups whose priors are not Normal, and keep them. location, precision (Q,): of the Normal priors.
+    noise: whether the noise is tuned too. curvature_at(u): the data curvature over the positions, at factors of 1.
+    """
+
+    problem: Problem
+    positions: np.ndarray
+    groups: np.ndarray
+    names: tuple[str, ...]
+    held: tuple[str, ...]
+    location: np.ndarray
+    precision: np.ndarray
+    noise: bool
+    curvature_at: Callable[[Mapping[str, np.ndarray]], Any]
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        u: Mapping[str, np.ndarray],
+        positions: np.ndarray,
+        per: str,
+        noise: bool,
+        curvature_at: Callable[[Mapping[str, np.ndarray]], Any],
+    ) -> Tuning:
+        """Groups over the sites with Normal priors; per "none" leaves all priors alone.
+
+        Raises
+        ------
+        UnsupportedError: no Normal prior to tune, or priors that depend on other sites.
+        """
+        slices, traced = site_slices(problem), _traced(problem, u)
+        inside = np.zeros(max(at.stop for at in slices.values()), dtype=bool)
+        inside[positions] = True
+        present = [(name, int(inside[at].sum())) for name, at in slices.items() if inside[at].any()]
+        above = parents(problem, u)
+        normal = [
+            (name, size)
+            for name, size in present
+            if site_family(traced[name]) == "Normal" and not above[name] and per != "none"
+        ]
+        if per != "none":
+            dependent = [name for name, _ in present if above[name]]
+            if dependent:
+                raise UnsupportedError(
+                    f"Laplace(tune={per!r}): "
+                    + message(
+                        "priors that depend on no other site",
+                        f"scales of their own for {', '.join(dependent)}",
+                        f"marginal={sorted(set().union(*(above[name] for name in dependent)))}",
+                    )
+                )
+            if not normal:
+                raise UnsupportedError(
+                    f"Laplace(tune={per!r}): "
+                    + message(
+                        "a Normal prior, whose precision can be tuned",
+                        ", ".join(sorted({site_family(traced[name]) for name, _ in present})),
+                        "priors.Normal, or tune='none'",
+                    )
+                )
+        index, names = groups_of(normal, per) if normal else (np.zeros(0, int), ())  # type: ignore[arg-type]
+        tuned = {name for name, _ in normal}
+        held = tuple(f"{name} (as written)" for name, _ in present if name not in tuned)
+        groups, start, other = [], 0, len(names)
+        location, precision = [], []
+        for name, size in present:
+            chosen = inside[slices[name]]
+            if name in tuned:
+                groups.append(index[start : start + size])
+                start += size
+                shape = traced[name].value.shape
+                mean, variance = (
+                    np.broadcast_to(
+                        problem.system.to_numpy(getattr(traced[name].distribution, moment)), tuple(shape)
+                    ).reshape(-1)[chosen]
+                    for moment in ("mean", "variance")
+                )
+                location.append(mean.astype(float))
+                precision.append(1.0 / variance.astype(float))
+            else:
+                groups.append(np.full(size, other))
+                other += 1
+                location.append(np.zeros(size))
+                precision.append(np.zeros(size))
+        return cls(
+            problem,
+            positions,
+            np.concatenate(groups),
+            (*names, *held),
+            held,
+            np.concatenate(location),
+            np.concatenate(precision),
+            noise,
+            curvature_at,
+        )
+
+    @property
+    def ones(self) -> np.ndarray:
+        """Factors (G,) that leave the model as it is written."""
+        return np.ones(len(self.names))
+
+    def evidence(self, u: Mapping[str, np.ndarray], prior: np.ndarray) -> Evidence:
+        """The evidence at the mode u as a function of factors; prior (Q,): its curvature there, at factors of 1."""
+        problem = self.problem
+        determinant = self.curvature_at(u).determinant(prior, self.groups)
+        likelihood, _ = log_densities(problem, u, self.positions)
+        noise = gaussian_noise(problem, u).likelihood if self.noise else likelihood
+        tuned = ~np.isin(np.asarray(self.names), self.held)[self.groups]
+        kept = self.positions[~tuned]
+        return Evidence.of(
+            determinant,
+            groups=self.groups,
+            prior=np.where(tuned, self.precision, prior),
+            mode=flat_latents(problem, u)[self.positions],
+            location=self.location,
+            likelihood=noise,
+            names=self.names,
+            held=self.held,
+            log_prior_held=log_densities(problem, u, kept)[1] if len(kept) else 0.0,
+        )
+
+    def prior(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The prior's curvature at u over the positions, at factors of 1: (Q,)."""
+        prior = prior_curvature(self.problem, u)
+        if prior.ndim == 2:
+            raise UnsupportedError(
+                "Laplace: "
+                + message(
+                    "priors that are independent over elements, to tune them or the noise",
+                    "a prior with dependence between sites",
+                    "marginal=, or bnn.noncentred(model)",
+                )
+            )
+        return prior[self.positions]
+
+    @property
+    def places(self) -> np.ndarray:
+        """The positions (Q,) in the flat vector of all sites, parameters without a prior included."""
+        latents = latent_names(self.problem)
+        found, start = [], 0
+        for name, site in self.problem.program.sites.items():
+            if name in latents:
+                found.append(np.arange(start, start + site.size))
+            start += site.size
+        return np.concatenate(found)[self.positions]
+
+    def changes(self, factors: np.ndarray, scale: float) -> Changes:
+        """What the factors do to the log joint, over the flat vector of all sites."""
+        size, at = self.problem.program.parameter_count, self.places
+        penalty, location = np.zeros(size), np.zeros(size)
+        penalty[at] = (factors[self.groups] - 1.0) * self.precision
+        location[at] = self.location
+        return Changes(penalty, location, scale)
+
+    def site_factors(self, factors: np.ndarray) -> dict[str, np.ndarray]:
+        """Site -> factor on its prior's precision: a number where it is one for the whole site, else an array."""
+        each = np.ones(max(at.stop for at in site_slices(self.problem).values()))
+        each[self.positions] = factors[self.groups]
+        found = {}
+        for name, at in site_slices(self.problem).items():
+            part = each[at]
+            if np.all(part == 1.0):
+                continue
+            uniform = np.all(part == part[0])
+            found[name] = (
+                np.asarray(part[0]) if uniform else part.reshape(self.problem.program.sites[name].shape)
+            )
+        return found
