@@ -683,7 +683,7 @@ class Program:
         one: Mapping[str, np.ndarray],
         memory: int,
     ) -> np.ndarray:
-        """function(w, x, shared) -> eta (N, D) over draws w with one leading axis; `one`: a set of constrained values."""
+        """eta (S, N, D) of function(w, x, shared) over draws w; `one`: a single set of constrained values."""
         count, rows = len(next(iter(w.values()))), row_count(x)
         per_row, held = self._bytes_per_row(one, x)
         work, row_chunk = memory, rows
