@@ -41,6 +41,15 @@ class Conjugate:
     def covariance(self) -> np.ndarray:
         return np.linalg.inv(self.precision)
 
+    def precision_of(self, target: str) -> np.ndarray:
+        """What is left of the precision for a Gaussian of the form that `Row.target` names."""
+        precision, weights = self.precision, self.x.shape[1]
+        if target == "mean field":
+            return np.diag(np.diag(precision))
+        if target == "independent sites":
+            precision[:weights, weights:] = precision[weights:, :weights] = 0.0
+        return precision
+
     @property
     def mean(self) -> np.ndarray:
         return self.covariance @ self.design.T @ self.y / self.noise**2
@@ -93,8 +102,9 @@ def small_classifier(x: Any, y: Any = None, *, classes: int = 3) -> None:
 class Row:
     """A method at a size for tests.
 
-    target: what it aims at on the conjugate model: "mode" (a point), "posterior" (exact), "mean field" (variance
-    1 / diag(precision)). quick: settings for a run whose numbers do not matter.
+    target: what it aims at on the conjugate model: "mode" (a point), "posterior" (exact), "independent sites" (the
+    precision without what is between sites), "mean field" (variance 1 / diag(precision)). quick: settings for a run
+    whose numbers do not matter.
     """
 
     name: str
@@ -113,6 +123,10 @@ _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "svi": ("SVI", {}),
     "laplace": ("Laplace", {}),
     "laplace-guide": ("Laplace", {"engine": "guide"}),
+    "laplace-kron": ("Laplace", {"structure": "kron"}),
+    "laplace-diag": ("Laplace", {"structure": "diag"}),
+    # As many eigenpairs as the linear models here have weights: nothing is left out.
+    "laplace-lowrank": ("Laplace", {"structure": "lowrank", "rank": 4}),
     "nuts": ("NUTS", {}),
 }
 
@@ -121,6 +135,9 @@ METHODS: dict[str, Row] = {
     "svi": Row("svi", "mean field", {"steps": 200, "elbo_draws": 20}, {}),
     "laplace": Row("laplace", "posterior", {"steps": 300}, {}),
     "laplace-guide": Row("laplace-guide", "posterior", {"steps": 300}, {}),
+    "laplace-kron": Row("laplace-kron", "independent sites", {"steps": 300}, {}),
+    "laplace-diag": Row("laplace-diag", "mean field", {"steps": 300}, {}),
+    "laplace-lowrank": Row("laplace-lowrank", "posterior", {"steps": 300}, {}),
     "nuts": Row(
         "nuts",
         "posterior",

@@ -235,8 +235,16 @@ def test_conjugate_oracle(row, ppl):
                     wanted[j],
                     mcse,
                 )
-    elif row.target == "posterior":
-        assert np.allclose(posterior.approximation.covariance.covariance(), problem.covariance, rtol=1e-6)
+    elif row.name.startswith("laplace"):
+        wanted = np.linalg.inv(problem.precision_of(row.target))
+        covariance = posterior.approximation.covariance
+        assert np.allclose(covariance.covariance(), wanted, rtol=1e-6, atol=1e-12)
+        assert np.isclose(covariance.log_determinant, np.linalg.slogdet(wanted)[1], rtol=1e-8)
+        sample = draws[0] - problem.mean
+        scale = np.sqrt(np.diag(wanted))
+        spread = sample.T @ sample / len(sample) / np.outer(scale, scale)
+        # 1000 draws of 4 weights: correlations scatter by at most sqrt(2 / 1000).
+        assert np.all(np.abs(spread - wanted / np.outer(scale, scale)) < 5 * np.sqrt(2 / len(sample)))
         centre = posterior.approximation.centre()
         assert np.allclose(centre["output.weight"][:, 0], problem.mean[:-1], rtol=1e-6, atol=1e-8)
     else:
