@@ -1058,42 +1058,52 @@ def prior_curvature(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray
 def parents(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, set[str]]:
     """For each latent site, the latent sites on which its prior depends.
 
-    Found by evaluation: one site is moved, and each other is scored at the coordinates that it has. A dependence
-    through data is seen, one that does not change the density at u, not.
+    Found by evaluation, once for each program: one site is moved, and each other is scored at the coordinates that it
+    has. A dependence through data is seen, one that does not change the density at u, not.
     """
-    names = latent_names(problem)
-    values = _values(problem, u)
-    before = _densities(problem, values)
-    found: dict[str, set[str]] = {name: set() for name in names}
-    for name in names:
-        # Not a multiple of a symmetry: each element moves by another amount.
-        size = problem.program.sites[name].size
-        step = 0.1 + 0.2 * np.modf(np.arange(1, size + 1) * 0.6180339887498949)[0]
-        moved = values[name] + problem.system.asarray(
-            step.reshape(problem.program.sites[name].unconstrained_shape)
-        )
-        after = _densities(problem, {**values, name: moved})
-        for other in names:
-            if other != name and not np.array_equal(before[other], after[other]):
-                found[other].add(name)
-    return found
+
+    def find() -> dict[str, set[str]]:
+        names = latent_names(problem)
+        before = site_densities(problem, u)
+        found: dict[str, set[str]] = {name: set() for name in names}
+        for name in names:
+            # Not a multiple of a symmetry: each element moves by another amount.
+            site = problem.program.sites[name]
+            step = 0.1 + 0.2 * np.modf(np.arange(1, site.size + 1) * 0.6180339887498949)[0]
+            moved = np.asarray(u[name]) + step.reshape(site.unconstrained_shape)
+            after = site_densities(problem, {**u, name: moved})
+            for other in names:
+                if other != name and not all(map(np.array_equal, before[other], after[other])):
+                    found[other].add(name)
+        return found
+
+    return problem.program._cached("parents", find)
 
 
-def _sites(problem: Problem, values: Mapping[str, Any]) -> dict[str, TracedSite]:
-    program = problem.program
-    x, y = _first_rows(problem)
-    return {site.name: site for site in program._run(values, x, y) if site.kind == "latent"}
+def site_densities(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """For each latent site, its log prior density element by element (one number where elements depend on each other)
+    and log |dw/du|, NumPy.
+    """
+    program, system = problem.program, problem.system
 
+    def densities(values: Any, x: Any, y: Any) -> dict[str, Any]:
+        found = {}
+        for name, site in _sites(problem, values, x, y).items():
+            distribution = site.distribution
+            while type(distribution).__name__ == "Independent":
+                distribution = distribution.base_dist
+            found[name] = distribution.log_prob(site.value).reshape(-1), site.log_det
+        return found
 
-def _densities(problem: Problem, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """For each latent site, its log density element by element, and the log volume of its transform."""
-    to_numpy = problem.system.to_numpy
+    function = program._cached("site densities", lambda: system.compile(densities))
     return {
-        name: np.append(
-            np.ravel(to_numpy(site.distribution.log_prob(site.value))), np.asarray(to_numpy(site.log_det))
-        )
-        for name, site in _sites(problem, values).items()
+        name: (system.to_numpy(elements), np.asarray(system.to_numpy(volume)))
+        for name, (elements, volume) in function(_values(problem, u), *_first_rows(problem)).items()
     }
+
+
+def _sites(problem: Problem, values: Mapping[str, Any], x: Any, y: Any) -> dict[str, TracedSite]:
+    return {site.name: site for site in problem.program._run(values, x, y) if site.kind == "latent"}
 
 
 # Coordinates at which a scale is judged: far from any mode, and with squares that no floating type loses.
@@ -1125,7 +1135,7 @@ def check_bounded(problem: Problem, u: Mapping[str, np.ndarray], ignore: Sequenc
             below, settled = {name}, {name}
             # Generation by generation: a location may depend on what was moved before.
             while below := {child for child, above in family.items() if above & below} - settled:
-                sites = _sites(problem, moved)
+                sites = _sites(problem, moved, x, y)
                 for child in below:
                     moved[child] = system.unconstrain(sites[child].distribution, _location(sites[child]))
                 settled |= below

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.errors import UnsupportedError, message
-from ppl_bnn.inference.curvature import flat_latents, latent_names, parents, prior_curvature, site_slices
+from ppl_bnn.inference.curvature import (
+    flat_latents,
+    latent_names,
+    parents,
+    prior_curvature,
+    site_densities,
+    site_slices,
+)
 from ppl_bnn.inference.evidence import Evidence, GaussianNoise, groups_of
 from ppl_bnn.inference.optimise import Changes
 from ppl_bnn.language.handlers import network_output
@@ -25,34 +32,33 @@ from ppl_bnn.ppl.protocol import Problem, TracedSite, map_data
 def log_densities(
     problem: Problem, u: Mapping[str, np.ndarray], positions: np.ndarray
 ) -> tuple[float, float]:
-    """Log likelihood at u, and the log prior density (with log |dw/du|) of the positions of the flat vector."""
+    """Log likelihood at u, and the log prior density (with log |dw/du|) of the positions of the flat vector.
+
+    Raises
+    ------
+    UnsupportedError: a part of a site whose elements depend on each other.
+    """
     system, program = problem.system, problem.program
-    values = _values(problem, u)
-    likelihood = float(program.log_likelihood(values, problem.x, problem.y).sum())
+    total = program._cached(
+        "log likelihood", lambda: system.compile(lambda u, x, y: program.log_likelihood(u, x, y).sum())
+    )
+    likelihood = float(total(_values(problem, u), problem.x, problem.y))
     inside = np.zeros(max(at.stop for at in site_slices(problem).values()), dtype=bool)
     inside[positions] = True
     prior = 0.0
-    traced = _traced(problem, u)
+    densities = site_densities(problem, u)
     for name, at in site_slices(problem).items():
-        site, chosen = traced[name], inside[at]
+        (elements, volume), chosen = densities[name], inside[at]
         if chosen.all():
-            prior += float(site.distribution.log_prob(site.value).sum() + site.log_det)
+            prior += float(elements.sum() + volume)
         elif chosen.any():
-            each = np.ravel(system.to_numpy(_elements(site.distribution).log_prob(site.value)))
-            if len(each) != len(chosen):
+            if len(elements) != len(chosen):
                 raise UnsupportedError(
                     f"site {name!r}: "
-                    + message("a prior that is independent over elements", site_family(site), "whole layers")
+                    + message("a prior that is independent over elements", "one that is not", "whole layers")
                 )
-            prior += float(each[chosen].sum())
+            prior += float(elements[chosen].sum())
     return likelihood, prior
-
-
-def _elements(distribution: Any) -> Any:
-    """The distribution of single elements, where they are independent."""
-    while type(distribution).__name__ == "Independent":
-        distribution = distribution.base_dist
-    return distribution
 
 
 def site_family(site: TracedSite) -> str:

@@ -288,7 +288,11 @@ class _Fit:
             problem.program.likelihood.fisher(None)
         self._check_names()
         if problem.program.language:
-            check_bounded(problem, starting_point(problem, None, self.progress), method.marginal)
+            # Any point tells: at zero all coordinates are in the support.
+            nowhere = {
+                name: np.zeros(site.unconstrained_shape) for name, site in problem.program.sites.items()
+            }
+            check_bounded(problem, nowhere, method.marginal)
         if method.marginal:
             mode = self._marginal_mode()
         else:

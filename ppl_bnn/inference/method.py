@@ -298,10 +298,13 @@ def resolve_start(
         return [
             _matching(problem, {name: value[index] for name, value in u.items()}) for index in range(count)
         ]
-    prior = problem.program.prior_draws(problem.x, problem.y, problem.seed, count)
-    points = [{name: value[index] for name, value in prior.items()} for index in range(count)]
+
+    def from_prior() -> list[dict[str, np.ndarray]]:
+        prior = problem.program.prior_draws(problem.x, problem.y, problem.seed, count)
+        return [{name: value[index] for name, value in prior.items()} for index in range(count)]
+
     if start is None:
-        return points
+        return from_prior()
     if is_network(start, problem):
         start = weights_of(start, problem)
     if not isinstance(start, Mapping):
@@ -322,8 +325,11 @@ def resolve_start(
                 f"start[{name!r}]: "
                 + message(f"shape {sites[name].shape}", f"shape {np.shape(value)}", "the shape of the site")
             )
+    if set(start) == set(sites):
+        w = {name: np.asarray(value, float) for name, value in start.items()}
+        return [problem.program.unconstrain(w, problem.x, problem.y)] * count
     filled = []
-    for point in points:
+    for point in from_prior():
         w = problem.program.constrain_draws(
             {name: value[None] for name, value in point.items()}, problem.x, problem.y
         )
