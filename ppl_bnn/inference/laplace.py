@@ -201,9 +201,9 @@ class Laplace(Method):
                 "tune='tensor', or structure='diag'",
             ),
             (
-                self.curvature == "hessian" and self.noise == "evidence",
+                self.curvature != "ggn" and self.noise == "evidence",
                 "a curvature in proportion to the noise precision",
-                "curvature='hessian' with noise='evidence'",
+                f"curvature={self.curvature!r} with noise='evidence'",
                 "curvature='ggn', or marginal= with the noise",
             ),
             (
@@ -293,6 +293,7 @@ class _Fit:
                 name: np.zeros(site.unconstrained_shape) for name, site in problem.program.sites.items()
             }
             check_bounded(problem, nowhere, method.marginal)
+            self._check_settings(nowhere)
         if method.marginal:
             mode = self._marginal_mode()
         else:
@@ -376,6 +377,51 @@ class _Fit:
             title=method.name,
         )
 
+    def _check_settings(self, u: Mapping[str, np.ndarray]) -> None:
+        """Refuse what model and settings make impossible, before the mode is trained; u may be any point."""
+        method, problem = self.method, self.problem
+        positions = self._positions(u, any_largest=True)
+        if method.rank is not None and method.rank > len(positions):
+            raise InputError(
+                "Laplace: rank: "
+                + message(
+                    f"at most the {len(positions)} weights there are", repr(method.rank), "structure='full'"
+                )
+            )
+        if method.noise == "evidence":
+            gaussian_noise(problem, u)
+        if method.tune != "none" or method.noise == "evidence":
+            Tuning.of(problem, u, positions, method.tune, method.noise == "evidence", lambda at: None).prior(
+                u
+            )
+        if method.objective == "validation":
+            self._held_out()
+        if method.structure == "kron" and method.prior_approximation is None:
+            prior = prior_curvature(problem, u)
+            slices = site_slices(problem)
+            for linear in linear_maps(problem, u).values():
+                at = slices[linear.weight]
+                if prior.ndim == 1 and at.start in positions and np.ptp(prior[at]) > 1e-9 * prior[at].max():
+                    raise UnsupportedError(
+                        f"site {linear.weight!r}: "
+                        + message(
+                            "one precision of the prior for the whole tensor, which Kronecker factors need",
+                            f"precisions from {prior[at].min():.3g} to {prior[at].max():.3g}",
+                            "prior_approximation='mean', or structure='diag' or 'full'",
+                        )
+                    )
+
+    def _held_out(self) -> int:
+        """How many rows validation holds out."""
+        share, rows = self.method.validation, self.problem.rows
+        count = round(share * rows)
+        if not 0 < count < rows:
+            raise InputError(
+                "Laplace: validation: "
+                + message("a share that leaves rows on both sides", f"{count} of {rows}", "more rows")
+            )
+        return count
+
     def _marginal_mode(self) -> Mode:
         """Sites of `marginal` at the maximum of evidence times hyper-prior, all else at its mode given them."""
         problem, held = self.problem, tuple(self.method.marginal)
@@ -383,23 +429,31 @@ class _Fit:
         where = np.concatenate([np.arange(slices[name].start, slices[name].stop) for name in held])
         names = [f"{name}[{i}]" for name in held for i in range(slices[name].stop - slices[name].start)]
         mode = self._found(self.method.start, held)
-        latest = dict(mode.u)
+        best, highest = dict(mode.u), -np.inf
 
         def at(phi: np.ndarray) -> dict[str, np.ndarray]:
-            flat = flat_latents(problem, latest)
+            flat = flat_latents(problem, best)
             flat[where] = phi
-            moved = dict(latest)
+            moved = dict(best)
             for name in held:
-                moved[name] = flat[slices[name]].reshape(np.shape(latest[name]))
+                moved[name] = flat[slices[name]].reshape(np.shape(best[name]))
             return self.refinement.mode(moved, held=held)
 
         def objective(phi: np.ndarray) -> float:
-            nonlocal latest
+            # From the best so far: far out hidden units merge, and a mode that came from there would be a saddle.
+            nonlocal best, highest
             u = at(phi)
-            covariance = self._gaussian(u, self._positions(u))
+            try:
+                covariance = self._gaussian(u, self._positions(u))
+            except CurvatureError:
+                if not np.isfinite(highest):
+                    raise
+                return -np.inf
             value, _ = self.refinement.value_and_grad(flat_sites(problem, u))
-            latest = u
-            return -value + 0.5 * (covariance.size * np.log(2.0 * np.pi) + covariance.log_determinant)
+            evidence = -value + 0.5 * (covariance.size * np.log(2.0 * np.pi) + covariance.log_determinant)
+            if evidence > highest:
+                best, highest = u, evidence
+            return evidence
 
         outer = marginal_mode(
             objective, flat_latents(problem, mode.u)[where], names=names, progress=self.progress
@@ -448,8 +502,8 @@ class _Fit:
                 if name not in names and name not in layers:
                     raise unknown_name("layer or site of weights", name, [*dict.fromkeys(layers), *names])
 
-    def _positions(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
-        """(Q,) positions of the flat vector, increasing."""
+    def _positions(self, u: Mapping[str, np.ndarray], any_largest: bool = False) -> np.ndarray:
+        """(Q,) positions of the flat vector, increasing; any_largest: as many as asked for, whichever they are."""
         method, problem, slices = self.method, self.problem, site_slices(self.problem)
         noise = noise_sites(problem, u)
         aside = {*method.marginal, *(noise if method.noise != "gaussian" else ())}
@@ -463,7 +517,7 @@ class _Fit:
             for name in noise:
                 kept[slices[name]] = chosen[slices[name]]
             candidates = np.flatnonzero(chosen & ~kept)
-            kept[self._largest(u, candidates)] = True
+            kept[self._largest(u, candidates, any_largest)] = True
             chosen = kept
         if not chosen.any():
             raise UnsupportedError(
@@ -486,7 +540,7 @@ class _Fit:
         named = [name for name in names if name in weights or name.rpartition(".")[0] in weights]
         return [*named, *(name for name in noise if name not in named)]
 
-    def _largest(self, u: Mapping[str, np.ndarray], candidates: np.ndarray) -> np.ndarray:
+    def _largest(self, u: Mapping[str, np.ndarray], candidates: np.ndarray, whichever: bool) -> np.ndarray:
         """The positions with the largest marginal variance under a diagonal approximation, or magnitude."""
         count = self.method.subnetwork
         assert count is not None
@@ -495,6 +549,8 @@ class _Fit:
                 "Laplace: subnetwork: "
                 + message(f"at most the {len(candidates)} weights there are", repr(count), "weights='all'")
             )
+        if whichever:
+            return candidates[:count]
         if self.method.weights == "largest_magnitude":
             size = np.abs(flat_latents(self.problem, u)[candidates])
         else:
@@ -653,7 +709,15 @@ class _Fit:
                 known = float(value)
             else:
                 u = self._with_value(u, noise.site, value)
+        self.figures["log_joint"] = self._log_joint(u, positions, covariance)
         return u, covariance, tuning.site_factors(factors), known
+
+    def _log_joint(self, u: Mapping[str, np.ndarray], positions: np.ndarray, covariance: Any) -> float:
+        """The log joint at u under the tuned hyper-parameters: the evidence without the volume, and what is held."""
+        outside = np.setdiff1d(np.arange(self._size), positions)
+        volume = 0.5 * (covariance.size * np.log(2.0 * np.pi) + covariance.log_determinant)
+        held = log_densities(self.problem, u, outside)[1] if len(outside) else 0.0
+        return float(self.figures["log_evidence"] - volume + held)
 
     def _check_mode(
         self, u: Mapping[str, np.ndarray], covariance: Any, tuning: Tuning, factors: Any, scale: float

@@ -226,7 +226,8 @@ class Method(ABC):
             standardisation=standardisation,
             feature_names=feature_names,
             class_names=class_names,
-            _programs={where: program},
+            # A tuned posterior is about another program than the one that was fitted, and makes it when it is asked.
+            _programs={where: program} if outcome.approximation.program(model) is model else {},
         )
 
     def _labels(self, program: Program, y: np.ndarray) -> np.ndarray:
