@@ -1,0 +1,1139 @@
+"""Which design choice of a Laplace approximation is best: all of them beside each other, on two small tasks.
+
+Source: E. Daxberger, A. Kristiadi, A. Immer, R. Eschenhagen, M. Bauer and P. Hennig, "Laplace Redux - Effortless
+Bayesian Deep Learning", NeurIPS 2021, its first experiment, as a review of it in Chinese retells it. With L = -log
+p(D | w) - log p(w), the prior N(0, gamma^2 I), D weights and the mode w*,
+
+    p(w | D) ~ N(w*, Sigma),   Sigma^-1 = gamma^-2 I + H,   H = -sum_n Hessian of log p(y_n | f(x_n, w*)),
+    log Z ~ log p(D | w*) - |w*|^2 / (2 gamma^2) - D log gamma - 1/2 log det(H + gamma^-2 I).
+
+In print two signs of the first line are wrong and the term -D log gamma of the second is lost: what that does is shown.
+
+The choices: weights {all, last layer, sub-network of the largest marginal variances} x structure {full, Kronecker,
+diagonal, low rank} x curvature {GGN, empirical Fisher, Hessian} x hyper-parameters {as written, evidence after
+training, evidence during training, validation} x predictive {sampled, linearised, probit, probit with covariances,
+Laplace bridge, normalised bridge}. Each combination is a row of the table: what it scored, or the error by which it is
+refused. All choices start from one MAP for each task and split. Each split has its own training rows, test rows
+and network; differences to MAP are paired over splits, and their standard errors take splits as independent, which
+random splits of one table are not quite.
+
+Regression: diabetes (or --regression NAME), half of the rows for training; one hidden layer of tanh units, weights
+N(0, 1 / fan-in), the noise held at that of least squares on the training rows. Classification: breast cancer, trained
+on half of the rows with the prior that a weight decay of 5e-4 on the mean loss is, gamma^-2 = 5e-4 N. Two moons: a
+picture of the confidence away from the data. Reference: NUTS on the first split with the hyper-parameters as written,
+if `bnn.diagnose` finds that it converged. What becomes of tuning during training where the noise is learnt, too, is a
+computation of its own.
+
+Choices that only look at a mode are fitted in Pyro, which compiles nothing, and those that train in NumPyro. Seconds
+are wall time under whatever else the machine did, compilation included: an order of magnitude and no claim.
+
+    python comparisons/laplace_design_choices.py [--tiny] [--out DIR] [--seeds N] [--workers N] [--regression NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ppl_bnn as bnn
+from ppl_bnn import data, dist, likelihoods, priors, scores
+from ppl_bnn.errors import BNNError
+
+RESULTS = Path(__file__).parent / "results" / "laplace_design_choices"
+REPRODUCED, NOT_REPRODUCED, CORRECTED, NOT_RUN = "reproduced", "not reproduced", "corrected", "not run"
+
+WEIGHTS = ("all", "last_layer", "largest_variance")
+STRUCTURES = ("full", "kron", "diag", "lowrank")
+CURVATURES = ("ggn", "empirical", "hessian")
+WRITTEN, AFTER, DURING, VALIDATION = "as written", "evidence after", "evidence during", "validation"
+HYPER = (WRITTEN, AFTER, DURING, VALIDATION)
+KINDS = ("sampled", "linearised", "probit", "probit_covariance", "bridge", "bridge_norm")
+REGRESSION, CLASSIFICATION = "regression", "classification"
+TASKS = (REGRESSION, CLASSIFICATION)
+AXES = ("weights", "structure", "curvature", "hyper", "predictive")
+SCORES = {
+    REGRESSION: ("log_score", "rmse", "crps", "coverage_90"),
+    CLASSIFICATION: ("log_score", "accuracy", "brier", "ece", "confidence"),
+}
+COLUMNS = (
+    "task",
+    *AXES,
+    "splits",
+    "log_score",
+    "vs_map",
+    "vs_map_se",
+    "rmse",
+    "crps",
+    "coverage_90",
+    "accuracy",
+    "brier",
+    "ece",
+    "confidence",
+    "log_evidence",
+    "gap_mean",
+    "gap_sd_ratio",
+    "seconds",
+    "reason",
+)
+# On the mean loss of a row, as networks are often trained.
+WEIGHT_DECAY = 5e-4
+# The paper's default for networks already trained.
+DEFAULT = ("last_layer", "kron", "ggn", AFTER, "linearised")
+# Okabe and Ito's colours, told apart with any kind of colour vision.
+COLOURS = {WRITTEN: "#000000", AFTER: "#0072B2", DURING: "#D55E00", VALIDATION: "#009E73"}
+MARKERS = {WRITTEN: "s", AFTER: "o", DURING: "D", VALIDATION: "^"}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is computed. train, test: the most rows of either kind; None: all."""
+
+    width: int = 20
+    splits: int = 5
+    train: int | None = None
+    test: int | None = None
+    rank: int = 10
+    draws: int = 300
+    steps: int = 20_000
+    nuts: tuple[int, int, int] = (4, 700, 700)
+    grid: int = 61
+    hyper: tuple[str, ...] = HYPER
+    training_ppl: str = "numpyro"
+    regression: str = "diabetes"
+
+
+FULL = Sizes()
+TINY = Sizes(
+    width=1,
+    splits=2,
+    train=16,
+    test=12,
+    rank=1,
+    draws=20,
+    steps=300,
+    nuts=(2, 10, 10),
+    grid=8,
+    training_ppl="pyro",
+)
+
+
+# --- models and data ------------------------------------------------------------------------------------
+
+
+def regression(x: Any, y: Any = None, *, width: int, noise: float | None) -> None:
+    """tanh units with weights N(0, 1 / fan-in) and known noise, or (None) s ~ HalfNormal(1), in standard units."""
+    s = bnn.sample("noise", dist.HalfNormal(1.0)) if noise is None else noise
+    f = bnn.mlp(x, [width, 1], "tanh", priors.Normal(0.0, "fan_in"))
+    bnn.observe(y, f, likelihoods.Gaussian(s))
+
+
+def noise_of_least_squares(x: np.ndarray, y: np.ndarray) -> float:
+    """The residual standard deviation of a linear fit with intercept, in standard deviations of y."""
+    design = np.column_stack([np.ones(len(x)), x])
+    solution, *_ = np.linalg.lstsq(design, y)
+    free = max(1, len(y) - design.shape[1])
+    return float(np.sqrt(np.sum((y - design @ solution) ** 2) / free) / y.std())
+
+
+def classification(x: Any, y: Any = None, *, width: int, classes: int, gamma: float) -> None:
+    """tanh units and a logit for each class; every weight and bias N(0, gamma^2)."""
+    f = bnn.mlp(x, [width, classes], "tanh", priors.Normal(0.0, gamma))
+    bnn.observe(y, f, likelihoods.Categorical())
+
+
+def gamma_of(rows: int) -> float:
+    """The prior standard deviation that a weight decay on the mean loss of so many rows is."""
+    return (WEIGHT_DECAY * rows) ** -0.5
+
+
+@dataclass(frozen=True)
+class Split:
+    """One task with its training and test rows."""
+
+    task: str
+    name: str
+    index: int
+    model: Callable[..., None]
+    train: tuple[np.ndarray, np.ndarray]
+    test: tuple[np.ndarray, np.ndarray]
+    weights: int
+
+
+def load_split(task: str, index: int, sizes: Sizes) -> Split:
+    """The index-th split of a task's table: a published one where there are such, else half of the rows held out."""
+    name = "breast_cancer"
+    if task == REGRESSION:
+        name = sizes.regression
+    table = data.load(name)
+    rows = table.published_split(index) if table.splits is not None else table.split(index, 0.5)
+    train, test = rows[0][: sizes.train], rows[1][: sizes.test]
+    inputs, outputs = table.x.shape[1], 1 if task == REGRESSION else len(table.class_names or ())
+    if task == REGRESSION:
+        noise = noise_of_least_squares(table.x[train], table.y[train])
+        model = partial(regression, width=sizes.width, noise=noise)
+    else:
+        model = partial(classification, width=sizes.width, classes=outputs, gamma=gamma_of(len(train)))
+    count = (inputs + 1) * sizes.width + (sizes.width + 1) * outputs
+    return Split(
+        task, name, index, model, (table.x[train], table.y[train]), (table.x[test], table.y[test]), count
+    )
+
+
+def moons(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two half circles that reach into each other, with noise of standard deviation 0.2."""
+    rng = np.random.default_rng(seed)
+    label = np.arange(rows) % 2
+    angle = np.pi * rng.uniform(size=rows)
+    x = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    x[label == 1] = np.array([1.0, 0.5]) - x[label == 1]
+    return x + 0.2 * rng.normal(size=x.shape), label
+
+
+# --- the choices ----------------------------------------------------------------------------------------
+
+
+def method(
+    weights: str, structure: str, curvature: str, hyper: str, start: Any, subnetwork: int, sizes: Sizes
+) -> Any:
+    """The Laplace approximation of one choice; raises the library's error where there is none."""
+    trains = hyper in (DURING, VALIDATION)
+    return bnn.Laplace(
+        weights=weights,
+        subnetwork=subnetwork if weights == "largest_variance" else None,
+        structure=structure,
+        rank=sizes.rank if structure == "lowrank" else None,
+        curvature=curvature,
+        tune="none" if hyper == WRITTEN else "global",
+        objective="validation" if hyper == VALIDATION else "evidence",
+        during_training=hyper == DURING,
+        start=start,
+        optimise=trains,
+        # From a mode on L-BFGS is enough; Adam would first walk away from it.
+        steps=1 if trains else sizes.steps,
+        ppl=sizes.training_ppl if trains else "pyro",
+    )
+
+
+def choices(sizes: Sizes) -> Iterator[tuple[str, str, str, str]]:
+    """Every combination but for the predictives, which share a fit."""
+    return product(WEIGHTS, STRUCTURES, CURVATURES, sizes.hyper)
+
+
+def scores_of(prediction: Any, y: np.ndarray) -> dict[str, float]:
+    """The scores of `ppl_bnn.scores`, and for classes the mean probability of the most probable one."""
+    found = scores.scores_of(prediction, y)
+    if prediction.is_classes:
+        found["confidence"] = float(prediction.probabilities.max(axis=1).mean())
+    return found
+
+
+def run_split(task: str, index: int, sizes: Sizes) -> list[dict[str, Any]]:
+    """All choices on one split: a row for each, with scores or with the reason why there are none."""
+    split = load_split(task, index, sizes)
+    (x, y), (x_test, y_test) = split.train, split.test
+
+    def fit(chosen: Any) -> Any:
+        return bnn.fit(split.model, x, y, chosen, seed=index, standardise=True)
+
+    base = {"task": task, "split": index}
+    begun = time.perf_counter()
+    start = fit(bnn.MAP(steps=sizes.steps))
+    prediction = start.predict(x_test)
+    rows = [
+        base
+        | {"weights": "MAP", "seconds": time.perf_counter() - begun, "reason": "; ".join(start.info.warnings)}
+        | scores_of(prediction, y_test)
+    ]
+    reference = None
+    if index == 0:
+        row, reference = run_nuts(fit, x_test, y_test, sizes)
+        rows.append(base | row)
+    for weights, structure, curvature, hyper in choices(sizes):
+        named = base | {"weights": weights, "structure": structure, "curvature": curvature, "hyper": hyper}
+        begun = time.perf_counter()
+        try:
+            fitted = fit(
+                method(weights, structure, curvature, hyper, start, max(1, split.weights // 4), sizes)
+            )
+        except BNNError as error:
+            reason = f"{type(error).__name__}: {error}"
+            rows += [named | {"predictive": kind, "reason": reason} for kind in KINDS]
+            continue
+        named |= {
+            "seconds": time.perf_counter() - begun,
+            "log_evidence": fitted.log_evidence,
+            "factor": fitted.info.figures.get("prior_factor/all"),
+        }
+        for kind in KINDS:
+            found = predict_with(
+                fitted, kind, x_test, y_test, sizes.draws, reference if hyper == WRITTEN else None
+            )
+            rows.append(named | {"predictive": kind} | found)
+    return rows
+
+
+def predict_with(
+    fitted: Any, kind: str, x: np.ndarray, y: np.ndarray, draws: int, reference: Any
+) -> dict[str, Any]:
+    """Scores of one predictive and its gap to the reference, or the reason why there are none."""
+    try:
+        prediction = fitted.predict(x, kind=kind, draws=draws if kind == "sampled" else None)
+        found: dict[str, Any] = scores_of(prediction, y)
+    except BNNError as error:
+        return {"reason": f"{type(error).__name__}: {error}"}
+    if not math.isfinite(found["log_score"]):
+        return {"reason": "a test label was given the probability 0: the log score is minus infinity"}
+    if reference is not None:
+        gaps = scores.fidelity(prediction, reference)
+        found["gap_mean"] = gaps["mean_gap"]
+        # Kinds that give one vector of probabilities say nothing of its spread.
+        found["gap_sd_ratio"] = gaps["sd_ratio"] or None
+    return found
+
+
+def run_nuts(
+    fit: Callable[[Any], Any], x: np.ndarray, y: np.ndarray, sizes: Sizes
+) -> tuple[dict[str, Any], Any]:
+    """The row of NUTS, with its noise floor as its gap, and its prediction if it has converged, else None."""
+    chains, warmup, draws = sizes.nuts
+    begun = time.perf_counter()
+    posterior = fit(bnn.NUTS(chains=chains, warmup=warmup, draws=draws, max_tree_depth=8))
+    prediction = posterior.predict(x)
+    row = {"weights": "NUTS", "seconds": time.perf_counter() - begun} | scores_of(prediction, y)
+    diagnosis = bnn.diagnose(posterior)
+    if diagnosis.verdict != "converged":
+        return row | {"reason": f"no reference: {diagnosis.verdict}: {diagnosis.reasons[0]}"}, None
+    floor = scores.noise_floor(prediction, np.repeat(np.arange(chains), draws))
+    return row | {"gap_mean": floor["mean_gap"], "gap_sd_ratio": floor["sd_ratio"]}, prediction
+
+
+# --- the table ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Found:
+    """The rows of all splits by choice, and what is computed from them. A choice is (weights, ..., predictive)."""
+
+    rows: list[dict[str, Any]]
+    by_choice: dict[tuple[str, ...], list[dict[str, Any]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.by_choice = {}
+        for row in self.rows:
+            key = (row["task"], *(str(row.get(axis, "")) for axis in AXES))
+            self.by_choice.setdefault(key, []).append(row)
+
+    @property
+    def splits(self) -> int:
+        return 1 + max(row["split"] for row in self.rows)
+
+    def values(self, task: str, choice: Sequence[str], score: str = "log_score") -> np.ndarray | None:
+        """One value for each split, (splits,), where the choice worked in all of them; else None."""
+        rows = sorted(self.by_choice.get((task, *choice), []), key=lambda row: row["split"])
+        values = [row.get(score) for row in rows]
+        if len(values) < self.splits or any(value is None for value in values):
+            return None
+        return np.array(values, dtype=float)
+
+    def point(self, task: str, score: str = "log_score") -> np.ndarray:
+        """The values of MAP, (splits,)."""
+        found = self.values(task, MAP_CHOICE, score)
+        assert found is not None
+        return found
+
+    def working(self, task: str) -> list[tuple[str, ...]]:
+        """The choices of Laplace that worked in every split."""
+        every = (choice for found_in, *choice in self.by_choice if found_in == task and choice[1])
+        return [tuple(choice) for choice in every if self.values(task, choice) is not None]
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each choice: means over the splits in which it worked, and its paired difference to MAP."""
+        rows = []
+        for (task, *choice), found in self.by_choice.items():
+            worked = [row for row in found if row.get("log_score") is not None]
+            row: dict[str, Any] = {
+                "task": task,
+                **dict(zip(AXES, choice, strict=True)),
+                "splits": len(worked),
+            }
+            if worked:
+                for name in (*SCORES[task], "log_evidence", "gap_mean", "gap_sd_ratio", "seconds"):
+                    values = [each[name] for each in worked if each.get(name) is not None]
+                    row[name] = float(np.mean(values)) if values else None
+                point = self.point(task)
+                differences = [each["log_score"] - point[each["split"]] for each in worked]
+                if choice[1]:
+                    row["vs_map"], row["vs_map_se"] = paired(differences)
+            reasons = [each["reason"] for each in found if each.get("reason")]
+            row["reason"] = reasons[0] if reasons else ""
+            rows.append(row)
+        return rows
+
+
+MAP_CHOICE = ("MAP", "", "", "", "")
+
+
+def paired(differences: Sequence[float] | np.ndarray) -> tuple[float, float | None]:
+    """Mean of paired differences and its standard error, None for a single one."""
+    values = np.asarray(differences, float)
+    error = float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
+    return float(values.mean()), error
+
+
+def text(mean: float, error: float | None) -> str:
+    return f"{mean:+.3f}" + (f" (standard error {error:.3f})" if error is not None else "")
+
+
+# --- verdicts -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim, what became of it, and the numbers that say so."""
+
+    claim: str
+    verdict: str
+    numbers: str
+
+    def __str__(self) -> str:
+        return f"{self.verdict.upper()}: {self.claim}: {self.numbers}"
+
+
+def contrast(
+    found: Found, task: str, axis: str, first: str, second: str, **fixed: Sequence[str]
+) -> np.ndarray | None:
+    """Log score of `first` minus that of `second` on one axis, all else equal: (choices, splits), or None.
+
+    fixed: axis -> the values that are looked at. Only pairs of which both worked in every split count.
+    """
+    place = AXES.index(axis)
+    differences = []
+    for choice in found.working(task):
+        if choice[place] != first:
+            continue
+        if any(choice[AXES.index(name)] not in values for name, values in fixed.items()):
+            continue
+        other = found.values(task, (*choice[:place], second, *choice[place + 1 :]))
+        own = found.values(task, choice)
+        if other is not None and own is not None:
+            differences.append(own - other)
+    return np.array(differences) if differences else None
+
+
+def judge_contrast(claim: str, differences: np.ndarray | None) -> Verdict:
+    """Reproduced where the mean over choices, paired over splits, is above zero by two standard errors."""
+    if differences is None:
+        return Verdict(claim, NOT_RUN, "no pair of choices worked in every split")
+    mean, error = paired(differences.mean(axis=0))
+    ahead = differences.mean(axis=1) > 0.0
+    numbers = (
+        f"{text(mean, error)} nats per row over {len(differences)} pairs of choices (median pair "
+        f"{np.median(differences.mean(axis=1)):+.3f}), ahead in {ahead.sum()} of them"
+    )
+    return Verdict(claim, REPRODUCED if error is not None and mean > 2.0 * error else NOT_REPRODUCED, numbers)
+
+
+def ranked(found: Found, task: str, working: Sequence[Sequence[str]]) -> list[tuple[float, tuple[str, ...]]]:
+    """Mean log score and choice, best first."""
+    scored = []
+    for choice in working:
+        values = found.values(task, choice)
+        if values is not None:
+            scored.append((float(values.mean()), tuple(choice)))
+    return sorted(scored, reverse=True)
+
+
+def judge_default(found: Found, task: str) -> Verdict:
+    """Reproduced where the default beats MAP and has at least half of the gain of the best choice of all."""
+    claim = f"{task}: post hoc, last layer, Kronecker GGN is a good default"
+    order = ranked(found, task, found.working(task))
+    own, point = found.values(task, DEFAULT), found.point(task)
+    if own is None:
+        return Verdict(claim, NOT_RUN, "it did not work in every split")
+    place = 1 + [choice for _, choice in order].index(DEFAULT)
+    best = found.values(task, order[0][1])
+    assert best is not None
+    gain, gain_error = paired(own - point)
+    short, short_error = paired(best - own)
+    good = gain > 2.0 * (gain_error or math.inf) and gain >= 0.5 * (best - point).mean()
+    return Verdict(
+        claim,
+        REPRODUCED if good else NOT_REPRODUCED,
+        f"rank {place} of {len(order)}; {text(gain, gain_error)} nats per row against MAP; the best, "
+        f"{', '.join(order[0][1])}, is {text(short, short_error)} ahead of it (the best of so many on the test rows "
+        "themselves: that flatters it)",
+    )
+
+
+def judge_structures(found: Found, task: str) -> Verdict:
+    """Which structure x curvature is best over all weights, linearised; the paper's choice is Kronecker GGN."""
+    claim = f"{task}: Kronecker GGN is as good as any structure and curvature (all weights, linearised)"
+    pairs: dict[tuple[str, str], np.ndarray] = {}
+    for structure, curvature in product(STRUCTURES, CURVATURES):
+        values = [
+            found.values(task, ("all", structure, curvature, hyper, "linearised"))
+            for hyper in (AFTER, DURING)
+        ]
+        worked = [each for each in values if each is not None]
+        if len(worked) == len(values):
+            pairs[structure, curvature] = np.mean(worked, axis=0)
+    if ("kron", "ggn") not in pairs:
+        return Verdict(claim, NOT_RUN, "it did not work in every split")
+    order = sorted(pairs, key=lambda pair: -pairs[pair].mean())
+    mean, error = paired(pairs[order[0]] - pairs["kron", "ggn"])
+    listing = ", ".join(f"{' '.join(pair)} {pairs[pair].mean():.3f}" for pair in order)
+    good = order[0] == ("kron", "ggn") or mean <= 2.0 * (error or 0.0)
+    return Verdict(
+        claim,
+        REPRODUCED if good else NOT_REPRODUCED,
+        f"log score, mean of tuning after and during training: {listing}; the first is {text(mean, error)} ahead of "
+        "kron ggn",
+    )
+
+
+def judge_confidence(found: Found) -> Verdict:
+    """Reproduced where MAP is surer than it is right, and the default of Laplace is better calibrated."""
+    claim = "classification: networks are over-confident, and Laplace is better calibrated"
+    surplus = found.point(CLASSIFICATION, "confidence") - found.point(CLASSIFICATION, "accuracy")
+    error_of_map = found.point(CLASSIFICATION, "ece")
+    parts, better = [], []
+    for choice in (
+        DEFAULT,
+        ("all", "full", "ggn", AFTER, "linearised"),
+        ("all", "kron", "ggn", DURING, "linearised"),
+    ):
+        sure, right, ece = (
+            found.values(CLASSIFICATION, choice, name) for name in ("confidence", "accuracy", "ece")
+        )
+        if sure is None or right is None or ece is None:
+            continue
+        better.append(paired(error_of_map - ece))
+        parts.append(
+            f"{' '.join(choice[:4])}: confidence - accuracy {text(*paired(sure - right))}, ECE lower than MAP's by "
+            f"{text(*better[-1])}"
+        )
+    mean, error = paired(surplus)
+    over = error is not None and mean > 2.0 * error
+    improved = any(gain > 2.0 * (se or math.inf) for gain, se in better)
+    return Verdict(
+        claim,
+        REPRODUCED if over and improved else NOT_REPRODUCED,
+        f"MAP: confidence - accuracy {text(mean, error)}, ECE {error_of_map.mean():.3f}; " + "; ".join(parts),
+    )
+
+
+def judge_coverage(found: Found) -> Verdict:
+    """Reproduced where the intervals of MAP cover too little and those of Laplace cover more nearly 90 %."""
+    claim = "regression: the 90 % intervals of MAP cover too little, and those of Laplace come nearer"
+    point = found.point(REGRESSION, "coverage_90")
+    parts, nearer = [], []
+    for choice in (
+        DEFAULT,
+        ("all", "full", "ggn", WRITTEN, "linearised"),
+        ("all", "full", "ggn", DURING, "linearised"),
+    ):
+        values = found.values(REGRESSION, choice, "coverage_90")
+        if values is not None:
+            parts.append(f"{' '.join(choice[:4])} {values.mean():.3f}")
+            nearer.append(abs(values.mean() - 0.9) < abs(point.mean() - 0.9))
+    mean, error = paired(point - 0.9)
+    low = error is not None and mean < -2.0 * error
+    return Verdict(
+        claim,
+        REPRODUCED if low and any(nearer) else NOT_REPRODUCED,
+        f"MAP covers {point.mean():.3f}, {text(mean, error)} from 0.9; " + ", ".join(parts),
+    )
+
+
+def judge_reference(found: Found, task: str) -> Verdict:
+    """The gap of the choices to NUTS beside its noise floor: the posterior mean function and its spread."""
+    claim = f"{task}: linearised GGN over all weights is the nearest to NUTS (hyper-parameters as written, one split)"
+    (nuts,) = found.by_choice[task, "NUTS", "", "", "", ""]
+    if nuts.get("gap_mean") is None:
+        return Verdict(claim, NOT_RUN, nuts["reason"])
+    gaps = sorted(
+        (row["gap_mean"], *(row[axis] for axis in ("weights", "structure", "curvature", "predictive")), row)
+        for row in found.rows
+        if row["task"] == task and row.get("hyper") == WRITTEN and row.get("gap_sd_ratio")
+    )
+    own = next(gap for gap in gaps if gap[1:5] == ("all", "full", "ggn", "linearised"))
+    first = gaps[0]
+    return Verdict(
+        claim,
+        REPRODUCED if own[0] <= first[0] + nuts["gap_mean"] else NOT_REPRODUCED,
+        f"its gap of the mean is {own[0]:.2f} standard deviations of NUTS and its sd ratio {own[-1]['gap_sd_ratio']:.2f}; "
+        f"the nearest, {' '.join(first[1:5])}: {first[0]:.2f} and {first[-1]['gap_sd_ratio']:.2f}; noise floor "
+        f"{nuts['gap_mean']:.2f} and {nuts['gap_sd_ratio']:.2f}; log score of NUTS {nuts['log_score']:.3f}",
+    )
+
+
+def judge(found: Found) -> list[Verdict]:
+    """Every claim about the choices, from the rows alone."""
+    verdicts = []
+    for task in TASKS:
+        verdicts += [
+            judge_contrast(
+                f"{task}: linearised beats sampled for GGN",
+                contrast(found, task, "predictive", "linearised", "sampled", curvature=("ggn",)),
+            ),
+            judge_default(found, task),
+            judge_contrast(
+                f"{task}: tuning during training beats tuning after it (linearised, GGN or empirical Fisher)",
+                contrast(
+                    found,
+                    task,
+                    "hyper",
+                    DURING,
+                    AFTER,
+                    predictive=("linearised",),
+                    curvature=("ggn", "empirical"),
+                ),
+            ),
+            judge_structures(found, task),
+            judge_reference(found, task),
+        ]
+    return [*verdicts, judge_confidence(found), judge_coverage(found)]
+
+
+# --- the lost term --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LostTerm:
+    """log Z over gamma at one mode, with the term -D log gamma and without, and where each is largest."""
+
+    gamma: np.ndarray
+    right: np.ndarray
+    printed: np.ndarray
+    best_right: float
+    best_printed: float
+    library: float
+    negative: int
+    weights: int
+
+
+def lost_term(sizes: Sizes) -> LostTerm:
+    """The first classification split, all weights, GGN: the formulas above in NumPy, and the library's own optimum.
+
+    Without the term d log Z / d log gamma = |w*|^2 / gamma^2 + sum_i gamma^-2 / (lambda_i + gamma^-2) > 0 for every
+    gamma, lambda_i >= 0 being the eigenvalues of H: the "best" gamma is the largest that is allowed.
+    """
+    from scipy.optimize import minimize_scalar
+
+    split = load_split(CLASSIFICATION, 0, sizes)
+    written = gamma_of(len(split.train[1]))
+    start = bnn.fit(split.model, *split.train, bnn.MAP(steps=sizes.steps), standardise=True)
+    fits = {
+        tune: bnn.fit(
+            split.model,
+            *split.train,
+            bnn.Laplace(start=start, optimise=False, tune=tune, ppl="pyro"),
+            standardise=True,
+        )
+        for tune in ("none", "global")
+    }
+    approximation = fits["none"].approximation
+    size, square = len(approximation.flat_mode), float(np.sum(approximation.flat_mode**2))
+    data_part = approximation.covariance.precision() - np.eye(size) / written**2
+    eigenvalues = np.maximum(np.linalg.eigvalsh(data_part), 0.0)
+
+    def printed(log_gamma: float) -> float:
+        precision = math.exp(-2.0 * log_gamma)
+        return -0.5 * precision * square - 0.5 * float(np.sum(np.log(eigenvalues + precision)))
+
+    def right(log_gamma: float) -> float:
+        return printed(log_gamma) - size * log_gamma
+
+    # What neither gamma nor the weights' volume changes: so that the right curve is the library's at the prior as written.
+    constant = fits["none"].log_evidence - right(math.log(written))
+    bounds = math.log(1e-2), math.log(1e4)
+    grid = np.linspace(*bounds, sizes.grid)
+    best = [
+        math.exp(minimize_scalar(lambda at, each=each: -each(at), bounds=bounds, method="bounded").x)  # type: ignore[misc]
+        for each in (right, printed)
+    ]
+    # Both signs as in print: Sigma = -(H - gamma^-2 I)^-1.
+    negative = int(np.sum(eigenvalues > written**-2))
+    return LostTerm(
+        np.exp(grid),
+        constant + np.array([right(at) for at in grid]),
+        constant + np.array([printed(at) for at in grid]),
+        best[0],
+        best[1],
+        written / math.sqrt(fits["global"].info.figures["prior_factor/all"]),
+        negative,
+        size,
+    )
+
+
+def judge_lost_term(lost: LostTerm) -> Verdict:
+    """Corrected where the right formula has the library's optimum and the printed one runs to the bound."""
+    agrees = abs(math.log(lost.best_right / lost.library)) < 1e-2
+    at_bound = lost.best_printed > 0.99 * lost.gamma[-1]
+    return Verdict(
+        "the evidence tunes gamma (printed without -D log gamma)",
+        CORRECTED if agrees and at_bound else NOT_REPRODUCED,
+        f"with the term the best gamma is {lost.best_right:.4g} (the library: {lost.library:.4g}); as printed it is "
+        f"{lost.best_printed:.4g}, where {lost.gamma[-1]:.4g} is the largest allowed; with both signs as printed "
+        f"{lost.negative} of {lost.weights} variances of Sigma are negative",
+    )
+
+
+# --- learnt noise ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """Regression with learnt noise, one split: by choice, noise in standard units and scores, with MAP first."""
+
+    rows: dict[str, dict[str, float]]
+
+
+def run_learnt_noise(sizes: Sizes) -> Learnt:
+    """Evidence after and during training, over all weights and over the last layer, of prior and noise together."""
+    split = load_split(REGRESSION, 0, sizes)
+    model = partial(regression, width=sizes.width, noise=None)
+    start = bnn.fit(model, *split.train, bnn.MAP(steps=sizes.steps), standardise=True)
+    rows = {"MAP": {"noise": float(np.ravel(start.draws["noise"])[0])} | _test_scores(start, split)}
+    for weights, during in product(("all", "last_layer"), (False, True)):
+        fitted = bnn.fit(
+            model,
+            *split.train,
+            bnn.Laplace(
+                weights=weights,
+                structure="kron",
+                tune="global",
+                noise="evidence",
+                during_training=during,
+                start=start,
+                optimise=during,
+                steps=1 if during else sizes.steps,
+                ppl=sizes.training_ppl,
+            ),
+            standardise=True,
+        )
+        name = f"{weights}, {DURING if during else AFTER}"
+        rows[name] = {"noise": fitted.info.figures["noise"]} | _test_scores(fitted, split)
+    return Learnt(rows)
+
+
+def _test_scores(fitted: Any, split: Split) -> dict[str, float]:
+    return scores_of(fitted.predict(split.test[0]), split.test[1])
+
+
+def judge_learnt_noise(learnt: Learnt) -> Verdict:
+    """Reproduced where tuning the last layer and the noise during training is no worse than tuning them after it."""
+    rows = learnt.rows
+    after, during = (rows[f"last_layer, {hyper}"]["log_score"] for hyper in (AFTER, DURING))
+    return Verdict(
+        "regression with learnt noise: tuning during training is as good as after it for the last layer, too",
+        REPRODUCED if during >= after else NOT_REPRODUCED,
+        "; ".join(
+            f"{name}: noise {row['noise']:.3g}, log score {row['log_score']:.4g}, RMSE {row['rmse']:.3g}"
+            for name, row in rows.items()
+        )
+        + " (Kronecker GGN, one split; the evidence of the last layer alone charges nothing for the other weights)",
+    )
+
+
+# --- two moons ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Moons:
+    """Probability of class 1 on a grid by choice, and the mean confidence at the grid's edge."""
+
+    axis: np.ndarray
+    x: np.ndarray
+    y: np.ndarray
+    maps: dict[str, np.ndarray]
+    edge: dict[str, float]
+
+
+def run_moons(sizes: Sizes) -> Moons:
+    x, y = moons(20 if sizes.train else 80, 0)
+    axis = np.linspace(-6.0, 6.0, sizes.grid)
+    grid = np.stack(np.meshgrid(axis + 0.5, axis + 0.25), axis=-1).reshape(-1, 2)
+    model = partial(classification, width=sizes.width, classes=2, gamma=gamma_of(len(y)))
+
+    def fit(chosen: Any) -> Any:
+        return bnn.fit(model, x, y, chosen, standardise=True)
+
+    start = fit(bnn.MAP(steps=sizes.steps))
+    shown = {"MAP": start.predict(grid)}
+    for name, weights, structure, hyper, kind in (
+        ("all, full, as written: sampled", "all", "full", WRITTEN, "sampled"),
+        ("all, full, as written: linearised", "all", "full", WRITTEN, "linearised"),
+        ("last layer, Kronecker, after: linearised", "last_layer", "kron", AFTER, "linearised"),
+        ("all, Kronecker, during: linearised", "all", "kron", DURING, "linearised"),
+    ):
+        fitted = fit(method(weights, structure, "ggn", hyper, start, 1, sizes))
+        shown[name] = fitted.predict(grid, kind=kind, draws=sizes.draws if kind == "sampled" else None)
+    chains, warmup, draws = sizes.nuts
+    nuts = fit(bnn.NUTS(chains=chains, warmup=warmup, draws=draws, max_tree_depth=8))
+    standing = bnn.diagnose(nuts).verdict
+    shown[f"NUTS ({standing})"] = nuts.predict(grid)
+    outside = np.abs(grid - np.array([0.5, 0.25])).max(axis=1) > 5.0
+    return Moons(
+        axis,
+        x,
+        y,
+        {name: each.probabilities[:, 1].reshape(len(axis), -1) for name, each in shown.items()},
+        {name: float(each.probabilities[outside].max(axis=1).mean()) for name, each in shown.items()},
+    )
+
+
+def judge_moons(found: Moons) -> Verdict:
+    """Reproduced where MAP is surer far from the data than every linearised Laplace shown."""
+    linearised = {name: value for name, value in found.edge.items() if "linearised" in name}
+    return Verdict(
+        "moons: far from the data MAP is surer than Laplace",
+        REPRODUCED if found.edge["MAP"] > max(linearised.values()) else NOT_REPRODUCED,
+        "mean confidence there: " + "; ".join(f"{name} {value:.3f}" for name, value in found.edge.items()),
+    )
+
+
+# --- figures --------------------------------------------------------------------------------------------
+
+
+def new_figure(width: float, height: float) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def difference_to_map(found: Found, task: str, choice: Sequence[str]) -> tuple[float, float] | None:
+    values = found.values(task, choice)
+    if values is None:
+        return None
+    mean, error = paired(values - found.point(task))
+    return mean, error or 0.0
+
+
+def draw_lines(
+    axes: Any,
+    found: Found,
+    task: str,
+    lines: Sequence[tuple[str, Callable[[str], Sequence[str]], bool]],
+    limit: float,
+    hyper: Sequence[str],
+) -> None:
+    """One line of marks for each (label, choice by hyper, filled); what lies beyond the limit is an arrow there."""
+    labels: dict[str, int] = {}
+    for label, choice_of, filled in lines:
+        place = labels.setdefault(label, len(labels))
+        for index, name in enumerate(hyper):
+            found_here = difference_to_map(found, task, choice_of(name))
+            height = place + 0.17 * (index - 0.5 * (len(hyper) - 1))
+            if found_here is None:
+                if filled:
+                    axes.plot(0.985 * limit, height, "x", color=COLOURS[name], markersize=4)
+                continue
+            mean, error = found_here
+            outside = abs(mean) > 0.95 * limit
+            at = math.copysign(0.985 * limit, mean) if outside else mean
+            marker = ("<" if mean < 0 else ">") if outside else MARKERS[name]
+            if not outside and filled:
+                axes.plot(
+                    [mean - error, mean + error],
+                    [height, height],
+                    color=COLOURS[name],
+                    linewidth=1.2,
+                    zorder=2,
+                )
+            axes.plot(
+                at,
+                height,
+                marker,
+                color=COLOURS[name],
+                markersize=5 if filled else 4.5,
+                markerfacecolor=COLOURS[name] if filled else "white",
+                markeredgewidth=0.9,
+                zorder=3 if filled else 2.5,
+                linestyle="none",
+            )
+    axes.axvline(0.0, color="0.4", linewidth=1.0, zorder=1)
+    for place in range(len(labels)):
+        if place % 2 == 0:
+            axes.axhspan(place - 0.5, place + 0.5, color="0.95", zorder=0)
+    axes.set(yticks=range(len(labels)), yticklabels=list(labels), xlim=(-limit, limit))
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.set_xscale("symlog", linthresh=max(0.05 * limit, 1e-6), linscale=0.8)
+    axes.minorticks_off()
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def hyper_legend(figure: Any, hyper: Sequence[str], others: Sequence[tuple[str, str, str]]) -> None:
+    """Below the figure: colours of hyper-parameters, then (marker, fill, text)."""
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], marker=MARKERS[name], color=COLOURS[name], linestyle="none", label=f"{name}")
+        for name in hyper
+    ]
+    handles += [
+        Line2D([], [], marker=marker, color="0.3", markerfacecolor=fill, linestyle="none", label=label)
+        for marker, fill, label in others
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+
+
+def limit_of(found: Found, task: str, kinds: Sequence[str]) -> float:
+    """The scale of the axis: nine tenths of the differences lie inside it."""
+    sizes = [
+        abs(pair[0])
+        for choice in found.working(task)
+        if choice[4] in kinds and (pair := difference_to_map(found, task, choice)) is not None
+    ]
+    return 1.3 * float(np.quantile(sizes, 0.9)) if sizes else 1.0
+
+
+def draw_choices(path: Path, found: Found, task: str, name: str, hyper: Sequence[str]) -> None:
+    """Structures and curvatures by weights: linearised (filled) and sampled (hollow)."""
+    figure = new_figure(13.0, 7.5)
+    panels = figure.subplots(1, len(WEIGHTS), sharey=True)
+    limit = limit_of(found, task, ("linearised", "sampled"))
+    pairs = [pair for pair in product(STRUCTURES, CURVATURES) if pair != ("kron", "hessian")]
+    for axes, weights in zip(panels, WEIGHTS, strict=True):
+        lines = [
+            (
+                f"{structure}, {curvature}",
+                partial(lambda w, s, c, k, h: (w, s, c, h, k), weights, structure, curvature, kind),
+                kind == "linearised",
+            )
+            for structure, curvature in pairs
+            for kind in ("linearised", "sampled")
+        ]
+        draw_lines(axes, found, task, lines, limit, hyper)
+        axes.set_title(
+            {"all": "all weights", "last_layer": "last layer"}.get(weights, "sub-network"), fontsize=11
+        )
+    figure.supxlabel(
+        "log score minus that of MAP, nats per test row: mean over splits, with its standard error",
+        fontsize=10,
+    )
+    figure.suptitle(
+        f"{name}: {found.splits} splits; to the right of the line Laplace is better than MAP", fontsize=12
+    )
+    hyper_legend(
+        figure,
+        hyper,
+        (
+            ("o", "0.3", "linearised"),
+            ("o", "white", "sampled"),
+            (">", "0.3", "beyond the axis"),
+            ("x", "0.3", "none in some split"),
+        ),
+    )
+    figure.savefig(path)
+
+
+def draw_predictives(path: Path, found: Found, name: str, hyper: Sequence[str]) -> None:
+    """The six predictives of classes with GGN, for four choices of weights and structure."""
+    figure = new_figure(13.0, 4.6)
+    shown = (("all", "full"), ("all", "kron"), ("all", "diag"), ("last_layer", "kron"))
+    panels = figure.subplots(1, len(shown), sharey=True)
+    limit = limit_of(found, CLASSIFICATION, KINDS)
+    for axes, (weights, structure) in zip(panels, shown, strict=True):
+        lines = [
+            (
+                kind.replace("_", ", "),
+                partial(lambda w, s, k, h: (w, s, "ggn", h, k), weights, structure, kind),
+                True,
+            )
+            for kind in KINDS
+        ]
+        draw_lines(axes, found, CLASSIFICATION, lines, limit, hyper)
+        axes.set_title(f"{weights.replace('_', ' ')}, {structure}, GGN", fontsize=11)
+    figure.supxlabel(
+        "log score minus that of MAP, nats per test row: mean over splits, with its standard error",
+        fontsize=10,
+    )
+    figure.suptitle(f"{name}: predictives for classes", fontsize=12)
+    hyper_legend(figure, hyper, ((">", "0.3", "beyond the axis"), ("x", "0.3", "none in some split")))
+    figure.savefig(path)
+
+
+def draw_lost_term(path: Path, lost: LostTerm) -> None:
+    figure = new_figure(9.0, 4.2)
+    axes = figure.subplots()
+    axes.plot(lost.gamma, lost.right, color=COLOURS[AFTER], label=r"with $-D\,\log\gamma$")
+    axes.plot(lost.gamma, lost.printed, "--", color=COLOURS[DURING], label="without it, as printed")
+    axes.axvline(lost.library, color="0.4", linestyle=":", label="the library's optimum")
+    axes.set(xscale="log", xlabel=r"prior standard deviation $\gamma$", ylabel="log evidence, nats")
+    low = float(np.quantile(lost.right, 0.15))
+    high = max(float(lost.right.max()), float(np.quantile(lost.printed, 0.98)))
+    axes.set_ylim(low, high + 0.05 * (high - low))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    axes.set_title("Without the lost term the evidence only rises", fontsize=12)
+    figure.savefig(path)
+
+
+def draw_moons(path: Path, found: Moons) -> None:
+    figure = new_figure(12.0, 7.6)
+    panels = figure.subplots(2, 3, sharex=True, sharey=True).ravel()
+    shown = None
+    extent = (found.axis[0] + 0.5, found.axis[-1] + 0.5, found.axis[0] + 0.25, found.axis[-1] + 0.25)
+    for axes, (name, probability) in zip(panels, found.maps.items(), strict=True):
+        shown = axes.imshow(
+            np.maximum(probability, 1.0 - probability),
+            origin="lower",
+            extent=extent,
+            cmap="cividis",
+            vmin=0.5,
+            vmax=1.0,
+            interpolation="bilinear",
+        )
+        axes.contour(
+            found.axis + 0.5, found.axis + 0.25, probability, levels=[0.5], colors="white", linewidths=1.2
+        )
+        for label, marker, colour in ((0, "o", "#E69F00"), (1, "^", "#56B4E9")):
+            part = found.x[found.y == label]
+            axes.plot(
+                part[:, 0],
+                part[:, 1],
+                marker,
+                color=colour,
+                markersize=4,
+                markeredgecolor="black",
+                markeredgewidth=0.4,
+            )
+        axes.set_title(f"{name}\nconfidence at the edge {found.edge[name]:.2f}", fontsize=10)
+    figure.colorbar(shown, ax=list(panels), label="probability of the more probable class", shrink=0.7)
+    figure.suptitle("Two moons: confidence away from the data (white: the boundary)", fontsize=12)
+    figure.savefig(path)
+
+
+# --- the run --------------------------------------------------------------------------------------------
+
+
+def run_all(sizes: Sizes, workers: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """The rows of all tasks and splits, over so many processes."""
+    jobs = [(task, index) for index in range(sizes.splits) for task in TASKS]
+    rows: list[dict[str, Any]] = []
+    if workers == 1:
+        for task, index in jobs:
+            rows += run_split(task, index, sizes)
+            say(f"{task}, split {index + 1} of {sizes.splits}")
+        return rows
+    # Spawned, because forked processes inherit the locks of JAX's threads.
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(run_split, task, index, sizes): (task, index) for task, index in jobs}
+        for done, each in enumerate(as_completed(running), 1):
+            rows += each.result()
+            task, index = running[each]
+            say(f"{task}, split {index + 1} of {sizes.splits}: {done} of {len(jobs)} done")
+    return sorted(rows, key=lambda row: (TASKS.index(row["task"]), row["split"]))
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow(
+                {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in row.items()}
+            )
+
+
+def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """The best ten of each task, the default, MAP and NUTS, and how many choices were refused and why."""
+    for task in TASKS:
+        own = [row for row in rows if row["task"] == task]
+        laplace = [row for row in own if row["structure"] and row.get("vs_map") is not None]
+        best = sorted(laplace, key=lambda row: (-row["splits"], -row["log_score"]))[:10]
+        default = [row for row in laplace if tuple(row[axis] for axis in AXES) == DEFAULT and row not in best]
+        names = SCORES[task]
+        print(f"\n{task:<62}{'splits':>7}{'vs MAP':>9}{'se':>8}" + "".join(f"{name:>12}" for name in names))
+        for row in [*(row for row in own if not row["structure"]), *best, *default]:
+            label = ", ".join(str(row[axis]) for axis in AXES if row[axis])
+            numbers = "".join(f"{row[name]:12.4f}" for name in names)
+            pair = "".join(
+                f"{row[name]:{width}.3f}" if row.get(name) is not None else " " * width
+                for name, width in (("vs_map", 9), ("vs_map_se", 8))
+            )
+            print(f"{label:<62}{row['splits']:>7}{pair}{numbers}")
+        refused: dict[str, int] = {}
+        for row in own:
+            if row["structure"] and row["splits"] == 0:
+                kind = row["reason"].split("; came")[0]
+                refused[kind] = refused.get(kind, 0) + 1
+        for reason, count in sorted(refused.items(), key=lambda pair: -pair[1]):
+            print(f"  {count:4d} without a number: {reason}")
+
+
+def main(
+    tiny: bool = False,
+    out: str | Path | None = None,
+    seeds: int | None = None,
+    workers: int = 1,
+    regression_table: str = "diabetes",
+) -> dict[str, Any]:
+    """Run the study, write table, verdicts and figures to `out`, and return them.
+
+    tiny: a few rows and one hidden unit, in a temporary folder unless `out` is given. seeds: how many splits.
+    """
+    sizes = replace(TINY if tiny else FULL, regression=regression_table)
+    if seeds is not None:
+        sizes = replace(sizes, splits=seeds)
+    folder = Path(out) if out else Path(tempfile.mkdtemp()) if tiny else RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    begun = time.perf_counter()
+
+    def say(what: str) -> None:
+        print(f"[{time.perf_counter() - begun:5.0f} s] {what}", flush=True)
+
+    lost = lost_term(sizes)
+    say("the lost term")
+    learnt = run_learnt_noise(sizes)
+    say("learnt noise")
+    pictured = run_moons(sizes)
+    say("two moons")
+    found = Found(run_all(sizes, workers, say))
+    table = found.table()
+    verdicts = [*judge(found), judge_learnt_noise(learnt), judge_moons(pictured), judge_lost_term(lost)]
+    write_table(folder / "choices.csv", table)
+    (folder / "verdicts.txt").write_text("".join(f"{verdict}\n" for verdict in verdicts))
+    for task in TASKS:
+        name = load_split(task, 0, sizes).name.replace("_", " ")
+        draw_choices(folder / f"{task}.png", found, task, name, sizes.hyper)
+        if task == CLASSIFICATION:
+            draw_predictives(folder / "predictives.png", found, name, sizes.hyper)
+    draw_lost_term(folder / "lost_term.png", lost)
+    draw_moons(folder / "moons.png", pictured)
+    print_table(table)
+    print()
+    for verdict in verdicts:
+        print(verdict)
+    say(f"written to {folder}")
+    return {"table": table, "verdicts": verdicts, "folder": folder, "lost_term": lost, "found": found}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tiny", action="store_true", help="a few rows and one hidden unit: seconds")
+    parser.add_argument("--out", type=Path, help="the folder of tables and figures")
+    parser.add_argument("--seeds", type=int, help="how many splits")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the splits")
+    parser.add_argument("--regression", default="diabetes", help="the regression table, such as yacht or energy")
+    options = parser.parse_args()
+    main(options.tiny, options.out, options.seeds, options.workers, options.regression)
