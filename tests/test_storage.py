@@ -116,6 +116,25 @@ def test_what_comes_back_is_what_went_in_to_the_bit(form: str, ppl: str, tmp_pat
         assert getattr(after.info, field) == getattr(before.info, field)
 
 
+@pytest.mark.parametrize("structure", ["full", "kron", "diag", "lowrank"])
+def test_tuned_gaussians_over_some_weights_come_back_to_the_bit(structure: str, tmp_path: Path) -> None:
+    """Positions, factors and every structure's own arrays, and with them the tuned program."""
+    x, y = data()
+    settings: dict[str, Any] = {"structure": structure, "weights": ["output"], "tune": "tensor", "steps": 100}
+    settings |= {"noise": "evidence"} | ({"rank": 4} if structure == "lowrank" else {})
+    before: Any = bnn.Laplace(ppl="pyro", **settings).fit(model, x, y, progress=False)
+    after: Any = bnn.load(before.save(tmp_path / "posterior"), model)
+    old, new = before.approximation.arrays(), after.approximation.arrays()
+    assert old.keys() == new.keys()
+    assert {"positions", "factor/output.weight"} <= old.keys()
+    for name, value in old.items():
+        np.testing.assert_array_equal(new[name], value)
+    assert after.approximation.kinds == before.approximation.kinds
+    np.testing.assert_array_equal(after.predict(x).std, before.predict(x).std)
+    np.testing.assert_array_equal(after.log_joint(), before.log_joint())
+    np.testing.assert_array_equal(after.log_q(), before.log_q())
+
+
 def test_dicts_of_inputs_and_labels_come_back(tmp_path: Path) -> None:
     def classes(x: Any, y: Any = None) -> None:
         bnn.observe(y, bnn.mlp(x["table"], [3]), bnn.likelihoods.Categorical())
