@@ -52,6 +52,8 @@ ROUNDING = 1e-12
 INDEFINITE = 1e-8
 # Nats over one step of an outer search that are too few to go on for.
 FLAT = 1e-6
+# Parts of a step of the alternation that are tried in turn.
+MONOTONE = (1.0, 0.5, 0.25, 0.125, -0.5, -0.25, -0.125)
 LOG_TWO_PI = float(np.log(2.0 * np.pi))
 
 
@@ -543,13 +545,16 @@ def alternate(
     tolerance: float = 1e-4,
     rounds: int = 50,
     limits: tuple[float, float] = LIMITS,
+    monotone: bool = False,
     progress: Progress | None = None,
 ) -> Tuned:
     """A mode, its tuned factors, the mode for these, and so on: MacKay's alternation, until no log factor moves.
 
     evidence_at(factors (G,), scale) finds the mode for these hyper-parameters (from the last one, if it likes)
     and returns the `Evidence` there; factors and scale remain relative to one fixed prior and noise. tolerance:
-    of the log factors.
+    of the log factors. monotone: take of each step the first part that raises the log evidence at the mode found for
+    it, backwards if need be, and stop where none does: in a network the plain alternation can run away, trading the
+    scales of two layers for each other, and what it leaves out can turn its direction round.
 
     The result's log evidence belongs to the mode found for the result's factors. In a linear model the limit is
     the maximum of the exact evidence. In a network the updates leave out the derivative of H, so the log evidence
@@ -562,19 +567,28 @@ def alternate(
     factors = np.array(start, float)
     evidence = evidence_at(factors, scale)
     values = [evidence.log_evidence(factors, scale)]
-    evaluations, change = 1, np.inf
+    evaluations, change, stuck = 1, np.inf, False
     task = (progress or Silent()).task("evidence", rounds)
     try:
         while change >= tolerance and len(values) <= rounds:
             inner = tune(evidence, factors=factors, scale=scale, tune_noise=tune_noise, limits=limits)
-            change = max(
-                float(np.max(np.abs(np.log(inner.factors / factors)))),
-                abs(float(np.log(inner.scale / scale))),
-            )
-            factors, scale = inner.factors, inner.scale
-            evidence = evidence_at(factors, scale)
-            values.append(evidence.log_evidence(factors, scale))
-            evaluations += inner.evaluations + 1
+            steps = np.log(inner.factors / factors), float(np.log(inner.scale / scale))
+            change = max(float(np.max(np.abs(steps[0]))), abs(steps[1]))
+            evaluations += inner.evaluations
+            for fraction in MONOTONE if monotone else (1.0,):
+                trial = (inner.factors, inner.scale)
+                if fraction != 1.0:
+                    trial = factors * np.exp(fraction * steps[0]), scale * float(np.exp(fraction * steps[1]))
+                there = evidence_at(*trial)
+                value = there.log_evidence(*trial)
+                evaluations += 1
+                if not monotone or value >= values[-1] - 1e-9 * abs(values[-1]):
+                    break
+            else:
+                stuck = True
+                break
+            (factors, scale), evidence = trial, there
+            values.append(value)
             done = rounds if change < tolerance else len(values) - 1
             task.update(done, log_evidence=values[-1], change=change)
     finally:
@@ -582,7 +596,12 @@ def alternate(
     coordinates = _Coordinates(evidence, tune_noise, limits)
     z = coordinates.pack(factors, scale)
     found: tuple[str, ...] = ()
-    if change >= tolerance:
+    if stuck and change > 0.1:
+        found += (
+            f"the alternation stopped in round {len(values)}, where no part of a step raised the log evidence; a log "
+            f"factor would have changed by {change:.3g}",
+        )
+    elif change >= tolerance and not stuck:
         found += (
             f"the factors had not settled after {rounds} rounds: the last changed a log factor by {change:.3g}; "
             "give more rounds",
@@ -594,7 +613,8 @@ def alternate(
             f"{len(values) - 1}, as it may when the mode moves: marginal_mode maximises it outright",
         )
     state = coordinates.evaluate(z)
-    result = coordinates.result(z, state, tuple(values), evaluations + 1, change < tolerance, found)
+    settled = change < tolerance or stuck
+    result = coordinates.result(z, state, tuple(values), evaluations + 1, settled, found)
     return replace(result, iterations=len(values) - 1)
 
 

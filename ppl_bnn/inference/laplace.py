@@ -672,15 +672,28 @@ class _Fit:
             factors = self._validated(tuning, positions)
         else:
             if method.during_training:
+                modes, highest = {}, -np.inf
 
                 def evidence_at(factors: np.ndarray, scale: float) -> Any:
-                    nonlocal u
-                    u = self.refinement.mode(u, held=held, changes=tuning.changes(factors, scale))
-                    return tuning.evidence(u, self._tuned_prior(tuning, u))
+                    # From the best mode so far, or a step that was too long would leave its mark on the next.
+                    nonlocal u, highest
+                    there = self.refinement.mode(u, held=held, changes=tuning.changes(factors, scale))
+                    modes[factors.tobytes(), scale] = there
+                    evidence = tuning.evidence(there, self._tuned_prior(tuning, there))
+                    value = evidence.log_evidence(factors, scale)
+                    if value > highest:
+                        u, highest = there, value
+                    return evidence
 
                 found = alternate(
-                    evidence_at, tuning.ones, method=search, tune_noise=with_noise, progress=self.progress
+                    evidence_at,
+                    tuning.ones,
+                    method=search,
+                    tune_noise=with_noise,
+                    monotone=True,
+                    progress=self.progress,
                 )
+                u = modes[found.factors.tobytes(), found.scale]
             else:
                 maximiser = {"fixed_point": fixed_point, "maximise": maximise}[search]
                 found = maximiser(tuning.evidence(u, self._tuned_prior(tuning, u)), tune_noise=with_noise)
