@@ -18,7 +18,15 @@ def script(monkeypatch):
     return importlib.import_module
 
 
-@pytest.mark.parametrize("name", ["nuts_against_numpyro", "svi_against_pyro", "predict_against_predictive"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nuts_against_numpyro",
+        "svi_against_pyro",
+        "predict_against_predictive",
+        "laplace_against_laplace_torch",
+    ],
+)
 def test_runs_at_a_tiny_size(script, name, capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of peers, written as their users write them
