@@ -22,6 +22,8 @@ from ppl_bnn.ppl.protocol import site_seed
 from tests.problems import Conjugate, regression_data, small_classifier, small_network
 
 PPLS = ("numpyro", "pyro")
+# Where the two systems share the NumPy that is tested, the one that compiles for seconds is left to the slow tests.
+PYRO_FIRST = pytest.mark.parametrize("ppl", ["pyro", pytest.param("numpyro", marks=pytest.mark.slow)])
 
 
 def fit(model, x, y, ppl, **settings):
@@ -603,6 +605,7 @@ def test_tuning_after_training_is_the_optimum_at_that_mode(ppl):
     assert np.isclose(posterior.info.figures["gradient_norm"], np.linalg.norm(gradient), rtol=1e-4)
 
 
+@PYRO_FIRST
 def test_a_mode_that_tuning_has_left_behind_is_reported(ppl):
     """A prior far too wide for ten weights that are nearly zero: the evidence wants another mode altogether."""
     rng = np.random.default_rng(0)
@@ -618,6 +621,7 @@ def test_a_mode_that_tuning_has_left_behind_is_reported(ppl):
     assert not any("a Newton step would gain" in sentence for sentence in again.info.warnings)
 
 
+@PYRO_FIRST
 def test_validation_chooses_the_factor_with_the_best_score_on_held_out_rows(ppl):
     """Divided by the seed: mode and curvature from one part of the rows, by hand, the mean log density of the other."""
     rng = np.random.default_rng(3)
@@ -671,6 +675,7 @@ def body_held(x, y=None):
 
 
 @pytest.mark.parametrize("structure", ["full", "kron", "diag"])
+@PYRO_FIRST
 def test_the_last_layer_alone_is_the_model_whose_body_is_a_point(ppl, structure):
     x, y, mode, _ = network_mode()
     start = {name: value[0, 0] for name, value in mode.draws.items()}
@@ -688,6 +693,7 @@ def test_the_last_layer_alone_is_the_model_whose_body_is_a_point(ppl, structure)
         assert np.allclose(last.draws[name][0, 0], start[name])
 
 
+@PYRO_FIRST
 def test_layers_and_sites_are_named_alike(ppl):
     x, y, mode, _ = network_mode()
     by_layer, by_site, last = (
@@ -733,6 +739,7 @@ def four_units(x, y=None):
 @pytest.mark.parametrize(
     ("form", "choice"), [("torch", "gaussian"), ("flax", "mode"), ("torch", "evidence"), ("flax", "gaussian")]
 )
+@PYRO_FIRST
 def test_a_network_trained_elsewhere_gets_a_spread_and_keeps_its_mean(ppl, form, choice):
     """The noise, which a network does not have, is that of the joint mode, or of the evidence, given the weights."""
     start, function = elsewhere(form)
@@ -807,6 +814,7 @@ def targets_for(model, x, rng):
 
 
 @pytest.mark.parametrize("model", KINDS_OF, ids=lambda model: model.__name__)
+@PYRO_FIRST
 def test_every_likelihood_predicts_in_every_kind_that_it_has(ppl, model):
     rng = np.random.default_rng(1)
     x, new = rng.normal(size=(30, 2)), rng.normal(size=(6, 2))
@@ -862,6 +870,7 @@ def test_logistic_regression_against_its_own_formulas(ppl):
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
+@PYRO_FIRST
 def test_the_joint_prediction_is_that_of_the_dense_jacobian(ppl, structure):
     x, y, mode, _ = network_mode()
     settings = {"rank": RANK} if structure == "lowrank" else {}
@@ -892,6 +901,7 @@ def test_the_joint_prediction_is_that_of_the_dense_jacobian(ppl, structure):
         (small_classifier, "lowrank"),
     ],
 )
+@PYRO_FIRST
 def test_chunks_change_nothing(ppl, model, structure):
     rng = np.random.default_rng(1)
     x, new = rng.normal(size=(150, 2)), rng.normal(size=(170, 2))
@@ -976,6 +986,7 @@ def test_three_tasks_in_a_row_are_all_rows_at_once(ppl):
     assert np.allclose(flat_centre(posterior), problem.mean, rtol=1e-6, atol=1e-8)
 
 
+@PYRO_FIRST
 def test_diagonal_parts_have_the_precision_of_all_rows_and_another_mean(ppl):
     """Diagonals add up; the mode is that of a diagonal prior in place of the dense one, in closed form too."""
     problem = Conjugate.make()
@@ -991,6 +1002,7 @@ def test_diagonal_parts_have_the_precision_of_all_rows_and_another_mean(ppl):
     assert not np.allclose(mean, problem.mean, rtol=1e-3)
 
 
+@PYRO_FIRST
 def test_a_kronecker_part_is_a_prior_of_blocks(ppl):
     """Its second part keeps the blocks between which nothing was known, and adds a dense curvature."""
     problem = Conjugate.make()

@@ -17,6 +17,8 @@ from ppl_bnn.inference.precision import DiagonalCurvature, FactorCurvature, Full
 from tests.problems import Conjugate
 
 NOISE = 0.5
+# Where the two systems share the NumPy that is tested, the one that compiles for seconds is left to the slow tests.
+PYRO_FIRST = pytest.mark.parametrize("ppl", ["pyro", pytest.param("numpyro", marks=pytest.mark.slow)])
 
 
 def fit(model, x, y, ppl, **settings):
@@ -122,6 +124,7 @@ def test_a_joint_density_without_a_mode_is_refused_and_fits_without_its_funnel(p
     [dist.LogNormal(0.0, 1.0), dist.InverseGamma(2.0, 1.0), dist.Gamma(6.0, 2.0)],
     ids=["log-normal", "inverse gamma", "gamma"],
 )
+@PYRO_FIRST
 def test_a_hyper_prior_that_keeps_the_density_bounded_is_no_obstacle(ppl, scale_prior):
     """The joint mode over (scale, weights), with the dense curvature of the prior by finite differences."""
     problem = Conjugate.make()
@@ -176,6 +179,7 @@ ELEMENTWISE = {
 
 @pytest.mark.parametrize("structure", ["full", "diag"])
 @pytest.mark.parametrize("name", ELEMENTWISE)
+@PYRO_FIRST
 def test_the_curvature_of_a_prior_is_its_second_derivative(ppl, name, structure):
     """Away from the centre each weight has a curvature of its own, in the tails a negative one."""
     problem = Conjugate.make()
@@ -195,6 +199,7 @@ def test_the_curvature_of_a_prior_is_its_second_derivative(ppl, name, structure)
     ("prior", "value"), [(priors.StudentT(3.0, 0.0, 0.1), 1.0), (MIXTURE, 0.12)], ids=["student", "mixture"]
 )
 @pytest.mark.parametrize("structure", ["full", "diag", "lowrank"])
+@PYRO_FIRST
 def test_a_prior_that_curves_upwards_is_an_error_or_is_clipped_in_writing(ppl, prior, value, structure):
     """Inputs of a hundredth, so that the data cannot make up for the tail of a prior."""
     x, y = 0.01 * np.random.default_rng(0).normal(size=(10, 2)), np.zeros(10)
@@ -221,6 +226,7 @@ def test_a_prior_that_curves_upwards_is_an_error_or_is_clipped_in_writing(ppl, p
     assert np.isclose(precision[0, 0], data[0, 0], rtol=1e-4)
 
 
+@PYRO_FIRST
 def test_a_prior_with_a_kink_is_refused_in_every_structure(ppl):
     problem = Conjugate.make()
     for structure in ("full", "kron", "diag"):
@@ -237,6 +243,7 @@ SCALES = {
 
 
 @pytest.mark.parametrize("family", SCALES)
+@PYRO_FIRST
 def test_a_noise_of_any_prior_has_its_curvature(ppl, family):
     """The noise is a site, or made of one: a block of its own, 2 (d log noise / du)^2 for each row and the prior's."""
     problem = Conjugate.make()
@@ -286,6 +293,7 @@ def test_kronecker_factors_with_a_precision_for_each_tensor(ppl):
 RELEVANCE = np.array([[0.5], [1.0], [2.0]])
 
 
+@PYRO_FIRST
 def test_a_precision_that_differs_within_a_tensor(ppl):
     """Kronecker factors cannot have it: refused, or averaged in writing; all other structures do."""
     problem = Conjugate.make()
@@ -324,6 +332,7 @@ def rectified(x, y=None):
 
 
 @pytest.mark.parametrize("structure", ["full", "kron", "diag", "lowrank"])
+@PYRO_FIRST
 def test_a_dead_unit_keeps_its_prior(ppl, structure):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(20, 2)), rng.normal(size=20)
@@ -352,6 +361,7 @@ def test_a_dead_unit_keeps_its_prior(ppl, structure):
 
 @pytest.mark.parametrize("structure", ["full", "diag", "lowrank"])
 @pytest.mark.parametrize("case", ["twice the same column", "more weights than rows"])
+@PYRO_FIRST
 def test_a_singular_curvature_under_a_proper_prior_is_the_dense_computation(ppl, case, structure):
     rng = np.random.default_rng(1)
     x = rng.normal(size=(20, 2)) if case == "twice the same column" else rng.normal(size=(6, 15))
