@@ -672,13 +672,12 @@ class _Fit:
             factors = self._validated(tuning, positions)
         else:
             if method.during_training:
-                modes, highest = {}, -np.inf
+                highest = -np.inf
 
                 def evidence_at(factors: np.ndarray, scale: float) -> Any:
                     # From the best mode so far, or a step that was too long would leave its mark on the next.
                     nonlocal u, highest
                     there = self.refinement.mode(u, held=held, changes=tuning.changes(factors, scale))
-                    modes[factors.tobytes(), scale] = there
                     evidence = tuning.evidence(there, self._tuned_prior(tuning, there))
                     value = evidence.log_evidence(factors, scale)
                     if value > highest:
@@ -693,7 +692,7 @@ class _Fit:
                     monotone=True,
                     progress=self.progress,
                 )
-                u = modes[found.factors.tobytes(), found.scale]
+                u = self.refinement.mode(u, held=held, changes=tuning.changes(found.factors, found.scale))
             else:
                 maximiser = {"fixed_point": fixed_point, "maximise": maximise}[search]
                 found = maximiser(tuning.evidence(u, self._tuned_prior(tuning, u)), tune_noise=with_noise)
