@@ -1284,8 +1284,8 @@ def judge_hessian(ggn: Mapping[str, Any], exact: Mapping[str, Any], floor: float
         claim,
         REPRODUCED if better else NOT_REPRODUCED,
         f"gamma {exact['gamma']:.4g} against {ggn['gamma']:.4g}, log evidence {exact['log_evidence']:.2f} against "
-        f"{ggn['log_evidence']:.2f}, test log score {exact['log_score']:.4f} against {ggn['log_score']:.4f}, gap to NUTS "
-        f"{exact['gap_to_nuts']:.4f} against {ggn['gap_to_nuts']:.4f} (noise floor {floor:.4f})",
+        f"{ggn['log_evidence']:.2f}, test log score {exact['log_score']:.4f} against {ggn['log_score']:.4f}, gap to "
+        f"NUTS {exact['gap_to_nuts']:.4f} against {ggn['gap_to_nuts']:.4f} (noise floor {floor:.4f})",
     )
 
 
