@@ -24,8 +24,8 @@ picture of the confidence away from the data. Reference: NUTS on the first split
 if `bnn.diagnose` finds that it converged. What becomes of tuning during training where the noise is learnt, too, is a
 computation of its own.
 
-Choices that only look at a mode are fitted in Pyro, which compiles nothing, and those that train in NumPyro. Seconds
-are wall time under whatever else the machine did, compilation included: an order of magnitude and no claim.
+The choices of one split share its compiled functions, so the seconds of a choice do not tell what it takes alone; they
+are wall time under whatever else the machine did: an order of magnitude and no claim.
 
     python comparisons/laplace_design_choices.py [--tiny] [--out DIR] [--seeds N] [--workers N] [--regression NAME]
 """
@@ -51,6 +51,7 @@ import numpy as np
 import ppl_bnn as bnn
 from ppl_bnn import data, dist, likelihoods, priors, scores
 from ppl_bnn.errors import BNNError
+from ppl_bnn.progress import Silent
 
 RESULTS = Path(__file__).parent / "results" / "laplace_design_choices"
 REPRODUCED, NOT_REPRODUCED, CORRECTED, NOT_RUN = "reproduced", "not reproduced", "corrected", "not run"
@@ -99,19 +100,20 @@ MARKERS = {WRITTEN: "s", AFTER: "o", DURING: "D", VALIDATION: "^"}
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is computed. train, test: the most rows of either kind; None: all."""
+    """How much is computed. train, test, features: the most of each, None: all. trained: structures that train."""
 
     width: int = 20
     splits: int = 5
     train: int | None = None
     test: int | None = None
+    features: int | None = None
     rank: int = 10
     draws: int = 300
     steps: int = 20_000
-    nuts: tuple[int, int, int] = (4, 700, 700)
+    nuts: tuple[int, int, int] | None = (4, 700, 700)
     grid: int = 61
-    hyper: tuple[str, ...] = HYPER
-    training_ppl: str = "numpyro"
+    trained: tuple[str, ...] = STRUCTURES
+    ppl: str = "numpyro"
     regression: str = "diabetes"
 
 
@@ -119,14 +121,16 @@ FULL = Sizes()
 TINY = Sizes(
     width=1,
     splits=2,
-    train=16,
+    train=24,
     test=12,
+    features=2,
     rank=1,
     draws=20,
     steps=300,
-    nuts=(2, 10, 10),
+    nuts=None,
     grid=8,
-    training_ppl="pyro",
+    ppl="pyro",
+    trained=("kron",),
 )
 
 
@@ -180,16 +184,15 @@ def load_split(task: str, index: int, sizes: Sizes) -> Split:
     table = data.load(name)
     rows = table.published_split(index) if table.splits is not None else table.split(index, 0.5)
     train, test = rows[0][: sizes.train], rows[1][: sizes.test]
-    inputs, outputs = table.x.shape[1], 1 if task == REGRESSION else len(table.class_names or ())
+    x = table.x[:, : sizes.features]
+    inputs, outputs = x.shape[1], 1 if task == REGRESSION else len(table.class_names or ())
     if task == REGRESSION:
-        noise = noise_of_least_squares(table.x[train], table.y[train])
+        noise = noise_of_least_squares(x[train], table.y[train])
         model = partial(regression, width=sizes.width, noise=noise)
     else:
         model = partial(classification, width=sizes.width, classes=outputs, gamma=gamma_of(len(train)))
     count = (inputs + 1) * sizes.width + (sizes.width + 1) * outputs
-    return Split(
-        task, name, index, model, (table.x[train], table.y[train]), (table.x[test], table.y[test]), count
-    )
+    return Split(task, name, index, model, (x[train], table.y[train]), (x[test], table.y[test]), count)
 
 
 def moons(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -223,13 +226,32 @@ def method(
         optimise=trains,
         # From a mode on L-BFGS is enough; Adam would first walk away from it.
         steps=1 if trains else sizes.steps,
-        ppl=sizes.training_ppl if trains else "pyro",
+        ppl=sizes.ppl,
     )
+
+
+def refit(start: Any, chosen: Any) -> Any:
+    """The posterior of a method on the model and the rows of another posterior, with its compiled functions.
+
+    `bnn.fit` would compile the same functions anew for each of a hundred choices; what is computed is the same.
+    """
+    outcome = start._with(lambda problem: chosen.run(problem, Silent()))
+    info = replace(
+        start.info,
+        method=chosen.name,
+        settings=chosen.settings(),
+        figures=outcome.figures,
+        warnings=outcome.warnings,
+        history=outcome.history,
+    )
+    return replace(start, approximation=outcome.approximation, info=info)
 
 
 def choices(sizes: Sizes) -> Iterator[tuple[str, str, str, str]]:
     """Every combination but for the predictives, which share a fit."""
-    return product(WEIGHTS, STRUCTURES, CURVATURES, sizes.hyper)
+    for weights, structure, curvature, hyper in product(WEIGHTS, STRUCTURES, CURVATURES, HYPER):
+        if hyper in (WRITTEN, AFTER) or structure in sizes.trained:
+            yield weights, structure, curvature, hyper
 
 
 def scores_of(prediction: Any, y: np.ndarray) -> dict[str, float]:
@@ -250,7 +272,7 @@ def run_split(task: str, index: int, sizes: Sizes) -> list[dict[str, Any]]:
 
     base = {"task": task, "split": index}
     begun = time.perf_counter()
-    start = fit(bnn.MAP(steps=sizes.steps))
+    start = fit(bnn.MAP(steps=sizes.steps, ppl=sizes.ppl))
     prediction = start.predict(x_test)
     rows = [
         base
@@ -265,9 +287,8 @@ def run_split(task: str, index: int, sizes: Sizes) -> list[dict[str, Any]]:
         named = base | {"weights": weights, "structure": structure, "curvature": curvature, "hyper": hyper}
         begun = time.perf_counter()
         try:
-            fitted = fit(
-                method(weights, structure, curvature, hyper, start, max(1, split.weights // 4), sizes)
-            )
+            chosen = method(weights, structure, curvature, hyper, start, max(1, split.weights // 4), sizes)
+            fitted = refit(start, chosen)
         except BNNError as error:
             reason = f"{type(error).__name__}: {error}"
             rows += [named | {"predictive": kind, "reason": reason} for kind in KINDS]
@@ -296,11 +317,10 @@ def predict_with(
         return {"reason": f"{type(error).__name__}: {error}"}
     if not math.isfinite(found["log_score"]):
         return {"reason": "a test label was given the probability 0: the log score is minus infinity"}
-    if reference is not None:
+    # Kinds that give one vector of probabilities say nothing of its spread.
+    if reference is not None and kind in ("sampled", "linearised"):
         gaps = scores.fidelity(prediction, reference)
-        found["gap_mean"] = gaps["mean_gap"]
-        # Kinds that give one vector of probabilities say nothing of its spread.
-        found["gap_sd_ratio"] = gaps["sd_ratio"] or None
+        found |= {"gap_mean": gaps["mean_gap"], "gap_sd_ratio": gaps["sd_ratio"]}
     return found
 
 
@@ -308,6 +328,8 @@ def run_nuts(
     fit: Callable[[Any], Any], x: np.ndarray, y: np.ndarray, sizes: Sizes
 ) -> tuple[dict[str, Any], Any]:
     """The row of NUTS, with its noise floor as its gap, and its prediction if it has converged, else None."""
+    if sizes.nuts is None:
+        return {"weights": "NUTS", "reason": "no reference: NUTS is not run at this size"}, None
     chains, warmup, draws = sizes.nuts
     begun = time.perf_counter()
     posterior = fit(bnn.NUTS(chains=chains, warmup=warmup, draws=draws, max_tree_depth=8))
@@ -574,7 +596,8 @@ def judge_reference(found: Found, task: str) -> Verdict:
     return Verdict(
         claim,
         REPRODUCED if own[0] <= first[0] + nuts["gap_mean"] else NOT_REPRODUCED,
-        f"its gap of the mean is {own[0]:.2f} standard deviations of NUTS and its sd ratio {own[-1]['gap_sd_ratio']:.2f}; "
+        f"its gap of the mean is {own[0]:.2f} standard deviations of NUTS, its ratio of standard deviations "
+        f"{own[-1]['gap_sd_ratio']:.2f}; "
         f"the nearest, {' '.join(first[1:5])}: {first[0]:.2f} and {first[-1]['gap_sd_ratio']:.2f}; noise floor "
         f"{nuts['gap_mean']:.2f} and {nuts['gap_sd_ratio']:.2f}; log score of NUTS {nuts['log_score']:.3f}",
     )
@@ -635,14 +658,9 @@ def lost_term(sizes: Sizes) -> LostTerm:
 
     split = load_split(CLASSIFICATION, 0, sizes)
     written = gamma_of(len(split.train[1]))
-    start = bnn.fit(split.model, *split.train, bnn.MAP(steps=sizes.steps), standardise=True)
+    start = bnn.fit(split.model, *split.train, bnn.MAP(steps=sizes.steps, ppl=sizes.ppl), standardise=True)
     fits = {
-        tune: bnn.fit(
-            split.model,
-            *split.train,
-            bnn.Laplace(start=start, optimise=False, tune=tune, ppl="pyro"),
-            standardise=True,
-        )
+        tune: refit(start, bnn.Laplace(start=start, optimise=False, tune=tune, ppl=sizes.ppl))
         for tune in ("none", "global")
     }
     approximation = fits["none"].approximation
@@ -657,12 +675,12 @@ def lost_term(sizes: Sizes) -> LostTerm:
     def right(log_gamma: float) -> float:
         return printed(log_gamma) - size * log_gamma
 
-    # What neither gamma nor the weights' volume changes: so that the right curve is the library's at the prior as written.
+    # What gamma does not change; with it the right curve is the library's at the prior as written.
     constant = fits["none"].log_evidence - right(math.log(written))
     bounds = math.log(1e-2), math.log(1e4)
     grid = np.linspace(*bounds, sizes.grid)
     best = [
-        math.exp(minimize_scalar(lambda at, each=each: -each(at), bounds=bounds, method="bounded").x)  # type: ignore[misc]
+        math.exp(minimize_scalar(lambda at, each=each: -each(at), bounds=bounds, method="bounded").x)
         for each in (right, printed)
     ]
     # Both signs as in print: Sigma = -(H - gamma^-2 I)^-1.
@@ -706,25 +724,21 @@ def run_learnt_noise(sizes: Sizes) -> Learnt:
     """Evidence after and during training, over all weights and over the last layer, of prior and noise together."""
     split = load_split(REGRESSION, 0, sizes)
     model = partial(regression, width=sizes.width, noise=None)
-    start = bnn.fit(model, *split.train, bnn.MAP(steps=sizes.steps), standardise=True)
+    start = bnn.fit(model, *split.train, bnn.MAP(steps=sizes.steps, ppl=sizes.ppl), standardise=True)
     rows = {"MAP": {"noise": float(np.ravel(start.draws["noise"])[0])} | _test_scores(start, split)}
     for weights, during in product(("all", "last_layer"), (False, True)):
-        fitted = bnn.fit(
-            model,
-            *split.train,
-            bnn.Laplace(
-                weights=weights,
-                structure="kron",
-                tune="global",
-                noise="evidence",
-                during_training=during,
-                start=start,
-                optimise=during,
-                steps=1 if during else sizes.steps,
-                ppl=sizes.training_ppl,
-            ),
-            standardise=True,
+        chosen = bnn.Laplace(
+            weights=weights,
+            structure="kron",
+            tune="global",
+            noise="evidence",
+            during_training=during,
+            start=start,
+            optimise=during,
+            steps=1 if during else sizes.steps,
+            ppl=sizes.ppl,
         )
+        fitted = refit(start, chosen)
         name = f"{weights}, {DURING if during else AFTER}"
         rows[name] = {"noise": fitted.info.figures["noise"]} | _test_scores(fitted, split)
     return Learnt(rows)
@@ -772,7 +786,7 @@ def run_moons(sizes: Sizes) -> Moons:
     def fit(chosen: Any) -> Any:
         return bnn.fit(model, x, y, chosen, standardise=True)
 
-    start = fit(bnn.MAP(steps=sizes.steps))
+    start = fit(bnn.MAP(steps=sizes.steps, ppl=sizes.ppl))
     shown = {"MAP": start.predict(grid)}
     for name, weights, structure, hyper, kind in (
         ("all, full, as written: sampled", "all", "full", WRITTEN, "sampled"),
@@ -780,12 +794,12 @@ def run_moons(sizes: Sizes) -> Moons:
         ("last layer, Kronecker, after: linearised", "last_layer", "kron", AFTER, "linearised"),
         ("all, Kronecker, during: linearised", "all", "kron", DURING, "linearised"),
     ):
-        fitted = fit(method(weights, structure, "ggn", hyper, start, 1, sizes))
+        fitted = refit(start, method(weights, structure, "ggn", hyper, start, 1, sizes))
         shown[name] = fitted.predict(grid, kind=kind, draws=sizes.draws if kind == "sampled" else None)
-    chains, warmup, draws = sizes.nuts
-    nuts = fit(bnn.NUTS(chains=chains, warmup=warmup, draws=draws, max_tree_depth=8))
-    standing = bnn.diagnose(nuts).verdict
-    shown[f"NUTS ({standing})"] = nuts.predict(grid)
+    if sizes.nuts is not None:
+        chains, warmup, draws = sizes.nuts
+        nuts = fit(bnn.NUTS(chains=chains, warmup=warmup, draws=draws, max_tree_depth=8))
+        shown[f"NUTS ({bnn.diagnose(nuts).verdict})"] = nuts.predict(grid)
     outside = np.abs(grid - np.array([0.5, 0.25])).max(axis=1) > 5.0
     return Moons(
         axis,
@@ -991,7 +1005,7 @@ def draw_moons(path: Path, found: Moons) -> None:
     panels = figure.subplots(2, 3, sharex=True, sharey=True).ravel()
     shown = None
     extent = (found.axis[0] + 0.5, found.axis[-1] + 0.5, found.axis[0] + 0.25, found.axis[-1] + 0.25)
-    for axes, (name, probability) in zip(panels, found.maps.items(), strict=True):
+    for axes, (name, probability) in zip(panels, found.maps.items(), strict=False):
         shown = axes.imshow(
             np.maximum(probability, 1.0 - probability),
             origin="lower",
@@ -1064,7 +1078,7 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
         print(f"\n{task:<62}{'splits':>7}{'vs MAP':>9}{'se':>8}" + "".join(f"{name:>12}" for name in names))
         for row in [*(row for row in own if not row["structure"]), *best, *default]:
             label = ", ".join(str(row[axis]) for axis in AXES if row[axis])
-            numbers = "".join(f"{row[name]:12.4f}" for name in names)
+            numbers = "".join(f"{row[name]:12.4f}" for name in names if row["splits"])
             pair = "".join(
                 f"{row[name]:{width}.3f}" if row.get(name) is not None else " " * width
                 for name, width in (("vs_map", 9), ("vs_map_se", 8))
@@ -1113,9 +1127,9 @@ def main(
     (folder / "verdicts.txt").write_text("".join(f"{verdict}\n" for verdict in verdicts))
     for task in TASKS:
         name = load_split(task, 0, sizes).name.replace("_", " ")
-        draw_choices(folder / f"{task}.png", found, task, name, sizes.hyper)
+        draw_choices(folder / f"{task}.png", found, task, name, HYPER)
         if task == CLASSIFICATION:
-            draw_predictives(folder / "predictives.png", found, name, sizes.hyper)
+            draw_predictives(folder / "predictives.png", found, name, HYPER)
     draw_lost_term(folder / "lost_term.png", lost)
     draw_moons(folder / "moons.png", pictured)
     print_table(table)
@@ -1134,6 +1148,8 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, help="the folder of tables and figures")
     parser.add_argument("--seeds", type=int, help="how many splits")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the splits")
-    parser.add_argument("--regression", default="diabetes", help="the regression table, such as yacht or energy")
+    parser.add_argument(
+        "--regression", default="diabetes", help="the regression table, such as yacht or energy"
+    )
     options = parser.parse_args()
     main(options.tiny, options.out, options.seeds, options.workers, options.regression)
