@@ -100,7 +100,10 @@ MARKERS = {WRITTEN: "s", AFTER: "o", DURING: "D", VALIDATION: "^"}
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is computed. train, test, features: the most of each, None: all. trained: structures that train."""
+    """How much is computed. train, test, features: the most of each, None: all.
+
+    trained: weights and structures for which the hyper-parameters that train are run.
+    """
 
     width: int = 20
     splits: int = 5
@@ -112,7 +115,7 @@ class Sizes:
     steps: int = 20_000
     nuts: tuple[int, int, int] | None = (4, 700, 700)
     grid: int = 61
-    trained: tuple[str, ...] = STRUCTURES
+    trained: tuple[tuple[str, str], ...] = tuple(product(WEIGHTS, STRUCTURES))
     ppl: str = "numpyro"
     regression: str = "diabetes"
 
@@ -120,7 +123,7 @@ class Sizes:
 FULL = Sizes()
 TINY = Sizes(
     width=1,
-    splits=2,
+    splits=1,
     train=24,
     test=12,
     features=2,
@@ -130,7 +133,7 @@ TINY = Sizes(
     nuts=None,
     grid=8,
     ppl="pyro",
-    trained=("kron",),
+    trained=(("last_layer", "kron"),),
 )
 
 
@@ -250,7 +253,7 @@ def refit(start: Any, chosen: Any) -> Any:
 def choices(sizes: Sizes) -> Iterator[tuple[str, str, str, str]]:
     """Every combination but for the predictives, which share a fit."""
     for weights, structure, curvature, hyper in product(WEIGHTS, STRUCTURES, CURVATURES, HYPER):
-        if hyper in (WRITTEN, AFTER) or structure in sizes.trained:
+        if hyper in (WRITTEN, AFTER) or (weights, structure) in sizes.trained:
             yield weights, structure, curvature, hyper
 
 
