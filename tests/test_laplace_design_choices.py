@@ -77,10 +77,11 @@ def test_one_program_for_all_choices_changes_nothing(study):
     import ppl_bnn as bnn
 
     split = study.load_split(study.CLASSIFICATION, 0, study.TINY)
-    start = bnn.fit(split.model, *split.train, bnn.MAP(steps=300, ppl="pyro"), standardise=True)
+    x, y = split.train
+    start = bnn.fit(split.model, x, y, bnn.MAP(steps=300, ppl="pyro"), standardise=True)
     for structure, hyper in (("full", study.WRITTEN), ("kron", study.DURING), ("diag", study.AFTER)):
         chosen = study.method("all", structure, "ggn", hyper, start, 1, study.TINY)
-        apart = bnn.fit(split.model, *split.train, chosen, standardise=True)
+        apart = bnn.fit(split.model, x, y, chosen, standardise=True)
         shared = study.refit(start, chosen)
         assert np.isclose(shared.log_evidence, apart.log_evidence, rtol=1e-9)
         expected = apart.predict(split.test[0]).probabilities
