@@ -30,6 +30,8 @@ from ppl_bnn.inference.curvature import (
 )
 from ppl_bnn.inference.evidence import (
     GROUPINGS,
+    Evidence,
+    Tuned,
     alternate,
     by_validation,
     fixed_point,
@@ -55,6 +57,8 @@ from ppl_bnn.progress import Progress
 WEIGHTS = ("all", "last_layer", "largest_variance", "largest_magnitude")
 NOISES = ("gaussian", "mode", "evidence")
 TUNINGS = ("none", *GROUPINGS)
+# Nats of log evidence that the alternation may lose from its best round: it leaves out what a new mode does to H.
+RUNAWAY = 1.0
 
 
 @dataclass(frozen=True)
@@ -261,6 +265,10 @@ class Laplace(Method):
 
 
 # --- one fit --------------------------------------------------------------------------------------
+
+
+class _RanAwayError(Exception):
+    """The alternation has lost more evidence than its approximation explains."""
 
 
 class _Fit:
@@ -672,27 +680,7 @@ class _Fit:
             factors = self._validated(tuning, positions)
         else:
             if method.during_training:
-                highest = -np.inf
-
-                def evidence_at(factors: np.ndarray, scale: float) -> Any:
-                    # From the best mode so far, or a step that was too long would leave its mark on the next.
-                    nonlocal u, highest
-                    there = self.refinement.mode(u, held=held, changes=tuning.changes(factors, scale))
-                    evidence = tuning.evidence(there, self._tuned_prior(tuning, there))
-                    value = evidence.log_evidence(factors, scale)
-                    if value > highest:
-                        u, highest = there, value
-                    return evidence
-
-                found = alternate(
-                    evidence_at,
-                    tuning.ones,
-                    method=search,
-                    tune_noise=with_noise,
-                    monotone=True,
-                    progress=self.progress,
-                )
-                u = self.refinement.mode(u, held=held, changes=tuning.changes(found.factors, found.scale))
+                found, u = self._alternated(tuning, u, held)
             else:
                 maximiser = {"fixed_point": fixed_point, "maximise": maximise}[search]
                 found = maximiser(tuning.evidence(u, self._tuned_prior(tuning, u)), tune_noise=with_noise)
@@ -723,6 +711,72 @@ class _Fit:
                 u = self._with_value(u, noise.site, value)
         self.figures["log_joint"] = self._log_joint(u, positions, covariance)
         return u, covariance, tuning.site_factors(factors), known
+
+    def _alternated(
+        self, tuning: Tuning, start: dict[str, np.ndarray], held: Sequence[str]
+    ) -> tuple[Tuned, dict[str, np.ndarray]]:
+        """MacKay's alternation of modes and factors; where it runs away, only as far as the evidence rises."""
+        best, highest, patience = start, -np.inf, RUNAWAY
+
+        def evidence_at(factors: np.ndarray, scale: float) -> Evidence:
+            # From the best mode so far, or a step that was too long would leave its mark on the next.
+            nonlocal best, highest
+            u = self.refinement.mode(best, held=held, changes=tuning.changes(factors, scale))
+            evidence = tuning.evidence(u, self._tuned_prior(tuning, u))
+            value = evidence.log_evidence(factors, scale)
+            if value < highest - patience:
+                raise _RanAwayError
+            if value > highest:
+                best, highest = u, value
+            return evidence
+
+        def search(monotone: bool) -> Tuned:
+            method: Any = self.method.search
+            return alternate(
+                evidence_at,
+                tuning.ones,
+                method=method,
+                tune_noise=tuning.noise,
+                monotone=monotone,
+                progress=self.progress,
+            )
+
+        try:
+            found = search(monotone=False)
+        except _RanAwayError:
+            self.warnings += (
+                "alternating modes and hyper-parameters lost evidence, as it may in a network: steps were taken only as "
+                "far as they raise it",
+            )
+            best, highest, patience = start, -np.inf, np.inf
+            found = search(monotone=True)
+        u = self.refinement.mode(best, held=held, changes=tuning.changes(factors, scale))
+            evidence = tuning.evidence(u, self._tuned_prior(tuning, u))
+            value = evidence.log_evidence(factors, scale)
+            if value > highest:
+                best, highest = u, value
+            return evidence
+
+        search: Any = self.method.search
+        for monotone in (False, True):
+            best, highest = start, -np.inf
+            found = alternate(
+                evidence_at,
+                tuning.ones,
+                method=search,
+                tune_noise=tuning.noise,
+                monotone=monotone,
+                progress=self.progress,
+            )
+            if found.converged and found.log_evidence > max(found.history) - RUNAWAY:
+                break
+            if not monotone:
+                self.warnings += (
+                    f"alternating modes and hyper-parameters ran away (log evidence {found.log_evidence:.6g}, it had been "
+                    f"{max(found.history):.6g}): steps were taken only as far as they raise the evidence",
+                )
+        u = self.refinement.mode(best, held=held, changes=tuning.changes(found.factors, found.scale))
+        return found, u
 
     def _log_joint(self, u: Mapping[str, np.ndarray], positions: np.ndarray, covariance: Any) -> float:
         """The log joint at u under the tuned hyper-parameters: the evidence without the volume, and what is held."""
