@@ -745,36 +745,11 @@ class _Fit:
             found = search(monotone=False)
         except _RanAwayError:
             self.warnings += (
-                "alternating modes and hyper-parameters lost evidence, as it may in a network: steps were taken only as "
-                "far as they raise it",
+                "alternating modes and hyper-parameters lost evidence, as it may in a network: steps were taken only "
+                "as far as they raise it",
             )
             best, highest, patience = start, -np.inf, np.inf
             found = search(monotone=True)
-        u = self.refinement.mode(best, held=held, changes=tuning.changes(factors, scale))
-            evidence = tuning.evidence(u, self._tuned_prior(tuning, u))
-            value = evidence.log_evidence(factors, scale)
-            if value > highest:
-                best, highest = u, value
-            return evidence
-
-        search: Any = self.method.search
-        for monotone in (False, True):
-            best, highest = start, -np.inf
-            found = alternate(
-                evidence_at,
-                tuning.ones,
-                method=search,
-                tune_noise=tuning.noise,
-                monotone=monotone,
-                progress=self.progress,
-            )
-            if found.converged and found.log_evidence > max(found.history) - RUNAWAY:
-                break
-            if not monotone:
-                self.warnings += (
-                    f"alternating modes and hyper-parameters ran away (log evidence {found.log_evidence:.6g}, it had been "
-                    f"{max(found.history):.6g}): steps were taken only as far as they raise the evidence",
-                )
         u = self.refinement.mode(best, held=held, changes=tuning.changes(found.factors, found.scale))
         return found, u
 
