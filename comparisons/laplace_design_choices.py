@@ -862,7 +862,7 @@ def draw_lines(
             height = place + 0.17 * (index - 0.5 * (len(hyper) - 1))
             if found_here is None:
                 if filled:
-                    axes.plot(0.985 * limit, height, "x", color=COLOURS[name], markersize=4)
+                    axes.plot(0.985 * limit, height, "x", color=COLOURS[name], markersize=4, clip_on=False)
                 continue
             mean, error = found_here
             outside = abs(mean) > 0.95 * limit
@@ -886,6 +886,7 @@ def draw_lines(
                 markeredgewidth=0.9,
                 zorder=3 if filled else 2.5,
                 linestyle="none",
+                clip_on=False,
             )
     axes.axvline(0.0, color="0.4", linewidth=1.0, zorder=1)
     for place in range(len(labels)):
