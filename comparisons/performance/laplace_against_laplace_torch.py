@@ -1,13 +1,13 @@
 """Laplace: curvature, tuning of the prior precision and prediction, against laplace-torch at the same weights.
 
 The network is tanh 50-50 with 13 inputs: with one output, known noise and 1000 rows, or with 10 classes and 10 000
-rows; both sides work in float64 at the same weights and predict as many rows as they were given. One figure is the time for
-fitting the curvature, tuning one prior precision by the evidence (100 steps of Adam there, as its documentation has it;
-MacKay's fixed point here) and predicting, linearised (for classes by the probit approximation). Compiled functions are
-warm; what compiling took is printed as a fact.
+rows; both sides work in float64 at the same weights and predict as many rows as they were given. One figure is the time
+for fitting the curvature, tuning one prior precision by the evidence (100 steps of Adam there, as its documentation has
+it; MacKay's fixed point here) and predicting, linearised (for classes by the probit approximation). Compiled functions
+are warm; what compiling took is printed as a fact.
 
-That both sides do the same work is checked: at the model's own prior precision evidence and predictive variance agree, and
-our tuned evidence is not below theirs.
+That both sides do the same work is checked: at the model's own prior precision evidence and predictive variance agree,
+and our tuned evidence is not below theirs.
 
 Peak memory is that of a process of its own, less what it held before the fit.
 """
