@@ -76,12 +76,13 @@ class Laplace(Method):
     (sampled noise is part of the Gaussian), "mode" (it stays at the joint mode) or "evidence" (its precision is
     tuned; a prior on it then has no say). tune: "none", or factors on the precisions of Normal priors: one
     ("global"), one for each "layer" or "tensor", or for each "weight". objective: "evidence", or "validation" with
-    `validation` the share of the rows held out. search: MacKay's "fixed_point", or "maximise". during_training: find
-    the mode again for the new factors, until both agree. marginal: sites (scales of priors, noise) at the maximum of
-    evidence times hyper-prior, found by an outer search. prior_approximation: "mean" averages the prior's precisions
-    over each weight of a Kronecker structure; None refuses priors that differ within one. repair: None, or "clip":
-    negative eigenvalues of the prior's Hessian (Student-t, mixtures), and those of an exact Hessian, are set to zero,
-    which widens the approximation there; reported as a warning.
+    `validation` the share of the rows held out (of mode and curvature; factors change the spread alone). search:
+    MacKay's "fixed_point", or "maximise". during_training: find the mode again for the new factors, until both agree.
+    marginal: sites (scales of priors, noise) at the maximum of evidence times hyper-prior, found by an outer search.
+    prior_approximation: "mean" averages the prior's precisions over each weight of a Kronecker structure; None
+    refuses priors that differ within one. repair: None, or "clip": negative eigenvalues of the prior's Hessian
+    (Student-t, mixtures), and those of an exact Hessian, are set to zero, which widens the approximation there;
+    reported as a warning.
 
     engine: "curvature" (this one, in both systems) or "guide" (the system's AutoLaplaceApproximation, with the exact
     Hessian; its failures become named errors, and its draws go through the network). start: where the training of the
@@ -795,12 +796,7 @@ class _Fit:
         method, problem = self.method, self.problem
         rng = np.random.default_rng(site_seed("validation", problem.seed))
         order = rng.permutation(problem.rows)
-        count = round(method.validation * problem.rows)
-        if not 0 < count < problem.rows:
-            raise InputError(
-                "Laplace: validation: "
-                + message("a share that leaves rows on both sides", f"{count} of {problem.rows}", "more rows")
-            )
+        count = self._held_out()
         out, rows = np.sort(order[:count]), np.sort(order[count:])
         part = _rows_of(problem, rows)
         fit = _Fit(replace(method, tune="none", objective="evidence"), part, self.progress)
