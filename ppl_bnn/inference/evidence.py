@@ -578,7 +578,8 @@ def alternate(
             for fraction in MONOTONE if monotone else (1.0,):
                 trial = (inner.factors, inner.scale)
                 if fraction != 1.0:
-                    trial = factors * np.exp(fraction * steps[0]), scale * float(np.exp(fraction * steps[1]))
+                    tried = factors * np.exp(fraction * steps[0]), scale * np.exp(fraction * steps[1])
+                    trial = np.clip(tried[0], *limits), float(np.clip(tried[1], *limits))
                 there = evidence_at(*trial)
                 value = there.log_evidence(*trial)
                 evaluations += 1

@@ -799,7 +799,9 @@ class _Fit:
         count = self._held_out()
         out, rows = np.sort(order[:count]), np.sort(order[count:])
         part = _rows_of(problem, rows)
-        fit = _Fit(replace(method, tune="none", objective="evidence"), part, self.progress)
+        # Whatever mode was given has seen the rows that are held out: it is where training starts, and no more.
+        alone = replace(method, tune="none", objective="evidence", optimise=True)
+        fit = _Fit(alone, part, self.progress)
         u = fit._mode().u
         curvature = fit._data_curvature(u, positions)
         prior = fit._prior(u, positions)
