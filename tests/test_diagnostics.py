@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -308,7 +308,8 @@ def test_leave_one_out_of_an_approximation_is_corrected_where_the_weights_allow(
 
     def gaussian(widen: float, linearised: bool) -> Any:
         full = Full.of(np.linalg.inv(covariance) / widen**2)
-        approximation = replace(LaplaceGaussian({"output.weight": mean[:, None]}, full), linear=linearised)
+        kinds = ("linearised", "sampled") if linearised else ("sampled",)
+        approximation = LaplaceGaussian({"output.weight": mean[:, None]}, full, predictives=kinds)
         return fitted(linear, approximation)
 
     wide = leave_one_out(gaussian(1.6, False))
