@@ -406,7 +406,7 @@ class OnlyStarts(NUTS):
     """NUTS that stops at its starting points and hands them over as draws."""
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
-        self._refuse_free_parameters(problem.program)
+        self._refuse_free_parameters(problem)
         flat, fixed = self._starts(problem, progress)
         names = [site.name for site in problem.program.latents]
         u = problem.program.unravel(np.stack(flat)[:, None], names)
