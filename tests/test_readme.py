@@ -85,9 +85,21 @@ def test_the_two_commands_do_their_own_set_up():
 def test_the_columns_are_those_of_the_table():
     from ppl_bnn.comparison import COLUMNS
 
-    rows = re.findall(r"^\| (`.*?) \|", README, re.MULTILINE)
+    table = README.split("| column | meaning |", 1)[1].split("\n\n", 1)[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     shown = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(shown) == sorted(COLUMNS)
+
+
+def test_the_choices_of_laplace_are_its_arguments():
+    from dataclasses import fields
+
+    import ppl_bnn as bnn
+
+    table = README.split("| choice | values |", 1)[1].split("\n\n", 1)[0]
+    names = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert names
+    assert set(names) <= {field.name for field in fields(bnn.Laplace)}
 
 
 def test_links_lead_somewhere():
