@@ -278,7 +278,7 @@ def main(
     problems: dict[str, Problem] = {}
     for case in CASES:
         name = f"{case.task}, {case.name}"
-        if only and only not in name:
+        if only and not any(part in name for part in only.split(";")):
             continue
         if case.task not in problems:
             problems[case.task] = Problem.make(case.task, tiny)
@@ -323,7 +323,7 @@ problem = script.Problem.make(case.task, False)
 import laplace, laplace.curvature
 
 def resident(what):
-    return int(re.search(what + r":\\\\s+(\\\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+    return int(re.search(what + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 
 with script.double():
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
@@ -353,7 +353,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--only", default="", help="cases whose name holds one of these, split by ;")
     parser.add_argument("--ppl", default="numpyro")
     parser.add_argument("--store", action="store_true", help="keep the figures in results/")
     options = parser.parse_args()
