@@ -67,7 +67,7 @@ def site_slices(problem: Problem, names: Sequence[str] | None = None) -> dict[st
     return slices
 
 
-def _values(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def system_values(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """u as arrays of the system, in the shapes of the program."""
     sites = problem.program.sites
     return {
@@ -76,7 +76,7 @@ def _values(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-def _first_rows(problem: Problem) -> tuple[Any, Any]:
+def first_rows(problem: Problem) -> tuple[Any, Any]:
     """Data for what needs no more than their shape: transforms to the coordinates of the program, and priors."""
     program = problem.program
     if program.has_local or program.coupled or not program.language:
@@ -157,8 +157,8 @@ def _make_plan(problem: Problem, u: Mapping[str, np.ndarray], sites: tuple[str, 
         raise UnsupportedError(
             message("rows that do not interact", "bnn.coupled() in the model", "NUTS or SVI")
         )
-    values = _values(problem, u)
-    first_x, first_y = _first_rows(problem)
+    values = system_values(problem, u)
+    first_x, first_y = first_rows(problem)
     w = program.constrain(values, first_x, first_y)
     row = map_data(lambda a: a[:1], problem.x)
     eta = system.to_numpy(program.predictor(w, row))
@@ -236,7 +236,7 @@ def _untransformed(problem: Problem, values: Mapping[str, Any], w: Mapping[str, 
     """Latent sites whose unconstrained coordinates are those of the program, at u and at another point."""
     program, system = problem.program, problem.system
     other = {name: value + 0.7 for name, value in values.items()}
-    moved = program.constrain(other, *_first_rows(problem))
+    moved = program.constrain(other, *first_rows(problem))
     found = set()
     for site in program.latents:
         if site.shape == site.unconstrained_shape and all(
@@ -337,7 +337,7 @@ def _factors(
     width = outputs if cotangents is None else np.asarray(cotangents(plan.eta, slice(0, 1))).shape[-1]
     rows = row_count(x)
     chunk = int(np.clip(memory // (8 * (plan.floats(problem, width) + extra(width))), 1, rows))
-    values = _values(problem, u)
+    values = system_values(problem, u)
     size = sum(problem.program.sites[name].size for name in plan.rest)
     for start, stop in chunks(rows, chunk):
         count = stop - start
@@ -383,7 +383,7 @@ def _compiled(problem: Problem, plan: _Plan, kind: str) -> Callable[..., Any]:
     program, system = problem.program, problem.system
 
     def build() -> Callable[..., Any]:
-        data = _first_rows(problem)
+        data = first_rows(problem)
 
         def forward(values: Any, row: Any, perturbations: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
             w = program.constrain(values, *data)
@@ -652,7 +652,7 @@ def _predictors(problem: Problem, u: Mapping[str, np.ndarray]) -> Iterator[tuple
         part = map_data(
             lambda a, i=start, j=stop: system.asarray(padded(np.asarray(a[i:j]), chunk)), problem.inputs
         )
-        value = _compiled(problem, plan, "predictor")(_values(problem, u), part)
+        value = _compiled(problem, plan, "predictor")(system_values(problem, u), part)
         yield slice(start, stop), system.to_numpy(value)[: stop - start]
 
 
@@ -950,7 +950,7 @@ class _Hessian:
         function = problem.program._cached(("hessian", self.where.sites), self._build)
         rows, step = self._sizes
         step = min(step, len(directions))
-        values = _values(problem, self.u)
+        values = system_values(problem, self.u)
         total = np.zeros_like(directions)
         for start, stop in chunks(problem.rows, rows):
             x, y = (
@@ -1014,7 +1014,7 @@ def _minus_log_prior(problem: Problem) -> Callable[..., Any]:
 
 
 def _prior_arguments(problem: Problem, u: Mapping[str, np.ndarray]) -> tuple[Any, Any, Any, Any]:
-    return (problem.system.asarray(flat_latents(problem, u)), _values(problem, u), *_first_rows(problem))
+    return (problem.system.asarray(flat_latents(problem, u)), system_values(problem, u), *first_rows(problem))
 
 
 # Families that are a product over elements; those of the language, by their names in both systems.
@@ -1088,7 +1088,7 @@ def site_densities(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, t
 
     def densities(values: Any, x: Any, y: Any) -> dict[str, Any]:
         found = {}
-        for name, site in _sites(problem, values, x, y).items():
+        for name, site in traced_latents(problem, values, x, y).items():
             distribution = site.distribution
             while type(distribution).__name__ == "Independent":
                 distribution = distribution.base_dist
@@ -1098,11 +1098,12 @@ def site_densities(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, t
     function = program._cached("site densities", lambda: system.compile(densities))
     return {
         name: (system.to_numpy(elements), np.asarray(system.to_numpy(volume)))
-        for name, (elements, volume) in function(_values(problem, u), *_first_rows(problem)).items()
+        for name, (elements, volume) in function(system_values(problem, u), *first_rows(problem)).items()
     }
 
 
-def _sites(problem: Problem, values: Mapping[str, Any], x: Any, y: Any) -> dict[str, TracedSite]:
+def traced_latents(problem: Problem, values: Mapping[str, Any], x: Any, y: Any) -> dict[str, TracedSite]:
+    """The latent sites of one run at unconstrained values, with the distributions that they have there."""
     return {site.name: site for site in problem.program._run(values, x, y) if site.kind == "latent"}
 
 
@@ -1124,8 +1125,8 @@ def check_bounded(problem: Problem, u: Mapping[str, np.ndarray], ignore: Sequenc
     """
     program, system = problem.program, problem.system
     family = parents(problem, u)
-    values = _values(problem, u)
-    x, y = _first_rows(problem)
+    values = system_values(problem, u)
+    x, y = first_rows(problem)
     for name in latent_names(problem):
         if name in ignore or not any(name in above for above in family.values()):
             continue
@@ -1135,7 +1136,7 @@ def check_bounded(problem: Problem, u: Mapping[str, np.ndarray], ignore: Sequenc
             below, settled = {name}, {name}
             # Generation by generation: a location may depend on what was moved before.
             while below := {child for child, above in family.items() if above & below} - settled:
-                sites = _sites(problem, moved, x, y)
+                sites = traced_latents(problem, moved, x, y)
                 for child in below:
                     moved[child] = system.unconstrain(sites[child].distribution, _location(sites[child]))
                 settled |= below

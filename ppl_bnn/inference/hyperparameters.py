@@ -15,18 +15,21 @@ import numpy as np
 
 from ppl_bnn.errors import UnsupportedError, message
 from ppl_bnn.inference.curvature import (
+    first_rows,
     flat_latents,
     latent_names,
     parents,
     prior_curvature,
     site_densities,
     site_slices,
+    system_values,
+    traced_latents,
 )
 from ppl_bnn.inference.evidence import Evidence, GaussianNoise, groups_of
 from ppl_bnn.inference.optimise import Changes
 from ppl_bnn.language.handlers import network_output
 from ppl_bnn.language.likelihoods import Gaussian
-from ppl_bnn.ppl.protocol import Problem, TracedSite, map_data
+from ppl_bnn.ppl.protocol import Problem
 
 
 def log_densities(
@@ -42,7 +45,7 @@ def log_densities(
     total = program._cached(
         "log likelihood", lambda: system.compile(lambda u, x, y: program.log_likelihood(u, x, y).sum())
     )
-    likelihood = float(total(_values(problem, u), problem.x, problem.y))
+    likelihood = float(total(system_values(problem, u), problem.x, problem.y))
     inside = np.zeros(max(at.stop for at in site_slices(problem).values()), dtype=bool)
     inside[positions] = True
     prior = 0.0
@@ -61,30 +64,6 @@ def log_densities(
     return likelihood, prior
 
 
-def site_family(site: TracedSite) -> str:
-    """The name of the family of a traced site."""
-    base = site.distribution
-    while type(base).__name__ in ("Independent", "ExpandedDistribution"):
-        base = base.base_dist
-    return type(base).__name__
-
-
-def _values(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    return {
-        name: problem.system.asarray(np.asarray(u[name], dtype=float).reshape(site.unconstrained_shape))
-        for name, site in problem.program.sites.items()
-    }
-
-
-def _traced(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, TracedSite]:
-    x, y = map_data(lambda a: a[:1], problem.x), problem.y[:1]
-    if not problem.program.language:
-        x, y = problem.x, problem.y
-    return {
-        site.name: site for site in problem.program._run(_values(problem, u), x, y) if site.kind == "latent"
-    }
-
-
 # --- noise ----------------------------------------------------------------------------------------
 
 
@@ -93,8 +72,8 @@ def noise_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> tuple[str, ...
     program, system = problem.program, problem.system
     if not isinstance(program.likelihood, Gaussian):
         return ()
-    x, y = map_data(lambda a: a[:1], problem.x), problem.y[:1]
-    w = program.constrain(_values(problem, u), x, y)
+    x, y = first_rows(problem)
+    w = program.constrain(system_values(problem, u), x, y)
     found = []
     for name in latent_names(problem):
         eta = system.to_numpy(program.predictor({**w, name: w[name] * float("nan")}, x))[0]
@@ -127,8 +106,8 @@ def gaussian_noise(problem: Problem, u: Mapping[str, np.ndarray]) -> Noise:
             "Laplace(noise='evidence'): "
             + message("likelihoods.Gaussian(noise)", type(program.likelihood).__name__, "noise='gaussian'")
         )
-    x, y = map_data(lambda a: a[:1], problem.x), problem.y[:1]
-    w = program.constrain(_values(problem, u), x, y)
+    x, y = first_rows(problem)
+    w = program.constrain(system_values(problem, u), x, y)
     noise = network_output(program.model, w, x).likelihood.noise
     site = next((name for name, value in w.items() if value is noise), None)
     if site is None and not isinstance(noise, int | float):
@@ -183,7 +162,8 @@ class Tuning:
         ------
         UnsupportedError: no Normal prior to tune, or priors that depend on other sites.
         """
-        slices, traced = site_slices(problem), _traced(problem, u)
+        slices, sites = site_slices(problem), problem.program.sites
+        traced = traced_latents(problem, system_values(problem, u), *first_rows(problem))
         inside = np.zeros(max(at.stop for at in slices.values()), dtype=bool)
         inside[positions] = True
         present = [(name, int(inside[at].sum())) for name, at in slices.items() if inside[at].any()]
@@ -191,7 +171,7 @@ class Tuning:
         normal = [
             (name, size)
             for name, size in present
-            if site_family(traced[name]) == "Normal" and not above[name] and per != "none"
+            if sites[name].family == "Normal" and not above[name] and per != "none"
         ]
         if per != "none":
             dependent = [name for name, _ in present if above[name]]
@@ -209,7 +189,7 @@ class Tuning:
                     f"Laplace(tune={per!r}): "
                     + message(
                         "a Normal prior, whose precision can be tuned",
-                        ", ".join(sorted({site_family(traced[name]) for name, _ in present})),
+                        ", ".join(sorted({sites[name].family for name, _ in present})),
                         "priors.Normal, or tune='none'",
                     )
                 )
