@@ -276,11 +276,11 @@ def main(
     tiny: bool = False, rounds: int | None = None, store: bool = False, only: str = "", ppl: str = "numpyro"
 ) -> dict[str, float]:
     ratios: list[Ratio] = []
-    facts: dict[str, Any] = {"ppl": ppl}
+    facts: dict[str, Any] = {}
     steps = 3 if tiny else 100
     problems: dict[str, Problem] = {}
     for case in CASES:
-        name = f"{case.task}, {case.name}"
+        name = f"{case.task}, {case.name}, {ppl}"
         if only and not any(part in name for part in only.split(";")):
             continue
         if case.task not in problems:

@@ -69,7 +69,10 @@ def machine() -> dict[str, Any]:
 
 
 def report(script: str, ratios: list[Ratio], facts: dict[str, Any], store: bool) -> dict[str, float]:
-    """Print the table, keep it where asked to, and return the medians by name."""
+    """Print the table, keep it where asked to, and return the medians by name.
+
+    What the file already holds under other names stays there if it was measured with the same versions and cores.
+    """
     for ratio in ratios:
         print(ratio, flush=True)
     for name, value in facts.items():
@@ -80,12 +83,12 @@ def report(script: str, ratios: list[Ratio], facts: dict[str, Any], store: bool)
         + ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     )
     if store:
-        folder = Path(__file__).parent / "results"
-        folder.mkdir(exist_ok=True)
-        kept = {
-            "machine": about,
-            "facts": facts,
-            "ratios": [asdict(r) | {"median": r.median} for r in ratios],
-        }
-        (folder / f"{script}.json").write_text(json.dumps(kept, indent=2) + "\n")
+        path = Path(__file__).parent / "results" / f"{script}.json"
+        path.parent.mkdir(exist_ok=True)
+        rows = {ratio.name: asdict(ratio) | {"median": ratio.median} for ratio in ratios}
+        if path.exists() and (before := json.loads(path.read_text()))["machine"] == about:
+            rows = {row["name"]: row for row in before["ratios"]} | rows
+            facts = before["facts"] | facts
+        kept = {"machine": about, "facts": facts, "ratios": list(rows.values())}
+        path.write_text(json.dumps(kept, indent=2) + "\n")
     return {ratio.name: ratio.median for ratio in ratios}

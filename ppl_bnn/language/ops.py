@@ -200,6 +200,47 @@ def diagonal_matrix(x: Array) -> Array:
     return x[..., None] * xp.eye(x.shape[-1], dtype=x.dtype)
 
 
+def lower_triangle(x: Array) -> Array:
+    """x (..., D, D) with zeros above the diagonal."""
+    return namespace(x).tril(x)
+
+
+def solve_triangular(matrix: Array, right: Array) -> Array:
+    """The solution of matrix @ z = right for one lower-triangular matrix (D, D) and right (..., D)."""
+    xp = namespace(matrix, right)
+    columns = right.reshape(-1, right.shape[-1]).T
+    if xp.__name__ == "torch":
+        solved = xp.linalg.solve_triangular(matrix, columns, upper=False)
+    elif xp.__name__ == "jax.numpy":
+        solved = sys.modules["jax"].scipy.linalg.solve_triangular(matrix, columns, lower=True)
+    else:
+        from scipy.linalg import solve_triangular as reference
+
+        solved = reference(matrix, columns, lower=True)
+    return solved.T.reshape(right.shape)
+
+
+def where(condition: Array, x: Array, y: Array) -> Array:
+    return namespace(condition, x, y).where(condition, x, y)
+
+
+def log1p(x: Array) -> Array:
+    """log(1 + x), exact for small x."""
+    return namespace(x).log1p(x)
+
+
+def einsum(formula: str, *arrays: Array) -> Array:
+    return namespace(*arrays).einsum(formula, *arrays)
+
+
+def stop_gradient(x: Array) -> Array:
+    """x, as a constant to automatic differentiation."""
+    xp = namespace(x)
+    if xp.__name__ == "torch":
+        return x.detach()
+    return sys.modules["jax"].lax.stop_gradient(x) if xp.__name__ == "jax.numpy" else x
+
+
 # --- images: channels last in all three --------------------------------------------------------------
 
 
