@@ -40,7 +40,7 @@ TREE, ARRAYS, MANIFEST = "tree.nc", "arrays.safetensors", "manifest.json"
 APPROXIMATIONS: dict[str, str] = {
     "Chains": "ppl_bnn.posterior:Chains",
     "Point": "ppl_bnn.posterior:Point",
-    "MeanField": "ppl_bnn.inference.svi:MeanField",
+    "MeanField": "ppl_bnn.inference.mean_field:MeanField",
     "LaplaceGaussian": "ppl_bnn.inference.laplace_gaussian:LaplaceGaussian",
 }
 

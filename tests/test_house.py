@@ -30,6 +30,7 @@ SHARED_BY_METHODS = {
     "hyperparameters",
     "laplace_gaussian",
     "linearised",
+    "mean_field",
     "method",
     "optimise",
     "precision",

@@ -20,7 +20,8 @@ import torch
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, priors
 from ppl_bnn.errors import DivergenceError, InputError, UnknownNameError, UnsupportedError
-from ppl_bnn.inference.svi import SVI, MeanField, batch_indices, plateau, schedule
+from ppl_bnn.inference.mean_field import MeanField
+from ppl_bnn.inference.svi import SVI, batch_indices, plateau, schedule
 from ppl_bnn.ppl.protocol import Problem, Program, system
 
 NOISE = 0.5

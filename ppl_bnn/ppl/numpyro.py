@@ -259,6 +259,26 @@ class _Assign(Messenger):
         msg["value"] = value
 
 
+class _Keys:
+    """`Randomness` from a key, split at each call."""
+
+    def __init__(self, key: Any):
+        self.key = key
+
+    def _next(self) -> Any:
+        self.key, key = jax.random.split(self.key)
+        return key
+
+    def normal(self, shape: tuple[int, ...], like: Any) -> Any:
+        return jax.random.normal(self._next(), shape, dtype=like.dtype)
+
+    def sign(self, shape: tuple[int, ...], like: Any) -> Any:
+        return jax.random.rademacher(self._next(), shape, dtype=like.dtype)
+
+    def keep(self, shape: tuple[int, ...], like: Any, probability: float) -> Any:
+        return jax.random.bernoulli(self._next(), probability, shape).astype(like.dtype)
+
+
 class NumPyro:
     """The system `ppl="numpyro"`."""
 
@@ -343,6 +363,9 @@ class NumPyro:
 
     def seeds(self, seed: int, count: int) -> Any:
         return jax.random.split(jax.random.PRNGKey(seed), count)
+
+    def randomness(self, seed: Any) -> _Keys:
+        return _Keys(seed)
 
     def unconstrain(self, distribution: Any, value: Any) -> Any:
         return biject_to(distribution.support).inv(value)

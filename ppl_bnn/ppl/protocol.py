@@ -73,6 +73,22 @@ class Site:
         return math.prod(self.unconstrained_shape)
 
 
+class Randomness(Protocol):
+    """A source of random arrays of the type and on the device of `like`, each call another."""
+
+    def normal(self, shape: tuple[int, ...], like: Array) -> Array:
+        """Standard normals."""
+        ...
+
+    def sign(self, shape: tuple[int, ...], like: Array) -> Array:
+        """-1 or 1, equally likely."""
+        ...
+
+    def keep(self, shape: tuple[int, ...], like: Array, probability: float) -> Array:
+        """1 with that probability, else 0."""
+        ...
+
+
 class System(Protocol):
     """A probabilistic programming system with its array library.
 
@@ -115,6 +131,10 @@ class System(Protocol):
 
     def seeds(self, seed: int, count: int) -> Any:
         """`count` independent sources of randomness, as an array to map over."""
+        ...
+
+    def randomness(self, seed: Any) -> Randomness:
+        """Random arrays from one of `seeds`, or from wherever the system stands (None, where it stands anywhere)."""
         ...
 
     def unconstrain(self, distribution: Any, value: Array) -> Array:

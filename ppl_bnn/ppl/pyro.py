@@ -356,6 +356,19 @@ class _Assign(Messenger):
         msg["done"] = True
 
 
+class _Generator:
+    """`Randomness` from torch's generator, which goes on from where it is."""
+
+    def normal(self, shape: tuple[int, ...], like: Any) -> Any:
+        return torch.randn(shape, dtype=like.dtype, device=like.device)
+
+    def sign(self, shape: tuple[int, ...], like: Any) -> Any:
+        return 2.0 * self.keep(shape, like, 0.5) - 1.0
+
+    def keep(self, shape: tuple[int, ...], like: Any, probability: float) -> Any:
+        return (torch.rand(shape, dtype=like.dtype, device=like.device) < probability).to(like.dtype)
+
+
 class Pyro:
     """The system `ppl="pyro"`."""
 
@@ -472,6 +485,12 @@ class Pyro:
     def seeds(self, seed: int, count: int) -> Any:
         _set_seed(seed)
         return torch.tensor(np.random.default_rng(seed).integers(0, 2**31 - 1, size=count))
+
+    def randomness(self, seed: Any) -> _Generator:
+        if seed is not None:
+            with suppress(RuntimeError):
+                _set_seed(int(seed))
+        return _Generator()
 
     def unconstrain(self, distribution: Any, value: Any) -> Any:
         return biject_to(distribution.support).inv(value)
