@@ -18,8 +18,8 @@ from ppl_bnn.diagnostics.importance import leave_one_out, pareto_k, pareto_k_of
 from ppl_bnn.errors import InputError, UnsupportedError
 from ppl_bnn.inference.covariance import Full
 from ppl_bnn.inference.laplace import LaplaceGaussian
-from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.mean_field import MeanField
+from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.posterior import Chains, Point
 
 NOISE, ROWS, FEATURES = 0.5, 30, 2

@@ -17,8 +17,8 @@ import ppl_bnn as bnn
 import ppl_bnn.export
 from ppl_bnn.errors import InputError
 from ppl_bnn.export import ARVIZ_PLOTS, ARVIZ_STATISTICS, log_likelihood_tree, posterior_datatree
-from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.mean_field import MeanField
+from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.posterior import Chains, Point
 
 matplotlib.use("Agg")

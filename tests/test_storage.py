@@ -17,8 +17,8 @@ import ppl_bnn.storage
 from ppl_bnn.errors import InputError, ModelError, UnsupportedError
 from ppl_bnn.inference.covariance import Full
 from ppl_bnn.inference.laplace import LaplaceGaussian
-from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.mean_field import MeanField
+from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.posterior import Chains, Point
 from ppl_bnn.storage import ARRAYS, MANIFEST, TREE, load, save
 
