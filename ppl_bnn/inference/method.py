@@ -18,6 +18,7 @@ import numpy as np
 from ppl_bnn import checks
 from ppl_bnn.errors import InputError, UnsupportedError, message, unknown_name
 from ppl_bnn.inference.pretrained import is_network, weights_of
+from ppl_bnn.language.distributions import SPECIAL
 from ppl_bnn.posterior import Approximation, FitInfo, Posterior
 from ppl_bnn.ppl.protocol import (
     SYSTEMS,
@@ -64,6 +65,8 @@ class Method(ABC):
     dtype: str = field(default="auto", kw_only=True)
     systems: ClassVar[tuple[str, ...]] = SYSTEMS
     serves_local: ClassVar[bool] = True
+    # The families of `distributions.SPECIAL` whose meaning the method knows.
+    serves_priors: ClassVar[frozenset[str]] = frozenset()
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
         # Before the dataclass speaks: its TypeError does not say which name was meant.
@@ -184,6 +187,7 @@ class Method(ABC):
                 f"{self.name}: "
                 + message("a model without per-row latent variables", "bnn.rows in the model", "NUTS")
             )
+        self._check_priors(sketch)
         regression = sketch.likelihood.task == "regression"
         y = y.astype(np.float64) if regression else self._labels(sketch, y)
         standardisation = None
@@ -229,6 +233,16 @@ class Method(ABC):
             # A tuned posterior is about another program than the one that was fitted, and makes it when it is asked.
             _programs={where: program} if outcome.approximation.program(model) is model else {},
         )
+
+    def _check_priors(self, program: Program) -> None:
+        """Refuse priors that mean nothing to this method; a plain model of a system has none of them."""
+        for site in program.latents if program.language else ():
+            if site.family in SPECIAL and site.family not in self.serves_priors:
+                prior, advice = SPECIAL[site.family]
+                raise UnsupportedError(
+                    f"{self.name}, site {site.name!r}: "
+                    + message("a prior that this method knows the meaning of", prior, advice)
+                )
 
     def _labels(self, program: Program, y: np.ndarray) -> np.ndarray:
         """Class labels, checked; a Bernoulli target is a float in both systems."""

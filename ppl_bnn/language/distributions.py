@@ -11,6 +11,13 @@ The multivariate families have an event of the shape of `loc`, whatever that is;
 - KroneckerNormal(loc, left_vectors, right_vectors, precisions): as matrices (I, O), with Q_l (I, I) and Q_r (O, O)
   orthogonal and z standard normal, x = loc + Q_l (z / sqrt(precisions)) Q_r'. Its covariance, (Q_l (x) Q_r)
   diag(1 / precisions) (Q_l (x) Q_r)', is never built.
+
+Two families are no distribution by themselves: how a method treats them is what they mean. A method that does not
+know them refuses them (`Method.serves_priors`).
+
+- EmpiricalBayes(scale, per): w ~ N(0, s^2) with s found by the method, one per weight, per output unit or per tensor.
+  To a system it is Normal(0, scale), from which starts are drawn; its density counts for nothing else.
+- ImproperLogUniform(scale): p(w) proportional to 1 / |w|, which has no integral. Starts are drawn from N(0, scale^2).
 """
 
 from __future__ import annotations
@@ -32,6 +39,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "StudentT": {"df": ..., "loc": 0.0, "scale": 1.0},
     "Laplace": {"loc": 0.0, "scale": 1.0},
     "Cauchy": {"loc": 0.0, "scale": 1.0},
+    "Logistic": {"loc": 0.0, "scale": 1.0},
     "HalfCauchy": {"scale": 1.0},
     "Gamma": {"concentration": ..., "rate": 1.0},
     "InverseGamma": {"concentration": ..., "rate": 1.0},
@@ -46,6 +54,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "MultivariateNormal": {"loc": ..., "scale_tril": ...},
     "MultivariateLogNormal": {"loc": ..., "scale_tril": ...},
     "KroneckerNormal": {"loc": ..., "left_vectors": ..., "right_vectors": ..., "precisions": ...},
+    "EmpiricalBayes": {"scale": 1.0, "per": "weight"},
+    "ImproperLogUniform": {"scale": 1.0},
 }
 POSITIVE = {
     "scale",
@@ -64,7 +74,10 @@ ON_REALS = {
     "StudentT",
     "Laplace",
     "Cauchy",
+    "Logistic",
     "NormalMixture",
+    "EmpiricalBayes",
+    "ImproperLogUniform",
     "MultivariateNormal",
     "KroneckerNormal",
 }
@@ -76,6 +89,17 @@ ON_POSITIVES = {
     "InverseGamma",
     "Exponential",
     "MultivariateLogNormal",
+}
+# Families that only some methods know the meaning of: how a user wrote them, and what serves elsewhere.
+SPECIAL = {
+    "EmpiricalBayes": (
+        "priors.EmpiricalBayes",
+        "SVI, or priors.Hierarchical, whose scale is a random variable, or priors.Normal with Laplace(tune='tensor')",
+    ),
+    "ImproperLogUniform": (
+        "priors.LogUniform",
+        "SVI, or priors.Horseshoe, a proper prior that drives weights to zero",
+    ),
 }
 # Families of which one draw is more than a number, and the argument that has its shape.
 EVENTS = {
@@ -181,6 +205,8 @@ def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
         arguments[name] = value
     if family == "NormalMixture":
         _check_mixture(arguments["weights"], arguments["scales"])
+    if family == "EmpiricalBayes":
+        check_group(family, arguments["per"], ("weight", "unit", "tensor"))
     if family in EVENTS and family != "Dirichlet":
         _check_multivariate(family, arguments)
     if family == "Uniform":
@@ -190,6 +216,28 @@ def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
                 "Uniform: " + message("low < high", f"{low!r} and {high!r}", "Uniform(0.0, 1.0)")
             )
     return Distribution(family, arguments)
+
+
+def check_group(of: str, per: Any, known: tuple[str, ...] = ("weight", "unit", "input", "tensor")) -> None:
+    """Refuse a name that is none of those groups of weights; `of` is what the error names."""
+    if per not in known:
+        raise unknown_name(f"per of {of}", per, known)
+
+
+def group_shape(per: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of one scale per group of weights, which broadcasts against a tensor of `shape` (..., I, O).
+
+    "weight": `shape`. "unit": (O,), one for all weights into an output unit (or channel). "input": (I, 1), one for all
+    weights out of an input unit, and (1,) for a bias, the weights out of the constant 1. "tensor": ().
+    """
+    check_group("a scale", per)
+    if per == "tensor":
+        return ()
+    if per == "weight" or not shape:
+        return shape
+    if per == "unit":
+        return shape[-1:]
+    return (*shape[-2:-1], 1)
 
 
 def _check_mixture(weights: Any, scales: Any) -> None:

@@ -163,3 +163,59 @@ class Point:
         return param(
             name, dist.distribution("Normal", 0.0, self.sigma / math.sqrt(fan_in)).expand(shape).to_event()
         )
+
+
+@dataclass(frozen=True)
+class EmpiricalBayes:
+    """w ~ N(0, s^2) with s at its optimum under the approximation q, found as the fit goes on (type-II likelihood).
+
+    E_q[-log N(w; 0, s^2)] is smallest at s^2 = mean of E_q[w_k^2] over the group that shares s, which is the mean of
+    mu_k^2 + sigma_k^2 for a factorised normal q. The complexity cost is then in closed form,
+
+        KL(q || p) = 1/2 sum_k log(s^2 / sigma_k^2),   with a scale for each weight 1/2 sum_k log(1 + mu_k^2 / sigma_k^2),
+
+    and there weights with mu_k = 0 cost nothing. The scales are not paid for: the bound is one on log p(y | s), and
+    with a scale for each weight there are as many free parameters in the prior as there are weights.
+
+    per: which weights share s: "weight" (none), "unit" (those into one output unit or channel) or "tensor" (all).
+    start: the standard deviation with which starts are drawn, a number or "fan_in" for 1 / sqrt(fan_in). It has no part
+    in the posterior; a tool that does not know this prior sees N(0, start^2).
+
+    Only methods that know it serve it, and all others refuse it by name. `transforms.with_prior_scales` is the model at
+    the scales found. Sources: Basov, "Bayesian neural networks", for a scale per weight; Wu et al. (2019) per tensor.
+    """
+
+    per: str = "weight"
+    start: Scale = "fan_in"
+
+    def __post_init__(self) -> None:
+        dist.check_group("priors.EmpiricalBayes", self.per, ("weight", "unit", "tensor"))
+        _check_scale("EmpiricalBayes", self.start)
+
+    def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
+        scale = _resolve_scale(self.start, 1.0, fan_in)
+        return sample(name, dist.distribution("EmpiricalBayes", scale, self.per).expand(shape).to_event())
+
+
+@dataclass(frozen=True)
+class LogUniform:
+    """p(w) proportional to 1 / |w|: log |w| is uniform on the whole line, so that no scale is preferred.
+
+    With a factorised normal q = N(mu, alpha mu^2) it gives variational dropout: the cost depends on the noise-to-signal
+    ratio alpha alone, falls as alpha grows, and weights with large alpha can be pruned (Kingma, Salimans and Welling
+    2015; Molchanov, Ashukha and Vetrov 2017). The density has no integral, and no posterior need exist (Hron, Matthews
+    and Ghahramani 2018): it defines an objective rather than a model.
+
+    start: the standard deviation with which starts are drawn, a number or "fan_in" for 1 / sqrt(fan_in).
+
+    Only methods that know it serve it, and all others refuse it by name.
+    """
+
+    start: Scale = "fan_in"
+
+    def __post_init__(self) -> None:
+        _check_scale("LogUniform", self.start)
+
+    def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
+        scale = _resolve_scale(self.start, 1.0, fan_in)
+        return sample(name, dist.distribution("ImproperLogUniform", scale).expand(shape).to_event())

@@ -4,6 +4,7 @@ A model that comes out is a model like any other: it keeps the name, the documen
 one that went in, it can be sent to another process, and it can be transformed again.
 
 - `with_precision_factors`: the model whose hyper-parameters were tuned, as a program.
+- `with_prior_scales`: the model with `EmpiricalBayes` priors at the scales that a method found.
 - `noncentred`: the same joint distribution of the data and the weights, in coordinates in which the prior is standard.
 - `with_prior`: yesterday's posterior as today's prior.
 """
@@ -167,6 +168,68 @@ def with_precision_factors(
         raise InputError("with_precision_factors: " + message("a number as noise", repr(noise), "noise=1.0"))
     likelihood = None if noise is None else Gaussian(float(noise))
     return _transformed(model, functools.partial(_PrecisionFactors, roots, likelihood))
+
+
+# --- scales found by a method ---------------------------------------------------------------------
+
+
+class _PriorScales(_NamedSites):
+    transform = "with_prior_scales"
+
+    def __init__(self, scales: Mapping[str, Any]):
+        super().__init__(scales)
+        self.scales = scales
+
+    def change(self, msg: Message, specification: Distribution) -> None:
+        if specification.family != "EmpiricalBayes":
+            raise UnsupportedError(
+                "with_prior_scales: "
+                + message(
+                    f"the prior EmpiricalBayes at site {msg.name!r}",
+                    specification.family,
+                    "scales for sites with that prior only",
+                )
+            )
+        scale, shape = self.scales[msg.name], draw_shape(specification)
+        if np.shape(scale) not in ((), shape[-1:], shape):
+            raise InputError(
+                f"with_prior_scales, site {msg.name!r}: "
+                + message(
+                    f"one scale, scales of shape {shape[-1:]}, one per output unit, or of shape {shape}",
+                    f"shape {np.shape(scale)}",
+                    "the scales that the method found",
+                )
+            )
+        arguments = {"loc": 0.0, "scale": scale}
+        msg.arguments["distribution"] = Distribution("Normal", arguments, shape, specification.event_dims)
+
+
+def with_prior_scales(model: Model, scales: Mapping[str, float | np.ndarray]) -> Model:
+    """The model whose `priors.EmpiricalBayes` became w ~ N(0, scale^2), with the scales that a method found.
+
+    This is the program that a variational posterior under that prior approximates: a type-II likelihood bound holds
+    for the data, and log joint, draws from the prior and importance weights are those of these scales.
+
+    scales: site -> a positive number, an array (O,), one scale per output unit, or one of the shape of the site.
+    Sites that it does not name keep their prior.
+
+    Raises
+    ------
+    InputError: a scale that is not positive, or an array that does not fit its site.
+    UnknownNameError, ModelError, UnsupportedError: when the model runs: no such random variable, or another prior.
+    """
+    kept: dict[str, Any] = {}
+    for name, scale in scales.items():
+        array = np.asarray(scale)
+        real = np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer)
+        if not real or not array.size or not np.all(np.isfinite(array) & (array > 0)):
+            raise InputError(
+                f"with_prior_scales, site {name!r}: "
+                + message("positive scales", repr(scale), "a scale of 1.0")
+            )
+        # A copy in C order: torch shares no array that may not be written to, as those that come from JAX.
+        kept[name] = float(array) if array.ndim == 0 else np.array(array, dtype=float, order="C")
+    return _transformed(model, functools.partial(_PriorScales, kept))
 
 
 # --- other coordinates ----------------------------------------------------------------------------

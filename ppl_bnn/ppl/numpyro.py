@@ -140,8 +140,44 @@ class MultivariateLogNormal(numpyro.distributions.TransformedDistribution):
         super().__init__(base, ExpTransform(), validate_args=validate_args)
 
 
+class EmpiricalBayes(numpyro.distributions.Normal):
+    """Normal(0, scale), from which starts are drawn; `per` says which weights share the scale that a method finds."""
+
+    pytree_aux_fields = ("per",)
+
+    def __init__(self, scale: Any = 1.0, per: str = "weight", *, validate_args: bool | None = None):
+        self.per = per
+        super().__init__(0.0, scale, validate_args=validate_args)
+
+
+class ImproperLogUniform(numpyro.distributions.Distribution):
+    """log p(w) = -log |w|, up to a constant that does not exist. Starts are drawn from Normal(0, scale)."""
+
+    arg_constraints = {"scale": numpyro.distributions.constraints.positive}
+    support = numpyro.distributions.constraints.real
+
+    def __init__(self, scale: Any = 1.0, *, validate_args: bool | None = None):
+        self.scale = scale
+        super().__init__(jnp.shape(scale), validate_args=validate_args)
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Any:
+        return self.scale * jax.random.normal(key, (*sample_shape, *self.batch_shape), dtype=float)
+
+    def log_prob(self, value: Any, intermediates: Any = None) -> Any:
+        return -jnp.log(jnp.abs(value))
+
+
 # Families that NumPyro lacks, or has for vectors only.
-_OWN = {family.__name__: family for family in (MultivariateNormal, MultivariateLogNormal, KroneckerNormal)}
+_OWN = {
+    family.__name__: family
+    for family in (
+        MultivariateNormal,
+        MultivariateLogNormal,
+        KroneckerNormal,
+        EmpiricalBayes,
+        ImproperLogUniform,
+    )
+}
 
 
 def resolve(specification: Distribution, validate: bool | None = None) -> Any:

@@ -177,9 +177,51 @@ class MultivariateLogNormal(pyro.distributions.TransformedDistribution):
         return super().expand(batch_shape, _instance=new)
 
 
+class EmpiricalBayes(pyro.distributions.Normal):
+    """Normal(0, scale), from which starts are drawn; `per` says which weights share the scale that a method finds."""
+
+    arg_constraints: Any = {"loc": constraints.real, "scale": constraints.positive}
+
+    def __init__(self, scale: Any, per: str = "weight"):
+        self.per = per
+        super().__init__(torch.zeros_like(scale), scale)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> EmpiricalBayes:
+        return EmpiricalBayes(self.scale.expand(batch_shape), self.per)
+
+
+class ImproperLogUniform(pyro.distributions.TorchDistribution):
+    """log p(w) = -log |w|, up to a constant that does not exist. Starts are drawn from Normal(0, scale)."""
+
+    arg_constraints: Any = {"scale": constraints.positive}
+    support: Any = constraints.real
+    has_rsample = True
+
+    def __init__(self, scale: Any):
+        self.scale = scale
+        super().__init__(scale.shape, torch.Size(), validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> ImproperLogUniform:
+        return ImproperLogUniform(self.scale.expand(batch_shape))
+
+    def rsample(self, sample_shape: Any = torch.Size()) -> Any:
+        shape = torch.Size(sample_shape) + self.batch_shape
+        return self.scale * torch.randn(shape, dtype=self.scale.dtype, device=self.scale.device)
+
+    def log_prob(self, value: Any) -> Any:
+        return -value.abs().log().expand(torch.broadcast_shapes(value.shape, self.batch_shape))
+
+
 # Families that torch lacks, or has in a form that does not serve here.
 _OWN: dict[str, Any] = {
-    family.__name__: family for family in (MultivariateNormal, MultivariateLogNormal, KroneckerNormal)
+    family.__name__: family
+    for family in (
+        MultivariateNormal,
+        MultivariateLogNormal,
+        KroneckerNormal,
+        EmpiricalBayes,
+        ImproperLogUniform,
+    )
 }
 _RESOLVED: dict[Any, Any] = {}
 _MOST_RESOLVED = 512
@@ -222,7 +264,7 @@ def _circumstances() -> Any:
 
 def _is_constant(value: Any) -> bool:
     kind = type(value)
-    return kind is float or kind is int or (kind is tuple and all(map(_is_constant, value)))
+    return kind in (float, int, str) or (kind is tuple and all(map(_is_constant, value)))
 
 
 def _may_be_kept(fresh: torch.Tensor) -> bool:
@@ -249,7 +291,7 @@ def _resolve(specification: Distribution) -> Any:
         # A bare Python number becomes a scalar tensor of the session's type and device.
         arguments = {
             name: value
-            if isinstance(value, torch.Tensor)
+            if isinstance(value, torch.Tensor | str)
             else torch.as_tensor(value, dtype=torch.get_default_dtype())
             for name, value in specification.arguments.items()
         }
