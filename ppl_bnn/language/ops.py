@@ -180,6 +180,24 @@ def concatenate(arrays: list[Array], axis: int = -1) -> Array:
     return xp.cat(arrays, dim=axis) if xp.__name__ == "torch" else xp.concatenate(arrays, axis)
 
 
+def flip(x: Array) -> Array:
+    """x with its last axis in reverse order."""
+    xp = namespace(x)
+    return xp.flip(x, (-1,)) if xp.__name__ == "torch" else xp.flip(x, -1)
+
+
+def cumsum(x: Array) -> Array:
+    """Sums of the first one, two, ... entries along the last axis."""
+    xp = namespace(x)
+    return xp.cumsum(x, -1)
+
+
+def take_along(x: Array, index: Array) -> Array:
+    """x (..., K) at whole numbers `index` (..., M) of its last axis, row by row: (..., M). The other axes are equal."""
+    xp = namespace(x, index)
+    return xp.gather(x, -1, index) if xp.__name__ == "torch" else xp.take_along_axis(x, index, -1)
+
+
 def broadcast_to(x: Array, shape: tuple[int, ...]) -> Array:
     return namespace(x).broadcast_to(x, shape)
 
