@@ -42,6 +42,7 @@ APPROXIMATIONS: dict[str, str] = {
     "Point": "ppl_bnn.posterior:Point",
     "MeanField": "ppl_bnn.inference.mean_field:MeanField",
     "LaplaceGaussian": "ppl_bnn.inference.laplace_gaussian:LaplaceGaussian",
+    "GuideApproximation": "ppl_bnn.inference.guides:GuideApproximation",
 }
 
 # The log joint of one draw, computed again when loading, differs by rounding between machines, by more between models.

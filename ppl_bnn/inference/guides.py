@@ -22,8 +22,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ppl_bnn.errors import InputError, UnsupportedError, message, unknown_name
-from ppl_bnn.language import ops, transforms
-from ppl_bnn.language.transforms import GaussianPrior
+from ppl_bnn.language import ops
+from ppl_bnn.language.transforms import GaussianPrior, with_prior_scales
 from ppl_bnn.posterior import Approximation
 from ppl_bnn.ppl.protocol import Model, Site
 
@@ -241,8 +241,446 @@ class Normal(Family):
         return [NormalBlock(tuple(sites))]
 
 
-# Names usable in place of a family with its default options.
-FAMILIES: dict[str, type[Family]] = {"normal": Normal, "diagonal": Normal}
+# --- Gaussians with dependence -----------------------------------------------------------------------
+
+
+def _unit_lower(below: Array) -> Array:
+    """The lower-triangular matrix with ones on its diagonal and what is below that of `below` (D, D)."""
+    return ops.namespace(below).tril(below, -1) + ops.diagonal_matrix(ops.ones_like(below[0]))
+
+
+def _root_rows(lower: Array) -> Array:
+    """Sums of squares of the rows of a matrix: the diagonal of lower lower', (D,)."""
+    return ops.sum(lower * lower, -1)
+
+
+def _too_large(family: str, what: str, size: int) -> InputError:
+    return InputError(
+        f"{family}: "
+        + message(
+            f"at most {DENSE_LIMIT} {what}, because the factor is dense",
+            f"{size}",
+            "'lowrank', 'normal', or {'output': 'fullrank', '*': 'normal'} with only some layers in one block",
+        )
+    )
+
+
+@dataclass(frozen=True)
+class LowRankBlock(Block):
+    """u = loc + s (F e + eps), e of R and eps of P standard normals: covariance S (I + F F') S with S = diag(s).
+
+    params: loc (P,), rho (P,) with s = softplus(rho), factor F (P, R). With C = I + F'F, whose eigenvalues are at least
+    one, log det = 2 sum log s + log det C, and the squared distance of z = (u - loc) / s is
+    |z - F c|^2 + |c|^2 with c = C^-1 F'z: a sum of squares, where Woodbury's difference |z|^2 - z'Fc would cancel.
+    """
+
+    rank: int
+
+    @property
+    def noise_size(self) -> int:
+        return self.rank + self.size
+
+    def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        # At F = 0 the expected gradient in F is zero: it starts small, with a hundredth of the variance.
+        factor = 0.1 / math.sqrt(self.rank) * rng.standard_normal((self.size, self.rank))
+        own = np.broadcast_to(scale, loc.shape) / np.sqrt(1.0 + _root_rows(factor))
+        return {"loc": np.array(loc), "rho": _inverse_softplus(own), "factor": factor}
+
+    def _capacitance(self, factor: Array) -> tuple[Array, Array]:
+        """(Cholesky factor of C = I + F'F, log det C)."""
+        gram = factor.T @ factor + ops.diagonal_matrix(ops.ones_like(factor[0]))
+        root = ops.namespace(gram).linalg.cholesky(gram)
+        return root, 2.0 * ops.sum(ops.log(ops.einsum("ii->i", root)))
+
+    def _log_density(self, params: Parameters, scale: Array, z: Array) -> Array:
+        factor = params["factor"]
+        root, log_determinant = self._capacitance(factor)
+        inverse = ops.solve_triangular(root, ops.diagonal_matrix(ops.ones_like(factor[0]))).T
+        c = (z @ factor) @ inverse.T @ inverse
+        rest = z - c @ factor.T
+        distance = ops.sum(rest * rest, -1) + ops.sum(c * c, -1)
+        return -0.5 * (distance + log_determinant + self.size * LOG_2PI) - ops.sum(ops.log(scale))
+
+    def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
+        scale = ops.softplus(params["rho"])
+        z = eps[..., : self.rank] @ params["factor"].T + eps[..., self.rank :]
+        return params["loc"] + scale * z, self._log_density(params, scale, z)
+
+    def log_prob(self, params: Parameters, u: Array) -> Array:
+        scale = ops.softplus(params["rho"])
+        return self._log_density(params, scale, (u - params["loc"]) / scale)
+
+    def mean(self, params: Parameters) -> Array:
+        return params["loc"]
+
+    def variance(self, params: Parameters) -> Array:
+        scale = ops.softplus(params["rho"])
+        return scale * scale * (1.0 + _root_rows(params["factor"]))
+
+    def entropy(self, params: Parameters) -> Array:
+        log_scale = ops.sum(ops.log(ops.softplus(params["rho"])))
+        return log_scale + 0.5 * self._capacitance(params["factor"])[1] + 0.5 * self.size * (1.0 + LOG_2PI)
+
+    def as_prior(self, params: Parameters) -> GaussianPrior:
+        if self.size > DENSE_LIMIT:
+            raise UnsupportedError(
+                "with_prior: "
+                + message(
+                    f"at most {DENSE_LIMIT} coordinates in a block, for their precision is dense",
+                    f"{self.size} of 'lowrank' over {', '.join(self.names)}",
+                    "guide='normal' or 'matrixnormal'",
+                )
+            )
+        scale, factor = ops.softplus(params["rho"]), params["factor"]
+        half = ops.solve_triangular(self._capacitance(factor)[0], factor)
+        precision = (np.eye(self.size) - half @ half.T) / np.outer(scale, scale)
+        return GaussianPrior(self.split(params["loc"]), joint=((self.names, precision),))
+
+
+@dataclass(frozen=True)
+class LowRank(Family):
+    """A normal with covariance of diagonal plus low rank (Ong, Nott and Smith 2018), in the coordinates of
+    AutoLowRankMultivariateNormal of NumPyro and Pyro: S (I + F F') S, one joint distribution over the sites.
+
+    rank: columns of F; None is the square root of the number of coordinates, as in both systems.
+    """
+
+    name: ClassVar[str] = "lowrank"
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rank is not None:
+            _whole("LowRank", "rank", self.rank, 1)
+
+    def bind(self, sites: Sequence[Site]) -> list[Block]:
+        size = sum(site.size for site in sites)
+        rank = max(1, round(math.sqrt(size))) if self.rank is None else int(self.rank)
+        if rank > size:
+            raise InputError(
+                "LowRank rank: "
+                + message(f"at most the {size} coordinates there are", repr(rank), f"rank={size}")
+            )
+        return [LowRankBlock(tuple(sites), rank)]
+
+
+@dataclass(frozen=True)
+class FullRankBlock(Block):
+    """u = loc + L eps, L = diag(s) (I + T), T strictly lower triangular: covariance L L'.
+
+    params: loc (P,), rho (P,) with s = softplus(rho), lower (P, P), read only below its diagonal. So
+    a step in T means the same whatever the scale of its row.
+    """
+
+    def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        spread = np.broadcast_to(scale, loc.shape)
+        return {
+            "loc": np.array(loc),
+            "rho": _inverse_softplus(spread),
+            "lower": np.zeros((self.size, self.size)),
+        }
+
+    def start_from(self, loc: np.ndarray, covariance: Any) -> dict[str, np.ndarray]:
+        """Parameters at which q is N(loc, covariance), (P,) and (P, P).
+
+        Raises
+        ------
+        InputError: a matrix of another shape, or not symmetric and positive definite.
+        """
+        matrix = np.asarray(covariance, dtype=float)
+        came = f"shape {matrix.shape}"
+        if matrix.shape == (self.size, self.size):
+            came = "one that is not"
+            if np.all(np.isfinite(matrix)) and np.allclose(matrix, matrix.T):
+                try:
+                    root = np.linalg.cholesky(matrix)
+                except np.linalg.LinAlgError:
+                    pass
+                else:
+                    scale = np.diag(root)
+                    below = np.tril(root / scale[:, None], -1)
+                    return {"loc": np.array(loc), "rho": _inverse_softplus(scale), "lower": below}
+        raise InputError(
+            "guide: "
+            + message(
+                f"a symmetric positive definite covariance {(self.size, self.size)} at the start",
+                came,
+                "a scale, or more draws than coordinates",
+            )
+        )
+
+    def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
+        scale = ops.softplus(params["rho"])
+        z = eps @ _unit_lower(params["lower"]).T
+        return params["loc"] + scale * z, _log_normal(eps, ops.sum(ops.log(scale)))
+
+    def log_prob(self, params: Parameters, u: Array) -> Array:
+        scale = ops.softplus(params["rho"])
+        z = ops.solve_triangular(_unit_lower(params["lower"]), (u - params["loc"]) / scale)
+        return _log_normal(z, ops.sum(ops.log(scale)))
+
+    def mean(self, params: Parameters) -> Array:
+        return params["loc"]
+
+    def variance(self, params: Parameters) -> Array:
+        scale = ops.softplus(params["rho"])
+        return scale * scale * _root_rows(_unit_lower(params["lower"]))
+
+    def entropy(self, params: Parameters) -> Array:
+        return ops.sum(ops.log(ops.softplus(params["rho"]))) + 0.5 * self.size * (1.0 + LOG_2PI)
+
+    def as_prior(self, params: Parameters) -> GaussianPrior:
+        scale = ops.softplus(params["rho"])
+        inverse = ops.solve_triangular(_unit_lower(params["lower"]), np.eye(self.size)).T / scale
+        return GaussianPrior(self.split(params["loc"]), joint=((self.names, inverse.T @ inverse),))
+
+
+@dataclass(frozen=True)
+class FullRank(Family):
+    """A normal with any covariance, jointly over the sites (Titsias and Lazaro-Gredilla 2014; Kucukelbir et al. 2017).
+
+    Up to DENSE_LIMIT coordinates, since their factor is dense.
+    """
+
+    name: ClassVar[str] = "fullrank"
+
+    def bind(self, sites: Sequence[Site]) -> list[Block]:
+        size = sum(site.size for site in sites)
+        if size > DENSE_LIMIT:
+            raise _too_large("FullRank", "coordinates", size)
+        return [FullRankBlock(tuple(sites))]
+
+
+@dataclass(frozen=True)
+class MatrixNormalBlock(Block):
+    """W = M + A E B' for one site as a matrix (I, O): covariance A A' over its rows, B B' over its columns.
+
+    A = diag(a) (I + T), B = diag(b) (I + R), T and R strictly lower triangular, b_0 = 1: A and B could else exchange a
+    factor without q changing. params: loc (I * O,), rows (I,) with a = softplus(rows), rows_lower (I, I), columns
+    (O - 1,) with b_1, ... = softplus(columns), columns_lower (O, O).
+    """
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """(I, O): the last axis is O, all others together are I."""
+        return self.size // self.shapes[0][-1], self.shapes[0][-1]
+
+    def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        # Standard deviations are a_i b_j at the start: the nearest to what is asked for, in logarithms.
+        logs = np.log(np.broadcast_to(scale, loc.shape).reshape(self.matrix))
+        rows, columns = logs.mean(1), logs.mean(0) - logs.mean()
+        return {
+            "loc": np.array(loc),
+            "rows": _inverse_softplus(np.exp(rows + columns[0])),
+            "rows_lower": np.zeros((self.matrix[0],) * 2),
+            "columns": _inverse_softplus(np.exp(columns[1:] - columns[0])),
+            "columns_lower": np.zeros((self.matrix[1],) * 2),
+        }
+
+    def _scales(self, params: Parameters) -> tuple[Array, Array]:
+        """(a (I,), b (O,))."""
+        rows = ops.softplus(params["rows"])
+        return rows, ops.concatenate([ops.ones_like(rows[:1]), ops.softplus(params["columns"])])
+
+    def _log_determinant(self, rows: Array, columns: Array) -> Array:
+        return self.matrix[1] * ops.sum(ops.log(rows)) + self.matrix[0] * ops.sum(ops.log(columns))
+
+    def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
+        rows, columns = self._scales(params)
+        lead = tuple(eps.shape[:-1])
+        left, right = _unit_lower(params["rows_lower"]), _unit_lower(params["columns_lower"])
+        z = left @ eps.reshape(lead + self.matrix) @ right.T
+        deviation = (rows[:, None] * columns * z).reshape((*lead, self.size))
+        return params["loc"] + deviation, _log_normal(eps, self._log_determinant(rows, columns))
+
+    def log_prob(self, params: Parameters, u: Array) -> Array:
+        rows, columns = self._scales(params)
+        lead = tuple(u.shape[:-1])
+        z = (u - params["loc"]).reshape(lead + self.matrix) / rows[:, None] / columns
+        z = ops.solve_triangular(_unit_lower(params["columns_lower"]), z)
+        z = ops.namespace(z).swapaxes(z, -1, -2)
+        z = ops.solve_triangular(_unit_lower(params["rows_lower"]), z).reshape((*lead, self.size))
+        return _log_normal(z, self._log_determinant(rows, columns))
+
+    def mean(self, params: Parameters) -> Array:
+        return params["loc"]
+
+    def variance(self, params: Parameters) -> Array:
+        rows, columns = self._scales(params)
+        over_rows = rows * rows * _root_rows(_unit_lower(params["rows_lower"]))
+        over_columns = columns * columns * _root_rows(_unit_lower(params["columns_lower"]))
+        return (over_rows[:, None] * over_columns).reshape(-1)
+
+    def entropy(self, params: Parameters) -> Array:
+        return self._log_determinant(*self._scales(params)) + 0.5 * self.size * (1.0 + LOG_2PI)
+
+    def as_prior(self, params: Parameters) -> GaussianPrior:
+        rows, columns = self._scales(params)
+        factors = (
+            rows[:, None] * _unit_lower(params["rows_lower"]),
+            columns[:, None] * _unit_lower(params["columns_lower"]),
+        )
+        (left, rows, _), (right, columns, _) = map(np.linalg.svd, factors)
+        precisions = 1.0 / np.outer(rows, columns) ** 2
+        return GaussianPrior(self.split(params["loc"]), kronecker={self.names[0]: (left, right, precisions)})
+
+
+@dataclass(frozen=True)
+class MatrixNormal(Family):
+    """A matrix-variate normal for each weight tensor, independent of the others (Louizos and Welling 2016).
+
+    A site (..., O) is the matrix (I, O) with I all axes but the last: (fan_in, width), or (kh * kw * C, O) for a
+    convolution. Sites with fewer than two axes, such as biases, have a full-rank normal each.
+    """
+
+    name: ClassVar[str] = "matrixnormal"
+
+    def bind(self, sites: Sequence[Site]) -> list[Block]:
+        blocks: list[Block] = []
+        for site in sites:
+            if len(site.unconstrained_shape) < 2:
+                blocks += FullRank().bind([site])
+                continue
+            block = MatrixNormalBlock((site,))
+            if max(block.matrix) > DENSE_LIMIT:
+                raise _too_large("MatrixNormal", f"rows and columns in {site.name!r}", max(block.matrix))
+            blocks.append(block)
+        return blocks
+
+
+# --- mixtures and points -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MixtureBlock(Block):
+    """q(u) = sum_k pi_k prod_j N(u_j; loc_kj, softplus(rho_kj)^2), pi = softmax(logits).
+
+    params: loc (K, P), rho (K, P), logits (K,). One sample is a draw of each component, to be weighted with pi: that is
+    differentiable in pi, where a component picked at random would not be, and its variance is lower.
+    """
+
+    components: int
+
+    @property
+    def strata(self) -> int:
+        return self.components
+
+    def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        # Equal components would move alike for ever: they start apart, by a quarter of the variance in each coordinate.
+        spread = np.broadcast_to(scale, loc.shape)
+        apart, within = np.zeros((self.components, self.size)), 1.0
+        if self.components > 1:
+            drawn = rng.standard_normal((self.components, self.size))
+            apart = 0.5 * (drawn - drawn.mean(0)) / drawn.std(0)
+            within = math.sqrt(0.75)
+        return {
+            "loc": loc + spread * apart,
+            "rho": _inverse_softplus(np.broadcast_to(within * spread, apart.shape)),
+            "logits": np.zeros(self.components),
+        }
+
+    def log_weights(self, params: Parameters) -> Array:
+        return ops.log_softmax(params["logits"])
+
+    def _log_density(self, params: Parameters, scale: Array, z: Array) -> Array:
+        """From z (..., K, P), the standardised distances to each component: (...)."""
+        each = _log_normal(z, ops.sum(ops.log(scale), -1))
+        return ops.logsumexp(self.log_weights(params) + each)
+
+    def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
+        loc, scale = params["loc"], ops.softplus(params["rho"])
+        step = scale * eps
+        # Differences of locations first: the distance of a draw to its own component is then eps, without rounding.
+        z = (loc[:, None] - loc[None] + step[..., :, None, :]) / scale
+        return loc + step, self._log_density(params, scale, z)
+
+    def log_prob(self, params: Parameters, u: Array) -> Array:
+        scale = ops.softplus(params["rho"])
+        return self._log_density(params, scale, (u[..., None, :] - params["loc"]) / scale)
+
+    def mean(self, params: Parameters) -> Array:
+        return ops.softmax(params["logits"]) @ params["loc"]
+
+    def variance(self, params: Parameters) -> Array:
+        weights, scale = ops.softmax(params["logits"]), ops.softplus(params["rho"])
+        return weights @ (scale * scale + (params["loc"] - self.mean(params)) ** 2)
+
+    def sample(self, params: Parameters, count: int, rng: np.random.Generator) -> np.ndarray:
+        picked = rng.choice(self.components, size=count, p=ops.softmax(params["logits"]))
+        scale = ops.softplus(params["rho"])
+        return params["loc"][picked] + scale[picked] * rng.standard_normal((count, self.size))
+
+    def centre(self, params: Parameters) -> np.ndarray:
+        """The mean of the heaviest component: that of all of them may lie where there is no mass."""
+        return params["loc"][int(np.argmax(params["logits"]))]
+
+
+@dataclass(frozen=True)
+class Mixture(Family):
+    """A mixture of independent normals, one joint distribution over the sites (Jaakkola and Jordan 1998), drawn by
+    strata (Morningstar et al. 2021): a step costs a pass through the network for each component.
+
+    components: K.
+    """
+
+    name: ClassVar[str] = "mixture"
+    components: int = 3
+
+    def __post_init__(self) -> None:
+        _whole("Mixture", "components", self.components, 1)
+
+    def bind(self, sites: Sequence[Site]) -> list[Block]:
+        return [MixtureBlock(tuple(sites), int(self.components))]
+
+
+@dataclass(frozen=True)
+class DeltaBlock(Block):
+    """A point, u = loc (P,). It has no density: log q and the entropy are 0 by convention, and its evidence bound is
+    the log joint, its optimum a mode of that. params: loc (P,)."""
+
+    @property
+    def noise_size(self) -> int:
+        return 0
+
+    def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        return {"loc": np.array(loc)}
+
+    def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
+        # eps (..., 0) only says how many draws are asked for; its empty sum is a zero for each.
+        return ops.broadcast_to(params["loc"], (*eps.shape[:-1], self.size)), ops.sum(eps, -1)
+
+    def log_prob(self, params: Parameters, u: Array) -> Array:
+        return ops.zeros_like(u[..., 0])
+
+    def mean(self, params: Parameters) -> Array:
+        return params["loc"]
+
+    def variance(self, params: Parameters) -> Array:
+        return ops.zeros_like(params["loc"])
+
+    def entropy(self, params: Parameters) -> Array:
+        return ops.zeros_like(params["loc"][0])
+
+
+@dataclass(frozen=True)
+class Delta(Family):
+    """A point: the mode of the sites given the rest of the guide (a MAP estimate in unconstrained coordinates)."""
+
+    name: ClassVar[str] = "delta"
+
+    def bind(self, sites: Sequence[Site]) -> list[Block]:
+        return [DeltaBlock(tuple(sites))]
+
+
+# Names usable in place of a family with its default options; a family of another file adds itself.
+FAMILIES: dict[str, type[Family]] = {
+    "normal": Normal,
+    "diagonal": Normal,
+    "lowrank": LowRank,
+    "fullrank": FullRank,
+    "matrixnormal": MatrixNormal,
+    "mixture": Mixture,
+    "delta": Delta,
+}
 
 
 def family_of(specification: Any) -> Family:
@@ -315,6 +753,12 @@ class Guide:
         sites = tuple(sites)
         latent = tuple(site for site in sites if not site.is_param)
         given = specification if isinstance(specification, Mapping) else {"*": specification}
+        for pattern in given:
+            if not isinstance(pattern, str):
+                raise InputError(
+                    "guide: "
+                    + message("names of layers, names of sites or globs as keys", repr(pattern), "'hidden*'")
+                )
         families = tuple((pattern, family_of(each)) for pattern, each in given.items())
         taken: dict[str, str] = {}
         blocks: list[Block] = []
@@ -387,9 +831,7 @@ class Guide:
     def parameters_of(self, params: Parameters, index: int) -> dict[str, Array]:
         """The parameters of one block, by the names that it knows."""
         prefix = f"{index}:"
-        return {
-            name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)
-        }
+        return {name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)}
 
     def _bound(self, params: Parameters) -> list[tuple[Block, dict[str, Array]]]:
         return [(block, self.parameters_of(params, index)) for index, block in enumerate(self.blocks)]
@@ -413,8 +855,8 @@ class Guide:
 
         Raises
         ------
-        InputError: a site without a value, a wrong shape, a scale that is not positive, or a covariance for a block that
-        is not full rank.
+        InputError: a site without a value, a wrong shape, a scale that is not positive, or a covariance for a block
+        that is not full rank.
         """
         covariances = covariances or {}
         found: dict[str, np.ndarray] = {}
@@ -594,7 +1036,9 @@ class Guide:
         return cls.of({pattern: family_of(family) for pattern, family in found["families"]}, sites)
 
 
-def _idle(pattern: str, matched: Sequence[Site], taken: Mapping[str, str], sites: Sequence[Site]) -> Exception:
+def _idle(
+    pattern: str, matched: Sequence[Site], taken: Mapping[str, str], sites: Sequence[Site]
+) -> Exception:
     """What to say of a pattern that takes no site."""
     if matched:
         earlier = sorted({taken[site.name] for site in matched})
@@ -617,7 +1061,9 @@ def _idle(pattern: str, matched: Sequence[Site], taken: Mapping[str, str], sites
             )
         )
     known = {site.name for site in sites if not site.is_param}
-    return unknown_name("site or layer in guide", pattern, known | {name.rpartition(".")[0] or name for name in known})
+    return unknown_name(
+        "site or layer in guide", pattern, known | {name.rpartition(".")[0] or name for name in known}
+    )
 
 
 def _start_value(site: Site, u0: Mapping[str, Any]) -> np.ndarray:
@@ -642,7 +1088,8 @@ def _start_scale(site: Site, scale: Any) -> np.ndarray:
     if isinstance(scale, Mapping):
         if site.name not in scale:
             raise InputError(
-                "guide: " + message(f"a scale at the start for {site.name!r}", "none", "a dict over all sites")
+                "guide: "
+                + message(f"a scale at the start for {site.name!r}", "none", "a dict over all sites")
             )
         scale = scale[site.name]
     value = np.asarray(scale, dtype=float)
@@ -657,3 +1104,70 @@ def _start_scale(site: Site, scale: Any) -> np.ndarray:
             )
         )
     return np.broadcast_to(value, site.unconstrained_shape)
+
+
+# --- what a fit hands over --------------------------------------------------------------------------
+
+
+@dataclass
+class GuideApproximation(Approximation):
+    """A guide at its fitted parameters, in NumPy.
+
+    parameters: "<index of the block>:<name>" -> array. values: site -> array of the parameters without a prior,
+    constants of the fit that are repeated in draws and absent from log q, as are points of the guide. prior_scales:
+    site -> scale of its prior, where the fit found them (`priors.EmpiricalBayes`).
+
+    Everything is computed in float64, whatever the floating type of the fit.
+    """
+
+    guide: Guide
+    parameters: dict[str, np.ndarray]
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    prior_scales: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Literal["chains", "iid", "point"]:  # type: ignore[override]
+        """ "point" where all of the guide is, else "iid"."""
+        points = all(isinstance(block, DeltaBlock) for block in self.guide.blocks)
+        return "point" if points else "iid"
+
+    @functools.cached_property
+    def _exact(self) -> dict[str, np.ndarray]:
+        return {name: np.asarray(value, dtype=float) for name, value in self.parameters.items()}
+
+    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        return self.guide.sample(self._exact, count, rng) | {
+            name: np.repeat(np.asarray(value)[None], count, axis=0) for name, value in self.values.items()
+        }
+
+    def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray | None:
+        return None if self.kind == "point" else self.guide.log_prob(self._exact, u)
+
+    def centre(self) -> dict[str, np.ndarray]:
+        return self.guide.centre(self._exact) | dict(self.values)
+
+    def program(self, model: Model) -> Model:
+        return with_prior_scales(model, self.prior_scales) if self.prior_scales else model
+
+    def as_prior(self) -> GaussianPrior:
+        return self.guide.as_prior(self._exact)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {
+            "guide": np.frombuffer(self.guide.to_json().encode(), dtype=np.uint8),
+            **{f"parameter/{name}": value for name, value in self.parameters.items()},
+            **{f"value/{name}": value for name, value in self.values.items()},
+            **{f"prior_scale/{name}": value for name, value in self.prior_scales.items()},
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> GuideApproximation:
+        def part(prefix: str) -> dict[str, np.ndarray]:
+            return {
+                key.removeprefix(prefix): np.asarray(value)
+                for key, value in arrays.items()
+                if key.startswith(prefix)
+            }
+
+        guide = Guide.from_json(np.asarray(arrays["guide"]).tobytes().decode())
+        return cls(guide, part("parameter/"), part("value/"), part("prior_scale/"))
