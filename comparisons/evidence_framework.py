@@ -23,25 +23,36 @@ tempered sequential Monte Carlo; and the gap of every choice to NUTS on the same
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import math
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from study import (
+    BLACK,
+    BLUE,
+    CORRECTED,
+    GREEN,
+    GREY,
+    NOT_REPRODUCED,
+    NOT_RUN,
+    ORANGE,
+    REPRODUCED,
+    VERMILION,
+    Study,
+    Verdict,
+    judge_better,
+    paired,
+    panels,
+)
 
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, ops, priors
 from ppl_bnn.errors import CurvatureError
 
-RESULTS = Path(__file__).parent / "results" / "evidence_framework"
-REPRODUCED, NOT_REPRODUCED, CORRECTED, NOT_RUN = "reproduced", "not reproduced", "corrected", "not run"
 # What stands for maximum likelihood: a prior of standard deviation 100.
 FLAT = 1e-4
 LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -338,71 +349,6 @@ def _next(likelihood: np.ndarray, t: float) -> float:
         middle = 0.5 * (low + high)
         low, high = (middle, high) if effective(middle) >= 0.5 * len(likelihood) else (low, middle)
     return t + high
-
-
-# --- verdicts -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A claim, what became of it, and the numbers that say so."""
-
-    claim: str
-    verdict: str
-    numbers: str
-
-    def __str__(self) -> str:
-        return f"{self.verdict.upper()}: {self.claim}: {self.numbers}"
-
-
-@dataclass
-class Study:
-    """What a run writes: tables (rows of one name), numbers, verdicts, figures."""
-
-    sizes: Sizes
-    out: Path
-    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    numbers: dict[str, Any] = field(default_factory=dict)
-    verdicts: list[Verdict] = field(default_factory=list)
-    begun: float = field(default_factory=time.perf_counter)
-
-    def say(self, text: str) -> None:
-        print(f"[{time.perf_counter() - self.begun:5.0f} s] {text}", flush=True)
-
-    def judge(self, verdict: Verdict) -> None:
-        self.verdicts.append(verdict)
-        self.say(str(verdict))
-
-    def write(self) -> None:
-        self.out.mkdir(parents=True, exist_ok=True)
-        for name, rows in self.tables.items():
-            with (self.out / f"{name}.csv").open("w", newline="") as file:
-                columns = list(dict.fromkeys(key for row in rows for key in row))
-                writer = csv.DictWriter(file, columns, lineterminator="\n")
-                writer.writeheader()
-                writer.writerows({key: _short(value) for key, value in row.items()} for row in rows)
-        (self.out / "verdicts.txt").write_text("".join(f"{each}\n" for each in self.verdicts))
-        content = {
-            "sizes": asdict(self.sizes),
-            "numbers": self.numbers,
-            "verdicts": [asdict(each) for each in self.verdicts],
-        }
-        (self.out / "results.json").write_text(json.dumps(content, indent=1) + "\n")
-
-
-def _short(value: Any) -> Any:
-    return f"{value:.6g}" if isinstance(value, float) else value
-
-
-def paired(differences: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard error of paired differences."""
-    values = np.asarray(differences, float)
-    return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
-
-
-def judge_better(claim: str, mean: float, error: float, text: str) -> Verdict:
-    """Reproduced where a paired difference is above zero by two standard errors."""
-    return Verdict(claim, REPRODUCED if mean > 2.0 * error else NOT_REPRODUCED, text)
 
 
 # --- scores and fits ------------------------------------------------------------------------------------
@@ -1305,20 +1251,10 @@ def judge_reference(references: Mapping[str, tuple[np.ndarray, Any, float]]) -> 
 
 # --- figures ----------------------------------------------------------------------------------------------
 
-# Okabe and Ito's colours; lines differ in style, too.
-BLACK, BLUE, ORANGE, VERMILION, GREEN, GREY = "#000000", "#0072B2", "#E69F00", "#D55E00", "#009E73", "#777777"
-
 
 def _figure(width: float, height: float, columns: int) -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, columns, squeeze=False)[0]
-    for each in axes:
-        each.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    figure, axes = panels(width, height, columns)
+    return figure, axes[0]
 
 
 def _points(axes: Any, x: np.ndarray, y: np.ndarray) -> None:
@@ -1534,10 +1470,7 @@ def main(tiny: bool = False, out: str | Path | None = None) -> Study:
 
     Without `out` a full run writes to results/evidence_framework beside this file, a tiny one to a temporary folder.
     """
-    if out is None:
-        out = tempfile.mkdtemp(prefix="evidence_framework_") if tiny else RESULTS
-    study = Study(TINY if tiny else FULL, Path(out))
-    study.out.mkdir(parents=True, exist_ok=True)
+    study = Study.begin(TINY if tiny else FULL, "evidence_framework", tiny, out)
     overfit(study)
     softmax(study)
     shown = regression(study)

@@ -47,6 +47,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from study import CORRECTED, NOT_REPRODUCED, NOT_RUN, REPRODUCED, Verdict, new_figure
 
 import ppl_bnn as bnn
 from ppl_bnn import data, dist, likelihoods, priors, scores
@@ -54,7 +55,6 @@ from ppl_bnn.errors import BNNError
 from ppl_bnn.progress import Silent
 
 RESULTS = Path(__file__).parent / "results" / "laplace_design_choices"
-REPRODUCED, NOT_REPRODUCED, CORRECTED, NOT_RUN = "reproduced", "not reproduced", "corrected", "not run"
 
 WEIGHTS = ("all", "last_layer", "largest_variance")
 STRUCTURES = ("full", "kron", "diag", "lowrank")
@@ -423,18 +423,6 @@ def text(mean: float, error: float | None) -> str:
 
 
 # --- verdicts -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A claim, what became of it, and the numbers that say so."""
-
-    claim: str
-    verdict: str
-    numbers: str
-
-    def __str__(self) -> str:
-        return f"{self.verdict.upper()}: {self.claim}: {self.numbers}"
 
 
 def contrast(
@@ -826,15 +814,6 @@ def judge_moons(found: Moons) -> Verdict:
 
 
 # --- figures --------------------------------------------------------------------------------------------
-
-
-def new_figure(width: float, height: float) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def difference_to_map(found: Found, task: str, choice: Sequence[str]) -> tuple[float, float] | None:
