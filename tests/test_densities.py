@@ -83,6 +83,16 @@ PRIORS: dict[str, tuple[Any, Callable[[np.ndarray, int], np.ndarray]]] = {
             axis=0,
         ),
     ),
+    "spike and slab fan-in": (
+        priors.SpikeAndSlab(0.25, 1.5, 0.1, scale="fan_in"),
+        lambda w, n: logsumexp(
+            [
+                math.log(0.25) + scipy.stats.norm(0, 1.5 / math.sqrt(n)).logpdf(w),
+                math.log(0.75) + scipy.stats.norm(0, 0.1 / math.sqrt(n)).logpdf(w),
+            ],
+            axis=0,
+        ),
+    ),
 }
 
 
@@ -261,6 +271,8 @@ FAMILIES: dict[str, Any] = {
     "Laplace": dist.Laplace(0.1, 2.0),
     "Cauchy": dist.Cauchy(0.1, 2.0),
     "HalfCauchy": dist.HalfCauchy(2.0),
+    "Logistic": dist.Logistic(0.2, 1.5),
+    "EmpiricalBayes": dist.EmpiricalBayes(0.7, "unit"),
     "Gamma": dist.Gamma(2.0, 3.0),
     "InverseGamma": dist.InverseGamma(2.0, 3.0),
     "Exponential": dist.Exponential(2.0),
@@ -278,6 +290,8 @@ FROZEN: dict[str, Any] = {
     "Laplace": scipy.stats.laplace(0.1, 2.0),
     "Cauchy": scipy.stats.cauchy(0.1, 2.0),
     "HalfCauchy": scipy.stats.halfcauchy(scale=2.0),
+    "Logistic": scipy.stats.logistic(0.2, 1.5),
+    "EmpiricalBayes": scipy.stats.norm(0.0, 0.7),
     "Gamma": scipy.stats.gamma(2.0, scale=1 / 3.0),
     "InverseGamma": scipy.stats.invgamma(2.0, scale=3.0),
     "Exponential": scipy.stats.expon(scale=0.5),
