@@ -35,11 +35,15 @@ _CONTENTS: dict[str, str] = {
     "SVI": "ppl_bnn.inference.svi",
     "Laplace": "ppl_bnn.inference.laplace",
     "NUTS": "ppl_bnn.inference.nuts",
+    "SVGD": "ppl_bnn.inference.svgd",
+    "IVON": "ppl_bnn.inference.ivon",
+    "MCDropout": "ppl_bnn.inference.mc_dropout",
     # what comes of them
     "Posterior": "ppl_bnn.posterior",
     "Prediction": "ppl_bnn.predictive",
     "load": "ppl_bnn.storage",
     "diagnose": "ppl_bnn.diagnostics.diagnose",
+    "simulation_based_calibration": "ppl_bnn.diagnostics.calibration",
     "compare": "ppl_bnn.comparison",
     "Comparison": "ppl_bnn.comparison",
     "enable_compilation_cache": "ppl_bnn.ppl.numpyro",
@@ -111,11 +115,15 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from ppl_bnn import data, errors, scores, zoo
     from ppl_bnn.comparison import Comparison, compare
+    from ppl_bnn.diagnostics.calibration import simulation_based_calibration
     from ppl_bnn.diagnostics.diagnose import diagnose
+    from ppl_bnn.inference.ivon import IVON
     from ppl_bnn.inference.laplace import Laplace
     from ppl_bnn.inference.map import MAP
+    from ppl_bnn.inference.mc_dropout import MCDropout
     from ppl_bnn.inference.method import Method
     from ppl_bnn.inference.nuts import NUTS
+    from ppl_bnn.inference.svgd import SVGD
     from ppl_bnn.inference.svi import SVI
     from ppl_bnn.language import distributions as dist
     from ppl_bnn.language import likelihoods, ops, priors

@@ -41,6 +41,8 @@ APPROXIMATIONS: dict[str, str] = {
     "Chains": "ppl_bnn.posterior:Chains",
     "Point": "ppl_bnn.posterior:Point",
     "MeanField": "ppl_bnn.inference.mean_field:MeanField",
+    "Particles": "ppl_bnn.inference.svgd:Particles",
+    "Dropped": "ppl_bnn.inference.mc_dropout:Dropped",
     "LaplaceGaussian": "ppl_bnn.inference.laplace_gaussian:LaplaceGaussian",
     "GuideApproximation": "ppl_bnn.inference.guides:GuideApproximation",
 }

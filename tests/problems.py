@@ -103,8 +103,9 @@ class Row:
     """A method at a size for tests.
 
     target: what it aims at on the conjugate model: "mode" (a point), "posterior" (exact), "independent sites" (the
-    precision without what is between sites), "mean field" (variance 1 / diag(precision)). quick: settings for a run
-    whose numbers do not matter.
+    precision without what is between sites), "mean field" (variance 1 / diag(precision)), "property" (no closed form of
+    the whole: what is known of it stands in the tests of the method). quick: settings for a run whose numbers do not
+    matter.
     """
 
     name: str
@@ -128,6 +129,10 @@ _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     # As many eigenpairs as the linear models here have weights: nothing is left out.
     "laplace-lowrank": ("Laplace", {"structure": "lowrank", "rank": 4}),
     "nuts": ("NUTS", {}),
+    "svgd": ("SVGD", {}),
+    "ivon": ("IVON", {}),
+    # The one layer that all models here have.
+    "mc-dropout": ("MCDropout", {"layers": ("output",)}),
 }
 
 METHODS: dict[str, Row] = {
@@ -144,4 +149,7 @@ METHODS: dict[str, Row] = {
         {"draws": 12, "warmup": 15, "chains": 2, "max_tree_depth": 4},
         {"draws": 400, "warmup": 300, "chains": 2},
     ),
+    "svgd": Row("svgd", "property", {"steps": 200, "particles": 5}, {}),
+    "ivon": Row("ivon", "mean field", {"steps": 200, "elbo_draws": 20}, {}),
+    "mc-dropout": Row("mc-dropout", "property", {"steps": 200}, {}),
 }

@@ -19,6 +19,8 @@ import ppl_bnn as bnn
 from ppl_bnn.errors import InputError
 from tests.problems import METHODS, Conjugate, Row, regression_data, small_classifier, small_network
 
+# Particles, and two-point distributions.
+WITHOUT_DENSITY = ("svgd", "mc-dropout")
 CASES = [pytest.param(row, ppl, id=f"{name}-{ppl}") for name, row in METHODS.items() for ppl in row.systems]
 
 
@@ -108,7 +110,7 @@ def test_log_densities(row, ppl, posteriors):
     if posterior.approximation.kinds[0] == "sampled":
         assert np.allclose(joint, prior + likelihood.reshape(-1, 25).sum(1), rtol=1e-9)
     log_q = posterior.log_q()
-    assert (log_q is not None) == (posterior.kind == "iid")
+    assert (log_q is not None) == (posterior.kind == "iid" and row.name not in WITHOUT_DENSITY)
     if log_q is not None:
         assert log_q.shape == posterior.shape
 
@@ -200,7 +202,7 @@ def test_standardised_fit_predicts_in_original_units(row, ppl):
 
 # --- the numbers ----------------------------------------------------------------------------------
 
-SLOW = {("nuts", "pyro"), ("svi", "pyro")}
+SLOW = {("nuts", "pyro"), ("svi", "pyro"), ("ivon", "pyro")}
 
 
 @pytest.mark.parametrize(
@@ -218,6 +220,8 @@ def test_conjugate_oracle(row, ppl):
     variance (at 10 000 steps a single fit's variance scatters by 2 / sqrt(steps) = 2 %); chains within 4.5 Monte-Carlo
     standard errors, 8 figures at once.
     """
+    if row.target == "property":
+        pytest.skip("no closed form of the whole: the tests of the method hold it to what is known of it")
     problem = Conjugate.make()
     with warnings.catch_warnings():
         posterior = bnn.fit(problem.model, problem.x, problem.y, row.build(ppl, row.exact))
