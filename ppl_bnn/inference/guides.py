@@ -949,8 +949,8 @@ class Guide:
 
     def entropy(self, params: Parameters) -> Array | None:
         """The entropy of the whole, or None where a block has none in closed form."""
-        each = self.entropies(params)
-        return None if any(value is None for value in each) else functools.reduce(lambda a, b: a + b, each)
+        known = [value for value in self.entropies(params) if value is not None]
+        return functools.reduce(lambda a, b: a + b, known) if len(known) == len(self.blocks) else None
 
     @functools.cached_property
     def normal_sites(self) -> tuple[str, ...]:
