@@ -18,15 +18,9 @@ from scipy.stats import multivariate_normal
 
 from ppl_bnn.errors import CurvatureError, InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.inference import covariance, precision
-from ppl_bnn.inference.covariance import STRUCTURES, Diagonal, Full, Kronecker, LowRank
-from ppl_bnn.inference.precision import (
-    DenseBlock,
-    DiagonalCurvature,
-    FactorCurvature,
-    FullCurvature,
-    KroneckerBlock,
-    KroneckerCurvature,
-)
+from ppl_bnn.inference.covariance import STRUCTURES, Diagonal, Full, Kronecker, LowRank, Rotated
+from ppl_bnn.inference.kronecker import DenseBlock, KroneckerBlock, KroneckerCurvature, prior_in, prior_share
+from ppl_bnn.inference.precision import DiagonalCurvature, FactorCurvature, FullCurvature
 
 SIZE = 14
 # The flat vector of the cases: three tensors in shuffled positions, so that nothing depends on their order.
@@ -531,10 +525,123 @@ def test_kronecker_factors_need_one_precision_per_tensor(rng):
     close(gamma, np.bincount(groups, 1.0 - prior * np.diag(np.linalg.inv(a))))
     prior[TENSORS[0][0]] = 2.0
     for attempt in (lambda: curvature.gaussian(prior), lambda: curvature.determinant(prior, groups)):
-        with pytest.raises(UnsupportedError, match=r"block 'a/weight'.*prior_approximation='mean'"):
+        with pytest.raises(UnsupportedError, match=r"block 'a/weight'.*prior_approximation='kron' or 'mean'"):
             attempt()
     with pytest.raises(UnsupportedError, match=r"block 'a/weight'.*one group per tensor"):
         curvature.determinant(np.ones(SIZE), np.arange(SIZE))
+
+
+def eigenvectors(rng, size):
+    return np.linalg.qr(rng.normal(size=(size, size)))[0]
+
+
+def weight_block(rng, shape=(3, 4)):
+    return KroneckerBlock(
+        "w", shape, gram(rng, shape[0]), gram(rng, shape[1]), np.arange(shape[0] * shape[1])
+    )
+
+
+TENSOR_PRIORS = {
+    "differing": lambda rng: np.exp(rng.normal(size=12)),
+    "dense": lambda rng: gram(rng, 12) + np.eye(12),
+    "factors": lambda rng: Rotated(
+        eigenvectors(rng, 3), eigenvectors(rng, 4), np.exp(1.5 * rng.normal(size=(3, 4)))
+    ),
+}
+
+
+def dense_prior(prior):
+    if isinstance(prior, Rotated):
+        return prior.precision()
+    return np.diag(prior) if prior.ndim == 1 else prior
+
+
+def divergence(approximate, exact):
+    """KL(N(0, B^-1) || N(0, A^-1)) of precisions B and A, by its formula."""
+    ratio = np.linalg.solve(approximate, exact)
+    return 0.5 * (np.trace(ratio) - len(exact) - np.linalg.slogdet(ratio)[1])
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", TENSOR_PRIORS)
+def test_the_nearest_kronecker_form_is_nearer_than_an_average(name, seed):
+    """It has the diagonal of A in its basis, which nothing else over that basis beats, nor an averaged prior."""
+    rng = np.random.default_rng(seed)
+    block, prior = weight_block(rng), TENSOR_PRIORS[name](rng)
+    curvature, a = KroneckerCurvature([block], 1.3, nearest=True), dense_prior(prior)
+    exact = 1.3 * block.matrix() + a
+    gaussian = curvature.gaussian({"w": prior})
+    (part,) = gaussian.parts
+    basis = np.kron(part.gaussian.left, part.gaussian.right)
+    close(basis.T @ basis, np.eye(12))
+    close(part.gaussian.values.reshape(-1), np.diag(basis.T @ exact @ basis))
+    close(prior_in(prior, part.gaussian.left, part.gaussian.right).reshape(-1), np.diag(basis.T @ a @ basis))
+    share = prior_share(gaussian, {"w": prior})
+    assert np.isclose(share, np.trace(np.linalg.solve(gaussian.precision(), a)), rtol=1e-10)
+    ours = divergence(gaussian.precision(), exact)
+    assert np.isclose(
+        ours, 0.5 * (np.log(part.gaussian.values).sum() - np.linalg.slogdet(exact)[1]), rtol=1e-8
+    )
+    averaged = divergence(1.3 * block.matrix() + np.diag(a).mean() * np.eye(12), exact)
+    diagonal_alone = divergence(np.diag(np.diag(exact)), exact)
+    assert ours < 0.9 * averaged
+    assert name != "differing" or ours <= diagonal_alone + 1e-12
+    for _ in range(20):
+        other = (basis * (part.gaussian.values.reshape(-1) * np.exp(0.3 * rng.normal(size=12)))) @ basis.T
+        assert divergence(other, exact) > ours
+    # The blocks of a matrix over all entries are those of its tensors.
+    if name != "factors":
+        close(curvature.gaussian(prior).precision(), gaussian.precision())
+
+
+def test_the_nearest_kronecker_form_is_exact_where_eigenvectors_are_shared(rng):
+    left, right = eigenvectors(rng, 3), eigenvectors(rng, 4)
+    data = np.exp(rng.normal(size=3)), np.exp(rng.normal(size=4))
+    block = KroneckerBlock("w", (3, 4), (left * data[0]) @ left.T, (right * data[1]) @ right.T, np.arange(12))
+    curvature = KroneckerCurvature([block], nearest=True)
+    same = Rotated(left, right, np.exp(rng.normal(size=(3, 4))))
+    even = KroneckerBlock("w", (3, 4), np.diag(data[0]), np.diag(data[1]), np.arange(12))
+    diagonal = np.exp(rng.normal(size=12))
+    close(curvature.gaussian({"w": same}).precision(), block.matrix() + same.precision())
+    close(
+        KroneckerCurvature([even], nearest=True).gaussian(diagonal).precision(),
+        even.matrix() + np.diag(diagonal),
+    )
+    # One precision for the tensor is what it is without asking for the nearest, to the bit.
+    one = np.full(12, 0.7)
+    kept, asked = (KroneckerCurvature([block], nearest=near).gaussian(one) for near in (False, True))
+    assert np.array_equal(kept.parts[0].gaussian.values, asked.parts[0].gaussian.values)
+    assert np.array_equal(kept.parts[0].gaussian.left, asked.parts[0].gaussian.left)
+
+
+def test_the_determinant_of_the_nearest_form_is_that_of_its_gaussians(rng):
+    """For all factors on prior and data, with the basis of the first prior; an upper bound of the exact one."""
+    block, prior = weight_block(rng), np.exp(rng.normal(size=12))
+    curvature = KroneckerCurvature([block], nearest=True)
+    determinant = curvature.determinant(prior, np.zeros(12, dtype=int))
+    for factor, scale in ((1.0, 1.0), (0.01, 1.0), (30.0, 0.2)):
+        value, gamma = determinant(np.array([factor]), scale)
+        gaussian = curvature.scaled(scale).gaussian(factor * prior)
+        assert np.isclose(value, -gaussian.log_determinant, rtol=1e-12)
+        assert value >= np.linalg.slogdet(scale * block.matrix() + factor * np.diag(prior))[1]
+        assert np.isclose(gamma[0], 12 - prior_share(gaussian, {"w": factor * prior}), rtol=1e-10)
+        up, down = (determinant(np.array([factor * np.exp(step)]), scale)[0] for step in (1e-5, -1e-5))
+        assert np.isclose(12 - gamma[0], (up - down) / 2e-5, rtol=1e-6)
+
+
+def test_a_prior_that_kronecker_factors_cannot_hold_is_refused_with_the_ways_out(rng):
+    block = weight_block(rng)
+    refusing = KroneckerCurvature([block])
+    for make in TENSOR_PRIORS.values():
+        with pytest.raises(UnsupportedError, match="prior_approximation='kron'"):
+            refusing.gaussian({"w": make(rng)})
+    with pytest.raises(InputError, match="one for each block"):
+        refusing.gaussian({"v": np.ones(12)})
+    # A dense block holds any prior of its tensor.
+    bias, prior = gram(rng, 4), gram(rng, 4) + np.eye(4)
+    dense = KroneckerCurvature([DenseBlock("b", bias, np.arange(4))]).gaussian({"b": prior})
+    close(dense.precision(), bias + prior)
+    assert np.isclose(prior_share(dense, {"b": prior}), np.trace(np.linalg.solve(bias + prior, prior)))
 
 
 # --- one linear map, without its Jacobian ---------------------------------------------------------

@@ -13,20 +13,19 @@ import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, priors
 from ppl_bnn.errors import CurvatureError, InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.inference import curvature as curvature_module
-from ppl_bnn.inference.curvature import (
+from ppl_bnn.inference.covariance import Rotated
+from ppl_bnn.inference.curvature import data_curvature
+from ppl_bnn.inference.flat_vector import flat_latents, latent_names, site_slices
+from ppl_bnn.inference.jacobian import jacobians, linear_factors, linear_maps
+from ppl_bnn.inference.prior_curvature import (
     check_bounded,
-    data_curvature,
-    flat_latents,
-    jacobians,
-    latent_names,
-    linear_factors,
-    linear_maps,
     parents,
     prior_curvature,
     prior_hessian,
-    site_slices,
+    site_curvatures,
 )
 from ppl_bnn.language.primitives import conv
+from ppl_bnn.language.transforms import GaussianPrior
 from ppl_bnn.ppl.protocol import Problem, Program, system
 from tests.problems import small_classifier, small_network
 
@@ -702,3 +701,38 @@ def test_a_scale_that_can_vanish_with_what_it_scales_is_refused(ppl, model, boun
         else:
             with pytest.raises(UnsupportedError, match=r"without bound.*marginal=.*noncentred"):
                 check_bounded(problem, point(problem))
+
+
+def test_priors_that_know_their_own_curvature_have_it_tensor_by_tensor(ppl):
+    """Yesterday's Kronecker factors and a bias with a dense Gaussian, against the Hessian."""
+    rng = np.random.default_rng(0)
+
+    def gaussian_prior(model_sites):
+        left, right = (np.linalg.qr(rng.normal(size=(size, size)))[0] for size in (2, 3))
+        root = rng.normal(size=(3, 3))
+        factors = {"output.weight": (left, right, np.exp(rng.normal(size=(2, 3))))}
+        joint = ((("output.bias",), root @ root.T + np.eye(3)),)
+        return GaussianPrior(model_sites, joint=joint, kronecker=factors)
+
+    def three_outputs(x, y=None):
+        spread = bnn.sample("spread", dist.HalfNormal(1.0))
+        f = bnn.mlp(x, [3], prior=priors.Normal(0.0, 1.0))
+        bnn.observe(y, f * spread, likelihoods.Categorical())
+
+    sites = {"output.weight": np.zeros((2, 3)), "output.bias": np.zeros(3)}
+    model = bnn.with_prior(three_outputs, gaussian_prior(sites))
+    with problem_of(ppl, model, plain(rng), np.arange(ROWS) % 3) as problem:
+        u = point(problem)
+        wanted, slices = prior_hessian(problem, u), site_slices(problem)
+        found = site_curvatures(problem, u)
+        assert found is not None
+        assert isinstance(found["output.weight"], Rotated)
+        assert found["spread"].shape == (1,)
+        total = np.zeros_like(wanted)
+        for name, each in found.items():
+            dense = each.precision() if isinstance(each, Rotated) else np.atleast_2d(each)
+            total[slices[name], slices[name]] = dense
+        close(total, wanted, 1e-9)
+    for name, other in (("hierarchy", hierarchy), ("simplex", simplex)):
+        with problem_of(ppl, other, plain(rng), rng.normal(size=ROWS)) as problem:
+            assert site_curvatures(problem, point(problem)) is None, name

@@ -12,16 +12,16 @@ from scipy.stats import multivariate_normal
 
 from ppl_bnn.errors import CurvatureError, DivergenceError, InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.inference.evidence import (
+    LIMITS,
     Evidence,
     GaussianNoise,
     alternate,
-    by_validation,
     fixed_point,
     groups_of,
-    marginal_mode,
     maximise,
     profile,
 )
+from ppl_bnn.inference.search import by_validation, marginal_mode
 
 
 class Dense:
@@ -364,6 +364,20 @@ def test_alternation_says_when_the_evidence_fell():
     found = alternate(evidence_at, np.ones(1), rounds=5, tolerance=1e-6)
     assert found.converged
     assert any("fell" in warning and "round 1 of 2" in warning for warning in found.warnings)
+
+
+def test_parts_of_a_step_stay_within_the_limits():
+    """A step back from next to the lower limit, which the evidence at the modes found there asks for."""
+    base = Linear(1, groups=(0,) * 5, names=("all",)).evidence(np.ones(1))
+
+    def evidence_at(factors, scale):
+        return replace(base, likelihood=-50.0 * float(np.log(factors[0])))
+
+    found = alternate(evidence_at, np.array([2e-8]), monotone=True, rounds=4)
+    assert found.factors[0] == LIMITS[0]
+    assert found.history[1] > found.history[0]
+    plain = alternate(evidence_at, np.array([2e-8]), rounds=4)
+    assert plain.factors[0] > 1e-3
 
 
 # --- relevance --------------------------------------------------------------------------------------

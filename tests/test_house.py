@@ -27,7 +27,10 @@ SHARED_BY_METHODS = {
     "covariance",
     "curvature",
     "evidence",
+    "flat_vector",
     "hyperparameters",
+    "jacobian",
+    "kronecker",
     "laplace_gaussian",
     "linearised",
     "mean_field",
@@ -35,6 +38,8 @@ SHARED_BY_METHODS = {
     "optimise",
     "precision",
     "pretrained",
+    "prior_curvature",
+    "search",
 }
 
 # (importer, imported) -> why this import may run up the list; each finds the module by name when it is needed.

@@ -17,8 +17,16 @@ from scipy import optimize, stats
 
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, priors
-from ppl_bnn.errors import CurvatureError, InputError, UnknownNameError, UnsupportedError
-from ppl_bnn.ppl.protocol import site_seed
+from ppl_bnn.errors import (
+    CurvatureError,
+    DivergenceError,
+    InputError,
+    UnknownNameError,
+    UnsupportedError,
+)
+from ppl_bnn.inference.optimise import find_mode, starting_point
+from ppl_bnn.ppl.protocol import Problem, Program, site_seed, system
+from ppl_bnn.progress import Silent
 from tests.problems import Conjugate, regression_data, small_classifier, small_network
 
 PPLS = ("numpyro", "pyro")
@@ -236,6 +244,9 @@ def test_sampled_and_reduced_curvatures_are_the_same_in_both_systems():
         ({"validation": 0.0}, InputError, "validation"),
         ({"validation": 1.0}, InputError, "validation"),
         ({"optimise": False}, InputError, "start="),
+        ({"restarts": 0}, InputError, "restarts"),
+        ({"restarts": 2.0}, InputError, "restarts"),
+        ({"restarts": 2, "start": {}}, InputError, "start=None"),
         ({"steps": 0}, InputError, "steps"),
         ({"learning_rate": 0.0}, InputError, "learning rate"),
         ({"tolerance": -1.0}, InputError, "tolerance"),
@@ -646,6 +657,12 @@ def test_validation_chooses_the_factor_with_the_best_score_on_held_out_rows(ppl)
     assert score(factor) >= max(score(f) for f in np.geomspace(1e-4, 1e4, 400)) - 1e-5
     assert abs(np.log(factor)) > 0.1
     close(posterior.approximation.covariance.precision(), x.T @ x / 0.25 + factor / 25.0 * np.eye(30))
+    # A mode that was given has seen all rows: it is kept, and the score comes from one that has not.
+    mode = {"output.weight": np.linalg.solve(x.T @ x / 0.25 + np.eye(30) / 25.0, x.T @ y / 0.25)[:, None]}
+    settings = {"tune": "global", "objective": "validation", "validation": 0.3, "steps": 300}
+    given = fit(loose, x, y, ppl, start=mode, optimise=False, **settings)
+    assert np.isclose(given.info.figures["prior_factor/all"], factor, rtol=1e-3)
+    assert np.array_equal(flat_centre(given), mode["output.weight"][:, 0])
 
 
 def test_noise_cannot_be_tuned_by_more_effective_parameters_than_rows(ppl):
@@ -1013,3 +1030,172 @@ def test_a_kronecker_part_is_a_prior_of_blocks(ppl):
     close(posterior.approximation.covariance.precision(), wanted, 1e-7)
     with pytest.raises((UnsupportedError, CurvatureError), match="diag"):
         in_parts(problem, ppl, ["kron", "kron"], {})
+
+
+def three_outputs(x, y=None):
+    f = bnn.mlp(x, [3], prior=priors.Normal(0.0, 1.0))
+    bnn.observe(y, f, likelihoods.Gaussian(np.array([0.3, 0.5, 0.8])))
+
+
+def divergence(approximate, exact):
+    """KL(N(0, B^-1) || N(0, A^-1)) of precisions B and A, by its formula."""
+    ratio = np.linalg.solve(approximate, exact)
+    return 0.5 * (np.trace(ratio) - len(exact) - np.linalg.slogdet(ratio)[1])
+
+
+@PYRO_FIRST
+def test_kronecker_factors_on_kronecker_factors(ppl):
+    """Two parts of the rows, one fit after the other: A = H2 + (H1 + I), dense by hand, and what is kept of it.
+
+    In this linear model K-FAC's blocks are exact for each part, so that A without what is between weight and bias is
+    the precision given all rows.
+    """
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(40, 3)) @ np.array([[1.0, 0.8, 0.0], [0.0, 0.5, 0.3], [0.0, 0.0, 0.2]])
+    x[20:] = x[20:, ::-1]
+    y = x @ rng.normal(size=(3, 3)) + rng.normal(size=(40, 3)) * np.array([0.3, 0.5, 0.8])
+    noise = np.diag(np.array([0.3, 0.5, 0.8]) ** -2.0)
+    wanted = np.zeros((12, 12))
+    wanted[:9, :9] = np.kron(x.T @ x, noise) + np.eye(9)
+    wanted[9:, 9:] = 40 * noise + np.eye(3)
+    first = fit(three_outputs, x[:20], y[:20], ppl, structure="kron", steps=200)
+    model = bnn.with_prior(three_outputs, first)
+    with pytest.raises(UnsupportedError, match=r"Kronecker factors of the prior.*prior_approximation='kron'"):
+        fit(model, x[20:], y[20:], ppl, structure="kron", steps=200)
+    found = {
+        kind: fit(model, x[20:], y[20:], ppl, structure="kron", prior_approximation=kind, steps=200)
+        for kind in ("kron", "mean")
+    }
+    precision = {kind: posterior.approximation.covariance.precision() for kind, posterior in found.items()}
+    for kind in found:
+        close(precision[kind][9:, 9:], wanted[9:, 9:])
+    losses = {kind: divergence(each, wanted) for kind, each in precision.items()}
+    assert losses["kron"] < 0.5 * losses["mean"]
+    assert any(
+        "nearest precision with Kronecker eigenvectors in output.weight" in s
+        for s in found["kron"].info.warnings
+    )
+    assert any("what ties weights to each other was left out" in s for s in found["mean"].info.warnings)
+    gamma = 12 - np.trace(np.linalg.solve(precision["kron"], wanted - second_part(x[20:], noise)))
+    assert np.isclose(found["kron"].info.figures["effective_parameters"], gamma, rtol=1e-6)
+    # The mode is that under the whole prior: K-FAC being exact here, that of all rows but for weight and bias together.
+    third = bnn.with_prior(three_outputs, found["kron"])
+    again = fit(third, x[:10], y[:10], ppl, structure="kron", prior_approximation="kron", steps=200)
+    assert np.all(
+        again.approximation.covariance.variances() < found["kron"].approximation.covariance.variances()
+    )
+
+
+def second_part(x, noise):
+    """Curvature of the data, weight and bias apart."""
+    total = np.zeros((12, 12))
+    total[:9, :9] = np.kron(x.T @ x, noise)
+    total[9:, 9:] = len(x) * noise
+    return total
+
+
+@PYRO_FIRST
+def test_a_hierarchy_under_kronecker_factors_keeps_what_is_within_a_tensor(ppl):
+    """Its scale ties all weights to each other and to itself: what crosses tensors is left out, and that is said."""
+    problem = Conjugate.make(rows=20)
+
+    def scaled_weights(x, y=None):
+        scale = bnn.sample("scale", dist.InverseGamma(3.0, 2.0))
+        weight = bnn.sample("output.weight", dist.Normal(0.0, scale).expand((3, 1)).to_event())
+        bnn.observe(y, bnn.linear("output", x, weight), likelihoods.Gaussian(problem.noise))
+
+    settings = {"structure": "kron", "steps": 200}
+    with pytest.raises(UnsupportedError, match="prior_approximation='kron'"):
+        fit(scaled_weights, problem.x, problem.y, ppl, **settings)
+    kept = fit(scaled_weights, problem.x, problem.y, ppl, prior_approximation="kron", **settings)
+    whole = fit(scaled_weights, problem.x, problem.y, ppl, steps=200)
+    assert any("several tensors together was left out" in sentence for sentence in kept.info.warnings)
+    dense = whole.approximation.covariance.precision()
+    dense[0, 1:] = dense[1:, 0] = 0.0
+    close(kept.approximation.covariance.precision(), dense, 1e-5)
+
+
+# --- several starts -------------------------------------------------------------------------------
+
+
+def starts(ppl, model, x, y, count):
+    """Where the starts begin, as values for `start=`."""
+    chosen = system(ppl)
+    with chosen.session("float64", "cpu", 1):
+        xs, ys = chosen.asarray(x), chosen.asarray(y)
+        program = Program.of(chosen, model, xs, ys, language=True)
+        problem = Problem(program, xs, ys, x, y, 0, "cpu", "float64")
+        found = []
+        for restart in range(count):
+            u = starting_point(problem, None, Silent(), restart)
+            w = program.constrain_draws({name: value[None] for name, value in u.items()}, xs, ys)
+            found.append({name: np.asarray(value[0]) for name, value in w.items()})
+        return found
+
+
+def log_prior_of_the_body(posterior):
+    """Of the hidden layer of `small_network` over two inputs."""
+    body = posterior.approximation.centre()
+    return (
+        stats.norm(0.0, 2**-0.5).logpdf(body["hidden0.weight"]).sum()
+        + stats.norm(0.0, 1.0).logpdf(body["hidden0.bias"]).sum()
+    )
+
+
+@pytest.mark.parametrize("weights", [pytest.param("all", marks=pytest.mark.slow), "last_layer"])
+@PYRO_FIRST
+def test_of_several_starts_the_one_with_the_best_evidence_is_kept(ppl, weights):
+    """One fit from each start by hand; with weights that are held, their prior counts too."""
+    x = np.random.default_rng(4).normal(size=(24, 2))
+    y = np.sign(x[:, 0] * x[:, 1])
+    settings = {"weights": weights, "steps": 100}
+    several = fit(small_network, x, y, ppl, restarts=3, **settings)
+    alone = [fit(small_network, x, y, ppl, start=s, **settings) for s in starts(ppl, small_network, x, y, 3)]
+    evidence, joint = (
+        np.array([posterior.info.figures[name] for posterior in alone])
+        for name in ("log_evidence", "log_joint")
+    )
+    history = several.info.history
+    assert np.allclose(history["restart_log_evidence"], evidence, atol=1e-4)
+    assert np.allclose(history["restart_log_joint"], joint, atol=1e-4)
+    standing = evidence + (0.0 if weights == "all" else np.array([log_prior_of_the_body(p) for p in alone]))
+    best = int(standing.argmax())
+    assert np.ptp(standing) > 0.1
+    # With the body held, the best evidence is that of a start with a worse prior density there.
+    assert weights == "all" or best != evidence.argmax()
+    assert np.isclose(several.info.figures["log_evidence"], evidence[best], atol=1e-4)
+    assert several.info.gradient_evaluations > sum(p.info.gradient_evaluations for p in alone) * 0.8
+    again = fit(small_network, x, y, ppl, restarts=3, **settings)
+    assert np.array_equal(flat_centre(several), flat_centre(again))
+    one = fit(small_network, x, y, ppl, **settings)
+    assert one.info.figures["log_joint"] == history["restart_log_joint"][0]
+    assert "restart_log_joint" not in one.info.history
+
+
+def test_a_start_that_fails_is_reported_and_all_of_them_are_an_error(monkeypatch):
+    x, y = regression_data(rows=20)
+
+    def failing(which):
+        def find(*arguments, restart, **settings):
+            if restart in which:
+                raise DivergenceError("no finite loss")
+            return find_mode(*arguments, restart=restart, **settings)
+
+        monkeypatch.setattr("ppl_bnn.inference.laplace.find_mode", find)
+
+    failing({0})
+    posterior = fit(small_network, x, y, "pyro", restarts=2, steps=100)
+    assert any("1 of 2 starts failed" in sentence for sentence in posterior.info.warnings)
+    assert posterior.info.history["restart_log_evidence"][0] == -np.inf
+    assert posterior.info.history["restart_log_evidence"][1] == posterior.info.figures["log_evidence"]
+    failing({0, 1})
+    with pytest.raises(DivergenceError, match="no finite loss"):
+        fit(small_network, x, y, "pyro", restarts=2, steps=100)
+
+
+def test_a_rank_that_leaves_a_group_without_data_is_named():
+    """One eigenvector of five: the other tensors have no curvature, and their precisions go to the limit."""
+    x, y, mode, _ = network_mode()
+    settings = {"structure": "lowrank", "rank": 1, "tune": "tensor", "start": mode, "optimise": False}
+    with pytest.raises(CurvatureError, match="a rank larger than 1, tune='global' or structure='full'"):
+        fit(small_network, x, y, "pyro", **settings)

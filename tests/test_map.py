@@ -104,3 +104,31 @@ def test_impossible_settings():
         bnn.MAP(learning_rate=-1.0)
     with pytest.raises(UnknownNameError, match="unconstrained"):
         bnn.MAP(space="unconstraint")
+
+
+def test_of_several_starts_the_highest_mode_is_kept(ppl):
+    x, y = regression_data(rows=30)
+    settings = {"ppl": ppl, "steps": 100}
+    one, several, again = (
+        bnn.fit(small_network, x, y, bnn.MAP(**settings, restarts=count)) for count in (1, 3, 3)
+    )
+    reached = several.info.history["restart_log_joint"]
+    assert len(reached) == 3
+    assert np.ptp(reached) > 0.1
+    # The first start is the one that a single fit has.
+    assert reached[0] == one.info.figures["log_joint"]
+    assert several.info.figures["log_joint"] == reached.max()
+    from_there = bnn.fit(small_network, x, y, bnn.MAP(**settings, start=several))
+    assert np.isclose(from_there.info.figures["log_joint"], reached.max(), atol=1e-6)
+    assert several.info.gradient_evaluations > 3 * 100
+    for name, value in several.draws.items():
+        assert np.array_equal(value, again.draws[name])
+    assert np.array_equal(reached, again.info.history["restart_log_joint"])
+    assert "restart_log_joint" not in one.info.history
+
+
+def test_several_starts_are_drawn_not_given():
+    with pytest.raises(InputError, match="positive whole number"):
+        bnn.MAP(restarts=0)
+    with pytest.raises(InputError, match="start=None"):
+        bnn.MAP(restarts=3, start=bnn.MAP())

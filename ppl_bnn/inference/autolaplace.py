@@ -13,7 +13,7 @@ import numpy as np
 
 from ppl_bnn.errors import CurvatureError, UnsupportedError, message
 from ppl_bnn.inference.covariance import Full
-from ppl_bnn.inference.curvature import flat_latents, latent_names
+from ppl_bnn.inference.flat_vector import flat_latents, latent_names
 from ppl_bnn.ppl.protocol import Problem
 
 

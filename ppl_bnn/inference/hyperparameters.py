@@ -14,19 +14,16 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.errors import UnsupportedError, message
-from ppl_bnn.inference.curvature import (
+from ppl_bnn.inference.evidence import Evidence, GaussianNoise, groups_of
+from ppl_bnn.inference.flat_vector import (
     first_rows,
     flat_latents,
     latent_names,
-    parents,
-    prior_curvature,
-    site_densities,
     site_slices,
     system_values,
-    traced_latents,
 )
-from ppl_bnn.inference.evidence import Evidence, GaussianNoise, groups_of
 from ppl_bnn.inference.optimise import Changes
+from ppl_bnn.inference.prior_curvature import parents, prior_curvature, site_densities, traced_latents
 from ppl_bnn.language.handlers import network_output
 from ppl_bnn.language.likelihoods import Gaussian
 from ppl_bnn.ppl.protocol import Problem

@@ -15,30 +15,31 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ppl_bnn.errors import CurvatureError, InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.errors import (
+    CurvatureError,
+    DivergenceError,
+    InputError,
+    UnsupportedError,
+    message,
+    unknown_name,
+)
 from ppl_bnn.inference.autolaplace import guide_gaussian
-from ppl_bnn.inference.curvature import (
-    CURVATURES,
-    check_bounded,
-    check_smooth,
-    data_curvature,
-    flat_latents,
-    latent_names,
-    linear_maps,
-    prior_curvature,
-    site_slices,
-)
-from ppl_bnn.inference.evidence import (
-    GROUPINGS,
-    Evidence,
-    Tuned,
-    alternate,
-    by_validation,
-    fixed_point,
-    marginal_mode,
-    maximise,
-)
+from ppl_bnn.inference.covariance import Rotated
+from ppl_bnn.inference.curvature import CURVATURES, data_curvature
+from ppl_bnn.inference.evidence import GROUPINGS, Evidence, Tuned, alternate, fixed_point, maximise
+from ppl_bnn.inference.flat_vector import flat_latents, latent_names, site_slices
 from ppl_bnn.inference.hyperparameters import Tuning, gaussian_noise, log_densities, noise_sites
+from ppl_bnn.inference.jacobian import linear_maps
+from ppl_bnn.inference.kronecker import (
+    KroneckerBlock,
+    KroneckerCurvature,
+    TensorPrior,
+    described,
+    diagonal_of,
+    is_diagonal,
+    is_one_precision,
+    prior_share,
+)
 from ppl_bnn.inference.laplace_gaussian import LaplaceGaussian, predictor_columns
 from ppl_bnn.inference.linearised import kinds_of
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, missing_sites
@@ -46,11 +47,15 @@ from ppl_bnn.inference.optimise import (
     Mode,
     Refinement,
     check_optimiser,
+    check_restarts,
+    failed_restarts,
     find_mode,
     flat_sites,
     starting_point,
 )
 from ppl_bnn.inference.precision import DiagonalCurvature, FullCurvature
+from ppl_bnn.inference.prior_curvature import check_bounded, check_smooth, prior_curvature, site_curvatures
+from ppl_bnn.inference.search import by_validation, marginal_mode
 from ppl_bnn.ppl.protocol import Problem, Program, map_data, site_seed
 from ppl_bnn.progress import Progress
 
@@ -79,16 +84,19 @@ class Laplace(Method):
     `validation` the share of the rows held out (of mode and curvature; factors change the spread alone). search:
     MacKay's "fixed_point", or "maximise". during_training: find the mode again for the new factors, until both agree.
     marginal: sites (scales of priors, noise) at the maximum of evidence times hyper-prior, found by an outer search.
-    prior_approximation: "mean" averages the prior's precisions over each weight of a Kronecker structure; None
-    refuses priors that differ within one. repair: None, or "clip": negative eigenvalues of the prior's Hessian
-    (Student-t, mixtures), and those of an exact Hessian, are set to zero, which widens the approximation there;
-    reported as a warning.
+    prior_approximation: for a Kronecker structure and a prior that is not one precision for each weight matrix (one
+    that differs within it, or yesterday's Kronecker factors): None refuses it, "kron" takes the nearest precision with
+    Kronecker eigenvectors (see `kronecker.py`), "mean" the average of the prior's precisions; both are reported.
+    repair: None, or "clip": negative eigenvalues of the prior's Hessian (Student-t, mixtures), and those of an exact
+    Hessian, are set to zero, which widens the approximation there; reported as a warning.
 
     engine: "curvature" (this one, in both systems) or "guide" (the system's AutoLaplaceApproximation, with the exact
     Hessian; its failures become named errors, and its draws go through the network). start: where the training of the
     mode starts; optimise=False takes it as the mode. A network trained elsewhere (a `torch.nn.Module`, Flax
-    parameters) is a start, too; what it does not have, such as the noise, is optimised. The other fields are those of
-    `MAP`: the mode is part of the method, so prior, noise and loss agree by construction.
+    parameters) is a start, too; what it does not have, such as the noise, is optimised. restarts: so many
+    starts from draws of the prior, of which the one with the largest log evidence plus log prior of what is held is
+    kept; history["restart_log_evidence"] and ["restart_log_joint"] have what each came to, -inf where it failed. The
+    other fields are those of `MAP`: the mode is part of the method, so prior, noise and loss agree by construction.
 
     figures: "log_evidence", log p(D | what is held at a value), in the units of the fit; "effective_parameters",
     gamma = tr(H A^-1), where tuned also "prior_factor/..." and "noise". warnings: a mode that is none, tuning that
@@ -120,6 +128,7 @@ class Laplace(Method):
     start: Start = None
     optimise: bool = True
     memory: int = 2**28
+    restarts: int = 1
     serves_local: ClassVar[bool] = False
 
     # -- before anything is computed
@@ -135,7 +144,7 @@ class Laplace(Method):
             ("objective", self.objective, ("evidence", "validation")),
             ("search", self.search, ("fixed_point", "maximise")),
             ("engine", self.engine, ("curvature", "guide")),
-            ("prior_approximation", self.prior_approximation, (None, "mean")),
+            ("prior_approximation", self.prior_approximation, (None, "mean", "kron")),
             ("repair", self.repair, (None, "clip")),
         ):
             if value not in known:
@@ -143,6 +152,7 @@ class Laplace(Method):
         if isinstance(self.weights, str) and self.weights not in WEIGHTS:
             raise unknown_name("weights of Laplace", self.weights, WEIGHTS)
         check_optimiser(self.name, self.steps, self.learning_rate, self.tolerance)
+        check_restarts(self.name, self.restarts, self.start)
         self._check_numbers()
         self._check_combinations()
 
@@ -261,8 +271,44 @@ class Laplace(Method):
     # -- the fit
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
-        fit = _Fit(self, problem, progress)
-        return fit.by_guide() if self.engine == "guide" else fit.by_curvature()
+        if self.restarts == 1:
+            return _Fit(self, problem, progress).outcome()
+        return _best_of(self, problem, progress)
+
+
+# --- several starts ------------------------------------------------------------------------------
+
+
+def _best_of(method: Laplace, problem: Problem, progress: Progress) -> Outcome:
+    """The best of several starts, what each came to (-inf where it failed), and what all of them cost."""
+    best: tuple[float, Outcome] | None = None
+    evidence, joint = (np.full(method.restarts, -np.inf) for _ in range(2))
+    seconds, evaluations, failed = np.zeros(2), 0.0, []
+    for restart in range(method.restarts):
+        fit, watch = _Fit(method, problem, progress, restart), Stopwatch()
+        try:
+            outcome = fit.outcome()
+        except (CurvatureError, DivergenceError) as error:
+            failed.append(error)
+            seconds[1] += watch()
+            evaluations += fit.refinement.evaluations + fit.passes
+            continue
+        evidence[restart], joint[restart] = fit.figures["log_evidence"], outcome.figures["log_joint"]
+        seconds += outcome.compile_seconds, outcome.run_seconds
+        evaluations += outcome.gradient_evaluations or 0.0
+        if best is None or fit.standing > best[0]:
+            best = fit.standing, outcome
+    if best is None:
+        raise failed[0]
+    outcome = best[1]
+    return replace(
+        outcome,
+        history={**outcome.history, "restart_log_evidence": evidence, "restart_log_joint": joint},
+        compile_seconds=float(seconds[0]),
+        run_seconds=float(seconds[1]),
+        gradient_evaluations=evaluations,
+        warnings=outcome.warnings + failed_restarts(failed, method.restarts),
+    )
 
 
 # --- one fit --------------------------------------------------------------------------------------
@@ -275,12 +321,17 @@ class _RanAwayError(Exception):
 class _Fit:
     """What one fit knows as it goes along: the mode, what the Gaussian is over, what was tuned."""
 
-    def __init__(self, method: Laplace, problem: Problem, progress: Progress):
-        self.method, self.problem, self.progress = method, problem, progress
+    def __init__(self, method: Laplace, problem: Problem, progress: Progress, restart: int = 0):
+        self.method, self.problem, self.progress, self.restart = method, problem, progress, restart
         self.refinement = Refinement(problem)
         self.warnings: tuple[str, ...] = ()
         self.figures: dict[str, float] = {}
         self.passes = 0.0
+        # What several starts are compared by: the log evidence plus the log prior of what is held.
+        self.standing = -np.inf
+
+    def outcome(self) -> Outcome:
+        return self.by_guide() if self.method.engine == "guide" else self.by_curvature()
 
     def by_guide(self) -> Outcome:
         mode = self._mode()
@@ -343,6 +394,8 @@ class _Fit:
             )
             volume = 0.5 * (covariance.size * np.log(2.0 * np.pi) + covariance.log_determinant)
             self.figures["log_evidence"] = float(likelihood + prior + volume)
+        if self.method.restarts > 1:
+            self.standing = self.figures["log_evidence"] + self._log_prior_held(u, positions)
         return Outcome(
             approximation=approximation,
             history={"loss": mode.losses},
@@ -357,6 +410,17 @@ class _Fit:
                 **self.figures,
             },
         )
+
+    def _log_prior_held(self, u: Mapping[str, np.ndarray], positions: np.ndarray | None) -> float:
+        """Log prior density of what the Gaussian is not over; of a noise that the evidence chose there is none."""
+        if positions is None:
+            return 0.0
+        outside = np.ones(self._size, dtype=bool)
+        outside[positions] = False
+        if self.method.noise == "evidence":
+            for name in noise_sites(self.problem, u):
+                outside[site_slices(self.problem)[name]] = False
+        return log_densities(self.problem, u, np.flatnonzero(outside))[1]
 
     # -- the mode
 
@@ -384,6 +448,7 @@ class _Fit:
             held=held,
             progress=self.progress,
             title=method.name,
+            restart=self.restart,
         )
 
     def _check_settings(self, u: Mapping[str, np.ndarray]) -> None:
@@ -406,19 +471,19 @@ class _Fit:
         if method.objective == "validation":
             self._held_out()
         if method.structure == "kron" and method.prior_approximation is None:
-            prior = prior_curvature(problem, u)
-            slices = site_slices(problem)
+            known, slices = site_curvatures(problem, u) or {}, site_slices(problem)
             for linear in linear_maps(problem, u).values():
-                at = slices[linear.weight]
-                if prior.ndim == 1 and at.start in positions and np.ptp(prior[at]) > 1e-9 * prior[at].max():
-                    raise UnsupportedError(
-                        f"site {linear.weight!r}: "
-                        + message(
-                            "one precision of the prior for the whole tensor, which Kronecker factors need",
-                            f"precisions from {prior[at].min():.3g} to {prior[at].max():.3g}",
-                            "prior_approximation='mean', or structure='diag' or 'full'",
-                        )
+                prior = known.get(linear.weight)
+                if prior is None or is_one_precision(prior) or slices[linear.weight].start not in positions:
+                    continue
+                raise UnsupportedError(
+                    f"site {linear.weight!r}: "
+                    + message(
+                        "one precision of the prior for the whole tensor, which Kronecker factors need",
+                        described(prior),
+                        "prior_approximation='kron' or 'mean', or structure='diag' or 'full'",
                     )
+                )
 
     def _held_out(self) -> int:
         """How many rows validation holds out."""
@@ -589,6 +654,8 @@ class _Fit:
             memory=method.memory,
         )
         self.passes += passes
+        if isinstance(curvature, KroneckerCurvature) and method.prior_approximation == "kron":
+            curvature = replace(curvature, nearest=True)
         return curvature
 
     def _prior(self, u: Mapping[str, np.ndarray], positions: np.ndarray, dense: bool = True) -> np.ndarray:
@@ -603,43 +670,82 @@ class _Fit:
             return np.diag(prior).copy()
         return prior
 
+    def _tensor_priors(
+        self, u: Mapping[str, np.ndarray], positions: np.ndarray
+    ) -> np.ndarray | dict[str, TensorPrior]:
+        """The prior's curvature tensor by tensor, or (Q,) where it is a diagonal; positions of whole sites."""
+        inside = {name: at for name, at in site_slices(self.problem).items() if at.start in positions}
+        known = site_curvatures(self.problem, u)
+        if known is not None and not all(is_diagonal(known[name]) for name in inside):
+            return {name: known[name] for name in inside}
+        prior = self._prior(u, positions)
+        if prior.ndim == 1 or self.method.prior_approximation is None:
+            return prior
+        parts: dict[str, TensorPrior] = {}
+        left_out, start = prior.copy(), 0
+        for name, at in inside.items():
+            here = slice(start, start + at.stop - at.start)
+            parts[name], left_out[here, here], start = prior[here, here], 0.0, here.stop
+        if np.abs(left_out).max(initial=0.0) > 1e-10 * np.abs(prior).max():
+            self._say("what the prior says of several tensors together was left out of a Kronecker structure")
+        return parts
+
     def _gaussian(self, u: Mapping[str, np.ndarray], positions: np.ndarray) -> Any:
         curvature = self._data_curvature(u, positions)
-        prior = self._prior(u, positions, dense=self.method.structure not in ("diag",))
-        prior = self._averaged(curvature, prior)
+        if isinstance(curvature, KroneckerCurvature):
+            prior = self._for_kronecker(curvature, self._tensor_priors(u, positions))
+        else:
+            prior = self._prior(u, positions, dense=self.method.structure != "diag")
         gaussian = self._repaired(curvature, prior)
         self.figures["effective_parameters"] = _effective_parameters(gaussian, prior)
         return gaussian
 
-    def _averaged(self, curvature: Any, prior: np.ndarray) -> np.ndarray:
-        """With prior_approximation="mean", one precision for each weight of a Kronecker structure."""
-        if self.method.structure != "kron" or self.method.prior_approximation != "mean":
-            return prior
-        prior = prior.copy() if prior.ndim == 1 else np.diag(prior).copy()
-        widest = 0.0
-        for block in curvature.blocks:
-            if hasattr(block, "left"):
-                part = prior[block.positions]
+    def _for_kronecker(self, curvature: KroneckerCurvature, prior: Any) -> Any:
+        """The prior as `prior_approximation` wants it, in writing: with "mean" one precision for each weight matrix."""
+        weights = [block for block in curvature.blocks if isinstance(block, KroneckerBlock)]
+        if self.method.prior_approximation == "mean":
+            prior, averaged = (dict(prior) if isinstance(prior, Mapping) else prior.copy()), prior
+            widest, dependent = 0.0, False
+            for block in weights:
+                part = averaged[block.name] if isinstance(averaged, Mapping) else averaged[block.positions]
+                dependent |= not is_diagonal(part)
+                part = diagonal_of(part)
                 widest = max(widest, float(np.ptp(part) / max(abs(part.mean()), 1e-300)))
-                prior[block.positions] = part.mean()
-        if widest > 1e-9:
-            self.warnings += (
-                f"prior precisions were averaged over each weight matrix; within one they differ by up to "
-                f"{widest:.3g} times their mean",
-            )
+                where = block.name if isinstance(averaged, Mapping) else block.positions
+                prior[where] = np.full(part.size, part.mean())
+            if widest > 1e-9 or dependent:
+                self._say(
+                    f"prior precisions were averaged over each weight matrix; within one they differ by up to "
+                    f"{widest:.3g} times their mean"
+                    + (", and what ties weights to each other was left out" if dependent else "")
+                )
+        elif self.method.prior_approximation == "kron":
+            parts = {
+                block.name: prior[block.name] if isinstance(prior, Mapping) else prior[block.positions]
+                for block in weights
+            }
+            uneven = [name for name, part in parts.items() if not is_one_precision(part)]
+            if uneven:
+                self._say(
+                    "data and prior together were replaced by the nearest precision with Kronecker eigenvectors in "
+                    + ", ".join(uneven)
+                )
         return prior
 
-    def _repaired(self, curvature: Any, prior: np.ndarray) -> Any:
+    def _repaired(self, curvature: Any, prior: Any) -> Any:
         try:
             return curvature.gaussian(prior)
         except CurvatureError:
             if self.method.repair is None:
                 raise
-        if prior.ndim == 1:
-            clipped, prior = int((prior < 0).sum()), np.maximum(prior, 0.0)
+        if isinstance(prior, Mapping):
+            each = {name: _without_upward(part) for name, part in prior.items()}
+            prior, clipped = (
+                {name: part for name, (part, _) in each.items()},
+                sum(n for _, n in each.values()),
+            )
         else:
-            values, vectors = np.linalg.eigh(prior)
-            clipped, prior = int((values < 0).sum()), (vectors * np.maximum(values, 0.0)) @ vectors.T
+            prior, clipped = _without_upward(prior)
         sentences = []
         if clipped:
             sentences.append(
@@ -654,6 +760,11 @@ class _Fit:
         gaussian = curvature.gaussian(prior)
         self.warnings += tuple(sentences)
         return gaussian
+
+    def _say(self, sentence: str) -> None:
+        """A warning, once, however often what it is about is computed."""
+        if sentence not in self.warnings:
+            self.warnings += (sentence,)
 
     # -- hyper-parameters
 
@@ -778,8 +889,8 @@ class _Fit:
 
     def _tuned_prior(self, tuning: Tuning, u: Mapping[str, np.ndarray]) -> np.ndarray:
         prior = tuning.prior(u)
-        if self.method.structure == "kron" and self.method.prior_approximation == "mean":
-            return self._averaged(tuning.curvature_at(u), prior)
+        if self.method.structure == "kron":
+            return self._for_kronecker(tuning.curvature_at(u), prior)
         return prior
 
     def _with_value(self, u: dict[str, np.ndarray], site: str, value: np.ndarray) -> dict[str, np.ndarray]:
@@ -800,12 +911,13 @@ class _Fit:
         out, rows = np.sort(order[:count]), np.sort(order[count:])
         part = _rows_of(problem, rows)
         # Whatever mode was given has seen the rows that are held out: it is where training starts, and no more.
-        alone = replace(method, tune="none", objective="evidence", optimise=True)
-        fit = _Fit(alone, part, self.progress)
+        alone = replace(method, tune="none", objective="evidence", optimise=True, restarts=1)
+        fit = _Fit(alone, part, self.progress, self.restart)
         u = fit._mode().u
         curvature = fit._data_curvature(u, positions)
         prior = fit._prior(u, positions)
-        prior = fit._averaged(curvature, prior)
+        if isinstance(curvature, KroneckerCurvature):
+            prior = fit._for_kronecker(curvature, prior)
         inputs = map_data(lambda a: np.asarray(a)[out], problem.inputs)
         targets = np.asarray(problem.targets)[out]
         tuned = np.array([name not in tuning.held for name in tuning.names])
@@ -854,11 +966,23 @@ def _rows_of(problem: Problem, rows: np.ndarray) -> Problem:
     return replace(problem, program=part, x=x, y=y, inputs=inputs, targets=targets)
 
 
-def _effective_parameters(gaussian: Any, prior: np.ndarray) -> float:
+def _effective_parameters(gaussian: Any, prior: np.ndarray | Mapping[str, TensorPrior]) -> float:
     """gamma = tr(H A^-1) = Q - tr(Lambda A^-1)."""
+    if isinstance(prior, Mapping):
+        return gaussian.size - prior_share(gaussian, prior)
     if prior.ndim == 1:
         return float(gaussian.size - prior @ gaussian.variances())
     return float(gaussian.size - np.sum(prior * gaussian.covariance()))
+
+
+def _without_upward(prior: Any) -> tuple[Any, int]:
+    """The nearest curvature of a prior without negative eigenvalues, and how many there were."""
+    if isinstance(prior, Rotated):
+        return prior, 0
+    if prior.ndim == 1:
+        return np.maximum(prior, 0.0), int((prior < 0).sum())
+    values, vectors = np.linalg.eigh(prior)
+    return (vectors * np.maximum(values, 0.0)) @ vectors.T, int((values < 0).sum())
 
 
 def _without_negative(curvature: Any) -> tuple[Any, int]:

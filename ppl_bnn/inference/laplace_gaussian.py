@@ -14,12 +14,8 @@ import numpy as np
 
 from ppl_bnn.errors import UnsupportedError, message
 from ppl_bnn.inference.covariance import STRUCTURES, Diagonal, Kronecker, Rotated
-from ppl_bnn.inference.curvature import (
-    jacobians,
-    linear_factors,
-    linear_maps,
-    site_slices,
-)
+from ppl_bnn.inference.flat_vector import site_slices
+from ppl_bnn.inference.jacobian import jacobians, linear_factors, linear_maps
 from ppl_bnn.inference.linearised import KINDS, joint_predictive, predictive
 from ppl_bnn.language.transforms import GaussianPrior, with_precision_factors
 from ppl_bnn.posterior import Approximation

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ppl_bnn.errors import unknown_name
 from ppl_bnn.inference.method import Method, Outcome, Start
-from ppl_bnn.inference.optimise import check_optimiser, find_mode
+from ppl_bnn.inference.optimise import best_mode, check_optimiser, check_restarts
 from ppl_bnn.posterior import Point
 from ppl_bnn.ppl.protocol import Problem
 from ppl_bnn.progress import Progress
@@ -21,7 +21,9 @@ class MAP(Method):
 
     steps: at most so many of Adam. learning_rate: at the start; it halves on each plateau. tolerance: nats by which a
     hundred steps must lower the loss not to count as a plateau. polish: finish with L-BFGS (float64 only).
-    start: a method, a posterior, or a dict of constrained values.
+    start: a method, a posterior, or a dict of constrained values. restarts: so many starts from draws of the prior, of
+    which the highest mode is kept; history["restart_log_joint"] has what each came to, in this order, and the costs are
+    those of all.
     """
 
     steps: int = 20_000
@@ -30,15 +32,18 @@ class MAP(Method):
     polish: bool = True
     space: str = "unconstrained"
     start: Start = None
+    restarts: int = 1
 
     def check(self) -> None:
         check_optimiser(self.name, self.steps, self.learning_rate, self.tolerance)
+        check_restarts(self.name, self.restarts, self.start)
         if self.space not in ("unconstrained", "constrained"):
             raise unknown_name("space", self.space, ("unconstrained", "constrained"))
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
-        mode = find_mode(
+        mode, log_joints = best_mode(
             problem,
+            restarts=self.restarts,
             start=self.start,
             steps=self.steps,
             learning_rate=self.learning_rate,
@@ -50,7 +55,7 @@ class MAP(Method):
         )
         return Outcome(
             approximation=Point(mode.u),
-            history={"loss": mode.losses},
+            history={"loss": mode.losses} | ({"restart_log_joint": log_joints} if self.restarts > 1 else {}),
             compile_seconds=mode.compile_seconds,
             run_seconds=mode.run_seconds,
             gradient_evaluations=mode.evaluations,

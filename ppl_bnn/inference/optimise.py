@@ -7,15 +7,15 @@ stops where its step size says, not where the gradient does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ppl_bnn.errors import DivergenceError, InputError, message
 from ppl_bnn.inference.method import Start, Stopwatch, resolve_start
-from ppl_bnn.ppl.protocol import Problem
+from ppl_bnn.ppl.protocol import Problem, site_seed
 from ppl_bnn.progress import Progress
 
 CHUNK = 100
@@ -28,7 +28,8 @@ class Mode:
     """A point u (NumPy), how flat it is there, and how it was reached.
 
     losses: minus the log joint per step of Adam. gradient_norm: Euclidean norm of the gradient of the log joint.
-    converged: whether the loss reached a plateau at the smallest learning rate before the steps ran out.
+    converged: whether the loss reached a plateau at the smallest learning rate before the steps ran out. failures: what
+    there is to say of other starts.
     """
 
     u: dict[str, np.ndarray]
@@ -39,10 +40,11 @@ class Mode:
     evaluations: int
     compile_seconds: float
     run_seconds: float
+    failures: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        found = []
+        found = list(self.failures)
         if not self.converged:
             found.append(
                 "the loss was still falling when the steps ran out: give more steps or a larger learning rate"
@@ -65,21 +67,24 @@ def find_mode(
     held: Collection[str] = (),
     progress: Progress,
     title: str = "MAP",
+    restart: int = 0,
 ) -> Mode:
     """Maximise the log joint over u (parameters without a prior included).
 
     tolerance: a chunk of steps that lowers the mean loss by less than `tolerance` nats is part of a plateau.
     jacobian: whether log |dw/du| is part of the density (the mode in unconstrained coordinates) or not.
-    held: sites that stay at the start.
+    held: sites that stay at the start. restart: which of several starts of its own this is.
     """
     program = problem.program
-    u0 = starting_point(problem, start, progress)
+    u0 = starting_point(problem, start, progress, restart)
     fixed = {name: problem.system.asarray(u0[name]) for name in held}
 
     def loss(u: Mapping[str, Any], x: Any, y: Any) -> Any:
         return -program.log_joint({**u, **fixed}, x, y, jacobian=jacobian)
 
-    adam = _ADAM[problem.system.name](problem, loss, u0)
+    # Held values are part of the compiled steps, which then serve no other start.
+    key = None if held else ("adam", jacobian)
+    adam = _ADAM[problem.system.name](problem, loss, u0, key)
     rate, smallest = learning_rate, learning_rate * SHRINK
     best, stale, done, converged = np.inf, 0, 0, False
     losses: list[np.ndarray] = []
@@ -127,15 +132,53 @@ def find_mode(
     )
 
 
-def starting_point(problem: Problem, start: Start, progress: Progress) -> dict[str, np.ndarray]:
+def best_mode(
+    problem: Problem, *, restarts: int, progress: Progress, title: str, **settings: Any
+) -> tuple[Mode, np.ndarray]:
+    """The highest of the modes from several starts, with what all of them cost, and the log joint of each, (R,).
+
+    A start that diverges has -inf; it is an error where all do. settings: those of `find_mode`.
+    """
+    best: Mode | None = None
+    log_joints, failed = np.full(restarts, -np.inf), []
+    evaluations, compile_seconds, run_seconds = 0, 0.0, 0.0
+    for restart in range(restarts):
+        name = title if restarts == 1 else f"{title} {restart + 1}/{restarts}"
+        try:
+            mode = find_mode(problem, progress=progress, title=name, restart=restart, **settings)
+        except DivergenceError as error:
+            failed.append(error)
+            continue
+        log_joints[restart] = mode.log_joint
+        evaluations += mode.evaluations
+        compile_seconds += mode.compile_seconds
+        run_seconds += mode.run_seconds
+        if best is None or mode.log_joint > best.log_joint:
+            best = mode
+    if best is None:
+        raise failed[0]
+    spent = {"evaluations": evaluations, "compile_seconds": compile_seconds, "run_seconds": run_seconds}
+    return replace(best, failures=failed_restarts(failed, restarts), **spent), log_joints
+
+
+def failed_restarts(failed: Sequence[Exception], restarts: int) -> tuple[str, ...]:
+    """A warning about starts that came to nothing, or none."""
+    return (f"{len(failed)} of {restarts} starts failed, the first with: {failed[0]}",) if failed else ()
+
+
+def starting_point(
+    problem: Problem, start: Start, progress: Progress, restart: int = 0
+) -> dict[str, np.ndarray]:
     """Where an optimisation begins: `start`, or a draw from the prior brought to a size at which networks train.
 
     Scalars begin at their prior median of 15 draws. A weight tensor begins at a draw, shrunk where its root mean
-    square exceeds fan_in^(-1/2), because a draw from a wide prior saturates every unit.
+    square exceeds fan_in^(-1/2), because a draw from a wide prior saturates every unit. Each `restart` has draws of its
+    own.
     """
     if start is not None:
         return resolve_start(problem, start, progress)[0]
-    draws = problem.program.prior_draws(problem.x, problem.y, problem.seed, 15)
+    seed = problem.seed if restart == 0 else site_seed(f"restart {restart}", problem.seed) % 2**31
+    draws = problem.program.prior_draws(problem.x, problem.y, seed, 15)
     u = {}
     for name, value in draws.items():
         if value.ndim == 1:
@@ -231,9 +274,12 @@ def flat_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 class _AdamNumPyro:
-    """A chunk of steps as one compiled scan; the learning rate is an argument, so it is compiled once."""
+    """A chunk of steps as one compiled scan; the learning rate is an argument, so it is compiled once.
 
-    def __init__(self, problem: Problem, loss: Callable[..., Any], u0: Mapping[str, np.ndarray]):
+    key: under which the compiled steps are kept for other starts, or None.
+    """
+
+    def __init__(self, problem: Problem, loss: Callable[..., Any], u0: Mapping[str, np.ndarray], key: Any):
         import jax
         import optax
 
@@ -255,7 +301,11 @@ class _AdamNumPyro:
         self._inner = transformation.init(self._u)
         watch = Stopwatch()
         rate = problem.system.asarray(np.asarray(0.0))
-        self._chunk = jax.jit(chunk).lower(self._u, self._inner, rate, problem.x, problem.y).compile()
+
+        def build() -> Any:
+            return jax.jit(chunk).lower(self._u, self._inner, rate, problem.x, problem.y).compile()
+
+        self._chunk = build() if key is None else problem.program._cached(key, build)
         self.compile_seconds = watch()
 
     def advance(self, rate: float) -> np.ndarray:
@@ -272,7 +322,7 @@ class _AdamNumPyro:
 class _AdamPyro:
     compile_seconds = 0.0
 
-    def __init__(self, problem: Problem, loss: Callable[..., Any], u0: Mapping[str, np.ndarray]):
+    def __init__(self, problem: Problem, loss: Callable[..., Any], u0: Mapping[str, np.ndarray], key: Any):
         import torch
 
         self._problem = problem
@@ -311,3 +361,16 @@ def check_optimiser(name: str, steps: int, learning_rate: float, tolerance: floa
         )
     if not tolerance > 0:
         raise InputError(f"{name}: " + message("a positive tolerance", repr(tolerance), "tolerance=1e-4"))
+
+
+def check_restarts(name: str, restarts: int, start: Start) -> None:
+    """Raise `InputError` for a number of starts that is none, or for several starts at one given place."""
+    if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 1:
+        raise InputError(
+            f"{name}: restarts: " + message("a positive whole number", repr(restarts), "restarts=5")
+        )
+    if restarts > 1 and start is not None:
+        raise InputError(
+            f"{name}: restarts: "
+            + message("starts drawn from the prior", f"start= with restarts={restarts}", "start=None")
+        )

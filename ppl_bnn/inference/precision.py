@@ -11,8 +11,6 @@ NumPy and SciPy only.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol, Self
@@ -21,16 +19,11 @@ import numpy as np
 
 from ppl_bnn.errors import CurvatureError, InputError, UnsupportedError, message
 from ppl_bnn.inference.covariance import (
-    CONDITION,
     Diagonal,
     Full,
     Gaussian,
-    Kronecker,
     LowRank,
-    Part,
-    Rotated,
     gram_of,
-    refuse_ill_conditioned,
     refuse_infinite,
     refuse_not_positive,
     span,
@@ -96,14 +89,14 @@ class LogDeterminant:
 
         For `FactorCurvature` those of the dual; the others are zero.
         """
-        found = [term.data / term.prior for term in self.terms if isinstance(term, _Spectrum)]
+        found = [term.data / term.prior for term in self.terms if isinstance(term, Spectrum)]
         if len(found) < len(self.terms) or any(not np.all(np.isfinite(part)) for part in found):
             return None
         return np.concatenate([np.ravel(part) for part in found])
 
 
 @dataclass(frozen=True)
-class _Spectrum:
+class Spectrum:
     """sum_k log(scale data_k + tau prior_k) + unseen log tau + constant.
 
     groups: of each k, or one for all. unseen: how many directions of that one group H does not see.
@@ -141,7 +134,7 @@ class _Refactorised:
 
     def __call__(self, factors: np.ndarray, scale: float) -> tuple[float, np.ndarray]:
         prior = factors[self.groups] * self.prior
-        gaussian = _full(self.matrix, scale * self.multiplier, prior)
+        gaussian = full_gaussian(self.matrix, scale * self.multiplier, prior)
         gamma = np.bincount(self.groups, 1.0 - prior * gaussian.variances(), minlength=len(factors))
         return -gaussian.log_determinant, gamma
 
@@ -291,15 +284,15 @@ class FullCurvature(DataCurvature):
 
     def gaussian(self, prior: np.ndarray) -> Full:
         """By one Cholesky factor, which costs a small part of what eigenvectors would."""
-        return _full(self.values, self.multiplier, self._prior(prior, dense=True))
+        return full_gaussian(self.values, self.multiplier, self._prior(prior, dense=True))
 
     def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
         """Eigenvalues for one group and a positive prior; else a Cholesky factor at each call."""
         prior, groups = self._prior(prior, dense=False), self._groups(groups)
-        return _dense_determinant(self.values, self.multiplier, prior, groups, self._known)
+        return dense_determinant(self.values, self.multiplier, prior, groups, self._known)
 
     def scaled(self, factor: float) -> FullCurvature:
-        return replace(self, multiplier=self.multiplier * _positive(factor))
+        return replace(self, multiplier=self.multiplier * positive_factor(factor))
 
 
 @dataclass(frozen=True)
@@ -357,7 +350,7 @@ class FactorCurvature(DataCurvature):
         """`LowRank` where M < P and the prior is a positive diagonal, else `Full`."""
         prior = self._prior(prior, dense=True)
         if not self._has_dual(prior):
-            return _full(self._dense, self.multiplier, prior)
+            return full_gaussian(self._dense, self.multiplier, prior)
         gram, ratio = self._gram(prior)
         root = np.sqrt(self.multiplier)
         factor = self.factor if root == 1.0 else root * self.factor
@@ -367,7 +360,7 @@ class FactorCurvature(DataCurvature):
         """One group: eigenvalues of the Gram matrix (M, M). More: a Cholesky factor (M, M) at each call."""
         prior, groups = self._prior(prior, dense=False), self._groups(groups)
         if not self._has_dual(prior):
-            return _dense_determinant(self._dense, self.multiplier, prior, groups, self._known)
+            return dense_determinant(self._dense, self.multiplier, prior, groups, self._known)
         count = int(groups.max()) + 1
         rows = len(self.factor)
         if rows == 0:
@@ -380,7 +373,7 @@ class FactorCurvature(DataCurvature):
                 # A Gram matrix has no negative eigenvalues but by rounding.
                 self._known["eigenvalues"] = np.maximum(_eigenvalues(gram.copy()), 0.0)
             values = self.multiplier / ratio * self._known["eigenvalues"]
-            term: Term = _Spectrum(values, 1.0, 0, unseen=self.size - rows, constant=log_prior)
+            term: Term = Spectrum(values, 1.0, 0, unseen=self.size - rows, constant=log_prior)
         elif count * rows <= KEPT * self.size:
             sizes = np.bincount(groups, minlength=count)
             grams = tuple(
@@ -393,7 +386,7 @@ class FactorCurvature(DataCurvature):
         return LogDeterminant((term,), count)
 
     def scaled(self, factor: float) -> FactorCurvature:
-        return replace(self, multiplier=self.multiplier * _positive(factor))
+        return replace(self, multiplier=self.multiplier * positive_factor(factor))
 
     @property
     def _dense(self) -> np.ndarray:
@@ -407,7 +400,7 @@ class FactorCurvature(DataCurvature):
 
     def _gram(self, prior: np.ndarray) -> tuple[np.ndarray, float]:
         """B diag(d)^-1 B' and c, for a known d with prior = c d."""
-        ratio = _ratio(prior, self._known.get("prior"))
+        ratio = ratio_of(prior, self._known.get("prior"))
         if ratio is None:
             self._known.pop("eigenvalues", None)
             self._known["prior"], ratio = prior.copy(), 1.0
@@ -438,222 +431,23 @@ class DiagonalCurvature(DataCurvature):
     def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
         """Entry by entry, whatever the groups."""
         prior, groups = self._prior(prior, dense=False), self._groups(groups)
-        return LogDeterminant((_Spectrum(self.diagonal(), prior, groups),), int(groups.max()) + 1)
+        return LogDeterminant((Spectrum(self.diagonal(), prior, groups),), int(groups.max()) + 1)
 
     def scaled(self, factor: float) -> DiagonalCurvature:
-        return replace(self, multiplier=self.multiplier * _positive(factor))
-
-
-@dataclass(frozen=True)
-class KroneckerBlock:
-    """The curvature left (x) right of a weight of shape (I, O), ravelled row by row: index i O + o.
-
-    left (I, I) and right (O, O) symmetric, without negative eigenvalues; positions (I O,) in the flat vector.
-    """
-
-    name: str
-    shape: tuple[int, int]
-    left: np.ndarray
-    right: np.ndarray
-    positions: np.ndarray
-
-    def __post_init__(self) -> None:
-        wide, high = self.shape
-        shapes = (np.shape(self.left), np.shape(self.right), np.shape(self.positions))
-        if shapes != ((wide, wide), (high, high), (wide * high,)):
-            raise InputError(
-                f"block {self.name!r}: "
-                + message(
-                    f"left, right and positions for a weight of shape {self.shape}",
-                    f"shapes {shapes}",
-                    "the shape (inputs, outputs) of the weight",
-                )
-            )
-
-    def matrix(self) -> np.ndarray:
-        """left (x) right, (I O, I O), dense."""
-        return np.kron(self.left, self.right)
-
-    def diagonal(self) -> np.ndarray:
-        """(I O,)."""
-        return np.outer(np.diag(self.left), np.diag(self.right)).reshape(-1)
-
-    @cached_property
-    def rotations(self) -> tuple[np.ndarray, np.ndarray]:
-        """Eigenvectors of left and of right, as columns."""
-        return self._decomposed[1], self._decomposed[3]
-
-    @cached_property
-    def eigenvalues(self) -> np.ndarray:
-        """Those of left (x) right, (I, O)."""
-        return np.outer(self._decomposed[0], self._decomposed[2])
-
-    @cached_property
-    def _decomposed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        from scipy.linalg import eigh
-
-        found: list[np.ndarray] = []
-        for side, matrix in (("left", self.left), ("right", self.right)):
-            refuse_infinite(matrix)
-            values, vectors = eigh(matrix, driver="evd", check_finite=False)
-            error = 8.0 * len(values) * np.finfo(float).eps * np.abs(values).max(initial=0.0)
-            if values.min(initial=0.0) < -error:
-                raise CurvatureError(
-                    f"block {self.name!r}: "
-                    + message(
-                        f"a {side} factor without negative eigenvalues",
-                        f"{values.min():.3g}",
-                        "sums of outer products",
-                    )
-                )
-            # What is negative within the error of the decomposition is a zero.
-            found += [np.maximum(values, 0.0), vectors]
-        return found[0], found[1], found[2], found[3]
-
-
-@dataclass(frozen=True)
-class DenseBlock:
-    """The curvature of a small tensor (p,), a bias or a noise scale, as a matrix (p, p); positions (p,)."""
-
-    name: str
-    values: np.ndarray
-    positions: np.ndarray
-    _known: dict[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        size = len(self.positions)
-        if np.shape(self.values) != (size, size):
-            raise InputError(
-                f"block {self.name!r}: "
-                + message(
-                    f"a matrix ({size}, {size}) for {size} positions",
-                    f"shape {np.shape(self.values)}",
-                    "one row per entry",
-                )
-            )
-
-    def matrix(self) -> np.ndarray:
-        """(p, p)."""
-        return self.values
-
-    def diagonal(self) -> np.ndarray:
-        """(p,)."""
-        return np.diag(self.values)
-
-
-@dataclass(frozen=True)
-class KroneckerCurvature(DataCurvature):
-    """H = multiplier * a block-diagonal matrix with one block per tensor (K-FAC: Martens and Grosse 2015).
-
-    Within a `KroneckerBlock` the prior must be one number delta: then A has the eigenvectors of the block, and
-    eigenvalues lambda_l lambda_r' + delta (Ritter et al. 2018). Each block is decomposed once, whatever the prior.
-
-    Raises
-    ------
-    InputError: blocks whose positions do not make up 0 .. P - 1.
-    """
-
-    blocks: Sequence[KroneckerBlock | DenseBlock]
-    multiplier: float = 1.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "blocks", tuple(self.blocks))
-        taken = np.zeros(self.size, dtype=bool)
-        for block in self.blocks:
-            positions = np.asarray(block.positions)
-            inside = positions.dtype.kind in "iu" and np.all((positions >= 0) & (positions < self.size))
-            if inside:
-                taken[positions] = True
-        if not np.all(taken):
-            raise InputError(
-                "blocks: "
-                + message(
-                    f"positions that make up 0 to {self.size - 1}, each once",
-                    f"{int(np.sum(~taken))} that are missing",
-                    "a block for every tensor of the flat vector",
-                )
-            )
-
-    @cached_property
-    def size(self) -> int:  # type: ignore[override]
-        return sum(len(block.positions) for block in self.blocks)
-
-    def diagonal(self) -> np.ndarray:
-        total = np.empty(self.size)
-        for block in self.blocks:
-            total[block.positions] = self.multiplier * block.diagonal()
-        return total
-
-    def matrix(self) -> np.ndarray:
-        total = np.zeros((self.size, self.size))
-        for block in self.blocks:
-            total[np.ix_(block.positions, block.positions)] = self.multiplier * block.matrix()
-        return total
-
-    def gaussian(self, prior: np.ndarray) -> Kronecker:
-        prior = self._prior(prior, dense=False)
-        return Kronecker(tuple(self._part(block, prior[span(block.positions)]) for block in self.blocks))
-
-    def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
-        """Eigenvalues of each block that lies within one group; other dense blocks by a Cholesky factor at each call.
-
-        Raises
-        ------
-        UnsupportedError: a `KroneckerBlock` whose prior differs, or that lies in several groups.
-        """
-        prior, groups = self._prior(prior, dense=False), self._groups(groups)
-        terms: list[Term] = []
-        for block in self.blocks:
-            where = span(block.positions)
-            if isinstance(block, DenseBlock):
-                with_prior = prior[where], groups[where]
-                terms += _dense_determinant(block.values, self.multiplier, *with_prior, block._known).terms
-                continue
-            delta = _one_precision(block, prior[where])
-            group = int(groups[where][0])
-            if not np.all(groups[where] == group):
-                raise _differs(block, "several groups within it", "one group per tensor")
-            terms.append(_Spectrum(self.multiplier * block.eigenvalues, delta, group))
-        return LogDeterminant(tuple(terms), int(groups.max()) + 1)
-
-    def scaled(self, factor: float) -> KroneckerCurvature:
-        return replace(self, multiplier=self.multiplier * _positive(factor))
-
-    def _part(self, block: KroneckerBlock | DenseBlock, prior: np.ndarray) -> Part:
-        positions = np.asarray(block.positions)
-        if isinstance(block, DenseBlock):
-            with _named(block):
-                return Part(block.name, positions, _full(block.values, self.multiplier, prior))
-        delta = _one_precision(block, prior)
-        values = self.multiplier * block.eigenvalues
-        values += delta
-        with _named(block):
-            if delta == 0.0 and values.min() * CONDITION**2 < values.max(initial=1e-300):
-                raise _improper(values.size, values.size)
-            refuse_not_positive(values)
-            refuse_ill_conditioned(float(np.sqrt(values.min())), float(np.sqrt(values.max())))
-        return Part(block.name, positions, Rotated(*block.rotations, values))
-
-
-@contextmanager
-def _named(block: KroneckerBlock | DenseBlock) -> Iterator[None]:
-    """A `CurvatureError` that is raised within says about which block it is."""
-    try:
-        yield
-    except CurvatureError as error:
-        raise CurvatureError(f"block {block.name!r}: {error}") from error
+        return replace(self, multiplier=self.multiplier * positive_factor(factor))
 
 
 # --- shared by the structures ---------------------------------------------------------------------
 
 
-def _positive(factor: float) -> float:
+def positive_factor(factor: float) -> float:
+    """The factor itself, or an `InputError`."""
     if not 0.0 < factor < np.inf:
         raise InputError("scaled: " + message("a positive finite factor", repr(factor), "a noise precision"))
     return float(factor)
 
 
-def _ratio(prior: np.ndarray, known: np.ndarray | None) -> float | None:
+def ratio_of(prior: np.ndarray, known: np.ndarray | None) -> float | None:
     """c where prior = c known, else None."""
     if known is None:
         return None
@@ -661,7 +455,7 @@ def _ratio(prior: np.ndarray, known: np.ndarray | None) -> float | None:
     return float(ratio[0]) if np.ptp(ratio) <= ROUNDING * ratio[0] else None
 
 
-def _full(matrix: np.ndarray, multiplier: float, prior: np.ndarray) -> Full:
+def full_gaussian(matrix: np.ndarray, multiplier: float, prior: np.ndarray) -> Full:
     """`Full` of multiplier * matrix + prior, and an error of its own where an improper prior is to blame."""
     total = multiplier * matrix
     diagonal = prior if prior.ndim == 1 else np.diag(prior)
@@ -675,10 +469,11 @@ def _full(matrix: np.ndarray, multiplier: float, prior: np.ndarray) -> Full:
         flat = int(np.sum(diagonal == 0.0))
         if not flat or not np.all(np.isfinite(total)):
             raise
-        raise _improper(flat, len(diagonal)) from error
+        raise improper(flat, len(diagonal)) from error
 
 
-def _improper(flat: int, size: int) -> CurvatureError:
+def improper(flat: int, size: int) -> CurvatureError:
+    """The `CurvatureError` of a prior without precision where the data say nothing either."""
     return CurvatureError(
         message(
             "a proper prior, or data that determine every weight",
@@ -696,14 +491,14 @@ def _eigenvalues(symmetric: np.ndarray) -> np.ndarray:
     return eigh(symmetric.T, eigvals_only=True, overwrite_a=True, driver="evd", check_finite=False)
 
 
-def _dense_determinant(
+def dense_determinant(
     matrix: np.ndarray, multiplier: float, prior: np.ndarray, groups: np.ndarray, known: dict[str, np.ndarray]
 ) -> LogDeterminant:
     """Of multiplier * matrix; known keeps the eigenvalues (of the matrix itself) and their prior between calls."""
     group = int(groups[0])
     if not (np.all(groups == group) and np.all(prior > 0.0)):
         return LogDeterminant((_Refactorised(matrix, multiplier, prior, groups),), int(groups.max()) + 1)
-    ratio = _ratio(prior, known.get("prior"))
+    ratio = ratio_of(prior, known.get("prior"))
     if ratio is None:
         root = np.sqrt(prior)
         scaled = matrix / root
@@ -711,23 +506,4 @@ def _dense_determinant(
         known["eigenvalues"] = _eigenvalues(scaled)
         known["prior"], ratio = prior.copy(), 1.0
     values = multiplier / ratio * known["eigenvalues"]
-    return LogDeterminant((_Spectrum(values, 1.0, group, constant=float(np.sum(np.log(prior)))),), group + 1)
-
-
-def _one_precision(block: KroneckerBlock, prior: np.ndarray) -> float:
-    if np.ptp(prior) > ROUNDING * np.abs(prior).max():
-        raise _differs(
-            block, f"precisions from {prior.min():.3g} to {prior.max():.3g}", "prior_approximation='mean'"
-        )
-    return float(prior[0])
-
-
-def _differs(block: KroneckerBlock, came: str, advice: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"block {block.name!r}: "
-        + message(
-            "one precision of the prior for the whole tensor, which Kronecker factors need",
-            came,
-            f"{advice}, or structure='diag' or 'full'",
-        )
-    )
+    return LogDeterminant((Spectrum(values, 1.0, group, constant=float(np.sum(np.log(prior)))),), group + 1)
