@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,14 +13,14 @@ import scipy.stats
 
 import ppl_bnn as bnn
 from ppl_bnn.diagnostics.diagnose import VERDICTS, diagnose
-from ppl_bnn.diagnostics.function_space import convergence, mixing, probe_rows
+from ppl_bnn.diagnostics.function_space import RESTART_LIMIT, agreement, convergence, mixing, probe_rows
 from ppl_bnn.diagnostics.importance import leave_one_out, pareto_k, pareto_k_of
 from ppl_bnn.errors import InputError, UnsupportedError
 from ppl_bnn.inference.covariance import Full
 from ppl_bnn.inference.laplace import LaplaceGaussian
 from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.inference.method import Method, Outcome
-from ppl_bnn.posterior import Chains, Point
+from ppl_bnn.posterior import Approximation, Chains, Point
 
 NOISE, ROWS, FEATURES = 0.5, 30, 2
 
@@ -457,3 +457,249 @@ def test_verdicts_are_from_the_list() -> None:
         assert found.verdict in VERDICTS
         assert str(found).startswith("Planted in pyro: ")
         assert all(isinstance(value, int | float) for value in found.figures.values())
+
+
+# --- how far off an approximation is --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tempered(Planted):
+    """A planted posterior that says how the divergence was weighted and what was maximised."""
+
+    kl_weight: float = 0.5
+    objective: str = "renyi"
+
+
+@dataclass
+class Members(Approximation):
+    """Several approximations from several starts, the best first."""
+
+    members: tuple[Any, ...]
+    kind: ClassVar[Any] = "iid"
+
+    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        return self.members[0].draw(count, rng)
+
+    def log_prob(self, u: Any) -> Any:
+        return self.members[0].log_prob(u)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {}
+
+    @classmethod
+    def from_arrays(cls, arrays: Any) -> Members:
+        return cls(())
+
+
+@dataclass
+class Kept(LaplaceGaussian):
+    """Draws that were made once: no others can be had."""
+
+    count: int = 200
+
+    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        assert count <= self.count
+        return {
+            name: value[:count] for name, value in super().draw(self.count, np.random.default_rng(7)).items()
+        }
+
+
+class Undense(Members):
+    def log_prob(self, u: Any) -> None:
+        return None
+
+
+def gaussian(widen: float = 1.0, shift: float = 0.0) -> LaplaceGaussian:
+    mean, covariance, _ = closed_form()
+    moved = mean + shift * np.sqrt(np.diag(covariance))
+    full = Full.of(np.linalg.inv(covariance) / widen**2)
+    return LaplaceGaussian({"output.weight": moved[:, None]}, full, predictives=("sampled",))
+
+
+def said(found: Any, words: str) -> bool:
+    return any(words in reason for reason in found.reasons)
+
+
+def test_bounds_are_those_of_the_closed_form() -> None:
+    pareto = pareto_k(exact_gaussian(widen=1.5), draws=4000)
+    # KL(N(m, c^2 C) || N(m, C)) = d (c^2 - 1 - log c^2) / 2, d = 2.
+    divergence = 1.5**2 - 1 - math.log(1.5**2)
+    assert abs(pareto.elbo - (closed_form()[2] - divergence)) < 4 * pareto.elbo_se
+    assert abs(pareto.gap - divergence) < 4 * pareto.gap_se
+    assert pareto.gap == pytest.approx(pareto.log_evidence - pareto.elbo, abs=1e-9)
+    exact = pareto_k(exact_gaussian())
+    assert exact.elbo == pytest.approx(closed_form()[2], abs=1e-8)
+    assert exact.gap == pytest.approx(0.0, abs=1e-9)
+
+
+def test_standard_errors_are_those_of_repetitions() -> None:
+    # log w ~ N(0, 0.7^2): the evidence is 0.245, the ELBO 0. 300 repetitions know a standard deviation to 4 %.
+    rng = np.random.default_rng(0)
+    found = [pareto_k_of(0.7 * rng.normal(size=500)) for _ in range(300)]
+    for name, truth in (("log_evidence", 0.245), ("elbo", 0.0), ("gap", 0.245)):
+        values = np.array([getattr(each, name) for each in found])
+        errors = np.array([getattr(each, f"{name}_se") for each in found])
+        assert (
+            abs(values.mean() - truth) < 4 * values.std() / math.sqrt(300) + 0.001
+        )  # a bias of var(w) / 1000
+        assert errors.mean() / values.std() == pytest.approx(1.0, abs=0.17)
+    # In expectation a lower bound: log is concave.
+    assert np.mean([each.log_evidence for each in found]) < 0.245 + 4 * 0.035 / math.sqrt(300)
+
+
+def test_weights_of_any_size_give_an_evidence() -> None:
+    ratios = 0.5 * np.random.default_rng(0).normal(size=1000)
+    plain, far = pareto_k_of(ratios), pareto_k_of(ratios - 5e4)
+    assert far.log_evidence + 5e4 == pytest.approx(plain.log_evidence, abs=1e-9)
+    assert far.gap == pytest.approx(plain.gap, abs=1e-9)
+    assert far.k == pytest.approx(plain.k, abs=1e-6)
+
+
+def test_draws_come_a_part_at_a_time_where_they_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = pareto_k(exact_gaussian(widen=1.5))
+    wide = gaussian(1.5)
+    kept = fitted(linear, Kept(wide.mode, wide.covariance))
+    before = pareto_k(kept)
+    assert before.draws == 200
+    monkeypatch.setattr("ppl_bnn.diagnostics.importance.MEMORY", 8 * 2 * 64)
+    parts = pareto_k(exact_gaussian(widen=1.5))
+    assert parts.draws == whole.draws == 1000
+    assert abs(parts.elbo - whole.elbo) < 5 * (parts.elbo_se + whole.elbo_se)
+    # What has only these draws gives each of them once.
+    assert pareto_k(kept) == before
+    monkeypatch.setattr("ppl_bnn.diagnostics.importance.WORK", 1.0)
+    assert pareto_k(exact_gaussian(widen=1.5)).draws == 100
+
+
+def test_the_bounds_are_told_with_their_errors() -> None:
+    found = diagnose(exact_gaussian(widen=1.3))
+    assert found.verdict == "adequate as far as seen"
+    assert said(found, "the ELBO is -")
+    assert said(found, "the importance-weighted evidence, log mean p/q over 1000 draws, is")
+    assert not said(found, "not to be trusted")
+    assert {"elbo", "elbo_se", "importance_log_evidence_se", "evidence_gap", "evidence_gap_se"} <= set(
+        found.figures
+    )
+    narrow = diagnose(exact_gaussian(widen=0.2))
+    assert said(narrow, "not to be trusted, nor its standard error, as k-hat exceeds 0.7")
+
+
+def test_the_ELBO_of_the_method_is_preferred() -> None:
+    found = diagnose(exact_gaussian(widen=1.3, figures={"elbo": -40.0, "elbo_se": 0.1}))
+    assert found.figures["elbo"] == -40.0
+    assert said(found, "the ELBO is -40.00 (standard error 0.1)")
+
+
+def test_a_tempered_target_is_another_target() -> None:
+    outcome = Outcome(gaussian(1.3), figures={"elbo": -1.0, "converged": 1.0})
+    found = diagnose(Tempered(outcome=outcome, ppl="pyro").fit(linear, *data()))
+    assert said(found, "kl_weight=0.5: the fit aimed at another target, proportional to p(w) p(D | w)^2")
+    assert said(found, "(p not tempered)")
+    assert said(found, "maximised the objective 'renyi'")
+    # -1 was the objective's; the ELBO is of the posterior itself.
+    assert found.figures["elbo"] == pytest.approx(closed_form()[2] - (1.3**2 - 1 - math.log(1.3**2)), abs=0.2)
+    plain = Tempered(outcome=outcome, ppl="pyro", kl_weight=1.0, objective="elbo").fit(linear, *data())
+    assert not said(diagnose(plain), "target")
+
+
+def test_what_the_method_warned_of_is_said() -> None:
+    found = diagnose(
+        exact_gaussian(warnings=("approximate estimator: planted", "the prior of a is improper"))
+    )
+    assert said(found, "approximate estimator: planted")
+    assert said(found, "up to a constant, as a prior is improper")
+
+
+def test_without_a_density_nothing_is_made_of_p_over_q() -> None:
+    found = diagnose(fitted(linear, Undense((gaussian(),)), figures={"converged": 1.0}))
+    assert found.verdict == "undecided"
+    assert said(found, "has no density, so that what is made of p(w, D)/q(w) is not defined: k-hat, the ELBO")
+    assert "pareto_k" not in found.figures
+    assert any("reference" in advice for advice in found.advice)
+    decided = diagnose(fitted(linear, Undense((gaussian(),))), reference=exact_chains(seed=3))
+    assert decided.verdict == "adequate as far as seen"
+
+
+def test_weights_held_at_a_value_are_counted() -> None:
+    mean, covariance, _ = closed_form()
+    part = Full.of(np.linalg.inv(covariance)[:1, :1])
+    posterior = fitted(
+        linear, LaplaceGaussian({"output.weight": mean[:, None]}, part, positions=np.array([0]))
+    )
+    found = diagnose(posterior)
+    assert said(found, "1 coordinates are held at a value in every draw")
+    # q is the exact conditional, k-hat sees nothing, and still half of the weights have no spread.
+    assert found.figures["pareto_k"] < 0.7
+    assert found.verdict == "undecided"
+
+
+def losses(fall: float) -> np.ndarray:
+    """Up and down by 1, about a line: over any tenth the noise is 0 on average."""
+    noise = (-1.0) ** np.arange(1000)
+    return 100.0 + noise + fall * (1.0 - np.arange(1000) / 1000.0)
+
+
+def test_the_loss_curve_is_read() -> None:
+    level = diagnose(exact_gaussian(history={"loss": losses(0.0)}))
+    assert level.verdict == "adequate as far as seen"
+    assert level.figures["loss_fall"] == pytest.approx(0.0, abs=1e-9)
+    assert level.figures["loss_fall_se"] == pytest.approx(math.sqrt(2 / 99), rel=1e-9)
+    falling = diagnose(exact_gaussian(history={"loss": losses(30.0)}))
+    assert falling.verdict == "not converged"
+    assert falling.figures["loss_fall"] == pytest.approx(3.0, abs=1e-9)
+    # The method knows better which of its losses count.
+    trusted = diagnose(exact_gaussian(history={"loss": losses(30.0)}, figures={"converged": 1.0}))
+    assert trusted.verdict == "adequate as far as seen"
+    assert said(trusted, "the method's own test found a plateau; from the last tenth but one")
+
+
+def test_restarts_that_agree() -> None:
+    members = Members(tuple(gaussian() for _ in range(3)))
+    posterior = fitted(linear, members, history={"restart_elbo": np.array([-40.0, -40.1, -40.2])})
+    judged = agreement(posterior)
+    assert judged.agree
+    assert judged.count == 3
+    assert set(judged.quantities) == {"f", "log_likelihood"}
+    assert 0.99 < judged.rhat < 1.02
+    found = diagnose(posterior)
+    assert said(found, "restarts agree: over 3 of them R-hat")
+    assert said(found, "their ELBOs go from -40.20 to -40.00")
+    assert found.figures["restart_elbo_spread"] == pytest.approx(0.2)
+    assert found.verdict == "adequate as far as seen"
+
+
+@pytest.mark.parametrize("other", [{"shift": 3.0}, {"widen": 4.0}])
+def test_restarts_that_differ_in_place_or_width_are_other_modes(other: dict[str, float]) -> None:
+    posterior = fitted(
+        linear, Members((gaussian(), gaussian(**other))), history={"restart_elbo": np.array([-40.0, np.nan])}
+    )
+    judged = agreement(posterior)
+    assert not judged.agree
+    found = diagnose(posterior)
+    assert said(found, "restarts differ: over 2 of them R-hat of")
+    assert said(found, "and 1 have none")
+    assert found.verdict == "undecided"
+
+
+def test_r_hat_between_two_restarts_is_what_its_limit_says() -> None:
+    # 1 + d^2 / 6 to second order for means d standard deviations apart; f of a single row, where it is exact.
+    draws = np.random.default_rng(0).normal(size=(2, 20_000, 1)) + np.array([0.0, 0.55])[:, None, None]
+    assert mixing(draws).rhat == pytest.approx(RESTART_LIMIT, abs=0.006)
+
+
+def test_restarts_in_copies_of_one_mode_agree() -> None:
+    rng = np.random.default_rng(2)
+    shapes = {"hidden0.weight": (2, 3), "hidden0.bias": (3,), "output.weight": (3, 1), "output.bias": (1,)}
+    loc = {name: rng.normal(size=shape) for name, shape in shapes.items()} | {"noise": np.asarray(-1.0)}
+    order = [2, 0, 1]
+    copy = dict(loc)
+    for name in ("hidden0.weight", "hidden0.bias"):
+        copy[name] = loc[name][..., order]
+    copy["output.weight"] = loc["output.weight"][order]
+    scale = {name: np.full(np.shape(value), 0.1) for name, value in loc.items()}
+    judged = agreement(fitted(network, Members((MeanField(loc, scale), MeanField(copy, scale)))))
+    assert judged.agree
+    assert "noise" in judged.quantities
+    assert judged.elbo is None
+    with pytest.raises(UnsupportedError, match="at least two members"):
+        agreement(exact_gaussian())

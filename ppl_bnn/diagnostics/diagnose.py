@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.diagnostics.function_space import convergence, probe_rows
-from ppl_bnn.diagnostics.importance import K_LIMIT, pareto_k
-from ppl_bnn.errors import UnsupportedError, message
+from ppl_bnn.diagnostics.calibration import MISCALIBRATED, Calibration, simulation_based_calibration
+from ppl_bnn.diagnostics.function_space import RESTART_LIMIT, agreement, convergence, probe_rows
+from ppl_bnn.diagnostics.importance import K_LIMIT, ParetoK, pareto_k
+from ppl_bnn.errors import InputError, UnsupportedError, message
+from ppl_bnn.inference.method import Method
+from ppl_bnn.progress import Progress
 from ppl_bnn.scores import fidelity, noise_floor
 
 CONVERGED = "converged"
@@ -26,6 +29,8 @@ BFMI_LIMIT = 0.3
 MEAN_GAP_LIMIT = 0.5
 SD_RATIO_LIMIT = 1.5
 REFERENCE_ROWS = 200
+# The loss curve is read in windows of a tenth; below this many losses there is none to read.
+WINDOWS, FEWEST_LOSSES, LEAST_FALL = 10, 40, 0.1
 
 
 @dataclass(frozen=True)
@@ -58,16 +63,30 @@ class _Findings:
     figures: dict[str, float] = field(default_factory=dict)
 
 
-def diagnose(posterior: Any, *, reference: Any = None) -> Diagnosis:
+def diagnose(
+    posterior: Any,
+    *,
+    reference: Any = None,
+    calibration: Calibration | Method | None = None,
+    simulations: int = 100,
+    seed: int = 0,
+    progress: bool | Progress | None = None,
+) -> Diagnosis:
     """Judge a posterior by what is defined for its kind.
 
     - Chains: R-hat and ESS in function space (`diagnostics.function_space.convergence`), divergences, saturated
     trees and E-BFMI
       where the sampler recorded them. "converged", "not converged", or "undecided" where R-hat and ESS are good
       but more than 1 % of the transitions diverged or an E-BFMI is below 0.3.
-    - Approximations: whether the optimisation settled, the ELBO, and Pareto k-hat of p(w, D)/q(w). k-hat alone
-    never gives
-      "inadequate": above 0.7 the verdict is "undecided", and only a reference can decide.
+    - Approximations: whether the optimisation settled, by the test that the method states and by what the loss did
+    over its last two tenths; the ELBO with its standard error; Pareto k-hat of p(w, D)/q(w); the importance-weighted
+    evidence log mean p/q with its standard error (not to be trusted where k-hat exceeds 0.7) and its gap to the ELBO;
+    and, where it was fitted from several starts, whether these agree in function space
+    (`diagnostics.function_space.agreement`). k-hat alone never gives "inadequate": above 0.7 the verdict is
+    "undecided", as it is where restarts differ, and only a reference can decide. A tempered target, another objective
+    than the ELBO, and weights held at a value are named, and what
+    the method itself warned of (an approximate estimator, an improper prior). Without a density
+    of q (particles, dropout masks) all that is made of p/q is not defined, and that is what is said.
     - A point: whether the optimisation settled; it has no spread to judge.
 
     reference: a posterior of chains of the same model, on the same data. If it has converged, the approximation
@@ -75,10 +94,25 @@ def diagnose(posterior: Any, *, reference: Any = None) -> Diagnosis:
     0.5 epistemic standard deviations of the reference, or the standard deviations differ by more than a factor
     of 1.5, unless that is within the noise floor, the same figures between two halves of the reference.
 
+    calibration: a `Calibration` made by `bnn.simulation_based_calibration`, or the method to make one with, by
+    `simulations` fits of it to data drawn from the posterior's own model at its training inputs (in the units of the
+    fit); seed and progress are for these. It is about the method on this model, over all data that the prior holds
+    possible: miscalibration makes of "adequate" and "converged" "undecided", never "inadequate".
+
     Raises
     ------
-    UnsupportedError: a reference that is not of chains. InputError: a reference for other data.
+    UnsupportedError: a reference that is not of chains; a calibration of a model that cannot be simulated. InputError:
+    a reference for other data, or something else as a calibration.
     """
+    if not isinstance(calibration, Calibration | Method | None):
+        raise InputError(
+            "calibration: "
+            + message(
+                "a Calibration, or a method to calibrate",
+                repr(calibration),
+                "bnn.simulation_based_calibration(model, x, method)",
+            )
+        )
     found = _Findings(compared=reference is not None)
     verdict = {"chains": _chains, "iid": _approximation, "point": _point}[posterior.kind](posterior, found)
     found.reasons.extend(posterior.info.warnings)
@@ -87,6 +121,18 @@ def diagnose(posterior: Any, *, reference: Any = None) -> Diagnosis:
         # What has not converged is to be mended first; chains that have converged need no "as far as seen".
         if verdict != NOT_CONVERGED and (compared == INADEQUATE or posterior.kind != "chains"):
             verdict = compared or verdict
+    if calibration is not None:
+        if isinstance(calibration, Method):
+            calibration = simulation_based_calibration(
+                posterior.model,
+                posterior.inputs,
+                calibration,
+                simulations=simulations,
+                seed=seed,
+                progress=progress,
+                observed=None if posterior.language else posterior.observed,
+            )
+        verdict = _calibrated(calibration, verdict, found)
     subject = f"{posterior.info.method} in {posterior.info.ppl}"
     advice = tuple(dict.fromkeys(found.advice))
     return Diagnosis(verdict, tuple(dict.fromkeys(found.reasons)), advice, found.figures, subject)
@@ -170,46 +216,190 @@ def _optimisation(posterior: Any, found: _Findings) -> bool:
     found.figures |= {name: float(value) for name, value in figures.items()}
     if "gradient_norm" in figures:
         found.reasons.append(f"the norm of the gradient at the mode is {figures['gradient_norm']:.3g}")
-    if "elbo" in figures:
-        error = figures.get("elbo_se", math.nan)
-        known = f" (standard error {error:.2g})" if math.isfinite(error) else ""
-        found.reasons.append(f"the ELBO is {figures['elbo']:.2f}{known}, a lower bound on the log evidence")
-    if not figures.get("converged", 1.0):
+    settled = bool(figures["converged"]) if "converged" in figures else None
+    settled = _loss_curve(posterior, settled, found)
+    if not settled:
         if not _said(posterior, "still falling"):
             found.reasons.append("the optimisation used all its steps without reaching a plateau")
         found.advice.append("more steps, or a larger learning rate that decays")
-        return False
-    return True
+    return settled
+
+
+def _loss_curve(posterior: Any, settled: bool | None, found: _Findings) -> bool:
+    """Whether the optimisation settled: what the method's own test said, or else what the loss did at the end.
+
+    There it settled if the mean over the last tenth of the losses is below that of the tenth before by no more than
+    max(2 standard errors of the difference, 0.1 nats).
+    """
+    losses = np.asarray(posterior.info.history.get("loss", ()), dtype=np.float64)
+    # A loss without noise, as a mode has, is judged by its gradient.
+    if losses.ndim != 1 or len(losses) < FEWEST_LOSSES or "gradient_norm" in posterior.info.figures:
+        return settled is not False
+    window = len(losses) // WINDOWS
+    before, last = losses[-2 * window : -window], losses[-window:]
+    if not (np.isfinite(before).all() and np.isfinite(last).all()):
+        return settled is not False
+    fall = float(before.mean() - last.mean())
+    error = math.sqrt(float(before.var(ddof=1) + last.var(ddof=1)) / window)
+    found.figures |= {"loss_fall": fall, "loss_fall_se": error}
+    judged = ""
+    if settled is not None:
+        judged = f"the method's own test found {'a' if settled else 'no'} plateau; "
+    found.reasons.append(
+        f"{judged}from the last tenth but one of the {len(losses)} losses to the last, their mean fell by {fall:.3g} "
+        f"nats (standard error {error:.2g})"
+    )
+    return fall <= max(2.0 * error, LEAST_FALL) if settled is None else settled
 
 
 def _approximation(posterior: Any, found: _Findings) -> str:
     settled = _optimisation(posterior, found)
+    tempered = _target(posterior, found)
+    agreed = _agreement(posterior, found)
     try:
         pareto = pareto_k(posterior)
     except UnsupportedError:
-        found.reasons.append("the approximation has no density, so k-hat is not defined")
+        found.reasons.append(
+            "the approximation has no density, so that what is made of p(w, D)/q(w) is not defined: k-hat, the ELBO, "
+            "the importance-weighted evidence"
+        )
+        if "elbo" in posterior.info.figures:
+            found.reasons.append(f"the method itself gives an ELBO of {posterior.info.figures['elbo']:.2f}")
         _ask_for_reference(found)
         return UNDECIDED if settled else NOT_CONVERGED
+    held = _held(posterior)
+    _bounds(posterior, pareto, tempered, held, found)
     found.figures |= {
         "pareto_k": pareto.k,
         "importance_log_evidence": pareto.log_evidence,
+        "importance_log_evidence_se": pareto.log_evidence_se,
         "importance_relative_ess": pareto.relative_ess,
     }
+    about = "Pareto k-hat of p(w, D)/q(w)" + (" (p not tempered)" if tempered else "")
     if pareto.reliable:
-        found.reasons.append(
-            f"Pareto k-hat of p(w, D)/q(w) is {pareto.k:.2f}, at most {K_LIMIT}: importance weights find no gap"
-        )
+        found.reasons.append(f"{about} is {pareto.k:.2f}, at most {K_LIMIT}: importance weights find no gap")
     else:
-        size = sum(value[0, 0].size for value in posterior.unconstrained_draws.values())
+        size = sum(value.size for value in posterior.approximation.draw(1, np.random.default_rng(0)).values())
         found.reasons.append(
-            f"Pareto k-hat of p(w, D)/q(w) is {pareto.k:.2f}, above {K_LIMIT}: q is no proposal for importance "
+            f"{about} is {pareto.k:.2f}, above {K_LIMIT}: q is no proposal for importance "
             f"sampling over {size} coordinates, which alone does not say that its predictions are poor"
         )
         _ask_for_reference(found)
         found.advice.append("scores on held-out rows, coverage above all")
     if not settled:
         return NOT_CONVERGED
-    return ADEQUATE if pareto.reliable else UNDECIDED
+    return ADEQUATE if pareto.reliable and agreed and not held else UNDECIDED
+
+
+def _target(posterior: Any, found: _Findings) -> bool:
+    """What was fitted, where it was not the posterior by its ELBO; whether the target was tempered."""
+    settings = posterior.info.settings
+    weight = settings.get("kl_weight", 1.0)
+    tempered = isinstance(weight, int | float) and not isinstance(weight, bool) and weight != 1.0
+    if tempered:
+        found.figures["kl_weight"] = float(weight)
+        found.reasons.append(
+            f"kl_weight={weight:g}: the fit aimed at another target, proportional to p(w) p(D | w)^{1.0 / weight:.3g}; "
+            "what is said of p/q, the ELBO and the evidence is about the posterior, not about that target"
+        )
+    objective = settings.get("objective", "elbo")
+    if objective != "elbo" and objective is not None:
+        found.reasons.append(
+            f"the fit maximised the objective {objective!r}; the ELBO given is of what it found"
+        )
+    return tempered
+
+
+def _held(posterior: Any) -> int:
+    """How many coordinates of latent sites are the same in every draw, although they have a prior."""
+    draws = posterior.approximation.draw(3, np.random.default_rng(0))
+    sites = posterior._with(lambda problem: problem.program.sites)
+    return sum(
+        int(np.count_nonzero(np.ptp(value, axis=0) == 0.0))
+        for name, value in draws.items()
+        if not sites[name].is_param
+    )
+
+
+def _bounds(posterior: Any, pareto: ParetoK, tempered: bool, held: int, found: _Findings) -> None:
+    """The ELBO and the importance-weighted evidence, and what they bound."""
+    figures = posterior.info.figures
+    elbo, error = pareto.elbo, pareto.elbo_se
+    # The method's own estimate, of more draws, where it is of the posterior itself.
+    if "elbo" in figures and not tempered:
+        elbo, error = figures["elbo"], figures.get("elbo_se", math.nan)
+    if math.isfinite(elbo):
+        found.figures |= {"elbo": float(elbo)}
+        known = ""
+        if math.isfinite(error):
+            found.figures["elbo_se"] = float(error)
+            known = f" (standard error {error:.2g})"
+        bounded = "a lower bound on the log evidence"
+        if _said(posterior, "improper"):
+            bounded = "up to a constant, as a prior is improper"
+        if held:
+            bounded = f"a lower bound on log p(D, what is held): {held} coordinates are held at a value in every draw"
+        found.reasons.append(f"the ELBO is {elbo:.2f}{known}, {bounded}")
+    if not math.isfinite(pareto.log_evidence):
+        found.reasons.append("p/q is not finite for some draw of q: there is no importance-weighted evidence")
+        return
+    found.figures |= {"evidence_gap": pareto.gap, "evidence_gap_se": pareto.gap_se}
+    trust = (
+        "" if pareto.reliable else f"; not to be trusted, nor its standard error, as k-hat exceeds {K_LIMIT}"
+    )
+    found.reasons.append(
+        f"the importance-weighted evidence, log mean p/q over {pareto.draws} draws, is {pareto.log_evidence:.2f} "
+        f"(standard error {pareto.log_evidence_se:.2g}), {pareto.gap:.2g} nats above the ELBO of the same draws and in "
+        f"expectation still a lower bound{trust}"
+    )
+
+
+def _agreement(posterior: Any, found: _Findings) -> bool:
+    """Whether restarts, where there were several, ended in distributions that predict alike."""
+    if len(getattr(posterior.approximation, "members", None) or ()) < 2:
+        return True
+    judged = agreement(posterior)
+    found.figures |= {"restarts": judged.count, "restart_rhat": judged.rhat}
+    bounds = ""
+    if judged.elbo is not None and np.isfinite(judged.elbo).any():
+        finite = judged.elbo[np.isfinite(judged.elbo)]
+        found.figures |= {
+            "restart_elbo_best": float(finite.max()),
+            "restart_elbo_spread": float(np.ptp(finite)),
+        }
+        bounds = f"; their ELBOs go from {finite.min():.2f} to {finite.max():.2f}"
+        if len(finite) < len(judged.elbo):
+            bounds += f", and {len(judged.elbo) - len(finite)} have none"
+    if judged.agree:
+        found.reasons.append(
+            f"restarts agree: over {judged.count} of them R-hat in function space is {judged.rhat:.3f}, below "
+            f"{RESTART_LIMIT}{bounds}"
+        )
+        return True
+    found.reasons.append(
+        f"restarts differ: over {judged.count} of them R-hat of {judged.worst} is {judged.rhat:.3f}, not below "
+        f"{RESTART_LIMIT}{bounds}: there are other modes, which predict otherwise and which one fit does not show"
+    )
+    found.advice.append(
+        "a mixture of the restarts, guide='mixture', or NUTS: a single mode is not the posterior"
+    )
+    return False
+
+
+def _calibrated(calibration: Calibration, verdict: str, found: _Findings) -> str:
+    """The words of a calibration; what is left of the verdict."""
+    found.figures |= {"simulations": calibration.simulations, "simulations_failed": len(calibration.failures)}
+    found.reasons.extend(
+        f"simulation-based calibration of {calibration.subject}: {reason}" for reason in calibration.reasons
+    )
+    if calibration.tests:
+        found.figures["calibration_least_p"] = min(test.least for test in calibration.tests.values())
+    if calibration.verdict == MISCALIBRATED:
+        found.advice.append(
+            "a richer approximation: this one misses the truth of data that its own model makes"
+        )
+        return UNDECIDED if verdict in (ADEQUATE, CONVERGED) else verdict
+    return verdict
 
 
 def _ask_for_reference(found: _Findings) -> None:

@@ -3,7 +3,7 @@
 The weights of a network have symmetric modes (hidden units can be exchanged, signs flipped), so chains that
 agree on every prediction may sit in different copies of one mode: R-hat of the weights is then large and says
 nothing. Judged here are the network's outputs at probe inputs, the log likelihood and the scale parameters,
-which no symmetry moves.
+which no symmetry moves. Restarts of an approximation are compared in the same quantities, each restart as a chain.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ import numpy as np
 
 from ppl_bnn.errors import UnsupportedError, message
 from ppl_bnn.export import original_inputs
-from ppl_bnn.ppl.protocol import map_data, row_count, site_seed
+from ppl_bnn.posterior import MEMORY
+from ppl_bnn.ppl.protocol import Problem, map_data, row_count, site_seed
+from ppl_bnn.predictive import Prediction
 
 PROBES = 50
 RHAT_LIMIT = 1.01
+# Between two restarts R-hat is about 1 + d^2 / 6 where their means differ by d standard deviations: here d = 0.55.
+RESTART_LIMIT = 1.05
+RESTART_DRAWS = 1000
 ESS_PER_CHAIN = 100
 FEWEST_DRAWS = 4
 
@@ -142,10 +147,99 @@ def convergence(
 
 def probe_rows(posterior: Any, max_rows: int = PROBES) -> Any:
     """Up to `max_rows` training rows in original units, chosen evenly without replacement; the same at every call."""
+    chosen = _chosen_rows(posterior, max_rows)
+    return map_data(lambda array: np.asarray(array)[chosen], original_inputs(posterior))
+
+
+def _chosen_rows(posterior: Any, max_rows: int) -> np.ndarray:
     rows = row_count(posterior.inputs)
     rng = np.random.default_rng(site_seed("probe", posterior.info.seed))
-    chosen = np.sort(rng.choice(rows, size=min(rows, max_rows), replace=False))
-    return map_data(lambda array: np.asarray(array)[chosen], original_inputs(posterior))
+    return np.sort(rng.choice(rows, size=min(rows, max_rows), replace=False))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How fits of one approximation from different starts differ in function space (see `agreement`).
+
+    count: how many there are. quantities: R-hat and more between them, by quantity. elbo: (count,), in the order of
+    the restarts, or None where the fit does not say.
+    """
+
+    count: int
+    quantities: dict[str, Mixing]
+    elbo: np.ndarray | None = None
+
+    @property
+    def worst(self) -> str:
+        """The quantity in which they differ most."""
+        return max(self.quantities, key=lambda name: self.quantities[name].rhat)
+
+    @property
+    def rhat(self) -> float:
+        """The largest R-hat between restarts; NaN where nothing varies at all."""
+        return self.quantities[self.worst].rhat if self.quantities else float("nan")
+
+    @property
+    def agree(self) -> bool:
+        """Whether R-hat is below 1.05 in every quantity: means at most about half a standard deviation apart."""
+        return not self.quantities or self.rhat < RESTART_LIMIT
+
+
+def agreement(posterior: Any, max_rows: int = PROBES, draws: int = RESTART_DRAWS) -> Agreement:
+    """Compare the members of an approximation that was fitted from several starts, each taken as a chain.
+
+    From each member `draws` draws; the quantities are those of `convergence`: the predictor and the log likelihood at
+    up to `max_rows` training rows, and each scalar random variable. The draws are independent, so that R-hat above 1
+    is not slow mixing: it says that the restarts ended in distributions that differ, in place or in width, by an amount
+    that a single one of them would not show. Weights are no part of it: symmetric copies of one mode agree.
+
+    Raises
+    ------
+    UnsupportedError: an approximation without at least two `members`.
+    """
+    members = list(getattr(posterior.approximation, "members", None) or ())
+    if len(members) < 2:
+        raise UnsupportedError(
+            "agreement: "
+            + message(
+                "an approximation with at least two members, one per restart",
+                f"{posterior.info.method} with {len(members)}",
+                "SVI(restarts=5)",
+            )
+        )
+    chosen = _chosen_rows(posterior, max_rows)
+    x = map_data(lambda array: np.asarray(array)[chosen], posterior.inputs)
+    y = np.asarray(posterior.targets)[chosen]
+    kind = posterior._drawn_kind(None)
+
+    def evaluated(problem: Problem) -> dict[str, np.ndarray]:
+        parts: dict[str, list[np.ndarray]] = {}
+        for index, member in enumerate(members):
+            rng = np.random.default_rng(site_seed(f"restart {index}", posterior.info.seed))
+            u = member.draw(min(draws, getattr(member, "count", draws)), rng)
+            eta = member.predictor_draws(problem, u, x, kind, 0, MEMORY)
+            family, parameters = problem.program.likelihood.mixture_parameters(eta)
+            likelihood = Prediction(family, parameters).component_log_prob(y).sum(axis=-1)
+            w = problem.program.constrain_draws(u, problem.x, problem.y)
+            values = {"f": eta, "log_likelihood": likelihood} | {
+                name: w[name]
+                for name, site in problem.program.sites.items()
+                if site.shape == () and not site.is_param
+            }
+            for name, value in values.items():
+                parts.setdefault(name, []).append(value)
+        return {name: np.stack(values) for name, values in parts.items()}
+
+    values = posterior._with(evaluated)
+    quantities = {
+        name: mixing(_distinct(value) if name == "f" else value[..., None]) for name, value in values.items()
+    }
+    elbo = posterior.info.history.get("restart_elbo")
+    return Agreement(
+        count=len(members),
+        quantities={name: figures for name, figures in quantities.items() if figures.components},
+        elbo=None if elbo is None else np.asarray(elbo, dtype=np.float64),
+    )
 
 
 def mixing(draws: np.ndarray) -> Mixing:

@@ -17,10 +17,15 @@ import numpy as np
 
 from ppl_bnn.errors import InputError, UnsupportedError, message
 from ppl_bnn.export import log_likelihood_tree
-from ppl_bnn.ppl.protocol import site_seed
+from ppl_bnn.ppl.protocol import chunks, row_count, site_seed
 
 K_LIMIT = 0.7
 DRAWS = 1000
+# Fewer draws, but no fewer than so many, where rows x coordinates x draws would take more multiplications than WORK.
+LEAST_DRAWS = 100
+WORK = 2e12
+# Bytes that draws may take at a time.
+MEMORY = 2**28
 EQUAL = 1e-3
 FEWEST_EFFECTIVE = 4.0
 
@@ -31,7 +36,11 @@ class ParetoK:
 
     k: the Pareto shape of the weights p(w, D) / q(w); -inf where all weights are equal. log_evidence: log mean
     of the weights, in the units of the fit, trusted only where `reliable`; log_evidence_se: its standard error
-    by the delta method. relative_ess: (sum w)^2 / (S sum w^2), in (0, 1].
+    by the delta method. elbo, elbo_se: mean of the log weights over the same draws, and its standard error. gap,
+    gap_se: log_evidence - elbo >= 0 of these draws, with what their errors have in common taken out.
+    relative_ess: (sum w)^2 / (S sum w^2), in (0, 1].
+
+    E[elbo] <= E[log_evidence] <= log p(D), both by Jensen's inequality (Burda, Grosse and Salakhutdinov 2016).
     """
 
     k: float
@@ -39,6 +48,10 @@ class ParetoK:
     log_evidence_se: float
     relative_ess: float
     draws: int
+    elbo: float = math.nan
+    elbo_se: float = math.nan
+    gap: float = math.nan
+    gap_se: float = math.nan
 
     @property
     def reliable(self) -> bool:
@@ -46,9 +59,11 @@ class ParetoK:
         return self.k <= K_LIMIT
 
 
-def pareto_k(posterior: Any, draws: int = DRAWS) -> ParetoK:
+def pareto_k(posterior: Any, draws: int | None = None) -> ParetoK:
     """Pareto k-hat of the importance weights w_s = p(u_s, D) / q(u_s), u_s ~ q, of a variational or Laplace
     posterior.
+
+    draws: default 1000, or as many as can be had for 2e12 multiplications over all rows, but at least 100.
 
     Both densities are in unconstrained coordinates. log mean_s w_s estimates the log evidence log p(D), for the
     targets in the units that the model works in (standardised, where the fit standardises). Over hundreds of
@@ -59,14 +74,16 @@ def pareto_k(posterior: Any, draws: int = DRAWS) -> ParetoK:
     ------
     UnsupportedError: the posterior has no density q (chains, a point). InputError: fewer than 25 draws.
     """
-    if isinstance(draws, bool) or not isinstance(draws, int | np.integer) or draws < 25:
+    whole = isinstance(draws, int | np.integer) and not isinstance(draws, bool)
+    if draws is not None and (not whole or draws < 25):
         raise InputError("draws: " + message("a whole number of at least 25", repr(draws), f"draws={DRAWS}"))
     rng = np.random.default_rng(site_seed("pareto_k", posterior.info.seed))
-    log_q = None
+    one: dict[str, np.ndarray] = {}
+    density = False
     if posterior.kind == "iid":
-        u = posterior.approximation.draw(int(draws), rng)
-        log_q = posterior.approximation.log_prob(u)
-    if log_q is None:
+        one = posterior.approximation.draw(1, np.random.default_rng(0))
+        density = posterior.approximation.log_prob(one) is not None
+    if not density:
         raise UnsupportedError(
             "pareto_k: "
             + message(
@@ -75,7 +92,26 @@ def pareto_k(posterior: Any, draws: int = DRAWS) -> ParetoK:
                 "bnn.diagnose, which chooses what is defined",
             )
         )
-    return pareto_k_of(posterior.log_joint(u) - np.asarray(log_q))
+    size = sum(value.size for value in one.values())
+    if draws is None:
+        affordable = int(WORK / (size * row_count(posterior.inputs)))
+        draws = max(LEAST_DRAWS, min(DRAWS, affordable))
+    kept = kept_draws(posterior.approximation)
+    draws = int(draws) if kept is None else min(int(draws), kept)
+    # Draws that are kept in one order can be had all at once only.
+    at_a_time = max(1, MEMORY // (8 * size)) if kept is None else draws
+    ratios = []
+    for start, stop in chunks(draws, at_a_time):
+        u = posterior.approximation.draw(stop - start, rng)
+        log_q = np.asarray(posterior.approximation.log_prob(u), dtype=np.float64)
+        ratios.append(posterior.log_joint(u).astype(np.float64) - log_q)
+    return pareto_k_of(np.concatenate(ratios))
+
+
+def kept_draws(approximation: Any) -> int | None:
+    """How many draws an approximation has, if it can make no new ones (a hand-written guide), else None."""
+    first = next(iter(getattr(approximation, "members", None) or [approximation]))
+    return getattr(first, "count", None)
 
 
 def pareto_k_of(log_ratios: np.ndarray) -> ParetoK:
@@ -104,12 +140,21 @@ def pareto_k_of(log_ratios: np.ndarray) -> ParetoK:
         # Nothing can be claimed from a tail with too few distinct values, nor where a few draws carry all the weight:
         # the others then vanish next to them, and what is fitted is how numbers underflow.
         k = math.inf if math.isnan(k) or effective < FEWEST_EFFECTIVE else k
+    elbo = float(log_ratios.mean())
+    # The delta method: how much each draw moves log mean w, and how much of that it moves mean log w by, too.
+    influence = weights / mean
+    root = math.sqrt(count)
     return ParetoK(
         k=k,
         log_evidence=top + math.log(mean),
-        log_evidence_se=float(weights.std(ddof=1) / math.sqrt(count) / mean),
+        log_evidence_se=float(influence.std(ddof=1) / root),
         relative_ess=effective / count,
         draws=count,
+        elbo=elbo,
+        elbo_se=float(log_ratios.std(ddof=1) / root),
+        # Equal weights leave a difference of rounding, of either sign.
+        gap=max(0.0, (top - elbo) + math.log(mean)),
+        gap_se=float((influence - log_ratios).std(ddof=1) / root),
     )
 
 
