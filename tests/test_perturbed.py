@@ -378,8 +378,8 @@ def test_gradients_are_unbiased_in_both_systems(ppl: str, estimator: str) -> Non
 
 def test_gradients_by_row_have_less_variance(ppl: str) -> None:
     """Rows with noise of their own average it away. By the mean, with residual noise e = y - f, the gradient is
-    D' e / s^2, whose covariance is D' Cov(e) D / s^4 in closed form. By the scale the factors are measured: flipout leaves
-    the square of each deviation in all rows, and gains nothing there."""
+    D' e / s^2, whose covariance is D' Cov(e) D / s^4 in closed form. By the scale the factors are measured: flipout
+    leaves the square of each deviation in all rows, and gains nothing there."""
     found = {name: sampled_gradients(ppl, name, 29) for name in ("plain", "local", "flipout")}
     x = np.random.default_rng(29).normal(size=(ROWS, INPUTS))
     design = np.column_stack([x, np.ones(ROWS)])

