@@ -358,12 +358,12 @@ class Posterior:
     def log_joint(self, u: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
         """log p(w, D) + log |dw/du| of draws u with one leading axis (default: all draws), shape (S,)."""
         values = _flat(self.unconstrained_draws) if u is None else u
-        return self._with(lambda problem: problem.program.log_joint_draws(values, problem.x, problem.y))
+        return self._with(lambda problem: problem.log_joint_draws(values))
 
     def log_prior(self, u: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
         """log p(w) + log |dw/du| of draws u with one leading axis (default: all draws), shape (S,)."""
         values = _flat(self.unconstrained_draws) if u is None else u
-        return self._with(lambda problem: problem.program.log_prior_draws(values, problem.x, problem.y))
+        return self._with(lambda problem: problem.log_prior_draws(values))
 
     def log_q(self) -> np.ndarray | None:
         """log q(u) of `unconstrained_draws`, (chain, draw), for an approximation with a density."""
@@ -428,7 +428,11 @@ class Posterior:
         if where == "auto":
             where = self.info.device
         with chosen.session(self.info.dtype, where) as actual:
-            x, y = map_data(chosen.asarray, self.inputs), chosen.asarray(self.targets)
+            inputs, targets = self.inputs, self.targets
+            streamed = bool(self.info.settings.get("stream"))
+            if streamed:
+                inputs, targets = map_data(lambda a: np.asarray(a[:1]), inputs), np.asarray(targets[:1])
+            x, y = map_data(chosen.asarray, inputs), chosen.asarray(targets)
             if actual not in self._programs:
                 model = self.approximation.program(self.model)
                 self._programs[actual] = Program.of(
@@ -436,7 +440,18 @@ class Posterior:
                 )
             program = self._programs[actual]
             return action(
-                Problem(program, x, y, self.inputs, self.targets, self.info.seed, actual, self.info.dtype)
+                Problem(
+                    program,
+                    x,
+                    y,
+                    self.inputs,
+                    self.targets,
+                    self.info.seed,
+                    actual,
+                    self.info.dtype,
+                    self.info.data_hash,
+                    streamed,
+                )
             )
 
 

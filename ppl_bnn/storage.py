@@ -40,6 +40,8 @@ TREE, ARRAYS, MANIFEST = "tree.nc", "arrays.safetensors", "manifest.json"
 APPROXIMATIONS: dict[str, str] = {
     "Chains": "ppl_bnn.posterior:Chains",
     "Point": "ppl_bnn.posterior:Point",
+    "Restarts": "ppl_bnn.inference.svi:Restarts",
+    "Drawn": "ppl_bnn.inference.drawn:Drawn",
     "MeanField": "ppl_bnn.inference.mean_field:MeanField",
     "Particles": "ppl_bnn.inference.svgd:Particles",
     "Dropped": "ppl_bnn.inference.mc_dropout:Dropped",

@@ -95,6 +95,11 @@ class Method(ABC):
     def name(self) -> str:
         return type(self).__name__
 
+    @property
+    def streams(self) -> bool:
+        """Whether the rows stay in the host's memory and the method fetches those that it needs."""
+        return False
+
     @abstractmethod
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         """Fit inside a session. Seconds of compilation are reported apart from seconds of running."""
@@ -198,9 +203,10 @@ class Method(ABC):
             checks.warn_constant_columns(x)
         dtype = self._dtype(chosen, device)
         with chosen.session(dtype, device, threads_for(sketch.rows, sketch.parameter_count)) as where:
-            data, targets = map_data(chosen.asarray, x), chosen.asarray(y)
+            given = (map_data(lambda a: a[:1], x), y[:1]) if self.streams else (x, y)
+            data, targets = map_data(chosen.asarray, given[0]), chosen.asarray(given[1])
             program = Program.of(chosen, model, data, targets, language=language, observed=observed)
-            problem = Problem(program, data, targets, x, y, seed, where, dtype)
+            problem = Problem(program, data, targets, x, y, seed, where, dtype, digest, self.streams)
             outcome = self.run(problem, progress)
         info = FitInfo(
             method=self.name,

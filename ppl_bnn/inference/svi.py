@@ -1,7 +1,8 @@
 """Stochastic variational inference: the member of a family of distributions nearest to the posterior.
 
-The guide and the evidence lower bound are the system's own; what stands here is the loop around them, written once,
-and one small engine per system that takes a stretch of steps.
+The family is a guide (`guides.py`, `flows.py`, or the system's own), the objective a bound on the evidence
+(`variational.py`, or the system's own), the loop Adam on its noisy gradient (`stochastic.py`). What stands here joins
+them: what is allowed with what, where a fit begins and when it has converged, restarts, and resuming.
 """
 
 from __future__ import annotations
@@ -9,79 +10,206 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from ppl_bnn.errors import DivergenceError, InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.inference import flows  # noqa: F401 - its families register themselves
+from ppl_bnn.inference.autoguide import system_guide
+from ppl_bnn.inference.checkpoint import Checkpoint
+from ppl_bnn.inference.drawn import Drawn
+from ppl_bnn.inference.guides import Family, Guide, GuideApproximation
 from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
 from ppl_bnn.inference.optimise import starting_point
-from ppl_bnn.ppl.protocol import Model, Problem, map_data, site_seed
+from ppl_bnn.inference.stochastic import STRETCH, Descent, Stretch, batch_indices, descent
+from ppl_bnn.inference.variational import ESTIMATORS, OBJECTIVES, Objective
+from ppl_bnn.language.distributions import SPECIAL
+from ppl_bnn.posterior import Approximation, Posterior
+from ppl_bnn.ppl.protocol import Model, Problem, Program, site_seed
 from ppl_bnn.progress import Progress
 
-GUIDES = ("normal",)
 FINAL_RATE = 0.1
-STRETCHES = 20
+# Draws times rows of the ELBO that is reported, where the number of draws is not given.
+ELBO_EFFORT = 5_000_000
 
 
 @dataclass(frozen=True)
 class SVI(Method):
     """max_q ELBO(q) = E_q[log p(w(u), D) + log |dw/du| - log q(u)] <= log p(D), by stochastic gradients.
 
-    guide "normal": independent normals in unconstrained coordinates, the system's own AutoNormal, under its own
-    Trace_ELBO (Kucukelbir et al. 2017). Adam holds its learning rate for the first half of the steps and lowers it
-    linearly to a tenth over the second; the fit is the mean of the iterates of the second half (Polyak-Ruppert
-    averaging; for VI see Dhaka et al. 2020). On a Gaussian posterior its variances then scatter, relative to the
-    optimum, by 2 (steps * particles)^(-1/2), as little as that many draws can tell, about a bias of the order of
-    -learning_rate / 2.
+    guide: what q may be, in unconstrained coordinates.
+      "normal": independent normals, the system's own AutoNormal under its own Trace_ELBO (Kucukelbir et al. 2017), and
+      where any option below asks for more than these offer, the same family here. "diagonal": always the one here.
+      "lowrank", "fullrank", "matrixnormal", "mixture", "iaf", "spline", "delta", or one of these with options
+      (`bnn.guides.LowRank(rank=5)`). A dict gives each part its own: {"output": "fullrank", "*": "normal"}, by name of
+      a layer, of a site, or by a pattern; the first that matches counts, and what shares an entry is joint.
+      A function (x, y=None) written in the system `ppl`, with the latent sites of the model, is a guide too.
 
-    steps: of the optimiser. learning_rate: in the first half. batch_size: rows per step; the likelihood is then scaled
-    by N / batch_size and the divergence from the prior counted once; None takes all rows. particles: draws of the guide
-    per step. init_scale: standard deviation of the guide at the start, in unconstrained coordinates. start: the
-    location at the start, a method, a posterior or a dict of constrained values; None: from the prior.
-    elbo_draws: fresh draws for the ELBO that is reported. stop: None takes all steps; "plateau" begins to lower the
-    learning rate as soon as the loss has reached a plateau, and lowers it over as many steps as it was held.
+    estimator: of the gradient of the likelihood.
+      "plain": one draw of the weights for all rows (reparameterisation). "local": what leaves a linear map is drawn for
+      each row (local reparameterisation, Kingma et al. 2015); for weights used once per row, refused for shared ones
+      unless `approximate`, when the objective is no longer the ELBO. "flipout": one draw with random signs per row
+      (Wen et al. 2018), right for shared weights too. Both need independent normals on the weights they are for; other
+      weights are drawn plainly.
+    divergence: of q from the prior. "monte_carlo" at the draw; "analytic" in closed form, term by term where there is
+      one. The two agree in expectation.
+    sticking_the_landing: leave out the score of log q, whose mean is zero (Roeder et al. 2017): the gradient has no
+      variance left where q is the posterior.
+    objective: "elbo"; "iwelbo", log of the mean over `particles` of p / q (Burda et al. 2016); "renyi", its variational
+      Renyi bound of order `alpha` (Li & Turner 2016; alpha = 0 is the former, alpha -> 1 the ELBO).
+    particles: draws per step. batch_size: rows per step; the likelihood is then scaled by N / batch_size and the
+      divergence counted once; None takes all rows. stream: the rows stay in the host's memory (arrays may be memory
+      maps) and only those of a stretch of steps are moved to the device.
+    kl_weight: factor on the divergence; 1 is Bayes. Anything else fits another target, the posterior to the likelihood
+      raised to 1 / kl_weight, and the fit says so. kl_warmup: share of the steps over which the factor rises from 0.
+
+    Adam holds its learning rate for the first half of the steps and lowers it linearly to a tenth over the second; the
+    fit is the mean of the iterates of the second half (Polyak-Ruppert averaging; for VI see Dhaka et al. 2020). On a
+    Gaussian posterior mean-field variances then scatter, relative to the optimum, by 2 (steps * particles)^(-1/2), as
+    little as that many draws can tell, about a bias of the order of -learning_rate / 2.
+
+    steps: of the optimiser. learning_rate: in the first half. start: the location at the start, a method, a posterior
+    or a dict of constrained values; None: from the prior. init_scale: standard deviation of the guide at the start, in
+    unconstrained coordinates; "start" takes it from the posterior that is given as `start`.
+    restarts: fits from so many starts; the posterior is the one with the highest ELBO, and keeps the others as
+    `approximation.members` so that `bnn.diagnose` can compare them.
+    elbo_draws: fresh draws for the ELBO that is reported (None: 1000, fewer for many rows). stop: None takes all steps;
+    "plateau" begins to lower the learning rate as soon as the loss has reached a plateau, and lowers it over as many
+    steps as it was held. checkpoint: a folder in which an interrupted fit is kept and from which the same fit goes on,
+    to the same bits.
 
     Plateau: of the steps at the full learning rate, the mean loss over the last window (a tenth of `steps`) is no more
     than max(2 standard errors of the difference, 0.1 nats) below that of the window before. The figure "converged" says
     whether the loss was on a plateau when the learning rate began to fall: afterwards any loss looks flat.
 
-    history: "loss", minus the ELBO of all rows, one estimate per step. figures: "elbo" and its standard error "elbo_se"
-    in nats, estimated after the fit; "converged", 0 or 1.
+    history: "loss", minus the objective over all rows, one estimate per step; "likelihood_cost", -E log p(D | w), and
+    "complexity_cost", the divergence, where the objective is ours; "restart_elbo", the best first. figures: "elbo" with
+    its standard error "elbo_se" in nats, "likelihood_cost" and "complexity_cost" (minus their sum is the ELBO), all
+    estimated after the fit; "converged", 0 or 1.
 
     Raises
     ------
-    DivergenceError: the loss left the finite numbers. UnsupportedError: mini-batches of a model whose rows cannot be
-    taken apart.
+    DivergenceError: the loss left the finite numbers, after at most 100 steps more; its `last` holds the last finite
+    values, which can be given as `start`. UnsupportedError: mini-batches of a model whose rows cannot be taken apart, a
+    local estimator for shared weights, and combinations that are not defined, by name.
     """
 
-    guide: str = "normal"
+    guide: Any = "normal"
     steps: int = 10_000
     learning_rate: float = 0.01
     batch_size: int | None = None
     particles: int = 1
-    init_scale: float = 0.1
+    init_scale: float | str = 0.1
     start: Start = None
-    elbo_draws: int = 1000
+    elbo_draws: int | None = None
     stop: str | None = None
+    estimator: str = "plain"
+    divergence: str = "monte_carlo"
+    sticking_the_landing: bool = False
+    objective: str = "elbo"
+    alpha: float | None = None
+    kl_weight: float = 1.0
+    kl_warmup: float = 0.0
+    approximate: bool = False
+    restarts: int = 1
+    stream: bool = False
+    checkpoint: Any = None
+    serves_priors: ClassVar[frozenset[str]] = frozenset(SPECIAL)
 
     def check(self) -> None:
-        if self.guide not in GUIDES:
-            raise unknown_name("guide", self.guide, GUIDES)
+        if not callable(self.guide) and not isinstance(self.guide, str | Family | Mapping):
+            raise InputError(
+                "SVI guide: "
+                + message("a name, a family, a dict or a function", repr(self.guide), "guide='normal'")
+            )
         self._whole("steps", self.steps, 1, "10_000")
         self._whole("particles", self.particles, 1, "1")
-        self._whole("elbo_draws", self.elbo_draws, 2, "1000")
+        self._whole("restarts", self.restarts, 1, "1")
+        if self.elbo_draws is not None:
+            self._whole("elbo_draws", self.elbo_draws, 2, "1000")
         if self.batch_size is not None:
             self._whole("batch_size", self.batch_size, 1, "128, or None for all rows")
         self._positive("learning_rate", self.learning_rate, "0.01")
-        self._positive("init_scale", self.init_scale, "0.1")
-        if self.stop not in (None, "plateau"):
-            raise unknown_name("stop", self.stop, ("None", "plateau"))
+        if self.init_scale != "start":
+            self._positive("init_scale", self.init_scale, "0.1")
+        elif not isinstance(self.start, Posterior):
+            raise InputError(
+                "SVI init_scale: "
+                + message("a posterior as start, for init_scale='start'", repr(self.start), "init_scale=0.1")
+            )
+        self._positive("kl_weight", self.kl_weight, "1.0")
+        for field, known in (
+            ("stop", (None, "plateau")),
+            ("estimator", ESTIMATORS),
+            ("divergence", ("monte_carlo", "analytic")),
+            ("objective", OBJECTIVES),
+        ):
+            if getattr(self, field) not in known:
+                raise unknown_name(field, getattr(self, field), map(str, known))
+        warmup = self.kl_warmup
+        if isinstance(warmup, bool) or not isinstance(warmup, int | float) or not 0.0 <= warmup <= 0.5:
+            raise InputError(
+                "SVI kl_warmup: "
+                + message("a share of the steps from 0 to 0.5", repr(warmup), "kl_warmup=0.2")
+            )
+        self._check_objective()
+        if self.stream and self.batch_size is None:
+            raise InputError(
+                "SVI stream: "
+                + message("a batch_size, with stream=True", "batch_size=None", "batch_size=500")
+            )
+        if self._written and self._asked:
+            raise UnsupportedError(
+                "SVI: "
+                + message(
+                    "a guide written by hand with the system's own ELBO",
+                    f"{', '.join(self._asked)} as well",
+                    "a guide by name, or leaving these out",
+                )
+            )
+
+    def _check_objective(self) -> None:
+        if self.objective == "renyi":
+            wrong = isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float)
+            if wrong or not math.isfinite(self.alpha or 0.0) or self.alpha == 1.0:
+                raise InputError(
+                    "SVI alpha: " + message("an order other than 1", repr(self.alpha), "alpha=0.5")
+                )
+        elif self.alpha is not None:
+            raise InputError(
+                "SVI alpha: " + message("objective='renyi', with alpha", f"{self.objective!r}", "alpha=None")
+            )
+        if self.objective == "elbo":
+            return
+        for field, wanted in (("estimator", "plain"), ("divergence", "monte_carlo"), ("kl_weight", 1.0)):
+            if getattr(self, field) != wanted:
+                raise UnsupportedError(
+                    "SVI: "
+                    + message(
+                        f"{field}={wanted!r} for objective={self.objective!r}, whose weights are p / q of one draw",
+                        repr(getattr(self, field)),
+                        f"{field}={wanted!r}",
+                    )
+                )
+        for field, wanted in (("kl_warmup", 0.0), ("sticking_the_landing", False)):
+            if getattr(self, field) != wanted:
+                raise UnsupportedError(
+                    "SVI: "
+                    + message(f"objective='elbo' for {field}", f"{self.objective!r}", f"{field}={wanted!r}")
+                )
+        if self.particles < 2:
+            raise InputError(
+                "SVI particles: "
+                + message(
+                    f"at least 2 for objective={self.objective!r}, which with one is the ELBO",
+                    str(self.particles),
+                    "particles=10",
+                )
+            )
 
     def _whole(self, field: str, value: object, least: int, advice: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
@@ -97,89 +225,73 @@ class SVI(Method):
                 f"SVI {field}: " + message("a positive number", repr(value), f"{field}={advice}")
             )
 
+    @property
+    def streams(self) -> bool:
+        return self.stream
+
+    @property
+    def _written(self) -> bool:
+        return callable(self.guide) and not isinstance(self.guide, Family)
+
+    @property
+    def _asked(self) -> list[str]:
+        """What is asked for that the system's own guide and ELBO do not offer."""
+        plain = {
+            "estimator": "plain",
+            "divergence": "monte_carlo",
+            "sticking_the_landing": False,
+            "objective": "elbo",
+            "kl_weight": 1.0,
+            "kl_warmup": 0.0,
+        }
+        return [field for field, value in plain.items() if getattr(self, field) != value]
+
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()
-        model = self._batched_model(problem)
-        batch = None if self.batch_size == problem.rows else self.batch_size
-        u0 = starting_point(problem, self.start, progress)
-        engine = _ENGINES[problem.system.name](self, problem, model, u0, batch)
-        losses, held = self._optimise(problem, engine, batch, progress)
-        approximation = MeanField(*engine.guide())
-        elbo, elbo_se = self._elbo(problem, approximation)
-        converged = plateau(losses[:held], self._window)
-        found = ()
-        if not converged:
-            found = (
-                f"SVI has not converged: the loss was still falling after {held} steps at learning_rate="
-                f"{self.learning_rate:g}; try steps={2 * self.steps} or a larger learning rate",
-            )
+        self._check_batches(problem)
+        batch = None if self.batch_size == problem.rows and not self.stream else self.batch_size
+        fit = _Fit(self, problem, batch)
+        found = [fit.run(index, progress) for index in range(self.restarts)]
+        best = max(found, key=lambda each: each.elbo)
+        ranked = sorted(found, key=lambda each: -each.elbo)
+        approximation = best.approximation
+        history = dict(best.history)
+        if self.restarts > 1:
+            approximation = Restarts(tuple(each.approximation for each in ranked))
+            history["restart_elbo"] = np.array([each.elbo for each in ranked])
         share = 1.0 if batch is None else batch / problem.rows
+        steps = sum(len(each.history["loss"]) for each in found)
         return Outcome(
             approximation=approximation,
-            history={"loss": losses},
-            compile_seconds=engine.compile_seconds,
-            run_seconds=watch() - engine.compile_seconds,
-            gradient_evaluations=len(losses) * self.particles * share,
-            warnings=found,
-            figures={"elbo": elbo, "elbo_se": elbo_se, "converged": float(converged)},
+            history=history,
+            compile_seconds=fit.descent.compile_seconds,
+            run_seconds=watch() - fit.descent.compile_seconds,
+            gradient_evaluations=steps * self.particles * fit.strata * share,
+            warnings=(*best.warnings, *self._cautions(fit)),
+            figures=best.figures,
         )
 
-    @property
-    def _stretch(self) -> int:
-        return -(-self.steps // STRETCHES)
-
-    @property
-    def _window(self) -> int:
-        return self.steps // 10
-
-    def _optimise(
-        self, problem: Problem, engine: _Engine, batch: int | None, progress: Progress
-    ) -> tuple[np.ndarray, int]:
-        """All losses, and the number of steps at the full learning rate."""
-        batches = None if batch is None else batch_indices(problem.rows, batch, problem.seed)
-        losses = np.empty(0)
-        held, total = self.steps - self.steps // 2, self.steps
-        task = progress.task(f"SVI ({problem.system.name})", self.steps)
-        try:
-            while len(losses) < total:
-                done = len(losses)
-                count = min(self._stretch, total - done)
-                steps = done + np.arange(count)
-                rates = schedule(self.learning_rate, steps, held, total)
-                indices = None if batches is None else np.stack([next(batches) for _ in range(count)])
-                latest = engine.advance(rates, steps >= held, indices)
-                losses = np.concatenate([losses, latest])
-                self._refuse_divergence(losses, done)
-                done += count
-                if self.stop == "plateau" and done < held and plateau(losses, self._window):
-                    held, total = done, 2 * done
-                task.update(self.steps if done == total else done, elbo=-float(latest.mean()))
-        finally:
-            task.close()
-        return losses, held
-
-    def _refuse_divergence(self, losses: np.ndarray, before: int) -> None:
-        wrong = np.flatnonzero(~np.isfinite(losses[before:]))
-        if not len(wrong):
-            return
-        step = before + int(wrong[0])
-        so_far = "the first loss"
-        if step:
-            so_far = f"before: first {losses[0]:.6g}, lowest {losses[:step].min():.6g}, last {losses[step - 1]:.6g}"
-        raise DivergenceError(
-            "SVI: "
-            + message(
-                "a finite loss",
-                f"{losses[step]} at step {step} ({so_far})",
-                f"learning_rate={self.learning_rate / 10:g}, a smaller init_scale, or standardise=True",
+    def _cautions(self, fit: _Fit) -> list[str]:
+        found = []
+        if self.kl_weight != 1.0:
+            found.append(
+                f"tempered: the divergence counts {self.kl_weight:g} times, so the target is not the posterior"
             )
-        )
+        if fit.shared:
+            found.append(
+                "approximate estimator: local reparameterisation treats the uses of "
+                f"{', '.join(fit.shared)} within a row as independent, so the objective is not the ELBO"
+            )
+        if fit.improper:
+            found.append(
+                f"the prior of {', '.join(fit.improper)} is improper: the ELBO is known up to a constant only"
+            )
+        return found
 
-    def _batched_model(self, problem: Problem) -> Model:
-        """The native model that is given a batch of rows and scaled to all of them."""
+    def _check_batches(self, problem: Problem) -> None:
         program = problem.program
         if self.batch_size is None or self.batch_size == problem.rows:
-            return program.native
+            return
         if self.batch_size > problem.rows:
             raise InputError(
                 "SVI batch_size: "
@@ -197,9 +309,7 @@ class SVI(Method):
                     "batch_size=None",
                 )
             )
-        if program.language:
-            return problem.system.native(program.model, population=problem.rows, record=False)
-        if "population" not in inspect.signature(program.native).parameters:
+        if not program.language and "population" not in inspect.signature(program.native).parameters:
             raise UnsupportedError(
                 "SVI: "
                 + message(
@@ -209,24 +319,325 @@ class SVI(Method):
                     "batch_size=None, or plate(..., population or len(x), subsample_size=len(x))",
                 )
             )
+
+
+# What a fit can hand over, by the names in files.
+MEMBERS: dict[str, type[Approximation]] = {
+    kind.__name__: kind for kind in (MeanField, GuideApproximation, Drawn)
+}
+
+
+@dataclass
+class Restarts(Approximation):
+    """Fits from several starts, the best first: it is the approximation, the others are there to be compared."""
+
+    members: tuple[Approximation, ...]
+    kind: ClassVar[Literal["chains", "iid", "point"]] = "iid"
+
+    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        return self.members[0].draw(count, rng)
+
+    def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray | None:
+        return self.members[0].log_prob(u)
+
+    def centre(self) -> dict[str, np.ndarray]:
+        return self.members[0].centre()
+
+    def program(self, model: Model) -> Model:
+        return self.members[0].program(model)
+
+    def as_prior(self) -> Any:
+        return self.members[0].as_prior()
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        found = {"class": np.frombuffer(type(self.members[0]).__name__.encode(), dtype=np.uint8).copy()}
+        for index, member in enumerate(self.members):
+            found |= {f"{index}/{key}": value for key, value in member.arrays().items()}
+        return found
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Restarts:
+        kind = MEMBERS[bytes(arrays["class"]).decode()]
+        parts: dict[int, dict[str, np.ndarray]] = {}
+        for key, value in arrays.items():
+            index, found, name = key.partition("/")
+            if found:
+                parts.setdefault(int(index), {})[name] = value
+        return cls(tuple(kind.from_arrays(parts[index]) for index in sorted(parts)))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """One fit: what came of it."""
+
+    approximation: Approximation
+    elbo: float
+    history: dict[str, np.ndarray]
+    figures: dict[str, float]
+    warnings: tuple[str, ...]
+
+
+class _Fit:
+    """An SVI on a problem: the objective and the loop, made once for all restarts."""
+
+    def __init__(self, method: SVI, problem: Problem, batch: int | None):
+        self.method, self.problem, self.batch = method, problem, batch
+        program = problem.program
+        special = [site.name for site in program.latents if site.family in SPECIAL]
+        self.improper = [site.name for site in program.latents if site.family == "ImproperLogUniform"]
+        self.strata = 1
+        own = method.guide == "normal" and not method._asked and not special
+        self.guide: Guide | None = None
+        self.objective: Any
+        if method._written or own:
+            written = method.guide if method._written else None
+            self.objective = system_guide(problem, self._native(), written, method.particles, batch)
+        else:
+            self.guide = Guide.of(method.guide, program.sites.values())
+            self.strata = self.guide.strata
+            self.objective = Objective(
+                problem,
+                self.guide,
+                estimator=method.estimator,
+                analytic=method.divergence == "analytic",
+                sticking_the_landing=method.sticking_the_landing,
+                objective=method.objective,
+                alpha=method.alpha,
+                particles=method.particles,
+                approximate=method.approximate,
+                population=None if batch is None else problem.rows,
+            )
+        # Weights that a local estimator treats as if a row used them once.
+        self.shared: tuple[str, ...] = getattr(self.objective, "shared", ())
+        self._begun = self._beginning(0, None)
+        self.descent: Descent = descent(problem, self.objective, self._begun, batch, method.stream)
+
+    def _native(self) -> Model:
+        """The native model that is given a batch of rows and scaled to all of them."""
+        problem, program = self.problem, self.problem.program
+        if self.batch is None:
+            return program.native
+        if program.language:
+            return problem.system.native(program.model, population=problem.rows, record=False)
         return functools.partial(program.native, population=problem.rows)
 
-    def _elbo(self, problem: Problem, q: MeanField) -> tuple[float, float]:
-        """Mean and standard error of log p(w(u), D) + log |dw/du| - log q(u) over fresh draws."""
-        rng = np.random.default_rng(site_seed("elbo", problem.seed))
-        u = q.draw(self.elbo_draws, rng)
-        log_joint = problem.program.log_joint_draws(u, problem.x, problem.y).astype(np.float64)
-        values = log_joint - q.log_prob(u)
+    def _seed(self, index: int) -> int:
+        return self.problem.seed if index == 0 else site_seed(f"restart {index}", self.problem.seed) % 2**31
+
+    def _beginning(self, index: int, progress: Progress | None) -> dict[str, np.ndarray]:
+        """Parameters at the start of a restart; without `progress`, parameters of the right shapes."""
+        method, problem = self.method, self.problem
+        latents = problem.program.latents
+        scale: dict[str, np.ndarray] = {}
+        if progress is None:
+            u0 = {site.name: np.zeros(site.unconstrained_shape) for site in problem.program.sites.values()}
+        else:
+            seeded = replace(problem, seed=self._seed(index))
+            if isinstance(method.start, Posterior):
+                u0 = self._centre(method.start, progress)
+            else:
+                u0 = starting_point(seeded, method.start, progress)
+            if method.init_scale == "start":
+                scale = self._spread(method.start)
+        width = 0.1 if isinstance(method.init_scale, str) else float(method.init_scale)
+        for site in latents:
+            scale.setdefault(site.name, np.full(site.unconstrained_shape, width))
+        if self.guide is None:
+            return self.objective.start(u0, scale)
+        rng = np.random.default_rng(site_seed("guide", self._seed(index)))
+        held = {f"param:{site.name}": np.asarray(u0[site.name], float) for site in problem.program.params}
+        return self.guide.start(u0, scale, rng) | held
+
+    def _centre(self, start: Posterior, progress: Progress) -> dict[str, np.ndarray]:
+        centre = start.approximation.centre()
+        w = {name: value[0, 0] for name, value in start.draws.items()}
+        # A dict of constrained values is checked against the sites of the program; the centre then takes their place.
+        starting_point(self.problem, w, progress)
+        return {name: np.asarray(centre[name], float) for name in self.problem.program.sites}
+
+    def _spread(self, start: Posterior) -> dict[str, np.ndarray]:
+        """Standard deviations of draws of the posterior that the fit starts from."""
+        u = start.approximation.draw(1000, np.random.default_rng(self.problem.seed))
+        found = {}
+        for site in self.problem.program.latents:
+            sd = np.asarray(u[site.name], float).std(0)
+            if not np.all(sd > 0):
+                raise InputError(
+                    "SVI init_scale: "
+                    + message(
+                        "a start with a spread at every site, for init_scale='start'",
+                        f"{start.info.method} without one at {site.name!r}",
+                        "init_scale=0.1",
+                    )
+                )
+            found[site.name] = sd
+        return found
+
+    # -- one fit
+
+    def run(self, index: int, progress: Progress) -> _Found:
+        method = self.method
+        losses, held = self._descend(index, progress)
+        approximation = self._approximation(self.descent.average())
+        figures, warnings = self._figures(approximation, self._seed(index))
+        converged = plateau(losses[:held, 0], self._window)
+        figures["converged"] = float(converged)
+        if not converged:
+            warnings += (
+                f"SVI has not converged: the loss was still falling after {held} steps at learning_rate="
+                f"{method.learning_rate:g}; try steps={2 * method.steps} or a larger learning rate",
+            )
+        history = {"loss": losses[:, 0]}
+        if np.all(np.isfinite(losses[:, 1:])):
+            history |= {"likelihood_cost": losses[:, 1], "complexity_cost": losses[:, 2]}
+        return _Found(approximation, figures["elbo"], history, figures, warnings)
+
+    @property
+    def _window(self) -> int:
+        return self.method.steps // 10
+
+    def _descend(self, index: int, progress: Progress) -> tuple[np.ndarray, int]:
+        """(loss, likelihood cost, complexity cost) of all steps, and the number of steps at the full learning rate."""
+        method, problem, loop = self.method, self.problem, self.descent
+        seed = self._seed(index)
+        held, total = method.steps - method.steps // 2, method.steps
+        losses = np.empty((0, 3))
+        warm = max(1.0, method.kl_warmup * method.steps)
+        batches = None if self.batch is None else batch_indices(problem.rows, self.batch, seed)
+        checkpoint = Checkpoint.of(method.checkpoint, self._fingerprint(), f"restart{index}")
+        kept = checkpoint.load()
+        if kept is None:
+            loop.begin(self._beginning(index, progress), seed)
+        else:
+            losses = kept.pop("losses")
+            held, total = (int(value) for value in kept.pop("held_total"))
+            loop.restore(kept)
+            for _ in range(len(losses) if batches is not None else 0):
+                next(batches)  # pyright: ignore[reportArgumentType]
+        name = "SVI" if method.restarts == 1 else f"SVI {index + 1} of {method.restarts}"
+        task = progress.task(f"{name} ({problem.system.name})", method.steps)
+        try:
+            while len(losses) < total:
+                done = len(losses)
+                count = min(STRETCH, total - done)
+                steps = done + np.arange(count)
+                stretch = Stretch(
+                    rates=schedule(method.learning_rate, steps, held, total),
+                    averaged=steps >= held,
+                    weights=method.kl_weight * np.minimum(1.0, (steps + 1.0) / warm),
+                    indices=None if batches is None else np.stack([next(batches) for _ in range(count)]),
+                )
+                latest = loop.advance(stretch)
+                losses = np.concatenate([losses, latest])
+                self._refuse_divergence(losses)
+                done += count
+                if method.stop == "plateau" and done < held and plateau(losses[:, 0], self._window):
+                    held, total = done, 2 * done
+                checkpoint.keep(
+                    lambda: loop.state() | {"losses": losses, "held_total": np.array([held, total])},  # noqa: B023
+                    last=done == total,
+                )
+                task.update(method.steps if done == total else done, elbo=-float(latest[:, 0].mean()))
+        finally:
+            task.close()
+        return losses, held
+
+    def _fingerprint(self) -> dict[str, Any]:
+        problem, method = self.problem, self.method
+        return {
+            "settings": {key: value for key, value in method.settings().items() if key != "checkpoint"},
+            "sites": {site.name: list(site.shape) for site in problem.program.sites.values()},
+            "data": problem.data_hash,
+            "seed": problem.seed,
+            "dtype": problem.dtype,
+        }
+
+    def _refuse_divergence(self, losses: np.ndarray) -> None:
+        if math.isfinite(losses[-1, 0]):
+            return
+        step, method = len(losses) - 1, self.method
+        so_far = "the first loss"
+        if step:
+            so_far = (
+                f"before: first {losses[0, 0]:.6g}, lowest {losses[:step, 0].min():.6g}, "
+                f"last {losses[step - 1, 0]:.6g}"
+            )
+        approximation = self._approximation(self.descent.latest())
+        error = DivergenceError(
+            "SVI: "
+            + message(
+                "a finite loss",
+                f"{losses[-1, 0]} at step {step} ({so_far}){self._blamed(approximation)}",
+                f"learning_rate={method.learning_rate / 10:g}, a smaller init_scale, or standardise=True",
+            )
+        )
+        centre = {name: value[None] for name, value in approximation.centre().items()}
+        w = self.problem.program.constrain_draws(centre, self.problem.x, self.problem.y)
+        error.last = {name: value[0] for name, value in w.items()}
+        raise error
+
+    def _blamed(self, approximation: Approximation) -> str:
+        """Which site a loss that is not finite comes from, as far as draws at the last finite state tell."""
+        program, system = self.problem.program, self.problem.system
+        u = approximation.draw(20, np.random.default_rng(self.problem.seed))
+        for index in range(20):
+            values = {name: system.asarray(value[index]) for name, value in u.items()}
+            sites = system.run(
+                program.native, self.problem.x, self.problem.y, values=values, unconstrained=True
+            )
+            for site in sites:
+                if site.distribution is None:
+                    continue
+                value = self.problem.y if site.name == program.observed else site.value
+                if not np.all(np.isfinite(system.to_numpy(site.distribution.log_prob(value)))):
+                    return f", from site {site.name!r}"
+        largest = max(u, key=lambda name: float(np.max(np.abs(u[name]))))
+        return f"; the largest values are at site {largest!r}"
+
+    def _approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
+        if self.guide is None:
+            return self.objective.approximation(parameters)
+        return self.objective.approximation(parameters)
+
+    def _figures(self, q: Approximation, seed: int) -> tuple[dict[str, float], tuple[str, ...]]:
+        """The ELBO of a fit and its two costs over fresh draws, with standard errors."""
+        problem = self.problem
+        program = problem.program
+        if q.program(program.model) is not program.model:
+            program = Program.of(
+                problem.system,
+                q.program(program.model),
+                problem.x,
+                problem.y,
+                language=program.language,
+                observed=program.observed,
+            )
+        count = self.method.elbo_draws or int(np.clip(ELBO_EFFORT // problem.rows, 20, 1000))
+        u = q.draw(count, np.random.default_rng(site_seed("elbo", seed)))
+        judged = replace(problem, program=program)
+        log_joint = judged.log_joint_draws(u).astype(np.float64)
+        if q.kind == "point":
+            return {"log_joint": float(log_joint[0]), "elbo": float(log_joint[0]), "elbo_se": 0.0}, (
+                "the guide is a point: its ELBO is the log joint there, and no bound on the evidence",
+            )
+        log_prior, log_q = judged.log_prior_draws(u).astype(np.float64), q.log_prob(u)
+        assert log_q is not None
+        values = log_joint - log_q
         if not np.all(np.isfinite(values)):
             raise DivergenceError(
                 "SVI: "
                 + message(
                     "a finite ELBO",
                     f"{int((~np.isfinite(values)).sum())} of {len(values)} draws without a finite log joint",
-                    f"learning_rate={self.learning_rate / 10:g} or standardise=True",
+                    f"learning_rate={self.method.learning_rate / 10:g} or standardise=True",
                 )
             )
-        return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
+        return {
+            "elbo": float(values.mean()),
+            "elbo_se": float(values.std(ddof=1) / math.sqrt(count)),
+            "likelihood_cost": float((log_prior - log_joint).mean()),
+            "complexity_cost": float((log_q - log_prior).mean()),
+        }, ()
 
 
 def schedule(rate: float, step: np.ndarray, held: int, total: int) -> np.ndarray:
@@ -246,279 +657,3 @@ def plateau(losses: np.ndarray, window: int) -> bool:
     before, last = losses[-2 * window : -window], losses[-window:]
     error = math.sqrt((before.var(ddof=1) + last.var(ddof=1)) / window)
     return bool(before.mean() - last.mean() <= max(2.0 * error, 0.1))
-
-
-def batch_indices(rows: int, size: int, seed: int) -> Iterator[np.ndarray]:
-    """Row numbers of one batch after another, for ever: permutations of all rows, end to end, cut into `size`.
-
-    Every row comes once per epoch also where `size` does not divide the rows.
-    """
-    rng = np.random.default_rng(site_seed("batches", seed))
-    waiting = np.empty(0, dtype=np.int64)
-    while True:
-        while len(waiting) < size:
-            waiting = np.concatenate([waiting, rng.permutation(rows)])
-        yield waiting[:size]
-        waiting = waiting[size:]
-
-
-# --- one engine per system ------------------------------------------------------------------------
-
-
-class _Engine(Protocol):
-    compile_seconds: float
-
-    def advance(self, rates: np.ndarray, averaged: np.ndarray, indices: np.ndarray | None) -> np.ndarray:
-        """One step per learning rate, each on all rows or on those of its row of `indices`; the losses.
-
-        averaged: which of the iterates count for the fit.
-        """
-        ...
-
-    def guide(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """(loc, scale) by the names of the program's sites, in their order, of the mean of the iterates that count."""
-        ...
-
-
-class _NumPyroEngine:
-    """A stretch of steps as one compiled scan: always of the same length, so that there is one compilation."""
-
-    def __init__(
-        self, method: SVI, problem: Problem, model: Model, u0: Mapping[str, np.ndarray], batch: int | None
-    ):
-        import jax
-        import jax.numpy as jnp
-        import numpyro
-        import optax
-        from jax.flatten_util import ravel_pytree
-        from numpyro.distributions import TransformedDistribution
-        from numpyro.infer import SVI as Engine
-        from numpyro.infer import Trace_ELBO
-        from numpyro.infer.autoguide import AutoNormal
-        from numpyro.primitives import Messenger
-
-        program, system = problem.program, problem.system
-        watch = Stopwatch()
-        self._program, self._system, self._length = program, system, method._stretch
-        self._x, self._y = problem.x, problem.y
-        # softplus^-1 of the initial scale, which AutoNormal keeps on the real line.
-        spread = method.init_scale + math.log(-math.expm1(-method.init_scale))
-        start: dict[str, Any] = {}
-        for site in program.sites.values():
-            value = system.asarray(np.asarray(u0[site.name], dtype=float))
-            if site.is_param:
-                start[site.name] = value
-            else:
-                start[f"{site.name}_auto_loc"] = value
-                start[f"{site.name}_auto_scale"] = system.asarray(np.full(value.shape, spread))
-        # One flat vector: a dozen small arrays would each have its own compiled update.
-        flat, unravel = ravel_pytree(start)
-        self._unravel = unravel
-        adam = optax.scale_by_adam()
-        latents = program.latents
-        size = sum(site.size for site in latents)
-
-        class Noise(Messenger):
-            """AutoNormal's own draws, loc + scale * eps, with all eps out of one call: a generator per site takes
-            more time to compile and to run than everything else in a step."""
-
-            def __init__(self, guide: Any, params: Mapping[str, Any], eps: Any):
-                super().__init__(guide)
-                self.params = params
-                self.eps = program.unravel(eps, [site.name for site in latents])
-
-            def process_message(self, msg: Any) -> None:
-                if msg["type"] != "sample" or msg["name"] not in self.eps:
-                    return
-                name = msg["name"]
-                value = self.params[f"{name}_auto_loc"] + self.params[f"{name}_auto_scale"] * self.eps[name]
-                if isinstance(msg["fn"], TransformedDistribution):
-                    kept = []
-                    for transform in msg["fn"].transforms:
-                        before = value
-                        value, inner = transform.call_with_intermediates(before)
-                        kept.append([before, inner])
-                    msg["intermediates"] = kept
-                msg["value"] = value
-
-        def stretch(state: Any, rates: Any, averaged: Any, indices: Any, x: Any, y: Any) -> Any:
-            def rows(index: Any) -> Any:
-                return (x, y) if batch is None else (map_data(lambda a: a[index], x), y[index])
-
-            # Set up while tracing: nothing of it is computed, and run as it stands it would compile each operation.
-            guide = AutoNormal(model, init_scale=float(method.init_scale))
-            engine = Engine(model, guide, optax.identity(), Trace_ELBO())
-            engine.init(jax.random.PRNGKey(0), *rows(None if batch is None else indices[0]))
-            constrain: Any = engine.constrain_fn
-
-            def loss(flat: Any, key: Any, eps: Any, data: Any) -> Any:
-                params = constrain(unravel(flat))
-
-                def particle(eps: Any) -> Any:
-                    return engine.loss.loss(key, params, model, Noise(guide, params, eps), *data)
-
-                return jnp.mean(jax.vmap(particle)(eps)) if method.particles > 1 else particle(eps[0])
-
-            def step(state: Any, inputs: Any) -> Any:
-                flat, inner, total, key = state
-                rate, weight, index = inputs
-                key, for_eps, for_model = jax.random.split(key, 3)
-                eps = jax.random.normal(for_eps, (method.particles, size), dtype=flat.dtype)
-                value, gradient = jax.value_and_grad(loss)(flat, for_model, eps, rows(index))
-                update, inner = adam.update(gradient, inner)
-                flat = flat - rate * update
-                return (flat, inner, total + weight * flat, key), value
-
-            return jax.lax.scan(step, state, (rates, averaged, indices))
-
-        self._count = 0
-        self._state = (flat, jax.jit(adam.init)(flat), jnp.zeros_like(flat), system.seeds(problem.seed, 1)[0])
-        none = None if batch is None else np.zeros((1, batch), dtype=int)
-        arguments = (self._state, *self._padded(np.zeros(1), np.zeros(1), none), self._x, self._y)
-        with numpyro.validation_enabled(False):
-            self._stretch = jax.jit(stretch).lower(*arguments).compile()
-        self.compile_seconds = watch()
-
-    def _padded(
-        self, rates: np.ndarray, averaged: np.ndarray, indices: np.ndarray | None
-    ) -> tuple[Any, Any, Any]:
-        """A last, shorter stretch goes on at learning rate zero, where steps change nothing."""
-        missing = np.zeros(self._length - len(rates))
-        weights = np.concatenate([averaged.astype(float), missing])
-        if indices is not None:
-            indices = self._system.asarray(
-                np.concatenate([indices, np.repeat(indices[:1], len(missing), axis=0)])
-            )
-        rates = np.concatenate([rates, missing])
-        return self._system.asarray(rates), self._system.asarray(weights), indices
-
-    def advance(self, rates: np.ndarray, averaged: np.ndarray, indices: np.ndarray | None) -> np.ndarray:
-        padded = self._padded(rates, averaged, indices)
-        self._count += int(averaged.sum())
-        self._state, losses = self._stretch(self._state, *padded, self._x, self._y)
-        return np.asarray(losses, dtype=np.float64)[: len(rates)]
-
-    def guide(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        flat, _, total, _ = self._state
-        params = self._unravel(total / self._count if self._count else flat)
-        loc, scale = {}, {}
-        for site in self._program.sites.values():
-            if site.is_param:
-                loc[site.name] = np.asarray(params[site.name])
-            else:
-                loc[site.name] = np.asarray(params[f"{site.name}_auto_loc"])
-                scale[site.name] = np.logaddexp(0.0, np.asarray(params[f"{site.name}_auto_scale"]))
-        return loc, scale
-
-
-class _PyroEngine:
-    """Steps one by one, as Pyro takes them; one fused Adam for all parameters in place of one per parameter."""
-
-    compile_seconds = 0.0
-
-    def __init__(
-        self, method: SVI, problem: Problem, model: Model, u0: Mapping[str, np.ndarray], batch: int | None
-    ):
-        import pyro
-        import torch
-        from pyro.infer import Trace_ELBO
-        from pyro.infer.autoguide import AutoNormal, init_to_value
-
-        program, system = problem.program, problem.system
-        _refuse_nested_names([site.name for site in program.latents])
-        self._program, self._system, self._model = program, system, model
-        self._x, self._y, self._batch = problem.x, problem.y, batch
-        torch.manual_seed(problem.seed)
-        u = {name: system.asarray(np.asarray(value, dtype=float)) for name, value in u0.items()}
-        with torch.no_grad():
-            w = program.constrain(u, problem.x, problem.y)
-        self._guide = AutoNormal(
-            model,
-            init_loc_fn=init_to_value(values={site.name: w[site.name] for site in program.latents}),
-            init_scale=float(method.init_scale),
-        )
-        self._elbo = Trace_ELBO(num_particles=method.particles)
-        data = self._rows(None if batch is None else np.arange(batch))
-        with torch.no_grad():
-            self._guide(*data)
-            model(*data)
-        for site in program.params:
-            pyro.get_param_store()[site.name] = w[site.name]
-        with pyro.poutine.trace(param_only=True) as capture, torch.no_grad():
-            self._elbo.loss(model, self._guide, *data)
-        values: list[Any] = [site.get("value") for site in capture.trace.nodes.values()]
-        self._optimiser = torch.optim.Adam(
-            [value.unconstrained() for value in values],
-            lr=method.learning_rate,
-            fused=True,
-        )
-        self._count = 0
-        # Detached, they share the memory that the optimiser writes to.
-        self._iterates = [value.detach() for value in self._optimiser.param_groups[0]["params"]]
-        self._totals = [torch.zeros_like(value) for value in self._iterates]
-
-    def _rows(self, index: np.ndarray | None) -> tuple[Any, Any]:
-        if index is None:
-            return self._x, self._y
-        import torch
-
-        chosen = torch.as_tensor(index)
-        return map_data(lambda a: a[chosen], self._x), self._y[chosen]
-
-    def advance(self, rates: np.ndarray, averaged: np.ndarray, indices: np.ndarray | None) -> np.ndarray:
-        losses = np.full(len(rates), np.nan)
-        group = self._optimiser.param_groups[0]
-        data = self._x, self._y
-        with warnings.catch_warnings():
-            # Pyro warns of a loss that is not a number; here that is an error, with the step it came at.
-            warnings.filterwarnings("ignore", message="Encountered NaN")
-            for step, rate in enumerate(rates.tolist()):
-                if indices is not None:
-                    data = self._rows(indices[step])
-                group["lr"] = rate
-                losses[step] = self._elbo.loss_and_grads(self._model, self._guide, *data)
-                if not math.isfinite(losses[step]):
-                    return losses
-                self._optimiser.step()
-                self._optimiser.zero_grad()
-                if averaged[step]:
-                    for total, iterate in zip(self._totals, self._iterates, strict=True):
-                        total.add_(iterate)
-        self._count += int(averaged.sum())
-        return losses
-
-    def guide(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        import pyro
-
-        if self._count:
-            for total, iterate in zip(self._totals, self._iterates, strict=True):
-                iterate.copy_(total / self._count)
-        loc, scale = {}, {}
-        for site in self._program.sites.values():
-            # AutoNormal keeps "hidden0.weight" as the attribute `weight` of `hidden0`.
-            if site.is_param:
-                found = pyro.get_param_store()[site.name]
-            else:
-                found = attrgetter(site.name)(self._guide.locs)
-                width = self._system.to_numpy(attrgetter(site.name)(self._guide.scales))
-                scale[site.name] = width.reshape(site.unconstrained_shape).copy()
-            loc[site.name] = self._system.to_numpy(found).reshape(site.unconstrained_shape).copy()
-        return loc, scale
-
-
-def _refuse_nested_names(names: list[str]) -> None:
-    for name in names:
-        for other in names:
-            if other.startswith(f"{name}."):
-                raise UnsupportedError(
-                    "SVI: "
-                    + message(
-                        "site names of which none continues another after a dot (Pyro's AutoNormal keeps them as "
-                        "attributes of attributes)",
-                        f"{name!r} and {other!r}",
-                        "another name, or ppl='numpyro'",
-                    )
-                )
-
-
-_ENGINES: dict[str, Any] = {"numpyro": _NumPyroEngine, "pyro": _PyroEngine}

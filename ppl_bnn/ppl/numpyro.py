@@ -154,7 +154,7 @@ class ImproperLogUniform(numpyro.distributions.Distribution):
     """log p(w) = -log |w|, up to a constant that does not exist. Starts are drawn from Normal(0, scale)."""
 
     arg_constraints = {"scale": numpyro.distributions.constraints.positive}
-    support = numpyro.distributions.constraints.real
+    support: Any = numpyro.distributions.constraints.real
 
     def __init__(self, scale: Any = 1.0, *, validate_args: bool | None = None):
         self.scale = scale
@@ -399,6 +399,9 @@ class NumPyro:
 
     def seeds(self, seed: int, count: int) -> Any:
         return jax.random.split(jax.random.PRNGKey(seed), count)
+
+    def split(self, seed: Any, count: int) -> Any:
+        return jax.random.split(seed, count)
 
     def randomness(self, seed: Any) -> _Keys:
         return _Keys(seed)

@@ -37,6 +37,8 @@ SYSTEMS = ("numpyro", "pyro")
 CACHE, CACHE_ROWS = 2**24, 2000
 # Bytes that the activations of a density over many draws may take.
 DENSITY_MEMORY = 2**28
+# Rows of a streamed fit that are on the device at a time.
+STREAMED_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,10 @@ class System(Protocol):
 
     def seeds(self, seed: int, count: int) -> Any:
         """`count` independent sources of randomness, as an array to map over."""
+        ...
+
+    def split(self, seed: Any, count: int) -> Any:
+        """As many seeds out of one of `seeds` to map `randomness` over, also while a function is traced."""
         ...
 
     def randomness(self, seed: Any) -> Randomness:
@@ -821,6 +827,7 @@ class Problem:
     """A program with its training data, inside a session: what a method works on.
 
     x, y: arrays of the system; inputs, targets: the same in NumPy (standardised where the fit standardises).
+    streamed: x and y are the first rows only, for their shapes, and all rows are in inputs and targets.
     """
 
     program: Program
@@ -831,6 +838,8 @@ class Problem:
     seed: int
     device: str
     dtype: str
+    data_hash: str = ""
+    streamed: bool = False
 
     @property
     def system(self) -> System:
@@ -838,7 +847,24 @@ class Problem:
 
     @property
     def rows(self) -> int:
-        return self.program.rows
+        return row_count(self.inputs) if self.streamed else self.program.rows
+
+    def log_joint_draws(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
+        """NumPy: log joint over all rows of draws with one leading axis, shape (S,)."""
+        program = self.program
+        if not self.streamed:
+            return program.log_joint_draws(u, self.x, self.y)
+        log_prior = program.log_prior_draws(u, self.x, self.y).astype(np.float64)
+        total = log_prior.copy()
+        for start, stop in chunks(self.rows, STREAMED_ROWS):
+            x = map_data(lambda a, i=start, j=stop: self.system.asarray(np.asarray(a[i:j])), self.inputs)
+            y = self.system.asarray(np.asarray(self.targets[start:stop]))
+            total += program.log_joint_draws(u, x, y).astype(np.float64) - log_prior
+        return total
+
+    def log_prior_draws(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
+        """NumPy: log prior of draws with one leading axis, shape (S,)."""
+        return self.program.log_prior_draws(u, self.x, self.y)
 
 
 def _log_prior(sites: list[TracedSite], jacobian: bool, row_scale: float = 1.0) -> Array:

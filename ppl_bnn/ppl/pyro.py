@@ -528,6 +528,10 @@ class Pyro:
         _set_seed(seed)
         return torch.tensor(np.random.default_rng(seed).integers(0, 2**31 - 1, size=count))
 
+    def split(self, seed: Any, count: int) -> Any:
+        # torch has one generator; mapped functions each take their own numbers from it.
+        return torch.zeros(count)
+
     def randomness(self, seed: Any) -> _Generator:
         if seed is not None:
             with suppress(RuntimeError):

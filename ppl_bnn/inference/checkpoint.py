@@ -1,0 +1,114 @@
+"""A fit that is interrupted, kept in a folder, and goes on from there to the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.errors import InputError, message
+
+# Seconds between two writings: what an interruption costs at most.
+INTERVAL = 5.0
+
+
+@dataclass
+class Checkpoint:
+    """The latest state of one fit: arrays, beside a fingerprint of everything that they belong to.
+
+    Both are in one file that is replaced as a whole, so that an interruption while it is written leaves the one before.
+    """
+
+    path: Path | None
+    fingerprint: dict[str, Any]
+    _written: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, folder: Any, fingerprint: Mapping[str, Any], name: str) -> Checkpoint:
+        """The checkpoint `name` in a folder, which is made; with `folder` None one that keeps nothing.
+
+        Raises
+        ------
+        InputError: a folder that cannot be written.
+        """
+        if folder is None:
+            return cls(None, dict(fingerprint))
+        path = Path(folder)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if not os.access(path, os.W_OK):
+                raise PermissionError(f"no permission to write to {path}")
+        except OSError as error:
+            raise InputError(
+                "checkpoint: " + message("a folder that can be written", str(error), "another folder")
+            ) from error
+        return cls(path / f"{name}.safetensors", json.loads(json.dumps(dict(fingerprint))))
+
+    def load(self) -> dict[str, np.ndarray] | None:
+        """The arrays that were kept, or None where nothing was.
+
+        Raises
+        ------
+        InputError: a checkpoint of another fit, or one that cannot be read.
+        """
+        if self.path is None or not self.path.exists():
+            return None
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self.path, framework="numpy") as file:
+                before = json.loads((file.metadata() or {}).get("fingerprint", "null"))
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        except (SafetensorError, OSError, ValueError) as error:
+            raise InputError(
+                "checkpoint: "
+                + message(
+                    "a file that can be read", f"{self.path}: {error}", "removing it, or another folder"
+                )
+            ) from error
+        if before != self.fingerprint:
+            raise InputError(
+                "checkpoint: "
+                + message(
+                    "the checkpoint of the same fit",
+                    f"{self.path}, which differs in {_difference(before, self.fingerprint)}",
+                    "the same model, data, seed and settings, or another folder",
+                )
+            )
+        return arrays
+
+    def keep(self, state: Callable[[], Mapping[str, np.ndarray]], last: bool = False) -> None:
+        """Write what `state` gives, if the last time is long enough ago, or if this is the end."""
+        if self.path is None or (not last and time.monotonic() - self._written < INTERVAL):
+            return
+        from safetensors.numpy import save_file
+
+        temporary = self.path.with_suffix(".part")
+        arrays = {name: np.ascontiguousarray(value) for name, value in state().items()}
+        save_file(arrays, temporary, metadata={"fingerprint": json.dumps(self.fingerprint)})
+        temporary.replace(self.path)
+        self._written = time.monotonic()
+
+
+def _difference(before: Any, now: Mapping[str, Any]) -> str:
+    if not isinstance(before, Mapping):
+        return "all that is known of it"
+    found = []
+    for key in now:
+        if before.get(key) == now[key]:
+            continue
+        if isinstance(now[key], Mapping) and isinstance(before.get(key), Mapping):
+            found += [
+                f"{key} {inner}"
+                for inner in {**before[key], **now[key]}
+                if before[key].get(inner) != now[key].get(inner)
+            ]
+        else:
+            found.append(key)
+    return ", ".join(found) or "the kinds of things that are kept"
