@@ -1193,9 +1193,18 @@ def test_a_start_that_fails_is_reported_and_all_of_them_are_an_error(monkeypatch
         fit(small_network, x, y, "pyro", restarts=2, steps=100)
 
 
-def test_a_rank_that_leaves_a_group_without_data_is_named():
-    """One eigenvector of five: the other tensors have no curvature, and their precisions go to the limit."""
-    x, y, mode, _ = network_mode()
-    settings = {"structure": "lowrank", "rank": 1, "tune": "tensor", "start": mode, "optimise": False}
-    with pytest.raises(CurvatureError, match="a rank larger than 1, tune='global' or structure='full'"):
-        fit(small_network, x, y, "pyro", **settings)
+def test_a_rank_that_leaves_out_what_the_data_see_is_named():
+    """Data so exact that two eigenvectors of four are far from the prior, which is all that the others have left."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 4))
+    y = x @ np.array([1.0, -1.0, 0.5, 2.0])
+
+    def exact(x, y=None):
+        f = bnn.dense("output", x, 1, priors.Normal(0.0, 1.0), bias=False)
+        bnn.observe(y, f, likelihoods.Gaussian(1e-7))
+
+    start = {"output.weight": np.array([[1.0], [-1.0], [0.5], [2.0]])}
+    settings = {"structure": "lowrank", "tune": "tensor", "start": start, "optimise": False}
+    with pytest.raises(CurvatureError, match=r"larger rank=, tune='global' or structure='full'"):
+        fit(exact, x, y, "pyro", rank=2, **settings)
+    assert np.isfinite(fit(exact, x, y, "pyro", rank=4, **settings).log_evidence)

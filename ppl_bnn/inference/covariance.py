@@ -308,7 +308,12 @@ class LowRank(Gaussian):
         refuse_infinite(inner)
         np.fill_diagonal(inner, inner.diagonal() + 1.0)
         # No eigenvalue of K is below 1, and none is above R times its largest diagonal entry.
-        refuse_ill_conditioned(1.0, float(np.sqrt(inner.diagonal().max(initial=1.0))))
+        refuse_ill_conditioned(
+            1.0,
+            float(np.sqrt(inner.diagonal().max(initial=1.0))),
+            "a prior with larger precision; with structure='lowrank', whose other directions have the prior alone, a "
+            "larger rank=, tune='global' or structure='full'",
+        )
         return cls(diagonal, factor, cholesky(inner.T, lower=True, overwrite_a=True, check_finite=False))
 
     @property
@@ -606,7 +611,9 @@ def refuse_not_positive(values: np.ndarray) -> None:
         )
 
 
-def refuse_ill_conditioned(smallest: float, largest: float) -> None:
+def refuse_ill_conditioned(
+    smallest: float, largest: float, advice: str = "a proper prior on every weight"
+) -> None:
     """A `CurvatureError` where entries of a Cholesky factor differ so much that nothing is left but rounding."""
     if smallest * CONDITION < largest:
         condition = (largest / smallest) ** 2 if smallest > 0.0 else np.inf
@@ -614,7 +621,7 @@ def refuse_ill_conditioned(smallest: float, largest: float) -> None:
             message(
                 "a well conditioned curvature",
                 f"a condition number above {condition:.1g}",
-                "a proper prior on every weight",
+                advice,
             )
         )
 

@@ -26,7 +26,14 @@ from ppl_bnn.errors import (
 from ppl_bnn.inference.autolaplace import guide_gaussian
 from ppl_bnn.inference.covariance import Rotated
 from ppl_bnn.inference.curvature import CURVATURES, data_curvature
-from ppl_bnn.inference.evidence import GROUPINGS, Evidence, Tuned, alternate, fixed_point, maximise
+from ppl_bnn.inference.evidence import (
+    GROUPINGS,
+    Evidence,
+    Tuned,
+    alternate,
+    fixed_point,
+    maximise,
+)
 from ppl_bnn.inference.flat_vector import flat_latents, latent_names, site_slices
 from ppl_bnn.inference.hyperparameters import Tuning, gaussian_noise, log_densities, noise_sites
 from ppl_bnn.inference.jacobian import linear_maps
