@@ -213,7 +213,7 @@ def test_truths_are_draws_from_the_prior_and_targets_from_the_likelihood() -> No
     found = calibrated(Conjugate(ppl="pyro"), simulations=100, functions={"w": weights, "residual": residual})
     assert found.names == ("w[0]", "w[1]", "residual")
     for column, sd in ((0, 1.0), (1, 1.0), (2, 1.0 / np.sqrt(ROWS))):
-        # Over 20 seeds: see below.
+        # Over 20 seeds the least of these 60 p-values was 0.022.
         assert scipy.stats.kstest(found.truths[:, column] / sd, "norm").pvalue > 0.001
 
 
@@ -252,15 +252,15 @@ def test_laplace_is_exact_here_and_noise_is_a_function_of_its_own() -> None:
 
 
 @pytest.mark.slow
-def test_laplace_of_a_linear_model_is_calibrated(ppl: str) -> None:
-    found = calibrated(bnn.Laplace(ppl=ppl, steps=50), simulations=100, draws=99)
+def test_laplace_of_a_linear_model_is_calibrated() -> None:
+    found = calibrated(bnn.Laplace(ppl="pyro", steps=50), simulations=40)
     assert found.verdict == CALIBRATED
 
 
 @pytest.mark.slow
-def test_variational_inference_is_judged_in_both_systems(ppl: str) -> None:
-    svi = bnn.SVI(ppl=ppl, steps=600, learning_rate=0.05, elbo_draws=20)
-    found = calibrated(svi, simulations=60, functions={"w": weights})
+def test_variational_inference_is_seen_to_be_over_confident() -> None:
+    svi = bnn.SVI(ppl="pyro", steps=600, learning_rate=0.05, elbo_draws=20)
+    found = calibrated(svi, simulations=30, functions={"w": weights})
     assert found.verdict == MISCALIBRATED
     assert all(test.spread > 1.3 for test in found.tests.values())
 
