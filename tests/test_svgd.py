@@ -108,7 +108,7 @@ def weights(posterior) -> np.ndarray:
     return np.column_stack([u["output.weight"][..., 0], u["output.bias"]])
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "adagrad"])
+@pytest.mark.parametrize("optimiser", ["adam", pytest.param("adagrad", marks=pytest.mark.slow)])
 def test_the_kernel_mean_is_the_posterior_mean(ppl, optimiser):
     """At rest sum_i phi_i = 0, and repulsion cancels in the sum: sum_j K_j (u_j - mean) = 0 with K_j = sum_i k(u_i,
     u_j).

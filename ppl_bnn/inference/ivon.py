@@ -30,6 +30,7 @@ from ppl_bnn.ppl.protocol import Problem
 from ppl_bnn.progress import Progress
 
 EXCESS_LIMIT = 0.1
+EARLY_DECAY = 0.1
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ class IVON(Method):
     The last term keeps s above half of what it was, whatever e. This is the paper's update with the whole log joint
     in the loss and no weight decay: their prior is the Gaussian delta / 2 |m|^2 added by hand, with s = lambda (h +
     delta); here the gradient sees the prior of the model, whatever it is, log |dw/du| included.
+
+    At the start 1 - b2 is 2 / (t + 1), at most a tenth, where that is more than it is later: the scale at the start is
+    then forgotten as t^-2, not over several times 1 / (1 - b2) steps.
 
     No Hessian is formed and no scale is differentiated: a step costs one gradient, and the geometry is that of q, so
     one learning rate serves coordinates of very different curvature. The rate is held for the first half of the steps
@@ -113,6 +117,7 @@ class IVON(Method):
                 "rate": schedule(self.learning_rate, self.steps),
                 "counts": (np.arange(self.steps) >= first_half(self.steps)).astype(float),
                 "correction": 1.0 - self.momentum ** (1.0 + np.arange(self.steps)),
+                "decay": self._decays(),
             },
             batch=batch,
             progress=progress,
@@ -161,10 +166,15 @@ class IVON(Method):
             )
         return tuple(found)
 
+    def _decays(self) -> np.ndarray:
+        """1 - b2 of each step, larger in the beginning, so that the scale at the start is forgotten."""
+        early = np.minimum(EARLY_DECAY, 2.0 / (2.0 + np.arange(self.steps)))
+        return np.maximum(1.0 - self.curvature_momentum, early)
+
     def _rule(self, problem: Problem, batch: int | None) -> Any:
         program, system = problem.program, problem.system
         scale = 1.0 if batch is None else problem.rows / batch
-        slow, decay = self.momentum, 1.0 - self.curvature_momentum
+        slow = self.momentum
 
         def loss(flat: Any, x: Any, y: Any) -> Any:
             return -program.log_joint(program.unravel(flat), x, y, scale)
@@ -177,7 +187,7 @@ class IVON(Method):
             root = ops.sqrt(precision)
             values, gradients = evaluated(mean + eps / root, x, y)
             momentum = slow * state["momentum"] + (1.0 - slow) * gradients.mean(0)
-            change = decay * ((gradients * eps).mean(0) * root - precision)
+            change = told["decay"] * ((gradients * eps).mean(0) * root - precision)
             excess = change**2 / (2.0 * precision)
             log_q = (ops.log(root) - 0.5 * math.log(2.0 * math.pi)).sum() - 0.5 * (eps**2).sum(1)
             precision = precision + change + excess
@@ -188,7 +198,8 @@ class IVON(Method):
                 "momentum": momentum,
                 "total_mean": state["total_mean"] + told["counts"] * mean,
                 "total_precision": state["total_precision"] + told["counts"] * precision,
-                "total_excess": state["total_excess"] + told["counts"] * (excess / precision).mean() / decay,
+                "total_excess": state["total_excess"]
+                + told["counts"] * (excess / precision).mean() / told["decay"],
             }
             return state, (values + log_q).mean()
 
