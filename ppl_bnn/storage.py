@@ -46,7 +46,8 @@ APPROXIMATIONS: dict[str, str] = {
     "Particles": "ppl_bnn.inference.svgd:Particles",
     "Dropped": "ppl_bnn.inference.mc_dropout:Dropped",
     "LaplaceGaussian": "ppl_bnn.inference.laplace_gaussian:LaplaceGaussian",
-    "GuideApproximation": "ppl_bnn.inference.guides:GuideApproximation",
+    # By the method, which knows the families of all files: those of flows register themselves when imported.
+    "GuideApproximation": "ppl_bnn.inference.svi:GuideApproximation",
 }
 
 # The log joint of one draw, computed again when loading, differs by rounding between machines, by more between models.

@@ -6,8 +6,11 @@ A family is a row of `DISTRIBUTIONS`: the same distribution at the same paramete
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -764,6 +767,29 @@ def test_a_saved_guide_comes_back_to_the_same_bits(guide: str, tmp_path: Path):
         assert posterior.kind == "iid"
         assert np.array_equal(posterior.log_q(), again.log_q())
         assert posterior.log_q().shape == posterior.shape
+
+
+def test_a_flow_comes_back_in_a_process_that_has_not_fitted_one(tmp_path: Path):
+    importlib.import_module("ppl_bnn.inference.flows")
+    guide, params = whole({"output": "iaf", "*": "normal"})
+    approximation = GuideApproximation(guide, params)
+    np.savez(tmp_path / "kept.npz", **approximation.arrays())
+    code = (
+        "import sys, numpy as np\n"
+        "from ppl_bnn.storage import _approximation_class\n"
+        "arrays = dict(np.load(sys.argv[1]))\n"
+        "again = _approximation_class('GuideApproximation').from_arrays(arrays)\n"
+        "print(again.draw(1, np.random.default_rng(0))['output.weight'].tobytes().hex())\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "kept.npz")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    expected = approximation.draw(1, np.random.default_rng(0))["output.weight"].tobytes().hex()
+    assert (result.stdout.strip(), result.returncode) == (expected, 0), result.stderr
 
 
 def test_parameters_without_a_prior_are_constants_of_a_draw():
