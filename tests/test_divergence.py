@@ -192,7 +192,6 @@ def test_closed_forms_and_draws_have_one_mean(model: Any, family: Any) -> None:
     closed = bound.costs(bound.plan(), draws, seed=4)
     spread = math.hypot(drawn.std(ddof=1), closed.std(ddof=1)) / math.sqrt(draws)
     assert abs(drawn.mean() - closed.mean()) < SIGMAS * spread
-    assert closed.std() < drawn.std()
 
 
 @pytest.mark.parametrize(

@@ -258,8 +258,8 @@ def test_what_is_no_plain_weight_of_a_map_keeps_its_sampled_value(model: Any, si
 
 
 def network(x: Any, y: Any = None) -> None:
-    """Images: a convolution, then two dense layers with relu, so that inputs of maps are zero here and there."""
-    hidden = ops.relu(bnn.conv2d("conv", x, 2, 2, prior=priors.Normal()))
+    """Images: a convolution without bias, then dense layers with relu: some outputs of maps have variance zero."""
+    hidden = ops.relu(bnn.conv2d("conv", x, 2, 2, prior=priors.Normal(), bias=False))
     f = bnn.mlp(hidden.reshape(x.shape[0], -1), [4, 2], activation="relu", prior=priors.Normal())
     bnn.observe(y, f, likelihoods.Gaussian(0.5))
 
@@ -519,7 +519,8 @@ class Masks:
 
 
 def network_values() -> dict[str, np.ndarray]:
-    shapes = {"conv.weight": (2, 2, 1, 2), "conv.bias": (2,)} | {
+    shapes = {
+        "conv.weight": (2, 2, 1, 2),
         "hidden0.weight": (18, 4),
         "hidden0.bias": (4,),
         "output.weight": (4, 2),

@@ -379,8 +379,8 @@ def shared_weights(
 
     values: of all sites, constrained; arrays of a system, because in NumPy a specification checks its numbers. x: a few
     rows of inputs, at least two, by which rows are told from other axes (all rows where they interact).
-    sites: those of interest, by default all; a bias at
-    several positions is listed for another reason only, because it can be drawn once per row.
+    sites: those of interest, by default all; a bias at several positions is listed for another reason only, because it
+    can be drawn once per row.
     """
     with NetworkFunction(values) as run, _Coupled() as coupled, RecordLinear(values=values) as record:
         model(x, None)
