@@ -246,7 +246,7 @@ def _loss_curve(posterior: Any, settled: bool | None, found: _Findings) -> bool:
     if settled is not None:
         judged = f"the method's own test found {'a' if settled else 'no'} plateau; "
     found.reasons.append(
-        f"{judged}from the last tenth but one of the {len(losses)} losses to the last, their mean fell by {fall:.3g} "
+        f"{judged}from the last tenth but one of the {len(losses)} losses to the last, their mean {'fell' if fall >= 0.0 else 'rose'} by {abs(fall):.3g} "
         f"nats (standard error {error:.2g})"
     )
     return fall <= max(2.0 * error, LEAST_FALL) if settled is None else settled
@@ -255,7 +255,7 @@ def _loss_curve(posterior: Any, settled: bool | None, found: _Findings) -> bool:
 def _approximation(posterior: Any, found: _Findings) -> str:
     settled = _optimisation(posterior, found)
     tempered = _target(posterior, found)
-    agreed = _agreement(posterior, found)
+    agreed = _agreement(posterior, settled, found)
     try:
         pareto = pareto_k(posterior)
     except UnsupportedError:
@@ -354,7 +354,7 @@ def _bounds(posterior: Any, pareto: ParetoK, tempered: bool, held: int, found: _
     )
 
 
-def _agreement(posterior: Any, found: _Findings) -> bool:
+def _agreement(posterior: Any, settled: bool, found: _Findings) -> bool:
     """Whether restarts, where there were several, ended in distributions that predict alike."""
     if len(getattr(posterior.approximation, "members", None) or ()) < 2:
         return True
@@ -376,9 +376,14 @@ def _agreement(posterior: Any, found: _Findings) -> bool:
             f"{RESTART_LIMIT}{bounds}"
         )
         return True
+    why = (
+        "there are other modes, which predict otherwise and which one fit does not show"
+        if settled
+        else "there are other modes, or they would agree after more steps"
+    )
     found.reasons.append(
         f"restarts differ: over {judged.count} of them R-hat of {judged.worst} is {judged.rhat:.3f}, not below "
-        f"{RESTART_LIMIT}{bounds}: there are other modes, which predict otherwise and which one fit does not show"
+        f"{RESTART_LIMIT}{bounds}: {why}"
     )
     found.advice.append(
         "a mixture of the restarts, guide='mixture', or NUTS: a single mode is not the posterior"
