@@ -246,7 +246,8 @@ def _loss_curve(posterior: Any, settled: bool | None, found: _Findings) -> bool:
     if settled is not None:
         judged = f"the method's own test found {'a' if settled else 'no'} plateau; "
     found.reasons.append(
-        f"{judged}from the last tenth but one of the {len(losses)} losses to the last, their mean {'fell' if fall >= 0.0 else 'rose'} by {abs(fall):.3g} "
+        f"{judged}from the last tenth but one of the {len(losses)} losses to the last, their mean "
+        f"{'fell' if fall >= 0.0 else 'rose'} by {abs(fall):.3g} "
         f"nats (standard error {error:.2g})"
     )
     return fall <= max(2.0 * error, LEAST_FALL) if settled is None else settled
