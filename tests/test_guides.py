@@ -21,6 +21,7 @@ import numpy as np
 import numpyro.distributions
 import numpyro.infer.autoguide
 import pytest
+import safetensors.numpy
 import scipy.special
 import scipy.stats
 import torch
@@ -58,7 +59,7 @@ LIBRARIES = ("numpyro", "pyro")
 
 @contextlib.contextmanager
 def library(name: str, dtype: str = "float64") -> Iterator[tuple[Callable[..., Any], Callable[..., Any]]]:
-    """(NumPy to arrays of the library, and back), inside its session."""
+    """(NumPy to arrays of the library, and back), under its floating type."""
     if name == "numpy":
         yield np.asarray, np.asarray
         return
@@ -773,16 +774,16 @@ def test_a_flow_comes_back_in_a_process_that_has_not_fitted_one(tmp_path: Path):
     importlib.import_module("ppl_bnn.inference.flows")
     guide, params = whole({"output": "iaf", "*": "normal"})
     approximation = GuideApproximation(guide, params)
-    np.savez(tmp_path / "kept.npz", **approximation.arrays())
+    safetensors.numpy.save_file(approximation.arrays(), tmp_path / "kept")
     code = (
-        "import sys, numpy as np\n"
+        "import sys, numpy as np, safetensors.numpy\n"
         "from ppl_bnn.storage import _approximation_class\n"
-        "arrays = dict(np.load(sys.argv[1]))\n"
+        "arrays = safetensors.numpy.load_file(sys.argv[1])\n"
         "again = _approximation_class('GuideApproximation').from_arrays(arrays)\n"
         "print(again.draw(1, np.random.default_rng(0))['output.weight'].tobytes().hex())\n"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "kept.npz")],
+        [sys.executable, "-c", code, str(tmp_path / "kept")],
         capture_output=True,
         text=True,
         check=False,
