@@ -71,7 +71,7 @@ def log_uniform(x: Any, y: Any = None) -> None:
 
 
 class Bound:
-    """A guide over a program at parameters away from its start, inside a session."""
+    """A guide over a program at parameters away from its start."""
 
     def __init__(self, ppl: str, model: Any, family: Any, seed: int = 2):
         self.system = system(ppl)

@@ -167,7 +167,7 @@ class Divergence:
     def of(
         cls, program: Program, guide: Guide, u: Mapping[str, Array], x: Any, y: Any, analytic: bool = True
     ) -> Divergence:
-        """Look at one run of a program, and decide. Inside a session of the system; nothing is compiled.
+        """Look at one run of a program, and decide. Within `System.session`; nothing is compiled.
 
         u: any values of all sites, parameters included, unconstrained. x, y: a few rows, or all where they interact
         or have random variables of their own. analytic: False takes the value at the draw for all but the two special
