@@ -133,7 +133,8 @@ def test_the_kernel_mean_is_the_posterior_mean(ppl, optimiser):
 def test_many_particles_in_two_dimensions_have_the_spread_of_the_posterior():
     """100 particles in 2 dimensions: covariances within 10 % of the variances.
 
-    Particles come to rest at one shape whatever the start: 7.8 to 7.9 % were seen over 5 seeds, so the bound is no luck."""
+    Particles come to rest at one shape whatever the start: 7.8 to 7.9 % were seen over 5 seeds.
+    """
     problem = Conjugate.make(features=1)
     posterior = bnn.fit(problem.model, problem.x, problem.y, SVGD(particles=100, steps=2000))
     sd = np.sqrt(np.diag(problem.covariance))
