@@ -259,8 +259,8 @@ def test_laplace_of_a_linear_model_is_calibrated() -> None:
 
 @pytest.mark.slow
 def test_variational_inference_is_seen_to_be_over_confident() -> None:
-    svi = bnn.SVI(ppl="pyro", steps=600, learning_rate=0.05, elbo_draws=20)
-    found = calibrated(svi, simulations=30, functions={"w": weights})
+    svi = bnn.SVI(ppl="pyro", steps=300, learning_rate=0.05, elbo_draws=20)
+    found = calibrated(svi, simulations=24, functions={"w": weights})
     assert found.verdict == MISCALIBRATED
     assert all(test.spread > 1.3 for test in found.tests.values())
 

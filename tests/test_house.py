@@ -23,11 +23,17 @@ ROOT = Path(__file__).resolve().parents[1]
 FRAMEWORKS = {"torch", "jax", "jaxlib", "numpyro", "pyro", "optax", "blackjax"}
 # What a method may use of its own room; everything else in that room is another method.
 SHARED_BY_METHODS = {
+    "autoguide",
     "autolaplace",
+    "checkpoint",
     "covariance",
     "curvature",
+    "divergence",
+    "drawn",
     "evidence",
     "flat_vector",
+    "flows",
+    "guides",
     "hyperparameters",
     "jacobian",
     "kronecker",
@@ -40,6 +46,9 @@ SHARED_BY_METHODS = {
     "pretrained",
     "prior_curvature",
     "search",
+    "stepping",
+    "stochastic",
+    "variational",
 }
 
 # (importer, imported) -> why this import may run up the list; each finds the module by name when it is needed.

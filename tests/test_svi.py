@@ -21,7 +21,7 @@ import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, priors
 from ppl_bnn.errors import DivergenceError, InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.inference.mean_field import MeanField
-from ppl_bnn.inference.svi import SVI, batch_indices, plateau, schedule
+from ppl_bnn.inference.svi import SVI, batch_indices, batched_model, plateau, schedule
 from ppl_bnn.ppl.protocol import Problem, Program, system
 
 NOISE = 0.5
@@ -209,7 +209,7 @@ def test_the_scaled_batches_of_an_epoch_average_to_the_full_log_joint(ppl: str) 
                 return float(numpyro.infer.util.log_density(model, (x, y), {}, w)[0])
             return float(pyro.poutine.trace(pyro.poutine.condition(model, w)).get_trace(x, y).log_prob_sum())
 
-        batched = method._batched_model(problem)
+        batched = batched_model(problem, method.batch_size)
         batches = batch_indices(60, 12, seed=0)
         parts = [log_joint(batched, x[index], y[index]) for index in (next(batches) for _ in range(5))]
         assert np.std(parts) > 1.0

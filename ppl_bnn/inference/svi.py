@@ -391,7 +391,9 @@ class _Fit:
         self.objective: Any
         if method._written or own:
             written = method.guide if method._written else None
-            self.objective = system_guide(problem, self._native(), written, method.particles, batch)
+            self.objective = system_guide(
+                problem, batched_model(problem, batch), written, method.particles, batch
+            )
         else:
             self.guide = Guide.of(method.guide, program.sites.values())
             self.strata = self.guide.strata
@@ -411,15 +413,6 @@ class _Fit:
         self.shared: tuple[str, ...] = getattr(self.objective, "shared", ())
         self._begun = self._beginning(0, None)
         self.descent: Descent = descent(problem, self.objective, self._begun, batch, method.stream)
-
-    def _native(self) -> Model:
-        """The native model that is given a batch of rows and scaled to all of them."""
-        problem, program = self.problem, self.problem.program
-        if self.batch is None:
-            return program.native
-        if program.language:
-            return problem.system.native(program.model, population=problem.rows, record=False)
-        return functools.partial(program.native, population=problem.rows)
 
     def _seed(self, index: int) -> int:
         return self.problem.seed if index == 0 else site_seed(f"restart {index}", self.problem.seed) % 2**31
@@ -638,6 +631,16 @@ class _Fit:
             "likelihood_cost": float((log_prior - log_joint).mean()),
             "complexity_cost": float((log_q - log_prior).mean()),
         }, ()
+
+
+def batched_model(problem: Problem, batch: int | None) -> Model:
+    """The native model that is given a batch of rows and scaled to all of them; the program's own for all rows."""
+    program = problem.program
+    if batch is None:
+        return program.native
+    if program.language:
+        return problem.system.native(program.model, population=problem.rows, record=False)
+    return functools.partial(program.native, population=problem.rows)
 
 
 def schedule(rate: float, step: np.ndarray, held: int, total: int) -> np.ndarray:
