@@ -54,7 +54,6 @@ _MODULES: dict[str, str] = {
     "priors": "ppl_bnn.language.priors",
     "likelihoods": "ppl_bnn.language.likelihoods",
     "guides": "ppl_bnn.inference.guides",
-    "flows": "ppl_bnn.inference.flows",
     "errors": "ppl_bnn.errors",
     "data": "ppl_bnn.data",
     "scores": "ppl_bnn.scores",
@@ -119,7 +118,7 @@ if TYPE_CHECKING:
     from ppl_bnn.comparison import Comparison, compare
     from ppl_bnn.diagnostics.calibration import simulation_based_calibration
     from ppl_bnn.diagnostics.diagnose import diagnose
-    from ppl_bnn.inference import flows, guides
+    from ppl_bnn.inference import guides
     from ppl_bnn.inference.ivon import IVON
     from ppl_bnn.inference.laplace import Laplace
     from ppl_bnn.inference.map import MAP

@@ -47,7 +47,7 @@ APPROXIMATIONS: dict[str, str] = {
     "Dropped": "ppl_bnn.inference.mc_dropout:Dropped",
     "LaplaceGaussian": "ppl_bnn.inference.laplace_gaussian:LaplaceGaussian",
     # By the method, which knows the families of all files: those of flows register themselves when imported.
-    "GuideApproximation": "ppl_bnn.inference.svi:GuideApproximation",
+    "GuideApproximation": "ppl_bnn.inference.guides:GuideApproximation",
 }
 
 # The log joint of one draw, computed again when loading, differs by rounding between machines, by more between models.

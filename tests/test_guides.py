@@ -30,9 +30,9 @@ from numpyro.distributions.transforms import ScaledUnitLowerCholeskyTransform
 import ppl_bnn as bnn
 from ppl_bnn.errors import InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.inference import guides
+from ppl_bnn.inference.families import Family
 from ppl_bnn.inference.guides import (
     Delta,
-    Family,
     FullRank,
     Guide,
     GuideApproximation,

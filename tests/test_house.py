@@ -31,6 +31,7 @@ SHARED_BY_METHODS = {
     "divergence",
     "drawn",
     "evidence",
+    "families",
     "flat_vector",
     "flows",
     "guides",

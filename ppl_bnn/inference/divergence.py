@@ -18,17 +18,17 @@ from typing import Any, Literal
 import numpy as np
 
 from ppl_bnn.errors import UnsupportedError, message
-from ppl_bnn.inference.guides import (
+from ppl_bnn.inference.families import (
     LOG_2PI,
     Block,
     DeltaBlock,
     FullRankBlock,
-    Guide,
     LowRankBlock,
     MatrixNormalBlock,
     NormalBlock,
     Parameters,
 )
+from ppl_bnn.inference.guides import Guide
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import SPECIAL, group_shape
 from ppl_bnn.ppl.protocol import Program, TracedSite

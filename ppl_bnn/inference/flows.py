@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ppl_bnn.errors import InputError, UnsupportedError, message
-from ppl_bnn.inference.guides import FAMILIES, LOG_2PI, Array, Block, Family, NormalBlock, Parameters
+from ppl_bnn.inference.families import FAMILIES, LOG_2PI, Array, Block, Family, NormalBlock, Parameters
 from ppl_bnn.language import ops
 from ppl_bnn.ppl.protocol import Site
 

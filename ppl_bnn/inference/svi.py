@@ -17,11 +17,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ppl_bnn.errors import DivergenceError, InputError, UnsupportedError, message, unknown_name
-from ppl_bnn.inference import flows  # noqa: F401 - its families register themselves
 from ppl_bnn.inference.autoguide import system_guide
 from ppl_bnn.inference.checkpoint import Checkpoint
 from ppl_bnn.inference.drawn import Drawn
-from ppl_bnn.inference.guides import Family, Guide, GuideApproximation
+from ppl_bnn.inference.families import Family
+from ppl_bnn.inference.guides import Guide, GuideApproximation
 from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
 from ppl_bnn.inference.optimise import starting_point
@@ -332,7 +332,10 @@ class Restarts(Approximation):
     """Fits from several starts, the best first: it is the approximation, the others are there to be compared."""
 
     members: tuple[Approximation, ...]
-    kind: ClassVar[Literal["chains", "iid", "point"]] = "iid"
+
+    @property
+    def kind(self) -> Literal["chains", "iid", "point"]:  # type: ignore[override]
+        return self.members[0].kind
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return self.members[0].draw(count, rng)

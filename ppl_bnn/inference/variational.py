@@ -16,7 +16,8 @@ import numpy as np
 
 from ppl_bnn.errors import UnsupportedError, message
 from ppl_bnn.inference.divergence import Divergence
-from ppl_bnn.inference.guides import Guide, GuideApproximation, NormalBlock
+from ppl_bnn.inference.families import NormalBlock
+from ppl_bnn.inference.guides import Guide, GuideApproximation
 from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.language import ops
 from ppl_bnn.language.handlers import NetworkFunction, RecordLinear
