@@ -29,7 +29,7 @@ from numpyro.distributions.transforms import ScaledUnitLowerCholeskyTransform
 
 import ppl_bnn as bnn
 from ppl_bnn.errors import InputError, UnknownNameError, UnsupportedError
-from ppl_bnn.inference import guides
+from ppl_bnn.inference import families, guides
 from ppl_bnn.inference.families import Family
 from ppl_bnn.inference.guides import (
     Delta,
@@ -667,7 +667,7 @@ def test_a_family_of_another_file_is_known_once_it_is_registered(monkeypatch: py
 
     with pytest.raises(UnknownNameError, match="strange"):
         Guide.of("strange", SITES)
-    monkeypatch.setitem(guides.FAMILIES, "strange", Strange)
+    monkeypatch.setitem(families.FAMILIES, "strange", Strange)
     guide, params = whole({"output": "normal", "*": Strange(hidden=(7,))})
     assert Guide.from_json(guide.to_json()) == guide
     assert guide.families[1][1] == Strange(hidden=(7,))
@@ -681,7 +681,7 @@ def test_a_family_of_another_file_is_known_once_it_is_registered(monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "specification", [*guides.FAMILIES, LowRank(rank=4), Mixture(components=2), MIXED], ids=str
+    "specification", [*families.FAMILIES, LowRank(rank=4), Mixture(components=2), MIXED], ids=str
 )
 def test_specifications_come_back_from_json(specification: Any):
     guide = Guide.of(specification, SITES)
@@ -738,7 +738,7 @@ class Planted(Method):
 def _options() -> dict[str, Any]:
     # By name, because the settings of a fit are plain values.
     mixed = {"output": "fullrank", "hidden0.weight": "matrixnormal", "noise": "delta", "*": Mixture(2)}
-    return {name: name for name in guides.FAMILIES} | {"mixed": mixed}
+    return {name: name for name in families.FAMILIES} | {"mixed": mixed}
 
 
 @pytest.mark.parametrize("guide", ["lowrank", "fullrank", "matrixnormal", "mixture", "delta", "mixed"])

@@ -404,9 +404,7 @@ def _idle(
         )
     known = {site.name for site in sites if not site.is_param}
     layers = {name.rpartition(".")[0] or name for name in known}
-    return unknown_name(
-        "site or layer in guide", pattern, known | {name.rpartition(".")[0] or name for name in known}
-    )
+    return unknown_name("site or layer in guide", pattern, known | layers)
 
 
 def _start_value(site: Site, u0: Mapping[str, Any]) -> np.ndarray:
