@@ -25,9 +25,12 @@ def script(monkeypatch):
         "svi_against_pyro",
         "predict_against_predictive",
         "laplace_against_laplace_torch",
+        "variational",
     ],
 )
 def test_runs_at_a_tiny_size(script, name, capsys):
+    if name == "variational":
+        pytest.importorskip("bayesian_torch")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of peers, written as their users write them
         figures = script(name).main(tiny=True, rounds=1)
