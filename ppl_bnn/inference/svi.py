@@ -65,7 +65,8 @@ class SVI(Method):
       divergence counted once; None takes all rows. stream: the rows stay in the host's memory (arrays may be memory
       maps) and only those of a stretch of steps are moved to the device.
     kl_weight: factor on the divergence; 1 is Bayes. Anything else fits another target, the posterior to the likelihood
-      raised to 1 / kl_weight, and the fit says so. kl_warmup: share of the steps over which the factor rises from 0.
+      raised to 1 / kl_weight, and the fit says so. kl_warmup: share of the steps, at most 0.3, over which the factor rises
+      from 0; a plateau is looked for after it.
 
     Adam holds its learning rate for the first half of the steps and lowers it linearly to a tenth over the second; the
     fit is the mean of the iterates of the second half (Polyak-Ruppert averaging; for VI see Dhaka et al. 2020). On a
