@@ -45,6 +45,7 @@ COLUMNS: dict[str, str] = {
     "reference": "'reference' where the gaps are measured against this method, with '(not converged)' if it has not",
     "kind": "'chains', 'iid' (an approximation that draws independently) or 'point'",
     "ppl": "the system that ran the method",
+    "target": "what was fitted where it is not the posterior of the model: tempered, or an approximate objective",
     "log_score": "mean over test rows of log p(y) under the predictive mixture; nats, original units; larger is better",
     "log_score_se": "standard error of log_score over test rows",
     "rmse": "root mean squared error of the predictive mean; units of y",
@@ -81,7 +82,7 @@ _CLASSIFICATION = ("accuracy", "brier", "ece")
 # Draws x rows in each group of a tree: half a gigabyte. A chain keeps at least so many draws whatever the rows.
 MOST_VALUES = 2**26
 FEWEST_DRAWS = 100
-_WORDS = ("reference", "kind", "ppl", "converged", "failure")
+_WORDS = ("reference", "kind", "ppl", "target", "converged", "failure")
 
 
 class ComparisonInterrupted(KeyboardInterrupt):
@@ -440,6 +441,7 @@ def _fitted(
         record.figures = {
             **scores.scores_of(record.prediction, y_test),
             "kind": posterior.kind,
+            "target": posterior.info.target,
             "log_score_se": _standard_error(pointwise),
             "compile_seconds": posterior.info.compile_seconds,
             "run_seconds": posterior.info.run_seconds,

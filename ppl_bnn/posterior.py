@@ -151,7 +151,8 @@ class FitInfo:
     """How a posterior came about.
 
     history: name -> (steps,) arrays such as losses. gradient_evaluations: of the log joint over all rows (a mini-batch
-    counts as its share), or None where a system does not say. seconds are wall time, compilation apart.
+    counts as its share), or None where a system does not say. seconds are wall time, compilation apart. target: what
+    was fitted, where it is not the posterior of the model (a tempered one, an approximate objective).
     """
 
     method: str
@@ -168,6 +169,7 @@ class FitInfo:
     data_hash: str = ""
     warnings: tuple[str, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
+    target: str = ""
 
 
 @dataclass

@@ -171,6 +171,7 @@ def _manifest(posterior: Posterior, approximation: str) -> dict[str, Any]:
             "data_hash": info.data_hash,
             "warnings": info.warnings,
             "figures": info.figures,
+            "target": info.target,
         },
         "model": {
             "name": f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}",

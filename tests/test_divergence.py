@@ -212,7 +212,7 @@ def test_closed_forms_and_draws_have_one_mean(model: Any, family: Any) -> None:
         (hierarchical, "mixture", ("inner.weight",), (False,)),
         (hierarchical, {"tau": "normal", "*": "fullrank"}, (), (True, True)),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", None) or str(value),
 )
 def test_what_is_closed_is_told(ppl: str, model: Any, family: Any, drawn: Any, entropies: Any) -> None:
     """Given its parents a Normal site is closed only where q makes it independent of them."""

@@ -48,6 +48,7 @@ class Outcome:
     gradient_evaluations: float | None = None
     warnings: tuple[str, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
+    target: str = ""
 
 
 # A Method, a Posterior, a dict of arrays (constrained values), a network trained elsewhere (see `pretrained`), or None.
@@ -223,6 +224,7 @@ class Method(ABC):
             data_hash=digest,
             warnings=outcome.warnings,
             figures=outcome.figures,
+            target=outcome.target,
         )
         return Posterior(
             model=model,
