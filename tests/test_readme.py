@@ -91,15 +91,20 @@ def test_the_columns_are_those_of_the_table():
     assert sorted(shown) == sorted(COLUMNS)
 
 
-def test_the_choices_of_laplace_are_its_arguments():
+@pytest.mark.parametrize(
+    ("heading", "method"), [("## Variational inference", "SVI"), ("## Laplace, in every way", "Laplace")]
+)
+def test_the_choices_of_a_method_are_its_arguments(heading, method):
     from dataclasses import fields
 
     import ppl_bnn as bnn
 
-    table = README.split("| choice | values |", 1)[1].split("\n\n", 1)[0]
-    names = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    section = README.split(heading, 1)[1]
+    table = section.split("| choice | values |", 1)[1].split("\n\n", 1)[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    names = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert names
-    assert set(names) <= {field.name for field in fields(bnn.Laplace)}
+    assert set(names) <= {field.name for field in fields(getattr(bnn, method))}
 
 
 def test_links_lead_somewhere():
