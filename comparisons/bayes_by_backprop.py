@@ -57,7 +57,7 @@ from study import (
 )
 
 import ppl_bnn as bnn
-from ppl_bnn import dist, likelihoods, priors, scores
+from ppl_bnn import dist, guides, likelihoods, priors, scores
 from ppl_bnn.diagnostics.function_space import convergence
 from ppl_bnn.diagnostics.importance import pareto_k
 from ppl_bnn.errors import DivergenceError, message
@@ -488,15 +488,16 @@ def where_it_is(prediction: Any, x: np.ndarray) -> dict[str, Any]:
     }
 
 
-def from_the_mode(sizes: Sizes, mode: Any) -> dict[str, Any]:
-    """Options of an SVI that starts at the mode and takes more steps, as a user of the library would."""
-    return {
+def from_the_mode(sizes: Sizes, mode: Any, **options: Any) -> bnn.SVI:
+    """An SVI that starts narrow at the mode and takes more steps, as a user of the library would."""
+    given: dict[str, Any] = {
         "guide": "diagonal",
         "steps": sizes.longer * sizes.steps,
         "learning_rate": 0.01,
         "init_scale": 0.05,
         "start": mode,
     }
+    return bnn.SVI(**given | options)
 
 
 def pass_at_means(posterior: Any, x: np.ndarray) -> np.ndarray:
@@ -901,33 +902,30 @@ def beside(study: Study, fits: Mapping[str, Any]) -> dict[str, Any]:
     )
     study.say(f"log p(D) by tempered Monte Carlo: {smc.log_evidence:.2f} +- {smc.error:.2f}")
     begun = beginning(model, x, y, 0)
-    same = {
+    same: dict[str, Any] = {
         "guide": "diagonal",
         "steps": sizes.steps,
         "learning_rate": 0.08,
         "init_scale": SPREAD,
         "start": begun,
     }
-    longer = from_the_mode(sizes, fits["map"])
     posteriors = {
         "maximum likelihood": fits["ml"],
         "the mode": fits["map"],
         "the source's run": fits["source"],
         "its steps, rate lowered, iterates averaged": bnn.fit(model, x, y, bnn.SVI(**same)),
         "the same, local reparameterisation": bnn.fit(model, x, y, bnn.SVI(**same, estimator="local")),
-        "from the mode, more steps": bnn.fit(model, x, y, bnn.SVI(**longer)),
+        "from the mode, more steps": bnn.fit(model, x, y, from_the_mode(sizes, fits["map"])),
         "the same, rank 10 besides the diagonal": bnn.fit(
-            model, x, y, bnn.SVI(**(longer | {"guide": bnn.guides.LowRank(rank=10)}))
+            model, x, y, from_the_mode(sizes, fits["map"], guide=guides.LowRank(rank=10))
         ),
         "NUTS": reference["posterior"],
     }
     mode = bnn.MAP(steps=sizes.mode_steps, polish=False)
     others = {
-        "learned noise": bnn.fit(
-            partial(learned_noise, units=sizes.units), x, y, bnn.SVI(**(longer | {"start": mode}))
-        ),
+        "learned noise": bnn.fit(partial(learned_noise, units=sizes.units), x, y, from_the_mode(sizes, mode)),
         "noise of the input": bnn.fit(
-            partial(noise_of_input, units=sizes.units), x, y, bnn.SVI(**(longer | {"start": mode}))
+            partial(noise_of_input, units=sizes.units), x, y, from_the_mode(sizes, mode)
         ),
     }
     rows = []
@@ -1177,7 +1175,7 @@ def minibatches(study: Study, mode: Any) -> None:
             model,
             x,
             y,
-            bnn.SVI(**from_the_mode(sizes, mode), batch_size=batch, kl_weight=weight),
+            from_the_mode(sizes, mode, batch_size=batch, kl_weight=weight),
         )
         rows.append(
             {"batches": name}

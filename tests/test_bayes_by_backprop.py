@@ -55,7 +55,7 @@ def test_the_setting_is_that_of_the_source(script):
 
 def test_mixture_by_hand_is_that_of_its_densities(script):
     w = np.linspace(-6.0, 6.0, 101)
-    density = 0.5 * stats.norm(0.0, 1.5).pdf(w) + 0.5 * stats.norm(0.0, 0.1).pdf(w)
+    density = 0.5 * stats.norm.pdf(w, 0.0, 1.5) + 0.5 * stats.norm.pdf(w, 0.0, 0.1)
     assert np.allclose(script.log_mixture(w), np.log(density), rtol=1e-12, atol=1e-12)
     assert np.allclose(script.log_mixture_as_written(w), np.log(density), rtol=1e-12, atol=1e-12)
 
@@ -64,7 +64,7 @@ def test_a_sum_of_densities_has_no_value_where_both_underflow(script):
     far = np.array([25.0], dtype=np.float32)
     assert script.log_mixture(far).dtype == np.float32
     assert script.log_mixture_as_written(far)[0] == -np.inf
-    exact = math.log(0.5) + stats.norm(0.0, 1.5).logpdf(25.0)
+    exact = math.log(0.5) + stats.norm.logpdf(25.0, 0.0, 1.5)
     assert math.isclose(float(script.log_mixture(far)[0]), exact, rel_tol=1e-6)
 
 
@@ -72,7 +72,7 @@ def test_draws_of_the_prior_have_its_distribution(script):
     draws = script.draw_mixture(np.random.default_rng(0), (20_000,))
 
     def cdf(w: Any) -> Any:
-        return 0.5 * stats.norm(0.0, 1.5).cdf(w) + 0.5 * stats.norm(0.0, 0.1).cdf(w)
+        return 0.5 * stats.norm.cdf(w, 0.0, 1.5) + 0.5 * stats.norm.cdf(w, 0.0, 0.1)
 
     assert stats.kstest(draws, cdf).pvalue > 1e-4
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,12 +17,13 @@ import pyro.poutine
 import pytest
 import scipy.stats
 import torch
+from problems import Conjugate
 
 import ppl_bnn as bnn
-from ppl_bnn import dist, likelihoods, priors
+from ppl_bnn import dist, likelihoods, ops, priors
 from ppl_bnn.errors import DivergenceError, InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.inference.mean_field import MeanField
-from ppl_bnn.inference.svi import SVI, batch_indices, batched_model, plateau, schedule
+from ppl_bnn.inference.svi import SVI, Restarts, batch_indices, batched_model, plateau, schedule
 from ppl_bnn.ppl.protocol import Problem, Program, system
 
 NOISE = 0.5
@@ -190,6 +192,317 @@ def test_a_parameter_without_a_prior_reaches_the_maximum_of_the_evidence(ppl: st
     np.testing.assert_allclose(q.log_prob(u), expected.sum(axis=(1, 2)))
 
 
+# --- families, estimators and targets -----------------------------------------------------------------
+
+TRUTH = Conjugate.make()
+
+
+def gaps(truth: Conjugate = TRUTH) -> dict[str, float]:
+    """log evidence minus the best ELBO of a Gaussian of each form."""
+    _, whole = np.linalg.slogdet(truth.precision)
+    return {
+        target: 0.5 * (np.linalg.slogdet(truth.precision_of(target))[1] - whole)
+        for target in ("posterior", "independent sites", "mean field")
+    }
+
+
+def moments(posterior: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Mean (P,) and covariance (P, P) of a guide of one or more Gaussian blocks, weights first."""
+    prior = posterior.approximation.as_prior()
+    mean = np.concatenate([np.ravel(prior.mode[name]) for name in ("output.weight", "output.bias")])
+    ((names, precision),) = prior.joint
+    assert names == ("output.weight", "output.bias")
+    return mean, np.linalg.inv(precision)
+
+
+def test_the_best_full_rank_guide_is_the_posterior_and_its_bound_the_evidence(ppl: str) -> None:
+    method = SVI(
+        ppl=ppl, guide="fullrank", sticking_the_landing=True, steps=1500, learning_rate=0.05, elbo_draws=200
+    )
+    posterior = bnn.fit(TRUTH.model, TRUTH.x, TRUTH.y, method, seed=0)
+    mean, covariance = moments(posterior)
+    sd = np.sqrt(np.diag(TRUTH.covariance))
+    # Without the score the gradient has no noise at the optimum: what is left is how far Adam came.
+    assert np.abs((mean - TRUTH.mean) / sd).max() < 0.01
+    assert np.abs((covariance - TRUTH.covariance) / np.outer(sd, sd)).max() < 0.02
+    loss = posterior.info.history["loss"]
+    assert loss[-100:].std() < 0.01 * loss[:100].std()
+    assert loss[-100:].mean() == pytest.approx(-TRUTH.log_evidence, abs=0.01)
+    figures = posterior.info.figures
+    assert figures["elbo"] == pytest.approx(TRUTH.log_evidence, abs=0.002)
+    assert figures["elbo_se"] < 0.002
+    assert figures["elbo"] == pytest.approx(
+        -figures["likelihood_cost"] - figures["complexity_cost"], rel=1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    ("ppl", "guide", "least"),
+    [
+        ("numpyro", "lowrank", "mean field"),
+        ("numpyro", "matrixnormal", "independent sites"),
+        *(
+            pytest.param(ppl, guide, least, marks=pytest.mark.slow)
+            for ppl, guide, least in (
+                ("numpyro", "diagonal", "mean field"),
+                ("numpyro", "mixture", "mean field"),
+                ("numpyro", "iaf", "mean field"),
+                ("numpyro", "spline", "mean field"),
+                ("numpyro", {"output.weight": "fullrank", "*": "normal"}, "independent sites"),
+                ("pyro", "diagonal", "mean field"),
+                ("pyro", "lowrank", "mean field"),
+                ("pyro", "matrixnormal", "independent sites"),
+                ("pyro", "mixture", "mean field"),
+                ("pyro", "iaf", "mean field"),
+                ("pyro", "spline", "mean field"),
+            )
+        ),
+    ],
+)
+def test_bounds_lie_between_that_of_independent_normals_and_the_evidence(
+    ppl: str, guide: Any, least: str
+) -> None:
+    steps = 3000 if ppl == "numpyro" else 2000
+    method = SVI(ppl=ppl, guide=guide, particles=4, steps=steps, learning_rate=0.02)
+    posterior = bnn.fit(TRUTH.model, TRUTH.x, TRUTH.y, method, seed=0)
+    figures, gap = posterior.info.figures, gaps()
+    error = 4.5 * figures["elbo_se"]
+    assert gap["mean field"] > gap["independent sites"] + 0.2 > 0.2
+    # What is lost to noise in four coordinates with their scales, at 4 * steps / 2 draws, is below 0.02 nats.
+    assert figures["elbo"] > TRUTH.log_evidence - gap[least] - error - 0.02
+    assert figures["elbo"] < TRUTH.log_evidence + error
+    if guide in ("matrixnormal", "diagonal") or isinstance(guide, dict):
+        # Their optimum is known.
+        assert abs(figures["elbo"] - (TRUTH.log_evidence - gap[least])) < error + 0.02
+    elif guide != "mixture":
+        # These do better than independent sites: the dependence they can hold is worth a part of a nat.
+        assert figures["elbo"] > TRUTH.log_evidence - gap["independent sites"] + 0.05
+
+
+def test_a_point_is_the_mode(ppl: str, tmp_path: Path) -> None:
+    method = SVI(ppl=ppl, guide="delta", steps=600, learning_rate=0.05)
+    posterior = bnn.fit(TRUTH.model, TRUTH.x, TRUTH.y, method, seed=0)
+    assert posterior.kind == "point"
+    centre = posterior.approximation.centre()
+    mode = np.concatenate([centre["output.weight"][:, 0], centre["output.bias"]])
+    np.testing.assert_allclose(mode, TRUTH.mean, atol=1e-3)
+    figures = posterior.info.figures
+    log_joint = posterior.log_joint({name: value[None] for name, value in centre.items()})[0]
+    assert figures["elbo"] == figures["log_joint"] == pytest.approx(log_joint, rel=1e-12)
+    assert figures["elbo_se"] == 0.0
+    assert any("no bound" in warning for warning in posterior.info.warnings)
+    again = bnn.load(posterior.save(tmp_path / "point"), TRUTH.model)
+    assert again.kind == "point"
+    np.testing.assert_array_equal(again.draws["output.bias"], posterior.draws["output.bias"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"estimator": "local", "divergence": "analytic"},
+        pytest.param({"estimator": "flipout"}, marks=pytest.mark.slow),
+        pytest.param({"sticking_the_landing": True}, marks=pytest.mark.slow),
+        pytest.param({"divergence": "analytic", "batch_size": 10}, marks=pytest.mark.slow),
+    ],
+)
+def test_estimators_reach_the_best_independent_normals(ppl: str, options: dict[str, Any]) -> None:
+    truth = Regression()
+    steps = 3000 if ppl == "numpyro" else 1200
+    method = SVI(ppl=ppl, steps=steps, learning_rate=0.02, **options)
+    posterior = bnn.fit(linear, truth.x, truth.y, method, seed=3)
+    check_fit(posterior, truth, steps / (10.0 if "batch_size" in options else 1.0))
+    assert type(posterior.approximation) is MeanField
+    history = posterior.info.history
+    np.testing.assert_allclose(
+        history["loss"], history["likelihood_cost"] + history["complexity_cost"], rtol=1e-9
+    )
+
+
+@pytest.mark.parametrize(("ppl", "warmup"), [("numpyro", 0.2), ("pyro", 0.0)])
+def test_a_weight_on_the_divergence_gives_the_tempered_posterior_and_says_so(ppl: str, warmup: float) -> None:
+    weight, truth = 0.1, Regression()
+    steps = 3000 if ppl == "numpyro" else 1000
+    method = SVI(
+        ppl=ppl,
+        steps=steps,
+        learning_rate=0.02,
+        particles=4,
+        kl_weight=weight,
+        kl_warmup=warmup,
+        estimator="local",
+        divergence="analytic",
+    )
+    posterior = bnn.fit(linear, truth.x, truth.y, method, seed=0)
+    # The likelihood to the power 10 under the same prior.
+    design = np.column_stack([truth.x, np.ones(len(truth.x))])
+    precision = design.T @ design / NOISE**2 / weight + np.eye(design.shape[1])
+    mean = np.linalg.solve(precision, design.T @ truth.y / NOISE**2 / weight)
+    sd = 1.0 / np.sqrt(np.diag(precision))
+    q = posterior.approximation
+    scatter = 5.0 / math.sqrt(steps * 4 / 2)
+    assert np.abs((flat(q, "loc") - mean) / sd).max() < scatter
+    assert np.abs(flat(q, "scale") / sd - 1.0).max() < scatter + 0.01
+    # A tenth of the variance, nearly: nothing that the scatter could hide.
+    assert flat(q, "scale").max() < 0.4 * np.sqrt(truth.variance).max()
+    assert posterior.info.warnings == (
+        "tempered: the divergence counts 0.1 times, so the target is not the posterior",
+    )
+    if warmup:
+        history = posterior.info.history
+        part = (history["loss"] - history["likelihood_cost"]) / history["complexity_cost"]
+        np.testing.assert_allclose(part[600:], 0.1, rtol=1e-9)
+        np.testing.assert_allclose(part[:600], 0.1 * np.arange(1, 601) / 600, rtol=1e-9)
+
+
+def test_a_plateau_is_looked_for_only_after_the_warm_up() -> None:
+    # At first the divergence costs nothing, and the loss rises with its weight: it is not falling, but not done.
+    truth = Regression()
+    method = SVI(ppl="pyro", steps=1000, learning_rate=0.001, kl_warmup=0.3, stop="plateau", guide="delta")
+    posterior = bnn.fit(linear, truth.x, truth.y, method, seed=0)
+    assert len(posterior.info.history["loss"]) == 1000
+    assert posterior.info.figures["converged"] == 0.0
+
+
+def test_priors_with_scales_of_their_own_are_fitted_and_kept(ppl: str, tmp_path: Path) -> None:
+    def model(x: Any, y: Any = None) -> None:
+        f = bnn.mlp(x, [1], prior=priors.EmpiricalBayes("weight"))
+        bnn.observe(y, f, likelihoods.Gaussian(NOISE))
+
+    method = SVI(ppl=ppl, steps=500, learning_rate=0.05, estimator="local", elbo_draws=400)
+    posterior = bnn.fit(model, TRUTH.x, TRUTH.y, method, seed=0)
+    q = posterior.approximation
+    loc, scale = q.guide.loc_scale(q.parameters)
+    for name, value in q.prior_scales.items():
+        np.testing.assert_allclose(value**2, loc[name] ** 2 + scale[name] ** 2, rtol=1e-12)
+    assert set(q.prior_scales) == {"output.weight", "output.bias"}
+    # The prior of the posterior is that at the fitted scales, also for the bound and after storage.
+    u = q.draw(5, np.random.default_rng(0))
+    expected = sum(
+        scipy.stats.norm(0.0, q.prior_scales[name]).logpdf(u[name]).reshape(5, -1).sum(1)
+        for name in q.prior_scales
+    )
+    np.testing.assert_allclose(posterior.log_prior(u), expected, rtol=1e-9)
+    residual = TRUTH.y - TRUTH.x @ u["output.weight"][0, :, 0] - u["output.bias"][0, 0]
+    assert posterior.log_joint(u)[0] == pytest.approx(
+        expected[0] + scipy.stats.norm(0.0, NOISE).logpdf(residual).sum(), rel=1e-9
+    )
+    again = bnn.load(posterior.save(tmp_path / "fitted"), model)
+    np.testing.assert_allclose(again.log_joint(u), posterior.log_joint(u), rtol=1e-12)
+    figures = posterior.info.figures
+    exact = 0.5 * sum(np.log1p((loc[name] / scale[name]) ** 2).sum() for name in loc)
+    spread = math.sqrt(sum(np.size(value) for value in loc.values()) * 3.0 / 400)
+    assert figures["complexity_cost"] == pytest.approx(exact, abs=4.5 * spread)
+
+
+def test_under_a_log_uniform_prior_what_the_data_do_not_need_is_pruned(ppl: str) -> None:
+    def model(x: Any, y: Any = None) -> None:
+        f = bnn.mlp(x, [1], prior=priors.LogUniform(), bias=priors.Normal())
+        bnn.observe(y, f, likelihoods.Gaussian(NOISE))
+
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(40, 5))
+    x = x - x.mean(0)
+    y = 2.0 * x[:, 0] + NOISE * rng.normal(size=40)
+    # Nothing of the noise lies in the columns that the target does not depend on: whatever is left of it is not theirs.
+    others = x[:, 1:]
+    y = y - others @ np.linalg.lstsq(others, y - 2.0 * x[:, 0], rcond=None)[0]
+    method = SVI(ppl=ppl, steps=1500, learning_rate=0.05, estimator="local", divergence="analytic")
+    posterior = bnn.fit(model, x, y, method, seed=0)
+    loc, scale = posterior.approximation.loc, posterior.approximation.scale
+    log_alpha = 2.0 * np.log(scale["output.weight"] / np.abs(loc["output.weight"]))[:, 0]
+    assert log_alpha[0] < -3.0
+    assert log_alpha[1:].min() > 3.0
+    assert any("improper" in warning for warning in posterior.info.warnings)
+
+
+def test_local_reparameterisation_of_shared_weights_is_refused_unless_it_may_be_approximate() -> None:
+    def model(x: Any, y: Any = None) -> None:
+        weight = bnn.sample("conv.weight", dist.Normal(0.0, 1.0).expand((2, 2, 1, 1)).to_event())
+        h = ops.tanh(bnn.conv("conv", x.reshape(x.shape[0], 2, 3, 1), weight)).reshape(x.shape[0], -1)
+        bnn.observe(y, bnn.dense("output", h, 1, priors.Normal()), likelihoods.Gaussian(NOISE))
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(10, 6)), rng.normal(size=10)
+    with pytest.raises(UnsupportedError, match=r"conv\.weight.*approximate=True"):
+        bnn.fit(model, x, y, SVI(ppl="pyro", steps=5, estimator="local"))
+    allowed = SVI(ppl="pyro", steps=5, estimator="local", approximate=True)
+    warnings = bnn.fit(model, x, y, allowed).info.warnings
+    assert any("conv.weight" in each and "not the ELBO" in each for each in warnings)
+    flipout = bnn.fit(model, x, y, SVI(ppl="pyro", steps=5, estimator="flipout"))
+    assert not any("not the ELBO" in each for each in flipout.info.warnings)
+
+
+# --- guides written by hand ---------------------------------------------------------------------------
+
+
+def numpyro_guide(
+    x: Any, y: Any = None, *, sites: tuple[str, ...] = ("output.weight", "output.bias")
+) -> None:
+    shapes = {"output.weight": (TRUTH.x.shape[1], 1), "output.bias": (1,)}
+    for name in sites:
+        loc = numpyro.param(f"{name}.loc", np.zeros(shapes[name]))
+        scale = numpyro.param(
+            f"{name}.scale",
+            np.full(shapes[name], 0.1),
+            constraint=numpyro.distributions.constraints.positive,
+        )
+        numpyro.sample(name, numpyro.distributions.Normal(loc, scale).to_event(len(shapes[name])))
+
+
+def pyro_guide(x: Any, y: Any = None, *, sites: tuple[str, ...] = ("output.weight", "output.bias")) -> None:
+    shapes = {"output.weight": (TRUTH.x.shape[1], 1), "output.bias": (1,)}
+    for name in sites:
+        loc = pyro.param(f"{name}.loc", torch.zeros(shapes[name]))
+        scale = pyro.param(
+            f"{name}.scale",
+            torch.full(shapes[name], 0.1),
+            constraint=pyro.distributions.constraints.positive,
+        )
+        pyro.sample(name, pyro.distributions.Normal(loc, scale).to_event(len(shapes[name])))
+
+
+GUIDES: dict[str, Any] = {"numpyro": numpyro_guide, "pyro": pyro_guide}
+
+
+def test_a_guide_written_by_hand_reaches_the_optimum_and_is_kept_as_its_draws(
+    ppl: str, tmp_path: Path
+) -> None:
+    steps, particles = (2000, 16) if ppl == "numpyro" else (800, 1)
+    method = SVI(ppl=ppl, guide=GUIDES[ppl], steps=steps, particles=particles, learning_rate=0.03)
+    posterior = bnn.fit(TRUTH.model, TRUTH.x, TRUTH.y, method, seed=0)
+    q = posterior.approximation
+    u = q.draw(4000, np.random.default_rng(0))
+    draws = np.concatenate([u["output.weight"][:, :, 0], u["output.bias"]], axis=1)
+    sd = 1.0 / np.sqrt(np.diag(TRUTH.precision))
+    # Noise of the descent, and of the 4000 draws by which the guide is known.
+    scatter = math.sqrt(1.0 / (steps * particles / 2) + 1.0 / 4000)
+    assert np.abs((draws.mean(0) - TRUTH.mean) / sd).max() < 5.0 * scatter
+    assert np.abs(draws.std(0) / sd - 1.0).max() < 5.0 * scatter / math.sqrt(2.0) + 0.015
+    # log q, as independent normals would have it.
+    log_q = q.log_prob(u)
+    expected = scipy.stats.norm(draws.mean(0), draws.std(0)).logpdf(draws).sum(1)
+    assert np.abs(log_q - expected).max() < 0.5
+    assert abs(log_q.mean() - expected.mean()) < 0.01
+    figures = posterior.info.figures
+    best = TRUTH.log_evidence - gaps()["mean field"]
+    assert abs(figures["elbo"] - best) < 4.5 * figures["elbo_se"] + 8 * (5.0 * scatter) ** 2
+    again = bnn.load(posterior.save(tmp_path / "written"), TRUTH.model)
+    for name, value in posterior.draws.items():
+        assert np.array_equal(value, again.draws[name])
+    np.testing.assert_array_equal(again.log_q, posterior.log_q)
+    assert posterior.predict(TRUTH.x[:3]).mean.shape == (3,)
+    with pytest.raises(InputError, match="at most the 4000"):
+        q.draw(4001, np.random.default_rng(0))
+
+
+def test_a_guide_that_leaves_a_site_out_is_refused_before_anything_is_fitted(ppl: str) -> None:
+    def partial(x: Any, y: Any = None) -> None:
+        GUIDES[ppl](x, y, sites=("output.weight",))
+
+    with pytest.raises(InputError, match=r"every latent site.*output\.bias"):
+        bnn.fit(TRUTH.model, TRUTH.x, TRUTH.y, SVI(ppl=ppl, guide=partial, steps=10**9))
+
+
 # --- mini-batches ---------------------------------------------------------------------------------
 
 
@@ -254,6 +567,40 @@ def test_all_rows_of_a_model_with_row_variables_are_fitted(ppl: str) -> None:
     loc, scale = posterior.approximation.loc["shift"], posterior.approximation.scale["shift"]
     np.testing.assert_allclose(loc, truth.y / 2.0, atol=5.0 * math.sqrt(0.5 / 500))
     np.testing.assert_allclose(scale, math.sqrt(0.5), rtol=5.0 / math.sqrt(1000))
+
+
+def test_streamed_rows_give_the_same_bits_and_may_lie_in_a_file(ppl: str, tmp_path: Path) -> None:
+    truth = Regression()
+    np.save(tmp_path / "x.npy", truth.x)
+    np.save(tmp_path / "y.npy", truth.y)
+    mapped = [np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in "xy"]
+    assert all(isinstance(each, np.memmap) for each in mapped)
+
+    def fit(x: Any, y: Any, stream: bool) -> Any:
+        method = SVI(ppl=ppl, guide="diagonal", batch_size=16, steps=120, stream=stream, elbo_draws=50)
+        return bnn.fit(linear, x, y, method, seed=1)
+
+    whole, file = fit(truth.x, truth.y, False), fit(*mapped, True)
+    for name, value in whole.approximation.arrays().items():
+        assert np.array_equal(value, file.approximation.arrays()[name])
+    assert np.array_equal(whole.info.history["loss"], file.info.history["loss"])
+    # The bound after the fit is over all rows, a chunk at a time: the same draws, other sums.
+    for name, value in whole.info.figures.items():
+        assert file.info.figures[name] == pytest.approx(value, rel=1e-9)
+    np.testing.assert_array_equal(whole.predict(truth.x[:5]).mean, file.predict(truth.x[:5]).mean)
+    report = bnn.diagnose(file)
+    assert math.isfinite(report.khat if hasattr(report, "khat") else 0.0)
+
+
+def test_streaming_is_refused_where_rows_belong_together_even_with_all_of_them() -> None:
+    def with_rows(x: Any, y: Any = None) -> None:
+        with bnn.rows(x.shape[0]):
+            shift = bnn.sample("shift", dist.Normal(0.0, 1.0))
+        bnn.observe(y, shift[:, None], likelihoods.Gaussian(NOISE))
+
+    truth = Regression(rows=8)
+    with pytest.raises(UnsupportedError, match=r"bnn\.rows"):
+        bnn.fit(with_rows, truth.x, truth.y, SVI(ppl="pyro", steps=5, batch_size=8, stream=True))
 
 
 # --- the loop -------------------------------------------------------------------------------------
@@ -340,6 +687,157 @@ def test_single_precision(ppl: str) -> None:
     assert np.isfinite(posterior.info.figures["elbo"])
 
 
+# --- starts and restarts ------------------------------------------------------------------------------
+
+
+def bent(x: Any, y: Any = None) -> None:
+    """Two hidden units: fits from different starts differ."""
+    f = bnn.mlp(x, [2, 1], activation="tanh", prior=priors.Normal(0.0, 2.0))
+    bnn.observe(y, f, likelihoods.Gaussian(NOISE))
+
+
+def test_of_several_starts_the_best_is_kept_and_so_are_the_others(ppl: str, tmp_path: Path) -> None:
+    truth = Regression(rows=20, features=2)
+
+    def fit(restarts: int) -> Any:
+        method = SVI(ppl=ppl, steps=120, learning_rate=0.05, restarts=restarts, elbo_draws=100)
+        return bnn.fit(bent, truth.x, truth.y, method, seed=2)
+
+    three, again = fit(3), fit(3)
+    q = three.approximation
+    assert type(q) is Restarts
+    assert len(q.members) == 3
+    elbos = three.info.history["restart_elbo"]
+    assert list(elbos) == sorted(elbos, reverse=True)
+    assert np.ptp(elbos) > 0.01
+    assert three.info.figures["elbo"] == elbos[0]
+    assert three.info.gradient_evaluations == 360
+    for one, two in zip(q.members, again.approximation.members, strict=True):
+        for name, value in one.arrays().items():
+            assert np.array_equal(value, two.arrays()[name])
+    # The first start is that of a single fit, and it is among them.
+    single = fit(1).approximation.arrays()
+    assert any(
+        all(np.array_equal(value, member.arrays()[name]) for name, value in single.items())
+        for member in q.members
+    )
+    # It draws, and has the density and the centre, of its best member.
+    u = three.approximation.draw(4, np.random.default_rng(0))
+    for name, value in q.members[0].draw(4, np.random.default_rng(0)).items():
+        assert np.array_equal(value, u[name])
+    np.testing.assert_array_equal(q.log_prob(u), q.members[0].log_prob(u))
+    loaded = bnn.load(three.save(tmp_path / "three"), bent)
+    assert len(loaded.approximation.members) == 3
+    for name, value in three.draws.items():
+        assert np.array_equal(value, loaded.draws[name])
+    for one, two in zip(q.members, loaded.approximation.members, strict=True):
+        for name, value in one.arrays().items():
+            assert np.array_equal(value, two.arrays()[name])
+
+
+def test_restarts_of_points_are_a_point_and_come_back_from_a_file(tmp_path: Path) -> None:
+    truth = Regression(rows=20, features=2)
+    method = SVI(ppl="pyro", guide="delta", steps=30, restarts=2)
+    posterior = bnn.fit(bent, truth.x, truth.y, method)
+    assert posterior.kind == "point"
+    loaded = bnn.load(posterior.save(tmp_path / "points"), bent)
+    assert loaded.kind == "point"
+    assert [member.kind for member in loaded.approximation.members] == ["point", "point"]
+
+
+def test_it_starts_from_a_method_and_takes_over_the_spread_of_a_posterior(ppl: str) -> None:
+    def started(**options: Any) -> Any:
+        method = SVI(ppl=ppl, steps=1, learning_rate=1e-9, elbo_draws=50, **options)
+        return bnn.fit(TRUTH.model, TRUTH.x, TRUTH.y, method).approximation
+
+    # A mode is where the mean of this posterior is.
+    np.testing.assert_allclose(flat(started(start=bnn.MAP(ppl=ppl, steps=300)), "loc"), TRUTH.mean, atol=1e-5)
+    laplace = bnn.fit(TRUTH.model, TRUTH.x, TRUTH.y, bnn.Laplace(ppl=ppl, steps=300))
+    q = started(start=laplace, init_scale="start")
+    np.testing.assert_allclose(flat(q, "loc"), TRUTH.mean, atol=1e-5)
+    # Known from 1000 draws.
+    ratio = flat(q, "scale") / np.sqrt(np.diag(TRUTH.covariance))
+    assert np.abs(ratio - 1.0).max() < 4.5 / math.sqrt(2000)
+    if ppl == "pyro":
+        onwards = started(guide="lowrank", start=laplace, init_scale="start")
+        variance = onwards.guide.variance(onwards.parameters)["output.weight"][:, 0]
+        ratio = variance / np.diag(TRUTH.covariance)[:-1]
+        assert np.abs(ratio - 1.0).max() < 4.5 * math.sqrt(2.0 / 1000)
+        point = bnn.fit(TRUTH.model, TRUTH.x, TRUTH.y, bnn.MAP(ppl=ppl, steps=100))
+        with pytest.raises(InputError, match="init_scale: expected a start with a spread"):
+            started(start=point, init_scale="start")
+        wider = bnn.fit(linear, Regression().x, Regression().y, bnn.MAP(ppl=ppl, steps=10))
+        with pytest.raises(InputError, match="start: expected a posterior over"):
+            started(start=wider)
+        fewer = bnn.fit(bent, TRUTH.x, TRUTH.y, bnn.MAP(ppl=ppl, steps=10))
+        with pytest.raises(InputError, match="start: expected a posterior over"):
+            started(start=fewer)
+
+
+# --- leaving the finite numbers -------------------------------------------------------------------------
+
+
+def falling(x: Any, y: Any = None) -> None:
+    """The log of a number that the data pull below zero."""
+    level = bnn.sample("level", dist.Normal(0.0, 100.0))
+    f = bnn.mlp(x, [1], prior=priors.Normal())
+    bnn.observe(y, 10.0 * ops.log(1.0 + level) + f, likelihoods.Gaussian(0.1))
+
+
+def edge(x: Any, y: Any = None) -> None:
+    """A root, whose derivative at zero is not finite though its value is."""
+    level = bnn.sample("level", dist.Normal(0.0, 1.0))
+    f = bnn.mlp(x, [1], prior=priors.Normal())
+    bnn.observe(y, f + ops.sqrt(level * 0.0), likelihoods.Gaussian(NOISE))
+
+
+def test_a_loss_that_is_no_number_stops_the_fit_where_it_happened(ppl: str) -> None:
+    truth = Regression(rows=20, features=2)
+    start = {"level": np.asarray(1.0), "output.weight": np.zeros((2, 1)), "output.bias": np.zeros(1)}
+    taken = []
+
+    class Watching:
+        def task(self, title: str, total: int) -> Watching:
+            return self
+
+        def update(self, done: int, **figures: float) -> None:
+            taken.append(done)
+
+        def close(self) -> None:
+            pass
+
+    method = SVI(ppl=ppl, steps=2000, learning_rate=0.02, init_scale=0.001, start=start)
+    with pytest.raises(DivergenceError) as caught:
+        bnn.fit(falling, truth.x, truth.y - 60.0, method, seed=0, progress=Watching())
+    said = str(caught.value)
+    # Adam moves by 0.02 a step at most: 2 away is a hundred steps, and the draw that first crosses ends it.
+    step = int(said.split("at step ")[1].split(" ")[0])
+    assert 50 < step < 300
+    assert not taken or max(taken) <= step
+    assert "last " in said
+    last_loss = float(said.split("last ")[1].split(")")[0])
+    assert math.isfinite(last_loss)
+    assert "target" in said or "'y'" in said or "site" in said
+    last = caught.value.last
+    assert set(last) == {"level", "output.weight", "output.bias"}
+    assert all(np.all(np.isfinite(value)) for value in last.values())
+    # It is the state just before: the level had nearly come to where the logarithm ends.
+    assert -1.0 < last["level"] < -0.5 if ppl == "numpyro" else -1.5 < last["level"] < 0.5
+    onwards = SVI(
+        ppl=ppl, steps=20, learning_rate=1e-4, init_scale=1e-4, start=last | {"level": np.asarray(0.5)}
+    )
+    assert np.isfinite(bnn.fit(falling, truth.x, truth.y - 60.0, onwards).info.figures["elbo"])
+
+
+def test_a_gradient_that_is_no_number_is_noticed_also_at_the_last_step(ppl: str) -> None:
+    truth = Regression(rows=20, features=2)
+    start = {"level": np.asarray(1.0), "output.weight": np.zeros((2, 1)), "output.bias": np.zeros(1)}
+    # The loss is finite at step 0, and no other step follows that could tell.
+    with pytest.raises(DivergenceError, match="at step 0") as caught:
+        bnn.fit(edge, truth.x, truth.y, SVI(ppl=ppl, steps=1, start=start))
+    np.testing.assert_allclose(caught.value.last["level"], 1.0)
+
+
 # --- the approximation ----------------------------------------------------------------------------
 
 
@@ -384,6 +882,31 @@ def test_the_guide_draws_what_its_density_says_and_survives_storage() -> None:
         ({"learning_rate": math.nan}, InputError),
         ({"learning_rate": "fast"}, InputError),
         ({"init_scale": -0.1}, InputError),
+        ({"init_scale": "start"}, InputError),
+        ({"restarts": 0}, InputError),
+        ({"kl_weight": 0.0}, InputError),
+        ({"kl_warmup": 0.4}, InputError),
+        ({"kl_warmup": True}, InputError),
+        ({"estimator": "pathwise"}, UnknownNameError),
+        ({"divergence": "closed"}, UnknownNameError),
+        ({"objective": "vrelbo"}, UnknownNameError),
+        ({"alpha": 0.5}, InputError),
+        ({"alpha": None, "objective": "renyi"}, InputError),
+        ({"alpha": 1.0, "objective": "renyi", "particles": 2}, InputError),
+        ({"alpha": math.inf, "objective": "renyi", "particles": 2}, InputError),
+        ({"particles": 1, "objective": "iwelbo"}, InputError),
+        ({"estimator": "local", "objective": "iwelbo", "particles": 2}, UnsupportedError),
+        ({"divergence": "analytic", "objective": "iwelbo", "particles": 2}, UnsupportedError),
+        ({"kl_weight": 0.5, "objective": "iwelbo", "particles": 2}, UnsupportedError),
+        ({"kl_warmup": 0.2, "objective": "iwelbo", "particles": 2}, UnsupportedError),
+        ({"sticking_the_landing": True, "objective": "iwelbo", "particles": 2}, UnsupportedError),
+        ({"stream": True}, InputError),
+        ({"estimator": "flipout", "guide": numpyro_guide}, UnsupportedError),
+        ({"objective": "iwelbo", "particles": 2, "guide": numpyro_guide}, UnsupportedError),
+        ({"start": {"a": np.zeros(2)}, "guide": numpyro_guide}, UnsupportedError),
+        ({"init_scale": 0.2, "guide": numpyro_guide}, UnsupportedError),
+        ({"elbo_draws": 4001, "guide": numpyro_guide}, InputError),
+        ({"guide": 3}, InputError),
     ],
 )
 def test_impossible_arguments_are_refused_at_once(arguments: dict[str, Any], error: type[Exception]) -> None:

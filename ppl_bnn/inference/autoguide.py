@@ -153,12 +153,16 @@ class _NumPyroNormal:
 class _NumPyroWritten:
     def __init__(self, problem: Problem, model: Model, guide: Any, particles: int, batch: int | None):
         import jax
+        import numpyro
         import optax
         from numpyro.infer import SVI, Trace_ELBO
 
         self._problem, self._model, self._guide = problem, model, guide
+        key, data = jax.random.PRNGKey(problem.seed), _first(problem, batch)
+        seeded = numpyro.handlers.seed(guide, key)
+        _check_sites(problem, set(numpyro.handlers.trace(seeded).get_trace(*data)))
         self._engine = SVI(model, guide, optax.identity(), Trace_ELBO(num_particles=particles))
-        state = self._engine.init(jax.random.PRNGKey(problem.seed), *_first(problem, batch))
+        state = self._engine.init(key, *data)
         # What the engine keeps on the real line.
         self._initial = {
             name: np.asarray(value)
@@ -191,7 +195,6 @@ class _NumPyroWritten:
             guide = numpyro.handlers.seed(numpyro.handlers.substitute(self._guide, params), key)
             trace = numpyro.handlers.trace(guide).get_trace(problem.x, problem.y)
             sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
-            _check_sites(problem, set(sites))
             log_q = sum(
                 site["fn"].log_prob(site["value"]).sum() for site in sites.values() if not site["is_observed"]
             )
@@ -289,6 +292,12 @@ class _PyroNormal(_PyroLoss):
 
 class _PyroWritten(_PyroLoss):
     def __init__(self, problem: Problem, model: Model, guide: Any, particles: int, batch: int | None):
+        import pyro
+        import torch
+
+        with torch.no_grad():
+            trace = pyro.poutine.trace(guide).get_trace(*_first(problem, batch))
+        _check_sites(problem, set(trace.nodes))
         super().__init__(problem, model, guide, particles, batch)
         self._initial = {name: problem.system.to_numpy(leaf).copy() for name, leaf in self.leaves.items()}
 
@@ -310,7 +319,6 @@ class _PyroWritten(_PyroLoss):
             for _ in range(KEPT):
                 trace = pyro.poutine.trace(self._guide).get_trace(problem.x, problem.y)
                 nodes = {name: site for name, site in dict(trace.nodes).items() if site["type"] == "sample"}
-                _check_sites(problem, set(nodes))
                 log_q = float(trace.log_prob_sum())
                 w = {name: nodes[name]["value"] for name in latents} | held
                 traced = system.run(program.native, problem.x, problem.y, values=w)

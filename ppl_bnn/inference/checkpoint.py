@@ -90,7 +90,8 @@ class Checkpoint:
         from safetensors.numpy import save_file
 
         temporary = self.path.with_suffix(".part")
-        arrays = {name: np.ascontiguousarray(value) for name, value in state().items()}
+        # By itself ascontiguousarray makes an array (1,) of a scalar.
+        arrays = {name: np.ascontiguousarray(v).reshape(np.shape(v)) for name, v in state().items()}
         save_file(arrays, temporary, metadata={"fingerprint": json.dumps(self.fingerprint)})
         temporary.replace(self.path)
         self._written = time.monotonic()

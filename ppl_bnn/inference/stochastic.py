@@ -49,7 +49,8 @@ class Descent(Protocol):
     def advance(self, stretch: Stretch) -> np.ndarray:
         """Take the steps; (loss, likelihood cost, complexity cost) of each, (n, 3).
 
-        n < len(stretch) where a loss was not finite: that loss is the last row, and its step was not taken.
+        n < len(stretch) where a loss was not finite: that loss is the last row, and its step was not taken. A row of
+        NaN stands for the last step where its loss was finite and its gradient was not.
         """
         ...
 
@@ -178,7 +179,10 @@ class _JaxDescent:
     def advance(self, stretch: Stretch) -> np.ndarray:
         taken, state, trail = self._advance(*self._arguments(stretch))
         done = int(taken)
-        trail = np.asarray(trail, dtype=np.float64)[:done]
+        trail = np.array(trail[:done], dtype=np.float64)
+        if np.isfinite(trail[-1, 0]) and not np.all(np.isfinite(np.asarray(state[0]))):
+            # The gradient of the last step was not finite: no loss follows here that would tell.
+            trail[-1] = np.nan
         if not np.isfinite(trail[-1, 0]):
             # The same steps again, without the last; where a gradient was not finite before the loss was, one less.
             for kept in (done - 1, done - 2):
@@ -275,8 +279,6 @@ class _TorchDescent:
         return map_data(lambda a: a[chosen], problem.x), problem.y[chosen]
 
     def advance(self, stretch: Stretch) -> np.ndarray:
-        import torch
-
         trail = np.full((len(stretch), 3), np.nan)
         group = self._optimiser.param_groups[0]
         data = None if stretch.indices is not None else (self._problem.x, self._problem.y)
@@ -292,10 +294,9 @@ class _TorchDescent:
                 )
                 trail[step] = [float(each.detach()) for each in (value, likelihood, complexity)]
                 if not np.isfinite(trail[step, 0]):
-                    if not all(bool(torch.isfinite(each).all()) for each in self._iterates.values()):
+                    if not self._finite():
                         # A gradient was not finite before the loss was.
-                        for name, iterate in self._iterates.items():
-                            iterate.copy_(before[name])
+                        self._go_back(before)
                     return trail[: step + 1]
                 value.backward()
                 group["lr"] = float(stretch.rates[step])
@@ -305,7 +306,20 @@ class _TorchDescent:
                     self._count += 1
                     for name, iterate in self._iterates.items():
                         self._totals[name].add_(iterate)
+        if not self._finite():
+            # The gradient of the last step was not finite: no loss follows here that would tell.
+            self._go_back(before)
+            trail[-1] = np.nan
         return trail
+
+    def _finite(self) -> bool:
+        import torch
+
+        return all(bool(torch.isfinite(each).all()) for each in self._iterates.values())
+
+    def _go_back(self, before: Mapping[str, Any]) -> None:
+        for name, iterate in self._iterates.items():
+            iterate.copy_(before[name])
 
     def _numpy(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return {name: self._problem.system.to_numpy(value).copy() for name, value in values.items()}

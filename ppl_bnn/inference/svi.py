@@ -8,6 +8,7 @@ them: what is allowed with what, where a fit begins and when it has converged, r
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import math
 from collections.abc import Mapping
@@ -17,14 +18,15 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ppl_bnn.errors import DivergenceError, InputError, UnsupportedError, message, unknown_name
-from ppl_bnn.inference.autoguide import system_guide
+from ppl_bnn.inference.autoguide import KEPT, system_guide
 from ppl_bnn.inference.checkpoint import Checkpoint
 from ppl_bnn.inference.drawn import Drawn
 from ppl_bnn.inference.families import Family
 from ppl_bnn.inference.guides import Guide, GuideApproximation
 from ppl_bnn.inference.mean_field import MeanField
-from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
+from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, plain
 from ppl_bnn.inference.optimise import starting_point
+from ppl_bnn.inference.pretrained import is_network, weights_of
 from ppl_bnn.inference.stochastic import STRETCH, Descent, Stretch, batch_indices, descent
 from ppl_bnn.inference.variational import ESTIMATORS, OBJECTIVES, Objective
 from ppl_bnn.language.distributions import SPECIAL
@@ -65,8 +67,8 @@ class SVI(Method):
       divergence counted once; None takes all rows. stream: the rows stay in the host's memory (arrays may be memory
       maps) and only those of a stretch of steps are moved to the device.
     kl_weight: factor on the divergence; 1 is Bayes. Anything else fits another target, the posterior to the likelihood
-      raised to 1 / kl_weight, and the fit says so. kl_warmup: share of the steps, at most 0.3, over which the factor rises
-      from 0; a plateau is looked for after it.
+      raised to 1 / kl_weight, and the fit says so. kl_warmup: share of the steps, at most 0.3, over which the factor
+      rises from 0; a plateau is looked for after it.
 
     Adam holds its learning rate for the first half of the steps and lowers it linearly to a tenth over the second; the
     fit is the mean of the iterates of the second half (Polyak-Ruppert averaging; for VI see Dhaka et al. 2020). On a
@@ -152,10 +154,10 @@ class SVI(Method):
             if getattr(self, field) not in known:
                 raise unknown_name(field, getattr(self, field), map(str, known))
         warmup = self.kl_warmup
-        if isinstance(warmup, bool) or not isinstance(warmup, int | float) or not 0.0 <= warmup <= 0.5:
+        if isinstance(warmup, bool) or not isinstance(warmup, int | float) or not 0.0 <= warmup <= 0.3:
             raise InputError(
                 "SVI kl_warmup: "
-                + message("a share of the steps from 0 to 0.5", repr(warmup), "kl_warmup=0.2")
+                + message("a share of the steps from 0 to 0.3", repr(warmup), "kl_warmup=0.2")
             )
         self._check_objective()
         if self.stream and self.batch_size is None:
@@ -170,6 +172,15 @@ class SVI(Method):
                     "a guide written by hand with the system's own ELBO",
                     f"{', '.join(self._asked)} as well",
                     "a guide by name, or leaving these out",
+                )
+            )
+        if self._written and self.elbo_draws is not None and self.elbo_draws > KEPT:
+            raise InputError(
+                "SVI elbo_draws: "
+                + message(
+                    f"at most the {KEPT} draws that are kept of a guide written by hand",
+                    str(self.elbo_draws),
+                    "elbo_draws=1000",
                 )
             )
 
@@ -237,7 +248,7 @@ class SVI(Method):
     @property
     def _asked(self) -> list[str]:
         """What is asked for that the system's own guide and ELBO do not offer."""
-        plain = {
+        unasked: dict[str, Any] = {
             "estimator": "plain",
             "divergence": "monte_carlo",
             "sticking_the_landing": False,
@@ -245,7 +256,12 @@ class SVI(Method):
             "kl_weight": 1.0,
             "kl_warmup": 0.0,
         }
-        return [field for field, value in plain.items() if getattr(self, field) != value]
+        if self._written:
+            # Where it starts is what the guide says.
+            unasked |= {"start": None, "init_scale": 0.1}
+        given = {field: getattr(self, field) for field in unasked}
+        # A start may hold arrays, which have no truth value of their own.
+        return [name for name, value in unasked.items() if given[name] is not value and given[name] != value]
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()
@@ -270,7 +286,17 @@ class SVI(Method):
             gradient_evaluations=steps * self.particles * fit.strata * share,
             warnings=(*best.warnings, *self._cautions(fit)),
             figures=best.figures,
+            target=self._target(fit),
         )
+
+    def _target(self, fit: _Fit) -> str:
+        """What is fitted, where it is not the posterior."""
+        found = []
+        if self.kl_weight != 1.0:
+            found.append(f"tempered: divergence x {self.kl_weight:g}")
+        if fit.shared:
+            found.append("approximate: local reparameterisation of shared weights")
+        return "; ".join(found)
 
     def _cautions(self, fit: _Fit) -> list[str]:
         found = []
@@ -291,7 +317,7 @@ class SVI(Method):
 
     def _check_batches(self, problem: Problem) -> None:
         program = problem.program
-        if self.batch_size is None or self.batch_size == problem.rows:
+        if self.batch_size is None or (self.batch_size == problem.rows and not self.stream):
             return
         if self.batch_size > problem.rows:
             raise InputError(
@@ -431,7 +457,7 @@ class _Fit:
         else:
             seeded = replace(problem, seed=self._seed(index))
             if isinstance(method.start, Posterior):
-                u0 = self._centre(method.start, progress)
+                u0 = self._centre(method.start)
             else:
                 u0 = starting_point(seeded, method.start, progress)
             if method.init_scale == "start":
@@ -445,20 +471,26 @@ class _Fit:
         held = {f"param:{site.name}": np.asarray(u0[site.name], float) for site in problem.program.params}
         return self.guide.start(u0, scale, rng) | held
 
-    def _centre(self, start: Posterior, progress: Progress) -> dict[str, np.ndarray]:
+    def _centre(self, start: Posterior) -> dict[str, np.ndarray]:
         centre = start.approximation.centre()
-        w = {name: value[0, 0] for name, value in start.draws.items()}
-        # A dict of constrained values is checked against the sites of the program; the centre then takes their place.
-        starting_point(self.problem, w, progress)
-        return {name: np.asarray(centre[name], float) for name in self.problem.program.sites}
+        wanted = {name: site.unconstrained_shape for name, site in self.problem.program.sites.items()}
+        came = {name: np.shape(value) for name, value in centre.items()}
+        if wanted != came:
+            raise InputError(
+                "start: "
+                + message(f"a posterior over {wanted}", f"one over {came}", "a posterior of the same model")
+            )
+        return {name: np.asarray(centre[name], float) for name in wanted}
 
     def _spread(self, start: Posterior) -> dict[str, np.ndarray]:
         """Standard deviations of draws of the posterior that the fit starts from."""
         u = start.approximation.draw(1000, np.random.default_rng(self.problem.seed))
         found = {}
         for site in self.problem.program.latents:
-            sd = np.asarray(u[site.name], float).std(0)
-            if not np.all(sd > 0):
+            draws = np.asarray(u[site.name], float)
+            sd = draws.std(0)
+            # Of equal numbers the standard deviation is that of rounding; their range is exactly zero.
+            if not np.all(np.ptp(draws, axis=0) > 0):
                 raise InputError(
                     "SVI init_scale: "
                     + message(
@@ -475,9 +507,9 @@ class _Fit:
     def run(self, index: int, progress: Progress) -> _Found:
         method = self.method
         losses, held = self._descend(index, progress)
-        approximation = self._approximation(self.descent.average())
+        approximation = self.objective.approximation(self.descent.average())
         figures, warnings = self._figures(approximation, self._seed(index))
-        converged = plateau(losses[:held, 0], self._window)
+        converged = plateau(losses[self._warm : held, 0], self._window)
         figures["converged"] = float(converged)
         if not converged:
             warnings += (
@@ -493,6 +525,11 @@ class _Fit:
     def _window(self) -> int:
         return self.method.steps // 10
 
+    @property
+    def _warm(self) -> int:
+        """The first step at which the divergence has its full weight: losses before it are those of other targets."""
+        return max(0, math.ceil(self.method.kl_warmup * self.method.steps) - 1)
+
     def _descend(self, index: int, progress: Progress) -> tuple[np.ndarray, int]:
         """(loss, likelihood cost, complexity cost) of all steps, and the number of steps at the full learning rate."""
         method, problem, loop = self.method, self.problem, self.descent
@@ -501,7 +538,8 @@ class _Fit:
         losses = np.empty((0, 3))
         warm = max(1.0, method.kl_warmup * method.steps)
         batches = None if self.batch is None else batch_indices(problem.rows, self.batch, seed)
-        checkpoint = Checkpoint.of(method.checkpoint, self._fingerprint(), f"restart{index}")
+        fingerprint = {} if method.checkpoint is None else self._fingerprint()
+        checkpoint = Checkpoint.of(method.checkpoint, fingerprint, f"restart{index}")
         kept = checkpoint.load()
         if kept is None:
             loop.begin(self._beginning(index, progress), seed)
@@ -528,7 +566,11 @@ class _Fit:
                 losses = np.concatenate([losses, latest])
                 self._refuse_divergence(losses)
                 done += count
-                if method.stop == "plateau" and done < held and plateau(losses[:, 0], self._window):
+                if (
+                    method.stop == "plateau"
+                    and done < held
+                    and plateau(losses[self._warm :, 0], self._window)
+                ):
                     held, total = done, 2 * done
                 checkpoint.keep(
                     lambda: loop.state() | {"losses": losses, "held_total": np.array([held, total])},  # noqa: B023
@@ -541,9 +583,17 @@ class _Fit:
 
     def _fingerprint(self) -> dict[str, Any]:
         problem, method = self.problem, self.method
+        start = method.start
+        if is_network(start, problem):
+            start = weights_of(start, problem)
+        settings = method.settings() | {"guide": _identity(method.guide), "start": _identity(start)}
+        program, system = problem.program, problem.system
+        u = {s.name: system.asarray(np.full(s.unconstrained_shape, 0.1)) for s in program.sites.values()}
         return {
-            "settings": {key: value for key, value in method.settings().items() if key != "checkpoint"},
-            "sites": {site.name: list(site.shape) for site in problem.program.sites.values()},
+            "settings": {key: value for key, value in settings.items() if key != "checkpoint"},
+            "sites": {site.name: list(site.shape) for site in program.sites.values()},
+            # Two models with the same sites are told apart by what they say of a point.
+            "model": repr(float(program.log_joint(u, problem.x, problem.y))),
             "data": problem.data_hash,
             "seed": problem.seed,
             "dtype": problem.dtype,
@@ -559,7 +609,7 @@ class _Fit:
                 f"before: first {losses[0, 0]:.6g}, lowest {losses[:step, 0].min():.6g}, "
                 f"last {losses[step - 1, 0]:.6g}"
             )
-        approximation = self._approximation(self.descent.latest())
+        approximation = self.objective.approximation(self.descent.latest())
         error = DivergenceError(
             "SVI: "
             + message(
@@ -590,11 +640,6 @@ class _Fit:
                     return f", from site {site.name!r}"
         largest = max(u, key=lambda name: float(np.max(np.abs(u[name]))))
         return f"; the largest values are at site {largest!r}"
-
-    def _approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
-        if self.guide is None:
-            return self.objective.approximation(parameters)
-        return self.objective.approximation(parameters)
 
     def _figures(self, q: Approximation, seed: int) -> tuple[dict[str, float], tuple[str, ...]]:
         """The ELBO of a fit and its two costs over fresh draws, with standard errors."""
@@ -635,6 +680,23 @@ class _Fit:
             "likelihood_cost": float((log_prior - log_joint).mean()),
             "complexity_cost": float((log_q - log_prior).mean()),
         }, ()
+
+
+def _identity(value: Any) -> Any:
+    """What a setting is, in plain values that are the same in every process: a `repr` tells where a function lies in
+    memory, and leaves out the middle of an array."""
+    if isinstance(value, Posterior):
+        value = value.approximation.arrays()
+    if isinstance(value, Mapping):
+        return {str(key): _identity(each) for key, each in value.items()}
+    if isinstance(value, np.ndarray):
+        content = np.ascontiguousarray(value)
+        return f"{value.dtype} {value.shape} {hashlib.sha256(content).hexdigest()}"
+    if callable(value):
+        function = getattr(value, "func", value)
+        named = function if hasattr(function, "__qualname__") else type(function)
+        return f"{named.__module__}.{named.__qualname__}"
+    return plain(value)
 
 
 def batched_model(problem: Problem, batch: int | None) -> Model:

@@ -68,13 +68,26 @@ class Objective:
         program = problem.program
         if guide.strata > 1:
             self._refuse_strata(objective, estimator)
-        if sticking_the_landing and self.divergence.closed:
+        closed = ", ".join(self.divergence.closed) or (
+            "the entropy" if any(self.divergence.entropies) else ""
+        )
+        if sticking_the_landing and closed:
             raise UnsupportedError(
                 "SVI: "
                 + message(
                     "divergence='monte_carlo' with sticking_the_landing, which is about the score of log q at the draw",
-                    f"a closed form for {', '.join(self.divergence.closed)}",
+                    f"a closed form for {closed}",
                     "one of the two",
+                )
+            )
+        if self.order is not None and closed:
+            special = sorted({problem.program.sites[name].family for name in self.divergence.closed})
+            raise UnsupportedError(
+                "SVI: "
+                + message(
+                    f"priors with a density for objective={objective!r}, whose weights are p / q of one draw",
+                    f"{', '.join(special)} over {closed}",
+                    "objective='elbo'",
                 )
             )
         self.shared: tuple[str, ...] = ()
