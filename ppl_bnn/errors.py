@@ -7,7 +7,8 @@ derives from `BNNError`, and from the built-in class that a caller would otherwi
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class BNNError(Exception):
@@ -35,7 +36,12 @@ class CurvatureError(BNNError, ArithmeticError):
 
 
 class DivergenceError(BNNError, ArithmeticError):
-    """An optimisation or a chain that left the finite numbers."""
+    """An optimisation or a chain that left the finite numbers.
+
+    last: the last values at which all was finite (constrained, by site), where the method keeps them.
+    """
+
+    last: Mapping[str, Any] | None = None
 
 
 class DeviceError(BNNError, RuntimeError):

@@ -489,7 +489,7 @@ def test_a_guide_written_by_hand_reaches_the_optimum_and_is_kept_as_its_draws(
     again = bnn.load(posterior.save(tmp_path / "written"), TRUTH.model)
     for name, value in posterior.draws.items():
         assert np.array_equal(value, again.draws[name])
-    np.testing.assert_array_equal(again.log_q, posterior.log_q)
+    np.testing.assert_array_equal(again.log_q(), posterior.log_q())
     assert posterior.predict(TRUTH.x[:3]).mean.shape == (3,)
     with pytest.raises(InputError, match="at most the 4000"):
         q.draw(4001, np.random.default_rng(0))
@@ -817,15 +817,14 @@ def test_a_loss_that_is_no_number_stops_the_fit_where_it_happened(ppl: str) -> N
     assert "last " in said
     last_loss = float(said.split("last ")[1].split(")")[0])
     assert math.isfinite(last_loss)
-    assert "target" in said or "'y'" in said or "site" in said
+    assert "from site 'y'" in said
     last = caught.value.last
     assert set(last) == {"level", "output.weight", "output.bias"}
     assert all(np.all(np.isfinite(value)) for value in last.values())
-    # It is the state just before: the level had nearly come to where the logarithm ends.
-    assert -1.0 < last["level"] < -0.5 if ppl == "numpyro" else -1.5 < last["level"] < 0.5
-    onwards = SVI(
-        ppl=ppl, steps=20, learning_rate=1e-4, init_scale=1e-4, start=last | {"level": np.asarray(0.5)}
-    )
+    # It is the last at which the loss was a number: the level had nearly come to where the logarithm ends, and a fit
+    # goes on from there.
+    assert -1.0 < last["level"] < -0.9
+    onwards = SVI(ppl=ppl, steps=1, learning_rate=1e-9, init_scale=1e-6, start=last)
     assert np.isfinite(bnn.fit(falling, truth.x, truth.y - 60.0, onwards).info.figures["elbo"])
 
 

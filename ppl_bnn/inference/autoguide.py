@@ -234,7 +234,7 @@ class _PyroLoss:
         with pyro.poutine.trace(param_only=True) as capture, torch.no_grad():
             self._elbo.loss(model, guide, *data)
         self.leaves: dict[str, Any] = {
-            name: site["value"].unconstrained()  # pyright: ignore[reportOptionalMemberAccess]
+            name: site["value"].unconstrained()  # pyright: ignore[reportOptionalMemberAccess, reportTypedDictNotRequiredAccess]
             for name, site in dict(capture.trace.nodes).items()
         }
 

@@ -1,8 +1,8 @@
 """Stochastic gradient descent on a loss with noise: Adam, averaging of iterates, and a state that can be kept.
 
 The same loop in both systems, a stretch of steps at a time. In JAX a stretch is one compiled loop of any number of
-steps up to its length, so there is one compilation; in torch the steps are taken one by one. A step whose loss is not
-finite is not taken: the loop stops there, at the parameters before it.
+steps up to its length, so there is one compilation; in torch the steps are taken one by one. Where a loss is not finite
+the loop stops, and goes back to the parameters of the step before.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Descent(Protocol):
     def advance(self, stretch: Stretch) -> np.ndarray:
         """Take the steps; (loss, likelihood cost, complexity cost) of each, (n, 3).
 
-        n < len(stretch) where a loss was not finite: that loss is the last row, and its step was not taken. A row of
-        NaN stands for the last step where its loss was finite and its gradient was not.
+        n < len(stretch) where a loss was not finite: that loss is the last row. A row of NaN stands for the last step
+        where its loss was finite and its gradient was not.
         """
         ...
 
@@ -58,7 +58,13 @@ class Descent(Protocol):
         """The mean of the iterates that count, or the latest where none does yet."""
         ...
 
-    def latest(self) -> dict[str, np.ndarray]: ...
+    def latest(self) -> dict[str, np.ndarray]:
+        """The parameters now; after a loss that was not finite, those of the last step whose loss was."""
+        ...
+
+    def failed(self) -> dict[str, np.ndarray]:
+        """The parameters at which a loss was not finite. They are not finite themselves where a gradient was not."""
+        ...
 
     def state(self) -> dict[str, np.ndarray]:
         """All that the next step depends on."""
@@ -141,7 +147,8 @@ class _JaxDescent:
 
         self._seeds = problem.system.seeds
         self._start(flat, 0)
-        stretch = Stretch(*(np.zeros(1),) * 3, None if batch is None else np.zeros((1, batch), dtype=int))
+        one = np.zeros(1)
+        stretch = Stretch(one, one, one, None if batch is None else np.zeros((1, batch), dtype=int))
         with numpyro.validation_enabled(False):
             self._advance = jax.jit(advance).lower(*self._arguments(stretch)).compile()
         self.compile_seconds = watch()
@@ -153,6 +160,7 @@ class _JaxDescent:
         import jax.numpy as jnp
 
         self._count = 0
+        self._previous: tuple[Any, Stretch] | None = None
         self._state = (flat, self._initial(flat), jnp.zeros_like(flat), self._seeds(seed, 1)[0])
 
     def begin(self, parameters: Mapping[str, np.ndarray], seed: int) -> None:
@@ -180,30 +188,41 @@ class _JaxDescent:
         taken, state, trail = self._advance(*self._arguments(stretch))
         done = int(taken)
         trail = np.array(trail[:done], dtype=np.float64)
-        if np.isfinite(trail[-1, 0]) and not np.all(np.isfinite(np.asarray(state[0]))):
-            # The gradient of the last step was not finite: no loss follows here that would tell.
+        # The gradient of the last step was not finite: no loss follows here that would tell.
+        unsaid = bool(np.isfinite(trail[-1, 0])) and not np.all(np.isfinite(np.asarray(state[0])))
+        if unsaid:
             trail[-1] = np.nan
         if not np.isfinite(trail[-1, 0]):
-            # The same steps again, without the last; where a gradient was not finite before the loss was, one less.
-            for kept in (done - 1, done - 2):
-                if kept < 0:
-                    break
-                part = Stretch(
-                    stretch.rates[:kept],
-                    stretch.averaged[:kept],
-                    stretch.weights[:kept],
-                    None if stretch.indices is None else stretch.indices[: max(kept, 1)],
-                )
-                state = self._state if kept == 0 else self._advance(*self._arguments(part))[1]
-                if np.all(np.isfinite(np.asarray(state[0]))):
-                    break
-            done = kept if kept >= 0 else 0
+            self._failed = self._after(self._state, stretch, done - 1)
+            state = self._failed if unsaid else self._before(stretch, done)
+            done = 0
+        self._previous = (self._state, stretch)
         self._state = state
         self._count += int(stretch.averaged[:done].sum())
         return trail
 
+    def _after(self, state: Any, stretch: Stretch, count: int) -> Any:
+        """The state after the first `count` steps of a stretch, taken again."""
+        if count == 0:
+            return state
+        indices = None if stretch.indices is None else stretch.indices[:count]
+        part = Stretch(stretch.rates[:count], stretch.averaged[:count], stretch.weights[:count], indices)
+        return self._advance(state, *self._arguments(part)[1:])[1]
+
+    def _before(self, stretch: Stretch, done: int) -> Any:
+        """The state of the last step whose loss was finite, where that of step `done` was not."""
+        if done > 1:
+            return self._after(self._state, stretch, done - 2)
+        if self._previous is None:
+            return self._state
+        state, previous = self._previous
+        return self._after(state, previous, len(previous) - 1)
+
     def latest(self) -> dict[str, np.ndarray]:
         return {name: np.asarray(value) for name, value in self._unravel(self._state[0]).items()}
+
+    def failed(self) -> dict[str, np.ndarray]:
+        return {name: np.asarray(value) for name, value in self._unravel(self._failed[0]).items()}
 
     def average(self) -> dict[str, np.ndarray]:
         flat, _, total, _ = self._state
@@ -227,7 +246,7 @@ class _JaxDescent:
             jnp.asarray(state[f"state{index}"], dtype=leaf.dtype).reshape(leaf.shape)
             for index, leaf in enumerate(leaves)
         ]
-        self._state = jax.tree_util.tree_unflatten(structure, given)
+        self._state, self._previous = jax.tree_util.tree_unflatten(structure, given), None
         self._count = int(state["count"])
 
 
@@ -248,6 +267,7 @@ class _TorchDescent:
         if kept is None:
             kept = {name: system.asarray(np.asarray(value, float)) for name, value in start.items()}
         self._leaves: dict[str, Any] = {name: leaf.requires_grad_() for name, leaf in kept.items()}
+        self._failed: dict[str, np.ndarray] = {}
         self._begin()
 
     def _begin(self) -> None:
@@ -294,8 +314,9 @@ class _TorchDescent:
                 )
                 trail[step] = [float(each.detach()) for each in (value, likelihood, complexity)]
                 if not np.isfinite(trail[step, 0]):
-                    if not self._finite():
-                        # A gradient was not finite before the loss was.
+                    self._failed = self.latest()
+                    # Where a gradient was not finite before the loss was, the step cannot be taken back.
+                    if not self._finite() or not self._undo():
                         self._go_back(before)
                     return trail[: step + 1]
                 value.backward()
@@ -308,6 +329,7 @@ class _TorchDescent:
                         self._totals[name].add_(iterate)
         if not self._finite():
             # The gradient of the last step was not finite: no loss follows here that would tell.
+            self._failed = self.latest()
             self._go_back(before)
             trail[-1] = np.nan
         return trail
@@ -316,6 +338,19 @@ class _TorchDescent:
         import torch
 
         return all(bool(torch.isfinite(each).all()) for each in self._iterates.values())
+
+    def _undo(self) -> bool:
+        """Take the latest step of Adam back, up to rounding; whether what comes of it is finite."""
+        group = self._optimiser.param_groups[0]
+        first, second = group["betas"]
+        for name, leaf in self._leaves.items():
+            kept = self._optimiser.state.get(leaf)
+            if not kept:
+                continue
+            count = float(kept["step"])
+            size = (kept["exp_avg_sq"] / (1.0 - second**count)).sqrt() + group["eps"]
+            self._iterates[name].add_(group["lr"] * kept["exp_avg"] / (1.0 - first**count) / size)
+        return self._finite()
 
     def _go_back(self, before: Mapping[str, Any]) -> None:
         for name, iterate in self._iterates.items():
@@ -327,6 +362,9 @@ class _TorchDescent:
     def latest(self) -> dict[str, np.ndarray]:
         return self._numpy(self._iterates)
 
+    def failed(self) -> dict[str, np.ndarray]:
+        return self._failed
+
     def average(self) -> dict[str, np.ndarray]:
         if not self._count:
             return self.latest()
@@ -335,7 +373,10 @@ class _TorchDescent:
     def state(self) -> dict[str, np.ndarray]:
         import torch
 
-        kept = {"count": np.asarray(self._count), "generator": torch.get_rng_state().numpy().copy()}
+        kept: dict[str, Any] = {
+            "count": np.asarray(self._count),
+            "generator": torch.get_rng_state().numpy().copy(),
+        }
         for name, leaf in self._leaves.items():
             kept[f"value:{name}"] = self._iterates[name]
             kept[f"total:{name}"] = self._totals[name]

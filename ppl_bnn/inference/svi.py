@@ -11,6 +11,7 @@ import functools
 import hashlib
 import inspect
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -21,7 +22,7 @@ from ppl_bnn.errors import DivergenceError, InputError, UnsupportedError, messag
 from ppl_bnn.inference.autoguide import KEPT, system_guide
 from ppl_bnn.inference.checkpoint import Checkpoint
 from ppl_bnn.inference.drawn import Drawn
-from ppl_bnn.inference.families import Family
+from ppl_bnn.inference.families import Family, family_of
 from ppl_bnn.inference.guides import Guide, GuideApproximation
 from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, plain
@@ -129,6 +130,9 @@ class SVI(Method):
                 "SVI guide: "
                 + message("a name, a family, a dict or a function", repr(self.guide), "guide='normal'")
             )
+        if not self._written:
+            for each in self.guide.values() if isinstance(self.guide, Mapping) else (self.guide,):
+                family_of(each)
         self._whole("steps", self.steps, 1, "10_000")
         self._whole("particles", self.particles, 1, "1")
         self._whole("restarts", self.restarts, 1, "1")
@@ -420,7 +424,7 @@ class _Fit:
         self.guide: Guide | None = None
         self.objective: Any
         if method._written or own:
-            written = method.guide if method._written else None
+            written: Any = method.guide if method._written else None
             self.objective = system_guide(
                 problem, batched_model(problem, batch), written, method.particles, batch
             )
@@ -610,11 +614,14 @@ class _Fit:
                 f"last {losses[step - 1, 0]:.6g}"
             )
         approximation = self.objective.approximation(self.descent.latest())
+        failed, blamed = self.descent.failed(), approximation
+        if all(np.all(np.isfinite(value)) for value in failed.values()):
+            blamed = self.objective.approximation(failed)
         error = DivergenceError(
             "SVI: "
             + message(
                 "a finite loss",
-                f"{losses[-1, 0]} at step {step} ({so_far}){self._blamed(approximation)}",
+                f"{losses[-1, 0]} at step {step} ({so_far}){self._blamed(blamed)}",
                 f"learning_rate={method.learning_rate / 10:g}, a smaller init_scale, or standardise=True",
             )
         )
@@ -624,20 +631,23 @@ class _Fit:
         raise error
 
     def _blamed(self, approximation: Approximation) -> str:
-        """Which site a loss that is not finite comes from, as far as draws at the last finite state tell."""
+        """Which site a loss that is not finite comes from, as far as draws at the parameters of that loss tell."""
         program, system = self.problem.program, self.problem.system
         u = approximation.draw(20, np.random.default_rng(self.problem.seed))
-        for index in range(20):
-            values = {name: system.asarray(value[index]) for name, value in u.items()}
-            sites = system.run(
-                program.native, self.problem.x, self.problem.y, values=values, unconstrained=True
-            )
-            for site in sites:
-                if site.distribution is None:
-                    continue
-                value = self.problem.y if site.name == program.observed else site.value
-                if not np.all(np.isfinite(system.to_numpy(site.distribution.log_prob(value)))):
-                    return f", from site {site.name!r}"
+        with warnings.catch_warnings():
+            # NumPyro warns of values outside of a support: these are what is looked for.
+            warnings.filterwarnings("ignore", message="Out-of-support")
+            for index in range(20):
+                values = {name: system.asarray(value[index]) for name, value in u.items()}
+                sites = system.run(
+                    program.native, self.problem.x, self.problem.y, values=values, unconstrained=True
+                )
+                for site in sites:
+                    if site.distribution is None:
+                        continue
+                    value = self.problem.y if site.name == program.observed else site.value
+                    if not np.all(np.isfinite(system.to_numpy(site.distribution.log_prob(value)))):
+                        return f", from site {site.name!r}"
         largest = max(u, key=lambda name: float(np.max(np.abs(u[name]))))
         return f"; the largest values are at site {largest!r}"
 
