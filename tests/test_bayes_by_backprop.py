@@ -190,21 +190,20 @@ def test_verdict_on_underflow_needs_a_first_step_that_meets_it(script):
 
 
 def test_verdicts_on_point_estimates_follow_paired_differences(script):
-    def rows(gains: tuple[float, ...], residual: float) -> list[dict[str, Any]]:
-        rest = {
-            "rmse_train_ml": residual,
-            "rmse_train_map": 0.9,
-            "rmse_to_truth_ml": 1.0,
-            "rmse_to_truth_map": 0.5,
-        }
+    def rows(gains: tuple[float, ...], residual: float, train: float = -1.0) -> list[dict[str, Any]]:
+        rest = {"rmse_train_ml": residual, "rmse_to_truth_ml": 1.0, "rmse_to_truth_map": 0.5}
+        rest |= {"log_score_train_ml": train, "rmse_train_map": 0.9}
         return [
             row(log_score_ml=-2.0, log_score_map=-2.0 + gain, log_score_source=-2.0 + 2.0 * gain, **rest)
             for gain in gains
         ]
 
     assert script.judge_overfit(rows((0.5, 0.6), 0.5)).verdict == script.REPRODUCED
-    assert script.judge_overfit(rows((0.5, -0.6), 0.5)).verdict == script.NOT_REPRODUCED
     assert script.judge_overfit(rows((0.5, 0.6), 1.5)).verdict == script.NOT_REPRODUCED
+    assert script.judge_overfit(rows((0.5, 0.6), 0.5, train=-2.1)).verdict == script.NOT_REPRODUCED
+    assert script.judge_regularised(rows((0.5, 0.6), 0.5)).verdict == script.REPRODUCED
+    assert script.judge_regularised(rows((0.5, -0.6), 0.5)).verdict == script.NOT_REPRODUCED
+    assert script.judge_regularised(rows((0.5, 0.6), 0.95)).verdict == script.NOT_REPRODUCED
     assert script.judge_averaging(rows((0.5, 0.6), 0.5)).verdict == script.REPRODUCED
     assert script.judge_averaging(rows((-0.5, -0.6), 0.5)).verdict == script.NOT_REPRODUCED
 
@@ -243,12 +242,13 @@ def test_other_verdicts_follow_their_numbers(script):
             method=name,
             aleatoric_sd_inside=1.1,
             aleatoric_sd_away=1.0,
+            rmse_to_truth=0.5,
             epistemic_ratio=5.0,
             coverage_95=0.95,
             noise_mean=1.1,
             noise_sd=0.1,
         )
-        for name in ("learned noise", "noise of the input")
+        for name in ("learned noise", "noise of the input", "learned noise, NUTS")
     ]
     assert script.judge_both(kinds).verdict == script.REPRODUCED
     assert (
@@ -256,6 +256,11 @@ def test_other_verdicts_follow_their_numbers(script):
         == script.NOT_REPRODUCED
     )
     assert script.judge_both([kinds[0] | {"epistemic_ratio": 2.0}, kinds[1]]).verdict == script.NOT_REPRODUCED
+    good = [row(verdict="converged", reason="R-hat is good")] * 2
+    bad = [good[0], row(verdict="not converged", reason="the chains disagree")]
+    assert script.judge_learned(kinds, good).verdict == script.REPRODUCED
+    assert script.judge_learned([kinds[2] | {"epistemic_ratio": 2.0}], good).verdict == script.NOT_REPRODUCED
+    assert script.judge_learned(kinds, bad).verdict == script.NOT_RUN
     measured = [
         row(estimator=estimator, place=place, variance_loc=variance, variance_scale=variance)
         for estimator, variance in (("plain", 2.0), ("local", 1.0))
