@@ -58,3 +58,35 @@ def test_fit_by_draws_on_the_card(ppl, name):
     posterior = bnn.fit(problem.model, problem.x, problem.y, row.build(ppl, row.exact), device="cuda:0")
     mean = Conjugate.flat(posterior.draws).mean((0, 1))
     assert np.all(np.abs(mean - problem.mean) < 0.3 * np.sqrt(np.diag(problem.covariance)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"guide": "fullrank", "divergence": "analytic"},
+        {"estimator": "local", "divergence": "analytic"},
+        {"estimator": "flipout", "particles": 2},
+        {"guide": "iaf"},
+        {"batch_size": 10, "stream": True},
+    ],
+    ids=lambda options: ", ".join(options),
+)
+def test_variational_inference_on_the_card(ppl, options):
+    problem = Conjugate.make()
+    method = bnn.SVI(ppl=ppl, steps=2000, learning_rate=0.03, **options)
+    posterior = bnn.fit(problem.model, problem.x, problem.y, method, device="cuda")
+    assert posterior.info.device.startswith("cuda")
+    mean = Conjugate.flat(posterior.draws).mean((0, 1))
+    assert np.all(np.abs(mean - problem.mean) < 0.3 * np.sqrt(np.diag(problem.covariance)))
+    assert (
+        posterior.info.figures["elbo"] < problem.log_evidence + 4.0 * posterior.info.figures["elbo_se"] + 0.01
+    )
+
+
+@pytest.mark.parametrize("name", ["svgd", "ivon", "mc-dropout"])
+def test_small_steps_on_the_card(ppl, name):
+    row = METHODS[name]
+    x, y = regression_data()
+    posterior = bnn.fit(small_network, x, y, row.build(ppl, row.quick), device="cuda")
+    assert posterior.info.device.startswith("cuda")
+    assert np.all(np.isfinite(posterior.predict(x).mean))
