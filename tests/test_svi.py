@@ -22,11 +22,15 @@ from problems import Conjugate
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, ops, priors
 from ppl_bnn.errors import DivergenceError, InputError, UnknownNameError, UnsupportedError
+from ppl_bnn.inference import autoguide
 from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.inference.svi import SVI, Restarts, batch_indices, batched_model, plateau, schedule
 from ppl_bnn.ppl.protocol import Problem, Program, system
 
 NOISE = 0.5
+# One system by default, the other among the slow tests: what is tested is written once for both.
+IN_NUMPYRO = pytest.mark.parametrize("ppl", ["numpyro", pytest.param("pyro", marks=pytest.mark.slow)])
+IN_PYRO = pytest.mark.parametrize("ppl", [pytest.param("numpyro", marks=pytest.mark.slow), "pyro"])
 
 
 def linear(x: Any, y: Any = None) -> None:
@@ -215,6 +219,7 @@ def moments(posterior: Any) -> tuple[np.ndarray, np.ndarray]:
     return mean, np.linalg.inv(precision)
 
 
+@IN_NUMPYRO
 def test_the_best_full_rank_guide_is_the_posterior_and_its_bound_the_evidence(ppl: str) -> None:
     method = SVI(
         ppl=ppl, guide="fullrank", sticking_the_landing=True, steps=1500, learning_rate=0.05, elbo_draws=200
@@ -240,10 +245,10 @@ def test_the_best_full_rank_guide_is_the_posterior_and_its_bound_the_evidence(pp
     ("ppl", "guide", "least"),
     [
         ("numpyro", "lowrank", "mean field"),
-        ("numpyro", "matrixnormal", "independent sites"),
         *(
             pytest.param(ppl, guide, least, marks=pytest.mark.slow)
             for ppl, guide, least in (
+                ("numpyro", "matrixnormal", "independent sites"),
                 ("numpyro", "diagonal", "mean field"),
                 ("numpyro", "mixture", "mean field"),
                 ("numpyro", "iaf", "mean field"),
@@ -279,6 +284,7 @@ def test_bounds_lie_between_that_of_independent_normals_and_the_evidence(
         assert figures["elbo"] > TRUTH.log_evidence - gap["independent sites"] + 0.05
 
 
+@IN_PYRO
 def test_a_point_is_the_mode(ppl: str, tmp_path: Path) -> None:
     method = SVI(ppl=ppl, guide="delta", steps=600, learning_rate=0.05)
     posterior = bnn.fit(TRUTH.model, TRUTH.x, TRUTH.y, method, seed=0)
@@ -296,13 +302,14 @@ def test_a_point_is_the_mode(ppl: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.draws["output.bias"], posterior.draws["output.bias"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         {"estimator": "local", "divergence": "analytic"},
-        pytest.param({"estimator": "flipout"}, marks=pytest.mark.slow),
-        pytest.param({"sticking_the_landing": True}, marks=pytest.mark.slow),
-        pytest.param({"divergence": "analytic", "batch_size": 10}, marks=pytest.mark.slow),
+        {"estimator": "flipout"},
+        {"sticking_the_landing": True},
+        {"divergence": "analytic", "batch_size": 10},
     ],
 )
 def test_estimators_reach_the_best_independent_normals(ppl: str, options: dict[str, Any]) -> None:
@@ -318,7 +325,9 @@ def test_estimators_reach_the_best_independent_normals(ppl: str, options: dict[s
     )
 
 
-@pytest.mark.parametrize(("ppl", "warmup"), [("numpyro", 0.2), ("pyro", 0.0)])
+@pytest.mark.parametrize(
+    ("ppl", "warmup"), [("numpyro", 0.2), pytest.param("pyro", 0.0, marks=pytest.mark.slow)]
+)
 def test_a_weight_on_the_divergence_gives_the_tempered_posterior_and_says_so(ppl: str, warmup: float) -> None:
     weight, truth = 0.1, Regression()
     steps = 3000 if ppl == "numpyro" else 1000
@@ -363,6 +372,7 @@ def test_a_plateau_is_looked_for_only_after_the_warm_up() -> None:
     assert posterior.info.figures["converged"] == 0.0
 
 
+@IN_PYRO
 def test_priors_with_scales_of_their_own_are_fitted_and_kept(ppl: str, tmp_path: Path) -> None:
     def model(x: Any, y: Any = None) -> None:
         f = bnn.mlp(x, [1], prior=priors.EmpiricalBayes("weight"))
@@ -394,6 +404,7 @@ def test_priors_with_scales_of_their_own_are_fitted_and_kept(ppl: str, tmp_path:
     assert figures["complexity_cost"] == pytest.approx(exact, abs=4.5 * spread)
 
 
+@IN_NUMPYRO
 def test_under_a_log_uniform_prior_what_the_data_do_not_need_is_pruned(ppl: str) -> None:
     def model(x: Any, y: Any = None) -> None:
         f = bnn.mlp(x, [1], prior=priors.LogUniform(), bias=priors.Normal())
@@ -465,23 +476,26 @@ GUIDES: dict[str, Any] = {"numpyro": numpyro_guide, "pyro": pyro_guide}
 
 
 def test_a_guide_written_by_hand_reaches_the_optimum_and_is_kept_as_its_draws(
-    ppl: str, tmp_path: Path
+    ppl: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps, particles = (2000, 16) if ppl == "numpyro" else (800, 1)
+    # Pyro runs a guide once for each draw.
+    kept = 4000 if ppl == "numpyro" else 1000
+    monkeypatch.setattr(autoguide, "KEPT", kept)
     method = SVI(ppl=ppl, guide=GUIDES[ppl], steps=steps, particles=particles, learning_rate=0.03)
     posterior = bnn.fit(TRUTH.model, TRUTH.x, TRUTH.y, method, seed=0)
     q = posterior.approximation
-    u = q.draw(4000, np.random.default_rng(0))
+    u = q.draw(kept, np.random.default_rng(0))
     draws = np.concatenate([u["output.weight"][:, :, 0], u["output.bias"]], axis=1)
     sd = 1.0 / np.sqrt(np.diag(TRUTH.precision))
-    # Noise of the descent, and of the 4000 draws by which the guide is known.
-    scatter = math.sqrt(1.0 / (steps * particles / 2) + 1.0 / 4000)
+    # Noise of the descent, and of the draws by which the guide is known.
+    scatter = math.sqrt(1.0 / (steps * particles / 2) + 1.0 / kept)
     assert np.abs((draws.mean(0) - TRUTH.mean) / sd).max() < 5.0 * scatter
     assert np.abs(draws.std(0) / sd - 1.0).max() < 5.0 * scatter / math.sqrt(2.0) + 0.015
     # log q, as independent normals would have it.
     log_q = q.log_prob(u)
     expected = scipy.stats.norm(draws.mean(0), draws.std(0)).logpdf(draws).sum(1)
-    assert np.abs(log_q - expected).max() < 0.5
+    assert np.abs(log_q - expected).max() < (0.5 if kept == 4000 else 1.0)
     assert abs(log_q.mean() - expected.mean()) < 0.01
     figures = posterior.info.figures
     best = TRUTH.log_evidence - gaps()["mean field"]
@@ -491,8 +505,8 @@ def test_a_guide_written_by_hand_reaches_the_optimum_and_is_kept_as_its_draws(
         assert np.array_equal(value, again.draws[name])
     np.testing.assert_array_equal(again.log_q(), posterior.log_q())
     assert posterior.predict(TRUTH.x[:3]).mean.shape == (3,)
-    with pytest.raises(InputError, match="at most the 4000"):
-        q.draw(4001, np.random.default_rng(0))
+    with pytest.raises(InputError, match=f"at most the {kept}"):
+        q.draw(kept + 1, np.random.default_rng(0))
 
 
 def test_a_guide_that_leaves_a_site_out_is_refused_before_anything_is_fitted(ppl: str) -> None:
@@ -588,8 +602,12 @@ def test_streamed_rows_give_the_same_bits_and_may_lie_in_a_file(ppl: str, tmp_pa
     for name, value in whole.info.figures.items():
         assert file.info.figures[name] == pytest.approx(value, rel=1e-9)
     np.testing.assert_array_equal(whole.predict(truth.x[:5]).mean, file.predict(truth.x[:5]).mean)
-    report = bnn.diagnose(file)
-    assert math.isfinite(report.khat if hasattr(report, "khat") else 0.0)
+    if ppl == "pyro":
+        figures, expected = bnn.diagnose(file).figures, bnn.diagnose(whole).figures
+        assert figures.keys() == expected.keys()
+        assert math.isfinite(figures["evidence_gap"])
+        for name, value in expected.items():
+            assert figures[name] == pytest.approx(value, rel=1e-6), name
 
 
 def test_streaming_is_refused_where_rows_belong_together_even_with_all_of_them() -> None:
@@ -696,6 +714,7 @@ def bent(x: Any, y: Any = None) -> None:
     bnn.observe(y, f, likelihoods.Gaussian(NOISE))
 
 
+@IN_PYRO
 def test_of_several_starts_the_best_is_kept_and_so_are_the_others(ppl: str, tmp_path: Path) -> None:
     truth = Regression(rows=20, features=2)
 
@@ -745,6 +764,7 @@ def test_restarts_of_points_are_a_point_and_come_back_from_a_file(tmp_path: Path
     assert [member.kind for member in loaded.approximation.members] == ["point", "point"]
 
 
+@IN_PYRO
 def test_it_starts_from_a_method_and_takes_over_the_spread_of_a_posterior(ppl: str) -> None:
     def started(**options: Any) -> Any:
         method = SVI(ppl=ppl, steps=1, learning_rate=1e-9, elbo_draws=50, **options)
