@@ -13,12 +13,15 @@ from problems import Conjugate
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, ops, priors
 from ppl_bnn.errors import UnsupportedError
-from ppl_bnn.inference.guides import Guide
+from ppl_bnn.inference.guides import Guide, GuideApproximation
 from ppl_bnn.inference.stochastic import batch_indices
 from ppl_bnn.inference.variational import ESTIMATORS, Objective
 from ppl_bnn.ppl.protocol import Problem, Program, system
 
 SIGMAS = 4.5
+SLOW = pytest.mark.slow
+# torch maps over draws without compiling anything: what is written once for both systems is tested there by default.
+IN_PYRO = pytest.mark.parametrize("ppl", [pytest.param("numpyro", marks=SLOW), "pyro"])
 TRUTH = Conjugate.make(rows=24)
 OPTIONS: dict[str, Any] = {
     "estimator": "plain",
@@ -89,7 +92,11 @@ class Fixed:
             rng = np.random.default_rng(seed)
             u0 = {s.name: rng.normal(0.0, 0.4, s.unconstrained_shape) for s in self.program.latents}
             scale = {name: rng.uniform(0.15, 0.4, value.shape) for name, value in u0.items()}
-            self.parameters = self.guide.start(u0, scale, rng)
+            # Factors and weights of components start at zero or nearly so: they have to show.
+            self.parameters = {
+                name: value if name.endswith("rho") else value + 0.2 * rng.normal(size=value.shape)
+                for name, value in self.guide.start(u0, scale, rng).items()
+            }
             self.params = {name: self.system.asarray(value) for name, value in self.parameters.items()}
             self.loss = Objective(problem, self.guide, population=population, **{**OPTIONS, **options})
 
@@ -177,15 +184,22 @@ def closed(fixed: Fixed, truth: Conjugate) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("estimator", "analytic", "sticking", "particles"),
+    ("ppl", "estimator", "analytic", "sticking", "particles"),
     [
-        ("plain", False, False, 1),
-        ("plain", True, False, 3),
-        ("plain", False, True, 1),
-        ("local", True, False, 1),
-        ("local", False, True, 2),
-        ("flipout", True, False, 1),
-        ("flipout", False, False, 2),
+        ("numpyro", "plain", False, False, 1),
+        pytest.param("numpyro", "plain", True, False, 3, marks=SLOW),
+        pytest.param("numpyro", "plain", False, True, 1, marks=SLOW),
+        ("numpyro", "local", True, False, 1),
+        pytest.param("numpyro", "local", False, True, 2, marks=SLOW),
+        ("numpyro", "flipout", True, False, 1),
+        pytest.param("numpyro", "flipout", False, False, 2, marks=SLOW),
+        ("pyro", "plain", False, False, 1),
+        ("pyro", "plain", True, False, 3),
+        ("pyro", "plain", False, True, 1),
+        ("pyro", "local", True, False, 1),
+        ("pyro", "local", False, True, 2),
+        ("pyro", "flipout", True, False, 1),
+        ("pyro", "flipout", False, False, 2),
     ],
 )
 def test_every_estimator_has_the_mean_of_the_closed_form(
@@ -209,7 +223,15 @@ def test_every_estimator_has_the_mean_of_the_closed_form(
         np.testing.assert_allclose(values[:, 2], value[2], rtol=1e-12)
 
 
-@pytest.mark.parametrize("estimator", ["local", "flipout"])
+@pytest.mark.parametrize(
+    ("ppl", "estimator"),
+    [
+        ("numpyro", "local"),
+        pytest.param("numpyro", "flipout", marks=SLOW),
+        ("pyro", "local"),
+        ("pyro", "flipout"),
+    ],
+)
 def test_row_wise_estimators_agree_with_the_plain_one_on_a_network(ppl: str, estimator: str) -> None:
     count = 6000
     plain = Fixed(ppl, network, TRUTH.x, TRUTH.y).sample(count, seed=1)
@@ -218,6 +240,7 @@ def test_row_wise_estimators_agree_with_the_plain_one_on_a_network(ppl: str, est
     agree(plain[1], other[1])
 
 
+@IN_PYRO
 @pytest.mark.parametrize(
     "guide", ["normal", "fullrank", "mixture", {"output": "fullrank", "hidden*": "lowrank", "*": "delta"}]
 )
@@ -234,6 +257,23 @@ def test_closed_forms_and_draws_of_the_complexity_agree_in_value_and_gradient(pp
     assert np.abs(difference).max() > 1e-3
 
 
+@IN_PYRO
+@pytest.mark.parametrize("guide", ["mixture", "lowrank", {"hidden*": "mixture", "*": "matrixnormal"}])
+def test_any_guide_has_the_bound_of_its_own_draws(ppl: str, guide: Any) -> None:
+    fixed = Fixed(ppl, network, TRUTH.x, TRUTH.y, guide)
+    q = GuideApproximation(fixed.guide, fixed.parameters)
+    # In NumPy: a mixture picks its components at random, where the objective goes through all of them.
+    u = q.draw(20_000, np.random.default_rng(0))
+    log_q = q.log_prob(u)
+    assert log_q is not None
+    with fixed.system.session("float64", "cpu", threads=1):
+        log_joint = fixed.program.log_joint_draws(u, fixed.x, fixed.y)
+        log_prior = fixed.program.log_prior_draws(u, fixed.x, fixed.y)
+    drawn = np.stack([log_q - log_joint, log_prior - log_joint, log_q - log_prior], axis=1)
+    agree(fixed.sample(6000)[0], drawn)
+
+
+@IN_PYRO
 def test_sticking_the_landing_changes_the_gradient_and_not_its_mean(ppl: str) -> None:
     count = 6000
     for guide in ("lowrank", "mixture"):
@@ -244,6 +284,7 @@ def test_sticking_the_landing_changes_the_gradient_and_not_its_mean(ppl: str) ->
         assert np.abs(plain[1] - sticking[1]).max() > 1e-3
 
 
+@IN_PYRO
 def test_at_the_posterior_sticking_the_landing_leaves_no_variance(ppl: str) -> None:
     fixed = Fixed(ppl, TRUTH.model, TRUTH.x, TRUTH.y, "fullrank", sticking_the_landing=True)
     plain = Fixed(ppl, TRUTH.model, TRUTH.x, TRUTH.y, "fullrank")
@@ -269,7 +310,7 @@ def test_estimators_lower_the_variance_of_the_gradient_where_they_claim_to(
     names = ESTIMATORS if data == "rows" else ("plain", "flipout")
     loc, rho = {}, {}
     for name in names:
-        fixed = Fixed("numpyro", model, x, y, estimator=name, analytic=True)
+        fixed = Fixed("pyro", model, x, y, estimator=name, analytic=True)
         variance = fixed.sample(3000, seed=4)[1].var(0, ddof=1)
         loc[name], rho[name] = variance[fixed.part("0:loc")].sum(), variance[fixed.part("0:rho")].sum()
     factors = {name: (loc["plain"] / loc[name], rho["plain"] / rho[name]) for name in names[1:]}
@@ -286,7 +327,15 @@ def test_estimators_lower_the_variance_of_the_gradient_where_they_claim_to(
 # --- mini-batches -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("guide", ["normal", "mixture"])
+@pytest.mark.parametrize(
+    ("ppl", "guide"),
+    [
+        ("numpyro", "normal"),
+        pytest.param("numpyro", "mixture", marks=SLOW),
+        ("pyro", "normal"),
+        ("pyro", "mixture"),
+    ],
+)
 def test_the_batches_of_an_epoch_average_to_the_objective_over_all_rows(ppl: str, guide: str) -> None:
     rows, size = len(TRUTH.x), 8
     whole = Fixed(ppl, network, TRUTH.x, TRUTH.y, guide, analytic=True)
@@ -308,7 +357,7 @@ def test_the_batches_of_an_epoch_average_to_the_objective_over_all_rows(ppl: str
 @pytest.mark.parametrize("estimator", ["local", "flipout"])
 def test_so_they_do_on_average_with_noise_for_each_row(estimator: str) -> None:
     rows, size = len(TRUTH.x), 6
-    fixed = Fixed("numpyro", TRUTH.model, TRUTH.x, TRUTH.y, estimator=estimator, population=rows)
+    fixed = Fixed("pyro", TRUTH.model, TRUTH.x, TRUTH.y, estimator=estimator, population=rows)
     batches = np.random.default_rng(0).permutation(rows).reshape(-1, size)
     found = [fixed.sample(3000, seed=index, rows=batch) for index, batch in enumerate(batches)]
     value, gradient = closed(fixed, TRUTH)
@@ -363,7 +412,17 @@ def _pyro_renyi(fixed: Fixed, alpha: float, particles: int, count: int) -> np.nd
         return np.array([bound.loss(fixed.program.native, guide, fixed.x, fixed.y) for _ in range(count)])
 
 
-@pytest.mark.parametrize(("objective", "alpha"), [("iwelbo", None), ("renyi", 0.5), ("renyi", -1.0)])
+@pytest.mark.parametrize(
+    ("ppl", "objective", "alpha"),
+    [
+        pytest.param("numpyro", "iwelbo", None, marks=SLOW),
+        ("numpyro", "renyi", 0.5),
+        pytest.param("numpyro", "renyi", -1.0, marks=SLOW),
+        ("pyro", "iwelbo", None),
+        pytest.param("pyro", "renyi", 0.5, marks=SLOW),
+        pytest.param("pyro", "renyi", -1.0, marks=SLOW),
+    ],
+)
 def test_bounds_have_the_mean_of_those_of_the_systems(ppl: str, objective: str, alpha: float | None) -> None:
     particles = 4
     fixed = Fixed(ppl, network, TRUTH.x, TRUTH.y, objective=objective, alpha=alpha, particles=particles)
@@ -384,27 +443,29 @@ def test_bounds_are_ordered_and_their_gradients_are_derivatives_of_their_values(
         "iwelbo": {"objective": "iwelbo"},
         "renyi -1": {"objective": "renyi", "alpha": -1.0},
     }.items():
-        fixed = Fixed("numpyro", TRUTH.model, TRUTH.x, TRUTH.y, particles=5, **options)
+        fixed = Fixed("pyro", TRUTH.model, TRUTH.x, TRUTH.y, particles=5, **options)
         found[name] = -fixed.sample(50)[0][:, 0]
     for lower, higher in zip(list(found), list(found)[1:], strict=False):
         assert np.all(found[lower] < found[higher])
     assert found["iwelbo"].mean() < TRUTH.log_evidence
     # The same seed is the same noise, at which the bound is a smooth function of the parameters.
-    fixed = Fixed("numpyro", TRUTH.model, TRUTH.x, TRUTH.y, particles=5, objective="renyi", alpha=0.5)
+    fixed = Fixed("pyro", TRUTH.model, TRUTH.x, TRUTH.y, particles=5, objective="renyi", alpha=0.5)
     gradient = fixed.sample(1, seed=3)[1][0]
     for name, index in (("0:loc", 1), ("0:rho", 3)):
         step, values = 1e-5, []
         for sign in (1.0, -1.0):
-            moved = Fixed("numpyro", TRUTH.model, TRUTH.x, TRUTH.y, particles=5, objective="renyi", alpha=0.5)
+            moved = Fixed("pyro", TRUTH.model, TRUTH.x, TRUTH.y, particles=5, objective="renyi", alpha=0.5)
             with moved.system.session("float64", "cpu"):
-                moved.params[name] = moved.params[name].at[index].add(sign * step)
+                value = moved.parameters[name].copy()
+                value[index] += sign * step
+                moved.params[name] = moved.system.asarray(value)
             values.append(moved.sample(1, seed=3)[0][0, 0])
         slope = (values[0] - values[1]) / (2.0 * step)
         assert gradient[fixed.part(name)][index] == pytest.approx(slope, rel=1e-6)
 
 
 def test_with_many_particles_the_importance_weighted_bound_is_the_evidence() -> None:
-    fixed = Fixed("numpyro", TRUTH.model, TRUTH.x, TRUTH.y, "fullrank", objective="iwelbo", particles=2000)
+    fixed = Fixed("pyro", TRUTH.model, TRUTH.x, TRUTH.y, "fullrank", objective="iwelbo", particles=2000)
     (block,) = fixed.guide.blocks
     wide = {f"0:{n}": v for n, v in block.start_from(TRUTH.mean, 1.5 * TRUTH.covariance).items()}  # pyright: ignore[reportAttributeAccessIssue]
     with fixed.system.session("float64", "cpu"):
@@ -418,6 +479,7 @@ def test_with_many_particles_the_importance_weighted_bound_is_the_evidence() -> 
 # --- what is refused, and what is only approximate ---------------------------------------------------------
 
 
+@IN_PYRO
 def test_local_reparameterisation_of_a_convolution_is_refused_and_flipout_is_right(ppl: str) -> None:
     x, y = image_data()
     with pytest.raises(UnsupportedError, match=r"conv\.weight.*several positions.*flipout"):
@@ -455,11 +517,9 @@ def test_combinations_without_a_meaning_are_refused() -> None:
 
 
 def test_only_independent_normals_take_part_in_a_row_wise_estimator() -> None:
-    fixed = Fixed(
-        "numpyro", network, TRUTH.x, TRUTH.y, {"output": "fullrank", "*": "normal"}, estimator="local"
-    )
+    fixed = Fixed("pyro", network, TRUTH.x, TRUTH.y, {"output": "fullrank", "*": "normal"}, estimator="local")
     assert fixed.loss._weights == ("hidden0.weight", "hidden0.bias")
-    plain = Fixed("numpyro", network, TRUTH.x, TRUTH.y, {"output": "fullrank", "*": "normal"})
+    plain = Fixed("pyro", network, TRUTH.x, TRUTH.y, {"output": "fullrank", "*": "normal"})
     first, second = plain.sample(4000, seed=1), fixed.sample(4000, seed=2)
     agree(first[0], second[0])
     agree(first[1], second[1])
