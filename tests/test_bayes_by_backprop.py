@@ -248,6 +248,7 @@ def test_other_verdicts_follow_their_numbers(script):
             aleatoric_sd_inside=1.1,
             aleatoric_sd_away=1.0,
             rmse_to_truth=0.5,
+            elbo=-20.0,
             epistemic_ratio=5.0,
             coverage_95=0.95,
             noise_mean=1.1,
@@ -255,7 +256,14 @@ def test_other_verdicts_follow_their_numbers(script):
         )
         for name in ("learned noise", "noise of the input", "learned noise, NUTS")
     ]
+    begun = kinds[0] | {
+        "method": "learned noise, begun at the truth",
+        "elbo": -10.0,
+        "aleatoric_sd_inside": 2.0,
+    }
     assert script.judge_both(kinds).verdict == script.REPRODUCED
+    assert script.judge_both([*kinds, begun]).verdict == script.NOT_REPRODUCED
+    assert script.judge_both([*kinds, begun | {"elbo": -30.0}]).verdict == script.REPRODUCED
     assert (
         script.judge_both([kinds[0], kinds[1] | {"aleatoric_sd_inside": 1.4}]).verdict
         == script.NOT_REPRODUCED
