@@ -323,7 +323,7 @@ class Tempered:
 
 @contextmanager
 def opened(model: Callable[..., Any], x: np.ndarray, y: np.ndarray) -> Iterator[Problem]:
-    """The model on data, in a session of NumPyro."""
+    """The model on data, opened in NumPyro."""
     chosen = system("numpyro")
     with chosen.session("float64", "cpu", 1):
         data, targets = chosen.asarray(x), chosen.asarray(y)
@@ -962,7 +962,7 @@ def beside(study: Study, fits: Mapping[str, Any]) -> dict[str, Any]:
         "the mode": fits["map"],
         "the source's run": fits["source"],
         "its steps, rate lowered, iterates averaged": bnn.fit(model, x, y, bnn.SVI(**same)),
-        "the same, local reparameterisation": bnn.fit(model, x, y, bnn.SVI(**same, estimator="local")),
+        "its steps, local reparameterisation": bnn.fit(model, x, y, bnn.SVI(**same, estimator="local")),
         "from the mode, more steps": bnn.fit(model, x, y, from_the_mode(sizes, fits["map"])),
         "from the mode, more steps, local": bnn.fit(
             model, x, y, from_the_mode(sizes, fits["map"], estimator="local")
