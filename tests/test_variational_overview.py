@@ -148,7 +148,8 @@ def test_gradients_at_fixed_parameters_are_repeatable_and_local_ones_have_the_sa
     for kind in ("loc", "scale"):
         # 5 standard errors, over some 250 coordinates.
         assert script.largest_z(found["local"][kind], found["plain"][kind]) < 5.0
-        assert script.total_variance(found["local"][kind]) < script.total_variance(found["plain"][kind])
+    # Over 20 seeds the factor was 1.3 to 2.2 for means, and for rho 0.8 to 5.5: 300 draws do not tell it.
+    assert script.total_variance(found["local"]["loc"]) < script.total_variance(found["plain"]["loc"])
 
 
 # --- verdicts, each both ways -------------------------------------------------------------------------------
@@ -188,6 +189,7 @@ def beside_rows(**epistemic_away: float) -> list[dict[str, Any]]:
             "epistemic_sd_away": value,
             "iqr_inside": 0.1,
             "iqr_away": 0.1,
+            "away_mean_gap": 0.2,
         }
         for kind in ("homoscedastic", "heteroscedastic")
         for name, value in given.items()
@@ -204,6 +206,17 @@ def test_verdicts_on_spread_away_from_the_data_follow_the_numbers(script):
     assert verdict_of(script.judge_bayesian(beside_rows(VI=0.11, NUTS=0.1))) == script.NOT_REPRODUCED
     assert verdict_of(script.judge_ensemble(rows)) == script.REPRODUCED
     assert verdict_of(script.judge_ensemble(beside_rows(ensemble=0.3))) == script.NOT_REPRODUCED
+    alone = [row | {"away_mean_gap": script.NO_REFERENCE} for row in rows]
+    assert verdict_of(script.judge_bayesian(alone)) == script.NOT_RUN
+    assert verdict_of(script.judge_ensemble(alone)) == script.NOT_RUN
+    # A noise model without a reference has no part in the verdict.
+    half = [
+        row | {"away_mean_gap": script.NO_REFERENCE, "epistemic_sd_away": 0.0}
+        if row["model"] == "heteroscedastic"
+        else row
+        for row in rows
+    ]
+    assert verdict_of(script.judge_bayesian(half)) == script.REPRODUCED
 
 
 def test_verdicts_on_the_bound_follow_the_numbers(script):
@@ -384,7 +397,8 @@ def test_a_reference_that_did_not_converge_is_none(script, tmp_path, monkeypatch
     for verdict, expected in (("converged", posterior), ("not converged", None)):
         found = SimpleNamespace(verdict=verdict, reasons=("because",))
         monkeypatch.setattr(script.bnn, "diagnose", lambda _, found=found: found)
-        assert script.referenced(study, "case", posterior) is expected
+        reference = script.referenced(study, "case", posterior)
+        assert (None if reference is None else reference.posterior) is expected
     assert [row["verdict"] for row in study.tables["references"]] == ["converged", "not converged"]
     assert set(script.gap(None, None, np.zeros((1, 1))).values()) == {script.NO_REFERENCE}
 
