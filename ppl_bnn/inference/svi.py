@@ -513,7 +513,7 @@ class _Fit:
         losses, held = self._descend(index, progress)
         approximation = self.objective.approximation(self.descent.average())
         figures, warnings = self._figures(approximation, self._seed(index))
-        converged = plateau(losses[self._warm : held, 0], self._window)
+        converged = plateau(losses[:held, 0], self._window)
         figures["converged"] = float(converged)
         if not converged:
             warnings += (
