@@ -1638,7 +1638,7 @@ def draw_noise(path: Path, found: Mapping[tuple[str, str], Any]) -> None:
                 label=f"{kind}, {method}{note(found['curve', kind]) if method == 'NUTS' else ''}",
             )
     last.axvspan(*INSIDE, color=GREY, alpha=0.15, linewidth=0)
-    last.set(xlabel="x", yscale="log", xlim=WHOLE)
+    last.set(xlabel="x", yscale="log", xlim=WHOLE, ylim=(1e-3, None))
     last.set_title("epistemic sd, curve data (grey: data)", fontsize=10)
     last.legend(frameon=False, fontsize=7)
     figure.savefig(path)
@@ -1652,6 +1652,7 @@ def draw_priors(path: Path, shown: Mapping[str, Any], rows: Sequence[Mapping[str
             each = axes[row, column]
             band(each, shown["cases"][name, method], BLUE if method == "VI" else GREEN)
             rows_shown(each, shown["x"], shown["y"])
+            each.set_ylim(-1.4, 2.8)
             own = next(one for one in rows if one["prior"] == name and one["method"] == method)
             note = " (not converged)" if own["converged"] == "False" else ""
             each.set_title(f"{name}\n{method}{note}", fontsize=10)
