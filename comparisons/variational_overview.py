@@ -337,7 +337,7 @@ def costs(posterior: Any) -> dict[str, Any]:
 
 @contextmanager
 def opened(model: Callable[..., Any], x: np.ndarray, y: np.ndarray) -> Iterator[Problem]:
-    """The model on data in the units of the network, in a session of NumPyro."""
+    """The model on data in the units of the network, opened in NumPyro."""
     chosen = system("numpyro")
     with chosen.session("float64", "cpu", 1):
         data, targets = chosen.asarray(x), chosen.asarray(y)
