@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-# Before ArviZ, which leaves a lazy module of that name behind: "import numpyro.distributions" makes half a package of it.
+# Before ArviZ, which leaves a lazy module of that name: "import numpyro.distributions" makes half a package of it.
 import numpyro  # noqa: F401
 import pytest
 

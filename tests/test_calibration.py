@@ -202,7 +202,7 @@ def test_the_exact_posterior_is_calibrated(ppl: str) -> None:
     assert found.failures == {}
     assert "neither bias nor a wrong spread" in found.summary
     assert str(found).startswith(
-        f"Conjugate in {ppl}: calibrated as far as seen (60 simulations, 49 draws each)"
+        f"Conjugate in {ppl}: calibrated as far as seen ({count} simulations, 49 draws each)"
     )
 
 

@@ -611,7 +611,7 @@ def test_the_sentences_weigh_gaps_and_costs() -> None:
 
 def test_markdown_holds_table_summary_and_notes(result: Any) -> None:
     text = result[0].markdown()
-    assert text.splitlines()[0].startswith("| method | reference | kind | ppl | log_score |")
+    assert text.splitlines()[0].startswith("| method | reference | kind | ppl | target | log_score |")
     assert len({line.count("|") for line in text.splitlines()[:7]}) == 1
     assert result[0].summary() in text
     assert "- map, elpd_loo, elpd_loo_se, elpd_loo_corrected, pareto_k_loo, loo_rank, loo_weight: " in text
