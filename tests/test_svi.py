@@ -286,8 +286,8 @@ def test_bounds_lie_between_that_of_independent_normals_and_the_evidence(
     if guide in ("matrixnormal", "diagonal") or isinstance(guide, dict):
         # Their optimum is known.
         assert abs(figures["elbo"] - (TRUTH.log_evidence - gap[least])) < error + 0.02
-    elif guide != "mixture":
-        # These do better than independent sites: the dependence they can hold is worth a part of a nat.
+    elif guide in ("lowrank", "iaf"):
+        # In so few steps these do better than independent sites: the dependence they hold is worth a tenth of a nat.
         assert figures["elbo"] > TRUTH.log_evidence - gap["independent sites"] + 0.05
 
 
@@ -337,7 +337,7 @@ def test_estimators_reach_the_best_independent_normals(ppl: str, options: dict[s
 )
 def test_a_weight_on_the_divergence_gives_the_tempered_posterior_and_says_so(ppl: str, warmup: float) -> None:
     weight, truth = 0.1, Regression()
-    steps = 3000 if ppl == "numpyro" else 1000
+    steps = 3000
     method = SVI(
         ppl=ppl,
         steps=steps,
