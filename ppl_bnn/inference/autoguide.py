@@ -15,6 +15,7 @@ import numpy as np
 
 from ppl_bnn.errors import InputError, UnsupportedError, message
 from ppl_bnn.inference.drawn import Drawn
+from ppl_bnn.inference.families import inverse_softplus
 from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.posterior import Approximation
 from ppl_bnn.ppl.protocol import Model, Problem, map_data
@@ -42,11 +43,6 @@ def system_guide(
 ) -> SystemGuide:
     """AutoNormal (`guide` None) or a guide written by hand, under the Trace_ELBO of the system of `problem`."""
     return _GUIDES[problem.system.name, guide is None](problem, model, guide, particles, batch)
-
-
-def softplus_inverse(value: np.ndarray | float) -> np.ndarray:
-    """rho with log(1 + exp(rho)) = value > 0."""
-    return np.asarray(value + np.log(-np.expm1(-np.asarray(value, float))))
 
 
 def _first(problem: Problem, batch: int | None) -> tuple[Any, Any]:
@@ -82,7 +78,7 @@ class _NumPyroNormal:
                 found[site.name] = np.asarray(u0[site.name], float)
             else:
                 found[f"{site.name}_auto_loc"] = np.asarray(u0[site.name], float)
-                found[f"{site.name}_auto_scale"] = softplus_inverse(scale[site.name])
+                found[f"{site.name}_auto_scale"] = inverse_softplus(scale[site.name])
         return found
 
     def __call__(
@@ -274,7 +270,7 @@ class _PyroNormal(_PyroLoss):
                 found[site.name] = np.asarray(u0[site.name], float)
             else:
                 found[self._names["locs", site.name]] = np.asarray(u0[site.name], float)
-                found[self._names["scales", site.name]] = softplus_inverse(scale[site.name])
+                found[self._names["scales", site.name]] = inverse_softplus(scale[site.name])
         return found
 
     def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:

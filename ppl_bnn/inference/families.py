@@ -30,7 +30,7 @@ LOG_2PI = math.log(2.0 * math.pi)
 DENSE_LIMIT = 3000
 
 
-def _inverse_softplus(scale: Any) -> np.ndarray:
+def inverse_softplus(scale: Any) -> np.ndarray:
     """rho with softplus(rho) = scale."""
     scale = np.asarray(scale, dtype=float)
     return scale + np.log(-np.expm1(-scale))
@@ -197,7 +197,7 @@ class NormalBlock(Block):
     """q(u) = prod_j N(u_j; loc_j, softplus(rho_j)^2). params: loc (P,), rho (P,)."""
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        return {"loc": np.array(loc), "rho": _inverse_softplus(np.broadcast_to(scale, loc.shape))}
+        return {"loc": np.array(loc), "rho": inverse_softplus(np.broadcast_to(scale, loc.shape))}
 
     def scale(self, params: Parameters) -> Array:
         """Standard deviations (P,)."""
@@ -278,7 +278,7 @@ class LowRankBlock(Block):
         # At F = 0 the expected gradient in F is zero: it starts small, with a hundredth of the variance.
         factor = 0.1 / math.sqrt(self.rank) * rng.standard_normal((self.size, self.rank))
         own = np.broadcast_to(scale, loc.shape) / np.sqrt(1.0 + _root_rows(factor))
-        return {"loc": np.array(loc), "rho": _inverse_softplus(own), "factor": factor}
+        return {"loc": np.array(loc), "rho": inverse_softplus(own), "factor": factor}
 
     def _capacitance(self, factor: Array) -> tuple[Array, Array]:
         """(Cholesky factor of C = I + F'F, log det C)."""
@@ -369,7 +369,7 @@ class FullRankBlock(Block):
         spread = np.broadcast_to(scale, loc.shape)
         return {
             "loc": np.array(loc),
-            "rho": _inverse_softplus(spread),
+            "rho": inverse_softplus(spread),
             "lower": np.zeros((self.size, self.size)),
         }
 
@@ -392,7 +392,7 @@ class FullRankBlock(Block):
                 else:
                     scale = np.diag(root)
                     below = np.tril(root / scale[:, None], -1)
-                    return {"loc": np.array(loc), "rho": _inverse_softplus(scale), "lower": below}
+                    return {"loc": np.array(loc), "rho": inverse_softplus(scale), "lower": below}
         raise InputError(
             "guide: "
             + message(
@@ -464,9 +464,9 @@ class MatrixNormalBlock(Block):
         rows, columns = logs.mean(1), logs.mean(0) - logs.mean()
         return {
             "loc": np.array(loc),
-            "rows": _inverse_softplus(np.exp(rows + columns[0])),
+            "rows": inverse_softplus(np.exp(rows + columns[0])),
             "rows_lower": np.zeros((self.matrix[0],) * 2),
-            "columns": _inverse_softplus(np.exp(columns[1:] - columns[0])),
+            "columns": inverse_softplus(np.exp(columns[1:] - columns[0])),
             "columns_lower": np.zeros((self.matrix[1],) * 2),
         }
 
@@ -568,7 +568,7 @@ class MixtureBlock(Block):
             within = math.sqrt(0.75)
         return {
             "loc": loc + spread * apart,
-            "rho": _inverse_softplus(np.broadcast_to(within * spread, apart.shape)),
+            "rho": inverse_softplus(np.broadcast_to(within * spread, apart.shape)),
             "logits": np.zeros(self.components),
         }
 

@@ -50,14 +50,16 @@ def check_within(method: str, field: str, value: Any, low: float, high: float, a
         raise InputError(f"{method} {field}: " + message(wanted, repr(value), f"{field}={advice}"))
 
 
-def rows_per_step(method: str, problem: Problem, batch_size: int | None) -> int | None:
-    """The rows of a batch, None where every step takes all rows.
+def rows_per_step(
+    method: str, problem: Problem, batch_size: int | None, streamed: bool = False
+) -> int | None:
+    """The rows of a batch, None where every step takes all rows; streamed rows always come in batches.
 
     Raises
     ------
     InputError: more rows than there are. UnsupportedError: a model whose rows cannot be taken apart.
     """
-    if batch_size is None or batch_size == problem.rows:
+    if batch_size is None or (batch_size == problem.rows and not streamed):
         return None
     if batch_size > problem.rows:
         raise InputError(

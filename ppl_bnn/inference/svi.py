@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import math
 import warnings
 from collections.abc import Mapping
@@ -28,6 +27,7 @@ from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, plain
 from ppl_bnn.inference.optimise import starting_point
 from ppl_bnn.inference.pretrained import is_network, weights_of
+from ppl_bnn.inference.stepping import check_whole, check_within, rows_per_step
 from ppl_bnn.inference.stochastic import STRETCH, Descent, Stretch, batch_indices, descent
 from ppl_bnn.inference.variational import ESTIMATORS, OBJECTIVES, Objective
 from ppl_bnn.language.distributions import SPECIAL
@@ -133,22 +133,22 @@ class SVI(Method):
         if not self._written:
             for each in self.guide.values() if isinstance(self.guide, Mapping) else (self.guide,):
                 family_of(each)
-        self._whole("steps", self.steps, 1, "10_000")
-        self._whole("particles", self.particles, 1, "1")
-        self._whole("restarts", self.restarts, 1, "1")
+        check_whole("SVI", "steps", self.steps, 1, "10_000")
+        check_whole("SVI", "particles", self.particles, 1, "1")
+        check_whole("SVI", "restarts", self.restarts, 1, "1")
         if self.elbo_draws is not None:
-            self._whole("elbo_draws", self.elbo_draws, 2, "1000")
+            check_whole("SVI", "elbo_draws", self.elbo_draws, 2, "1000")
         if self.batch_size is not None:
-            self._whole("batch_size", self.batch_size, 1, "128, or None for all rows")
-        self._positive("learning_rate", self.learning_rate, "0.01")
+            check_whole("SVI", "batch_size", self.batch_size, 1, "128, or None for all rows")
+        check_within("SVI", "learning_rate", self.learning_rate, 0, math.inf, "0.01")
         if self.init_scale != "start":
-            self._positive("init_scale", self.init_scale, "0.1")
+            check_within("SVI", "init_scale", self.init_scale, 0, math.inf, "0.1")
         elif not isinstance(self.start, Posterior):
             raise InputError(
                 "SVI init_scale: "
                 + message("a posterior as start, for init_scale='start'", repr(self.start), "init_scale=0.1")
             )
-        self._positive("kl_weight", self.kl_weight, "1.0")
+        check_within("SVI", "kl_weight", self.kl_weight, 0, math.inf, "1.0")
         for field, known in (
             ("stop", (None, "plateau")),
             ("estimator", ESTIMATORS),
@@ -227,20 +227,6 @@ class SVI(Method):
                 )
             )
 
-    def _whole(self, field: str, value: object, least: int, advice: str) -> None:
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise InputError(
-                f"SVI {field}: "
-                + message(f"a whole number of at least {least}", repr(value), f"{field}={advice}")
-            )
-
-    def _positive(self, field: str, value: Any, advice: str) -> None:
-        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        if not number or not (value > 0 and math.isfinite(value)):
-            raise InputError(
-                f"SVI {field}: " + message("a positive number", repr(value), f"{field}={advice}")
-            )
-
     @property
     def streams(self) -> bool:
         return self.stream
@@ -269,8 +255,7 @@ class SVI(Method):
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()
-        self._check_batches(problem)
-        batch = None if self.batch_size == problem.rows and not self.stream else self.batch_size
+        batch = rows_per_step("SVI", problem, self.batch_size, self.stream)
         fit = _Fit(self, problem, batch)
         found = [fit.run(index, progress) for index in range(self.restarts)]
         best = max(found, key=lambda each: each.elbo)
@@ -318,38 +303,6 @@ class SVI(Method):
                 f"the prior of {', '.join(fit.improper)} is improper: the ELBO is known up to a constant only"
             )
         return found
-
-    def _check_batches(self, problem: Problem) -> None:
-        program = problem.program
-        if self.batch_size is None or (self.batch_size == problem.rows and not self.stream):
-            return
-        if self.batch_size > problem.rows:
-            raise InputError(
-                "SVI batch_size: "
-                + message(
-                    f"at most the {problem.rows} rows there are", repr(self.batch_size), "batch_size=None"
-                )
-            )
-        if program.has_local or program.coupled:
-            came = "bnn.rows" if program.has_local else "bnn.coupled"
-            raise UnsupportedError(
-                "SVI: "
-                + message(
-                    "a model whose rows can be taken apart, for mini-batches",
-                    f"{came} in the model",
-                    "batch_size=None",
-                )
-            )
-        if not program.language and "population" not in inspect.signature(program.native).parameters:
-            raise UnsupportedError(
-                "SVI: "
-                + message(
-                    f"a {self.ppl} model (x, y=None, *, population=None) that scales its likelihood to "
-                    "`population` rows, for mini-batches",
-                    "a model without that argument",
-                    "batch_size=None, or plate(..., population or len(x), subsample_size=len(x))",
-                )
-            )
 
 
 # What a fit can hand over, by the names in files.
@@ -445,8 +398,8 @@ class _Fit:
             )
         # Weights that a local estimator treats as if a row used them once.
         self.shared: tuple[str, ...] = getattr(self.objective, "shared", ())
-        self._begun = self._beginning(0, None)
-        self.descent: Descent = descent(problem, self.objective, self._begun, batch, method.stream)
+        shapes = self._beginning(0, None)
+        self.descent: Descent = descent(problem, self.objective, shapes, batch, method.stream)
 
     def _seed(self, index: int) -> int:
         return self.problem.seed if index == 0 else site_seed(f"restart {index}", self.problem.seed) % 2**31
