@@ -35,13 +35,26 @@ _CONTENTS: dict[str, str] = {
     "SVI": "ppl_bnn.inference.svi",
     "Laplace": "ppl_bnn.inference.laplace",
     "NUTS": "ppl_bnn.inference.nuts",
+    "HMC": "ppl_bnn.inference.hmc",
+    "ChEES": "ppl_bnn.inference.chees",
+    "MEADS": "ppl_bnn.inference.meads",
+    "MCLMC": "ppl_bnn.inference.mclmc",
+    "SGLD": "ppl_bnn.inference.sgld",
+    "SGHMC": "ppl_bnn.inference.sghmc",
+    "Pathfinder": "ppl_bnn.inference.pathfinder",
+    "SMC": "ppl_bnn.inference.smc",
     "SVGD": "ppl_bnn.inference.svgd",
     "IVON": "ppl_bnn.inference.ivon",
     "MCDropout": "ppl_bnn.inference.mc_dropout",
+    "Ensemble": "ppl_bnn.inference.ensemble",
+    "SWAG": "ppl_bnn.inference.swag",
+    "Stacked": "ppl_bnn.inference.stacked",
     # what comes of them
     "Posterior": "ppl_bnn.posterior",
     "Prediction": "ppl_bnn.predictive",
     "load": "ppl_bnn.storage",
+    "stack": "ppl_bnn.stacking",
+    "extend": "ppl_bnn.inference.sampler",
     "diagnose": "ppl_bnn.diagnostics.diagnose",
     "simulation_based_calibration": "ppl_bnn.diagnostics.calibration",
     "compare": "ppl_bnn.comparison",
@@ -119,14 +132,26 @@ if TYPE_CHECKING:
     from ppl_bnn.diagnostics.calibration import simulation_based_calibration
     from ppl_bnn.diagnostics.diagnose import diagnose
     from ppl_bnn.inference import guides
+    from ppl_bnn.inference.chees import ChEES
+    from ppl_bnn.inference.ensemble import Ensemble
+    from ppl_bnn.inference.hmc import HMC
     from ppl_bnn.inference.ivon import IVON
     from ppl_bnn.inference.laplace import Laplace
     from ppl_bnn.inference.map import MAP
     from ppl_bnn.inference.mc_dropout import MCDropout
+    from ppl_bnn.inference.mclmc import MCLMC
+    from ppl_bnn.inference.meads import MEADS
     from ppl_bnn.inference.method import Method
     from ppl_bnn.inference.nuts import NUTS
+    from ppl_bnn.inference.pathfinder import Pathfinder
+    from ppl_bnn.inference.sampler import extend
+    from ppl_bnn.inference.sghmc import SGHMC
+    from ppl_bnn.inference.sgld import SGLD
+    from ppl_bnn.inference.smc import SMC
+    from ppl_bnn.inference.stacked import Stacked
     from ppl_bnn.inference.svgd import SVGD
     from ppl_bnn.inference.svi import SVI
+    from ppl_bnn.inference.swag import SWAG
     from ppl_bnn.language import distributions as dist
     from ppl_bnn.language import likelihoods, ops, priors
     from ppl_bnn.language.handlers import network_function
@@ -138,4 +163,5 @@ if TYPE_CHECKING:
     from ppl_bnn.ppl.numpyro import as_numpyro, enable_compilation_cache
     from ppl_bnn.ppl.pyro import as_pyro
     from ppl_bnn.predictive import Prediction
+    from ppl_bnn.stacking import stack
     from ppl_bnn.storage import load

@@ -42,10 +42,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COLUMNS: dict[str, str] = {
-    "reference": "'reference' where the gaps are measured against this method, with '(not converged)' if it has not",
+    "reference": "'reference' where the gaps are measured against this method, with what keeps it from being one: "
+    "'(not converged)', '(converged per mode only)', '(of another target)'",
     "kind": "'chains', 'iid' (an approximation that draws independently) or 'point'",
     "ppl": "the system that ran the method",
-    "target": "what was fitted where it is not the posterior of the model: tempered, or an approximate objective",
+    "target": "what was fitted where it is not the posterior of the model: tempered, an approximate objective, stacked",
     "log_score": "mean over test rows of log p(y) under the predictive mixture; nats, original units; larger is better",
     "log_score_se": "standard error of log_score over test rows",
     "rmse": "root mean squared error of the predictive mean; units of y",
@@ -65,8 +66,9 @@ COLUMNS: dict[str, str] = {
     "k_hat": "Pareto k-hat of p(w, D) / q(w): the approximation as an importance proposal",
     "r_hat": "largest rank-normalised split R-hat in function space (chains only)",
     "ess_min": "smallest effective sample size in function space (chains only)",
-    "converged": "chains: in function space, 'in doubt' where R-hat and ESS are good but the sampler complained; "
-    "else whether the optimisation settled, blank where the method does not say",
+    "converged": "chains: in function space, 'per mode' where each by itself has but they disagree, 'in doubt' where "
+    "R-hat and ESS are good but the sampler complained; else whether the optimisation settled, blank where the method "
+    "does not say",
     "gap_mean": "error of the mean function against the reference; reference (epistemic) standard deviations",
     "gap_sd_ratio": "epistemic standard deviation divided by that of the reference, geometric mean",
     "gap_mean_floor": "gap_mean between two halves of the reference's draws: what sampling noise alone amounts to",
@@ -441,7 +443,7 @@ def _fitted(
         record.figures = {
             **scores.scores_of(record.prediction, y_test),
             "kind": posterior.kind,
-            "target": posterior.info.target,
+            "target": posterior.target,
             "log_score_se": _standard_error(pointwise),
             "compile_seconds": posterior.info.compile_seconds,
             "run_seconds": posterior.info.run_seconds,
@@ -454,6 +456,8 @@ def _fitted(
     except Exception as error:
         return _Record(name, failure=_reason(error))
     record.ppl = posterior.info.ppl
+    if posterior.weights is not None:
+        record.notes["target"] = _stacked(posterior)
     if posterior.info.warnings:
         record.notes["run_seconds"] = " ".join(posterior.info.warnings)
     if posterior.info.gradient_evaluations is None:
@@ -468,6 +472,22 @@ def _fitted(
         except Exception as error:
             record.notes |= dict.fromkeys(columns, f"{title} failed: {_reason(error)}")
     return record
+
+
+def _stacked(posterior: Posterior) -> str:
+    """A sentence on the weights of a stacked posterior."""
+    weights, figures = posterior.weights, posterior.info.figures
+    assert weights is not None
+    gain = figures.get("stacking_gain", math.nan)
+    gained = (
+        ""
+        if math.isnan(gain)
+        else f", {gain:.3g} nats per row above equal weights on the rows that chose them"
+    )
+    return (
+        f"{len(weights)} parts with weights from {weights.min():.3f} to {weights.max():.3f}, chosen by what each "
+        f"predicts{gained}: not the posterior."
+    )
 
 
 def _export(record: _Record, x_test: Any) -> None:
@@ -487,7 +507,7 @@ def _export(record: _Record, x_test: Any) -> None:
 
 
 def _diagnose(record: _Record, x_test: Any) -> None:
-    from ppl_bnn.diagnostics.diagnose import CONVERGED, NOT_CONVERGED, diagnose
+    from ppl_bnn.diagnostics.diagnose import CONVERGED, NOT_CONVERGED, PER_MODE, diagnose
 
     posterior = record.posterior
     assert posterior is not None
@@ -496,12 +516,12 @@ def _diagnose(record: _Record, x_test: Any) -> None:
     if posterior.kind == "chains":
         record.figures["r_hat"] = found["rhat"]
         record.figures["ess_min"] = min(found["ess_bulk"], found["ess_tail"])
-        record.figures["converged"] = {CONVERGED: "yes", NOT_CONVERGED: "no"}.get(
+        record.figures["converged"] = {CONVERGED: "yes", PER_MODE: "per mode", NOT_CONVERGED: "no"}.get(
             diagnosis.verdict, "in doubt"
         )
     elif "converged" in posterior.info.figures:
         record.figures["converged"] = "yes" if posterior.info.figures["converged"] else "no"
-    if record.figures.get("converged") in ("no", "in doubt"):
+    if record.figures.get("converged") in ("no", "per mode", "in doubt"):
         record.notes["converged"] = "; ".join(diagnosis.reasons) + "."
         # The reasons contain the warnings of the fit; nobody needs to read them twice.
         record.notes.pop("run_seconds", None)
@@ -640,7 +660,12 @@ class _Run:
         row = rows[self.reference]
         if row["failure"]:
             return
-        doubt = {"yes": "", "no": " (not converged)", "in doubt": " (in doubt)"}
+        doubt = {
+            "yes": " (of another target)" if row["target"] else "",
+            "no": " (not converged)",
+            "per mode": " (converged per mode only)",
+            "in doubt": " (in doubt)",
+        }
         row["reference"] = "reference" + (
             doubt.get(row["converged"], " (convergence not known)")
             if row["kind"] == "chains"

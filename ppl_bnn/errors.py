@@ -44,6 +44,10 @@ class DivergenceError(BNNError, ArithmeticError):
     last: Mapping[str, Any] | None = None
 
 
+class BudgetError(BNNError, TimeoutError):
+    """Time that ran out before there was anything to hand over."""
+
+
 class DeviceError(BNNError, RuntimeError):
     """A device that is not there."""
 

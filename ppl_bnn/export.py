@@ -142,7 +142,9 @@ def posterior_datatree(
 
     - `posterior`: draws of all sites as the program reads them (chain, draw, *shape);
     - `sample_stats`: what the sampler recorded; `lp`, the log joint in unconstrained coordinates, log p(w, D) +
-      log |dw/du|; for an approximation with a density, `log_q`;
+      log |dw/du|; for an approximation with a density, `log_q`; for stacked chains or members `log_weight`, the
+      logarithm of what each draw counts (summing to 1), which the functions of ArviZ do not know of: the attribute
+      `draws_are_weighted` says that there is one, `weights` gives those of the parts;
     - `log_prior`: log p(site) of each site at the constrained draws, without Jacobian, as power-scaling needs it;
     - `log_likelihood`: `y`, log p(y_i | x_i, draw), under the predictive that `predict` uses by default;
     - `posterior_predictive`: one y per draw, under the same predictive;
@@ -403,6 +405,16 @@ def _sample_stats(
     log_q = posterior.approximation.log_prob(_flat(u))
     if log_q is not None:
         statistics["log_q"] = np.asarray(log_q).reshape(shape)
+    weights = posterior.draw_weights
+    if weights is not None:
+        kept = weights.reshape(posterior.shape)[:, index]
+        if not kept.sum() > 0.0:
+            raise InputError(
+                "draws: "
+                + message("draws with some weight among those kept", f"{kept.size} without", "draws=None")
+            )
+        with np.errstate(divide="ignore"):  # a part without weight has none
+            statistics["log_weight"] = np.log(kept / kept.sum())
     return statistics
 
 
@@ -486,10 +498,14 @@ def _attributes(posterior: Any) -> dict[str, Any]:
         "data_hash": info.data_hash,
         "posterior_kind": posterior.kind,
         "draws_are_iid": int(posterior.kind == "iid"),
+        "draws_are_weighted": int(posterior.draw_weights is not None),
+        "target": posterior.target,
         "predictive": posterior.approximation.kinds[0],
         "observed": posterior.observed,
         "standardised": int(posterior.standardisation is not None),
     }
+    if posterior.weights is not None:
+        attributes["weights"] = _json(posterior.weights.tolist())
     if posterior.class_names is not None:
         attributes["class_names"] = _json([str(name) for name in posterior.class_names])
     return attributes

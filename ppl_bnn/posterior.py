@@ -25,6 +25,8 @@ IID_DRAWS = 1000
 # Kinds of prediction that are made of draws of the predictor; the others approximate an average over it.
 DRAWN = ("linearised", "sampled")
 MEMORY = 2**28
+# What stands before the names of a sampler's state among those of the sites.
+STATE = "state:"
 
 
 class Approximation(ABC):
@@ -32,10 +34,45 @@ class Approximation(ABC):
 
     kind: "chains" (dependent draws, convergence to be judged), "iid" (independent draws on demand) or "point".
     kinds: the predictives it can give, the default first; every approximation has "sampled".
+
+    A mixture of parts of equal weight, such as several chains or the members of an ensemble, names them in
+    `components`; stacking gives them other `weights`.
     """
 
     kind: ClassVar[Literal["chains", "iid", "point"]]
     kinds: ClassVar[tuple[str, ...]] = ("sampled",)
+    # Of the components, (K,), summing to 1; None: equal.
+    weights: np.ndarray | None = None
+
+    @property
+    def components(self) -> tuple[Approximation, ...]:
+        """The parts that this is a mixture of, in order; empty where it is none."""
+        return ()
+
+    def weighted(self, weights: np.ndarray | None) -> Approximation:
+        """The same with other weights (K,) of its components; None: equal ones."""
+        raise UnsupportedError(
+            "weights: "
+            + message(
+                "several chains, or an ensemble with members",
+                f"{type(self).__name__}, which has no parts",
+                "NUTS(chains=4) or an ensemble",
+            )
+        )
+
+    @property
+    def draws_held(self) -> int | None:
+        """How many draws there are where there can be no others (`held`); None: as many as wanted."""
+        return None
+
+    def held(self) -> dict[str, np.ndarray]:
+        """All `draws_held` draws of u, in their order, each array with one leading axis.
+
+        Where there are components each has as many, one after the other.
+        """
+        raise UnsupportedError(
+            f"{type(self).__name__}: " + message("draws that are held", "draws on demand", "draw(count, rng)")
+        )
 
     @abstractmethod
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -92,10 +129,50 @@ class Approximation(ABC):
 
 @dataclass
 class Chains(Approximation):
-    """Draws of one or more Markov chains: name -> (chain, draw, *unconstrained shape)."""
+    """Draws of one or more Markov chains: name -> (chain, draw, *unconstrained shape).
+
+    groups: the chains come in so many groups of equal size, one after the other: the members of an ensemble, or
+    superchains that started at one point. The components, which may be weighted, are then the groups, else the chains.
+    state: where the sampler stands at the last draw, name -> array, so that it can go on from there.
+    """
 
     u: dict[str, np.ndarray]
+    weights: np.ndarray | None = None
+    groups: int | None = None
+    state: dict[str, np.ndarray] = field(default_factory=dict)
     kind: ClassVar[Literal["chains", "iid", "point"]] = "chains"
+
+    def __post_init__(self) -> None:
+        if self.groups is not None and (self.groups < 1 or self.shape[0] % self.groups):
+            raise InputError(
+                "groups: "
+                + message(
+                    f"a divisor of the {self.shape[0]} chains", repr(self.groups), "groups of equal size"
+                )
+            )
+        if self.weights is not None:
+            self.weights = checked_weights(self.weights, self.groups or self.shape[0])
+
+    @property
+    def components(self) -> tuple[Chains, ...]:
+        """One part per group of chains, or per chain where there are no groups."""
+        chains = self.shape[0]
+        size = chains // (self.groups or chains)
+        return tuple(
+            Chains({name: value[start : start + size] for name, value in self.u.items()})
+            for start in range(0, chains, size)
+        )
+
+    def weighted(self, weights: np.ndarray | None) -> Chains:
+        return replace(self, weights=weights)
+
+    @property
+    def draws_held(self) -> int:
+        chains, draws = self.shape
+        return chains * draws
+
+    def held(self) -> dict[str, np.ndarray]:
+        return _flat(self.u)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -103,23 +180,36 @@ class Chains(Approximation):
         return first.shape[0], first.shape[1]
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        chains, draws = self.shape
-        picked = rng.choice(chains * draws, size=count, replace=count > chains * draws)
-        return {name: value.reshape(-1, *value.shape[2:])[picked] for name, value in self.u.items()}
+        total = self.draws_held
+        if self.weights is None:
+            picked = rng.choice(total, size=count, replace=count > total)
+        else:
+            picked = rng.choice(total, size=count, p=per_draw(self.weights, total))
+        return {name: value[picked] for name, value in self.held().items()}
 
     def log_prob(self, u: Mapping[str, np.ndarray]) -> None:
         return None
 
     def centre(self) -> dict[str, np.ndarray]:
-        """The last draw of the first chain: a mean of weights over symmetric modes would be no network at all."""
-        return {name: value[0, -1] for name, value in self.u.items()}
+        """The last draw of the first chain: a mean of weights over symmetric modes would be no network at all.
+
+        With weights, of the first chain of the heaviest component.
+        """
+        chains = self.shape[0]
+        heaviest = 0 if self.weights is None else int(np.argmax(self.weights)) * chains // len(self.weights)
+        return {name: value[heaviest, -1] for name, value in self.u.items()}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        return dict(self.u)
+        return self.u | {f"{STATE}{name}": value for name, value in self.state.items()}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Chains:
-        return cls(dict(arrays))
+        return cls(
+            {name: value for name, value in arrays.items() if not name.startswith(STATE)},
+            state={
+                name.removeprefix(STATE): value for name, value in arrays.items() if name.startswith(STATE)
+            },
+        )
 
 
 @dataclass
@@ -221,19 +311,44 @@ class Posterior:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(chains, draws) of `draws`."""
+        """(chains, draws) of `draws`: as many as there are, or 1000 where they can be had on demand."""
         if isinstance(self.approximation, Chains):
             return self.approximation.shape
+        held = self.approximation.draws_held
+        if held is not None:
+            return 1, held
         return (1, 1) if self.kind == "point" else (1, IID_DRAWS)
+
+    @property
+    def target(self) -> str:
+        """What draws and weights are of, where it is not the posterior: `info.target`, and that they are stacked."""
+        stacked = "" if self.weights is None else "stacked"
+        return "; ".join(text for text in (self.info.target, stacked) if text)
+
+    @property
+    def weights(self) -> np.ndarray | None:
+        """Weights (K,) of the chains or members, as stacking chose them, summing to 1; None: all equal."""
+        return self.approximation.weights
+
+    @property
+    def draw_weights(self) -> np.ndarray | None:
+        """Weights of `draws`, flattened (chains * draws,), summing to 1; None: all equal.
+
+        Each component shares its weight equally among its draws. Where draws are made on demand they come from the
+        weighted mixture already, and are equal.
+        """
+        held = self.approximation.draws_held
+        return None if self.weights is None or held is None else per_draw(self.weights, held)
 
     def __repr__(self) -> str:
         chains, draws = self.shape
         name = getattr(self.model, "__name__", None) or getattr(
             getattr(self.model, "func", None), "__name__", "model"
         )
+        stacked = "" if self.weights is None else f" of {len(self.weights)} stacked parts"
         return (
-            f"Posterior({name} by {self.info.method} in {self.info.ppl}: {self.kind}, {chains} x {draws} draws, "
-            f"{self.info.run_seconds:.1f} s)"
+            f"Posterior({name} by {self.info.method} in {self.info.ppl}: {self.kind}, {chains} x {draws} draws"
+            f"{stacked}, {self.info.run_seconds:.1f} s)"
         )
 
     @cached_property
@@ -242,13 +357,19 @@ class Posterior:
         if isinstance(self.approximation, Chains):
             return self.approximation.u
         chains, draws = self.shape
-        rng = np.random.default_rng(site_seed("draws", self.info.seed))
-        u = self.approximation.draw(chains * draws, rng)
+        if self.approximation.draws_held is not None:
+            u = self.approximation.held()
+        else:
+            rng = np.random.default_rng(site_seed("draws", self.info.seed))
+            u = self.approximation.draw(chains * draws, rng)
         return {name: value.reshape(chains, draws, *value.shape[1:]) for name, value in u.items()}
 
     @cached_property
     def draws(self) -> dict[str, np.ndarray]:
-        """Draws of all latent sites and parameters as the program reads them, name -> (chain, draw, *shape)."""
+        """Draws of all latent sites and parameters as the program reads them, name -> (chain, draw, *shape).
+
+        Weights do not change them: `draw_weights` says what each counts.
+        """
         chains, draws = self.shape
         w = self._with(
             lambda problem: problem.program.constrain_draws(
@@ -273,6 +394,8 @@ class Posterior:
 
         kind: one of `approximation.kinds`; the default is the first ("linearised" for Laplace, else "sampled").
         draws: how many to use (evenly spaced over chains; default all). memory: bytes held besides inputs and result.
+        Where chains or members are weighted so is the mixture; with `draws` they are evenly spaced in cumulative weight
+        and count the same.
         """
         kind = self._kind(kind)
         if draws is not None and kind not in DRAWN:
@@ -291,7 +414,8 @@ class Posterior:
             u = self._chosen_draws(draws)
             eta = self.approximation.predictor_draws(problem, u, x, kind, seed, memory)
             family, parameters = problem.program.likelihood.mixture_parameters(eta)
-            return Prediction(family, parameters, class_names=self.class_names)
+            log_weights = None if draws is not None else self._log_draw_weights()
+            return Prediction(family, parameters, log_weights, class_names=self.class_names)
 
         prediction = self._with(predict, device)
         return prediction if self.standardisation is None else self.standardisation.prediction(prediction)
@@ -301,7 +425,8 @@ class Posterior:
     ) -> np.ndarray:
         """eta (chain, draw, N, D) at inputs x, draw by draw, under the predictive that `predict` uses.
 
-        In the units of the network (standardised, where the fit standardises). With `draws`, (1, draws, N, D).
+        In the units of the network (standardised, where the fit standardises). With `draws`, (1, draws, N, D); without,
+        weights are left out of it, as in `draws`.
         """
         kind, x = self._drawn_kind(kind), self._inputs(x)
         u = self._chosen_draws(draws)
@@ -323,20 +448,27 @@ class Posterior:
             raise UnsupportedError(
                 "joint: " + message("a posterior with a spread", f"{self.info.method}, a point", "Laplace()")
             )
+        weights = self.draw_weights if draws is None else None
         if self.task == "classification":
             eta = self.predictor(x, draws=draws, memory=memory)
             functions, noise = eta.reshape(eta.shape[0] * eta.shape[1], -1), None
         else:
-            prediction = self.predict(
-                x, kind=self._drawn_kind(None), draws=draws or self.shape[0] * self.shape[1]
-            )
+            if draws is None and self.approximation.draws_held is None:
+                draws = self.shape[0] * self.shape[1]
+            prediction = self.predict(x, kind=self._drawn_kind(None), draws=draws)
             functions = prediction.parameters["loc"].reshape(prediction.draws, -1)
             noise = np.diag(np.ravel(prediction.aleatoric))
-        covariance = np.atleast_2d(np.cov(functions, rowvar=False))
-        return JointPrediction(functions.mean(0), covariance, None if noise is None else covariance + noise)
+        # With weights the moments of the mixture itself: there is no count of draws to correct for.
+        degrees = 1 if weights is None else 0
+        covariance = np.atleast_2d(np.cov(functions, rowvar=False, aweights=weights, ddof=degrees))
+        mean = np.average(functions, axis=0, weights=weights)
+        return JointPrediction(mean, covariance, None if noise is None else covariance + noise)
 
     def log_likelihood(self, x: Any = None, y: Any = None, *, kind: str | None = None) -> np.ndarray:
-        """log p(y_i | x_i, draw) in original units, (chain, draw, N); at the training rows by default."""
+        """log p(y_i | x_i, draw) in original units, (chain, draw, N); at the training rows by default.
+
+        Of each draw by itself: weights are in `draw_weights`.
+        """
         if (x is None) != (y is None):
             raise InputError(message("both x and y, or neither", "one of them", "log_likelihood(x, y)"))
         if x is None:
@@ -413,15 +545,27 @@ class Posterior:
             return _flat(self.unconstrained_draws)
         if count < 1:
             raise InputError("draws: " + message("a positive number", repr(count), "draws=1000"))
-        if self.kind == "iid":
-            return self.approximation.draw(count, np.random.default_rng(site_seed("draws", self.info.seed)))
         total = self.shape[0] * self.shape[1]
-        if count > total:
+        if self.kind == "iid" and (self.approximation.draws_held is None or count > total):
+            return self.approximation.draw(count, np.random.default_rng(site_seed("draws", self.info.seed)))
+        weights = self.draw_weights
+        if weights is not None:
+            upto = np.cumsum(weights)
+            index = np.searchsorted(upto, upto[-1] * (np.arange(count) + 0.5) / count, side="right")
+        elif count > total:
             raise InputError(
                 "draws: " + message(f"at most the {total} there are", repr(count), "fewer, or a longer fit")
             )
-        index = np.linspace(0, total - 1, count).round().astype(int)
+        else:
+            index = np.linspace(0, total - 1, count).round().astype(int)
         return {name: value[index] for name, value in _flat(self.unconstrained_draws).items()}
+
+    def _log_draw_weights(self) -> np.ndarray | None:
+        weights = self.draw_weights
+        if weights is None:
+            return None
+        with np.errstate(divide="ignore"):  # a part without weight has none
+            return np.log(weights)
 
     def _with(self, action: Any, device: str | None = None) -> Any:
         """Run `action(problem)` in a session of the system that fitted this posterior."""
@@ -459,3 +603,26 @@ class Posterior:
 
 def _flat(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: value.reshape(-1, *value.shape[2:]) for name, value in draws.items()}
+
+
+def checked_weights(weights: Any, count: int) -> np.ndarray:
+    """Weights (count,) of components as an array of its own: not negative, summing to 1."""
+    array = np.array(weights, dtype=np.float64)
+    good = array.shape == (count,) and np.isfinite(array).all() and (array >= 0.0).all()
+    if not good or abs(float(array.sum()) - 1.0) > 1e-8:
+        raise InputError(
+            "weights: "
+            + message(
+                f"{count} weights of at least 0 that sum to 1",
+                f"shape {array.shape}, sum {float(array.sum()):.6g}",
+                "one per chain or member, divided by their sum",
+            )
+        )
+    return array
+
+
+def per_draw(weights: np.ndarray, draws: int) -> np.ndarray:
+    """Weights (K,) of components shared equally among their draws (draws,), one component after the other."""
+    each = draws // len(weights)
+    shared = np.repeat(weights / each, each)
+    return shared / shared.sum()

@@ -2,7 +2,8 @@
 Never pickle.
 
 - `tree.nc`: the ArviZ DataTree of `ppl_bnn.export`;
-- `arrays.safetensors`: the approximation, the data, statistics, loss curves and units, as named arrays;
+- `arrays.safetensors`: the approximation and the weights of its parts, the data, statistics, loss curves and units,
+as named arrays;
 - `manifest.json`: everything that is no array, the class of the approximation by name, and a signature of the
 model.
 
@@ -28,11 +29,12 @@ import numpy as np
 
 from ppl_bnn.errors import DeviceError, InputError, ModelError, UnsupportedError, message, unknown_name
 from ppl_bnn.export import posterior_datatree
-from ppl_bnn.posterior import FitInfo, Posterior
+from ppl_bnn.posterior import Chains, FitInfo, Posterior
 from ppl_bnn.ppl.protocol import Program, system
 from ppl_bnn.standardisation import Standardisation
 
-FORMAT = 1
+# 2: weights of the parts of a mixture, groups of chains, the state of a sampler.
+FORMAT = 2
 KIND = "ppl_bnn posterior"
 TREE, ARRAYS, MANIFEST = "tree.nc", "arrays.safetensors", "manifest.json"
 
@@ -46,6 +48,9 @@ APPROXIMATIONS: dict[str, str] = {
     "Particles": "ppl_bnn.inference.svgd:Particles",
     "Dropped": "ppl_bnn.inference.mc_dropout:Dropped",
     "LaplaceGaussian": "ppl_bnn.inference.laplace_gaussian:LaplaceGaussian",
+    "PathMixture": "ppl_bnn.inference.pathfinder:PathMixture",
+    "SWAGGaussian": "ppl_bnn.inference.swag:SWAGGaussian",
+    "Members": "ppl_bnn.inference.ensemble:Members",
     # By the method, which knows the families of all files: those of flows register themselves when imported.
     "GuideApproximation": "ppl_bnn.inference.guides:GuideApproximation",
 }
@@ -127,6 +132,7 @@ def _arrays(posterior: Posterior) -> dict[str, np.ndarray]:
     inputs = posterior.inputs
     parts: dict[str, Mapping[str, Any]] = {
         "approximation": posterior.approximation.arrays(),
+        "weights": {} if posterior.weights is None else {"parts": posterior.weights},
         "inputs": {f"dict/{name}": value for name, value in inputs.items()}
         if isinstance(inputs, Mapping)
         else {"array": inputs},
@@ -152,6 +158,7 @@ def _manifest(posterior: Posterior, approximation: str) -> dict[str, Any]:
         "kind": KIND,
         "format": FORMAT,
         "approximation": approximation,
+        "groups": getattr(posterior.approximation, "groups", None),
         "language": posterior.language,
         "observed": posterior.observed,
         "standardised": posterior.standardisation is not None,
@@ -371,15 +378,20 @@ def _rebuilt(manifest: dict[str, Any], arrays: dict[str, np.ndarray], model: Any
     info = dict(manifest["info"])
     info["warnings"] = tuple(info["warnings"])
     features, classes = manifest["feature_names"], manifest["class_names"]
+    approximation = _approximation_class(manifest["approximation"]).from_arrays(
+        _part(arrays, "approximation")
+    )
+    if isinstance(approximation, Chains):
+        approximation = replace(approximation, groups=manifest.get("groups"))
+    if "weights/parts" in arrays:
+        approximation = approximation.weighted(arrays["weights/parts"])
     return Posterior(
         model=model,
         language=manifest["language"],
         observed=manifest["observed"],
         inputs=inputs["array"] if "array" in inputs else _part(inputs, "dict"),
         targets=arrays["targets/array"],
-        approximation=_approximation_class(manifest["approximation"]).from_arrays(
-            _part(arrays, "approximation")
-        ),
+        approximation=approximation,
         info=FitInfo(history=_part(arrays, "history"), **info),
         statistics=_part(arrays, "statistics"),
         standardisation=Standardisation.from_arrays(_part(arrays, "standardisation"))

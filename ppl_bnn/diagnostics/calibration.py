@@ -9,9 +9,13 @@ deviate says in which way it is not (for variational inference: Yao, Vehtari, Si
 from __future__ import annotations
 
 import functools
+import json
+import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,15 +29,18 @@ from ppl_bnn.errors import (
     UnknownNameError,
     UnsupportedError,
     message,
+    unknown_name,
 )
+from ppl_bnn.inference.checkpoint import Checkpoint, identity
 from ppl_bnn.inference.method import Method
 from ppl_bnn.posterior import MEMORY, Posterior
 from ppl_bnn.ppl.protocol import Model, Problem, Program, map_data, row_count, site_seed, system, written_in
 from ppl_bnn.predictive import Prediction
-from ppl_bnn.progress import Progress, resolve
+from ppl_bnn.progress import Progress, Silent, resolve
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 PROBES = 3
 ERROR_RATE = 0.05
@@ -186,6 +193,73 @@ class Calibration:
                 "probability": self.probabilities.ravel(),
             }
         )
+
+    def figure(self, kind: str = "ecdf") -> Figure:
+        """The ranks, one panel per function, as a Matplotlib figure: `figure().savefig("ranks.png")`.
+
+        kind="ecdf": the share of simulations with a rank below z (draws + 1), less z, inside the band in which the
+        curves of all functions together stay with probability of at least 1 - error_rate where the method is exact.
+        A curve that rises above the band at the left and falls below it at the right: draws too narrow; the reverse:
+        too wide; above or below throughout: biased. kind="histogram": the ranks in as many bins as `uniformity` uses,
+        with the same probability for all counts of all functions together.
+
+        Raises
+        ------
+        InputError: a kind that does not exist, no simulation that finished, or no function that varied.
+        """
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        if kind not in _DRAWN:
+            raise unknown_name("kind of figure", kind, _DRAWN)
+        if not self.ranks.size:
+            raise InputError(
+                "figure: " + message("ranks", f"none in {self.simulations} simulations", "more simulations")
+            )
+        count = len(self.names)
+        columns = min(count, 3)
+        rows = -(-count // columns)
+        figure = Figure(figsize=(3.8 * columns, 2.9 * rows + 0.9), dpi=100, layout="constrained")
+        FigureCanvasAgg(figure)
+        panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
+        for axes in panels[count:]:
+            axes.set_visible(False)
+        for column, (axes, name) in enumerate(zip(panels, self.names, strict=False)):
+            _DRAWN[kind](self, axes, self.ranks[:, column])
+            test = self.tests.get(name)
+            found = test is not None and test.least < self.threshold
+            said = "" if test is None else f"\n{_shape(test, self.threshold)}, p = {test.least:.2g}"
+            axes.set_title(f"{name}{said}", fontsize=10, color=_VERMILION if found else "black")
+            axes.spines[["top", "right"]].set_visible(False)
+        if kind == "histogram":
+            # Once, after all: the axes are shared, and a limit that is set stays.
+            panels[0].set_ylim(0.0, 1.05 * max(axes.dataLim.y1 for axes in panels[:count]))
+        for axes in panels[max(0, count - columns) : count]:
+            axes.set_xlabel("rank of the truth / (draws + 1)")
+            axes.tick_params(labelbottom=True)
+        figure.supylabel(
+            "share of simulations below, less uniform" if kind == "ecdf" else "simulations", fontsize=10
+        )
+        figure.suptitle(
+            f"{self.subject}: {self.verdict}\n{self.simulations} simulations, {self.draws} draws each; grey: where "
+            f"an exact method stays, in all panels together, with probability {1 - self.error_rate:.0%}",
+            fontsize=11,
+        )
+        return figure
+
+    def to_datatree(self) -> Any:
+        """A DataTree with the group "prior_sbc", as ArviZ's `plot_ecdf_pit` and others read it.
+
+        One variable per function, (chain 1, draw S): (rank + v) / (draws + 1) with v uniform on [0, 1), which is
+        uniform on [0, 1) where ranks are uniform; the same at every call.
+        """
+        import xarray
+
+        rng = np.random.default_rng(site_seed("randomised ranks", self.simulations))
+        values = (self.ranks + rng.random(self.ranks.shape)) / (self.draws + 1)
+        variables = {name: (("chain", "draw"), values[None, :, at]) for at, name in enumerate(self.names)}
+        coords = {"chain": [0], "draw": self.numbers}
+        return xarray.DataTree.from_dict({"prior_sbc": xarray.Dataset(variables, coords=coords)})
 
 
 # --- the tests --------------------------------------------------------------------------------------------
@@ -375,6 +449,61 @@ def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(names) if len(names) <= 6 else f"{', '.join(names[:5])} and {len(names) - 5} more"
 
 
+# --- figures ----------------------------------------------------------------------------------------------
+
+_BLUE, _VERMILION, _GREY = "#0072B2", "#D55E00", "#BBBBBB"
+
+
+def _shape(test: Uniformity, threshold: float) -> str:
+    """One or two words for what `Uniformity.words` says in full."""
+    found = []
+    if test.asymmetry_p < threshold:
+        found.append("biased upwards" if test.mean_probability > 0.5 else "biased downwards")
+    if test.spread_p < threshold:
+        found.append("too narrow" if test.spread > 1.0 else "too wide")
+    if not found and test.ecdf_p < threshold:
+        found.append("not uniform")
+    return " and ".join(found) or "uniform"
+
+
+def _draw_ecdf(calibration: Calibration, axes: Any, ranks: np.ndarray) -> None:
+    """The difference of the distribution function of ranks from that of uniform ones, with its band."""
+    draws, together = calibration.draws, calibration.error_rate / len(calibration.names)
+    levels, lower, upper = ecdf_band(len(ranks), draws, together)
+    share = np.bincount(ranks, minlength=draws + 1).cumsum()[:-1] / len(ranks)
+    z = np.concatenate([[0.0], levels, [1.0]])
+
+    def difference(values: np.ndarray) -> np.ndarray:
+        return np.concatenate([[0.0], values - levels, [0.0]])
+
+    axes.fill_between(z, difference(lower), difference(upper), color=_GREY, alpha=0.55, linewidth=0.0)
+    axes.plot(z, difference(share), color=_BLUE, linewidth=1.5)
+    axes.axhline(0.0, color="black", linewidth=0.7, linestyle="dashed")
+    axes.set_xlim(0.0, 1.0)
+
+
+def _draw_histogram(calibration: Calibration, axes: Any, ranks: np.ndarray) -> None:
+    """Ranks in bins of equal size, with the range of binomial counts."""
+    from scipy.stats import binom
+
+    size = calibration.draws + 1
+    bins = _bins(len(ranks), size)
+    edges = np.linspace(0.0, 1.0, bins + 1)
+    counts = np.bincount(ranks, minlength=size).reshape(bins, -1).sum(axis=1)
+    tail = 0.5 * calibration.error_rate / (len(calibration.names) * bins)
+    low, high = binom.ppf([tail, 1.0 - tail], len(ranks), 1.0 / bins)
+    axes.axhspan(low, high, color=_GREY, alpha=0.55, linewidth=0.0)
+    axes.axhline(len(ranks) / bins, color="black", linewidth=0.7, linestyle="dashed")
+    axes.stairs(counts, edges, color=_BLUE, linewidth=1.5, baseline=None)
+    axes.set_xlim(0.0, 1.0)
+
+
+_DRAWN: dict[str, Callable[[Calibration, Any, np.ndarray], None]] = {
+    "ecdf": _draw_ecdf,
+    "histogram": _draw_histogram,
+}
+
+
 # --- the simulations --------------------------------------------------------------------------------------
 
 
@@ -386,9 +515,11 @@ def simulation_based_calibration(
     simulations: int = 100,
     draws: int = 99,
     functions: Mapping[str, Function] | None = None,
+    probe: Any = None,
     seed: int = 0,
     progress: bool | Progress | None = None,
-    workers: int = 1,
+    jobs: int = 1,
+    checkpoint: str | Path | None = None,
     device: str = "auto",
     observed: str | None = None,
 ) -> Calibration:
@@ -400,14 +531,20 @@ def simulation_based_calibration(
 
     functions: name -> function(w, eta, y), in NumPy and over S draws at once: w are the constrained values of all sites
     (S, *shape), eta (S, N, D) the predictor at x, y (N,) or (N, K) the simulated targets; it gives (S,) or (S, K). By
-    default: the network's outputs at 3 rows of x, evenly spaced ("f"); the log likelihood of y, which alone can see a
-    posterior that ignores the data (Modrák et al. 2023, Bayesian Analysis); and each scalar random variable, such as
-    "noise". eta is the predictor as the posterior predicts by default (linearised, for Laplace).
+    default: the network's outputs f(x*) at inputs x* = `probe` (M, F), or without it at 3 rows of x, evenly spaced; the
+    log likelihood of y, which alone can see a posterior that ignores the data, and sees a wrong spread of many weights
+    together (Modrák et al. 2023, Bayesian Analysis); and each scalar random variable, such as "noise". eta is the
+    predictor as the posterior predicts by default (linearised, for Laplace).
 
-    It costs `simulations` fits. workers: so many processes at a time, with the same result to the bit; the functions
-    and the model are sent to them. Successive draws of a chain are alike, and their ranks are then not uniform even if
-    the chain is exact: let it be several times longer than `draws`. Ranks resolve no finer than 1 / (draws + 1);
-    choose a number for which draws + 1 has many divisors. observed: the observed site of a plain NumPyro or Pyro model.
+    It costs `simulations` fits; in NumPyro what a method keeps with its program is compiled once for all of them. jobs:
+    so many processes at a time, with the same result to the bit (not threads: a fit changes settings of its framework
+    while it runs); the functions and the model are sent to them. checkpoint: a folder where each simulation is kept as
+    soon as it has finished, so that the next call takes it from there: after an interruption those in flight are lost,
+    and a larger number of simulations goes on from a smaller one. It refuses another model, method or seed by name.
+
+    Successive draws of a chain are alike, and their ranks are then not uniform even if the chain is exact: let it be
+    several times longer than `draws`. Ranks resolve no finer than 1 / (draws + 1); choose a number for which draws + 1
+    has many divisors. observed: the observed site of a plain NumPyro or Pyro model.
 
     x is taken as it is, with the prior of the model: there is no `standardise` here, because units that are made from
     simulated targets would be another prior for each of them.
@@ -416,11 +553,11 @@ def simulation_based_calibration(
 
     Raises
     ------
-    InputError: impossible arguments. UnsupportedError: a method that gives a point; a model with parameters that have
-    no prior, or with a factor or other observations, from which no truth can be drawn.
-    CalibrationInterrupted: Ctrl-C; its `partial` holds what had finished.
+    InputError: impossible arguments; a checkpoint of other simulations. UnsupportedError: a method that gives a point;
+    a model with parameters that have no prior, or with a factor or other observations, from which no truth can be
+    drawn. CalibrationInterrupted: Ctrl-C; its `partial` holds what had finished.
     """
-    for name, value, least in (("simulations", simulations, 1), ("draws", draws, 1), ("workers", workers, 1)):
+    for name, value, least in (("simulations", simulations, 1), ("draws", draws, 1), ("jobs", jobs, 1)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
             raise InputError(
                 f"{name}: " + message(f"a whole number of at least {least}", repr(value), f"{name}=100")
@@ -429,6 +566,15 @@ def simulation_based_calibration(
         raise InputError("seed: " + message("a whole number from 0 to 2**31 - 1", repr(seed), "seed=0"))
     if not isinstance(method, Method):
         raise InputError("method: " + message("a method", repr(method), "bnn.SVI() or bnn.Laplace()"))
+    if getattr(method, "checkpoint", None) is not None:
+        raise InputError(
+            "method: "
+            + message(
+                "a method without a checkpoint of its own, since each simulation is another fit",
+                f"checkpoint={method.checkpoint!r}",  # pyright: ignore[reportAttributeAccessIssue]
+                "simulation_based_calibration(..., checkpoint=folder)",
+            )
+        )
     if not callable(model):
         raise InputError(
             "model: " + message("a function (x, y=None)", type(model).__name__, "the model itself")
@@ -441,14 +587,33 @@ def simulation_based_calibration(
             )
         )
     x = checks.check_inputs(x)
-    simulator = _Simulator(model, x, method, int(draws), functions, int(seed), device, observed)
+    if probe is not None:
+        if functions is not None:
+            raise InputError(
+                "probe: " + message("no probe beside functions of one's own", "both", "functions=None")
+            )
+        try:
+            probe = checks.check_inputs(probe, checks.describe_inputs(x))
+        except InputError as error:
+            raise InputError(f"probe: {error}") from None
+    simulator = _Simulator(
+        model, x, method, int(draws), functions, probe, int(seed), device, observed, checkpoint
+    )
+    records = simulator.finished(int(simulations))
     task = resolve(progress).task(f"Calibration of {method.name}", int(simulations))
-    records: dict[int, _Record] = {}
+
+    def tell() -> None:
+        task.update(len(records), failed=float(sum(bool(each.failure) for each in records.values())))
+
     try:
-        for index, record in _records(simulator, int(simulations), int(workers)):
+        if records:
+            tell()
+        for index, record in _records(simulator, int(simulations), records, int(jobs)):
             records[index] = record
-            task.update(len(records), failed=float(sum(bool(each.failure) for each in records.values())))
+            tell()
     except KeyboardInterrupt as error:
+        # With a folder also what processes had finished and not yet handed back.
+        records |= simulator.finished(int(simulations))
         partial = _gathered(simulator, records, int(simulations))
         raise CalibrationInterrupted(
             f"interrupted after {len(records)} of {simulations} simulations; `partial` has them", partial
@@ -469,24 +634,58 @@ class _Record:
     converged: bool = True
     failure: str = ""
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All of it as arrays, words as the bytes of JSON."""
+        words = {"names": self.names, "converged": self.converged, "failure": self.failure}
+        return {
+            "truths": self.truths,
+            "ranks": self.ranks,
+            "varied": self.varied,
+            "words": np.frombuffer(json.dumps(words).encode(), dtype=np.uint8),
+        }
 
-def _records(simulator: _Simulator, simulations: int, workers: int) -> Iterator[tuple[int, _Record]]:
-    if workers == 1:
-        for index in range(simulations):
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> _Record:
+        """The inverse of `arrays`."""
+        words = json.loads(arrays["words"].tobytes())
+        return cls(
+            tuple(words["names"]),
+            arrays["truths"],
+            arrays["ranks"],
+            arrays["varied"],
+            words["converged"],
+            words["failure"],
+        )
+
+
+def _records(
+    simulator: _Simulator, simulations: int, finished: Mapping[int, _Record], jobs: int
+) -> Iterator[tuple[int, _Record]]:
+    waiting = [index for index in range(simulations) if index not in finished]
+    if jobs == 1 or len(waiting) < 2:
+        for index in waiting:
             yield index, simulator(index)
         return
     from joblib import Parallel, delayed
 
-    # A process compiles once for all that it is given, and Ctrl-C loses what a process has not handed back.
-    size = max(1, simulations // (4 * workers))
-    parts = [range(start, min(start + size, simulations)) for start in range(0, simulations, size)]
-    pool: Any = Parallel(n_jobs=workers, backend="loky", return_as="generator_unordered")
-    for part in pool(delayed(_several)(simulator, indices) for indices in parts):
+    # Ctrl-C loses what a process has not handed back, unless there is a folder.
+    size = max(1, len(waiting) // (4 * jobs))
+    parts = [waiting[start : start + size] for start in range(0, len(waiting), size)]
+    token = f"{os.getpid()} {id(simulator)} {time.monotonic_ns()}"
+    pool: Any = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered")
+    for part in pool(delayed(_several)(token, simulator, indices) for indices in parts):
         yield from part
 
 
-def _several(simulator: _Simulator, indices: Iterable[int]) -> list[tuple[int, _Record]]:
-    return [(index, simulator(index)) for index in indices]
+# The simulator that a process works with, by the call that it belongs to: what it has compiled serves all parts.
+_AT_WORK: dict[str, _Simulator] = {}
+
+
+def _several(token: str, simulator: _Simulator, indices: Iterable[int]) -> list[tuple[int, _Record]]:
+    if token not in _AT_WORK:
+        _AT_WORK.clear()
+        _AT_WORK[token] = simulator
+    return [(index, _AT_WORK[token](index)) for index in indices]
 
 
 @dataclass(eq=False)
@@ -498,11 +697,15 @@ class _Simulator:
     method: Method
     draws: int
     functions: Mapping[str, Function] | None
+    probe: Any
     seed: int
     device: str
     observed: str | None
+    folder: str | Path | None = None
     _spoken: str = ""
+    _belongs: dict[str, Any] | None = None
     _program: Program | None = None
+    _first: Posterior | None = None
 
     @property
     def ppl(self) -> str:
@@ -518,19 +721,44 @@ class _Simulator:
     def _language(self) -> bool:
         return self._written == "language"
 
+    # -- what is kept
+
+    def finished(self, simulations: int) -> dict[int, _Record]:
+        """The simulations that the folder holds."""
+        if self.folder is None:
+            return {}
+        kept = {index: self._checkpoint(index).load() for index in range(simulations)}
+        return {index: _Record.from_arrays(arrays) for index, arrays in kept.items() if arrays is not None}
+
+    def _checkpoint(self, index: int) -> Checkpoint:
+        if self.folder is not None and self._belongs is None:
+            settings = self.method.settings()
+            self._belongs = {
+                "method": self.method.name,
+                "settings": {name: identity(getattr(self.method, name)) for name in settings},
+                "draws": self.draws,
+                "functions": None if self.functions is None else identity(dict(self.functions)),
+                "probe": None if self.probe is None else checks.data_hash(self.probe, np.empty(0)),
+                "seed": self.seed,
+                # Inputs, prior and likelihood: another model draws other targets.
+                "model and inputs": checks.data_hash(self.x, self._drawn(0)[1]),
+            }
+        return Checkpoint.of(self.folder, self._belongs or {}, f"simulation-{index:06d}")
+
+    # -- one simulation
+
     def __call__(self, index: int) -> _Record:
+        record = self._simulated(index)
+        if self.folder is not None:
+            self._checkpoint(index).keep(record.arrays, last=True)
+        return record
+
+    def _simulated(self, index: int) -> _Record:
         truth, y = self._drawn(index)
         if not np.isfinite(y).all():
             return _Record(failure="the targets drawn from the prior predictive are not finite")
         try:
-            posterior = self.method.fit(
-                self.model,
-                self.x,
-                y,
-                seed=site_seed(f"calibration fit {index}", self.seed) % 2**31,
-                device=self.device,
-                observed=None if self._language else self.observed,
-            )
+            posterior = self._fitted(y, site_seed(f"calibration fit {index}", self.seed) % 2**31)
         except _HOPELESS:
             raise
         except Exception as error:
@@ -542,6 +770,46 @@ class _Simulator:
             )
         drawn, true = self._evaluated(posterior, truth, index)
         return self._ranked(drawn, true, index, bool(posterior.info.figures.get("converged", 1.0)))
+
+    def _fitted(self, y: np.ndarray, seed: int) -> Posterior:
+        """The method on (x, y). From the second time on over the program of the first, with what it has compiled."""
+        first = self._first
+        if first is None or not first._programs:
+            posterior = self.method.fit(
+                self.model,
+                self.x,
+                y,
+                seed=seed,
+                device=self.device,
+                observed=None if self._language else self.observed,
+            )
+            # Torch compiles nothing; and JAX's functions are of one shape and type, which the next y has too.
+            if posterior.info.ppl == "numpyro":
+                self._first = posterior
+            return posterior
+        method = self.method if self.method.ppl == self.ppl else replace(self.method, ppl=self.ppl)
+        program = next(iter(first._programs.values()))
+        y = method._labels(program, y) if first.task == "classification" else y.astype(np.float64)
+        data_hash = checks.data_hash(first.inputs, y)
+        again = replace(first, targets=y, info=replace(first.info, seed=seed, data_hash=data_hash))
+        outcome = again._with(lambda problem: method.run(problem, Silent()))
+        untuned = outcome.approximation.program(self.model) is self.model
+        return replace(
+            again,
+            approximation=outcome.approximation,
+            statistics=outcome.statistics,
+            info=replace(
+                again.info,
+                compile_seconds=outcome.compile_seconds,
+                run_seconds=outcome.run_seconds,
+                gradient_evaluations=outcome.gradient_evaluations,
+                history=outcome.history,
+                warnings=outcome.warnings,
+                figures=outcome.figures,
+                target=outcome.target,
+            ),
+            _programs=first._programs if untuned else {},
+        )
 
     def _drawn(self, index: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """One draw of all unknowns (constrained) and of y."""
@@ -597,14 +865,23 @@ class _Simulator:
         approximation, kind = posterior.approximation, posterior._drawn_kind(None)
         u = posterior._chosen_draws(self.draws)
 
-        def of_draws(problem: Problem) -> tuple[dict[str, np.ndarray], np.ndarray]:
-            w = problem.program.constrain_draws(u, problem.x, problem.y)
-            return w, approximation.predictor_draws(problem, u, problem.inputs, kind, 0, MEMORY)
+        def of_draws(problem: Problem) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+            def at(x: Any) -> np.ndarray:
+                return approximation.predictor_draws(problem, u, x, kind, 0, MEMORY)
 
-        def of_truth(problem: Problem) -> np.ndarray:
+            w = problem.program.constrain_draws(u, problem.x, problem.y)
+            eta = at(problem.inputs)
+            return w, eta, eta if self.probe is None else at(self.probe)
+
+        def of_truth(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
             one = {name: truth[name][None] for name in problem.program.sites}
-            # Another seed than that of the draws: latent variables of rows are drawn afresh for both.
-            return problem.program.predictor_draws(one, problem.inputs, seed=index + 1, memory=MEMORY)
+
+            def at(x: Any) -> np.ndarray:
+                # Another seed than that of the draws: latent variables of rows are drawn afresh for both.
+                return problem.program.predictor_draws(one, x, seed=index + 1, memory=MEMORY)
+
+            eta = at(problem.inputs)
+            return eta, eta if self.probe is None else at(self.probe)
 
         def compiled_once(action: Callable[[Problem], Any]) -> Any:
             """As `Posterior._with`, over one program for all simulations, whose functions are compiled once."""
@@ -621,13 +898,15 @@ class _Simulator:
                 return action(problem)
 
         on_cpu, tuned = posterior.info.device == "cpu", approximation.program(self.model) is not self.model
-        w, eta = (compiled_once if on_cpu and not tuned else posterior._with)(of_draws)
-        true = compiled_once(of_truth)
+        w, eta, at_probe = (compiled_once if on_cpu and not tuned else posterior._with)(of_draws)
+        true, true_at_probe = compiled_once(of_truth)
         y = posterior.targets
         one = {name: value[None] for name, value in truth.items()}
-        return self._functions(w, eta, y), self._functions(one, true, y)
+        return self._functions(w, eta, at_probe, y), self._functions(one, true, true_at_probe, y)
 
-    def _functions(self, w: dict[str, np.ndarray], eta: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
+    def _functions(
+        self, w: dict[str, np.ndarray], eta: np.ndarray, at_probe: np.ndarray, y: np.ndarray
+    ) -> dict[str, np.ndarray]:
         """name -> (S,), each component of a function by a name of its own."""
         assert self._program is not None
         found: dict[str, np.ndarray] = {}
@@ -635,11 +914,13 @@ class _Simulator:
             columns = (
                 eta.shape[-1] if self._program.outputs is None else min(self._program.outputs, eta.shape[-1])
             )
-            rows = np.unique(np.linspace(0, eta.shape[1] - 1, PROBES).round().astype(int))
-            for row in rows:
+            every = at_probe.shape[1]
+            rows = np.unique(np.linspace(0, every - 1, PROBES if self.probe is None else every).round())
+            where = "row" if self.probe is None else "probe"
+            for row in rows.astype(int):
                 for column in range(columns):
-                    name = f"f of row {row}" if columns == 1 else f"f[{column}] of row {row}"
-                    found[name] = eta[:, row, column]
+                    name = f"f of {where} {row}" if columns == 1 else f"f[{column}] of {where} {row}"
+                    found[name] = at_probe[:, row, column]
             family, parameters = self._program.likelihood.mixture_parameters(eta)
             found["log likelihood"] = Prediction(family, parameters).component_log_prob(y).sum(axis=-1)
             for name, site in self._program.sites.items():

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.diagnostics.calibration import MISCALIBRATED, Calibration, simulation_based_calibration
-from ppl_bnn.diagnostics.function_space import RESTART_LIMIT, agreement, convergence, probe_rows
+from ppl_bnn.diagnostics.function_space import (
+    RESTART_LIMIT,
+    Convergence,
+    agreement,
+    convergence,
+    probe_rows,
+)
 from ppl_bnn.diagnostics.importance import K_LIMIT, ParetoK, pareto_k
 from ppl_bnn.errors import InputError, UnsupportedError, message
 from ppl_bnn.inference.method import Method
@@ -17,11 +23,12 @@ from ppl_bnn.progress import Progress
 from ppl_bnn.scores import fidelity, noise_floor
 
 CONVERGED = "converged"
+PER_MODE = "converged per mode only"
 NOT_CONVERGED = "not converged"
 ADEQUATE = "adequate as far as seen"
 INADEQUATE = "inadequate"
 UNDECIDED = "undecided"
-VERDICTS = (CONVERGED, NOT_CONVERGED, ADEQUATE, INADEQUATE, UNDECIDED)
+VERDICTS = (CONVERGED, PER_MODE, NOT_CONVERGED, ADEQUATE, INADEQUATE, UNDECIDED)
 
 DIVERGENCE_LIMIT = 0.01
 TREE_DEPTH_LIMIT = 0.05
@@ -75,9 +82,11 @@ def diagnose(
     """Judge a posterior by what is defined for its kind.
 
     - Chains: R-hat and ESS in function space (`diagnostics.function_space.convergence`), divergences, saturated
-    trees and E-BFMI
-      where the sampler recorded them. "converged", "not converged", or "undecided" where R-hat and ESS are good
-      but more than 1 % of the transitions diverged or an E-BFMI is below 0.3.
+    trees and E-BFMI where the sampler recorded them. "converged"; "converged per mode only" where each chain
+    has converged by itself and they disagree: they sit in parts of the posterior that they do not leave, whose shares
+    are not known; "not converged"; or "undecided" where R-hat and ESS are good but more than 1 % of
+    the transitions diverged, an E-BFMI is below 0.3, or the run was ended by its budget. What chains are of, where it
+    is not the posterior (a tempered target, a sampler with a bias), is said: they have converged to that.
     - Approximations: whether the optimisation settled, by the test that the method states and by what the loss did
     over its last two tenths; the ELBO with its standard error; Pareto k-hat of p(w, D)/q(w); the importance-weighted
     evidence log mean p/q with its standard error (not to be trusted where k-hat exceeds 0.7) and its gap to the ELBO;
@@ -89,10 +98,11 @@ def diagnose(
     of q (particles, dropout masks) all that is made of p/q is not defined, and that is what is said.
     - A point: whether the optimisation settled; it has no spread to judge.
 
-    reference: a posterior of chains of the same model, on the same data. If it has converged, the approximation
-    is compared with it at up to 200 training rows: "inadequate" where the predictive mean is off by more than
-    0.5 epistemic standard deviations of the reference, or the standard deviations differ by more than a factor
-    of 1.5, unless that is within the noise floor, the same figures between two halves of the reference.
+    reference: a posterior of chains of the same model, on the same data. If it has converged (per mode is not enough,
+    and stacked chains, or those of another target, are none), the approximation is compared with it at up to 200
+    training rows: "inadequate" where the predictive mean is off by more than 0.5 epistemic standard deviations of the
+    reference, or the standard deviations differ by more than a factor of 1.5, unless that is within the noise floor,
+    the same figures between two halves of the reference.
 
     calibration: a `Calibration` made by `bnn.simulation_based_calibration`, or the method to make one with, by
     `simulations` fits of it to data drawn from the posterior's own model at its training inputs (in the units of the
@@ -119,7 +129,9 @@ def diagnose(
     if reference is not None:
         compared = _against(posterior, reference, found)
         # What has not converged is to be mended first; chains that have converged need no "as far as seen".
-        if verdict != NOT_CONVERGED and (compared == INADEQUATE or posterior.kind != "chains"):
+        if verdict not in (NOT_CONVERGED, PER_MODE) and (
+            compared == INADEQUATE or posterior.kind != "chains"
+        ):
             verdict = compared or verdict
     if calibration is not None:
         if isinstance(calibration, Method):
@@ -140,26 +152,80 @@ def diagnose(
 
 def _chains(posterior: Any, found: _Findings) -> str:
     judged = convergence(posterior)
+    found.figures |= {name: float(value) for name, value in posterior.info.figures.items()}
     found.figures |= judged.figures | {"chains": judged.chains, "draws": judged.draws}
     if judged.converged:
+        nested = "" if judged.superchains is None else f", nested over {judged.superchains} groups of chains,"
         found.reasons.append(
-            f"in function space the worst R-hat is {judged.rhat:.3f}, the smallest bulk ESS {judged.ess_bulk:.0f} and "
-            f"tail ESS {judged.ess_tail:.0f}, over {judged.chains} chains of {judged.draws} draws"
+            f"in function space the worst R-hat{nested} is {judged.rhat:.3f}, the smallest bulk ESS "
+            f"{judged.ess_bulk:.0f} and tail ESS {judged.ess_tail:.0f}, over {judged.chains} chains of {judged.draws} "
+            "draws"
         )
     else:
         found.reasons.extend(judged.reasons)
-        if judged.chains < 2:
-            found.advice.append("chains=4")
-        found.advice.append("more draws and a longer warm-up")
-        if not judged.rhat < 1.1:
-            found.advice.append("start=MAP(), so that no chain begins far out in the prior")
-            found.advice.append(
-                "a smaller network or a tighter prior: the chains may sit in modes that predict differently"
-            )
+        _advise(judged, found)
+    _aim(posterior, found)
     doubtful = _sampler(posterior, found)
+    cut_short = _cut_short(posterior, found)
+    if judged.per_mode:
+        return PER_MODE
     if not judged.converged:
         return NOT_CONVERGED
-    return UNDECIDED if doubtful else CONVERGED
+    return UNDECIDED if doubtful or cut_short else CONVERGED
+
+
+def _advise(judged: Convergence, found: _Findings) -> None:
+    """What to try with chains that have not converged."""
+    if judged.per_mode:
+        found.advice += [
+            "bnn.stack(posterior), or Stacked(...): weights of the chains by what they predict, instead of equal ones",
+            "more chains, each from a start of its own: they show more of the modes, though not their shares",
+            "SMC(), which carries particles from the prior to the posterior and weights the modes",
+        ]
+        return
+    if judged.chains < 2:
+        found.advice.append("chains=4")
+    if judged.still:
+        found.advice.append(
+            "a longer warm-up or a smaller step size, and another start: a chain that never moves accepts nothing"
+        )
+    found.advice.append("more draws and a longer warm-up")
+    if not judged.rhat < 1.1:
+        found.advice.append("start=MAP(), so that no chain begins far out in the prior")
+        found.advice.append(
+            "a smaller network or a tighter prior: the chains may sit in modes that predict differently"
+        )
+
+
+def _aim(posterior: Any, found: _Findings) -> None:
+    """What chains are of, where it is not the posterior."""
+    if posterior.info.target:
+        found.reasons.append(
+            f"the target of the chains is not the posterior: {posterior.info.target}; that is what they are judged by"
+        )
+    weights = posterior.weights
+    if weights is not None:
+        found.reasons.append(
+            f"{len(weights)} parts are stacked, with weights from {weights.min():.3f} to {weights.max():.3f}: what is "
+            "said here is about the chains, each counted alike; their mixture is chosen for its predictions"
+        )
+
+
+def _cut_short(posterior: Any, found: _Findings) -> bool:
+    """Whether the run was ended before what was asked of it held."""
+    figures = posterior.info.figures
+    unmet = figures.get("rule_held") == 0.0
+    spent = figures.get("stopped_by_budget") == 1.0
+    if not unmet and not spent:
+        return False
+    if not _said(posterior, "budget"):
+        wanted = posterior.info.settings.get("until")
+        rule = f", before until={wanted!r} held" if wanted else ""
+        found.reasons.append(
+            f"the run was ended by its budget{rule}" if spent else f"until={wanted!r} did not hold"
+        )
+    found.advice.append("a larger budget, or bnn.extend(posterior, draws=...)")
+    return True
 
 
 def _said(posterior: Any, word: str) -> bool:
@@ -357,6 +423,9 @@ def _bounds(posterior: Any, pareto: ParetoK, tempered: bool, held: int, found: _
 
 def _agreement(posterior: Any, settled: bool, found: _Findings) -> bool:
     """Whether restarts, where there were several, ended in distributions that predict alike."""
+    if posterior.approximation.components:
+        _members(posterior, found)
+        return True
     if len(getattr(posterior.approximation, "members", None) or ()) < 2:
         return True
     judged = agreement(posterior)
@@ -390,6 +459,28 @@ def _agreement(posterior: Any, settled: bool, found: _Findings) -> bool:
         "a mixture of the restarts, guide='mixture', or NUTS: a single mode is not the posterior"
     )
     return False
+
+
+def _members(posterior: Any, found: _Findings) -> None:
+    """What the parts of a mixture are, and how far they differ: they are meant to, and it decides nothing."""
+    parts, weights = posterior.approximation.components, posterior.weights
+    how = (
+        "of equal weight"
+        if weights is None
+        else f"with stacked weights from {weights.min():.3f} to {weights.max():.3f}"
+    )
+    differ = ""
+    # Points stand still: between them R-hat is infinite whatever they predict.
+    spread = all(part.kind != "point" for part in parts)
+    if spread and len(getattr(posterior.approximation, "members", None) or ()) > 1:
+        judged = agreement(posterior)
+        found.figures |= {"members": judged.count, "member_rhat": judged.rhat}
+        differ = (
+            f"; they agree in function space (R-hat {judged.rhat:.3f})"
+            if judged.agree
+            else f"; they differ in function space (R-hat of {judged.worst} is {judged.rhat:.3f}), as other modes do"
+        )
+    found.reasons.append(f"a mixture of {len(parts)} members {how}{differ}")
 
 
 def _calibrated(calibration: Calibration, verdict: str, found: _Findings) -> str:
@@ -436,11 +527,18 @@ def _against(posterior: Any, reference: Any, found: _Findings) -> str | None:
     judged = convergence(reference)
     found.figures |= {f"reference_{name}": value for name, value in judged.figures.items()}
     if not judged.converged:
+        how = "has converged per mode only" if judged.per_mode else "has not converged"
         found.reasons.append(
-            f"the would-be reference has not converged (R-hat {judged.rhat:.3f}, bulk ESS {judged.ess_bulk:.0f}): "
+            f"the would-be reference {how} (R-hat {judged.rhat:.3f}, bulk ESS {judged.ess_bulk:.0f}): "
             "it decides nothing"
         )
-        found.advice.append("a longer reference run")
+        found.advice.append("chains that move between modes" if judged.per_mode else "a longer reference run")
+        return None
+    if reference.target:
+        found.reasons.append(
+            f"the would-be reference is not of the posterior ({reference.target}): it decides nothing"
+        )
+        found.advice.append("a reference of the posterior itself, by an exact sampler")
         return None
     x = probe_rows(posterior, REFERENCE_ROWS)
     theirs = reference.predict(x)

@@ -4,49 +4,38 @@ The weights of a network have symmetric modes (hidden units can be exchanged, si
 agree on every prediction may sit in different copies of one mode: R-hat of the weights is then large and says
 nothing. Judged here are the network's outputs at probe inputs, the log likelihood and the scale parameters,
 which no symmetry moves. Restarts of an approximation are compared in the same quantities, each restart as a chain.
+
+Chains that stay in modes of their own are told from chains that mix badly by looking at each alone: what varies within
+chains and what varies between them are two findings.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ppl_bnn import checks
 from ppl_bnn.errors import UnsupportedError, message
 from ppl_bnn.export import original_inputs
+from ppl_bnn.mixing import FEWEST_DRAWS, PROBES, Mixing, distinct, mixing, probe_indices
 from ppl_bnn.posterior import MEMORY
-from ppl_bnn.ppl.protocol import Problem, map_data, row_count, site_seed
+from ppl_bnn.ppl.protocol import Problem, chunks, map_data, row_count, site_seed
 from ppl_bnn.predictive import Prediction
 
-PROBES = 50
 RHAT_LIMIT = 1.01
+# R-hat of the halves of one chain of ESS 200 exceeds 1.01 by chance now and then; it seldom exceeds this.
+WITHIN_LIMIT = 1.05
+# The worst ESS over outputs and chains: of 500 independent draws it is 100 to 350, as tails of one chain hold few.
+WITHIN_ESS = 50
 # Between two restarts R-hat is about 1 + d^2 / 6 where their means differ by d standard deviations: here d = 0.55.
 RESTART_LIMIT = 1.05
 RESTART_DRAWS = 1000
 ESS_PER_CHAIN = 100
-FEWEST_DRAWS = 4
-
-
-@dataclass(frozen=True)
-class Mixing:
-    """Worst and median figures over the components of one quantity.
-
-    rhat: rank-normalised split R-hat. ess_bulk, ess_tail: effective sample sizes (tail: the smaller one of the
-    5 % and 95 % quantiles). mcse: Monte-Carlo standard error of the mean, in standard deviations of the
-    component. components: how many vary; constant: how many do not (a known noise, say) and are left out.
-    """
-
-    rhat: float
-    rhat_median: float
-    ess_bulk: float
-    ess_bulk_median: float
-    ess_tail: float
-    ess_tail_median: float
-    mcse: float
-    mcse_median: float
-    components: int
-    constant: int
+# Of many chains each is looked at alone in every few components of f only, no more than this many in all.
+MOST_ALONE = 500
 
 
 @dataclass(frozen=True)
@@ -54,7 +43,16 @@ class Convergence:
     """Convergence of chains in function space (see `convergence`).
 
     rhat, ess_bulk, ess_tail, mcse: the worst over all `quantities` (weights apart). reasons: what fails, in
-    sentences.
+    sentences. still: the chains that never move. superchains: how many starting points there were, where several chains
+    started at each (R-hat is then the nested one), else None.
+
+    rhat_within, ess_within: the worst R-hat (of its halves) and ESS of a single chain (of more than about ten chains in
+    some of the components of f, evenly chosen). between_share,
+    between_share_max: of the variance of f, the share that lies between chains, median and largest over its components;
+    about 1 / ESS of a chain where they agree. rhat_between: the largest R-hat of f over the single chains (not nested).
+    per_mode: each chain by itself has converged, and they disagree.
+
+    layers, weights: figures of the weights in unconstrained coordinates, by layer and of all, on request.
     """
 
     converged: bool
@@ -68,11 +66,32 @@ class Convergence:
     quantities: dict[str, Mixing] = field(default_factory=dict)
     weights: Mixing | None = None
     reasons: tuple[str, ...] = ()
+    layers: dict[str, Mixing] = field(default_factory=dict)
+    still: tuple[int, ...] = ()
+    superchains: int | None = None
+    rhat_within: float = math.nan
+    ess_within: float = math.nan
+    between_share: float = math.nan
+    between_share_max: float = math.nan
+    rhat_between: float = math.nan
+    per_mode: bool = False
 
     @property
     def figures(self) -> dict[str, float]:
         """The worst figures by name, for tables."""
-        return {"rhat": self.rhat, "ess_bulk": self.ess_bulk, "ess_tail": self.ess_tail, "mcse": self.mcse}
+        return {
+            name: float(getattr(self, name))
+            for name in (
+                "rhat",
+                "ess_bulk",
+                "ess_tail",
+                "mcse",
+                "rhat_within",
+                "ess_within",
+                "between_share",
+                "between_share_max",
+            )
+        }
 
 
 def convergence(
@@ -86,12 +105,20 @@ def convergence(
     vary over any draw are left out and counted.
 
     probe: inputs (M, F) in original units; default `max_rows` training rows, chosen evenly without replacement
-    by a generator seeded from the seed of the fit. weights: also all sites in unconstrained coordinates, in
-    `weights`; they never enter the verdict.
+    by a generator seeded from the seed of the fit. weights: also all sites in unconstrained coordinates, together in
+    `weights` and by layer in `layers` ("hidden0" is hidden0.weight and hidden0.bias); they never enter the verdict.
 
     Converged, after Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021, Bayesian Analysis 16), means: at
-    least 2 chains (4 are advised), and for every component R-hat < 1.01 and bulk and tail ESS > 100 per chain
-    (400 for 4 chains).
+    least 2 chains (4 are advised), none of which stands still, and for every component R-hat < 1.01 and bulk and tail
+    ESS > 100 per chain (400 for 4 chains). Where several chains started at one point, or belong to one member of an
+    ensemble, R-hat is nested (Margossian et al. 2024) and the ESS is wanted per group.
+
+    Per mode: not converged, but every chain by itself has R-hat below 1.05 between its halves and ESS above 50, and
+    over all chains R-hat of f is 1.05 or more: means at least half a standard deviation apart. What lies between chains
+    is then no slow mixing but parts of the posterior that they do not leave. Groups of chains too short to show that:
+    where nested R-hat is below 1.01 and plain R-hat of f is not below sqrt(1 + 4 / e), e the mean over chains of their
+    own ESS, twice the excess that chains of this length have if they agree. (Nested R-hat is blind to chains that fall
+    into modes by chance, each group into all of them alike.)
 
     Raises
     ------
@@ -108,24 +135,42 @@ def convergence(
         )
     probe = probe_rows(posterior, max_rows) if probe is None else probe
     eta = posterior.predictor(probe)
-    likelihood = posterior.log_likelihood()
     chains, draws = posterior.shape
-    quantities = {
-        "f": mixing(_distinct(eta)),
-        "log_likelihood": mixing(likelihood.sum(axis=-1)[..., None]),
-    }
+    values = {"f": distinct(eta), "log_likelihood": posterior.log_likelihood().sum(axis=-1)[..., None]}
     sites = posterior._with(lambda problem: problem.program.sites)
     for name, value in posterior.draws.items():
         if value.ndim == 2 and not sites[name].is_param and np.ptp(value) > 0:
-            quantities[name] = mixing(value[..., None])
+            values[name] = value[..., None]
+    groups = getattr(posterior.approximation, "groups", None)
+    superchains = groups if groups is not None and 1 < groups < chains else None
+    quantities = {name: mixing(value, superchains) for name, value in values.items()}
     judged = {name: figures for name, figures in quantities.items() if figures.components}
-    reasons = _reasons(chains, draws, judged)
+    still = tuple(int(chain) for chain in np.flatnonzero(_stands_still(values["f"])))
+    parted = _parted({name: values[name] for name in judged}, superchains)
+    reasons = _reasons(chains, draws, judged, superchains)
     if "f" not in judged:
         reasons.insert(0, "the network's outputs are the same in every draw: the chains did not move")
-    flat = None
-    if weights:
-        unconstrained = posterior.unconstrained_draws.values()
-        flat = mixing(np.concatenate([value.reshape(chains, draws, -1) for value in unconstrained], axis=-1))
+    elif still:
+        reasons.insert(0, _stuck(still))
+    moving = not still and draws >= FEWEST_DRAWS
+    alone = parted.rhat_within < WITHIN_LIMIT and parted.ess_within > WITHIN_ESS
+    per_mode = bool(reasons) and moving and alone and parted.rhat_between >= RESTART_LIMIT
+    if superchains is not None and moving and not per_mode:
+        forgotten = bool(judged) and all(figures.rhat < RHAT_LIMIT for figures in judged.values())
+        per_mode = forgotten and parted.rhat_between >= parted.short_limit
+        if per_mode:
+            reasons.append(
+                "nested R-hat is good, which says that where chains are does not depend on where they started; but "
+                f"R-hat of f over the single chains is {parted.rhat_between:.3f}, and chains of their length that "
+                f"agree stay below {parted.short_limit:.3f}"
+            )
+    if per_mode:
+        reasons.append(
+            f"within each chain the worst R-hat is {parted.rhat_within:.3f} and the smallest ESS "
+            f"{parted.ess_within:.0f}; between chains lies {parted.share:.0%} of the variance of f (median over its "
+            f"components; {parted.share_max:.0%} at most): they sit in modes of their own, whose shares are not known"
+        )
+    layers, flat = _layers(posterior, superchains) if weights else ({}, None)
 
     def worst(name: str, choose: Any) -> float:
         return float(choose([getattr(figures, name) for figures in judged.values()])) if judged else np.nan
@@ -142,7 +187,166 @@ def convergence(
         quantities=quantities,
         weights=flat,
         reasons=tuple(reasons),
+        layers=layers,
+        still=still,
+        superchains=superchains,
+        rhat_within=parted.rhat_within,
+        ess_within=parted.ess_within,
+        between_share=parted.share,
+        between_share_max=parted.share_max,
+        rhat_between=parted.rhat_between,
+        per_mode=per_mode,
     )
+
+
+@dataclass(frozen=True)
+class _Parted:
+    """Parts by themselves, and between them (see `Convergence`); short_limit: of rhat_between for short chains."""
+
+    rhat_within: float = math.nan
+    ess_within: float = math.nan
+    share: float = math.nan
+    share_max: float = math.nan
+    rhat_between: float = math.nan
+    short_limit: float = math.nan
+
+
+def _parted(values: dict[str, np.ndarray], superchains: int | None) -> _Parted:
+    """`values`: quantity -> (chain, draw, components), of those that vary; "f" among them."""
+    if "f" not in values:
+        return _Parted()
+    f = values["f"]
+    chains = len(f)
+    step = math.ceil(chains * f.shape[-1] / MOST_ALONE)
+    found = [
+        (name, alone)
+        for name, value in values.items()
+        for chain in range(chains)
+        if (alone := _within(value[chain, :, ::step])) is not None
+    ]
+    if not found or not np.isfinite(f).all():
+        return _Parted()
+    varying = f[..., f.max(axis=(0, 1)) > f.min(axis=(0, 1))]
+    shares = varying.mean(axis=1).var(axis=0) / varying.var(axis=(0, 1))
+    short_limit = math.nan
+    if superchains is not None:
+        effective = float(np.mean([alone.ess for name, alone in found if name == "f"]))
+        short_limit = math.sqrt(1.0 + 4.0 / effective) if effective > 0.0 else math.nan
+    return _Parted(
+        rhat_within=max(alone.rhat for _, alone in found),
+        ess_within=min(alone.worst_ess for _, alone in found),
+        share=float(np.median(shares)),
+        share_max=float(shares.max()),
+        rhat_between=mixing(f).rhat,
+        short_limit=short_limit,
+    )
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """One chain by itself: worst R-hat of its halves, median bulk ESS, worst ESS."""
+
+    rhat: float
+    ess: float
+    worst_ess: float
+
+
+def _within(chain: np.ndarray) -> _Alone | None:
+    """Figures of one chain (draw, components); None where nothing varies.
+
+    R-hat is that of its halves, without ranks: ArviZ ranks several chains only.
+    """
+    from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
+
+    finite = bool(np.isfinite(chain).all())
+    varies = ~np.isfinite(chain).all(axis=0) | (chain.max(axis=0) > chain.min(axis=0))
+    if not varies.any():
+        return None
+    half = len(chain) // 2
+    if not finite or half < 2:
+        return _Alone(math.inf, 0.0, 0.0)
+    values: Any = chain[None, :, varies].astype(np.float64)
+    halves: Any = np.concatenate([values[:, :half], values[:, -half:]])
+    axes: dict[str, Any] = {"chain_axis": 0, "draw_axis": 1}
+    with np.errstate(all="ignore"):
+        rhat: Any = array_stats.rhat(halves, method="identity", **axes)
+        bulk = np.nan_to_num(array_stats.ess(values, method="bulk", **axes))
+        tail = np.nan_to_num(array_stats.ess(values, method="tail", prob=(0.05, 0.95), **axes))
+    return _Alone(
+        rhat=float(np.where(np.isnan(rhat), np.inf, rhat).max()),
+        ess=float(np.median(bulk)),
+        worst_ess=float(min(bulk.min(), tail.min())),
+    )
+
+
+def _stands_still(values: np.ndarray) -> np.ndarray:
+    """Which chains (chain,) give the same (draw, components) in every draw; none where there is a single draw."""
+    if values.shape[1] < 2:
+        return np.zeros(len(values), dtype=bool)
+    return (values == values[:, :1]).all(axis=(1, 2))
+
+
+def _stuck(still: tuple[int, ...]) -> str:
+    if len(still) == 1:
+        return f"chain {still[0]} never moves: the network's outputs are the same in all its draws"
+    which = ", ".join(map(str, still))
+    return f"chains {which} never move: the network's outputs are the same in all draws of each"
+
+
+def _layers(posterior: Any, superchains: int | None) -> tuple[dict[str, Mixing], Mixing]:
+    """Figures of the weights by layer, and of all together."""
+    chains, draws = posterior.shape
+    flat: dict[str, list[np.ndarray]] = {}
+    for name, value in posterior.unconstrained_draws.items():
+        flat.setdefault(name.rpartition(".")[0] or name, []).append(value.reshape(chains, draws, -1))
+    layers = {name: np.concatenate(found, axis=-1) for name, found in flat.items()}
+    return (
+        {name: mixing(value, superchains) for name, value in layers.items()},
+        mixing(np.concatenate(list(layers.values()), axis=-1), superchains),
+    )
+
+
+@dataclass(frozen=True)
+class RunningScore:
+    """Log score of the first draws of chains (see `running_score`).
+
+    each: (chain, draw), of the mixture over the first draws of one chain; together: (draw,), of that over the first
+    draws of all chains, with their weights (NaN before the first that has one). Nats per row, original units.
+    """
+
+    each: np.ndarray
+    together: np.ndarray
+
+
+def running_score(posterior: Any, x: Any, y: Any, *, memory: int = MEMORY) -> RunningScore:
+    """Mean over rows of log 1/n sum_{s<=n} p(y_i | x_i, draw s) for n = 1, 2, ...: what further draws still bring.
+
+    x (M, F), y: rows in original units, held out as a rule. Chains whose curves have levelled out in different places
+    sit in different modes; where their mixture scores above all of them, they know different things. Draws of other
+    kinds of posterior are one chain. memory: bytes of densities held at a time.
+    """
+    chains, draws = posterior.shape
+    rows = row_count(x)
+    y = checks.check_targets(y, rows)
+    weights = posterior.draw_weights
+    with np.errstate(divide="ignore"):  # a part without weight has none
+        logarithms = (
+            np.full((chains, draws), -math.log(chains * draws))
+            if weights is None
+            else np.log(weights).reshape(chains, draws)
+        )
+    seen = np.logaddexp.accumulate(np.logaddexp.reduce(logarithms, axis=0))
+    # Up to the first draw that has a weight there is no mixture.
+    seen = np.where(np.isneginf(seen), np.nan, seen)
+    count = np.log(np.arange(1, draws + 1))[:, None]
+    each, together = np.zeros((chains, draws)), np.zeros(draws)
+    for start, stop in chunks(rows, max(1, memory // (24 * chains * draws))):
+        part = map_data(lambda array, i=start, j=stop: np.asarray(array)[i:j], x)
+        values = posterior.log_likelihood(part, y[start:stop])
+        each += (np.logaddexp.accumulate(values, axis=1) - count).sum(axis=-1)
+        mixed = np.logaddexp.reduce(values + logarithms[..., None], axis=0)
+        together += (np.logaddexp.accumulate(mixed, axis=0) - seen[:, None]).sum(axis=-1)
+    return RunningScore(each / rows, together / rows)
 
 
 def probe_rows(posterior: Any, max_rows: int = PROBES) -> Any:
@@ -152,9 +356,7 @@ def probe_rows(posterior: Any, max_rows: int = PROBES) -> Any:
 
 
 def _chosen_rows(posterior: Any, max_rows: int) -> np.ndarray:
-    rows = row_count(posterior.inputs)
-    rng = np.random.default_rng(site_seed("probe", posterior.info.seed))
-    return np.sort(rng.choice(rows, size=min(rows, max_rows), replace=False))
+    return probe_indices(row_count(posterior.inputs), posterior.info.seed, max_rows)
 
 
 @dataclass(frozen=True)
@@ -232,7 +434,7 @@ def agreement(posterior: Any, max_rows: int = PROBES, draws: int = RESTART_DRAWS
 
     values = posterior._with(evaluated)
     quantities = {
-        name: mixing(_distinct(value) if name == "f" else value[..., None]) for name, value in values.items()
+        name: mixing(distinct(value) if name == "f" else value[..., None]) for name, value in values.items()
     }
     elbo = posterior.info.history.get("restart_elbo")
     return Agreement(
@@ -242,58 +444,7 @@ def agreement(posterior: Any, max_rows: int = PROBES, draws: int = RESTART_DRAWS
     )
 
 
-def mixing(draws: np.ndarray) -> Mixing:
-    """Figures of components, (chain, draw, components).
-
-    A component that is not finite, or on which each chain stands still at a place of its own, has R-hat
-    infinity and ESS 0. With fewer than 4 draws per chain nothing can be said: R-hat is infinity and ESS 0 too.
-    """
-    from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
-
-    finite = np.isfinite(draws).all(axis=(0, 1))
-    varies = ~finite | (draws.max(axis=(0, 1)) > draws.min(axis=(0, 1)))
-    constant = int(np.count_nonzero(~varies))
-    count = int(np.count_nonzero(varies))
-    if not count:
-        return Mixing(*[np.nan] * 8, components=0, constant=constant)
-    rhat, bulk, tail, mcse = np.full(count, np.inf), np.zeros(count), np.zeros(count), np.full(count, np.inf)
-    still = (draws.max(axis=1) == draws.min(axis=1)).all(axis=0)
-    usable = (finite & ~still)[varies]
-    if draws.shape[1] >= FEWEST_DRAWS and usable.any():
-        values = draws[..., varies][..., usable].astype(np.float64)
-        axes: dict[str, Any] = {"chain_axis": 0, "draw_axis": 1}
-        with np.errstate(all="ignore"):
-            rhat[usable] = array_stats.rhat(values, method="rank", **axes)
-            bulk[usable] = array_stats.ess(values, method="bulk", **axes)
-            tail[usable] = array_stats.ess(values, method="tail", prob=(0.05, 0.95), **axes)
-            mcse[usable] = array_stats.mcse(values, method="mean", **axes) / values.std(axis=(0, 1))
-        # Where ArviZ has no answer, such as for a tail in which nothing varies, nothing is claimed.
-        rhat, mcse = np.where(np.isnan(rhat), np.inf, rhat), np.where(np.isnan(mcse), np.inf, mcse)
-        bulk, tail = np.nan_to_num(bulk, nan=0.0), np.nan_to_num(tail, nan=0.0)
-    return Mixing(
-        rhat=float(rhat.max()),
-        rhat_median=float(np.median(rhat)),
-        ess_bulk=float(bulk.min()),
-        ess_bulk_median=float(np.median(bulk)),
-        ess_tail=float(tail.min()),
-        ess_tail_median=float(np.median(tail)),
-        mcse=float(mcse.max()),
-        mcse_median=float(np.median(mcse)),
-        components=count,
-        constant=constant,
-    )
-
-
-def _distinct(eta: np.ndarray) -> np.ndarray:
-    """eta (chain, draw, M, D) as components (chain, draw, C); a column that is the same in all rows is taken once."""
-    columns = []
-    for column in np.moveaxis(eta, -1, 0):
-        same = np.array_equal(column, np.broadcast_to(column[..., :1], column.shape), equal_nan=True)
-        columns.append(column[..., :1] if same else column)
-    return np.concatenate(columns, axis=-1)
-
-
-def _reasons(chains: int, draws: int, judged: dict[str, Mixing]) -> list[str]:
+def _reasons(chains: int, draws: int, judged: dict[str, Mixing], superchains: int | None) -> list[str]:
     reasons = []
     if chains < 2:
         reasons.append(
@@ -302,19 +453,20 @@ def _reasons(chains: int, draws: int, judged: dict[str, Mixing]) -> list[str]:
     if draws < FEWEST_DRAWS:
         reasons.append(f"{draws} draws per chain are too few for R-hat and ESS")
         return reasons
+    which, unit = ("R-hat", "chain") if superchains is None else ("nested R-hat", "superchain")
+    wanted = ESS_PER_CHAIN * (superchains or chains)
     for name, figures in judged.items():
         if figures.rhat == np.inf:
             reasons.append(
-                f"R-hat of {name} is infinite: a component is not finite, or stands still within chains"
+                f"{which} of {name} is infinite: a component is not finite, or stands still within chains"
             )
         elif not figures.rhat < RHAT_LIMIT:
             reasons.append(
-                f"R-hat of {name} is {figures.rhat:.3f}, not below {RHAT_LIMIT}: the chains disagree"
+                f"{which} of {name} is {figures.rhat:.3f}, not below {RHAT_LIMIT}: the {unit}s disagree"
             )
-        for which, value in (("bulk", figures.ess_bulk), ("tail", figures.ess_tail)):
-            if not value > ESS_PER_CHAIN * chains:
+        for end, value in (("bulk", figures.ess_bulk), ("tail", figures.ess_tail)):
+            if not value > wanted:
                 reasons.append(
-                    f"{which} ESS of {name} is {value:.0f}, not above {ESS_PER_CHAIN * chains} "
-                    f"({ESS_PER_CHAIN} per chain)"
+                    f"{end} ESS of {name} is {value:.0f}, not above {wanted} ({ESS_PER_CHAIN} per {unit})"
                 )
     return reasons

@@ -189,7 +189,7 @@ def leave_one_out(source: Any) -> LeaveOneOut:
     were from the posterior; the corrected figures (`arviz_stats.loo_approximate_posterior`; Magnusson,
     Andersen, Jonasson and Vehtari 2019) weight them by p/q, and stay blank where k-hat of p/q exceeds 0.7, or
     where the predictive is linearised: p/q belongs to the network itself. A single point has no spread to leave
-    a row out of.
+    a row out of, and weights that stacking chose have seen every row.
     """
     tree = source if hasattr(source, "children") else None
     kind = source.kind if tree is None else str(tree.attrs["posterior_kind"])
@@ -198,6 +198,9 @@ def leave_one_out(source: Any) -> LeaveOneOut:
         return LeaveOneOut(*[math.nan] * 5, reason=reason, corrected_reason=reason)
     if tree is None:
         tree = log_likelihood_tree(source)
+    if "weights" in tree.attrs:
+        reason = "draws of stacked parts do not count alike, and the weights have seen every row"
+        return LeaveOneOut(*[math.nan] * 5, reason=reason, corrected_reason=reason)
     if not np.isfinite(tree["log_likelihood"]["y"].values).all():
         reason = "the log likelihood is not finite for some draw and row"
         return LeaveOneOut(*[math.nan] * 5, reason=reason, corrected_reason=reason)
@@ -210,7 +213,8 @@ def leave_one_out(source: Any) -> LeaveOneOut:
         warnings.simplefilter("ignore")
         try:
             found = stats.loo(tree, pointwise=True)
-        except ValueError as error:
+        except (ValueError, IndexError) as error:
+            # A handful of draws has no tail at all, which ArviZ notices by its index.
             reason = f"importance weights could not be smoothed: {error}"
             return LeaveOneOut(*[math.nan] * 5, reason=reason, corrected_reason=reason)
     k = np.asarray(found.pareto_k.values)

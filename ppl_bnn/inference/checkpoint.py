@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.errors import InputError, message
+from ppl_bnn.inference.method import Method, plain
+from ppl_bnn.inference.pretrained import is_network, weights_of
+from ppl_bnn.posterior import Posterior
+from ppl_bnn.ppl.protocol import Problem
 
 # Seconds between two writings: what an interruption costs at most.
 INTERVAL = 5.0
@@ -113,3 +118,49 @@ def _difference(before: Any, now: Mapping[str, Any]) -> str:
         else:
             found.append(key)
     return ", ".join(found) or "the kinds of things that are kept"
+
+
+def fingerprint(
+    problem: Problem, method: Any, left_out: Sequence[str] = (), **settings: Any
+) -> dict[str, Any]:
+    """What a fit depends on, in plain values: its settings, its sites, what the model says of a point, data and seed.
+
+    left_out: settings that change no bit of what is kept, besides `checkpoint`. settings: those that `Method.settings`
+    does not tell apart.
+    """
+    start = method.start
+    if is_network(start, problem):
+        start = weights_of(start, problem)
+    known = method.settings() | {"start": start} | settings
+    program, system = problem.program, problem.system
+    u = {site.name: system.asarray(np.full(site.unconstrained_shape, 0.1)) for site in program.sites.values()}
+    return {
+        "settings": {
+            key: identity(value) for key, value in known.items() if key not in ("checkpoint", *left_out)
+        },
+        "sites": {site.name: list(site.shape) for site in program.sites.values()},
+        # Two models with the same sites are told apart by what they say of a point.
+        "model": repr(float(program.log_joint(u, problem.x, problem.y))),
+        "data": problem.data_hash,
+        "seed": problem.seed,
+        "dtype": problem.dtype,
+    }
+
+
+def identity(value: Any) -> Any:
+    """What a setting is, in plain values that are the same in every process: a `repr` tells where a function lies in
+    memory, and leaves out the middle of an array."""
+    if isinstance(value, Posterior):
+        value = value.approximation.arrays()
+    if isinstance(value, Mapping):
+        return {str(key): identity(each) for key, each in value.items()}
+    if isinstance(value, np.ndarray):
+        content = np.ascontiguousarray(value)
+        return f"{value.dtype} {value.shape} {hashlib.sha256(content).hexdigest()}"
+    if isinstance(value, Method):
+        return plain(value)
+    if callable(value):
+        function = getattr(value, "func", value)
+        named = function if hasattr(function, "__qualname__") else type(function)
+        return f"{named.__module__}.{named.__qualname__}"
+    return plain(value)

@@ -37,9 +37,9 @@ FINAL = 0.01
 class Particles(Approximation):
     """n equally weighted points: a fixed sample, and no density.
 
-    u: site -> (n, *unconstrained shape). There are no draws but these: `draw(count)` gives each of them equally often,
-    in random order, and the remainder of count / n at random without repetition, so that the moments over a multiple of
-    n draws are those of the particles.
+    u: site -> (n, *unconstrained shape). There are no draws but these, and a posterior of them holds each once. Where
+    another number is asked for, `draw(count)` gives each of them equally often, in random order, and the remainder of
+    count / n at random without repetition.
     """
 
     u: dict[str, np.ndarray]
@@ -49,6 +49,13 @@ class Particles(Approximation):
     def size(self) -> int:
         """n, how many there are."""
         return len(next(iter(self.u.values())))
+
+    @property
+    def draws_held(self) -> int:
+        return self.size
+
+    def held(self) -> dict[str, np.ndarray]:
+        return dict(self.u)
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         whole, rest = divmod(count, self.size)
@@ -99,8 +106,8 @@ class SVGD(Method):
     that coincide.
 
     history: "loss", the mean of -log p(u_i, D) over the particles per step. figures: "converged" (0 or 1: the loss
-    was on a plateau when the learning rate began to fall) and the last "bandwidth". The posterior hands out draws
-    with repetition, each particle equally often.
+    was on a plateau when the learning rate began to fall) and the last "bandwidth". The draws of the posterior are the
+    particles, (1, n).
 
     Raises
     ------

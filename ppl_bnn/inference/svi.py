@@ -8,7 +8,6 @@ them: what is allowed with what, where a fit begins and when it has converged, r
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 import warnings
 from collections.abc import Mapping
@@ -19,14 +18,13 @@ import numpy as np
 
 from ppl_bnn.errors import DivergenceError, InputError, UnsupportedError, message, unknown_name
 from ppl_bnn.inference.autoguide import KEPT, system_guide
-from ppl_bnn.inference.checkpoint import Checkpoint
+from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.drawn import Drawn
 from ppl_bnn.inference.families import Family, family_of
 from ppl_bnn.inference.guides import Guide, GuideApproximation
 from ppl_bnn.inference.mean_field import MeanField
-from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, plain
+from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
 from ppl_bnn.inference.optimise import starting_point
-from ppl_bnn.inference.pretrained import is_network, weights_of
 from ppl_bnn.inference.stepping import check_whole, check_within, rows_per_step
 from ppl_bnn.inference.stochastic import STRETCH, Descent, Stretch, batch_indices, descent
 from ppl_bnn.inference.variational import ESTIMATORS, OBJECTIVES, Objective
@@ -495,8 +493,8 @@ class _Fit:
         losses = np.empty((0, 3))
         warm = max(1.0, method.kl_warmup * method.steps)
         batches = None if self.batch is None else batch_indices(problem.rows, self.batch, seed)
-        fingerprint = {} if method.checkpoint is None else self._fingerprint()
-        checkpoint = Checkpoint.of(method.checkpoint, fingerprint, f"restart{index}")
+        belongs = {} if method.checkpoint is None else fingerprint(problem, method, guide=method.guide)
+        checkpoint = Checkpoint.of(method.checkpoint, belongs, f"restart{index}")
         kept = checkpoint.load()
         if kept is None:
             loop.begin(self._beginning(index, progress), seed)
@@ -537,24 +535,6 @@ class _Fit:
         finally:
             task.close()
         return losses, held
-
-    def _fingerprint(self) -> dict[str, Any]:
-        problem, method = self.problem, self.method
-        start = method.start
-        if is_network(start, problem):
-            start = weights_of(start, problem)
-        settings = method.settings() | {"guide": _identity(method.guide), "start": _identity(start)}
-        program, system = problem.program, problem.system
-        u = {s.name: system.asarray(np.full(s.unconstrained_shape, 0.1)) for s in program.sites.values()}
-        return {
-            "settings": {key: value for key, value in settings.items() if key != "checkpoint"},
-            "sites": {site.name: list(site.shape) for site in program.sites.values()},
-            # Two models with the same sites are told apart by what they say of a point.
-            "model": repr(float(program.log_joint(u, problem.x, problem.y))),
-            "data": problem.data_hash,
-            "seed": problem.seed,
-            "dtype": problem.dtype,
-        }
 
     def _refuse_divergence(self, losses: np.ndarray) -> None:
         if math.isfinite(losses[-1, 0]):
@@ -643,23 +623,6 @@ class _Fit:
             "likelihood_cost": float((log_prior - log_joint).mean()),
             "complexity_cost": float((log_q - log_prior).mean()),
         }, ()
-
-
-def _identity(value: Any) -> Any:
-    """What a setting is, in plain values that are the same in every process: a `repr` tells where a function lies in
-    memory, and leaves out the middle of an array."""
-    if isinstance(value, Posterior):
-        value = value.approximation.arrays()
-    if isinstance(value, Mapping):
-        return {str(key): _identity(each) for key, each in value.items()}
-    if isinstance(value, np.ndarray):
-        content = np.ascontiguousarray(value)
-        return f"{value.dtype} {value.shape} {hashlib.sha256(content).hexdigest()}"
-    if callable(value):
-        function = getattr(value, "func", value)
-        named = function if hasattr(function, "__qualname__") else type(function)
-        return f"{named.__module__}.{named.__qualname__}"
-    return plain(value)
 
 
 def batched_model(problem: Problem, batch: int | None) -> Model:

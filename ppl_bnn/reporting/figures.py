@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ppl_bnn.diagnostics.function_space import (
+    ESS_PER_CHAIN,
+    RHAT_LIMIT,
+    Convergence,
+    RunningScore,
+)
+from ppl_bnn.mixing import Mixing
 from ppl_bnn.scores import coverage
 
 if TYPE_CHECKING:
@@ -35,17 +42,139 @@ def predictions_figure(comparison: Comparison) -> Figure:
     (with 90 % Clopper-Pearson intervals), above the probabilities given to the class that occurred. A method
     that failed has a panel with its reason. Axes are in original units and shared.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=SIZE, dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure()
     if comparison.task == "classification":
         _draw_classes(figure, comparison)
     elif _single_input(comparison.test_inputs) and comparison.test_targets.ndim == 1:
         _draw_curves(figure, comparison)
     else:
         _draw_intervals(figure, comparison)
+    return figure
+
+
+# --- convergence ------------------------------------------------------------------------------------------
+
+
+def convergence_figure(judged: Convergence, title: str = "Convergence") -> Figure:
+    """R-hat and effective sample sizes of each quantity in function space, and of each layer's weights if asked for.
+
+    judged: what `diagnostics.function_space.convergence` found; with its `weights=True` the layers are drawn below a
+    line: they do not enter the verdict. The worst component is a filled mark, the median one a hollow mark; limits are
+    dashed. R-hat is drawn by its excess over 1, on a logarithmic axis. Where that is infinite, or not above 0, an arrow
+    stands at the edge.
+    """
+    figure = _figure()
+    rows = [(name, figures, False) for name, figures in judged.quantities.items() if figures.components]
+    rows += [
+        (f"weights: {name}", figures, True) for name, figures in judged.layers.items() if figures.components
+    ]
+    left, right = figure.subplots(1, 2, sharey=True)
+    labels = [name for name, _, _ in rows]
+    wanted = ESS_PER_CHAIN * (judged.superchains or judged.chains)
+    for axes, pairs, limit, what in (
+        (left, _EXCESS, RHAT_LIMIT - 1.0, f"limit {RHAT_LIMIT:g}"),
+        (right, _SIZES, float(wanted), f"limit {wanted}"),
+    ):
+        _draw_marks(axes, rows, pairs, limit)
+        axes.axvline(limit, color=GREY, linewidth=1.0, linestyle="--", zorder=1, label=what)
+        axes.axhline(len(rows) - len(judged.layers) - 0.5, color=GREY, linewidth=0.8, zorder=1)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3, frameon=False, fontsize=9)
+        axes.grid(color="0.92", zorder=0)
+        axes.set_axisbelow(True)
+    left.set_yticks(range(len(labels)), labels)
+    left.set_ylim(len(labels) - 0.5, -0.5)
+    nested = "" if judged.superchains is None else "nested "
+    left.set_xlabel(f"{nested}R-hat - 1")
+    right.set_xlabel("effective sample size")
+    figure.suptitle(
+        f"{title}: {judged.chains} chains of {judged.draws} draws; R-hat within one chain {judged.rhat_within:.3f}, "
+        f"{judged.between_share:.0%} of the variance of f between chains",
+        fontsize=13,
+    )
+    return figure
+
+
+# Label, how it is read off the figures of a quantity, colour, marker, whether filled.
+_EXCESS = (
+    ("worst", lambda found: found.rhat - 1.0, VERMILION, "D", True),
+    ("median", lambda found: found.rhat_median - 1.0, VERMILION, "D", False),
+)
+_SIZES = (
+    ("bulk, worst", lambda found: found.ess_bulk, BLUE, "o", True),
+    ("bulk, median", lambda found: found.ess_bulk_median, BLUE, "o", False),
+    ("tail, worst", lambda found: found.ess_tail, ORANGE, "s", True),
+    ("tail, median", lambda found: found.ess_tail_median, ORANGE, "s", False),
+)
+
+
+def _draw_marks(axes: Axes, rows: list[tuple[str, Mixing, bool]], pairs: Any, limit: float) -> None:
+    """One line of marks per quantity on a logarithmic axis that holds all finite values and the limit."""
+    values = [[read(figures) for _, figures, _ in rows] for _, read, _, _, _ in pairs]
+    usable = [value for line in values for value in line if math.isfinite(value) and value > 0.0]
+    low, high = min([limit, *usable]) / 2.0, max([limit, *usable]) * 2.0
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    for (label, _, colour, marker, filled), line in zip(pairs, values, strict=True):
+        # What has no place on the axis stands at the edge that it lies beyond.
+        inside = np.array([min(max(value, low), high) for value in line])
+        beyond = np.array([not math.isfinite(value) or value <= 0.0 for value in line])
+        at = np.arange(len(line))
+        face = colour if filled else "none"
+        axes.plot(
+            inside[~beyond],
+            at[~beyond],
+            marker,
+            color=colour,
+            markerfacecolor=face,
+            markersize=8.0 if filled else 9.0,
+            zorder=3,
+            label=label,
+        )
+        for value, where in zip(inside[beyond], at[beyond], strict=True):
+            axes.plot(
+                value,
+                where,
+                ">" if value == high else "<",
+                color=colour,
+                markersize=9.0,
+                clip_on=False,
+                zorder=4,
+            )
+
+
+def running_score_figure(running: RunningScore, title: str = "Log score of the first draws") -> Figure:
+    """The log score of the mixture over the first n draws, of each chain and of all together, against n.
+
+    running: what `diagnostics.function_space.running_score` found. A curve that still rises says that more draws help;
+    chains that have levelled out apart sit in different modes.
+    """
+    figure = _figure()
+    axes = figure.subplots()
+    draws = np.arange(1, len(running.together) + 1)
+    several = len(running.each) > 1
+    for index, curve in enumerate(running.each if several else ()):
+        label = f"each of {len(running.each)} chains" if index == 0 else None
+        axes.plot(draws, curve, color=SKY, linewidth=1.3, label=label)
+    axes.plot(
+        draws,
+        running.together,
+        color=BLUE,
+        linewidth=2.4,
+        label="all chains together" if several else "all draws",
+    )
+    axes.set_xscale("log")
+    finite = np.isfinite(running.together)
+    if finite.any():
+        last = running.together[finite][-1]
+        axes.axhline(
+            last, color=GREY, linewidth=1.0, linestyle="--", zorder=1, label=f"at the end: {last:.3f}"
+        )
+    axes.set_xlabel("draws of each chain" if several else "draws")
+    axes.set_ylabel("mean log score, nats per row")
+    axes.set_title(title, fontsize=13)
+    axes.grid(color="0.92", zorder=0)
+    axes.set_axisbelow(True)
+    _legend(figure, {"": axes})
     return figure
 
 
@@ -268,6 +397,15 @@ def _draw_reliability(axes: Axes, prediction: Prediction, labels: np.ndarray) ->
 
 
 # --- pieces -----------------------------------------------------------------------------------------------
+
+
+def _figure() -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE, dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def _called(comparison: Comparison, name: str) -> str:

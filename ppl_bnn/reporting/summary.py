@@ -174,8 +174,18 @@ def _standing(comparison: Comparison) -> str:
             f"The reference {reference} is itself an approximation, so the gaps are not gaps to the truth"
             f"{failed}."
         )
+    if converged == "yes" and row["target"]:
+        return (
+            f"The reference {reference} converged{measured}, but not to the posterior ({row['target']}), so the gaps "
+            f"are not gaps to the truth{failed}."
+        )
     if converged == "yes":
         return f"The reference {reference} converged{measured}{failed}."
+    if converged == "per mode":
+        return (
+            f"The reference {reference} has converged per mode only{measured}, so the gaps are not gaps to the truth: "
+            f"its chains sit in modes of their own{failed}."
+        )
     if converged == "no":
         return (
             f"The reference {reference} has NOT converged{measured}, so the gaps are not gaps to the truth: "
