@@ -129,11 +129,27 @@ _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     # As many eigenpairs as the linear models here have weights: nothing is left out.
     "laplace-lowrank": ("Laplace", {"structure": "lowrank", "rank": 4}),
     "nuts": ("NUTS", {}),
+    "hmc": ("HMC", {}),
+    "chees": ("ChEES", {}),
+    "meads": ("MEADS", {}),
+    "mclmc": ("MCLMC", {}),
+    "mclmc-adjusted": ("MCLMC", {"adjusted": True}),
+    "sgld": ("SGLD", {"batch_size": 8}),
+    "sgld-metropolis": ("SGLD", {"correction": "metropolis"}),
+    "sghmc": ("SGHMC", {"batch_size": 8}),
+    "pathfinder": ("Pathfinder", {}),
+    "smc": ("SMC", {}),
     "svgd": ("SVGD", {}),
     "ivon": ("IVON", {}),
     # The one layer that all models here have.
     "mc-dropout": ("MCDropout", {"layers": ("output",)}),
+    "ensemble": ("Ensemble", {"member": bnn.MAP(steps=200), "size": 3}),
+    "stacked": ("Stacked", {"member": bnn.Ensemble(bnn.MAP(steps=200), size=3), "by": "validation"}),
+    "swag": ("SWAG", {}),
 }
+
+# Of the samplers that take many small steps for a draw.
+STEPS: dict[str, Any] = {"draws": 12, "warmup": 15, "chains": 2, "thinning": 3}
 
 METHODS: dict[str, Row] = {
     "map": Row("map", "mode", {"steps": 200}, {}),
@@ -149,7 +165,59 @@ METHODS: dict[str, Row] = {
         {"draws": 12, "warmup": 15, "chains": 2, "max_tree_depth": 4},
         {"draws": 400, "warmup": 300, "chains": 2},
     ),
+    "hmc": Row(
+        "hmc",
+        "posterior",
+        {"draws": 12, "warmup": 15, "chains": 1, "num_steps": 4},
+        {"draws": 600, "warmup": 300, "chains": 1, "num_steps": 4},
+    ),
+    "chees": Row(
+        "chees",
+        "posterior",
+        {"draws": 12, "warmup": 15, "chains": 8, "superchains": 4, "max_steps": 16},
+        {"draws": 100, "warmup": 200, "chains": 32},
+        ("numpyro",),
+    ),
+    "meads": Row(
+        "meads",
+        "posterior",
+        {"draws": 12, "warmup": 15, "chains": 8, "superchains": 4, "folds": 2, "thinning": 2},
+        {"draws": 100, "warmup": 200, "chains": 32},
+        ("numpyro",),
+    ),
+    "mclmc": Row("mclmc", "property", STEPS, {}, ("numpyro",)),
+    "mclmc-adjusted": Row(
+        "mclmc-adjusted",
+        "posterior",
+        {"draws": 12, "warmup": 15, "chains": 2},
+        {"draws": 1000, "warmup": 300, "chains": 4},
+        ("numpyro",),
+    ),
+    "sgld": Row("sgld", "property", STEPS, {}, ("numpyro",)),
+    "sgld-metropolis": Row(
+        "sgld-metropolis",
+        "posterior",
+        STEPS,
+        {"draws": 500, "warmup": 50, "chains": 4, "thinning": 20},
+        ("numpyro",),
+    ),
+    "sghmc": Row("sghmc", "property", STEPS, {}, ("numpyro",)),
+    "pathfinder": Row(
+        "pathfinder", "property", {"max_iterations": 30, "elbo_draws": 10}, {}, systems=("numpyro",)
+    ),
+    "smc": Row(
+        "smc",
+        "posterior",
+        {"particles": 12, "runs": 2, "moves": 2, "max_leapfrog": 8},
+        {"particles": 500, "runs": 4, "moves": 5},
+        systems=("numpyro",),
+    ),
     "svgd": Row("svgd", "property", {"steps": 200, "particles": 5}, {}),
     "ivon": Row("ivon", "mean field", {"steps": 200, "elbo_draws": 20}, {}),
     "mc-dropout": Row("mc-dropout", "property", {"steps": 200}, {}),
+    "ensemble": Row("ensemble", "mode", {}, {}),
+    "stacked": Row("stacked", "property", {}, {}, systems=("numpyro",)),
+    "swag": Row(
+        "swag", "property", {"steps": 200, "collections": 5, "rank": 3, "every": 2, "burn_in": 1}, {}
+    ),
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import importlib
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,11 +18,12 @@ from ppl_bnn.diagnostics.calibration import (
     UNDECIDED,
     Calibration,
     CalibrationInterrupted,
+    _Simulator,
     ecdf_band,
     simulation_based_calibration,
     uniformity,
 )
-from ppl_bnn.errors import DivergenceError, InputError, UnsupportedError
+from ppl_bnn.errors import DivergenceError, InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.posterior import Approximation, Chains
@@ -374,7 +377,7 @@ def test_an_interrupt_keeps_what_has_finished() -> None:
 
 @pytest.mark.slow
 def test_processes_give_the_same_bits() -> None:
-    one, two = (calibrated(Conjugate(ppl="pyro"), simulations=24, workers=workers) for workers in (1, 2))
+    one, two = (calibrated(Conjugate(ppl="pyro"), simulations=24, jobs=jobs) for jobs in (1, 2))
     np.testing.assert_array_equal(one.ranks, two.ranks)
     np.testing.assert_array_equal(one.truths, two.truths)
 
@@ -413,7 +416,9 @@ def test_what_has_no_truth_to_draw_is_refused() -> None:
     [
         ({"simulations": 0}, "simulations"),
         ({"draws": 1.5}, "draws"),
-        ({"workers": True}, "workers"),
+        ({"jobs": True}, "jobs"),
+        ({"probe": np.zeros((2, 3))}, "probe: x: expected inputs like those"),
+        ({"probe": np.zeros((2, 2)), "functions": {"w": weights}}, "probe"),
         ({"seed": -1}, "seed"),
         ({"functions": {}}, "functions"),
         ({"functions": {"total": lambda w, eta, y: eta.sum()}}, "total"),
@@ -429,6 +434,293 @@ def test_a_method_and_a_model_are_wanted() -> None:
         simulation_based_calibration(linear, inputs(), "svi")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="model"):
         simulation_based_calibration("linear", inputs(), Conjugate())  # pyright: ignore[reportArgumentType]
+
+
+# --- kept, continued, compiled once ---------------------------------------------------------------
+
+FITTED: list[int] = []
+
+
+@dataclass(frozen=True)
+class Counted(Conjugate):
+    """Conjugate, which notes the seed of each fit, and is interrupted in the fit after so many."""
+
+    stop_after: int = 10**9
+
+    def run(self, problem: Any, progress: Any) -> Outcome:
+        if len(FITTED) >= self.stop_after:
+            raise KeyboardInterrupt
+        FITTED.append(problem.seed)
+        return super().run(problem, progress)
+
+
+@pytest.fixture
+def fitted() -> list[int]:
+    FITTED.clear()
+    return FITTED
+
+
+def test_what_has_finished_is_never_computed_twice(fitted: list[int], tmp_path: Path) -> None:
+    undisturbed = calibrated(Counted(ppl="pyro"), simulations=12)
+    seeds = list(fitted)
+    fitted.clear()
+    with pytest.raises(CalibrationInterrupted) as caught:
+        calibrated(
+            Counted(ppl="pyro", stop_after=5), simulations=12, checkpoint=tmp_path, functions={"w": weights}
+        )
+    assert caught.value.partial.simulations == 5
+    # The settings of a method belong to what is kept: one that stops elsewhere is another method.
+    with pytest.raises(InputError, match="settings stop_after"):
+        calibrated(Counted(ppl="pyro"), simulations=12, checkpoint=tmp_path, functions={"w": weights})
+    fitted.clear()
+    folder = tmp_path / "other"
+    for count in (5, 12):
+        found = calibrated(Counted(ppl="pyro"), simulations=count, checkpoint=folder)
+    assert fitted == seeds
+    np.testing.assert_array_equal(found.ranks, undisturbed.ranks)
+    np.testing.assert_array_equal(found.truths, undisturbed.truths)
+    assert found.asked == found.simulations == 12
+    again = calibrated(Counted(ppl="pyro"), simulations=12, checkpoint=folder)
+    assert len(fitted) == 12
+    np.testing.assert_array_equal(again.ranks, undisturbed.ranks)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits(fitted: list[int], tmp_path: Path) -> None:
+    undisturbed = calibrated(Conjugate(ppl="pyro"), simulations=12)
+    with pytest.raises(CalibrationInterrupted, match="after 7 of 12"):
+        calibrated(Conjugate(ppl="pyro"), simulations=12, checkpoint=tmp_path, progress=Stops(after=7))
+    assert len(list(tmp_path.glob("simulation-*.safetensors"))) == 7
+    found = calibrated(Conjugate(ppl="pyro"), simulations=12, checkpoint=tmp_path)
+    np.testing.assert_array_equal(found.ranks, undisturbed.ranks)
+
+
+def test_failures_are_kept_too(tmp_path: Path) -> None:
+    fails = Conjugate(error=DivergenceError("planted"), converged=0.0, ppl="pyro")
+    once, twice = (calibrated(fails, simulations=12, checkpoint=tmp_path) for _ in range(2))
+    assert once.failures
+    assert twice.failures == once.failures
+    assert twice.not_converged == once.not_converged == once.simulations
+    np.testing.assert_array_equal(twice.numbers, once.numbers)
+
+
+def test_a_folder_of_other_simulations_is_refused(tmp_path: Path) -> None:
+    calibrated(Conjugate(ppl="pyro"), simulations=2, checkpoint=tmp_path)
+    with pytest.raises(InputError, match="seed"):
+        calibrated(Conjugate(ppl="pyro"), simulations=2, checkpoint=tmp_path, seed=1)
+    with pytest.raises(InputError, match="settings widen"):
+        calibrated(Conjugate(widen=2.0, ppl="pyro"), simulations=2, checkpoint=tmp_path)
+    with pytest.raises(InputError, match="draws"):
+        calibrated(Conjugate(ppl="pyro"), simulations=2, checkpoint=tmp_path, draws=19)
+    with pytest.raises(InputError, match="functions"):
+        calibrated(Conjugate(ppl="pyro"), simulations=2, checkpoint=tmp_path, functions={"w": weights})
+    with pytest.raises(InputError, match="probe"):
+        calibrated(Conjugate(ppl="pyro"), simulations=2, checkpoint=tmp_path, probe=np.ones((1, 2)))
+
+    def wider(x: Any, y: Any = None) -> None:
+        f = bnn.mlp(x, [1], prior=bnn.priors.Normal(0.0, 2.0), bias=False)
+        bnn.observe(y, f, bnn.likelihoods.Gaussian(NOISE))
+
+    with pytest.raises(InputError, match="model and inputs"):
+        calibrated(Conjugate(ppl="pyro"), model=wider, simulations=2, checkpoint=tmp_path)
+    own = bnn.SVI(ppl="pyro", steps=20, checkpoint=str(tmp_path))
+    with pytest.raises(InputError, match="checkpoint of its own"):
+        calibrated(own, simulations=2)
+
+
+@pytest.mark.slow
+def test_processes_keep_what_they_finish(tmp_path: Path) -> None:
+    one = calibrated(Conjugate(ppl="pyro"), simulations=12)
+    calibrated(Conjugate(ppl="pyro"), simulations=6, jobs=2, checkpoint=tmp_path)
+    assert len(list(tmp_path.glob("simulation-*.safetensors"))) == 6
+    two = calibrated(Conjugate(ppl="pyro"), simulations=12, jobs=2, checkpoint=tmp_path)
+    np.testing.assert_array_equal(one.ranks, two.ranks)
+
+
+def test_one_program_serves_all_simulations_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits: list[int] = []
+    plain = Method._fit
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        fits.append(arguments[3])
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(Method, "_fit", counted)
+    svgd = bnn.SVGD(particles=12, steps=15)
+    once = calibrated(svgd, model=with_noise, simulations=3, draws=9)
+    assert len(fits) == 1
+    # As if each were the first.
+    monkeypatch.setattr(_Simulator, "_first", property(lambda self: None, lambda self, value: None))
+    each = calibrated(svgd, model=with_noise, simulations=3, draws=9)
+    assert len(fits) == 4
+    np.testing.assert_array_equal(once.ranks, each.ranks)
+
+
+def test_labels_are_checked_over_a_program_that_is_kept() -> None:
+    @dataclass(frozen=True)
+    class Prior(Method):
+        def run(self, problem: Any, progress: Any) -> Outcome:
+            assert problem.targets.dtype == np.int64
+            sites = {site.name: np.zeros(site.unconstrained_shape) for site in problem.program.latents}
+            return Outcome(MeanField(sites, {name: np.ones(value.shape) for name, value in sites.items()}))
+
+    found = calibrated(Prior(), model=classifier, simulations=3, draws=9)
+    assert found.simulations + len(found.failures) == 3
+
+
+def test_outputs_are_ranked_at_inputs_of_choice() -> None:
+    probe = np.array([[0.0, 0.0], [2.0, -1.0]])
+    found = calibrated(Conjugate(ppl="pyro"), simulations=4, probe=probe)
+    assert found.names == ("f of probe 1", "log likelihood")
+    assert found.constant == ("f of probe 0",)
+
+    def by_hand(w: dict[str, np.ndarray], eta: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return w["output.weight"][..., 0] @ probe[1]
+
+    expected = calibrated(Conjugate(ppl="pyro"), simulations=4, functions={"f": by_hand})
+    np.testing.assert_allclose(found.truths[:, 0], expected.truths[:, 0], rtol=1e-12)
+    np.testing.assert_array_equal(found.ranks[:, 0], expected.ranks[:, 0])
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def made(ranks: np.ndarray, draws: int = 49) -> Calibration:
+    count, functions = ranks.shape
+    names = tuple(f"function {index}" for index in range(functions))
+    truths = np.zeros(ranks.shape)
+    return Calibration("Made", names, np.arange(count), ranks, truths, draws, count)
+
+
+def test_the_figure_shows_the_ranks_and_their_band() -> None:
+    rng = np.random.default_rng(0)
+    ranks = np.column_stack([rng.integers(0, 50, 200), rng.choice([0, 1, 48, 49], 200)])
+    calibration = made(ranks)
+    figure = calibration.figure()
+    first, second = (axes for axes in figure.axes if axes.get_visible())
+    assert first.get_title().startswith("function 0\nuniform")
+    assert second.get_title().startswith("function 1\ntoo narrow")
+    assert second.title.get_color() != first.title.get_color()
+    for column, axes in enumerate((first, second)):
+        z, difference = axes.lines[0].get_data()
+        share = (ranks[:, column][:, None] < np.arange(1, 50)).mean(axis=0)
+        np.testing.assert_allclose(difference[1:-1], share - z[1:-1], atol=1e-12)
+        _, lower, upper = ecdf_band(200, 49, 0.05 / 2)
+        polygon = axes.collections[0].get_paths()[0].vertices
+        assert polygon[:, 1].max() == pytest.approx((upper - z[1:-1]).max())
+        assert polygon[:, 1].min() == pytest.approx((lower - z[1:-1]).min())
+        outside = ((difference[1:-1] > upper - z[1:-1]) | (difference[1:-1] < lower - z[1:-1])).any()
+        assert outside == bool(column)
+
+
+def test_the_histogram_shows_all_ranks() -> None:
+    ranks = np.random.default_rng(0).integers(0, 50, (200, 4))
+    ranks[:40, 2] = 0
+    figure = made(ranks).figure("histogram")
+    panels = [axes for axes in figure.axes if axes.get_visible()]
+    assert len(panels) == 4
+    for column, axes in enumerate(panels):
+        counts = axes.patches[-1].get_data().values
+        assert counts.sum() == 200
+        np.testing.assert_array_equal(counts, np.bincount(ranks[:, column] // 5, minlength=10))
+        assert axes.get_ylim()[0] == 0.0
+        assert axes.get_ylim()[1] > counts.max()
+
+
+def test_a_figure_of_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="figure"):
+        made(np.empty((0, 2), dtype=int)).figure()
+    with pytest.raises(UnknownNameError, match="ecdf"):
+        made(np.zeros((3, 1), dtype=int)).figure("rank")
+
+
+def test_arviz_reads_the_tree() -> None:
+    from arviz_stats.ecdf_utils import ecdf_pit
+
+    ranks = np.column_stack(
+        [np.random.default_rng(3).integers(0, 50, 300), np.random.default_rng(4).choice(20, 300)]
+    )
+    tree = made(ranks).to_datatree()
+    for name, inside in (("function 0", True), ("function 1", False)):
+        values = tree["prior_sbc"][name].to_numpy()
+        assert values.shape == (1, 300)
+        assert ((values >= 0) & (values < 1)).all()
+        _, share, lower, upper = ecdf_pit(values[0], 0.99, 1000)
+        assert ((share >= lower) & (share <= upper)).all() == inside
+
+
+# --- the study ------------------------------------------------------------------------------------
+
+FOLDER = Path(__file__).parents[1] / "comparisons"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    # Processes that calibrate find the study where this one does.
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER))
+    return importlib.import_module("simulation_based_calibration")
+
+
+def test_the_study_runs_at_a_tiny_size(script: Any, tmp_path: Path) -> None:
+    study = script.main(tiny=True, out=tmp_path, checkpoint=tmp_path / "kept")
+    assert len(study.verdicts) == 2
+    for name in ("tests", "power", "ranks"):
+        assert (tmp_path / f"{name}.csv").stat().st_size > 100
+    for name in ("nuts", "narrow"):
+        for kind in ("ecdf", "histogram"):
+            assert (tmp_path / f"{name}_{kind}.png").stat().st_size > 5000
+    assert len(list((tmp_path / "kept").rglob("simulation-*.safetensors"))) == 48
+    assert {row["method"] for row in study.tables["power"]} == {"NUTS", "NUTS with 0.8 of its sd"}
+
+
+def test_draws_of_the_narrow_posterior_are_narrow(script: Any) -> None:
+    sizes = script.TINY
+    model, x, probe = script.model_and_inputs(sizes)
+    y = np.random.default_rng(0).normal(size=len(x))
+    plain, narrow = (bnn.fit(model, x, y, method) for method in script.methods(sizes).values())
+    for one, other in (
+        (plain.predictor(probe), narrow.predictor(probe)),
+        (plain.unconstrained_draws["noise"], narrow.unconstrained_draws["noise"]),
+    ):
+        np.testing.assert_allclose(other.mean(axis=(0, 1)), one.mean(axis=(0, 1)), rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(other.std(axis=(0, 1)), 0.8 * one.std(axis=(0, 1)), rtol=1e-8)
+
+
+def test_verdicts_of_the_study_can_come_out_either_way(script: Any) -> None:
+    rng = np.random.default_rng(0)
+    fine = rng.integers(0, 50, (200, 2))
+    narrow = np.minimum(49, np.floor(50 * rng.beta(0.5, 0.5, (200, 2)))).astype(int)
+    names = ("f of probe 0", "log likelihood")
+    exact, wide = (replace(made(ranks), names=names) for ranks in (fine, narrow))
+    assert script.judge_exact(exact).verdict == script.REPRODUCED
+    assert script.judge_exact(wide).verdict == script.NOT_REPRODUCED
+    assert script.judge_exact(replace(exact, asked=201)).verdict == script.NOT_REPRODUCED
+    power = [{"simulations": 200, "verdict": MISCALIBRATED}]
+    assert script.judge_narrow(wide, power).verdict == script.REPRODUCED
+    assert script.judge_narrow(exact, []).verdict == script.NOT_REPRODUCED
+
+
+def test_the_first_of_a_calibration_are_those_of_a_shorter_one(script: Any) -> None:
+    fails = Conjugate(error=DivergenceError("planted"), ppl="pyro")
+    part = script.first(calibrated(fails, simulations=12), 8)
+    short = calibrated(fails, simulations=8)
+    np.testing.assert_array_equal(part.ranks, short.ranks)
+    np.testing.assert_array_equal(part.numbers, short.numbers)
+    assert part.failures == short.failures
+    assert part.asked == short.asked
+
+
+@pytest.mark.slow
+def test_nuts_is_calibrated_and_a_posterior_that_is_too_narrow_is_not(script: Any) -> None:
+    """One hundred simulations of each. Failure rates are said in the study, whose table has smaller numbers."""
+    model, x, probe = script.model_and_inputs(script.FULL)
+    nuts, narrow = (
+        simulation_based_calibration(model, x, method, simulations=100, probe=probe, jobs=2)
+        for method in script.methods(script.FULL).values()
+    )
+    assert nuts.verdict == CALIBRATED
+    assert nuts.simulations == 100
+    assert narrow.verdict == MISCALIBRATED
 
 
 # --- within a diagnosis ---------------------------------------------------------------------------

@@ -61,6 +61,7 @@ class Exact(Method):
     apart: float = 0.0
     stretch: float = 1.0
     shift: float = 0.0
+    target: str = ""
 
     def run(self, problem: Any, progress: Progress) -> Outcome:
         mean, covariance = exact(problem.inputs, problem.targets)
@@ -70,7 +71,13 @@ class Exact(Method):
         z += self.apart * np.arange(self.chains)[:, None, None]
         flat = mean + z @ root.T
         u = {"output.weight": flat[..., :-1, None], "output.bias": flat[..., -1:]}
-        return Outcome(Chains(u), compile_seconds=1.5, run_seconds=2.5, gradient_evaluations=400.0)
+        return Outcome(
+            Chains(u),
+            compile_seconds=1.5,
+            run_seconds=2.5,
+            gradient_evaluations=400.0,
+            target=self.target,
+        )
 
 
 @dataclass(frozen=True)
@@ -378,8 +385,24 @@ def test_a_converged_reference_is_called_one(result: Any) -> None:
     assert list(result[0].table["reference"])[1:] == [""] * 4
 
 
-def test_a_reference_that_has_not_converged_is_marked(rows: Any) -> None:
+def test_a_reference_that_converged_per_mode_only_is_none(rows: Any) -> None:
     result = compare(line, *rows, {"stuck": Exact(apart=4.0), "map": Mode()}, reference="stuck")
+    assert result.table.loc["stuck", "converged"] == "per mode"
+    assert result.table.loc["stuck", "reference"] == "reference (converged per mode only)"
+    assert "modes of their own" in result.notes["stuck", "converged"]
+    assert "The reference stuck has converged per mode only" in result.summary()
+    assert "not gaps to the truth" in result.summary()
+
+
+def test_a_reference_of_another_target_is_marked(rows: Any) -> None:
+    result = compare(line, *rows, {"cold": Exact(target="tempered: T=0.5"), "map": Mode()}, reference="cold")
+    assert result.table.loc["cold", "reference"] == "reference (of another target)"
+    assert result.table.loc["cold", "target"] == "tempered: T=0.5"
+    assert "not to the posterior (tempered: T=0.5)" in result.summary()
+
+
+def test_a_reference_that_has_not_converged_is_marked(rows: Any) -> None:
+    result = compare(line, *rows, {"stuck": Exact(apart=4.0, draws=40), "map": Mode()}, reference="stuck")
     assert result.table.loc["stuck", "reference"] == "reference (not converged)"
     assert result.table.loc["stuck", "converged"] == "no"
     assert result.table.loc["stuck", "r_hat"] > 1.5
@@ -521,6 +544,7 @@ def made_up(log_scores: dict[str, np.ndarray], **columns: Any) -> Comparison:
             "reference": "",
             "converged": "",
             "kind": "chains",
+            "target": "",
             "failure": "",
             "log_score": {name: values.mean() for name, values in log_scores.items()},
             "log_score_se": {

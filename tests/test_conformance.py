@@ -19,9 +19,15 @@ import ppl_bnn as bnn
 from ppl_bnn.errors import InputError
 from tests.problems import METHODS, Conjugate, Row, regression_data, small_classifier, small_network
 
-# Particles, and two-point distributions.
-WITHOUT_DENSITY = ("svgd", "mc-dropout")
-CASES = [pytest.param(row, ppl, id=f"{name}-{ppl}") for name, row in METHODS.items() for ppl in row.systems]
+# Particles, two-point distributions, an ensemble of points, and the same with other weights.
+WITHOUT_DENSITY = ("svgd", "mc-dropout", "ensemble", "stacked")
+# Other settings of a method whose own row is under the default tests, and what takes long to compile.
+LATER = ("laplace-diag", "laplace-lowrank", "mclmc-adjusted", "sgld-metropolis", "meads", "smc")
+CASES = [
+    pytest.param(row, ppl, id=f"{name}-{ppl}", marks=[pytest.mark.slow] if name in LATER else [])
+    for name, row in METHODS.items()
+    for ppl in row.systems
+]
 
 
 def quick(row: Row, ppl: str, **more):
@@ -202,7 +208,14 @@ def test_standardised_fit_predicts_in_original_units(row, ppl):
 
 # --- the numbers ----------------------------------------------------------------------------------
 
-SLOW = {("nuts", "pyro"), ("svi", "pyro"), ("ivon", "pyro")}
+SLOW = {
+    ("nuts", "pyro"),
+    ("hmc", "pyro"),
+    ("svi", "pyro"),
+    ("ivon", "pyro"),
+    ("smc", "numpyro"),
+    ("meads", "numpyro"),
+}
 
 
 @pytest.mark.parametrize(

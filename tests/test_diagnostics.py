@@ -13,13 +13,20 @@ import scipy.stats
 
 import ppl_bnn as bnn
 from ppl_bnn.diagnostics.diagnose import VERDICTS, diagnose
-from ppl_bnn.diagnostics.function_space import RESTART_LIMIT, agreement, convergence, mixing, probe_rows
+from ppl_bnn.diagnostics.function_space import (
+    RESTART_LIMIT,
+    agreement,
+    convergence,
+    probe_rows,
+    running_score,
+)
 from ppl_bnn.diagnostics.importance import leave_one_out, pareto_k, pareto_k_of
 from ppl_bnn.errors import InputError, UnsupportedError
 from ppl_bnn.inference.covariance import Full
 from ppl_bnn.inference.laplace import LaplaceGaussian
 from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.inference.method import Method, Outcome
+from ppl_bnn.mixing import mixing
 from ppl_bnn.posterior import Approximation, Chains, Point
 
 NOISE, ROWS, FEATURES = 0.5, 30, 2
@@ -142,6 +149,7 @@ def test_separated_chains_are_flagged() -> None:
     assert judged.ess_bulk < 10
     assert any("R-hat of f" in reason for reason in judged.reasons)
     assert any("log_likelihood" in reason for reason in judged.reasons)
+    assert judged.per_mode
 
 
 def test_exchanged_hidden_units_change_the_weights_only() -> None:
@@ -211,6 +219,161 @@ def test_probe_rows_are_training_rows_in_original_units() -> None:
 def test_convergence_is_for_chains_only() -> None:
     with pytest.raises(UnsupportedError, match="chains"):
         convergence(exact_gaussian())
+
+
+# --- within chains and between them ---------------------------------------------------------------
+
+
+def test_variance_within_and_between_chains_is_told_apart() -> None:
+    posterior = exact_chains(shift=3.0)
+    judged = convergence(posterior, data()[0])
+    f = posterior.predictor(data()[0])[..., 0]
+    # The law of total variance: what is not within chains is between them.
+    shares = 1.0 - f.var(axis=1).mean(axis=0) / f.var(axis=(0, 1))
+    assert judged.between_share == pytest.approx(np.median(shares), abs=1e-12)
+    assert judged.between_share_max == pytest.approx(shares.max(), abs=1e-12)
+    # Two halves of the chains, 3 sd of each weight apart: (1.5 sd . x)^2 against x' C x.
+    _, covariance, _ = closed_form()
+    x, _ = data()
+    between = (x @ (1.5 * np.sqrt(np.diag(covariance)))) ** 2
+    exact = between / (between + np.einsum("ni,ij,nj->n", x, covariance, x))
+    assert judged.between_share == pytest.approx(np.median(exact), abs=0.05)
+    assert judged.rhat_within < 1.05
+    assert 50 < judged.ess_within < 1000
+    assert convergence(exact_chains()).between_share < 5 / 500
+
+
+def test_chains_in_modes_of_their_own_have_converged_per_mode_only() -> None:
+    found = diagnose(exact_chains(shift=5.0))
+    assert found.verdict == "converged per mode only"
+    assert found.figures["rhat_within"] < 1.05
+    assert found.figures["between_share"] > 0.5
+    assert said(found, "modes of their own")
+    assert any("bnn.stack" in advice for advice in found.advice)
+    assert any("SMC" in advice for advice in found.advice)
+    # Half a standard deviation apart is disagreement; a tenth is too few draws.
+    assert convergence(exact_chains(shift=0.2)).per_mode is False
+
+
+def test_chains_that_wander_have_not_converged_per_mode() -> None:
+    rng = np.random.default_rng(5)
+    mean, covariance, _ = closed_form()
+    walk = rng.normal(size=(4, 500, FEATURES)).cumsum(axis=1) / 10.0
+    w = mean + walk * np.sqrt(np.diag(covariance))
+    judged = convergence(fitted(linear, Chains({"output.weight": w[..., None]})))
+    assert judged.rhat > 1.05
+    assert not judged.per_mode
+    assert judged.rhat_within > 1.05
+    assert diagnose(fitted(linear, Chains({"output.weight": w[..., None]}))).verdict == "not converged"
+
+
+def test_one_chain_that_never_moves_is_named() -> None:
+    posterior = exact_chains()
+    posterior.approximation.u["output.weight"][2] = 0.3
+    judged = convergence(posterior)
+    assert judged.still == (2,)
+    assert "chain 2 never moves" in judged.reasons[0]
+    assert not judged.per_mode
+    found = diagnose(posterior)
+    assert found.verdict == "not converged"
+    assert any("never moves accepts nothing" in advice for advice in found.advice)
+    # In the middle of the others it moves no mean: R-hat alone would let it pass.
+    posterior.approximation.u["output.weight"][2] = closed_form()[0][:, None]
+    assert diagnose(posterior).verdict == "not converged"
+
+
+def grouped(modes: str, chains: int = 64, draws: int = 60) -> Any:
+    """Eight groups of short chains: in one mode; in two at random; or in a mode per group."""
+    mean, covariance, _ = closed_form()
+    w = np.random.default_rng(4).multivariate_normal(mean, covariance, size=(chains, draws))
+    side = {"one": 0.0 * np.arange(chains), "random": np.arange(chains) % 2, "group": np.arange(chains) // 32}
+    w += 6.0 * side[modes][:, None, None] * np.sqrt(np.diag(covariance))
+    return fitted(linear, Chains({"output.weight": w[..., None]}, groups=8))
+
+
+def test_many_short_chains_are_judged_by_nested_r_hat() -> None:
+    from arviz_stats.base import array_stats
+
+    good = convergence(grouped("one"))
+    assert good.converged
+    assert good.superchains == 8
+    log_likelihood = grouped("one").log_likelihood().sum(-1)
+    nested = array_stats.rhat_nested(log_likelihood, superchain_ids=np.repeat(np.arange(8), 8))
+    assert good.quantities["log_likelihood"].rhat == pytest.approx(nested, rel=1e-12)
+    assert good.ess_bulk > 800
+    assert diagnose(grouped("one")).verdict == "converged"
+    apart = diagnose(grouped("group"))
+    assert apart.verdict == "not converged"
+    assert said(apart, "nested R-hat of f")
+
+
+def test_nested_r_hat_does_not_hide_chains_that_chose_their_modes_at_random() -> None:
+    judged = convergence(grouped("random"))
+    assert judged.rhat < 1.01
+    assert judged.rhat_between > 1.5
+    assert not judged.converged
+    assert judged.per_mode
+    assert any("does not depend on where they started" in reason for reason in judged.reasons)
+    assert diagnose(grouped("random")).verdict == "converged per mode only"
+
+
+def test_a_run_that_its_budget_ended_is_never_called_converged() -> None:
+    for figures in (
+        {"stopped_by_budget": 1.0, "rule_held": 0.0},
+        {"stopped_by_budget": 1.0},
+        {"rule_held": 0.0},
+    ):
+        found = diagnose(exact_chains(figures=figures))
+        assert found.verdict == "undecided"
+        assert said(found, "budget") or said(found, "did not hold")
+        assert any("extend" in advice for advice in found.advice)
+        assert found.figures["rhat"] < 1.01
+    assert diagnose(exact_chains(figures={"stopped_by_budget": 0.0, "rule_held": 1.0})).verdict == "converged"
+    assert diagnose(exact_chains(draws=60, figures={"stopped_by_budget": 1.0})).verdict == "not converged"
+
+
+def test_what_chains_are_of_is_named() -> None:
+    found = diagnose(exact_chains(target="approximate: a step size of 0.1", warnings=("bias of 0.02 sd",)))
+    assert found.verdict == "converged"
+    assert said(found, "not the posterior: approximate: a step size of 0.1")
+    assert said(found, "bias of 0.02 sd")
+
+
+def test_weights_are_judged_by_layer_on_request() -> None:
+    posterior = network_chains(permute=True)
+    judged = convergence(posterior, weights=True)
+    assert list(judged.layers) == ["hidden0", "output", "noise"]
+    hidden = np.concatenate(
+        [posterior.unconstrained_draws[f"hidden0.{part}"].reshape(4, 500, -1) for part in ("weight", "bias")],
+        axis=-1,
+    )
+    assert judged.layers["hidden0"] == mixing(hidden)
+    assert judged.layers["hidden0"].rhat > 1.5
+    assert judged.layers["noise"].rhat < 1.02
+    assert judged.converged
+    assert convergence(posterior).layers == {}
+
+
+def test_running_score_is_that_of_the_first_draws() -> None:
+    posterior = exact_chains(chains=3, draws=7)
+    x, y = data()
+    w = posterior.approximation.u["output.weight"][..., 0]
+    density = scipy.stats.norm.pdf(y, np.einsum("nf,csf->csn", x, w), NOISE)
+    for memory in (2**28, 24 * 3 * 7 * 4):
+        running = running_score(posterior, x, y, memory=memory)
+        for n in range(7):
+            first = density[:, : n + 1]
+            assert running.each[:, n] == pytest.approx(np.log(first.mean(1)).mean(-1), abs=1e-12)
+            assert running.together[n] == pytest.approx(np.log(first.mean((0, 1))).mean(), abs=1e-12)
+    assert running.together[-1] == pytest.approx(posterior.predict(x).log_prob(y).mean(), abs=1e-12)
+    shares = np.array([0.7, 0.3, 0.0])
+    posterior.approximation = posterior.approximation.weighted(shares)
+    running = running_score(posterior, x, y)
+    wanted = np.log(np.einsum("c,csn->n", shares / 4, density[:, :4])).mean()
+    assert running.together[3] == pytest.approx(wanted, abs=1e-12)
+    assert running.together[-1] == pytest.approx(posterior.predict(x).log_prob(y).mean(), abs=1e-12)
+    with pytest.raises(InputError, match="rows"):
+        running_score(posterior, x, y[:-1])
 
 
 # --- importance -----------------------------------------------------------------------------------
@@ -371,7 +534,7 @@ def test_good_chains_are_converged() -> None:
 
 
 def test_bad_chains_are_not_converged_whatever_the_sampler_says() -> None:
-    found = diagnose(exact_chains(shift=5.0, statistics=statistics()))
+    found = diagnose(exact_chains(draws=40, shift=5.0, statistics=statistics(draws=40)))
     assert found.verdict == "not converged"
     assert found.advice
     assert "try:" in str(found)
@@ -440,13 +603,21 @@ def test_a_reference_decides() -> None:
     point = fitted(linear, Point({"output.weight": closed_form()[0][:, None]}))
     assert diagnose(point, reference=reference).verdict == "inadequate"
     assert diagnose(exact_chains(), reference=reference).verdict == "converged"
-    assert diagnose(exact_chains(shift=5.0), reference=reference).verdict == "not converged"
+    apart = diagnose(exact_chains(shift=5.0), reference=reference)
+    assert apart.verdict == "converged per mode only"
+    assert "mean_gap" in apart.figures
 
 
 def test_a_reference_that_has_not_converged_decides_nothing() -> None:
-    found = diagnose(exact_gaussian(widen=0.2), reference=exact_chains(shift=5.0))
-    assert found.verdict == "undecided"
-    assert any("would-be reference" in reason for reason in found.reasons)
+    for would_be, words in (
+        (exact_chains(draws=40, shift=5.0), "would-be reference has not converged"),
+        (exact_chains(shift=5.0), "would-be reference has converged per mode only"),
+        (exact_chains(target="tempered: T=0.5"), "is not of the posterior (tempered: T=0.5)"),
+    ):
+        found = diagnose(exact_gaussian(widen=0.2), reference=would_be)
+        assert found.verdict == "undecided"
+        assert any(words in reason for reason in found.reasons)
+        assert "mean_gap" not in found.figures
     with pytest.raises(UnsupportedError, match="reference"):
         diagnose(exact_gaussian(), reference=exact_gaussian())
 

@@ -25,6 +25,7 @@ FRAMEWORKS = {"torch", "jax", "jaxlib", "numpyro", "pyro", "optax", "blackjax"}
 SHARED_BY_METHODS = {
     "autoguide",
     "autolaplace",
+    "chains",
     "checkpoint",
     "covariance",
     "curvature",
@@ -35,21 +36,28 @@ SHARED_BY_METHODS = {
     "flat_vector",
     "flows",
     "guides",
+    "hamiltonian",
     "hyperparameters",
     "jacobian",
     "kronecker",
     "laplace_gaussian",
     "linearised",
+    "many_chains",
     "mean_field",
     "method",
     "optimise",
     "precision",
     "pretrained",
     "prior_curvature",
+    "sampler",
     "search",
     "stepping",
     "stochastic",
+    "stochastic_gradient",
+    "stream",
+    "until",
     "variational",
+    "warm_start",
 }
 
 # (importer, imported) -> why this import may run up the list; each finds the module by name when it is needed.
@@ -66,6 +74,10 @@ EXCEPTIONS = {
         "ppl_bnn.comparison",
         "ppl_bnn.reporting.figures",
     ): "a comparison hands out its figure; reporting reads comparisons",
+    (
+        "ppl_bnn.inference.ensemble",
+        "ppl_bnn.storage",
+    ): "an ensemble may be made of any approximation; storage knows all by name",
     ("ppl_bnn.ppl.protocol", "ppl_bnn.ppl.<name>"): "system(name): either of the two may be missing",
 }
 # Import root -> the dependency that brings it, where the two have different names or one comes with the other.

@@ -14,12 +14,12 @@ import pytest
 
 import ppl_bnn as bnn
 from ppl_bnn.errors import DivergenceError, InputError, UnknownNameError, UnsupportedError
-from ppl_bnn.inference import nuts
+from ppl_bnn.inference import chains
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.nuts import NUTS
 from ppl_bnn.posterior import Chains, Point
 from ppl_bnn.ppl.protocol import Problem
-from ppl_bnn.progress import Progress, Silent
+from ppl_bnn.progress import Progress
 
 NOISE = 0.5
 
@@ -124,13 +124,13 @@ def test_the_posterior_of_a_linear_model_is_the_closed_form(ppl: str) -> None:
 
 
 def test_vectorised_chains_and_a_dense_mass_matrix_leave_the_posterior_as_it_is() -> None:
-    method = NUTS(draws=400, warmup=300, chains=4, chain_method="vectorised", dense_mass=True)
+    method = NUTS(draws=400, warmup=300, chains=4, chain_method="vectorised", mass_matrix="dense")
     assert worst_error(fit(method), *table()) < 4.0
 
 
 @pytest.mark.slow
 def test_a_dense_mass_matrix_in_pyro_leaves_the_posterior_as_it_is() -> None:
-    method = NUTS(draws=500, warmup=300, chains=2, ppl="pyro", dense_mass=True)
+    method = NUTS(draws=500, warmup=300, chains=2, ppl="pyro", mass_matrix="dense")
     assert worst_error(fit(method), *table()) < 4.0
 
 
@@ -237,7 +237,8 @@ def test_progress_goes_from_nought_to_all(ppl: str) -> None:
     done = [count for count, _ in listener.told]
     assert done == sorted(done)
     assert done[-1] == listener.total == method.chains * (method.warmup + method.draws)
-    assert set(listener.told[-1][1]) == {"accept_prob", "divergences", "step_size"}
+    # A run of some seconds also tells the effective sample size so far.
+    assert set(listener.told[-1][1]) - {"ess_of_lp"} == {"accept_prob", "divergences", "step_size"}
     assert listener.closed
 
 
@@ -257,7 +258,7 @@ def test_one_seed_gives_the_same_bits_however_chains_are_run(
     first, _ = small_fit(ppl)
     method = dataclasses.replace(SMALL[ppl], chain_method="sequential")
     # Nor does it matter how transitions are cut into calls.
-    monkeypatch.setattr(nuts, "CHUNK", 4)
+    monkeypatch.setattr(chains, "CHUNK", 4)
     assert same(first, fit(method, network, seed=4))
 
 
@@ -287,21 +288,21 @@ def test_a_model_that_cannot_go_to_other_processes_is_fitted_here_with_a_warning
 
 
 def test_chains_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nuts, "_cores", lambda: 3)
+    monkeypatch.setattr(chains, "cores", lambda: 3)
     barrier = threading.Barrier(3)
+    told = []
 
     def work(chain: int, tell: Any, stopped: Any) -> None:
         # Passes only when all three are here at once.
         barrier.wait(timeout=20)
-        tell(chain, 1, 0.8, 0, 0.1)
+        tell(chain)
 
-    meter = nuts._Meter(Silent(), NUTS(chains=3))
-    nuts._in_threads(3, work, meter)
-    np.testing.assert_array_equal(meter._rows[:, 0], 1)
+    chains.in_threads([0, 1, 2], work, told.append)
+    assert sorted(told) == [0, 1, 2]
 
 
 def test_an_error_in_one_chain_stops_the_others_and_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nuts, "_cores", lambda: 2)
+    monkeypatch.setattr(chains, "cores", lambda: 2)
 
     def work(chain: int, tell: Any, stopped: Any) -> None:
         if chain == 1:
@@ -310,7 +311,7 @@ def test_an_error_in_one_chain_stops_the_others_and_is_raised(monkeypatch: pytes
             time.sleep(0.01)
 
     with pytest.raises(ZeroDivisionError, match="chain 1"):
-        nuts._in_threads(2, work, nuts._Meter(Silent(), NUTS(chains=2)))
+        chains.in_threads([0, 1], work, lambda *report: None)
 
 
 def test_globals_are_as_they_were(ppl: str) -> None:
@@ -372,7 +373,7 @@ def test_an_interrupt_stops_all_chains_at_once(name: str) -> None:
         fit(ENDLESS[name], progress=progress)
     assert time.monotonic() - progress.at < 5.0
     assert progress.closed
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("nuts")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("chain")]
 
 
 @pytest.mark.slow
@@ -406,11 +407,14 @@ class OnlyStarts(NUTS):
     """NUTS that stops at its starting points and hands them over as draws."""
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
-        self._refuse_free_parameters(problem)
-        flat, fixed = self._starts(problem, progress)
+        self.refuse_free_parameters(problem)
+        started = self.started(problem, progress)
         names = [site.name for site in problem.program.latents]
-        u = problem.program.unravel(np.stack(flat)[:, None], names)
-        u |= {name: np.broadcast_to(value, (self.chains, 1, *value.shape)) for name, value in fixed.items()}
+        u = problem.program.unravel(np.stack(started.flat)[:, None], names)
+        u |= {
+            name: np.broadcast_to(value, (self.chains, 1, *value.shape))
+            for name, value in started.fixed.items()
+        }
         return Outcome(Chains(u))
 
 
@@ -503,7 +507,7 @@ def test_single_precision_and_inputs_by_name() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"draws": 0}, InputError, "draws.*whole number >= 1.*0"),
+        ({"draws": 0}, InputError, "draws.*whole number of at least 1.*0"),
         ({"draws": 10.5}, InputError, "draws"),
         ({"warmup": 0}, InputError, "warmup"),
         ({"warmup": -1}, InputError, "warmup"),
@@ -515,7 +519,10 @@ def test_single_precision_and_inputs_by_name() -> None:
         ({"target_accept": float("nan")}, InputError, "target_accept"),
         ({"target_accept": "0.8"}, InputError, "target_accept"),
         ({"jitter": -0.1}, InputError, "jitter"),
-        ({"dense_mass": "yes"}, InputError, "dense_mass"),
+        ({"mass_matrix": "full"}, UnknownNameError, "mass_matrix.*dense"),
+        ({"dense_mass": True}, UnknownNameError, "dense_mass"),
+        ({"adapt_mass_matrix": 1}, InputError, "adapt_mass_matrix"),
+        ({"step_size": 0.0}, InputError, "step_size"),
         ({"start": 3}, InputError, "start"),
         ({"chain_method": "parallel"}, UnknownNameError, "chain_method"),
         ({"chain_method": "processes"}, UnsupportedError, "numpyro.*processes"),

@@ -21,11 +21,12 @@ def script(monkeypatch):
 @pytest.mark.parametrize(
     "name",
     [
-        "nuts_against_numpyro",
+        pytest.param("nuts_against_numpyro", marks=pytest.mark.slow),
         "svi_against_pyro",
-        "predict_against_predictive",
+        pytest.param("predict_against_predictive", marks=pytest.mark.slow),
         "laplace_against_laplace_torch",
         "variational",
+        pytest.param("sampling", marks=pytest.mark.slow),
     ],
 )
 def test_runs_at_a_tiny_size(script, name, capsys):
