@@ -528,6 +528,19 @@ def test_a_folder_of_other_simulations_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_processes_find_what_can_be_imported_only_since_they_began(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calibrated(Conjugate(ppl="pyro"), simulations=4, jobs=2)
+    body = "import test_calibration\n\n\nclass Method(test_calibration.Conjugate):\n    pass\n"
+    (tmp_path / "written_later.py").write_text(body)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    method = importlib.import_module("written_later").Method(ppl="pyro")
+    later = calibrated(method, simulations=4, jobs=2)
+    np.testing.assert_array_equal(later.ranks, calibrated(Conjugate(ppl="pyro"), simulations=4).ranks)
+
+
+@pytest.mark.slow
 def test_processes_keep_what_they_finish(tmp_path: Path) -> None:
     one = calibrated(Conjugate(ppl="pyro"), simulations=12)
     calibrated(Conjugate(ppl="pyro"), simulations=6, jobs=2, checkpoint=tmp_path)
@@ -656,8 +669,6 @@ FOLDER = Path(__file__).parents[1] / "comparisons"
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(FOLDER))
-    # Processes that calibrate find the study where this one does.
-    monkeypatch.setenv("PYTHONPATH", str(FOLDER))
     return importlib.import_module("simulation_based_calibration")
 
 

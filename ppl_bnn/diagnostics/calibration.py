@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bnn import checks
+from ppl_bnn import checks, processes
 from ppl_bnn.errors import (
     DeviceError,
     InputError,
@@ -672,8 +672,9 @@ def _records(
     size = max(1, len(waiting) // (4 * jobs))
     parts = [waiting[start : start + size] for start in range(0, len(waiting), size)]
     token = f"{os.getpid()} {id(simulator)} {time.monotonic_ns()}"
+    written = processes.written(simulator, simulator.model)
     pool: Any = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered")
-    for part in pool(delayed(_several)(token, simulator, indices) for indices in parts):
+    for part in pool(delayed(_several)(token, written, indices) for indices in parts):
         yield from part
 
 
@@ -681,10 +682,10 @@ def _records(
 _AT_WORK: dict[str, _Simulator] = {}
 
 
-def _several(token: str, simulator: _Simulator, indices: Iterable[int]) -> list[tuple[int, _Record]]:
+def _several(token: str, written: bytes, indices: Iterable[int]) -> list[tuple[int, _Record]]:
     if token not in _AT_WORK:
         _AT_WORK.clear()
-        _AT_WORK[token] = simulator
+        _AT_WORK[token] = processes.read(written)
     return [(index, _AT_WORK[token](index)) for index in indices]
 
 

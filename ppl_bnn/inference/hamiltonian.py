@@ -13,9 +13,7 @@ warm-up, in windows of growing length as in Stan.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
-import sys
 import tempfile
 import time
 from abc import abstractmethod
@@ -27,6 +25,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ppl_bnn import processes
 from ppl_bnn.errors import InputError, UnsupportedError, message, unknown_name
 from ppl_bnn.inference.chains import CHAIN_METHODS, Kernel, Meter, Sampled, cores, no_finite_start
 from ppl_bnn.inference.method import Outcome, Stopwatch
@@ -484,7 +483,7 @@ def _in_processes(job: _PyroJob, problem: Problem, meter: Meter) -> tuple[list[d
 
     program, count = problem.program, job.method.chains
     try:
-        blob = _pickled(
+        blob = processes.written(
             {
                 "job": job,
                 "model": program.model,
@@ -536,34 +535,6 @@ def _in_processes(job: _PyroJob, problem: Problem, meter: Meter) -> tuple[list[d
     return results, ""
 
 
-def _pickled(payload: Any, model: Any) -> bytes:
-    """Pickle with the module of the model by value: a model file loaded by its location has no name to import it by."""
-    cloudpickle = _cloudpickle()
-    function = model
-    while isinstance(function, partial):
-        function = function.func
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    ours = module is not None and module.__name__.split(".")[0] == __name__.split(".")[0]
-    if module is None or ours or module.__name__ == "__main__":
-        return cloudpickle.dumps(payload)
-    if module.__name__ in cloudpickle.list_registry_pickle_by_value():
-        return cloudpickle.dumps(payload)
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        return cloudpickle.dumps(payload)
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)
-
-
-def _cloudpickle() -> Any:
-    try:
-        import cloudpickle
-    except ImportError:
-        # joblib before 1.6 carries its own.
-        cloudpickle = importlib.import_module("joblib.externals.cloudpickle")
-    return cloudpickle
-
-
 def _pyro_worker(blob: bytes, chain: int, path: str) -> dict[str, Any]:
     """One chain in a process of its own: the program is built again here, from the model and NumPy arrays."""
     import signal
@@ -575,7 +546,7 @@ def _pyro_worker(blob: bytes, chain: int, path: str) -> dict[str, Any]:
     # One thread each: the chains share the cores already.
     torch.set_num_threads(1)
     try:
-        work = _cloudpickle().loads(blob)
+        work = processes.read(blob)
     except Exception as error:
         raise _CannotRebuildModel(f"{type(error).__name__}: {error}") from None
     board = np.lib.format.open_memmap(path, mode="r+")
