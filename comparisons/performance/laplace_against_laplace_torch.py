@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ratios import Ratio, alternate, report
+from ratios import Ratio, alternate, keep, report
 
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, priors
@@ -311,7 +311,7 @@ def main(
         ratios.append(ratio)
         if store:
             # What took minutes to measure is kept before the next thing is.
-            report("laplace_against_laplace_torch", [ratio], facts, store)
+            keep("laplace_against_laplace_torch", [ratio], facts)
         if not tiny:
             facts[f"{name}: peak memory, MiB, ours and theirs"] = " and ".join(
                 peak(case, side, ppl) for side in ("ours", "theirs")

@@ -69,10 +69,7 @@ def machine() -> dict[str, Any]:
 
 
 def report(script: str, ratios: list[Ratio], facts: dict[str, Any], store: bool) -> dict[str, float]:
-    """Print the table, keep it where asked to, and return the medians by name.
-
-    What the file already holds under other names stays there if it was measured with the same versions and cores.
-    """
+    """Print the table, keep it where asked to, and return the medians by name."""
     for ratio in ratios:
         print(ratio, flush=True)
     for name, value in facts.items():
@@ -83,12 +80,21 @@ def report(script: str, ratios: list[Ratio], facts: dict[str, Any], store: bool)
         + ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     )
     if store:
-        path = Path(__file__).parent / "results" / f"{script}.json"
-        path.parent.mkdir(exist_ok=True)
-        rows = {ratio.name: asdict(ratio) | {"median": ratio.median} for ratio in ratios}
-        if path.exists() and (before := json.loads(path.read_text()))["machine"] == about:
-            rows = {row["name"]: row for row in before["ratios"]} | rows
-            facts = before["facts"] | facts
-        kept = {"machine": about, "facts": facts, "ratios": list(rows.values())}
-        path.write_text(json.dumps(kept, indent=2) + "\n")
+        keep(script, ratios, facts)
     return {ratio.name: ratio.median for ratio in ratios}
+
+
+def keep(script: str, ratios: list[Ratio], facts: dict[str, Any]) -> None:
+    """Write what was measured to `results/`: after each case of a long run, so that nothing measured is lost.
+
+    What the file already holds under other names stays there if it was measured with the same versions and cores.
+    """
+    about = machine()
+    path = Path(__file__).parent / "results" / f"{script}.json"
+    path.parent.mkdir(exist_ok=True)
+    rows = {ratio.name: asdict(ratio) | {"median": ratio.median} for ratio in ratios}
+    if path.exists() and (before := json.loads(path.read_text()))["machine"] == about:
+        rows = {row["name"]: row for row in before["ratios"]} | rows
+        facts = before["facts"] | facts
+    kept = {"machine": about, "facts": facts, "ratios": list(rows.values())}
+    path.write_text(json.dumps(kept, indent=2) + "\n")
