@@ -12,6 +12,7 @@ from arviz_stats.base import array_stats
 
 import ppl_bnn as bnn
 from ppl_bnn.errors import DivergenceError, InputError, UnknownNameError, UnsupportedError
+from ppl_bnn.inference import chains as engine
 from ppl_bnn.inference import mclmc
 from ppl_bnn.inference.mclmc import MCLMC, bias_allowance
 from ppl_bnn.ppl.protocol import system
@@ -258,6 +259,47 @@ def test_what_it_cannot_do() -> None:
         MCLMC(ppl="pyro")
     with pytest.raises(UnknownNameError, match="energy_variance"):
         MCLMC(energy_variances=1e-3)
+
+
+# --- together -------------------------------------------------------------------------------------
+
+
+def test_chains_in_groups_are_those_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups of two, each in step: those of threads but for rounding, and the same bits when made longer."""
+    monkeypatch.setattr(engine, "cores", lambda: 2)
+    settings: dict[str, Any] = {"warmup": 10, "chains": 4, "thinning": 2}
+    found = fit(MCLMC(draws=6, chain_method="grouped", **settings))
+    threads = fit(MCLMC(draws=6, **settings))
+    longer = bnn.extend(fit(MCLMC(draws=2, chain_method="grouped", **settings)), 4)
+    for name, value in found.draws.items():
+        # Rounding grows along a path; 24 steps leave it far below a difference that a wrong key would make.
+        np.testing.assert_allclose(value[:, 0], threads.draws[name][:, 0], rtol=1e-6, atol=1e-9)
+        assert np.array_equal(value, longer.draws[name]), name
+    assert found.info.gradient_evaluations == threads.info.gradient_evaluations
+
+
+@pytest.mark.parametrize(
+    ("machine", "number", "groups"), [(2, 4, 2), (2, 5, 5), (3, 8, 4), (16, 4, 4), (1, 6, 1), (2, 1, 1)]
+)
+def test_groups_are_of_one_size_and_leave_no_core_idle(
+    machine: int, number: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "cores", lambda: machine)
+    assert engine.groups_of(number) == groups
+
+
+def test_going_on_compiles_no_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = []
+    compiled = engine._Later.compiled
+    monkeypatch.setattr(engine._Later, "compiled", lambda self: wanted.append(1) or compiled(self))
+    short = fit(MCLMC(draws=3, warmup=10, chains=1))
+    assert wanted
+    wanted.clear()
+    bnn.extend(short, 3)
+    assert not wanted
+
+
+# --- what is said ---------------------------------------------------------------------------------
 
 
 def statistics_of(**changed: np.ndarray | float) -> dict[str, np.ndarray]:

@@ -1,8 +1,8 @@
 """Chains of any kernel in JAX: compiled once, run over the cores in chunks, kept on disk, continued to the same bits.
 
 A sampler writes a `Kernel`, pure functions of one chain (or of all chains at once, where they adapt together). Here is
-everything that samplers have in common after that. A `_Strand` is what advances by itself: one chain, or all of
-them where they are vectorised. How transitions are cut into chunks, and chunks into rounds, changes no bit of a draw.
+everything that samplers have in common after that. A `_Strand` is what advances by itself: one chain, a group of them,
+or all where they are vectorised. How transitions are cut into chunks, and chunks into rounds, changes no bit of a draw.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ppl_bnn.inference.stream import Arrays, Stream
 from ppl_bnn.ppl.protocol import Problem, site_seed
 from ppl_bnn.progress import Progress, Silent
 
-CHAIN_METHODS = ("auto", "threads", "vectorised", "sequential", "devices")
+CHAIN_METHODS = ("auto", "threads", "grouped", "vectorised", "sequential", "devices")
 # The most transitions of one call into compiled code, and the bytes that they may record. Chains call for fewer where
 # transitions are slow, so that progress is told, and an interrupt heard, a few times a second.
 CHUNK, CHUNK_MEMORY = 50, 2**26
@@ -122,8 +122,16 @@ def layout(kernel: Kernel, chain_method: str, device: str) -> str:
 
 def strand_names(kernel: Kernel, how: str, chains: int) -> list[str]:
     """A name for each thing that advances by itself."""
-    together = kernel.pooled or how == "vectorised"
-    return ["chains"] if together else [f"chain-{index}" for index in range(chains)]
+    if kernel.pooled or how == "vectorised":
+        return ["chains"]
+    if how == "grouped":
+        return [f"chains-{index}" for index in range(groups_of(chains))]
+    return [f"chain-{index}" for index in range(chains)]
+
+
+def groups_of(chains: int) -> int:
+    """Into how many groups of one size chains are divided: the fewest that leave no core idle."""
+    return next(count for count in range(min(cores(), chains), chains + 1) if chains % count == 0)
 
 
 def cores() -> int:
@@ -243,24 +251,42 @@ def run_chains(
 class _Compiled:
     """Functions of a kernel for one number of chains, kept with the program: another fit of it compiles none."""
 
-    begin: Callable[..., Any]
+    begin: _Later
     advance: Callable[..., Any]
     state_shape: Any
     recorded: list[str]
+
+
+class _Later:
+    """A traced function, compiled when it is first wanted: a run that goes on with another begins no chain."""
+
+    def __init__(self, traced: Any):
+        self._traced, self._compiled = traced, None
+
+    def compiled(self) -> Callable[..., Any]:
+        if self._compiled is None:
+            self._compiled = self._traced.lower().compile()
+        return self._compiled
 
 
 class _Chains:
     def __init__(self, problem: Problem, kernel: Kernel, run: Run, data: Any, progress: Progress):
         self.problem, self.kernel, self.plan, self.data, self.progress = problem, kernel, run, data, progress
         self.how = layout(kernel, run.chain_method, problem.device)
-        self.together = kernel.pooled or self.how == "vectorised"
-        groups = [range(run.chains)] if self.together else [[chain] for chain in range(run.chains)]
+        count = run.chains
+        if kernel.pooled or self.how == "vectorised":
+            count = 1
+        elif self.how == "grouped":
+            # Chains that go on are grouped as they were, whatever the cores of this machine.
+            count = groups_of(run.chains) if run.before is None else len(run.before)
+        self.together, self.size = kernel.pooled or self.how in ("vectorised", "grouped"), run.chains // count
+        groups = [range(index * self.size, (index + 1) * self.size) for index in range(count)]
         streams = list(run.streams) or [None] * len(groups)
         self.strands = [
             _Strand(group, run.warmup, stream) for group, stream in zip(groups, streams, strict=True)
         ]
         self.dimension = sum(site.size for site in problem.program.latents)
-        recorded = 8 * self.dimension * (run.chains if self.together else 1)
+        recorded = 8 * self.dimension * self.size
         self.chunk = int(np.clip(CHUNK_MEMORY // max(recorded, 1), 1, CHUNK))
         self.keys = self._keys()
         self.compile_seconds = 0.0
@@ -278,6 +304,13 @@ class _Chains:
         each = self.plan.chains // len(seeds)
         # A key of its own for each chain whatever their number.
         return jnp.stack([jax.random.fold_in(root, chain) for root in roots for chain in range(each)])
+
+    def _key(self, strand: _Strand) -> Any:
+        """What a strand begins with: a key for each of its chains, or one where they are pooled or alone."""
+        if self.kernel.pooled:
+            return self.keys
+        first, last = strand.chains[0], strand.chains[-1]
+        return self.keys[first : last + 1] if self.together else self.keys[first]
 
     # -- functions, compiled
 
@@ -305,25 +338,45 @@ class _Chains:
 
         if self.together and not kernel.pooled:
             begin, advance = jax.vmap(begin, in_axes=(0, 0, None)), jax.vmap(advance, in_axes=(0, None, None))
-        shape = (self.plan.chains, self.dimension) if self.together else (self.dimension,)
+        shape = (self.size, self.dimension) if self.together else (self.dimension,)
         flat = self.problem.system.asarray(np.zeros(shape))
-        key = self.keys if self.together else self.keys[0]
+        key = self._key(self.strands[0])
         compiling = Stopwatch()
-        lowered = jax.jit(begin).lower(flat, key, self.data)
-        state_shape, _, _ = lowered.out_info
-        recorded = list(jax.eval_shape(advance, state_shape, np.int32(0), self.data)[1])
-        advance = jax.jit(advance)
-        if self.how != "devices":
-            advance = advance.lower(state_shape, np.int32(0), self.data).compile()
-        found = _Compiled(lowered.compile(), advance, state_shape, recorded)
+        traced = jax.jit(begin).trace(flat, key, self.data)
+        begun = _Later(traced)
+        state_shape, _, _ = jax.tree.map(
+            lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), traced.out_info
+        )
+        with ThreadPoolExecutor(1) as pool:
+            # Meanwhile, as a compiler leaves cores idle; a run that goes on with another begins nowhere.
+            early = pool.submit(self._in_session, begun.compiled) if self._begins else None
+            advance = jax.jit(advance)
+            traced = advance.trace(state_shape, np.int32(0), self.data)
+            if self.how != "devices":
+                advance = traced.lower().compile()
+            if early is not None:
+                early.result()
+        found = _Compiled(begun, advance, state_shape, list(traced.out_info[1]))
         self.compile_seconds += compiling()
         return found
+
+    @property
+    def _begins(self) -> bool:
+        """Whether a chain has to begin, rather than go on from where an earlier run stood."""
+        return self.plan.before is None and not all(
+            strand.stream is not None and strand.stream.begun for strand in self.strands
+        )
+
+    def _in_session(self, work: Callable[[], Any]) -> Any:
+        """JAX's settings belong to a thread, so that every thread enters the session for itself."""
+        with self.problem.system.session(self.problem.dtype, self.problem.device):
+            return work()
 
     def _compile(self) -> None:
         if self.plan.same is None:
             self.compiled = self._functions()
         else:
-            key = ("chains", self.plan.same, self.how, self.plan.chains if self.together else 1, self.chunk)
+            key = ("chains", self.plan.same, self.how, self.size, self.chunk)
             self.compiled = self.problem.program._cached(key, self._functions)
 
     # -- beginning
@@ -368,7 +421,9 @@ class _Chains:
             return
         import jax.numpy as jnp
 
-        asarray, begin = self.problem.system.asarray, self.compiled.begin
+        compiling = Stopwatch()
+        asarray, begin = self.problem.system.asarray, self.compiled.begin.compiled()
+        self.compile_seconds += compiling()
         points = [np.asarray(point) for point in starts()]
         for strand in waiting:
             tries = {chain: candidates(chain, points[chain]) for chain in strand.chains}
@@ -377,10 +432,10 @@ class _Chains:
             while True:
                 steps += len(strand.chains)
                 if self.together:
-                    flat, keys = jnp.stack([asarray(current[chain]) for chain in strand.chains]), self.keys
+                    flat = jnp.stack([asarray(current[chain]) for chain in strand.chains])
                 else:
-                    flat, keys = asarray(current[strand.chains[0]]), self.keys[strand.chains[0]]
-                state, usable, density = begin(flat, keys, self.data)
+                    flat = asarray(current[strand.chains[0]])
+                state, usable, density = begin(flat, self._key(strand), self.data)
                 usable, density = np.atleast_1d(np.asarray(usable)), np.atleast_1d(np.asarray(density))
                 bad = [index for index in range(len(strand.chains)) if not usable[index]]
                 if not bad:
@@ -468,9 +523,7 @@ class _Chains:
             return
 
         def work(strand: _Strand, tell: Callable[..., None], stopped: Callable[[], bool]) -> None:
-            # JAX's settings belong to a thread, so that every thread enters the session for itself.
-            with self.problem.system.session(self.problem.dtype, self.problem.device):
-                self._advance(strand, goal, tell, stopped)
+            self._in_session(lambda: self._advance(strand, goal, tell, stopped))
 
         in_threads(behind, work, self._told)
 

@@ -5,16 +5,16 @@ its direction v forgets itself over a path of length L. The long-run distributio
 slowly that happens. An integrator conserves the energy of the motion only nearly; without a Metropolis test that error
 is all that is wrong with the draws, and its size is what the step size is tuned to.
 
-BlackJAX's here: the step of the isokinetic integrator (`isokinetic_mclachlan`, two gradients) and the partial
-refreshment of the direction around it (`with_isokinetic_maruyama`). What counts as a step, the Metropolis test and
-the tuning are of this file: the tuning lives in the state of the kernel, transition by transition, so that it can be
-watched, interrupted and resumed to the same bits.
+BlackJAX's here: how a gradient turns the direction (`esh_dynamics_momentum_update_one_step`) and the coefficients of
+the integrator (`mclachlan_coefficients`). What counts as a step, the refreshment of the direction, the Metropolis test
+and the tuning are of this file: the tuning lives in the state of the kernel, transition by transition, so that it can
+be watched, interrupted and resumed to the same bits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -39,7 +39,9 @@ MEMORY, BOUND, ORDER, ORDER_ADJUSTED = 3.0, 3.0, 7.0, 2.0
 # What the step size of the draws is multiplied by at the end: networks are sampled at the edge of stability, beyond
 # which the energy error grows within a few per cent from what is wanted to a hundred times that.
 MARGIN = 0.95
-# After new variances it goes on as if it had made so many steps.
+# Up to the first variances it goes on as if it had made no more steps than these, so that it can come back from where
+# a bad start has driven it; after new variances, as if it had made so many.
+EARLY = 3
 RESUMED = 20
 # Parts of the warm-up after which the variances and the width are replaced by those of the last part.
 EDGES = (0.1, 0.25, 0.45, 0.7)
@@ -61,7 +63,7 @@ class MCLMC(Sampler):
     unconstrained coordinates; with a Metropolis test (Robnik, Cohn-Gordon and Seljak 2025) where `adjusted`.
 
     Unadjusted, the default: steps of size e of the minimal-norm integrator (McLachlan 1995), two gradients each, the
-    direction partly refreshed before and after each. e is tuned until the energy errors dE of a step have
+    direction partly refreshed after each. e is tuned until the energy errors dE of a step have
 
         E[dE^2] / P = energy_variance.
 
@@ -341,31 +343,34 @@ class _Chain:
     # -- transitions
 
     def _walk(self, state: _State, tuning: Any, data: Any) -> _State:
-        """Steps of the integrator, each with its partial refreshment; where one has no usable end, the particle
+        """Steps of the integrator, each followed by a partial refreshment; where one has no usable end, the particle
         stays and leaves in a new direction."""
         import jax
         import jax.numpy as jnp
-        from blackjax.mcmc.integrators import isokinetic_mclachlan, with_isokinetic_maruyama
 
-        move: Any = with_isokinetic_maruyama(
-            isokinetic_mclachlan(lambda u: self.target.log_density(u, data), state.variances)
-        )
+        move = _integrator(lambda u: self.target.log_density(u, data), state.variances)
         wanted = self.target.dimension * self.method.energy_variance
+        early = state.count < self.edges[0]
+        # Known beforehand, it is one number for all chains that march in step, which then wait for none.
+        steps = state.steps if self.method.thinning is None else self.method.thinning
 
         def once(_: Any, carry: Any) -> Any:
             here, key, tuner, window, total, lost = carry
-            key, moving, turning = jax.random.split(key, 3)
+            key, turning = jax.random.split(key)
             step_size = jnp.exp(jnp.where(tuning, tuner.log_step, tuner.mean))
-            there, kinetic = move(here, step_size, self._length(state), moving)
+            there, kinetic = move(here, step_size)
             error = kinetic - there.logdensity + here.logdensity
             arrived = _usable(there) & (jnp.abs(error) < LARGEST_ERROR)
-            back = here._replace(momentum=_direction(turning, here.position))
-            here = jax.tree.map(lambda new, old: jnp.where(arrived, new, old), there, back)
+            here = jax.tree.map(lambda new, old: jnp.where(arrived, new, old), there, here)
+            kept = jnp.where(arrived, jnp.exp(-step_size / self._length(state)), 0.0)
+            here = here._replace(momentum=_refreshed(here.momentum, kept, turning))
             squared = jnp.where(arrived, error**2, 0.0)
             tuner, window = jax.lax.cond(
                 tuning,
                 lambda: (
-                    _adapted(tuner, jnp.where(arrived, jnp.minimum(squared / wanted, MOST), LOST), ORDER),
+                    _adapted(
+                        tuner, jnp.where(arrived, jnp.minimum(squared / wanted, MOST), LOST), ORDER, early
+                    ),
                     _seen(window, here),
                 ),
                 lambda: (tuner, window),
@@ -373,7 +378,7 @@ class _Chain:
             return here, key, tuner, window, total + squared, lost + ~arrived
 
         carry = (state.here, state.key, state.tuner, state.window, jnp.zeros_like(state.width), jnp.int32(0))
-        here, key, tuner, window, total, lost = jax.lax.fori_loop(0, state.steps, once, carry)
+        here, key, tuner, window, total, lost = jax.lax.fori_loop(0, steps, once, carry)
         # Of the steps that arrived: one that did not has no energy error.
         squared = total / jnp.maximum(state.steps - lost, 1)
         return state._replace(
@@ -391,11 +396,11 @@ class _Chain:
         """A trajectory of random length in a new direction, accepted or not by the energy error along it."""
         import jax
         import jax.numpy as jnp
-        from blackjax.mcmc.integrators import isokinetic_mclachlan
 
-        move: Any = isokinetic_mclachlan(lambda u: self.target.log_density(u, data), state.variances)
+        move = _integrator(lambda u: self.target.log_density(u, data), state.variances)
         key, long, turning, judging = jax.random.split(state.key, 4)
         step_size = jnp.exp(jnp.where(tuning, state.tuner.log_step, state.tuner.mean))
+        early = state.count < self.edges[0]
         # 1 .. 2 W / e - 1, W / e on average, whatever the position: lengths of their own keep no period of the target.
         most = jnp.clip(2.0 * state.width / step_size - 1.0, 1.0, 1.0 * MOST_STEPS)
         steps = jnp.ceil(most * (1.0 - jax.random.uniform(long, dtype=most.dtype))).astype(jnp.int32)
@@ -415,7 +420,9 @@ class _Chain:
         tuner, window = jax.lax.cond(
             tuning,
             lambda: (
-                _adapted(state.tuner, (1.0 - acceptance) / (1.0 - self.method.target_accept), ORDER_ADJUSTED),
+                _adapted(
+                    state.tuner, (1.0 - acceptance) / (1.0 - self.method.target_accept), ORDER_ADJUSTED, early
+                ),
                 _seen(state.window, here),
             ),
             lambda: (state.tuner, state.window),
@@ -476,6 +483,42 @@ class _Chain:
         )
 
 
+def _integrator(log_density: Callable[[Any], Any], variances: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """A step of the minimal-norm integrator, (state, size) -> (state, change of the kinetic energy).
+
+    The two places where a step asks for a gradient are one place in a loop: a gradient is most of what there is to
+    compile.
+    """
+    import jax
+    import jax.numpy as jnp
+    from blackjax.mcmc.integrators import (
+        IntegratorState,
+        esh_dynamics_momentum_update_one_step,
+        mclachlan_coefficients,
+    )
+
+    turned: Any = esh_dynamics_momentum_update_one_step(variances)
+    density = jax.value_and_grad(log_density)
+    outer, half, inner, *_ = mclachlan_coefficients
+
+    def move(here: Any, step_size: Any) -> tuple[Any, Any]:
+        def once(index: Any, carry: Any) -> Any:
+            here, kinetic = carry
+            share = jnp.where(index == 0, outer, inner)
+            momentum, velocity, kinetic = turned(
+                here.momentum, here.logdensity_grad, step_size, share, kinetic
+            )
+            position = here.position + half * step_size * velocity
+            return IntegratorState(position, momentum, *density(position)), kinetic
+
+        begin = (here, jnp.zeros_like(here.logdensity))
+        here, kinetic = jax.lax.fori_loop(0, GRADIENTS_PER_STEP, once, begin)
+        momentum, _, kinetic = turned(here.momentum, here.logdensity_grad, step_size, outer, kinetic)
+        return here._replace(momentum=momentum), kinetic
+
+    return move
+
+
 def _direction(key: Any, like: Any) -> Any:
     """A unit vector, uniform over the sphere."""
     import jax
@@ -483,6 +526,16 @@ def _direction(key: Any, like: Any) -> Any:
 
     z = jax.random.normal(key, like.shape, like.dtype)
     return z / jnp.linalg.norm(z)
+
+
+def _refreshed(momentum: Any, kept: Any, key: Any) -> Any:
+    """The direction of kept v + sqrt((1 - kept^2) / P) z, z standard normal: v at kept = 1, uniform at kept = 0."""
+    import jax
+    import jax.numpy as jnp
+
+    z = jax.random.normal(key, momentum.shape, momentum.dtype)
+    mixed = kept * momentum + jnp.sqrt((1.0 - kept**2) / len(momentum)) * z
+    return mixed / jnp.linalg.norm(mixed)
 
 
 def _usable(here: Any) -> Any:
@@ -497,16 +550,17 @@ def _usable(here: Any) -> Any:
     )
 
 
-def _adapted(tuner: _Tuner, ratio: Any, order: float) -> _Tuner:
+def _adapted(tuner: _Tuner, ratio: Any, order: float, early: Any) -> _Tuner:
     """One step of stochastic approximation (Robbins and Monro 1951) towards E[ratio] = 1, and its average.
 
-    ratio: what was found, in units of what is wanted.
+    ratio: what was found, in units of what is wanted. early: before the first variances.
     """
     import jax.numpy as jnp
 
     count = tuner.count + 1
     t = count.astype(tuner.log_step.dtype)
-    change = jnp.minimum(MEMORY / (t + MEMORY) * (ratio - 1.0), BOUND) / order
+    taken = jnp.where(early, jnp.minimum(t, EARLY), t)
+    change = jnp.minimum(MEMORY / (taken + MEMORY) * (ratio - 1.0), BOUND) / order
     log_step = tuner.log_step - change
     return _Tuner(log_step, tuner.mean + 2.0 / (t + 1.0) * (log_step - tuner.mean), count)
 
