@@ -1,0 +1,469 @@
+"""The models of the zoo, each against its own card: the density written out again in NumPy and SciPy.
+
+That both systems agree about them is tested where all zoo files are; here stands what they should agree on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import log_expit, log_softmax, logsumexp
+
+import ppl_bnn as bnn
+from ppl_bnn import data, zoo
+from ppl_bnn.errors import UnsupportedError
+from ppl_bnn.language.handlers import network_function
+from ppl_bnn.language.transforms import with_prior_scales
+from ppl_bnn.ppl.protocol import Program, system
+
+ROWS, FEATURES, UNITS, CLASSES = 6, 5, 3, 3
+RNG = np.random.default_rng(4)
+X = RNG.normal(size=(ROWS, FEATURES))
+TARGETS, LABELS, BINARY = RNG.normal(size=ROWS), np.array([0, 1, 2, 2, 1, 0]), np.array([0.0, 1, 1, 0, 1, 0])
+Values = Mapping[str, np.ndarray]
+
+# Numbers at 10 features and 3 classes, by the formulas of the cards; `latent_inputs` counts those of one row.
+COUNTS = {
+    "ard_mlp": (10 + 2) * 10 + 10 + 2,
+    "bayes_by_backprop": (10 + 1) * 20 + (20 + 1) * 20 + 20 + 1,
+    "empirical_bayes": (10 + 2) * 20 + 1,
+    "evidence_framework": (10 + 2) * 8 + 1,
+    "horseshoe_mlp": (10 + 3) * 20 + 4,
+    "last_layer": (10 + 2) * 50 + 2,
+    "latent_inputs": (10 + 1 + 2) * 10 + 2 + 1,
+    # An image of 2 x 5: poolings make 1 x 3 and 1 x 2 of it.
+    "lenet": (25 + 1) * 6 + (25 * 6 + 1) * 16 + (2 * 16 + 1) * 120 + (120 + 1) * 84 + (84 + 1) * 3,
+    "logistic_regression": 10 + 1,
+    "multitask_hierarchical": (10 + 2 + 2) * 8 + 2 + 4,
+    "neal_hierarchical": (10 + 3 + 1) * 10 + 3 + 3,
+    "one_layer_digits": (10 + 1) * 10 + (10 + 1) * (3 - 1) + 2,
+    "spike_and_slab": (10 + 2) * 10 + 2,
+    "wide_network": (10 + 2) * 200 + 1,
+}
+# Of the cards again: on the default data of each.
+DEFAULTS = {
+    "ard_mlp": 132,
+    "bayes_by_backprop": 661,
+    "empirical_bayes": 641,
+    "evidence_framework": 257,
+    "horseshoe_mlp": 264,
+    "last_layer": 602,
+    "latent_inputs": 132 + 1,
+    "lenet": 21_386,
+    "logistic_regression": 31,
+    "multitask_hierarchical": 118,
+    "neal_hierarchical": 176,
+    "one_layer_digits": 751,
+    "spike_and_slab": 122,
+    "wide_network": 2401,
+}
+
+
+def small(name: str, **keywords: Any) -> Any:
+    arguments = zoo.models()[name].arguments
+    sizes = {"width": UNITS, "classes": CLASSES, "widths": (7, 6), "channels": (2, 4), "kernel": 3}
+    return zoo.load(name, **{key: value for key, value in sizes.items() if key in arguments} | keywords)
+
+
+def density(model: Any, x: np.ndarray, y: np.ndarray, seed: int = 0) -> tuple[dict[str, np.ndarray], float]:
+    """Values of all sites of the program at a random point, and the log joint in these coordinates."""
+    chosen = system("pyro")
+    with chosen.session("float64", "cpu", threads=1):
+        xs, ys = chosen.asarray(x), chosen.asarray(y)
+        program = Program.of(chosen, model, xs, ys, language=True)
+        u = program.unravel(chosen.asarray(np.random.default_rng(seed).normal(size=program.parameter_count)))
+        value = program.log_joint(u, xs, ys, jacobian=False)
+        w = {name: chosen.to_numpy(each) for name, each in program.constrain(u, xs, ys).items()}
+        return w, float(value)
+
+
+# --- the cards ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_sizes_are_those_of_the_card(name: str) -> None:
+    card = zoo.models()[name]
+    known = data.datasets()[card.data or ""]
+    classes = {"classes": 3} if "classes" in card.arguments else {}
+    assert zoo.sketch(zoo.load(name, **classes), 10) == zoo.Sketch(COUNTS[name], known.task)
+    assert zoo.sketch(zoo.load(name), known.features).parameters == DEFAULTS[name]
+    per_row = 1 if name == "latent_inputs" else 0
+    assert f"{DEFAULTS[name] - per_row}" in card.docstring.replace(" ", "")
+
+
+# --- densities, written out again -----------------------------------------------------------------
+
+
+def normal(value: np.ndarray, scale: Any = 1.0, loc: Any = 0.0) -> float:
+    return float(stats.norm(loc, scale).logpdf(value).sum())
+
+
+def regression(f: np.ndarray, y: np.ndarray, noise: Any) -> float:
+    return normal(y, noise, f)
+
+
+def one_logit(a: np.ndarray, y: np.ndarray) -> float:
+    return float((y * log_expit(a) + (1.0 - y) * log_expit(-a)).sum())
+
+
+def logits(f: np.ndarray, y: np.ndarray) -> float:
+    return float(log_softmax(f, axis=1)[np.arange(len(y)), y].sum())
+
+
+def half_normal(value: np.ndarray, scale: float = 1.0) -> float:
+    return float(stats.halfnorm(0.0, scale).logpdf(value).sum())
+
+
+def relu(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, 0.0)
+
+
+def layers(w: Values, x: np.ndarray, activation: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """The network of the sites hidden0, hidden1, ..., output."""
+    depth = sum(name.startswith("hidden") and name.endswith(".weight") for name in w)
+    for layer in range(depth):
+        x = activation(x @ w[f"hidden{layer}.weight"] + w[f"hidden{layer}.bias"])
+    return x @ w["output.weight"] + w["output.bias"]
+
+
+def logistic_regression(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    prior = normal(w["output.weight"], 1.0) + normal(w["output.bias"], 1.0)
+    return prior + one_logit(layers(w, x, np.tanh)[:, 0], y)
+
+
+def evidence_framework(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    prior = sum(normal(value, math.sqrt(1.0 / 4.0)) for value in w.values())
+    return prior + one_logit(layers(w, x, np.tanh)[:, 0], y)
+
+
+def bayes_by_backprop(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    prior = 0.0
+    for value in w.values():
+        wide = math.log(0.25) + stats.norm(0.0, 1.5).logpdf(value)
+        prior += logsumexp([wide, math.log(0.75) + stats.norm(0.0, 0.1).logpdf(value)], axis=0).sum()
+    return prior + regression(layers(w, x, relu)[:, 0], y, 0.7)
+
+
+def empirical_bayes(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    return sum(normal(value, SCALES[name]) for name, value in w.items()) + one_logit(
+        layers(w, x, relu)[:, 0], y
+    )
+
+
+SCALES = {
+    "hidden0.weight": RNG.uniform(0.1, 2.0, size=(FEATURES, UNITS)),
+    "hidden0.bias": RNG.uniform(0.1, 2.0, size=UNITS),
+    "output.weight": RNG.uniform(0.1, 2.0, size=(UNITS, 1)),
+    "output.bias": np.array(0.5),
+}
+
+
+def spike_and_slab(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    total = half_normal(w["noise"])
+    for name, value in w.items():
+        if name != "noise":
+            root = math.sqrt(value.shape[0] if name.endswith("weight") else 1)
+            slab = math.log(0.25) + stats.norm(0.0, 1.5 / root).logpdf(value)
+            spike = math.log(0.75) + stats.norm(0.0, 0.015 / root).logpdf(value)
+            total += logsumexp([slab, spike], axis=0).sum()
+    return total + regression(layers(w, x, np.tanh)[:, 0], y, w["noise"])
+
+
+def relaxed(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    """The gate by its own law: logit(z) = (logit(1/4) + a standard logistic variable) / (1/2)."""
+    total, weights = half_normal(w["noise"]), {}
+    for name, base in w.items():
+        if name.endswith(".base"):
+            site = name.removesuffix(".base")
+            logit = w[f"{site}.logit"]
+            total += normal(base) + stats.logistic(2.0 * math.log(1 / 3), 2.0).logpdf(logit).sum()
+            root = math.sqrt(base.shape[0] if site.endswith("weight") else 1)
+            weights[site] = 1.5 / root * base / (1.0 + np.exp(-logit))
+    return total + regression(layers(weights, x, np.tanh)[:, 0], y, w["noise"])
+
+
+def horseshoe_mlp(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    site, root = "hidden0.weight", math.sqrt(FEATURES)
+    tau, local, slab = w[f"{site}.global"], w[f"{site}.local"], w[f"{site}.slab"]
+    total = stats.halfcauchy(0.0, 0.3 / root).logpdf(tau) + stats.halfcauchy.logpdf(local).sum()
+    total += stats.invgamma(2.0, scale=2.0 / FEATURES).logpdf(slab) + normal(w[f"{site}.base"])
+    total += half_normal(w["noise"]) + normal(w["hidden0.bias"]) + normal(w["output.bias"])
+    total += normal(w["output.weight"], 1.0 / math.sqrt(UNITS))
+    scale = tau * np.sqrt(slab * local**2 / (slab + tau**2 * local**2))
+    weights = {**w, site: scale * w[f"{site}.base"]}
+    return float(total) + regression(layers(weights, x, np.tanh)[:, 0], y, w["noise"])
+
+
+def ard_mlp(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    site = "hidden0.weight"
+    total = stats.halfcauchy.logpdf(w[f"{site}.scale"]).sum() + normal(w[f"{site}.base"])
+    total += half_normal(w["noise"]) + normal(w["hidden0.bias"]) + normal(w["output.bias"])
+    total += normal(w["output.weight"], 1.0 / math.sqrt(UNITS))
+    scaled = w[f"{site}.scale"].reshape(FEATURES, 1) * w[f"{site}.base"] / math.sqrt(FEATURES)
+    return float(total) + regression(layers({**w, site: scaled}, x, np.tanh)[:, 0], y, w["noise"])
+
+
+def neal_hierarchical(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    total, weights = normal(w["output.bias"]), {"output.bias": w["output.bias"]}
+    for site, fan_in in (("hidden0.weight", FEATURES), ("hidden0.bias", 1), ("output.weight", UNITS)):
+        precision, base = w[f"{site}.precision"], w[f"{site}.base"]
+        total += float(stats.gamma(2.0, scale=1.0 / 2.0).logpdf(precision)) + normal(base)
+        weights[site] = base / np.sqrt(fan_in * precision)
+    return total + logits(layers(weights, x, np.tanh), y)
+
+
+def multitask_hierarchical(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    total = half_normal(w["noise"]) + normal(w["shared.weight"], 1.0 / math.sqrt(FEATURES))
+    total += normal(w["shared.bias"])
+    heads = {}
+    for site, fan_in in (("heads.weight", UNITS), ("heads.bias", 1)):
+        mean, spread, base = (w[f"{site}.{part}"] for part in ("mean", "spread", "base"))
+        total += normal(mean) + half_normal(spread) + normal(base)
+        heads[site] = (mean + spread * base) / math.sqrt(fan_in)
+    group = np.searchsorted(CUTS, x[:, 2], side="left")
+    hidden = np.tanh(x @ w["shared.weight"] + w["shared.bias"])
+    f = [h @ heads["heads.weight"][:, g] + heads["heads.bias"][g] for h, g in zip(hidden, group, strict=True)]
+    return total + regression(np.array(f), y, w["noise"])
+
+
+# A value on a cut is below it.
+CUTS = np.array([np.sort(X[:, 2])[1], np.sort(X[:, 2])[3] + 0.01])
+
+
+def last_layer(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    prior = normal(w["output.weight"], 1.0 / math.sqrt(UNITS)) + normal(w["output.bias"])
+    return half_normal(w["noise"]) + prior + regression(layers(w, x, np.tanh)[:, 0], y, w["noise"])
+
+
+def wide_network(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    total = normal(w["hidden0.bias"], 0.5) + normal(w["output.bias"], 0.5)
+    total += normal(w["hidden0.weight"], 1.4 / math.sqrt(FEATURES))
+    total += normal(w["output.weight"], 1.4 / math.sqrt(UNITS))
+    return total + regression(layers(w, x, relu)[:, 0], y, 0.7)
+
+
+def one_layer_digits(
+    w: Values, x: np.ndarray, y: np.ndarray, numbers: tuple[tuple[float, float], ...] = ()
+) -> float:
+    numbers = numbers or tuple((0.5, (0.05 / inputs**2) ** 2) for inputs in (FEATURES, UNITS))
+    total = 0.0
+    for layer, (degrees, scale) in zip(("hidden0", "output"), numbers, strict=True):
+        variance = w[f"{layer}.variance"]
+        total += stats.invgamma(degrees / 2.0, scale=degrees * scale / 2.0).logpdf(variance)
+        total += normal(w[f"{layer}.weight"], np.sqrt(variance))
+        total += normal(w[f"{layer}.bias"], np.sqrt(variance))
+    free = layers({name: value for name, value in w.items() if "variance" not in name}, x, np.tanh)
+    return float(total) + logits(np.column_stack([np.zeros(len(x)), free]), y)
+
+
+def of_posteriordb(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    """With the shape and the scale that stand in its program."""
+    numbers = tuple(((0.05 / inputs**2) ** 2, 0.5) for inputs in (FEATURES, UNITS))
+    return one_layer_digits(w, x, y, numbers)
+
+
+def latent_inputs(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    assert w["z"].shape == (ROWS, 2)
+    total = half_normal(w["noise"], 0.5) + normal(w["z"])
+    total += normal(w["hidden0.weight"], 1.0 / math.sqrt(FEATURES + 2)) + normal(w["hidden0.bias"])
+    total += normal(w["output.weight"], 1.0 / math.sqrt(UNITS)) + normal(w["output.bias"])
+    f = layers(w, np.column_stack([x, w["z"]]), np.tanh)[:, 0]
+    return total + regression(f, y, w["noise"])
+
+
+DENSITIES: dict[str, tuple[Any, np.ndarray, Callable[[Values, np.ndarray, np.ndarray], float]]] = {
+    "logistic_regression": (small("logistic_regression"), BINARY, logistic_regression),
+    "evidence_framework": (small("evidence_framework", precision=4.0), BINARY, evidence_framework),
+    "bayes_by_backprop": (small("bayes_by_backprop", share=0.25), TARGETS, bayes_by_backprop),
+    "empirical_bayes": (with_prior_scales(small("empirical_bayes"), SCALES), BINARY, empirical_bayes),
+    "spike_and_slab": (small("spike_and_slab"), TARGETS, spike_and_slab),
+    "spike_and_slab, relaxed": (small("spike_and_slab", relaxed=True), TARGETS, relaxed),
+    "horseshoe_mlp": (small("horseshoe_mlp"), TARGETS, horseshoe_mlp),
+    "ard_mlp": (small("ard_mlp"), TARGETS, ard_mlp),
+    "neal_hierarchical": (small("neal_hierarchical"), LABELS, neal_hierarchical),
+    "multitask_hierarchical": (
+        small("multitask_hierarchical", column=2, cuts=tuple(CUTS)),
+        TARGETS,
+        multitask_hierarchical,
+    ),
+    "last_layer": (small("last_layer"), TARGETS, last_layer),
+    "wide_network": (small("wide_network"), TARGETS, wide_network),
+    "one_layer_digits": (small("one_layer_digits"), LABELS, one_layer_digits),
+    "one_layer_digits, exchanged": (small("one_layer_digits", exchanged=True), LABELS, of_posteriordb),
+    "latent_inputs": (small("latent_inputs", latents=2), TARGETS, latent_inputs),
+}
+
+
+@pytest.mark.parametrize("name", DENSITIES)
+def test_the_density_is_the_one_on_the_card(name: str) -> None:
+    """To 1e-9: sums of some hundred terms of float64, as for every prior and likelihood by itself."""
+    model, y, by_hand = DENSITIES[name]
+    for seed in range(2):
+        w, value = density(model, X, y, seed)
+        np.testing.assert_allclose(value, by_hand(w, X, y), rtol=1e-9)
+
+
+def test_every_model_of_this_file_has_its_density_written_out() -> None:
+    assert {name.partition(",")[0] for name in DENSITIES} | {"lenet"} == set(COUNTS)
+
+
+def test_the_images_go_through_the_convolutions_of_torch() -> None:
+    """conv, mean over 2 x 2 and dense layers of torch.nn.functional, with the channels where torch has them."""
+    import torch
+    from torch.nn import functional
+
+    model, x = small("lenet"), RNG.normal(size=(ROWS, 64))
+    w, value = density(model, x, LABELS)
+    at = {name: torch.as_tensor(each) for name, each in w.items()}
+    h = torch.as_tensor(x).reshape(ROWS, 1, 8, 8)
+    for layer in ("conv0", "conv1"):
+        kernel = at[f"{layer}.weight"].permute(3, 2, 0, 1)
+        h = torch.tanh(functional.conv2d(h, kernel, at[f"{layer}.bias"], padding=1))
+        h = functional.avg_pool2d(h, 2)
+    h = h.permute(0, 2, 3, 1).reshape(ROWS, -1)
+    for layer in ("hidden0", "hidden1", "output"):
+        h = functional.linear(h, at[f"{layer}.weight"].T, at[f"{layer}.bias"])
+        h = h if layer == "output" else torch.tanh(h)
+    total = -functional.cross_entropy(h, torch.as_tensor(LABELS), reduction="sum").item()
+    for name, each in w.items():
+        fan_in = math.prod(each.shape[:-1]) if name.endswith("weight") else 1
+        total += normal(each, 1.0 / math.sqrt(fan_in))
+    np.testing.assert_allclose(value, total, rtol=1e-9)
+    np.testing.assert_allclose(network_function(model)(w, x), h.numpy(), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        network_function(model)(w, x.reshape(ROWS, 8, 8, 1)), h.numpy(), rtol=1e-9, atol=1e-12
+    )
+
+
+# --- what a card claims ---------------------------------------------------------------------------
+
+
+def test_the_scales_of_empirical_bayes_mean_something_to_svi_only() -> None:
+    model = small("empirical_bayes")
+    for method in (bnn.MAP(), bnn.Laplace(), bnn.NUTS()):
+        with pytest.raises(UnsupportedError, match=r"priors\.EmpiricalBayes"):
+            bnn.fit(model, X, BINARY, method)
+
+
+def test_the_mode_of_logistic_regression_is_the_fit_of_scikit_learn() -> None:
+    """With the penalty |w|^2 / 2 of a standard normal prior, C = 1, on the intercept too."""
+    from sklearn.linear_model import LogisticRegression
+
+    design = np.column_stack([X, np.ones(ROWS)])
+    found = LogisticRegression(C=1.0, fit_intercept=False, tol=1e-12, max_iter=1000).fit(design, BINARY)
+    chosen = system("pyro")
+    with chosen.session("float64", "cpu", threads=1):
+        xs, ys = chosen.asarray(X), chosen.asarray(BINARY)
+        program = Program.of(chosen, zoo.load("logistic_regression"), xs, ys, language=True)
+        _, gradient = chosen.value_and_grad(lambda u: program.log_joint(program.unravel(u), xs, ys))(
+            chosen.asarray(found.coef_[0])
+        )
+        # L-BFGS of SciPy ends at gradients of about the square root of rounding.
+        np.testing.assert_allclose(chosen.to_numpy(gradient), 0.0, atol=1e-6)
+
+
+def test_a_head_serves_the_rows_of_its_group_and_no_other() -> None:
+    model = small("multitask_hierarchical", column=2, cuts=tuple(CUTS))
+    w, _ = density(model, X, TARGETS)
+    before = network_function(model)(w, X)
+    moved = {**w, "heads.bias.base": w["heads.bias.base"] + np.array([0.0, 1.0, 0.0])}
+    change = (network_function(model)(moved, X) - before)[:, 0]
+    second = (X[:, 2] > CUTS[0]) & (X[:, 2] <= CUTS[1])
+    assert 0 < second.sum() < ROWS
+    np.testing.assert_allclose(change, second * w["heads.bias.spread"], rtol=1e-12, atol=1e-15)
+
+
+def test_latent_inputs_belong_to_rows(ppl: str) -> None:
+    chosen = system(ppl)
+    with chosen.session("float64", "cpu"):
+        xs, ys = chosen.asarray(X), chosen.asarray(TARGETS)
+        program = Program.of(chosen, small("latent_inputs"), xs, ys, language=True)
+    assert [site.name for site in program.sites.values() if site.local] == ["z"]
+    assert program.sites["z"].shape == (ROWS, 1)
+
+
+# --- the limit of wide networks -------------------------------------------------------------------
+
+
+def arc_cosine(x: np.ndarray, sigma: float, offset: float) -> np.ndarray:
+    """The covariance of f on the card, (N, N): Cho and Saul's kernel of order 1 over the first layer's covariance."""
+    first = offset**2 + sigma**2 * x @ x.T / x.shape[1]
+    size = np.sqrt(np.diag(first))
+    cosine = np.clip(first / np.outer(size, size), -1.0, 1.0)
+    angle = np.arccos(cosine)
+    hidden = np.outer(size, size) * (np.sqrt(1.0 - cosine**2) + (np.pi - angle) * cosine) / (2.0 * np.pi)
+    return offset**2 + sigma**2 * hidden
+
+
+def sine(x: np.ndarray, sigma: float, offset: float) -> np.ndarray:
+    """With units sin(a): E sin(a) sin(b) = exp(-(A_aa + A_bb) / 2) sinh(A_ab)."""
+    first = offset**2 + sigma**2 * x @ x.T / x.shape[1]
+    half = 0.5 * np.diag(first)
+    return offset**2 + sigma**2 * np.exp(-half[:, None] - half[None, :]) * np.sinh(first)
+
+
+def prior_outputs(model: Any, x: np.ndarray, draws: int) -> np.ndarray:
+    """f (draws, N) of networks drawn from the prior, by NumPyro itself."""
+    import jax
+    import numpyro
+
+    native = bnn.as_numpyro(model)
+    with system("numpyro").session("float64", "cpu"):
+
+        def one(key: Any, x: Any) -> Any:
+            return numpyro.handlers.trace(numpyro.handlers.seed(native, key)).get_trace(x)["f"]["value"]
+
+        keys = jax.random.split(jax.random.PRNGKey(0), draws)
+        return np.asarray(jax.jit(jax.vmap(one, in_axes=(0, None)))(keys, x))[..., 0]
+
+
+@pytest.mark.parametrize(("activation", "kernel"), [("relu", arc_cosine), ("sin", sine)])
+def test_the_prior_of_a_wide_network_has_the_covariance_of_its_limit(
+    activation: str, kernel: Callable[..., np.ndarray]
+) -> None:
+    """Exact for one hidden layer at every width. Five standard errors over 9 entries: wrong once in 200 000 runs."""
+    x = np.array([[0.3, -1.0], [1.5, 0.4], [-0.7, -0.2]])
+    f = prior_outputs(zoo.load("wide_network", width=20, activation=activation), x, 5_000)
+    products = f[:, :, None] * f[:, None, :]
+    error = products.std(0) / math.sqrt(len(f))
+    assert np.all(np.abs(products.mean(0) - kernel(x, 1.4, 0.5)) < 5.0 * error)
+
+
+@pytest.mark.slow
+def test_a_wide_network_predicts_as_its_gaussian_process() -> None:
+    """NUTS on 200 units against Gaussian-process regression in closed form.
+
+    The mean and standard deviation of f differ by what is left of 1 / H (some hundredths of the prior's standard
+    deviation at 200 units) and by four Monte-Carlo standard errors.
+    """
+    from arviz_stats.base import array_stats
+
+    noise = 0.3
+    train = np.linspace(-1.5, 1.5, 8)[:, None]
+    test = np.linspace(-3.0, 3.0, 7)[:, None]
+    y = np.sin(2.0 * train[:, 0])
+    covariance = arc_cosine(np.concatenate([train, test]), 1.4, 0.5)
+    inner, cross, outer = covariance[:8, :8], covariance[8:, :8], covariance[8:, 8:]
+    gain = np.linalg.solve(inner + noise**2 * np.eye(8), cross.T).T
+    mean, spread = gain @ y, np.sqrt(np.diag(outer - gain @ cross.T))
+    model = zoo.load("wide_network", width=200, noise=noise)
+    posterior = bnn.fit(model, train, y, bnn.NUTS(chains=2, warmup=300, draws=500), seed=0)
+    values = {name: value.reshape(-1, *value.shape[2:]) for name, value in posterior.draws.items()}
+    f = np.stack(
+        [
+            network_function(model)({name: each[draw] for name, each in values.items()}, test)[:, 0]
+            for draw in range(1000)
+        ]
+    )
+    for column in range(len(test)):
+        draws = f[:, column].reshape(2, 500)
+        size = array_stats.ess(draws, method="mean")
+        error = 4.0 * f[:, column].std() / math.sqrt(size)
+        allowance = 0.05 * math.sqrt(outer[column, column])
+        assert abs(f[:, column].mean() - mean[column]) < error + allowance
+        assert abs(f[:, column].std() - spread[column]) < error + allowance
