@@ -1,4 +1,4 @@
-"""The command line: `ppl-bnn compare`, `ppl-bnn models`, `ppl-bnn data`.
+"""The command line: `ppl-bnn compare`, and to look around: `models`, `show`, `prior`, `data`.
 
 Names, numbers and folders are checked before data are read, and data before a framework is imported, so that a typing
 error costs a fraction of a second. Exit codes: 0 all methods finished; 1 a method failed (its row says why); 2 bad
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import functools
 import os
 import re
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ppl_bnn import __version__
+from ppl_bnn import _CONTENTS, __version__
 from ppl_bnn.errors import BNNError, InputError, message, unknown_name
 from ppl_bnn.progress import Bars, Task
 
@@ -33,27 +34,39 @@ if TYPE_CHECKING:
     from ppl_bnn.comparison import Comparison
     from ppl_bnn.data import Table
     from ppl_bnn.inference.method import Method
-    from ppl_bnn.zoo import Sketch
+    from ppl_bnn.predictive import Prediction
+    from ppl_bnn.zoo import Card, Sketch
 
-# Name -> (class in `ppl_bnn`, the system it runs in unless told otherwise).
+# Every method of the library by its class in lower case: a new one is there without a line here.
 METHODS = {
-    "nuts": ("NUTS", "numpyro"),
-    "svi": ("SVI", "pyro"),
-    "laplace": ("Laplace", "pyro"),
-    "map": ("MAP", "numpyro"),
+    name.lower(): name
+    for name, module in _CONTENTS.items()
+    if module.startswith("ppl_bnn.inference.") and name[0].isupper() and name != "Method"
 }
+DEFAULT = ("nuts", "svi", "laplace", "map")
+# What runs in Pyro unless told otherwise, so that the main job shows both systems; the others run in NumPyro.
+IN_PYRO = ("svi", "laplace")
+# What a method that is made of another one is made of.
+MEMBERS = {"ensemble": "map", "stacked": "nuts"}
 REFERENCE = "nuts"
 _DEFAULT_MODEL = {"regression": "regression_mlp", "classification": "classification_mlp"}
-# Enough to run every line of every method within seconds, and far from enough to believe the result.
-QUICK: dict[str, dict[str, Any]] = {
-    "nuts": {"draws": 25, "warmup": 25, "chains": 2, "max_tree_depth": 4},
-    "svi": {"steps": 100},
-    "laplace": {"steps": 100},
-    "map": {"steps": 100},
+# Enough to run every line of every method within seconds, and far from enough to believe the result: of these sizes
+# what a method has, and what some methods need besides.
+QUICK: dict[str, Any] = {"draws": 25, "warmup": 25, "chains": 2, "steps": 100}
+_QUICK_BESIDES: dict[str, dict[str, Any]] = {
+    "nuts": {"max_tree_depth": 4},
+    "hmc": {"num_steps": 4},
+    "chees": {"chains": 8, "superchains": 4, "max_steps": 16},
+    "meads": {"chains": 8, "superchains": 4, "folds": 2},
+    "smc": {"particles": 50, "runs": 2, "moves": 2, "max_leapfrog": 8},
+    "pathfinder": {"draws": 200, "max_iterations": 30},
+    "swag": {"collections": 10, "burn_in": 2, "rank": 5},
+    "ensemble": {"size": 3},
 }
 QUICK_ROWS = {"train": 100, "test": 50}
 MANY_ROWS = 20_000
 NOTES = "comparison.md"
+PRIOR = "prior.png"
 WIDTH = 100
 
 app = typer.Typer(
@@ -137,61 +150,83 @@ def _root(
 # --- compare ----------------------------------------------------------------------------------------------
 
 
+_Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL", help="A model of the zoo (see `ppl-bnn models`) or a file.py.", show_default=False
+    ),
+]
+_Data = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE.csv",
+        help="A data set (see `ppl-bnn data`) or a CSV file.",
+        show_default="the model's",
+    ),
+]
+_Target = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="The column of the CSV file to predict.", show_default=False),
+]
+_Drop = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN", help="A column of the CSV file to leave out; repeatable.", show_default=False
+    ),
+]
+_Task = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TASK",
+        help="regression or classification, where a CSV file leaves it open.",
+        show_default=False,
+    ),
+]
+_Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="An argument of the model, such as width=20; repeatable.",
+        show_default=False,
+    ),
+]
+_Out = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Where results are kept.", show_default="./ppl-bnn-results/MODEL-DATA"),
+]
+
+
 @app.command()
 @_told
 def compare(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="A model of the zoo (see `ppl-bnn models`) or a file.py.",
-            show_default=False,
-        ),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE.csv",
-            help="A data set (see `ppl-bnn data`) or a CSV file.",
-            show_default="the model's",
-        ),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(metavar="COLUMN", help="The column of the CSV file to predict.", show_default=False),
-    ] = None,
-    drop: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN", help="A column of the CSV file to leave out; repeatable.", show_default=False
-        ),
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TASK",
-            help="regression or classification, where a CSV file leaves it open.",
-            show_default=False,
-        ),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="An argument of the model, such as width=20; repeatable.",
-            show_default=False,
-        ),
-    ] = None,
+    model: _Model = None,
+    data: _Data = None,
+    target: _Target = None,
+    drop: _Drop = None,
+    task: _Task = None,
+    set_: _Set = None,
     methods: Annotated[
-        str, typer.Option(metavar="LIST", help="What to compare, separated by commas.")
-    ] = ",".join(METHODS),
+        str,
+        typer.Option(
+            metavar="LIST",
+            help=f"What to compare, separated by commas, each at its defaults. Known: {', '.join(METHODS)}.",
+        ),
+    ] = ",".join(DEFAULT),
     ppl: Annotated[
         str | None,
         typer.Option(
             metavar="SYSTEM",
             help="numpyro or pyro for all methods, or svi=pyro,nuts=numpyro.",
-            show_default=",".join(f"{name}={system}" for name, (_, system) in METHODS.items()),
+            show_default=",".join(["numpyro", *(f"{name}=pyro" for name in IN_PYRO)]),
+        ),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METHOD",
+            help="Which of the methods the others are measured against.",
+            show_default=f"{REFERENCE}, if it is among them",
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda[:i].")] = "auto",
@@ -201,19 +236,16 @@ def compare(
     quick: Annotated[
         bool, typer.Option("--quick", help="Tiny sizes: shows in seconds that all runs, and nothing else.")
     ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Where results are kept.", show_default="./ppl-bnn-results/MODEL-DATA"
-        ),
-    ] = None,
+    out: _Out = None,
 ) -> None:
     """Fit one model by several methods and show what each gives and costs.
 
     Without arguments: regression_mlp on the diabetes table by NUTS, SVI, Laplace and MAP, in under three minutes.
     """
     started = time.monotonic()
-    systems = _systems(_names(methods), ppl)
+    names = _names(methods)
+    systems = _systems(names, ppl)
+    measure = _reference(names, reference)
     _check_seed(seed)
     from ppl_bnn.ppl.protocol import resolve_device
 
@@ -237,7 +269,7 @@ def compare(
                 (table.x[plan.train], table.y[plan.train]),
                 (table.x[plan.test], table.y[plan.test]),
                 chosen,
-                reference=REFERENCE if REFERENCE in chosen else None,
+                reference=measure,
                 seed=seed,
                 device=device,
                 progress=bars,
@@ -281,38 +313,68 @@ class _Plan:
     parameters: int | None
 
 
+def _name(word: str) -> str:
+    """The name of a method as it is listed; Pathfinder, mc_dropout and MC-Dropout are meant well."""
+    name = re.sub(r"[\s_-]", "", word).lower()
+    if name not in METHODS:
+        raise unknown_name("method", word.strip(), METHODS)
+    return name
+
+
 def _names(methods: str) -> list[str]:
-    names = [name.strip().lower() for name in methods.split(",") if name.strip()]
-    for name in names:
-        if name not in METHODS:
-            raise unknown_name("method", name, METHODS)
+    names = [_name(word) for word in methods.split(",") if word.strip()]
     if not names or len(set(names)) < len(names):
         raise InputError(
-            "--methods: " + message("each method once", repr(methods), f"--methods {','.join(METHODS)}")
+            "--methods: " + message("each method once", repr(methods), f"--methods {','.join(DEFAULT)}")
         )
     return names
 
 
 def _systems(names: list[str], ppl: str | None) -> dict[str, str]:
-    """Method -> system. `ppl`: one system for all, or `svi=pyro,nuts=numpyro`."""
+    """Method -> system. `ppl`: one system for all, `svi=pyro,nuts=numpyro`, or both; the later word counts."""
     from ppl_bnn.ppl.protocol import SYSTEMS
 
-    systems = {name: METHODS[name][1] for name in names}
-    for word in [] if ppl is None else ppl.split(","):
-        method, equals, system = (part.strip().lower() for part in word.rpartition("="))
+    systems = {name: "pyro" if name in IN_PYRO else "numpyro" for name in names}
+    if ppl is None:
+        return systems
+    for word in ppl.split(","):
+        method, equals, system = (part.strip() for part in word.rpartition("="))
+        system = system.lower()
         if system not in SYSTEMS:
             raise unknown_name("system", system, SYSTEMS)
-        if equals and method not in METHODS:
-            raise unknown_name("method", method, METHODS)
-        if equals and method not in systems:
+        if not equals:
+            systems = dict.fromkeys(names, system)
+            continue
+        method = _name(method)
+        if method not in systems:
             raise InputError(
                 "--ppl: "
                 + message(
                     f"methods among {', '.join(names)}", method, f"--methods {','.join([*names, method])}"
                 )
             )
-        systems |= {method: system} if equals else dict.fromkeys(names, system)
+        systems[method] = system
+    for name, system in systems.items():
+        served = _class(MEMBERS.get(name, name)).systems
+        if system not in served:
+            advice = f"--ppl {ppl},{name}={served[0]}"
+            raise InputError(
+                "--ppl: " + message(f"{name} in {' or '.join(served)}, where alone it runs", system, advice)
+            )
     return systems
+
+
+def _reference(names: list[str], wanted: str | None) -> str | None:
+    """The method that the others are measured against; None for none."""
+    if wanted is None:
+        return REFERENCE if REFERENCE in names else None
+    name = _name(wanted)
+    if name not in names:
+        raise InputError(
+            "--reference: "
+            + message(f"one of the methods {', '.join(names)}", name, f"--methods {','.join([*names, name])}")
+        )
+    return name
 
 
 def _check_seed(seed: int) -> None:
@@ -320,10 +382,22 @@ def _check_seed(seed: int) -> None:
         raise InputError("--seed: " + message("a whole number from 0 to 2**31 - 1", str(seed), "--seed 0"))
 
 
-def _method(name: str, system: str, quick: bool) -> Method:
+def _class(name: str) -> type[Method]:
     import ppl_bnn
 
-    return getattr(ppl_bnn, METHODS[name][0])(ppl=system, **(QUICK[name] if quick else {}))
+    return getattr(ppl_bnn, METHODS[name])
+
+
+def _method(name: str, system: str, quick: bool) -> Method:
+    """The method of that name at its defaults, or at tiny sizes."""
+    cls = _class(name)
+    settings: dict[str, Any] = {}
+    if quick:
+        has = {field.name for field in dataclasses.fields(cls)}
+        settings = {key: value for key, value in QUICK.items() if key in has} | _QUICK_BESIDES.get(name, {})
+    if name in MEMBERS:
+        settings["member"] = _method(MEMBERS[name], system, quick)
+    return cls(ppl=system, **settings)
 
 
 def _plan(
@@ -343,18 +417,7 @@ def _plan(
 
     if task is not None and task not in tables.TASKS:
         raise unknown_name("task", task, tables.TASKS)
-    is_file = model is not None and (model.endswith(".py") or "/" in model)
-    card = None
-    if model is not None:
-        known = {} if is_file else zoo.models()
-        if not is_file and model not in known:
-            if model in tables.datasets():
-                advice = f"ppl-bnn compare --data {model}"
-                raise InputError(
-                    "MODEL: " + message("a model or a file.py", f"the data set {model!r}", advice)
-                )
-            raise unknown_name("model", model, known)
-        card = zoo.read_card(model) if is_file else known[model]
+    card, is_file = (None, False) if model is None else _card(model, "compare")
     source = data or (card.data if card is not None else "diabetes")
     if source is None:
         raise InputError(
@@ -399,6 +462,22 @@ def _plan(
     folder = _folder(out, model, source, quick)
     _check_folder(folder)
     return _Plan(name, function, table, train, test, folder, None if sketch is None else sketch.parameters)
+
+
+def _card(model: str, command: str) -> tuple[Card, bool]:
+    """The card of a model of the zoo or of a file, and whether it is a file."""
+    from ppl_bnn import data as tables
+    from ppl_bnn import zoo
+
+    if model.endswith(".py") or "/" in model:
+        return zoo.read_card(model), True
+    known = zoo.models()
+    if model in known:
+        return known[model], False
+    if model in tables.datasets():
+        advice = f"ppl-bnn {command}{' MODEL' if command == 'show' else ''} --data {model}"
+        raise InputError("MODEL: " + message("a model or a file.py", f"the data set {model!r}", advice))
+    raise unknown_name("model", model, known)
 
 
 def _sketch(model: Callable[..., Any], features: int) -> Sketch | None:
@@ -524,7 +603,7 @@ def _announce(console: Console, plan: _Plan, methods: dict[str, Method], quick: 
 
     table = plan.table
     size = f", {plan.parameters} parameters" if plan.parameters else ""
-    names = ", ".join(f"{METHODS[name][0]} ({method.ppl})" for name, method in methods.items())
+    names = ", ".join(f"{_called(method)} ({method.ppl})" for method in methods.values())
     classes = f", {len(table.class_names)} classes" if table.class_names else ""
     console.print(
         f"[bold]{escape(plan.name)}[/]{size}, on [bold]{escape(table.name)}[/]: {len(plan.train)} training and "
@@ -538,6 +617,11 @@ def _announce(console: Console, plan: _Plan, methods: dict[str, Method], quick: 
             f"[yellow]NUTS goes through all {len(plan.train)} rows for every gradient: this may take hours. "
             "--methods svi,map is quicker.[/]"
         )
+
+
+def _called(method: Method) -> str:
+    member = getattr(method, "member", None)
+    return method.name if member is None else f"{method.name} of {_called(member)}"
 
 
 class _Bars(Bars):
@@ -602,34 +686,175 @@ def models(
         typer.Argument(metavar="NAME", help="Show the whole card of this model.", show_default=False),
     ] = None,
 ) -> None:
-    """List the models of the zoo, or show the card of one."""
+    """List the models of the zoo, or show one as `ppl-bnn show` does."""
+    from ppl_bnn import data as tables
+    from ppl_bnn import zoo
+
+    if name is not None:
+        _show(name, None, [])
+        return
+    cards = zoo.models()
+    console = _console()
+    grid = _list(("model", "what it is", "default data", "size"))
+    for card in cards.values():
+        features = tables.datasets()[card.data].features if card.data else 1
+        sketch = _sketch(zoo.load(card.name), features)
+        grid.add_row(
+            card.name, card.summary, card.data or "-", "-" if sketch is None else str(sketch.parameters)
+        )
+    console.print(grid)
+    console.print(
+        "Size: the number of parameters on the default data. Each is a file that can be copied and changed:\n"
+        "`ppl-bnn show NAME` shows its card, its sites and its path, `ppl-bnn prior NAME` what it expects before\n"
+        "it has seen a target, and `ppl-bnn compare NAME` fits it.",
+        markup=False,
+    )
+
+
+@app.command()
+@_told
+def show(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model of the zoo (see `ppl-bnn models`) or a file.py.",
+            show_default=False,
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A data set (see `ppl-bnn data`), for the number of inputs.",
+            show_default="the model's",
+        ),
+    ] = None,
+    set_: _Set = None,
+) -> None:
+    """Show a model: its card, its sites with their priors and shapes, and how many numbers it infers."""
+    _show(model, data, set_ or [])
+
+
+def _show(model: str, data: str | None, settings: list[str]) -> None:
     from rich.text import Text
 
     from ppl_bnn import data as tables
     from ppl_bnn import zoo
 
-    cards = zoo.models()
+    card, is_file = _card(model, "show")
+    known = tables.datasets()
+    if data is not None and data not in known:
+        raise unknown_name("data set", data, known)
+    arguments = dict(_setting(setting) for setting in settings)
+    function = zoo.from_file(model, **arguments) if is_file else zoo.load(model, **arguments)
     console = _console()
-    if name is not None:
-        if name not in cards:
-            raise unknown_name("model", name, cards)
-        card = cards[name]
-        arguments = ", ".join(f"{key}={default}" for key, default in card.arguments.items())
-        console.print(Text(card.name, style="bold"))
-        console.print(Text(card.docstring), soft_wrap=True)
-        console.print(Text(f"\nArguments (--set NAME=VALUE): {arguments}\nFile: {card.path}"), soft_wrap=True)
+    console.print(Text(card.name, style="bold"))
+    console.print(Text(card.docstring), soft_wrap=True)
+    shown = card.arguments | {name: repr(value) for name, value in arguments.items()}
+    listed = ", ".join(f"{name}={value}" for name, value in shown.items()) or "none"
+    console.print(Text(f"\nArguments (--set NAME=VALUE): {listed}\nFile: {card.path}\n"), soft_wrap=True)
+    source = data or card.data
+    if source is None:
+        console.print("Its sites depend on the number of inputs: --data NAME shows them.", markup=False)
         return
-    grid = _list(("model", "what it is", "default data", "size"))
-    for card in cards.values():
-        features = tables.datasets()[card.data].features if card.data else 1
-        grid.add_row(
-            card.name, card.summary, card.data, str(zoo.sketch(zoo.load(card.name), features).parameters)
+    features = known[source].features
+    sketch = _sketch(function, features)
+    if sketch is None:
+        console.print(
+            "Its sites are not listed: it is no model of the language, or does not run on this data."
         )
+        return
+    grid = _list(("site", "prior", "shape", "numbers"), right=(3,))
+    for site in sketch.sites:
+        shape = " x ".join(map(str, site.shape)) or "-"
+        grid.add_row(site.name, Text(site.prior), shape, f"{site.size:,}".replace(",", " "))
+    grid.add_section()
+    total = f"{sketch.parameters:,}".replace(",", " ")
+    grid.add_row("in all", "", "", total, style="bold")
+    console.print(Text(f"On {source}, with {features} inputs:", style="bold"))
     console.print(grid)
-    console.print(
-        "Size: the number of parameters on the default data. Each is a file that can be copied and changed:\n"
-        "`ppl-bnn models NAME` shows its card and its path, `ppl-bnn compare NAME` fits it.",
-        markup=False,
+    computed = any("..." in words for words in (sketch.likelihood, *(site.prior for site in sketch.sites)))
+    legend = "\n...: computed from other sites" if computed else ""
+    console.print(Text(f"y, given x and these: {sketch.likelihood}{legend}"))
+
+
+@app.command()
+@_told
+def prior(
+    model: _Model = None,
+    data: _Data = None,
+    target: _Target = None,
+    drop: _Drop = None,
+    task: _Task = None,
+    set_: _Set = None,
+    draws: Annotated[int, typer.Option(help="How many draws from the prior.")] = 500,
+    seed: Annotated[int, typer.Option(help="For the draws.")] = 0,
+    out: _Out = None,
+) -> None:
+    """Draw from the prior of a model and picture what it expects before it has seen a target.
+
+    Curves for one input, maps of classes for two, else intervals row by row; in the units that `compare` fits in.
+    """
+    from rich.text import Text
+
+    _check_seed(seed)
+    if draws < 2:
+        raise InputError("--draws: " + message("a whole number of at least 2", str(draws), "--draws 500"))
+    plan = _plan(model, data, target, drop or [], task, set_ or [], seed, False, out)
+    table = plan.table
+    from ppl_bnn.before_data import prior_predictive
+    from ppl_bnn.reporting.figures import prior_figure
+
+    # Pyro draws at once what JAX would compile first; a model of NumPyro's own runs there all the same.
+    drawn = prior_predictive(
+        plan.model,
+        table.x,
+        table.y,
+        draws=draws,
+        seed=seed,
+        ppl="pyro",
+        standardise=True,
+        feature_names=tuple(table.feature_names),
+        class_names=table.class_names,
+    )
+    figure = prior_figure(
+        drawn.predict,
+        table.x,
+        table.y,
+        title=f"{plan.name} on {table.name}, before it has seen a target: {draws} draws from the prior",
+        target_name=table.target_name,
+        feature_names=table.feature_names,
+    )
+    plan.out.mkdir(parents=True, exist_ok=True)
+    file = plan.out / PRIOR
+    figure.savefig(file, dpi=100)
+    console = _console()
+    console.print(Text(_expected(drawn.predict(table.x), table)))
+    console.print(Text(f"Kept: {file}", style="bold"), soft_wrap=True)
+
+
+def _expected(prediction: Prediction, table: Table) -> str:
+    """The prior predictive of the rows of `table` in a sentence, beside what was observed."""
+    import numpy as np
+
+    if prediction.is_classes:
+        each = prediction.take_draws(
+            np.linspace(0, prediction.draws - 1, min(100, prediction.draws)).astype(int)
+        )
+        sure = [each.take_draws([draw]).probabilities.max(axis=1).mean() for draw in range(each.draws)]
+        return (
+            f"Before it has seen a target, a draw gives its most probable class of a row a probability of "
+            f"{np.mean(sure):.2f} on average, and half of the draws between {np.quantile(sure, 0.25):.2f} and "
+            f"{np.quantile(sure, 0.75):.2f} (1 for {prediction.classes} classes would be certainty, "
+            f"{1 / prediction.classes:.2f} ignorance)."
+        )
+    lower, upper = prediction.interval(0.9)
+    inside = np.mean((lower <= table.y) & (table.y <= upper))
+    return (
+        f"Before it has seen a target, the model expects {table.target_name} between {np.mean(lower):.3g} and "
+        f"{np.mean(upper):.3g} with probability 0.9, on average over {len(table.y)} rows; observed were "
+        f"{table.y.min():.3g} to {table.y.max():.3g}, of which {inside:.0%} lie in the interval of their row."
     )
 
 

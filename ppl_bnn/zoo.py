@@ -11,19 +11,21 @@ Cards are read from the syntax tree of a file: listing the zoo runs none of it.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import importlib
 import inspect
+import math
 import os
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ppl_bnn.errors import BNNError, InputError, ModelError, message, unknown_name
-from ppl_bnn.language.distributions import Distribution
+from ppl_bnn.language.distributions import Distribution, draw_shape
 from ppl_bnn.language.primitives import Interpretation, Message
 
 Model = Callable[..., Any]
@@ -141,30 +143,53 @@ def read_card(path: str | os.PathLike[str]) -> Card:
 
 
 @dataclass(frozen=True)
+class SiteSketch:
+    """A site as one run met it: what it is drawn from in words, and its shape.
+
+    In the words a number stands as it was given, and "..." for what is computed from other sites.
+    """
+
+    name: str
+    prior: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
 class Sketch:
-    """What one run of a model tells: how many numbers it infers, and its task ("regression" or "classification")."""
+    """What one run of a model tells.
+
+    parameters: how many numbers it infers. task: "regression" or "classification". sites: those numbers, site by site.
+    likelihood: what the targets are drawn from, in words.
+    """
 
     parameters: int
     task: str
+    sites: tuple[SiteSketch, ...] = field(default=(), compare=False)
+    likelihood: str = field(default="", compare=False)
 
 
 def sketch(model: Model, features: int) -> Sketch:
-    """Run `model` once on inputs (1, features) of ones, without a framework: its size and its task."""
+    """Run `model` once on inputs (1, features) of ones, without a framework: its size, its task and its sites."""
     import numpy as np
 
     with _Sketching() as run:
         model(np.ones((1, features)), None)
     assert isinstance(run, _Sketching)
-    return Sketch(run.parameters, run.task)
+    return Sketch(sum(site.size for site in run.sites), run.task, tuple(run.sites), run.likelihood)
 
 
 class _Sketching(Interpretation):
-    """Every site takes the value one in its shape, and its size is counted."""
+    """Every site takes the value one in its shape, and is written down."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.parameters = 0
+        self.sites: list[SiteSketch] = []
         self.task = ""
+        self.likelihood = ""
 
     def process(self, msg: Message) -> None:
         import numpy as np
@@ -172,13 +197,32 @@ class _Sketching(Interpretation):
         super().process(msg)
         if msg.kind in ("sample", "param"):
             given = msg.arguments["distribution" if msg.kind == "sample" else "init"]
-            shape = given.shape or () if isinstance(given, Distribution) else np.shape(given)
-            value = np.ones(shape)
-            self.parameters += value.size if msg.arguments.get("obs") is None else 0
-            msg.answer(value)
+            shape = draw_shape(given) if isinstance(given, Distribution) else np.shape(given)
+            if msg.arguments.get("obs") is None:
+                prior = _call(given.family, given.arguments) if msg.kind == "sample" else "none: a parameter"
+                self.sites.append(SiteSketch(msg.name, prior, tuple(map(int, shape))))
+            msg.answer(np.ones(shape))
         elif msg.kind == "observe":
-            self.task = msg.arguments["likelihood"].task
+            likelihood = msg.arguments["likelihood"]
+            self.task = likelihood.task
+            fields = dataclasses.fields(likelihood) if dataclasses.is_dataclass(likelihood) else ()
+            self.likelihood = _call(
+                type(likelihood).__name__, {each.name: getattr(likelihood, each.name) for each in fields}
+            )
             msg.answer(None)
+
+
+def _call(name: str, arguments: Mapping[str, Any]) -> str:
+    return f"{name}({', '.join(_word(value) for value in arguments.values())})"
+
+
+def _word(value: Any) -> str:
+    """A number or a word as it was given; an array has been computed, from ones."""
+    if type(value) in (list, tuple):
+        return f"({', '.join(map(_word, value))})"
+    if type(value) in (int, float):
+        return f"{value:.4g}"
+    return str(value) if isinstance(value, str | bool) or value is None else "..."
 
 
 def _python_file(path: str | os.PathLike[str]) -> Path:

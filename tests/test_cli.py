@@ -74,9 +74,53 @@ def test_models_are_listed_and_their_cards_shown() -> None:
     assert code == 0
     assert "y_n | x_n, w, b, s ~ N(x_n . w + b, s^2)" in out
     assert "scale=1.0, noise_scale=1.0" in out
-    code, _, err = invoke("models", "linear")
+    code, _, err = invoke("models", "linear_regresion")
     assert code == 2
     assert "did you mean 'linear_regression'" in err
+
+
+def test_a_model_is_shown_with_its_sites() -> None:
+    code, out, _ = invoke("show", "regression_mlp", "--set", "width=4")
+    assert code == 0
+    assert "h_n = tanh(x_n W1 + b1)" in out
+    assert "width=4" in out
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
+    # 1 / sqrt(10) and 1 / sqrt(4): variance over fan-in.
+    assert rows["hidden0.weight"][1:] == ["Normal(0,", "0.3162)", "10", "x", "4", "40"]
+    assert rows["output.weight"][1:] == ["Normal(0,", "0.5)", "4", "x", "1", "4"]
+    assert rows["noise"][1:] == ["HalfNormal(1)", "-", "1"]
+    assert rows["in"] == ["in", "all", "50"]
+    assert "y, given x and these: Gaussian(...)" in out
+    code, again, _ = invoke("models", "regression_mlp")
+    assert (code, again) == (0, invoke("show", "regression_mlp")[1])
+    code, out, _ = invoke("show", "linear_regression", "--data", "wine")
+    assert "On wine, with 13 inputs" in out
+    code, _, err = invoke("show", "linear_regresion")
+    assert (code, "did you mean 'linear_regression'" in err) == (2, True)
+    code, _, err = invoke("show", "iris")
+    assert (code, "ppl-bnn show MODEL --data iris" in err) == (2, True)
+
+
+def test_a_prior_is_pictured(csv: Path) -> None:
+    code, out, err = invoke(
+        "prior", "linear_regression", "--data", csv, "--target", "y", "--draws", "50", "--out", "before"
+    )
+    assert code == 0, err
+    assert "the model expects y between -" in out
+    assert "Kept: before/prior.png" in out
+    assert Path("before/prior.png").read_bytes().startswith(b"\x89PNG")
+    code, out, err = invoke(
+        "prior", "classification_mlp", "--data", csv, "--target", "group", "--draws", "30", "--out", "before"
+    )
+    assert code == 0, err
+    assert "ignorance" in out
+    for words, arguments in (
+        ("whole number of at least 2", ["--draws", "1"]),
+        ("did you mean 'regression_mlp'", ["regresion_mlp"]),
+    ):
+        code, _, err = invoke("prior", *arguments)
+        assert code == 2
+        assert words in err
 
 
 def test_data_are_listed() -> None:
@@ -105,6 +149,10 @@ REFUSALS: list[tuple[list[str], list[str]]] = [
     (["--ppl", "piro"], ["unknown system 'piro'", "did you mean 'pyro'"]),
     (["--ppl", "svy=pyro"], ["unknown method 'svy'", "did you mean 'svi'"]),
     (["--ppl", "svi=pyro", "--methods", "nuts"], ["came svi", "--methods nuts,svi"]),
+    (["--methods", "nuts,pathfinde"], ["unknown method 'pathfinde'", "did you mean 'pathfinder'"]),
+    (["--methods", "mclmc,nuts", "--ppl", "pyro"], ["mclmc in numpyro", "--ppl pyro,mclmc=numpyro"]),
+    (["--methods", "stacked,map", "--reference", "nuts"], ["--reference: expected one of", "came nuts"]),
+    (["--reference", "nut"], ["unknown method 'nut'", "did you mean 'nuts'"]),
     (["--device", "gpu"], ["'auto', 'cpu' or 'cuda[:i]'", "came 'gpu'", "try --device auto"]),
     (["--seed", "-1"], ["a whole number from 0 to 2**31 - 1", "came -1"]),
     (["--seed", str(2**31)], ["a whole number from 0 to 2**31 - 1"]),
@@ -290,6 +338,37 @@ def test_systems_of_the_methods() -> None:
     assert cli._systems(["nuts", "svi"], "pyro") == {"nuts": "pyro", "svi": "pyro"}
     assert cli._systems(["nuts", "svi"], "svi=numpyro") == {"nuts": "numpyro", "svi": "numpyro"}
     assert cli._systems(["nuts", "svi"], "pyro, nuts=numpyro") == {"nuts": "numpyro", "svi": "pyro"}
+    assert cli._systems(["ensemble", "smc"], "ensemble=pyro") == {"ensemble": "pyro", "smc": "numpyro"}
+    # What is taken where nothing is said has to exist.
+    for name, system in cli._systems(list(cli.METHODS), None).items():
+        assert cli._systems([name], system) == {name: system}
+
+
+def test_every_method_of_the_library_goes_by_its_name() -> None:
+    from ppl_bnn.inference.method import Method
+
+    exported = {name: getattr(ppl_bnn, name) for name in ppl_bnn.__all__}
+    methods = {
+        name: value
+        for name, value in exported.items()
+        if isinstance(value, type) and issubclass(value, Method) and value is not Method
+    }
+    assert {name.lower(): name for name in methods} == cli.METHODS
+    for name, called in cli.METHODS.items():
+        for quick in (False, True):
+            assert type(cli._method(name, "numpyro", quick)) is methods[called]
+    assert cli._names("NUTS, mc_dropout") == ["nuts", "mcdropout"]
+    assert cli._names("MC-Dropout") == ["mcdropout"]
+    ensemble = cli._method("ensemble", "pyro", False)
+    assert (ensemble.ppl, cli._called(ensemble)) == ("pyro", "Ensemble of MAP")
+    # At its defaults a method is what its class makes of no arguments.
+    assert cli._method("mclmc", "numpyro", False) == ppl_bnn.MCLMC()
+
+
+def test_the_reference_is_nuts_unless_another_is_named() -> None:
+    assert cli._reference(["svi", "nuts"], None) == "nuts"
+    assert cli._reference(["svi", "mclmc"], None) is None
+    assert cli._reference(["svi", "mclmc"], "MCLMC") == "mclmc"
 
 
 @pytest.mark.slow
@@ -299,4 +378,18 @@ def test_quick_comparison_of_all_methods_in_both_systems() -> None:
         assert code == 0, err
         assert "noise floor" in out
         assert "NOT converged" in out
-        assert {f"{name}.nc" for name in cli.METHODS} <= {entry.name for entry in Path(system).iterdir()}
+        assert {f"{name}.nc" for name in cli.DEFAULT} <= {entry.name for entry in Path(system).iterdir()}
+
+
+@pytest.mark.slow
+def test_quick_comparison_of_all_other_methods(csv: Path) -> None:
+    others = [name for name in cli.METHODS if name not in cli.DEFAULT]
+    code, out, err = invoke(
+        "compare", "--data", csv, "--target", "y", "--quick", "--out", "others", "--set", "width=3",
+        "--methods", ",".join(others), "--reference", "mclmc",
+    )  # fmt: skip
+    assert code == 0, out + err
+    assert "by HMC (numpyro), ChEES (numpyro)" in err
+    assert "How far it is from mclmc" in out
+    assert max(len(line) for line in out.splitlines()) <= 100
+    assert {f"{name}.nc" for name in others} <= {entry.name for entry in Path("others").iterdir()}

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
+import matplotlib.colors
 import matplotlib.image
 import numpy as np
 import pandas as pd
@@ -23,9 +24,12 @@ from ppl_bnn.mixing import mixing
 from ppl_bnn.predictive import Prediction
 from ppl_bnn.reporting.figures import (
     BLUE,
+    CURVES,
+    ORANGE,
     VERMILION,
     convergence_figure,
     predictions_figure,
+    prior_figure,
     running_score_figure,
 )
 
@@ -286,3 +290,80 @@ def test_running_scores_are_drawn_for_each_chain_and_for_all(rng: np.random.Gene
     assert f"at the end: {running.together[-1]:.3f}" in texts(figure)
     alone = running_score_figure(RunningScore(rng.normal(size=(1, 9)), np.full(9, np.nan)))
     assert len(alone.axes[0].lines) == 1
+
+
+# --- before data ------------------------------------------------------------------------------------------
+
+SLOPES = np.random.default_rng(8).normal(size=50)
+
+
+def lines(x: np.ndarray) -> Prediction:
+    """y = s x_1 + N(0, 0.5^2), a slope s for each draw from the prior."""
+    loc = SLOPES[:, None] * x[:, 0]
+    return Prediction("Normal", {"loc": loc, "scale": np.full_like(loc, 0.5)})
+
+
+def halves(x: np.ndarray) -> Prediction:
+    """Class 1 right of 0, class 0 left of it: certainly, in half of the draws the other way round, and not at all."""
+    right = (x[:, 0] > 0).astype(float)
+    return Prediction("Bernoulli", {"probs": np.stack([right, 1.0 - right, np.full(len(x), 0.5)])})
+
+
+def test_the_prior_of_a_curve_is_its_draws_over_their_band(rng: np.random.Generator) -> None:
+    x, y = rng.uniform(-2.0, 2.0, size=(30, 1)), rng.normal(size=30)
+    figure = prior_figure(lines, x, y, title="before", target_name="height / cm", feature_names=("age",))
+    (axes,) = figure.axes
+    *curves, points = axes.lines
+    assert len(curves) == CURVES
+    drawn = {round(float(curve.get_ydata()[-1] / curve.get_xdata()[-1]), 9) for curve in curves}
+    assert drawn <= set(SLOPES.round(9))
+    assert len(drawn) == CURVES
+    grid = curves[0].get_xdata()
+    width = np.ptp(x)
+    np.testing.assert_allclose([grid[0], grid[-1]], [x.min() - 0.25 * width, x.max() + 0.25 * width])
+    np.testing.assert_array_equal(points.get_xdata(), x[:, 0])
+    np.testing.assert_array_equal(points.get_ydata(), y)
+    # The band at the last place holds 90 % of the mixture, by its own distribution function from SciPy.
+    (band,) = axes.collections
+    edge = band.get_paths()[0].vertices
+    low, high = np.sort(edge[np.isclose(edge[:, 0], grid[-1]), 1])[[0, -1]]
+    inside = stats.norm(SLOPES * grid[-1], 0.5)
+    assert (inside.cdf(high) - inside.cdf(low)).mean() == pytest.approx(0.9, abs=1e-6)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("age", "height / cm")
+    assert "before" in texts(figure)
+
+
+def test_the_prior_of_classes_in_a_plane_is_a_map_for_each_draw(rng: np.random.Generator) -> None:
+    x = rng.uniform(-1.0, 1.0, size=(20, 2))
+    x[0], x[1] = -1.0, 1.0
+    y = (rng.random(20) < 0.5).astype(int)
+    figure = prior_figure(halves, x, y)
+    shown = [axes for axes in figure.axes if axes.axison]
+    assert len(shown) == 3
+    first, second, unsure = (np.asarray(axes.images[0].get_array()) for axes in shown)
+    blue, orange = (np.array(matplotlib.colors.to_rgb(colour)) for colour in (BLUE, ORANGE))
+    for picture, left, right in ((first, blue, orange), (second, orange, blue)):
+        np.testing.assert_allclose(1.0 - picture[:, 0], np.tile(0.8 * (1.0 - left), (len(picture), 1)))
+        np.testing.assert_allclose(1.0 - picture[:, -1], np.tile(0.8 * (1.0 - right), (len(picture), 1)))
+    assert unsure.min() > 0.9
+    np.testing.assert_allclose(shown[0].images[0].get_extent(), [-1.5, 1.5, -1.5, 1.5])
+    assert sum(len(line.get_xdata()) for line in shown[0].lines) == 20
+    assert "observed: class 1" in texts(figure)
+
+
+def test_the_prior_of_other_data_is_shown_row_by_row(rng: np.random.Generator) -> None:
+    x, y = rng.normal(size=(25, 3)), rng.normal(size=25)
+    figure = prior_figure(lines, x, y)
+    left, right = figure.axes
+    wide = np.array(left.collections[0].get_segments())[:, :, 1]
+    order = np.argsort(y)
+    np.testing.assert_allclose(wide.T, lines(x[order]).interval(0.9))
+    np.testing.assert_array_equal(left.lines[0].get_ydata(), y[order])
+    assert right.get_xlabel() == "share of rows"
+    figure = prior_figure(halves, rng.normal(size=(40, 3)), np.repeat([0, 1], [10, 30]))
+    left, right = figure.axes
+    assert [line.get_ydata()[0] for line in right.lines if line.get_marker() == "D"] == [0.25, 0.75]
+    # Two draws are certain, one knows nothing.
+    heights = [patch.get_height() for patch in left.patches]
+    np.testing.assert_allclose([heights[0], heights[-1], sum(heights)], [1 / 3, 2 / 3, 1.0])
+    assert png(figure).startswith(b"\x89PNG")
