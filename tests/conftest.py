@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+
 import numpy as np
 
 # Before ArviZ, which leaves a lazy module of that name: "import numpyro.distributions" makes half a package of it.
 import numpyro  # noqa: F401
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_programs() -> Iterator[None]:
+    """JAX keeps what it compiles in a folder of this process, for as long as the tests run.
+
+    Tests bind the same few models over and over, and each binding is a function of its own to JAX: without this it
+    compiles the same program once for each of them. What a fit does is not changed by where its program comes from.
+    """
+    import jax
+
+    with tempfile.TemporaryDirectory(prefix="ppl-bnn-tests-") as folder:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+        yield
 
 
 @pytest.fixture

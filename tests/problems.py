@@ -5,10 +5,12 @@ Whoever adds a method adds a row to `METHODS` and gets all the tests.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, priors
@@ -78,6 +80,24 @@ class Conjugate:
         """(chain, draw, P) of the weights, then the bias."""
         weight, bias = draws["output.weight"], draws["output.bias"]
         return np.concatenate([weight.reshape(*weight.shape[:2], -1), bias], axis=-1)
+
+
+def in_both_systems(names: str, cases: Iterable[Any], once: Any) -> pytest.MarkDecorator:
+    """`parametrize` over `ppl` and `cases`, where NumPyro runs the case `once` and leaves the others to the slow tests.
+
+    For tests of what is written once for both systems: Pyro runs all of it, and NumPyro compiles for seconds each time.
+    """
+    every = [case if isinstance(case, tuple) else (case,) for case in cases]
+    first = once if isinstance(once, tuple) else (once,)
+    assert first in every
+    return pytest.mark.parametrize(
+        f"ppl,{names}",
+        [
+            pytest.param(ppl, *case, marks=pytest.mark.slow if ppl == "numpyro" and case != first else [])
+            for ppl in ("pyro", "numpyro")
+            for case in every
+        ],
+    )
 
 
 def regression_data(rows: int = 60, features: int = 2, seed: int = 3) -> tuple[np.ndarray, np.ndarray]:

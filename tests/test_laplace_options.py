@@ -27,7 +27,7 @@ from ppl_bnn.errors import (
 from ppl_bnn.inference.optimise import find_mode, starting_point
 from ppl_bnn.ppl.protocol import Problem, Program, site_seed, system
 from ppl_bnn.progress import Silent
-from tests.problems import Conjugate, regression_data, small_classifier, small_network
+from tests.problems import Conjugate, in_both_systems, regression_data, small_classifier, small_network
 
 PPLS = ("numpyro", "pyro")
 # Where the two systems share the NumPy that is tested, the one that compiles for seconds is left to the slow tests.
@@ -390,8 +390,11 @@ def argmax(function, start):
     return refined.x, -refined.fun
 
 
-@pytest.mark.parametrize("search", ["fixed_point", "maximise"])
-@pytest.mark.parametrize("model", [unknown_noise, known_noise])
+@in_both_systems(
+    "model,search",
+    itertools.product([unknown_noise, known_noise], ["fixed_point", "maximise"]),
+    once=(unknown_noise, "fixed_point"),
+)
 def test_noise_by_the_evidence_is_the_optimum_of_the_closed_form(ppl, model, search):
     """A prior on the noise has no say; nor has the value that was written down."""
     problem = Conjugate.make()
@@ -556,7 +559,7 @@ def test_tuned_precisions_are_the_optimum_of_the_closed_form(tune, structure, se
     assert np.isclose(figures["effective_parameters"], gamma, rtol=1e-8)
 
 
-@pytest.mark.parametrize("tune", GROUPS)
+@in_both_systems("tune", GROUPS, once="tensor")
 def test_a_tuned_posterior_speaks_of_the_tuned_program(ppl, tune, tmp_path):
     """Densities, draws, diagnosis and storage: all under the prior N(0, scale^2 / factor) and the tuned noise."""
     x, y, design = added_data()
@@ -665,6 +668,7 @@ def test_validation_chooses_the_factor_with_the_best_score_on_held_out_rows(ppl)
     assert np.array_equal(flat_centre(given), mode["output.weight"][:, 0])
 
 
+@PYRO_FIRST
 def test_noise_cannot_be_tuned_by_more_effective_parameters_than_rows(ppl):
     """A diagonal of 40 columns over 8 rows counts nearly 40 parameters: nothing is left of the data for the noise."""
     rng = np.random.default_rng(0)
@@ -780,6 +784,7 @@ def test_a_network_trained_elsewhere_gets_a_spread_and_keeps_its_mean(ppl, form,
         assert np.isclose(np.log(noise), argmax(joint, [-1.0])[0][0], atol=1e-6)
 
 
+@PYRO_FIRST
 def test_a_mode_that_is_none_is_reported(ppl):
     """Weights that have nothing to do with the targets, taken as they are."""
     start, _ = elsewhere("torch")
