@@ -21,11 +21,27 @@ _CONTENTS: dict[str, str] = {
     "coupled": "ppl_bnn.language.primitives",
     "linear": "ppl_bnn.language.primitives",
     "dense": "ppl_bnn.language.layers",
-    "conv2d": "ppl_bnn.language.layers",
     "conv": "ppl_bnn.language.primitives",
+    "conv1d": "ppl_bnn.language.layers",
+    "conv2d": "ppl_bnn.language.layers",
+    "layer_norm": "ppl_bnn.language.layers",
+    "filter_response_norm": "ppl_bnn.language.layers",
+    "residual": "ppl_bnn.language.layers",
+    "residual_block": "ppl_bnn.language.layers",
+    "embedding": "ppl_bnn.language.layers",
+    "learned_positions": "ppl_bnn.language.layers",
+    "attention": "ppl_bnn.language.attention",
+    "transformer_block": "ppl_bnn.language.attention",
+    "gru": "ppl_bnn.language.recurrent",
+    "lstm": "ppl_bnn.language.recurrent",
+    "graph_conv": "ppl_bnn.language.graph",
     "noncentred": "ppl_bnn.language.transforms",
     "with_prior": "ppl_bnn.language.transforms",
     "mlp": "ppl_bnn.language.networks",
+    "cnn": "ppl_bnn.language.networks",
+    "resnet": "ppl_bnn.language.networks",
+    "lstm_classifier": "ppl_bnn.language.networks",
+    "transformer": "ppl_bnn.language.networks",
     "network_function": "ppl_bnn.language.handlers",
     "as_numpyro": "ppl_bnn.ppl.numpyro",
     "as_pyro": "ppl_bnn.ppl.pyro",
@@ -154,10 +170,23 @@ if TYPE_CHECKING:
     from ppl_bnn.inference.swag import SWAG
     from ppl_bnn.language import distributions as dist
     from ppl_bnn.language import likelihoods, ops, priors
+    from ppl_bnn.language.attention import attention, transformer_block
+    from ppl_bnn.language.graph import graph_conv
     from ppl_bnn.language.handlers import network_function
-    from ppl_bnn.language.layers import conv2d, dense
-    from ppl_bnn.language.networks import mlp
+    from ppl_bnn.language.layers import (
+        conv1d,
+        conv2d,
+        dense,
+        embedding,
+        filter_response_norm,
+        layer_norm,
+        learned_positions,
+        residual,
+        residual_block,
+    )
+    from ppl_bnn.language.networks import cnn, lstm_classifier, mlp, resnet, transformer
     from ppl_bnn.language.primitives import conv, coupled, deterministic, linear, observe, param, rows, sample
+    from ppl_bnn.language.recurrent import gru, lstm
     from ppl_bnn.language.transforms import noncentred, with_prior
     from ppl_bnn.posterior import Posterior
     from ppl_bnn.ppl.numpyro import as_numpyro, enable_compilation_cache

@@ -22,7 +22,7 @@ from ppl_bnn.language.handlers import (
     network_output,
     recorded_linear,
 )
-from ppl_bnn.language.primitives import Handler, Message, running
+from ppl_bnn.language.primitives import Handler, Message, maps_are_seen, running
 from ppl_bnn.ppl.protocol import Program, system
 
 RNG = np.random.default_rng(4)
@@ -373,11 +373,64 @@ def test_functions_of_several_arrays(ppl: str) -> None:
             (ops.asarray(b, like=s), b),
             (ops.log(ops.exp(s)), a),
             (ops.sqrt(s**2), np.abs(a)),
+            (ops.maximum(s, t), np.maximum(a, b)),
+            (ops.full_like(s, 2.0), np.full_like(a, 2.0)),
+            (ops.in_floats(a > 0, like=s), (a > 0).astype(float)),
+            (ops.segment_sum(s, np.array([2, 0, 2]), 4), np.stack([a[1], 0 * a[0], a[0] + a[2], 0 * a[0]])),
         ):
             np.testing.assert_allclose(chosen.to_numpy(value), expected, rtol=1e-13)
     assert ops.exp(0.0) == 1.0
     assert ops.log(1) == 0.0
     assert ops.sqrt(4) == 2.0
+
+
+def test_equal_entries_share_the_derivative_of_their_maximum(ppl: str) -> None:
+    chosen = system(ppl)
+    with chosen.session("float64", "cpu"):
+        x = chosen.asarray(np.array([1.0, 2.0, 3.0]))
+        _, slope = chosen.value_and_grad(lambda a: ops.sum(ops.maximum(a, ops.full_like(x, 2.0))))(x)
+        np.testing.assert_array_equal(chosen.to_numpy(slope), [0.0, 0.5, 1.0])
+
+
+@pytest.mark.parametrize("unrolled", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_scan_goes_along_time(ppl: str, reverse: bool, unrolled: bool) -> None:
+    chosen = system(ppl)
+    a = RNG.normal(size=(2, 5, 3))
+    wanted = np.cumsum(a[:, ::-1], 1)[:, ::-1] if reverse else np.cumsum(a, 1)
+
+    def step(state: Any, now: Any) -> Any:
+        total = state[0] + now[0]
+        return (total,), total
+
+    with chosen.session("float64", "cpu"):
+        x = chosen.asarray(a)
+        found = ops.scan(step, (ops.zeros_like(x[:, 0]),), (x,), reverse, unrolled)
+        np.testing.assert_allclose(chosen.to_numpy(found), wanted, rtol=1e-13, atol=1e-14)
+    plain = ops.scan(step, (np.zeros((2, 3)),), (a,), reverse, unrolled)
+    np.testing.assert_allclose(plain, wanted, rtol=1e-13, atol=1e-14)
+
+
+def test_numbers_are_looked_at_where_they_are_there(ppl: str) -> None:
+    chosen = system(ppl)
+    seen = []
+    with chosen.session("float64", "cpu"):
+        x = chosen.asarray(np.arange(3.0))
+        chosen.compile(chosen.vmap(lambda a: seen.append(ops.concrete(a)) or a))(x)
+        np.testing.assert_array_equal(ops.concrete(x), np.arange(3.0))
+    assert seen == [None]
+
+
+def test_a_handler_says_whether_it_sees_maps() -> None:
+    with NetworkFunction({}) as run:
+        assert isinstance(run, NetworkFunction)
+        assert not maps_are_seen()
+        with Substitute({}):
+            assert not maps_are_seen()
+            # One that nobody knows may look at anything.
+            with Handler():
+                assert maps_are_seen()
+        run.observed = True
 
 
 # --- layers -----------------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from ppl_bnn.language.primitives import Handler, Interpretation, Message
 class Substitute(Handler):
     """Random variables and parameters named in `values` take those values."""
 
+    sees_maps = False
+
     def __init__(self, values: Mapping[str, Any]):
         self.values = values
 
@@ -111,7 +113,7 @@ class RecordLinear(Handler):
     gradient of a loss with respect to a perturbation at zero is the gradient with respect to the output of the map.
 
     A convolution is a linear map on patches: its recorded input is (N, H', W', kh * kw * C) in the order (kh, kw, C),
-    so that its output is patches @ weight.reshape(-1, O) + bias.
+    so that its output is patches @ weight.reshape(-1, O) + bias; along time (N, T', k * C).
 
     perturbations: name -> one array, a list with one per use, or a dict from the numbers of some uses.
     values: those handed to the model; a weight or bias is a site if it is the very object there.
@@ -131,7 +133,7 @@ class RecordLinear(Handler):
             return
         x, weight, bias = (msg.arguments[name] for name in ("x", "weight", "bias"))
         if msg.kind == "conv":
-            x = ops.patches(x, tuple(weight.shape[:2]), msg.arguments["stride"], msg.arguments["padding"])
+            x = ops.patches(x, tuple(weight.shape[:-2]), msg.arguments["stride"], msg.arguments["padding"])
         self.inputs.setdefault(msg.name, []).append(x)
         self.has_bias[msg.name] = bias is not None
         sites = (self.sites.get(id(weight)), None if bias is None else self.sites.get(id(bias)))

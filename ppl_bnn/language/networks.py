@@ -7,8 +7,22 @@ from typing import Any
 
 from ppl_bnn.errors import ModelError, message
 from ppl_bnn.language import ops
-from ppl_bnn.language.layers import dense
+from ppl_bnn.language.attention import transformer_block
+from ppl_bnn.language.layers import (
+    conv1d,
+    conv2d,
+    dense,
+    embedding,
+    filter_response_norm,
+    layer_norm,
+    learned_positions,
+    residual_block,
+    sequence_mask,
+    sequence_shape,
+    whole,
+)
 from ppl_bnn.language.priors import Prior
+from ppl_bnn.language.recurrent import lstm
 
 
 def mlp(
@@ -35,3 +49,130 @@ def mlp(
     for layer, width in enumerate(widths[:-1]):
         x = nonlinearity(dense(f"hidden{layer}", x, width, each[layer], bias))
     return dense("output", x, widths[-1], each[-1], bias)
+
+
+def cnn(
+    x: Any,
+    channels: Sequence[int],
+    widths: Sequence[int],
+    kernel: ops.Pair = 3,
+    activation: str | Callable[[Any], Any] = "relu",
+    prior: Prior | None = None,
+    bias: bool | Prior = True,
+) -> Any:
+    """Convolutions with pooling, then a multi-layer perceptron; the last of `widths` is the number of outputs.
+
+    Each of `channels` is a convolution "same" `conv0`, `conv1`, ..., its activation, and the maximum over windows of 2;
+    then places and channels side by side, and `mlp(x, widths)`.
+
+    x: (N, H, W, C) or sequences (N, T, C); result (N, widths[-1]).
+    """
+    channels = _several("cnn", "channels", channels)
+    nonlinearity = ops.activation(activation)
+    convolve: Any = conv1d if len(x.shape) == 3 else conv2d
+    for layer, width in enumerate(channels):
+        x = nonlinearity(convolve(f"conv{layer}", x, width, kernel, prior=prior, bias=bias))
+        x = ops.max_pool(x, 2)
+    return mlp(x.reshape(x.shape[0], -1), widths, activation, prior, bias)
+
+
+def resnet(
+    x: Any,
+    channels: Sequence[int],
+    outputs: int,
+    blocks: int = 1,
+    kernel: ops.Pair = 3,
+    activation: str | Callable[[Any], Any] | None = None,
+    prior: Prior | None = None,
+    bias: bool | Prior = True,
+) -> Any:
+    """A residual network with filter response normalisation (He et al. 2016; Singh and Krishnan 2020).
+
+    A convolution `stem` with its normalisation `stem.norm`; for each of `channels` as many residual blocks as `blocks`
+    says, `stage0.block0`, ..., the first of a later stage with stride 2; the mean over all places; and the
+    layer `output`. activation: as in `residual_block`, by default thresholds of its own. A network of 6 b + 2 layers as
+    for CIFAR-10 has channels (16, 32, 64) and b blocks. `bias` is that of the last layer.
+
+    x: (N, H, W, C) or (N, T, C); result (N, outputs).
+    """
+    channels = _several("resnet", "channels", channels)
+    blocks = whole("resnet", "blocks", blocks, 3)
+    nonlinearity = None if activation is None else ops.activation(activation)
+    convolve: Any = conv1d if len(x.shape) == 3 else conv2d
+    x = convolve("stem", x, channels[0], kernel, prior=prior, bias=False)
+    x = filter_response_norm("stem.norm", x, threshold=nonlinearity is None)
+    x = x if nonlinearity is None else nonlinearity(x)
+    for stage, width in enumerate(channels):
+        for block in range(blocks):
+            stride = 2 if stage > 0 and block == 0 else 1
+            x = residual_block(f"stage{stage}.block{block}", x, width, kernel, stride, activation, prior)
+    places = x.reshape(x.shape[0], -1, x.shape[-1])
+    return dense("output", ops.mean(places, 1), outputs, prior, bias)
+
+
+def lstm_classifier(
+    tokens: Any,
+    size: int,
+    width: int,
+    outputs: int,
+    prior: Prior | None = None,
+    bias: bool | Prior = True,
+    mask: Any = None,
+) -> Any:
+    """Symbols to vectors, a long short-term memory over them, and a layer on its last state.
+
+    Names: `embedding` (size, width), `lstm` and `output`; the table has the prior of `bnn.embedding`, all else `prior`.
+    mask: (N, T), true where a symbol is there.
+
+    tokens: whole numbers 0..size-1, (N, T); result (N, outputs).
+    """
+    x = embedding("embedding", tokens, size, width)
+    states = lstm("lstm", x, width, prior, bias, mask)
+    return dense("output", states[:, -1], outputs, prior, bias)
+
+
+def transformer(
+    x: Any,
+    outputs: int,
+    width: int,
+    heads: int,
+    blocks: int = 1,
+    size: int | None = None,
+    prior: Prior | None = None,
+    bias: bool | Prior = True,
+    mask: Any = None,
+    causal: bool = False,
+) -> Any:
+    """A transformer over a sequence, and a layer on the mean of what leaves it.
+
+    Vectors of `width` for symbols (an `embedding` with `size` rows) or, without `size`, from features by a dense layer
+    of that name; plus `positions`; `block0`, `block1`, ...; a last `norm`; the mean over positions; and `output`.
+    Tables have the priors of their layers, all else `prior`. mask, causal: as in `bnn.attention`; the mean is over what
+    is there.
+
+    x: whole numbers 0..size-1, (N, T), or features (N, T, C); result (N, outputs).
+    """
+    if size is None:
+        sequence_shape("transformer", x)
+        h = dense("embedding", x, width, prior, bias)
+    else:
+        h = embedding("embedding", x, size, width)
+    h = learned_positions("positions", h)
+    for block in range(whole("transformer", "blocks", blocks, 2)):
+        h = transformer_block(f"block{block}", h, heads, prior=prior, bias=bias, mask=mask, causal=causal)
+    h = layer_norm("norm", h)
+    present = sequence_mask("transformer", mask, h)
+    if present is None:
+        mean = ops.mean(h, 1)
+    else:
+        there = ops.in_floats(present, like=h)[..., None]
+        mean = ops.sum(h * there, 1) / ops.sum(there, 1)
+    return dense("output", mean, outputs, prior, bias)
+
+
+def _several(word: str, what: str, sizes: Any) -> list[int]:
+    if not isinstance(sizes, Iterable) or not (sizes := list(sizes)):
+        raise ModelError(
+            f"{word}: " + message(f"a list of at least one number of {what}", repr(sizes), "[16, 32]")
+        )
+    return sizes

@@ -20,6 +20,8 @@ Array = Any
 # An image is (N, H, W, C); a kernel and a stride are one number or (height, width).
 Pair = int | tuple[int, int]
 Padding = str | int | tuple[tuple[int, int], tuple[int, int]]
+# A sequence is (N, T, C); zeros on both sides, or (before, after).
+SequencePadding = str | int | tuple[int, int]
 
 
 def _is_torch(x: Any) -> bool:
@@ -210,6 +212,10 @@ def zeros_like(x: Array) -> Array:
     return namespace(x).zeros_like(x)
 
 
+def full_like(x: Array, value: float) -> Array:
+    return namespace(x).full_like(x, value)
+
+
 def diagonal_matrix(x: Array) -> Array:
     """(..., D) to (..., D, D), with x on the diagonal."""
     xp = namespace(x)
@@ -240,6 +246,106 @@ def solve_triangular(matrix: Array, right: Array) -> Array:
 
 def where(condition: Array, x: Array, y: Array) -> Array:
     return namespace(condition, x, y).where(condition, x, y)
+
+
+def maximum(x: Array, y: Array) -> Array:
+    """The larger of two, entry by entry; equal entries share the derivative equally, in both systems."""
+    return namespace(x, y).maximum(x, y)
+
+
+def in_floats(x: Array, like: Array) -> Array:
+    """x, numbers or truth values, in the floating type and on the device of `like`."""
+    xp = namespace(like)
+    if xp.__name__ == "torch":
+        return xp.as_tensor(x).to(dtype=like.dtype, device=like.device)
+    return xp.asarray(x).astype(like.dtype)
+
+
+def concrete(x: Array) -> Any:
+    """x in NumPy, where its numbers are there to be looked at; None inside a compiled or mapped function.
+
+    None on other devices than the CPU too, where a look would wait for all that runs.
+    """
+    if _is_torch(x):
+        if x.device.type != "cpu":
+            return None
+        try:
+            return x.detach().numpy()
+        except RuntimeError:
+            # A wrapper of `torch.func` has no memory of its own.
+            return None
+    if _is_jax(x):
+        return None if isinstance(x, sys.modules["jax"].core.Tracer) else _numpy().asarray(x)
+    return _numpy().asarray(x)
+
+
+def lookup(table: Array, index: Array) -> Array:
+    """Rows of a table (K, C) at whole numbers `index` (...): (..., C).
+
+    NaN where an index is not in 0..K-1, which no system would take note of once it is compiled.
+    """
+    xp = namespace(table, index)
+    if xp.__name__ == "torch":
+        index = xp.as_tensor(index, device=table.device)
+    else:
+        index = xp.asarray(index)
+    inside = (index >= 0) & (index < table.shape[0])
+    rows = table[xp.where(inside, index, xp.zeros_like(index))]
+    return xp.where(inside[..., None], rows, full_like(rows, math.nan))
+
+
+def one_hot(index: Array, size: int, like: Array) -> Array:
+    """Rows (..., size) that are one at `index` (...) and zero elsewhere, floats of the kind of `like`.
+
+    NaN where an index is not in 0..size-1, as in `lookup`.
+    """
+    xp = namespace(like)
+    numbers = xp.arange(size, device=like.device) if xp.__name__ == "torch" else xp.arange(size)
+    index = xp.as_tensor(index, device=like.device) if xp.__name__ == "torch" else xp.asarray(index)
+    rows = in_floats(index[..., None] == numbers, like)
+    inside = (index >= 0) & (index < size)
+    return xp.where(inside[..., None], rows, full_like(rows, math.nan))
+
+
+def segment_sum(x: Array, index: Any, count: int) -> Array:
+    """Sums (count, ...) of the rows of x (E, ...) that have one number in `index` (E,), an array of NumPy."""
+    xp = namespace(x)
+    shape = (count, *x.shape[1:])
+    if xp.__name__ == "torch":
+        whole = xp.as_tensor(index, device=x.device)
+        return xp.zeros(shape, dtype=x.dtype, device=x.device).index_add(0, whole, x)
+    result = xp.zeros(shape, dtype=x.dtype)
+    if xp.__name__ == "numpy":
+        xp.add.at(result, index, x)
+        return result
+    return result.at[index].add(x)
+
+
+def scan(
+    step: Callable[[tuple[Array, ...], tuple[Array, ...]], tuple[tuple[Array, ...], Array]],
+    state: tuple[Array, ...],
+    inputs: tuple[Array, ...],
+    reverse: bool = False,
+    unrolled: bool = False,
+) -> Array:
+    """Go along the second axis (time) of `inputs` (N, T, ...): state, output = step(state, inputs at t).
+
+    Returns the outputs, (N, T, ...), each at the time of its inputs. reverse: from the end to the beginning.
+
+    JAX compiles one step and repeats it. With `unrolled` every step is there by itself, as it always is in NumPy and
+    torch: what a handler sees inside is then a number of this run, and compilation takes longer with each step.
+    """
+    length = int(inputs[0].shape[1])
+    if not unrolled and namespace(*inputs, *state).__name__ == "jax.numpy":
+        xp = namespace(*inputs, *state)
+        first = tuple(xp.moveaxis(each, 1, 0) for each in inputs)
+        _, outputs = sys.modules["jax"].lax.scan(step, state, first, reverse=reverse)
+        return xp.moveaxis(outputs, 0, 1)
+    outputs: list[Array] = []
+    for time in reversed(range(length)) if reverse else range(length):
+        state, output = step(state, tuple(each[:, time] for each in inputs))
+        outputs.append(output)
+    return stack(outputs[::-1] if reverse else outputs, 1)
 
 
 def log1p(x: Array) -> Array:
@@ -360,12 +466,76 @@ def _slices(word: str, x: Array, kernel: Any, stride: Any, padding: Any, value: 
     ]
 
 
-def patches(x: Array, kernel: Pair, stride: Pair = 1, padding: Padding = "valid") -> Array:
+def sequence_as_image(
+    word: str, x: Array, kernel: Any, stride: Any, padding: Any
+) -> tuple[Array, tuple[int, int], tuple[int, int], tuple[tuple[int, int], tuple[int, int]]]:
+    """A sequence (N, T, C) as an image (N, 1, T, C), with kernel, stride and zeros around it; checked.
+
+    `word` is what errors name. padding: "valid", "same", a whole number on both sides, or (before, after).
+
+    Raises ModelError where something does not fit.
+    """
+    shape = tuple(x.shape)
+    if len(shape) != 3:
+        raise ModelError(
+            f"{word}: " + message("sequences of shape (N, time, channels)", f"shape {shape}", "x[..., None]")
+        )
+    sizes = []
+    for what, value in (("kernel", kernel), ("stride", stride)):
+        number: Any = value[0] if isinstance(value, tuple | list) and len(value) == 1 else value
+        if not hasattr(number, "__index__") or isinstance(number, bool) or number < 1:
+            raise ModelError(
+                f"{word}: " + message(f"a positive whole number as {what}", repr(value), f"{what}=2")
+            )
+        sizes.append(operator.index(number))
+    width, step = sizes
+    around: Any = padding
+    if not isinstance(padding, str):
+        sides = (padding, padding) if hasattr(padding, "__index__") else padding
+        if (
+            not isinstance(sides, tuple | list)
+            or len(sides) != 2
+            or not all(
+                hasattr(each, "__index__") and not isinstance(each, bool) and each >= 0 for each in sides
+            )
+        ):
+            around = None
+        else:
+            around = ((0, 0), (operator.index(sides[0]), operator.index(sides[1])))
+    elif padding not in ("valid", "same"):
+        around = None
+    if around is None:
+        raise ModelError(
+            f"{word}: "
+            + message(
+                "padding 'valid', 'same', a whole number from 0, or (before, after)",
+                repr(padding),
+                "padding='same'",
+            )
+        )
+    margins = _margins(word, (1, shape[1]), (1, width), (1, step), around)
+    if shape[1] + builtins.sum(margins[1]) < width:
+        raise ModelError(
+            f"{word}: "
+            + message(
+                f"a sequence of at least the length {width} of the kernel, padding included",
+                f"length {shape[1]} with padding {padding!r}",
+                "padding='same' or a smaller kernel",
+            )
+        )
+    return x[:, None], (1, width), (1, step), margins
+
+
+def patches(x: Array, kernel: Pair, stride: Pair = 1, padding: Padding | SequencePadding = "valid") -> Array:
     """What a convolution sees at each place of the image: (N, H, W, C) to (N, H', W', kh*kw*C).
 
     The last axis is in the order (kh, kw, C), that of `weight.reshape(-1, O)` for a weight (kh, kw, C, O), so that
     `patches(x, ...) @ weight.reshape(-1, O)` is `conv2d(x, weight, ...)`. stride and padding: as in `conv2d`.
+    Of sequences (N, T, C) and a whole number as kernel: (N, T', k*C), in the order (k, C), as `conv1d` has it.
     """
+    if len(x.shape) == 3:
+        image, kernel, stride, margins = sequence_as_image("ops.patches", x, kernel, stride, padding)
+        return concatenate(_slices("ops.patches", image, kernel, stride, margins, 0.0))[:, 0]
     return concatenate(_slices("ops.patches", x, kernel, stride, padding, 0.0))
 
 
@@ -407,6 +577,36 @@ def conv2d(x: Array, weight: Array, stride: Pair = 1, padding: Padding = "valid"
     )
 
 
+def conv1d(x: Array, weight: Array, stride: int = 1, padding: SequencePadding = "valid") -> Array:
+    """The convolution of networks along time, as `conv2d` has it along height and width.
+
+        result[n, t, o] = sum over a, c of x[n, t*s + a - before, c] * weight[a, c, o]
+
+    with zeros outside the sequence. x: (N, T, C); weight: (k, C, O); result (N, T', O). padding: "valid", "same", a
+    whole number on both sides, or (before, after): (k - 1, 0) sees no later time.
+
+    Raises
+    ------
+    ModelError: shapes, stride or padding that do not fit.
+    """
+    if len(weight.shape) != 3 or (len(x.shape) == 3 and weight.shape[1] != x.shape[2]):
+        raise ModelError(
+            "ops.conv1d: "
+            + message(
+                f"a weight of shape (k, {x.shape[-1]}, channels) for sequences {tuple(x.shape)}",
+                f"shape {tuple(weight.shape)}",
+                "the channels of the sequences as second axis",
+            )
+        )
+    image, _, steps, margins = sequence_as_image("ops.conv1d", x, int(weight.shape[0]), stride, padding)
+    return conv2d(image, weight[None], steps, margins)[:, 0]
+
+
+def convolution(x: Array, weight: Array, stride: Any = 1, padding: Any = "valid") -> Array:
+    """`conv1d` for a weight (k, C, O), `conv2d` for a weight (kh, kw, C, O)."""
+    return (conv1d if len(weight.shape) == 3 else conv2d)(x, weight, stride, padding)
+
+
 def _check_pooling(word: str, x: Array, kernel: Any, stride: Any, padding: Any) -> None:
     """Every window holds something of the image."""
     kernel, _, margins, _ = windows(word, x, kernel, stride, padding)
@@ -421,12 +621,17 @@ def _check_pooling(word: str, x: Array, kernel: Any, stride: Any, padding: Any) 
         )
 
 
-def avg_pool(x: Array, kernel: Pair, stride: Pair | None = None, padding: Padding = "valid") -> Array:
+def avg_pool(
+    x: Array, kernel: Pair, stride: Pair | None = None, padding: Padding | SequencePadding = "valid"
+) -> Array:
     """The mean over each window of each channel, (N, H, W, C) to (N, H', W', C); `stride` is the kernel by default.
 
     Padding takes no part: at the border it is the mean over what lies in the image. padding: as in `conv2d`.
+    Sequences (N, T, C) are pooled along time, with a whole number as kernel, to (N, T', C); padding as in `conv1d`.
     """
     stride = kernel if stride is None else stride
+    if len(x.shape) == 3:
+        return avg_pool(*sequence_as_image("ops.avg_pool", x, kernel, stride, padding))[:, 0]
     _check_pooling("ops.avg_pool", x, kernel, stride, padding)
     total = builtins.sum(_slices("ops.avg_pool", x, kernel, stride, padding, 0.0))
     inside = _numpy().ones((1, *x.shape[1:3], 1))
@@ -434,13 +639,17 @@ def avg_pool(x: Array, kernel: Pair, stride: Pair | None = None, padding: Paddin
     return total / asarray(count, like=total)
 
 
-def max_pool(x: Array, kernel: Pair, stride: Pair | None = None, padding: Padding = "valid") -> Array:
+def max_pool(
+    x: Array, kernel: Pair, stride: Pair | None = None, padding: Padding | SequencePadding = "valid"
+) -> Array:
     """The maximum over each window of each channel, (N, H, W, C) to (N, H', W', C); `stride` is the kernel by default.
 
     Padding takes no part. Entries that share the maximum share its derivative equally, in both systems.
-    padding: as in `conv2d`.
+    padding: as in `conv2d`. Sequences (N, T, C): as in `avg_pool`.
     """
     stride = kernel if stride is None else stride
+    if len(x.shape) == 3:
+        return max_pool(*sequence_as_image("ops.max_pool", x, kernel, stride, padding))[:, 0]
     _check_pooling("ops.max_pool", x, kernel, stride, padding)
     xp = namespace(x)
     whole = not (x.is_floating_point() if _is_torch(x) else xp.issubdtype(x.dtype, xp.floating))

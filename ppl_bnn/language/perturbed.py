@@ -98,7 +98,7 @@ class _PerRow(Handler):
 
     def _map(self, msg: Message) -> None:
         x, weight, bias = (msg.arguments[name] for name in ("x", "weight", "bias"))
-        axes = 4 if msg.kind == "conv" else 2
+        axes = len(x.shape) if msg.kind == "conv" else 2
         weight_site = self._site(weight) if len(weight.shape) == axes else None
         bias_site = None if bias is None else self._site(bias)
         if weight_site is None and bias_site is None:
@@ -122,7 +122,7 @@ class _PerRow(Handler):
         def applied(x: Array, weight: Array) -> Array:
             if msg.kind == "linear":
                 return ops.matmul(x, weight)
-            return ops.conv2d(x, weight, msg.arguments["stride"], msg.arguments["padding"])
+            return ops.convolution(x, weight, msg.arguments["stride"], msg.arguments["padding"])
 
         msg.answer(self._output(applied, x, weight, bias, weight_site, bias_site))
 
@@ -360,6 +360,7 @@ def _in_maps(names: Collection[str]) -> str:
 class _Coupled(Handler):
     """Whether the model says that its rows interact."""
 
+    sees_maps = False
     said = False
 
     def process(self, msg: Message) -> None:

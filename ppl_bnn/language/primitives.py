@@ -47,7 +47,12 @@ class Handler:
 
     `process` sees a message on its way down and may answer it; `after` sees it, answered, on its way up
     and may change the value.
+
+    sees_maps: whether it may look at linear maps or change them. Where one in the stack does, a layer that repeats a
+    step shows it every step.
     """
+
+    sees_maps = True
 
     def process(self, msg: Message) -> None:
         pass
@@ -70,6 +75,8 @@ class Interpretation(Handler):
     The rules: names are unique, those in `RESERVED` are taken, `rows` is told the number of rows, and there is
     exactly one `observe`.
     """
+
+    sees_maps = False
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -145,6 +152,11 @@ def running() -> bool:
     return bool(_stack())
 
 
+def maps_are_seen() -> bool:
+    """Whether a handler of this thread may look at linear maps, one by one."""
+    return any(handler.sees_maps for handler in _stack())
+
+
 def send(msg: Message) -> Any:
     """Send `msg` down the stack and return its value."""
     stack = _stack()
@@ -181,7 +193,7 @@ def _default(msg: Message) -> None:
         x, weight, bias, stride, padding = (
             msg.arguments[name] for name in ("x", "weight", "bias", "stride", "padding")
         )
-        result = ops.conv2d(x, weight, stride, padding)
+        result = ops.convolution(x, weight, stride, padding)
         msg.answer(result if bias is None else result + bias)
     elif msg.kind == "rows":
         msg.answer(contextlib.nullcontext())
@@ -220,12 +232,18 @@ def linear(name: str, x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def conv(
-    name: str, x: Any, weight: Any, bias: Any = None, stride: ops.Pair = 1, padding: ops.Padding = "valid"
+    name: str,
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: ops.Pair = 1,
+    padding: ops.Padding | ops.SequencePadding = "valid",
 ) -> Any:
     """The convolution `ops.conv2d(x, weight, stride, padding) + bias`, visible to handlers.
 
     x (N, H, W, C), weight (kh, kw, C, O), bias (O,), result (N, H', W', O). It is the linear map of
     `ops.patches(x, (kh, kw), stride, padding)` with the weight `weight.reshape(-1, O)`, one use per place.
+    With x (N, T, C) and weight (k, C, O) it is `ops.conv1d`, with the kernel k.
     """
     return send(
         Message("conv", name, {"x": x, "weight": weight, "bias": bias, "stride": stride, "padding": padding})
