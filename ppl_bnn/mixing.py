@@ -1,21 +1,25 @@
 """How well draws of several chains mix: R-hat, effective sample sizes and Monte-Carlo errors of components, by ArviZ.
 
-What the components are, outputs of a network or weights, is for the caller to choose: `diagnostics.function_space`
-judges a posterior by them, and samplers that go on until they have converged ask while they run.
+What is judged of a network is written here once (`quantities`): `diagnostics.function_space` judges a posterior by it,
+and samplers that go on until they have converged ask while they run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ppl_bnn.nested import nested_rhat
-from ppl_bnn.ppl.protocol import site_seed
+from ppl_bnn.ppl.protocol import Problem, site_seed
+from ppl_bnn.predictive import Prediction
 
 FEWEST_DRAWS = 4
 PROBES = 50
+# The quantities that are no random variables of the model.
+PREDICTOR, LOG_LIKELIHOOD = "f", "log_likelihood"
 
 
 @dataclass(frozen=True)
@@ -100,3 +104,38 @@ def probe_indices(rows: int, seed: int, most: int = PROBES) -> np.ndarray:
     """Up to `most` of the training rows, chosen evenly without replacement; the same at every call."""
     rng = np.random.default_rng(site_seed("probe", seed))
     return np.sort(rng.choice(rows, size=min(rows, most), replace=False))
+
+
+def quantities(
+    problem: Problem,
+    w: Mapping[str, np.ndarray],
+    predictor: Callable[[Any], np.ndarray],
+    probe: Any,
+    x: Any,
+    y: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """What draws of a network are judged by: quantities that no symmetry of its weights moves, each with an axis S.
+
+    "f": the predictor eta (S, M, D) at the inputs `probe`; "log_likelihood": sum_i log p(y_i | x_i, draw) over the rows
+    x, y, (S,); and each scalar random variable of the model by its name, (S,).
+
+    w: constrained values of S draws. predictor: inputs -> eta (S, rows, D) of these draws. probe, x, y: NumPy, in the
+    units of the fit; where `probe` is `x` itself, it is predicted once.
+    """
+    f = predictor(probe)
+    eta = f if probe is x else predictor(x)
+    family, parameters = problem.program.likelihood.mixture_parameters(eta)
+    density = Prediction(family, parameters).component_log_prob(y).sum(axis=-1)
+    found = {PREDICTOR: f, LOG_LIKELIHOOD: density}
+    for name, site in problem.program.sites.items():
+        if site.shape == () and not site.is_param:
+            # A variable that is called as one of the others stands beside it.
+            found[f"{name} (site)" if name in (PREDICTOR, LOG_LIKELIHOOD) else name] = w[name]
+    return found
+
+
+def components(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What `quantities` gave, arranged as (chain, draw, ...), as components (chain, draw, C) that `mixing` takes."""
+    return {
+        name: distinct(value) if name == PREDICTOR else value[..., None] for name, value in values.items()
+    }

@@ -6,7 +6,7 @@ import functools
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from ppl_bnn.errors import BudgetError, DivergenceError, InputError, UnknownName
 from ppl_bnn.inference import chains, stream
 from ppl_bnn.inference.chains import Kernel
 from ppl_bnn.inference.sampler import Sampler, Target, extend
-from ppl_bnn.inference.until import Rule
+from ppl_bnn.inference.until import Rule, watched
+from ppl_bnn.ppl.protocol import Program
 from tests.problems import Conjugate
 
 PROBLEM = Conjugate.make(rows=20, features=2)
@@ -208,6 +209,18 @@ def test_a_finished_run_with_more_draws_goes_on(tmp_path, monkeypatch):
     assert shorter.shape == (2, 10)
 
 
+def test_nothing_is_compiled_for_beginnings_where_no_chain_begins(tmp_path, monkeypatch):
+    import jax
+
+    fit(Walk(checkpoint=tmp_path, draws=25))
+    compiled, compile_ = [], jax.stages.Lowered.compile
+    monkeypatch.setattr(
+        jax.stages.Lowered, "compile", lambda self, *a, **k: compiled.append(1) or compile_(self, *a, **k)
+    )
+    assert same(fit(Walk(checkpoint=tmp_path)), undisturbed())
+    assert len(compiled) == 1, "the function that takes chains further"
+
+
 def test_a_piece_beyond_the_state_is_drawn_again(tmp_path, monkeypatch):
     """A kill between the writing of draws and that of the state after them."""
     monkeypatch.setattr(chains, "CHUNK", 5)
@@ -301,6 +314,14 @@ def test_members_start_from_modes_of_their_own():
     assert np.allclose(found.draws["output.weight"].reshape(-1, 2), PROBLEM.mean[:2], atol=1e-6)
 
 
+@pytest.mark.slow
+def test_members_of_another_type_start_where_each_would_start_alone():
+    """A mode is looked for in the type of its method, whether for all chains at once or for each."""
+    method = Walk(start=bnn.MAP(steps=50), draws=3, warmup=1, scale=1e-9, jitter=0.0, dtype="float32")
+    found = fit(bnn.Ensemble(method, size=2))
+    assert same(found, fit(bnn.Ensemble(replace(method, budget=1e4), size=2)))
+
+
 # --- until a rule holds, or a budget is spent -----------------------------------------------------
 
 
@@ -325,6 +346,32 @@ def test_a_chain_goes_on_until_a_rule_holds():
     assert held == [False] * (len(held) - 1) + [True]
     assert len(held) > 1
     assert same(found, fit(Walk(draws=int(looks[-1]), scale=0.5)))
+
+
+def test_each_draw_is_predicted_once_however_often_a_rule_looks(monkeypatch):
+    posterior, rule, predicted = undisturbed(), Rule.of("rhat<1.01"), Program.predictor_draws
+    u, seen = posterior.unconstrained_draws, []
+
+    def counted(program: Any, w: Any, *arguments: Any, **keywords: Any) -> Any:
+        seen.append(len(next(iter(w.values()))))
+        return predicted(program, w, *arguments, **keywords)
+
+    monkeypatch.setattr(Program, "predictor_draws", counted)
+
+    def looks(problem: Any) -> Any:
+        watch, whole = watched(problem, rule), watched(problem, rule)
+        for draws in (20, 40, 60):
+            figures = watch({name: value[:, :draws] for name, value in u.items()})[1]
+        chains = watched(problem, rule)
+        chains({name: value[:1] for name, value in u.items()})
+        # Another run altogether is no longer version of this one.
+        other = {name: value[:1, :30] for name, value in u.items()}
+        return figures, chains(u)[1], whole(u)[1], chains(other)[1]
+
+    by_draws, by_chains, whole, _ = posterior._with(looks)
+    assert seen == [40, 40, 40, 60, 60, 120, 30]
+    assert by_draws == pytest.approx(whole, rel=1e-9)
+    assert by_chains == pytest.approx(whole, rel=1e-9)
 
 
 def test_a_spent_budget_leaves_a_prefix_and_says_so(monkeypatch):

@@ -20,10 +20,19 @@ import numpy as np
 from ppl_bnn import checks
 from ppl_bnn.errors import UnsupportedError, message
 from ppl_bnn.export import original_inputs
-from ppl_bnn.mixing import FEWEST_DRAWS, PROBES, Mixing, distinct, mixing, probe_indices
+from ppl_bnn.mixing import (
+    FEWEST_DRAWS,
+    LOG_LIKELIHOOD,
+    PREDICTOR,
+    PROBES,
+    Mixing,
+    components,
+    mixing,
+    probe_indices,
+    quantities,
+)
 from ppl_bnn.posterior import MEMORY
 from ppl_bnn.ppl.protocol import Problem, chunks, map_data, row_count, site_seed
-from ppl_bnn.predictive import Prediction
 
 RHAT_LIMIT = 1.01
 # R-hat of the halves of one chain of ESS 200 exceeds 1.01 by chance now and then; it seldom exceeds this.
@@ -134,17 +143,12 @@ def convergence(
             )
         )
     probe = probe_rows(posterior, max_rows) if probe is None else probe
-    eta = posterior.predictor(probe)
     chains, draws = posterior.shape
-    values = {"f": distinct(eta), "log_likelihood": posterior.log_likelihood().sum(axis=-1)[..., None]}
-    sites = posterior._with(lambda problem: problem.program.sites)
-    for name, value in posterior.draws.items():
-        if value.ndim == 2 and not sites[name].is_param and np.ptp(value) > 0:
-            values[name] = value[..., None]
+    values = _judged(posterior, probe)
     groups = getattr(posterior.approximation, "groups", None)
     superchains = groups if groups is not None and 1 < groups < chains else None
-    quantities = {name: mixing(value, superchains) for name, value in values.items()}
-    judged = {name: figures for name, figures in quantities.items() if figures.components}
+    mixed = {name: mixing(value, superchains) for name, value in values.items()}
+    judged = {name: figures for name, figures in mixed.items() if figures.components}
     still = tuple(int(chain) for chain in np.flatnonzero(_stands_still(values["f"])))
     parted = _parted({name: values[name] for name in judged}, superchains)
     reasons = _reasons(chains, draws, judged, superchains)
@@ -184,7 +188,7 @@ def convergence(
         chains=chains,
         draws=draws,
         probes=row_count(probe),
-        quantities=quantities,
+        quantities=mixed,
         weights=flat,
         reasons=tuple(reasons),
         layers=layers,
@@ -197,6 +201,31 @@ def convergence(
         rhat_between=parted.rhat_between,
         per_mode=per_mode,
     )
+
+
+def _judged(posterior: Any, probe: Any) -> dict[str, np.ndarray]:
+    """`mixing.quantities` of chains as components (chain, draw, C); random variables that do not vary are left out."""
+    kind, inputs = posterior._drawn_kind(None), posterior._inputs(probe)
+    flat = [
+        {name: value.reshape(-1, *value.shape[2:]) for name, value in drawn.items()}
+        for drawn in (posterior.unconstrained_draws, posterior.draws)
+    ]
+
+    def evaluated(problem: Problem) -> dict[str, np.ndarray]:
+        def predictor(x: Any) -> np.ndarray:
+            return posterior.approximation.predictor_draws(problem, flat[0], x, kind, 0, MEMORY)
+
+        return quantities(problem, flat[1], predictor, inputs, posterior.inputs, posterior.targets)
+
+    found = {
+        name: value.reshape(*posterior.shape, *value.shape[1:])
+        for name, value in posterior._with(evaluated).items()
+    }
+    return {
+        name: value
+        for name, value in components(found).items()
+        if name in (PREDICTOR, LOG_LIKELIHOOD) or np.ptp(value) != 0
+    }
 
 
 @dataclass(frozen=True)
@@ -419,27 +448,20 @@ def agreement(posterior: Any, max_rows: int = PROBES, draws: int = RESTART_DRAWS
         for index, member in enumerate(members):
             rng = np.random.default_rng(site_seed(f"restart {index}", posterior.info.seed))
             u = member.draw(min(draws, getattr(member, "count", draws)), rng)
-            eta = member.predictor_draws(problem, u, x, kind, 0, MEMORY)
-            family, parameters = problem.program.likelihood.mixture_parameters(eta)
-            likelihood = Prediction(family, parameters).component_log_prob(y).sum(axis=-1)
             w = problem.program.constrain_draws(u, problem.x, problem.y)
-            values = {"f": eta, "log_likelihood": likelihood} | {
-                name: w[name]
-                for name, site in problem.program.sites.items()
-                if site.shape == () and not site.is_param
-            }
-            for name, value in values.items():
+
+            def predictor(x: Any, member: Any = member, u: Any = u) -> np.ndarray:
+                return member.predictor_draws(problem, u, x, kind, 0, MEMORY)
+
+            for name, value in quantities(problem, w, predictor, x, x, y).items():
                 parts.setdefault(name, []).append(value)
         return {name: np.stack(values) for name, values in parts.items()}
 
-    values = posterior._with(evaluated)
-    quantities = {
-        name: mixing(distinct(value) if name == "f" else value[..., None]) for name, value in values.items()
-    }
+    found = {name: mixing(value) for name, value in components(posterior._with(evaluated)).items()}
     elbo = posterior.info.history.get("restart_elbo")
     return Agreement(
         count=len(members),
-        quantities={name: figures for name, figures in quantities.items() if figures.components},
+        quantities={name: figures for name, figures in found.items() if figures.components},
         elbo=None if elbo is None else np.asarray(elbo, dtype=np.float64),
     )
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ppl_bnn.errors import BNNError, InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.errors import InputError, UnsupportedError, message, unknown_name
 from ppl_bnn.inference.chains import (
     CHAIN_METHODS,
     PRIOR_ATTEMPTS,
@@ -34,8 +34,8 @@ from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, missing_sites
 from ppl_bnn.inference.stepping import check_whole, check_within
 from ppl_bnn.inference.stream import Arrays, Stream
-from ppl_bnn.inference.until import Rule, watched
-from ppl_bnn.inference.warm_start import Beginning, beginning
+from ppl_bnn.inference.until import Rule, check_until, watched
+from ppl_bnn.inference.warm_start import Beginning, beginning, beginnings
 from ppl_bnn.posterior import Approximation, Chains, Posterior
 from ppl_bnn.ppl.protocol import Problem, Program, site_seed
 from ppl_bnn.progress import Progress
@@ -67,14 +67,10 @@ class Target:
 
         data: (x, y, values of parameters without a prior). scale: N / B where x and y are B rows out of N.
         """
-        program = self.problem.program
         x, y, constants = data
+        program = self.problem.program
         u = {**program.unravel(flat, self.names), **constants}
-        if self.temperature == 1.0:
-            return program.log_joint(u, x, y, scale)
-        # The power belongs to the density of w: the volume of the coordinates is no part of it.
-        joint = program.log_joint(u, x, y, scale, jacobian=False)
-        return joint / self.temperature + (program.log_joint(u, x, y, scale) - joint)
+        return tempered_log_joint(program, self.temperature, u, x, y, scale)
 
 
 @dataclass(frozen=True)
@@ -155,19 +151,7 @@ class Sampler(Method):
                 f"{self.name} checkpoint: "
                 + message("a folder", repr(self.checkpoint), "checkpoint='runs/one'")
             )
-        if self.budget is not None:
-            check_within(self.name, "budget", self.budget, 0, math.inf, "600 (seconds)")
-        if self.until is not None:
-            Rule.of(self.until)
-            if self.budget is None:
-                raise InputError(
-                    f"{self.name} until: "
-                    + message(
-                        "a budget beside it, since a rule may never hold",
-                        f"until={self.until!r} alone",
-                        "budget=600 (seconds)",
-                    )
-                )
+        check_until(self.name, self.until, self.budget)
 
     def check_chain_method(self) -> None:
         """Refuse a way of running chains that is not known."""
@@ -200,6 +184,12 @@ class Sampler(Method):
 
     # -- running
 
+    def target(self, problem: Problem) -> Target:
+        """What the chains of a problem aim at, before anything is known of it."""
+        latents = problem.program.latents
+        size = sum(site.size for site in latents)
+        return Target(problem, latent_names(problem.program), size, float(self.temperature))
+
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         return self.sample(problem, progress)
 
@@ -214,10 +204,7 @@ class Sampler(Method):
         watch = Stopwatch()
         if fixed is None:
             self.refuse_free_parameters(problem)
-        names = latent_names(problem.program)
-        target = Target(
-            problem, names, sum(site.size for site in problem.program.latents), float(self.temperature)
-        )
+        target = self.target(problem)
         kernel = self.kernel(target)
         streams, kept_fixed = self._streams(problem, kernel)
         started: Started | None = None
@@ -275,12 +262,11 @@ class Sampler(Method):
         ):
             return None
         watch = Stopwatch()
-        names = latent_names(first.program)
-        size = sum(site.size for site in first.program.latents)
-        kernel = self.kernel(Target(first, names, size, float(self.temperature)))
+        kernel = self.kernel(self.target(first))
         if kernel.pooled:
             return None
-        started = self._started_together(problems, progress)
+        begun = beginnings(problems, self.start, progress, self.starting_points)
+        started = [self._placed(problem, each) for problem, each in zip(problems, begun, strict=True)]
         if any(each.beginning.approximation is not None for each in started):
             return None
         every = [flat for each in started for flat in each.flat]
@@ -303,10 +289,12 @@ class Sampler(Method):
             progress,
         )
         seconds = watch()
-        outcomes = []
+        outcomes, size = [], self.chains * len(problems) // len(sampled.strands)
         for index, (problem, each) in enumerate(zip(problems, started, strict=True)):
             mine = slice(index * self.chains, (index + 1) * self.chains)
-            strands = sampled.strands[mine] if len(sampled.strands) > 1 else []
+            # A strand that holds chains of several runs is no state of one of them.
+            whole = self.chains % size == 0
+            strands = sampled.strands[mine.start // size : mine.stop // size] if whole else []
             part = Sampled(
                 {name: value[mine] for name, value in sampled.kept.items()},
                 strands,
@@ -317,28 +305,6 @@ class Sampler(Method):
             outcome.run_seconds = seconds / len(problems) - outcome.compile_seconds
             outcomes.append(outcome)
         return outcomes
-
-    def _started_together(self, problems: Sequence[Problem], progress: Progress) -> list[Started]:
-        """Where the chains of each run begin; modes for all of them in one loop, where the start has one."""
-        together: Callable[..., Any] | None = getattr(self.start, "run_together", None)
-        ready = getattr(self.start, "finds_points", False) and self.start.ppl == problems[0].system.name
-        if together is not None and ready and self.start.dtype in ("auto", problems[0].dtype):
-            count = self.starting_points
-            wanted = [
-                dataclasses.replace(problem, seed=(problem.seed + index) % 2**31)
-                for problem in problems
-                for index in range(count)
-            ]
-            found = together(wanted, progress)
-            for each in found or ():
-                if isinstance(each, BNNError):
-                    raise each
-            if found is not None:
-                return [
-                    self._placed(problem, _modes(found[index * count : (index + 1) * count]))
-                    for index, problem in enumerate(problems)
-                ]
-        return [self.started(problem, progress) for problem in problems]
 
     def _same(self) -> str:
         """What tells the kernel of this sampler from others of one program, where it started from no approximation."""
@@ -477,14 +443,17 @@ class Sampler(Method):
         )
 
 
-def _modes(found: Sequence[Outcome]) -> Beginning:
-    """Points that were found together, as a beginning."""
-    return Beginning(
-        [each.approximation.centre() for each in found],
-        gradients=float(sum(each.gradient_evaluations or 0.0 for each in found)),
-        compile_seconds=float(sum(each.compile_seconds for each in found)),
-        warnings=tuple(dict.fromkeys(f"start: {text}" for each in found for text in each.warnings)),
-    )
+def tempered_log_joint(
+    program: Program, temperature: float, u: Mapping[str, Any], x: Any, y: Any, scale: float = 1.0
+) -> Any:
+    """log p(w(u), D) / T + log |dw/du|, a scalar. scale: N / B where x and y are B rows out of N.
+
+    The power belongs to the density of w: the volume of the coordinates is no part of it.
+    """
+    if temperature == 1.0:
+        return program.log_joint(u, x, y, scale)
+    joint = program.log_joint(u, x, y, scale, jacobian=False)
+    return joint / temperature + (program.log_joint(u, x, y, scale) - joint)
 
 
 def tempered(temperature: float) -> str:
@@ -537,13 +506,13 @@ def extend(posterior: Posterior, draws: int, *, progress: bool | Progress | None
         for key, value in approximation.state.items():
             strand, leaf = key.removeprefix("strand").split(":leaf")
             state.setdefault(int(strand), {})[int(leaf)] = value
-        together = len(state) == 1 and chains > 1
+        size = chains // len(state)
         strands = [
             Progressed(
                 [leaves[number] for number in range(len(leaves))],
                 longer.warmup + before,
                 0,
-                kept if together else {name: value[index : index + 1] for name, value in kept.items()},
+                {name: value[index * size : (index + 1) * size] for name, value in kept.items()},
             )
             for index, leaves in sorted(state.items())
         ]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ppl_bnn.errors import InputError, message, unknown_name
-from ppl_bnn.mixing import Mixing, distinct, mixing, probe_indices
+from ppl_bnn.inference.stepping import check_within
+from ppl_bnn.mixing import Mixing, components, mixing, probe_indices, quantities
 from ppl_bnn.posterior import MEMORY
 from ppl_bnn.ppl.protocol import Problem, map_data
-from ppl_bnn.predictive import Prediction
 
 # What may stand in a rule, and how it is read off the worst component of each quantity.
 FIGURES: dict[str, Callable[[Mixing], float]] = {
@@ -34,8 +35,8 @@ class Rule:
     terms: tuple[tuple[str, str, float], ...]
 
     @classmethod
-    def of(cls, text: Any) -> Rule:
-        """Read a rule such as "rhat<1.01, ess>400".
+    def of(cls, text: Any, names: Collection[str] = tuple(FIGURES)) -> Rule:
+        """Read a rule such as "rhat<1.01, ess>400" over the figures `names`.
 
         Raises
         ------
@@ -52,8 +53,8 @@ class Rule:
                     "until: " + message("figure < limit or figure > limit", repr(part.strip()), example)
                 )
             name, sign, number = found.groups()
-            if name not in FIGURES:
-                raise unknown_name("figure of a rule", name, FIGURES)
+            if name not in names:
+                raise unknown_name("figure of a rule", name, names)
             try:
                 limit = float(number)
             except ValueError:
@@ -76,42 +77,98 @@ class Rule:
         )
 
 
+def check_until(method: str, until: Any, budget: Any, names: Collection[str] = tuple(FIGURES)) -> Rule | None:
+    """The rule of a method, or None; `InputError` for one that cannot be read or has no budget beside it."""
+    if budget is not None:
+        check_within(method, "budget", budget, 0, math.inf, "600 (seconds)")
+    if until is None:
+        return None
+    rule = Rule.of(until, names)
+    if budget is None:
+        raise InputError(
+            f"{method} until: "
+            + message(
+                "a budget beside it, since a rule may never hold",
+                f"until={until!r} alone",
+                "budget=600 (seconds)",
+            )
+        )
+    return rule
+
+
 def watched(
     problem: Problem, rule: Rule, superchains: int | None = None
-) -> Callable[[Mapping[str, np.ndarray]], tuple[bool, dict[str, float]]]:
+) -> Callable[..., tuple[bool, dict[str, float]]]:
     """u, site -> (chain, draw, ...), to whether the rule holds, and the worst figures.
 
-    The quantities are those of `diagnostics.function_space.convergence`: the predictor at up to 50 training rows, the
-    log likelihood of all of them, and each scalar random variable.
+    What is judged are the `mixing.quantities` at up to 50 training rows, the log likelihood being that of all of them.
+    Each draw is predicted once: a later look, at more draws of the same chains or at more chains, adds what is new.
+    `others` of a look are figures from elsewhere, which the rule may name too.
     """
-    program = problem.program
-    chosen = probe_indices(problem.rows, problem.seed)
-    probe = map_data(lambda array: np.asarray(array)[chosen], problem.inputs)
+    watch = _Watch(problem, superchains)
 
-    def look(u: Mapping[str, np.ndarray]) -> tuple[bool, dict[str, float]]:
-        chains, draws = next(iter(u.values())).shape[:2]
-        flat = {name: value.reshape(chains * draws, *value.shape[2:]) for name, value in u.items()}
-        w = program.constrain_draws(flat, problem.x, problem.y)
+    def look(u: Mapping[str, np.ndarray], **others: float) -> tuple[bool, dict[str, float]]:
+        figures = watch.figures(u) | others
+        return rule.holds(figures), {name: value for name, value in figures.items() if name != "ess"}
 
-        def by_chain(values: np.ndarray) -> np.ndarray:
-            return values.reshape(chains, draws, *values.shape[1:])
+    return look
 
-        eta = by_chain(program.predictor_draws(w, probe, seed=0, memory=MEMORY))
-        everywhere = program.predictor_draws(w, problem.inputs, seed=0, memory=MEMORY)
-        family, parameters = program.likelihood.mixture_parameters(everywhere)
-        density = Prediction(family, parameters).component_log_prob(problem.targets).sum(-1)
-        found = [mixing(distinct(eta), superchains), mixing(by_chain(density)[..., None], superchains)]
-        for name, value in w.items():
-            site = program.sites[name]
-            if site.shape == () and not site.is_param:
-                found.append(mixing(by_chain(value)[..., None], superchains))
+
+class _Watch:
+    """What was predicted so far: quantity -> (chain, draw, ...)."""
+
+    def __init__(self, problem: Problem, superchains: int | None):
+        self.problem, self.superchains = problem, superchains
+        chosen = probe_indices(problem.rows, problem.seed)
+        self.probe = problem.inputs
+        if len(chosen) < problem.rows:
+            self.probe = map_data(lambda array: np.asarray(array)[chosen], problem.inputs)
+        self.known: dict[str, np.ndarray] = {}
+
+    def figures(self, u: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """The worst figures of all draws; NaN where nothing varies."""
+        self._see(u)
+        found = [mixing(value, self.superchains) for value in components(self.known).values()]
         judged = [each for each in found if each.components]
-        figures = {
+        return {
             name: float((min if name in LARGER_IS_BETTER else max)(read(each) for each in judged))
             if judged
             else np.nan
             for name, read in FIGURES.items()
         }
-        return rule.holds(figures), {name: value for name, value in figures.items() if name != "ess"}
 
-    return look
+    def _see(self, u: Mapping[str, np.ndarray]) -> None:
+        """Predict what is new. What was seen stands first along its axis."""
+        chains, draws = next(iter(u.values())).shape[:2]
+        before = next(iter(self.known.values())).shape[:2] if self.known else (0, draws)
+        if before == (chains, draws):
+            return
+        if before[0] == chains and before[1] < draws:
+            axis, new = 1, {name: value[:, before[1] :] for name, value in u.items()}
+        elif before[1] == draws and before[0] < chains:
+            axis, new = 0, {name: value[before[0] :] for name, value in u.items()}
+        else:
+            # Not the same run any more.
+            axis, new, self.known, before = 1, u, {}, (0, 0)
+        found = self._predicted(new, before[axis])
+        self.known = {
+            name: np.concatenate([self.known[name], value], axis) if self.known else value
+            for name, value in found.items()
+        }
+
+    def _predicted(self, u: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+        """seed: of variables that belong to rows, which are drawn anew at each prediction."""
+        problem = self.problem
+        program = problem.program
+        lead = next(iter(u.values())).shape[:2]
+        flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in u.items()}
+        w = program.constrain_draws(flat, problem.x, problem.y)
+        found = quantities(
+            problem,
+            w,
+            lambda x: program.predictor_draws(w, x, seed=seed, memory=MEMORY),
+            self.probe,
+            problem.inputs,
+            problem.targets,
+        )
+        return {name: value.reshape(*lead, *value.shape[1:]) for name, value in found.items()}

@@ -46,6 +46,22 @@ class Beginning:
     compile_seconds: float = 0.0
     warnings: tuple[str, ...] = ()
 
+    @classmethod
+    def of(
+        cls,
+        found: Sequence[Outcome],
+        points: list[dict[str, np.ndarray]] | None = None,
+        approximation: Approximation | None = None,
+    ) -> Beginning:
+        """From what a method came to; without `points` each chain begins at the centre of an outcome of its own."""
+        return cls(
+            [each.approximation.centre() for each in found] if points is None else points,
+            approximation,
+            gradients=float(sum(each.gradient_evaluations or 0.0 for each in found)),
+            compile_seconds=float(sum(each.compile_seconds for each in found)),
+            warnings=tuple(dict.fromkeys(f"start: {text}" for each in found for text in each.warnings)),
+        )
+
 
 def beginning(problem: Problem, start: Start, progress: Progress, count: int) -> Beginning:
     """`count` starting points from `start`, as `resolve_start` takes it, and the approximation behind them.
@@ -70,39 +86,52 @@ def beginning(problem: Problem, start: Start, progress: Progress, count: int) ->
     return Beginning(resolve_start(problem, start, progress, count))
 
 
+def beginnings(problems: Sequence[Problem], start: Start, progress: Progress, count: int) -> list[Beginning]:
+    """`beginning` of each of several problems of one program; modes for all of them in one loop, where that can be."""
+    if isinstance(start, Method):
+        found = _together([each for problem in problems for each in _seeded(problem, count)], start, progress)
+        if found is not None:
+            return [Beginning.of(found[at : at + count]) for at in range(0, len(found), count)]
+    return [beginning(problem, start, progress, count) for problem in problems]
+
+
 def _fitted(problem: Problem, start: Method, progress: Progress, count: int) -> Beginning:
     found = _outcomes(problem, start, progress, count)
     first = found[0].approximation
-    points = (
-        _points(problem, first, count) if _at_once(first) else [each.approximation.centre() for each in found]
-    )
-    return Beginning(
-        points,
-        first if _spreads(first) else None,
-        gradients=float(sum(each.gradient_evaluations or 0.0 for each in found)),
-        compile_seconds=float(sum(each.compile_seconds for each in found)),
-        warnings=tuple(dict.fromkeys(f"start: {text}" for each in found for text in each.warnings)),
-    )
+    points = _points(problem, first, count) if _at_once(first) else None
+    return Beginning.of(found, points, first if _spreads(first) else None)
 
 
 def _outcomes(problem: Problem, start: Method, progress: Progress, count: int) -> list[Outcome]:
     """What the method comes to: one outcome where that serves all chains, else one per chain."""
-    problems = [replace(problem, seed=(problem.seed + index) % 2**31) for index in range(count)]
+    problems = _seeded(problem, count)
+    together = _together(problems, start, progress)
+    if together is not None:
+        return together
     here = _runs_here(problem, start)
-    together: Callable[..., Any] | None = getattr(start, "run_together", None)
-    if here and together is not None and getattr(start, "finds_points", False):
-        outcomes = together(problems, progress)
-        for each in outcomes or ():
-            if isinstance(each, BNNError):
-                raise each
-        if outcomes is not None:
-            return list(outcomes)
     found: list[Outcome] = []
     for each in problems:
         found.append(start.run(each, progress) if here else _fit_elsewhere(each, start, progress))
         if _at_once(found[0].approximation):
             break
     return found
+
+
+def _seeded(problem: Problem, count: int) -> list[Problem]:
+    """The problem for each chain, with seeds that follow."""
+    return [replace(problem, seed=(problem.seed + index) % 2**31) for index in range(count)]
+
+
+def _together(problems: Sequence[Problem], start: Method, progress: Progress) -> list[Outcome] | None:
+    """A point for each problem, by one loop; None where the method has no such loop, or cannot run here."""
+    run: Callable[..., Any] | None = getattr(start, "run_together", None)
+    if run is None or not getattr(start, "finds_points", False) or not _runs_here(problems[0], start):
+        return None
+    outcomes = run(problems, progress)
+    for each in outcomes or ():
+        if isinstance(each, BNNError):
+            raise each
+    return None if outcomes is None else list(outcomes)
 
 
 def _runs_here(problem: Problem, start: Method) -> bool:
