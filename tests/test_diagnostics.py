@@ -26,7 +26,7 @@ from ppl_bnn.inference.covariance import Full
 from ppl_bnn.inference.laplace import LaplaceGaussian
 from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.inference.method import Method, Outcome
-from ppl_bnn.mixing import mixing
+from ppl_bnn.mixing import mixing, quantities
 from ppl_bnn.posterior import Approximation, Chains, Point
 
 NOISE, ROWS, FEATURES = 0.5, 30, 2
@@ -125,6 +125,38 @@ def test_figures_are_those_of_arviz() -> None:
     found += [figures.ess_tail, figures.ess_tail_median, figures.mcse, figures.mcse_median]
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert figures.components == 3
+
+
+def test_what_is_judged_of_a_network_is_that_of_numpy_and_scipy() -> None:
+    posterior = network_chains(chains=1, draws=20)
+    w = {name: value[0] for name, value in posterior.draws.items()}
+    x, y = data()
+
+    def judged(problem: Any) -> Any:
+        program = problem.program
+        return quantities(problem, w, lambda x: program.predictor_draws(w, x), x[:4], x, y)
+
+    found = posterior._with(judged)
+    hidden = np.tanh(np.einsum("nf,sfh->snh", x, w["hidden0.weight"]) + w["hidden0.bias"][:, None])
+    f = np.einsum("snh,sho->sno", hidden, w["output.weight"])[..., 0] + w["output.bias"]
+    assert list(found) == ["f", "log_likelihood", "noise"]
+    np.testing.assert_allclose(found["f"][..., 0], f[:, :4], rtol=1e-10)
+    np.testing.assert_allclose(found["f"][..., 1], np.log(w["noise"])[:, None] + np.zeros(4), rtol=1e-10)
+    wanted = scipy.stats.norm.logpdf(y, f, w["noise"][:, None]).sum(1)
+    np.testing.assert_allclose(found["log_likelihood"], wanted, rtol=1e-10)
+    np.testing.assert_array_equal(found["noise"], w["noise"])
+
+
+def test_a_variable_of_the_name_of_a_quantity_stands_beside_it() -> None:
+    def named(x: Any, y: Any = None) -> None:
+        level = bnn.sample("log_likelihood", bnn.dist.Normal(0.0, 1.0))
+        bnn.observe(y, level + 0.0 * x[:, :1], bnn.likelihoods.Gaussian(NOISE))
+
+    level = np.random.default_rng(0).normal(size=(4, 100))
+    judged = convergence(fitted(named, Chains({"log_likelihood": level})))
+    assert set(judged.quantities) == {"f", "log_likelihood", "log_likelihood (site)"}
+    assert judged.quantities["log_likelihood (site)"] == mixing(level[..., None])
+    assert judged.quantities["log_likelihood"] != judged.quantities["log_likelihood (site)"]
 
 
 def test_independent_draws_have_converged_and_constants_are_left_out() -> None:
@@ -555,6 +587,47 @@ def test_what_the_sampler_recorded_counts(options: dict[str, Any], said: str, ve
     assert found.advice
 
 
+@dataclass(frozen=True)
+class Knobs(Planted):
+    """A planted posterior of a sampler with these settings."""
+
+    target_accept: Any = None
+    energy_variance: Any = None
+    step_size_multiplier: Any = None
+    superchains: Any = None
+
+
+@pytest.mark.parametrize(
+    ("knobs", "recorded", "advice"),
+    [
+        pytest.param({"target_accept": 0.8}, {}, "target_accept=0.95", id="nuts"),
+        pytest.param(
+            {"target_accept": 0.9, "energy_variance": 5e-4},
+            {"energy_variance": np.full((4, 500), 5e-4)},
+            "energy_variance=5e-05",
+            id="mclmc",
+        ),
+        pytest.param(
+            {"target_accept": 0.9, "energy_variance": 5e-4}, {}, "target_accept=0.975", id="adjusted"
+        ),
+        pytest.param(
+            {"step_size_multiplier": 0.25, "superchains": 8}, {}, "step_size_multiplier=0.125", id="meads"
+        ),
+        pytest.param({"target_accept": 0.651, "superchains": 8}, {}, "target_accept=0.826", id="chees"),
+        pytest.param({}, {}, "smaller steps", id="unknown"),
+    ],
+)
+def test_divergences_are_met_by_the_knob_that_the_sampler_has(
+    knobs: dict[str, Any], recorded: dict[str, Any], advice: str
+) -> None:
+    planted = exact_chains(statistics=statistics(diverging=0.1) | recorded)
+    outcome = Outcome(planted.approximation, statistics=planted.statistics)
+    found = diagnose(Knobs(outcome=outcome, ppl="pyro", **knobs).fit(linear, *data()))
+    assert found.verdict == "undecided"
+    (given,) = found.advice
+    assert given.startswith(advice)
+
+
 def test_trees_cut_off_are_slow_not_wrong() -> None:
     recorded = statistics()
     recorded["reached_max_tree_depth"][:] = True
@@ -639,6 +712,13 @@ class Tempered(Planted):
 
     kl_weight: float = 0.5
     objective: str = "renyi"
+
+
+@dataclass(frozen=True)
+class Warm(Planted):
+    """A planted posterior of a tempered target."""
+
+    temperature: float = 0.5
 
 
 @dataclass
@@ -771,6 +851,15 @@ def test_a_tempered_target_is_another_target() -> None:
     assert found.figures["elbo"] == pytest.approx(closed_form()[2] - (1.3**2 - 1 - math.log(1.3**2)), abs=0.2)
     plain = Tempered(outcome=outcome, ppl="pyro", kl_weight=1.0, objective="elbo").fit(linear, *data())
     assert not said(diagnose(plain), "target")
+
+
+def test_a_temperature_is_another_target() -> None:
+    outcome = Outcome(gaussian(1.3), figures={"elbo": -1.0, "converged": 1.0})
+    found = diagnose(Warm(outcome=outcome, ppl="pyro").fit(linear, *data()))
+    assert said(found, "temperature=0.5: the fit aimed at another target, proportional to p(w, D)^2")
+    assert said(found, "(p not tempered)")
+    # -1 was that of the tempered target; what is said is about the posterior itself.
+    assert found.figures["elbo"] == pytest.approx(closed_form()[2] - (1.3**2 - 1 - math.log(1.3**2)), abs=0.2)
 
 
 def test_what_the_method_warned_of_is_said() -> None:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from arviz_stats.base import array_stats
-from scipy.stats import multivariate_normal, norm
+from scipy.stats import halfnorm, multivariate_normal, norm
 
 import ppl_bnn as bnn
 from ppl_bnn import Pathfinder, likelihoods, ops, priors
 from ppl_bnn.diagnostics.importance import pareto_k_of
 from ppl_bnn.errors import DivergenceError, InputError, UnsupportedError
 from ppl_bnn.inference.drawn import Drawn
-from ppl_bnn.inference.pathfinder import PathMixture, smoothed
+from ppl_bnn.inference.pathfinder import PathMixture
+from ppl_bnn.pareto import smoothed
 from tests.problems import Conjugate, regression_data, small_network
 
 PROBLEM = Conjugate.make()
@@ -158,6 +160,53 @@ def test_it_can_be_the_prior_of_more_data(conjugate):
     assert np.allclose(np.linalg.inv(precision), conjugate.approximation.covariance())
 
 
+# --- at a temperature -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_cold_posterior():
+    """p(w | D)^(1/T) is N(mean, T covariance), with (p(w) p(D | w))^(1/T) integrated in closed form.
+
+    L-BFGS goes the same way at any temperature, so that the covariance is off as at T = 1: see above.
+    """
+    temperature, size = 0.25, 4
+    posterior = bnn.fit(PROBLEM.model, PROBLEM.x, PROBLEM.y, Pathfinder(temperature=temperature))
+    mean, covariance = flat_of(posterior.approximation)
+    sd = np.sqrt(temperature * np.diag(PROBLEM.covariance))
+    assert np.all(np.abs(mean - PROBLEM.mean) < 0.1 * sd)
+    scaled = covariance / np.outer(sd, sd)
+    assert np.allclose(scaled, temperature * PROBLEM.covariance / np.outer(sd, sd), atol=0.7)
+    power, figures = 1.0 / temperature, posterior.info.figures
+    wanted = (
+        power * PROBLEM.log_evidence
+        + 0.5 * (1.0 - power) * (size * math.log(2.0 * math.pi) + np.linalg.slogdet(PROBLEM.covariance)[1])
+        + 0.5 * size * math.log(temperature)
+    )
+    assert abs(figures["log_normaliser"] - wanted) < 4.0 * figures["log_normaliser_se"]
+
+
+def test_the_power_leaves_the_volume_of_the_coordinates_alone():
+    """A scale alone: what the tempered density integrates to, by quadrature over the scale itself."""
+    temperature, y = 2.0, 0.7 * np.random.default_rng(5).normal(size=12)
+
+    def noise_only(x: Any, y: Any = None) -> None:
+        noise = bnn.sample("noise", bnn.dist.HalfNormal(1.0))
+        bnn.observe(y, 0.0 * x, likelihoods.Gaussian(noise))
+
+    posterior = bnn.fit(noise_only, X, y, Pathfinder(temperature=temperature))
+    grid = np.linspace(1e-3, 6.0, 40_001)
+    log_joint = halfnorm.logpdf(grid) + norm.logpdf(y, 0.0, grid[:, None]).sum(1)
+    wanted = log_integral(log_joint / temperature, grid)
+    figures = posterior.info.figures
+    assert abs(figures["log_normaliser"] - wanted) < 4.0 * figures["log_normaliser_se"]
+    # Were the volume tempered too, it would be another integral.
+    other = log_integral(log_joint / temperature + (1.0 / temperature - 1.0) * np.log(grid), grid)
+    assert abs(other - wanted) > 10.0 * figures["log_normaliser_se"]
+    assert "log_evidence" not in figures
+    assert posterior.info.target == "tempered: the posterior to the power 1/T with T=2"
+    assert "temperature=2: the fit aimed at another target" in str(bnn.diagnose(posterior))
+
+
 # --- several paths --------------------------------------------------------------------------------
 
 
@@ -213,6 +262,17 @@ def test_the_mixture_in_place_of_the_draws(modes):
     assert np.array_equal(weighted.centre()["w"].ravel(), mixture.means[-1])
     assert np.allclose(weighted.log_prob(u), mixture.components[-1].log_prob(u))
     assert np.all(np.sign(weighted.draw(50, np.random.default_rng(0))["w"]) == np.sign(mixture.means[-1]))
+
+
+def test_a_posterior_shows_all_the_draws_that_were_kept(modes):
+    kept = {name: value[:300] for name, value in modes[True].approximation.u.items()}
+    posterior = replace(modes[True], approximation=Drawn(kept))
+    assert posterior.shape == (1, 300)
+    assert np.array_equal(posterior.unconstrained_draws["w"][0], kept["w"])
+    assert posterior.predict(X[:2]).draws == 300
+    assert posterior.predict(X[:2], draws=100).draws == 100
+    with pytest.raises(InputError, match="at most the 300"):
+        posterior.predict(X[:2], draws=301)
 
 
 @pytest.mark.parametrize("importance", [True, False])
@@ -302,7 +362,8 @@ def test_starts_that_coincide_are_set_apart():
         ({"max_iterations": 0}, "Pathfinder max_iterations"),
         ({"history": 0}, "Pathfinder history"),
         ({"elbo_draws": 1}, "Pathfinder elbo_draws"),
-        ({"draws": 999}, "Pathfinder draws"),
+        ({"draws": 24}, "Pathfinder draws"),
+        ({"temperature": 0.0}, "Pathfinder temperature"),
         ({"jitter": 0.0}, "Pathfinder jitter"),
         ({"importance": 1}, "Pathfinder importance"),
     ],

@@ -15,7 +15,9 @@ from scipy.stats import halfnorm, norm
 
 import ppl_bnn as bnn
 from ppl_bnn import NUTS, SMC, likelihoods, ops, priors
-from ppl_bnn.errors import DivergenceError, InputError, UnknownNameError, UnsupportedError
+from ppl_bnn.diagnostics.function_space import convergence
+from ppl_bnn.errors import BudgetError, DivergenceError, InputError, UnknownNameError, UnsupportedError
+from ppl_bnn.inference import smc
 from ppl_bnn.inference.smc import increment, systematic
 from tests.problems import Conjugate
 
@@ -274,6 +276,84 @@ def test_more_runs_find_the_earlier_ones(tmp_path):
     three = bnn.fit(LINE.model, LINE.x, LINE.y, replace(kept, runs=3), seed=3, progress=told)
     assert told.told[1][0] == 200
     assert np.array_equal(three.draws["output.bias"][:2], two.draws["output.bias"])
+
+
+# --- until a rule holds, or a budget is spent -----------------------------------------------------
+
+SMALL = SMC(particles=50, runs=2, moves=2)
+
+
+def test_runs_go_on_until_a_rule_holds_and_are_those_of_a_longer_fit():
+    ruled = replace(SMALL, until="log_evidence_se<0.1, ess>100", budget=600.0)
+    found = bnn.fit(LINE.model, LINE.x, LINE.y, ruled, seed=3)
+    runs = found.shape[0]
+    figures, history = found.info.figures, found.info.history
+    assert (figures["rule_held"], figures["stopped_by_budget"]) == (1.0, 0.0)
+    assert figures["log_evidence_se"] < 0.1
+    assert runs > 2
+    assert np.array_equal(history["look_runs"], np.arange(2, runs + 1))
+    # The rule held at the last look and at no other.
+    smallest = np.minimum(history["look_ess_bulk"], history["look_ess_tail"])
+    held = (history["look_log_evidence_se"] < 0.1) & (smallest > 100)
+    assert held.tolist() == [False] * (len(held) - 1) + [True]
+    whole = bnn.fit(LINE.model, LINE.x, LINE.y, replace(SMALL, runs=runs), seed=3)
+    for name, value in whole.draws.items():
+        assert np.array_equal(value, found.draws[name])
+    assert whole.info.figures.items() <= figures.items()
+    # What was seen at the last look is what a diagnosis of the result sees.
+    judged = convergence(found)
+    assert judged.ess_bulk == pytest.approx(history["look_ess_bulk"][-1], rel=1e-9)
+    assert judged.ess_tail == pytest.approx(history["look_ess_tail"][-1], rel=1e-9)
+
+
+def test_a_spent_budget_leaves_whole_runs_and_says_so(tmp_path, monkeypatch):
+    """The clock is stopped, and goes over the budget in the third run."""
+    whole = bnn.fit(LINE.model, LINE.x, LINE.y, replace(SMALL, runs=3), seed=3)
+    first, second, _ = np.bincount(whole.info.history["run"])
+    asked = []
+
+    class Clock(smc.Stopwatch):
+        def __call__(self) -> float:
+            asked.append(1)
+            return 1e6 if len(asked) > first + second + 2 else 0.0
+
+    method = replace(SMALL, runs=3, budget=1000.0, checkpoint=tmp_path / "fit")
+    with monkeypatch.context() as patched:
+        patched.setattr(smc, "Stopwatch", Clock)
+        found = bnn.fit(LINE.model, LINE.x, LINE.y, method, seed=3)
+    assert found.shape == (2, 50)
+    assert found.info.figures["stopped_by_budget"] == 1.0
+    assert "rule_held" not in found.info.figures
+    assert "the budget of 1000 s was spent after 2 runs, before all 3 were made" in found.info.warnings
+    again = bnn.fit(LINE.model, LINE.x, LINE.y, method, seed=3)
+    for name, value in whole.draws.items():
+        assert np.array_equal(value[:2], found.draws[name])
+        assert np.array_equal(value, again.draws[name])
+    with pytest.raises(BudgetError, match="seconds enough for one run"):
+        bnn.fit(LINE.model, LINE.x, LINE.y, replace(SMALL, budget=1e-6), seed=3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "match"),
+    [
+        (
+            {"until": "rhat<1.01", "budget": 9.0},
+            UnsupportedError,
+            "rhat, which compares runs.*more particles",
+        ),
+        ({"until": "ess>400"}, InputError, "a budget beside it"),
+        ({"until": "log_evidence_se>0.1", "budget": 9.0}, InputError, "log_evidence_se<limit"),
+        (
+            {"until": "log_evidence_se<0.1", "budget": 9.0, "temperature": 2.0},
+            UnknownNameError,
+            "log_normaliser_se",
+        ),
+        ({"budget": -1.0}, InputError, "SMC budget"),
+    ],
+)
+def test_rules_that_more_runs_do_not_serve_are_refused(settings, error, match):
+    with pytest.raises(error, match=match):
+        SMC(**settings)
 
 
 # --- what cannot be done --------------------------------------------------------------------------

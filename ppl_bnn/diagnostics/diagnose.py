@@ -224,7 +224,9 @@ def _cut_short(posterior: Any, found: _Findings) -> bool:
         found.reasons.append(
             f"the run was ended by its budget{rule}" if spent else f"until={wanted!r} did not hold"
         )
-    found.advice.append("a larger budget, or bnn.extend(posterior, draws=...)")
+    # Particles are no chains that could go on.
+    more = "" if "particles" in _fitted(posterior) else ", or bnn.extend(posterior, draws=...)"
+    found.advice.append(f"a larger budget{more}")
     return True
 
 
@@ -247,7 +249,7 @@ def _sampler(posterior: Any, found: _Findings) -> bool:
                     f"{count} of {diverging.size} transitions diverged ({share:.1%}): "
                     "parts of the posterior may be missed"
                 )
-            found.advice.append("target_accept=0.95")
+            found.advice.append(_smaller_steps(posterior))
             doubtful = share > DIVERGENCE_LIMIT
     if "reached_max_tree_depth" in statistics:
         share = float(np.mean(statistics["reached_max_tree_depth"]))
@@ -274,6 +276,36 @@ def _sampler(posterior: Any, found: _Findings) -> bool:
             )
             doubtful = True
     return doubtful
+
+
+def _fitted(posterior: Any) -> dict[str, Any]:
+    """The settings of the method that was fitted: of the member, where one was fitted several times."""
+    settings = posterior.info.settings
+    while isinstance(settings.get("member"), dict):
+        settings = settings["member"]
+    return settings
+
+
+def _smaller_steps(posterior: Any) -> str:
+    """What makes the steps of a sampler smaller, by what it recorded: settings may name knobs that were not in use."""
+    settings, statistics = _fitted(posterior), posterior.statistics
+
+    def given(name: str) -> float | None:
+        value = settings.get(name)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    variance, multiplier = given("energy_variance"), given("step_size_multiplier")
+    if "energy_variance" in statistics and variance is not None:
+        return (
+            f"energy_variance={variance / 10:.2g}, or adjusted=True, whose step size follows the acceptance"
+        )
+    if multiplier is not None:
+        return f"step_size_multiplier={multiplier / 2:g}"
+    accept = given("target_accept")
+    if accept is not None:
+        # What a harmonic mean over many chains is tuned to is lower from the start.
+        return f"target_accept={1 - (1 - accept) / (4 if given('superchains') is None else 2):.3g}"
+    return "smaller steps, or a prior with lighter tails"
 
 
 def _optimisation(posterior: Any, found: _Findings) -> bool:
@@ -330,7 +362,7 @@ def _approximation(posterior: Any, found: _Findings) -> str:
             "the approximation has no density, so that what is made of p(w, D)/q(w) is not defined: k-hat, the ELBO, "
             "the importance-weighted evidence"
         )
-        if "elbo" in posterior.info.figures:
+        if "elbo" in posterior.info.figures and not tempered:
             found.reasons.append(f"the method itself gives an ELBO of {posterior.info.figures['elbo']:.2f}")
         _ask_for_reference(found)
         return UNDECIDED if settled else NOT_CONVERGED
@@ -360,10 +392,19 @@ def _approximation(posterior: Any, found: _Findings) -> str:
 
 def _target(posterior: Any, found: _Findings) -> bool:
     """What was fitted, where it was not the posterior by its ELBO; whether the target was tempered."""
-    settings = posterior.info.settings
+    settings = _fitted(posterior)
     weight = settings.get("kl_weight", 1.0)
     tempered = isinstance(weight, int | float) and not isinstance(weight, bool) and weight != 1.0
-    if tempered:
+    temperature = settings.get("temperature", 1.0)
+    if isinstance(temperature, int | float) and temperature != 1.0:
+        tempered = True
+        found.figures["temperature"] = float(temperature)
+        found.reasons.append(
+            f"temperature={temperature:g}: the fit aimed at another target, proportional to p(w, D)^"
+            f"{1.0 / temperature:.3g}; what is said of p/q, the ELBO and the evidence is about the posterior, not "
+            "about that target"
+        )
+    elif tempered:
         found.figures["kl_weight"] = float(weight)
         found.reasons.append(
             f"kl_weight={weight:g}: the fit aimed at another target, proportional to p(w) p(D | w)^{1.0 / weight:.3g}; "

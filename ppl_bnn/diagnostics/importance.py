@@ -17,17 +17,15 @@ import numpy as np
 
 from ppl_bnn.errors import InputError, UnsupportedError, message
 from ppl_bnn.export import log_likelihood_tree
+from ppl_bnn.pareto import K_LIMIT, smoothed
 from ppl_bnn.ppl.protocol import chunks, row_count, site_seed
 
-K_LIMIT = 0.7
 DRAWS = 1000
 # Fewer draws, but no fewer than so many, where rows x coordinates x draws would take more multiplications than WORK.
 LEAST_DRAWS = 100
 WORK = 2e12
 # Bytes that draws may take at a time.
 MEMORY = 2**28
-EQUAL = 1e-3
-FEWEST_EFFECTIVE = 4.0
 
 
 @dataclass(frozen=True)
@@ -116,8 +114,6 @@ def kept_draws(approximation: Any) -> int | None:
 
 def pareto_k_of(log_ratios: np.ndarray) -> ParetoK:
     """The same from log importance ratios (S,)."""
-    from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
-
     log_ratios = np.asarray(log_ratios, dtype=np.float64).ravel()
     count = len(log_ratios)
     if not np.isfinite(log_ratios).all():
@@ -127,25 +123,12 @@ def pareto_k_of(log_ratios: np.ndarray) -> ParetoK:
     weights = np.exp(log_ratios - top)
     mean = float(weights.mean())
     effective = float(weights.sum() ** 2 / np.sum(weights**2))
-    # Equal weights up to rounding: q is the posterior, and a tail fitted to rounding errors would mean nothing.
-    k = -math.inf
-    if np.ptp(log_ratios) > EQUAL:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                # Made for leaving rows out, whose log weights are minus log likelihoods: ArviZ turns the sign.
-                k = float(array_stats.psislw(-log_ratios)[1])
-            except ValueError:
-                k = math.nan
-        # Nothing can be claimed from a tail with too few distinct values, nor where a few draws carry all the weight:
-        # the others then vanish next to them, and what is fitted is how numbers underflow.
-        k = math.inf if math.isnan(k) or effective < FEWEST_EFFECTIVE else k
     elbo = float(log_ratios.mean())
     # The delta method: how much each draw moves log mean w, and how much of that it moves mean log w by, too.
     influence = weights / mean
     root = math.sqrt(count)
     return ParetoK(
-        k=k,
+        k=smoothed(log_ratios)[1],
         log_evidence=top + math.log(mean),
         log_evidence_se=float(influence.std(ddof=1) / root),
         relative_ess=effective / count,

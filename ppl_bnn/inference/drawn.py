@@ -16,7 +16,7 @@ from ppl_bnn.posterior import Approximation
 class Drawn(Approximation):
     """Independent draws u, name -> (S, *unconstrained shape), made once, with their log density log_q (S,) or None.
 
-    `draw` hands out the first of them, always the same.
+    `draw` hands out the first of them, always the same; a posterior shows them all.
     """
 
     u: dict[str, np.ndarray]
@@ -26,6 +26,14 @@ class Drawn(Approximation):
     @property
     def count(self) -> int:
         return len(next(iter(self.u.values())))
+
+    @property
+    def draws_held(self) -> int:
+        """S: a posterior shows all that were kept."""
+        return self.count
+
+    def held(self) -> dict[str, np.ndarray]:
+        return dict(self.u)
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         if count > self.count:

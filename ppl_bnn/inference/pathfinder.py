@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -14,15 +13,16 @@ from ppl_bnn.errors import DivergenceError, InputError, UnsupportedError, messag
 from ppl_bnn.inference.drawn import Drawn
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, resolve_start
 from ppl_bnn.inference.optimise import flat_sites, starting_point
+from ppl_bnn.inference.sampler import tempered, tempered_log_joint
 from ppl_bnn.inference.stepping import check_whole, check_within, refuse_free_parameters
 from ppl_bnn.language.transforms import GaussianPrior
-from ppl_bnn.posterior import IID_DRAWS, Approximation, checked_weights
+from ppl_bnn.pareto import K_LIMIT, smoothed
+from ppl_bnn.posterior import Approximation, checked_weights
 from ppl_bnn.ppl.protocol import DENSITY_MEMORY, Problem, site_seed
 from ppl_bnn.progress import Progress
 
-K_LIMIT = 0.7
-# As `diagnostics.importance` has them: weights that are equal but for rounding, and so few that nothing can be said.
-EQUAL, FEWEST_EFFECTIVE = 1e-3, 4.0
+# Fewer have no tail that a Pareto distribution could be fitted to.
+FEWEST_DRAWS = 25
 # A relative fall of the loss, and a norm of its gradient, below which the optimiser stops.
 FALL = {"float64": 1e-10, "float32": 1e-6}
 GRADIENT = 1e-8
@@ -195,6 +195,9 @@ class Pathfinder(Method):
     is large merely because one path is narrow (the balance heuristic, Veach and Guibas 1995). importance: False hands
     over that mixture, with equal weights and a density, in place of the draws.
 
+    temperature: T of the target p(w | D)^(1/T), in the coordinates of the program, which then takes the place of the
+    posterior in all that is said here; what its weights estimate is no evidence but "log_normaliser".
+
     max_iterations, history: of L-BFGS, and the number of its last steps that make S_l. start: where paths begin: None
     (draws from the prior, weight tensors shrunk to a size at which networks train), a method (fitted once per path), a
     posterior, or a dict of constrained values; not a mode, from which no path leads. jitter: standard deviation of the
@@ -224,6 +227,7 @@ class Pathfinder(Method):
     importance: bool = True
     start: Start = None
     jitter: float = 0.1
+    temperature: float = 1.0
     systems: ClassVar[tuple[str, ...]] = ("numpyro",)
 
     def check(self) -> None:
@@ -231,9 +235,9 @@ class Pathfinder(Method):
         check_whole(self.name, "max_iterations", self.max_iterations, 1, "200")
         check_whole(self.name, "history", self.history, 1, "10")
         check_whole(self.name, "elbo_draws", self.elbo_draws, 2, "50")
-        # A posterior shows so many draws, and those of several paths are all that there are.
-        check_whole(self.name, "draws", self.draws, IID_DRAWS, str(IID_DRAWS))
+        check_whole(self.name, "draws", self.draws, FEWEST_DRAWS, "1000")
         check_within(self.name, "jitter", self.jitter, 0, math.inf, "0.1")
+        check_within(self.name, "temperature", self.temperature, 0, math.inf, "1.0")
         if not isinstance(self.importance, bool):
             raise InputError(
                 f"{self.name} importance: "
@@ -248,7 +252,7 @@ class Pathfinder(Method):
         mixture, found, dropped = self._mixture(problem, climbed)
         rng = np.random.default_rng(site_seed("pathfinder", problem.seed))
         u = mixture.draw_each(self.draws, rng)
-        log_p = problem.log_joint_draws(u).astype(np.float64)
+        log_p = self._log_target(problem, u)
         log_q = mixture.log_prob(u)
         log_ratios = log_p - log_q
         undefined = int(np.count_nonzero(np.isnan(log_ratios) | (log_ratios == np.inf)))
@@ -271,8 +275,9 @@ class Pathfinder(Method):
             "converged": float(all(path.finished for path in found)),
         }
         if k <= K_LIMIT:
-            figures["log_evidence"] = float(log_ratios.max() + math.log(weights.mean()))
-            figures["log_evidence_se"] = float(weights.std(ddof=1) / weights.mean()) / root
+            name = "log_evidence" if self.temperature == 1.0 else "log_normaliser"
+            figures[name] = float(log_ratios.max() + math.log(weights.mean()))
+            figures[f"{name}_se"] = float(weights.std(ddof=1) / weights.mean()) / root
         approximation: Approximation = mixture
         if self.paths > 1 and self.importance:
             resampled = np.exp(log_weights)
@@ -286,7 +291,20 @@ class Pathfinder(Method):
             run_seconds=watch() - compile_seconds,
             warnings=(*dropped, *self._warnings(figures)),
             figures=figures,
+            target=tempered(self.temperature),
         )
+
+    def _log_target(self, problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The log density of the target, not normalised, of draws u with one leading axis, (S,)."""
+        if self.temperature == 1.0:
+            return problem.log_joint_draws(u).astype(np.float64)
+        program = problem.program
+
+        def density(u: Mapping[str, Any], x: Any, y: Any) -> Any:
+            return tempered_log_joint(program, self.temperature, u, x, y)
+
+        mapped = program._cached(("tempered", self.temperature), lambda: program._mapped(density))
+        return program._density_draws(mapped, u, problem.x, problem.y).astype(np.float64)
 
     def _warnings(self, figures: Mapping[str, float]) -> tuple[str, ...]:
         said = []
@@ -440,7 +458,7 @@ def _path(method: Pathfinder, problem: Problem) -> Callable[..., dict[str, Any]]
 
     def run(start: Any, key: Any, data: Any) -> dict[str, Any]:
         def log_joint(flat: Any) -> Any:
-            return program.log_joint(program.unravel(flat), *data)
+            return tempered_log_joint(program, method.temperature, program.unravel(flat), *data)
 
         last, path = minimize_lbfgs(
             lambda flat: -log_joint(flat),
@@ -497,28 +515,3 @@ def _path(method: Pathfinder, problem: Problem) -> Callable[..., dict[str, Any]]
         }
 
     return run
-
-
-def smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
-    """Pareto-smoothed log weights (S,), normalised, and k-hat (Vehtari, Simpson, Gelman, Yao and Gabry 2024), by ArviZ.
-
-    k-hat is -inf where all ratios are equal, and infinite where nothing can be claimed: a ratio of zero, or a handful
-    of draws that carry all the weight. The weights are then the plain ones.
-    """
-    from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
-
-    plain = log_ratios - np.logaddexp.reduce(log_ratios)
-    if np.ptp(log_ratios) < EQUAL:
-        return plain, -math.inf
-    if not np.all(np.isfinite(log_ratios)) or FEWEST_EFFECTIVE * np.sum(np.exp(2.0 * plain)) > 1.0:
-        return plain, math.inf
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            # Made for leaving rows out, whose log weights are minus log likelihoods: ArviZ turns the sign.
-            log_weights, k = array_stats.psislw(-log_ratios)
-        except ValueError:
-            return plain, math.inf
-    if not np.isfinite(k):
-        return plain, math.inf
-    return log_weights - np.logaddexp.reduce(log_weights), float(k)

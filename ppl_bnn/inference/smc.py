@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ppl_bnn.errors import DivergenceError, InputError, message
+from ppl_bnn.errors import BudgetError, DivergenceError, InputError, UnsupportedError, message
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.sampler import tempered
 from ppl_bnn.inference.stepping import check_whole, check_within, refuse_free_parameters
+from ppl_bnn.inference.until import FIGURES, check_until, watched
 from ppl_bnn.posterior import Chains
 from ppl_bnn.ppl.protocol import CACHE, DENSITY_MEMORY, Problem, site_seed
 from ppl_bnn.progress import Progress, Task
@@ -61,6 +62,12 @@ class SMC(Method):
     checkpoint: a folder in which each run is kept after each temperature; an interrupted fit goes on from there to the
     same bits, and more `runs` find the earlier ones.
 
+    until, budget: after the first `runs`, one run more at a time until a rule holds, such as "ess>5000" or
+    "log_evidence_se<0.1" (also ess_bulk, ess_tail, mcse; of a tempered target "log_normaliser_se"), or until `budget`
+    seconds are spent, compilation included. A run that the budget ends on its way is left out; a checkpoint keeps it.
+    Both change the number of runs only: these are the first of those of a longer fit. "rhat" is refused in a rule: it
+    compares runs, and does not fall as there are more of them.
+
     The posterior is one of chains: a run is a chain, its particles at l = 1 are the draws, in random order. R-hat
     compares runs, and finds modes that got other weights in other runs. Effective sizes within a run do not mean much:
     particles have no order in which their dependence, through common ancestors, could show, so they are counted as
@@ -72,16 +79,16 @@ class SMC(Method):
     "log_normaliser_se" in their place; "temperatures", the most in a run; "acceptance", the lowest at any temperature;
     "ancestors", the fewest draws from the prior that the particles of one run descend from; "final_correlation", the
     largest over runs and coordinates of the particles before with those after the moves of the last temperature, which
-    several modes keep near 1.
+    several modes keep near 1; "rule_held" and "stopped_by_budget", where there is a rule or a budget.
     statistics: "lp". history: "run", "inverse_temperature" (l), "acceptance", "step_size", "ess" (relative) and
-    "log_normaliser" (so far), an entry per temperature.
+    "log_normaliser" (so far), an entry per temperature; "look_runs" and the figures at each look at the rule.
 
     BlackJAX's is the transition. Its own tempered SMC moves particles before it weights them and ends on weights.
 
     Raises
     ------
     DivergenceError: no draw from the prior with a likelihood; a density that is NaN or infinite; particles that cannot
-    be moved. UnsupportedError: a parameter without a prior.
+    be moved. UnsupportedError: a parameter without a prior; R-hat in a rule. BudgetError: spent before a run was made.
     """
 
     particles: int = 1000
@@ -92,6 +99,8 @@ class SMC(Method):
     max_leapfrog: int = 32
     temperature: float = 1.0
     checkpoint: str | Path | None = None
+    until: str | None = None
+    budget: float | None = None
     systems: ClassVar[tuple[str, ...]] = ("numpyro",)
     # Particles start from the prior.
     start: ClassVar[None] = None
@@ -109,50 +118,101 @@ class SMC(Method):
                 f"{self.name} checkpoint: "
                 + message("a folder", repr(self.checkpoint), "checkpoint='runs/one'")
             )
+        rule = check_until(self.name, self.until, self.budget, (*FIGURES, f"{self._estimate}_se"))
+        if rule is not None and any(name == "rhat" for name, _, _ in rule.terms):
+            raise UnsupportedError(
+                f"{self.name} until: "
+                + message(
+                    "a figure that more runs make better",
+                    "rhat, which compares runs and stays where they disagree however many there are",
+                    f"more particles against disagreement, and until='{self._estimate}_se<0.1' or until='ess>5000'",
+                )
+            )
+
+    @property
+    def _estimate(self) -> str:
+        """What the product of the means of the weights estimates."""
+        return "log_evidence" if self.temperature == 1.0 else "log_normaliser"
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()
         refuse_free_parameters(self.name, problem)
-        belongs = {} if self.checkpoint is None else fingerprint(problem, self, ("runs",))
-        checkpoints = [Checkpoint.of(self.checkpoint, belongs, f"run{run}") for run in range(self.runs)]
+        belongs = {} if self.checkpoint is None else fingerprint(problem, self, ("runs", "until", "budget"))
+
+        def kept(index: int) -> Checkpoint:
+            return Checkpoint.of(self.checkpoint, belongs, f"run{index}")
+
         # A checkpoint of another fit is refused before anything is compiled.
-        before = [checkpoint.load() for checkpoint in checkpoints]
+        kept(0).load()
         compiling = Stopwatch()
         swarm = _Swarm.of(self, problem)
         compile_seconds = compiling()
+        look = self._look(problem)
+        ended: list[_Path] = []
+        looks: list[dict[str, float]] = []
+        stopped, wanted = "runs", self.runs
         task = progress.task(self.name, 100 * self.runs)
         try:
-            ended = []
-            for index, kept in enumerate(before):
-                seed = site_seed(f"smc run {index}", problem.seed)
-                path = self._beginning(swarm, seed) if kept is None else _Path.from_arrays(kept)
-                ended.append(self._pass(swarm, path, seed, index, checkpoints[index], task))
+            while len(ended) < wanted:
+                index = len(ended)
+                checkpoint, seed = kept(index), site_seed(f"smc run {index}", problem.seed)
+                before = checkpoint.load()
+                path = self._beginning(swarm, seed) if before is None else _Path.from_arrays(before)
+                path = self._pass(swarm, path, seed, index, checkpoint, task, watch)
+                if path.inverse_temperature < 1.0:
+                    stopped = "budget"
+                    break
+                ended.append(path)
+                if look is not None and len(ended) >= self.runs:
+                    holds, figures = look(ended)
+                    looks.append({"runs": float(len(ended)), **figures})
+                    if holds:
+                        stopped = "rule"
+                        break
+                    wanted = len(ended) + 1
         finally:
             task.close()
+        if not ended:
+            raise BudgetError(
+                "budget: "
+                + message(
+                    "seconds enough for one run",
+                    f"{self.budget:g} s, spent before its end",
+                    "a longer budget (with checkpoint= nothing is lost), or fewer particles",
+                )
+            )
         u = problem.program.unravel(np.stack([path.particles for path in ended]))
         figures = self._figures(ended)
+        if self.until is not None:
+            figures["rule_held"] = float(stopped == "rule")
+        if self.budget is not None:
+            figures["stopped_by_budget"] = float(stopped == "budget")
         return Outcome(
             Chains({name: np.ascontiguousarray(u[name]) for name in problem.program.sites}),
             statistics={"lp": np.stack([path.prior + path.change for path in ended])},
-            history={"run": np.repeat(np.arange(self.runs), [len(path.told) for path in ended])}
+            history={"run": np.repeat(np.arange(len(ended)), [len(path.told) for path in ended])}
             | {
                 name: np.concatenate([path.told[:, column] for path in ended])
                 for column, name in enumerate(TOLD)
+            }
+            | {
+                f"look_{name}": np.array([each[name] for each in looks])
+                for name in (looks[0] if looks else ())
             },
             compile_seconds=compile_seconds,
             run_seconds=watch() - compile_seconds,
             gradient_evaluations=float(sum(path.gradients for path in ended)),
-            warnings=self._warnings(ended),
+            warnings=self._warnings(ended, stopped),
             figures=figures,
             target=tempered(self.temperature),
         )
 
-    def _figures(self, ended: list[_Path]) -> dict[str, float]:
+    def _figures(self, ended: Sequence[_Path]) -> dict[str, float]:
         each = np.array([path.log_normaliser for path in ended])
-        name = "log_evidence" if self.temperature == 1.0 else "log_normaliser"
-        figures = {name: float(np.logaddexp.reduce(each) - math.log(self.runs))}
-        if self.runs > 1:
-            figures[f"{name}_se"] = float(each.std(ddof=1) / math.sqrt(self.runs))
+        name, runs = self._estimate, len(ended)
+        figures = {name: float(np.logaddexp.reduce(each) - math.log(runs))}
+        if runs > 1:
+            figures[f"{name}_se"] = float(each.std(ddof=1) / math.sqrt(runs))
         acceptance = TOLD.index("acceptance")
         return figures | {
             "temperatures": float(max(len(path.told) for path in ended)),
@@ -161,7 +221,21 @@ class SMC(Method):
             "final_correlation": float(max(path.correlation for path in ended)),
         }
 
-    def _warnings(self, ended: list[_Path]) -> tuple[str, ...]:
+    def _look(self, problem: Problem) -> Callable[[Sequence[_Path]], tuple[bool, dict[str, float]]] | None:
+        """What is asked of the runs so far."""
+        rule = check_until(self.name, self.until, self.budget, (*FIGURES, f"{self._estimate}_se"))
+        if rule is None:
+            return None
+        seen, error = watched(problem, rule), f"{self._estimate}_se"
+
+        def look(ended: Sequence[_Path]) -> tuple[bool, dict[str, float]]:
+            u = problem.program.unravel(np.stack([path.particles for path in ended]))
+            # Of a single run nothing is known.
+            return seen(u, **{error: self._figures(ended).get(error, math.nan)})
+
+        return look
+
+    def _warnings(self, ended: list[_Path], stopped: str) -> tuple[str, ...]:
         said = []
         unsupported = max(path.unsupported for path in ended)
         if unsupported:
@@ -170,7 +244,10 @@ class SMC(Method):
                 "carry no weight: try more particles, or a prior within its support"
             )
         each = np.array([path.log_normaliser for path in ended])
-        if self.runs > 1 and each.std(ddof=1) > SPREAD_LIMIT:
+        if stopped == "budget":
+            unmet = f"until {self.until!r} held" if self.until is not None else f"all {self.runs} were made"
+            said.append(f"the budget of {self.budget:g} s was spent after {len(ended)} runs, before {unmet}")
+        if len(each) > 1 and each.std(ddof=1) > SPREAD_LIMIT:
             said.append(
                 f"{self.name}: the runs differ in log p(D) by a standard deviation of {each.std(ddof=1):.2g} nats, so "
                 f"that they do not agree on the evidence, nor on the weights of modes: try "
@@ -181,11 +258,21 @@ class SMC(Method):
     # -- one run
 
     def _pass(
-        self, swarm: _Swarm, path: _Path, seed: int, index: int, checkpoint: Checkpoint, task: Task
+        self,
+        swarm: _Swarm,
+        path: _Path,
+        seed: int,
+        index: int,
+        checkpoint: Checkpoint,
+        task: Task,
+        watch: Stopwatch,
     ) -> _Path:
-        """The particles of one run, from where they are to the end."""
+        """The particles of one run, from where they are to the end, or to where the budget is spent."""
         try:
             while path.inverse_temperature < 1.0:
+                if self.budget is not None and watch() >= self.budget:
+                    checkpoint.keep(path.arrays, last=True)
+                    return path
                 path = self._next(swarm, path, seed)
                 checkpoint.keep(path.arrays, last=path.inverse_temperature == 1.0)
                 told = dict(zip(TOLD, path.told[-1], strict=True))
