@@ -7,6 +7,7 @@ the real line, as `stochastic.py` descends on it, and in the end an approximatio
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from ppl_bnn.inference.drawn import Drawn
 from ppl_bnn.inference.families import inverse_softplus
 from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.posterior import Approximation
-from ppl_bnn.ppl.protocol import Model, Problem, map_data
+from ppl_bnn.ppl.protocol import DENSITY_MEMORY, Model, Problem, iterate_seeds, map_data, site_seed
 
 # How many draws of a hand-written guide a posterior keeps: it has no other way of making them later.
 KEPT = 4000
@@ -301,29 +302,90 @@ class _PyroWritten(_PyroLoss):
         return dict(self._initial)
 
     def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
-        import pyro
         import torch
 
         self._put(parameters)
         problem = self._problem
         program, system = problem.program, problem.system
-        latents = [site.name for site in program.latents]
-        draws: dict[str, list[np.ndarray]] = {name: [] for name in program.sites}
-        densities = []
         with torch.no_grad():
-            held = {site.name: pyro.get_param_store()[site.name] for site in program.params}
-            for _ in range(KEPT):
-                trace = pyro.poutine.trace(self._guide).get_trace(problem.x, problem.y)
-                nodes = {name: site for name, site in dict(trace.nodes).items() if site["type"] == "sample"}
-                log_q = float(trace.log_prob_sum())
-                w = {name: nodes[name]["value"] for name in latents} | held
-                traced = system.run(program.native, problem.x, problem.y, values=w)
-                u = {site.name: program.unconstrain_site(site) for site in traced if site.name in w}
-                again = system.run(program.native, problem.x, problem.y, values=u, unconstrained=True)
-                densities.append(log_q + float(sum(site.log_det for site in again if site.kind == "latent")))
-                for name in program.sites:
-                    draws[name].append(system.to_numpy(u[name]).copy())
-        return Drawn({name: np.stack(values) for name, values in draws.items()}, np.array(densities))
+            seeds = system.seeds(site_seed("guide", problem.seed), KEPT)
+            try:
+                u, log_q = self._at_once(seeds)
+            except RuntimeError:
+                # A guide whose course depends on what it has drawn, or that writes in place, cannot be mapped.
+                drawn = [self._draw(seed) for seed in iterate_seeds(seeds)]
+                u = {name: torch.stack([each[0][name] for each in drawn]) for name in program.sites}
+                log_q = torch.stack([each[1] for each in drawn])
+        kept = {name: system.to_numpy(u[name]).copy() for name in program.sites}
+        return Drawn(kept, system.to_numpy(log_q).astype(np.float64))
+
+    def _at_once(self, seeds: Any) -> tuple[dict[str, Any], Any]:
+        """`_draw` for each seed, mapped; as many at a time as the activations of the model leave room for."""
+        import torch
+
+        program = self._problem.program
+        units = sum(site.shape[-1] if len(site.shape) > 1 else 1 for site in program.sites.values())
+        at_once = int(np.clip(DENSITY_MEMORY // (16 * units * program.rows), 1, len(seeds)))
+        mapped: Any = torch.func.vmap(self._draw, randomness="different", chunk_size=at_once)
+        with _out_of_place(), warnings.catch_warnings():
+            # What torch maps one by one inside, it says so; nobody can do anything about it.
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            return mapped(seeds)
+
+    def _draw(self, seed: Any) -> tuple[dict[str, Any], Any]:
+        """One draw of the guide in unconstrained coordinates, and log q of it.
+
+        seed: the generator goes on from where it is, under a map and without one, so that it is not read.
+        """
+        import pyro
+
+        problem = self._problem
+        program, system = problem.program, problem.system
+        trace: Any = pyro.poutine.trace(self._guide).get_trace(problem.x, problem.y)
+        nodes = {name: site for name, site in dict(trace.nodes).items() if site["type"] == "sample"}
+        w = {site.name: nodes[site.name]["value"] for site in program.latents}
+        w |= {site.name: pyro.get_param_store()[site.name] for site in program.params}
+        traced = system.run(program.native, problem.x, problem.y, values=w)
+        u = {site.name: program.unconstrain_site(site) for site in traced if site.name in w}
+        again = system.run(program.native, problem.x, problem.y, values=u, unconstrained=True)
+        volume = sum(site.log_det for site in again if site.kind == "latent")
+        return {name: u[name] for name in program.sites}, trace.log_prob_sum() + volume
+
+
+def _out_of_place() -> Any:
+    """A handler under which samplers that write in place, which torch.func.vmap refuses, are put as functions."""
+    from pyro.poutine.messenger import Messenger
+
+    class Drawing(Messenger):
+        def _pyro_sample(self, msg: Any) -> None:
+            if msg["done"] or msg["is_observed"] or msg["value"] is not None:
+                return
+            value = _functional_draw(msg["fn"])
+            if value is not None:
+                msg["value"], msg["done"] = value, True
+
+    return Drawing()
+
+
+def _functional_draw(distribution: Any) -> Any:
+    """A draw of normals and of what is made of them, out of place; None for others, which sample as they do."""
+    import torch
+    from torch import distributions
+
+    if isinstance(distribution, distributions.Independent):
+        return _functional_draw(distribution.base_dist)
+    if isinstance(distribution, distributions.TransformedDistribution):
+        value = _functional_draw(distribution.base_dist)
+        for transform in distribution.transforms if value is not None else ():
+            value = transform(value)
+        return value
+    if not isinstance(distribution, distributions.Normal | distributions.MultivariateNormal):
+        return None
+    loc = distribution.loc
+    eps = torch.randn(distribution.batch_shape + distribution.event_shape, dtype=loc.dtype, device=loc.device)
+    if isinstance(distribution, distributions.Normal):
+        return loc + distribution.scale * eps
+    return loc + (distribution.scale_tril @ eps[..., None])[..., 0]
 
 
 def _refuse_nested_names(names: list[str]) -> None:
