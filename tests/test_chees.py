@@ -18,6 +18,7 @@ import ppl_bnn as bnn
 from ppl_bnn.errors import InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.inference import sampler
 from ppl_bnn.inference.chees import ChEES
+from ppl_bnn.inference.many_chains import ManyChains
 from ppl_bnn.inference.meads import MEADS
 from ppl_bnn.ppl.protocol import system
 
@@ -246,3 +247,12 @@ def test_what_is_told_of_statistics():
 def test_bad_arguments(settings, error, match):
     with pytest.raises(error, match=match):
         ChEES(**settings)
+
+
+def test_a_sampler_of_many_chains_has_to_say_how_its_steps_become_smaller():
+    @dataclass(frozen=True)
+    class Silent(ManyChains):
+        def kernel(self, target: Any) -> Any: ...
+
+    with pytest.raises(TypeError, match=r"abstract.*_smaller_steps"):
+        Silent()

@@ -13,7 +13,7 @@ from scipy.special import logsumexp
 import ppl_bnn as bnn
 from ppl_bnn import MAP, NUTS, SVI, Ensemble, Laplace, likelihoods, priors
 from ppl_bnn.errors import DivergenceError, InputError, UnsupportedError
-from ppl_bnn.inference import ensemble, optimise
+from ppl_bnn.inference import ensemble, optimise, swag
 from ppl_bnn.inference.ensemble import Members, mixture
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.optimise import held_out
@@ -525,3 +525,14 @@ def test_impossible_early_stopping():
 def test_names_of_approximations_in_files_are_a_fixed_list():
     with pytest.raises(bnn.errors.UnknownNameError, match="approximation"):
         ensemble.approximation_class("os:system")
+
+
+@pytest.mark.parametrize(
+    ("loop", "left_open"),
+    [(optimise._Members, {"_build", "advance"}), (swag._Loop, {"_build", "advance"})],
+    ids=["adam", "swag"],
+)
+def test_a_loop_over_members_has_to_say_how_it_runs(loop, left_open):
+    assert loop.__abstractmethods__ == left_open
+    with pytest.raises(TypeError, match="abstract"):
+        loop()

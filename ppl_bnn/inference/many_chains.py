@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -78,6 +79,6 @@ class ManyChains(Sampler):
         }
         return figures, tuple(found)
 
+    @abstractmethod
     def _smaller_steps(self) -> str:
         """The setting that makes steps smaller."""
-        raise NotImplementedError

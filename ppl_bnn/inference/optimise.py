@@ -7,6 +7,7 @@ stops where its step size says, not where the gradient does.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -501,7 +502,7 @@ def stacked_rows(
     return x, stacked(lambda each: each.targets), 0
 
 
-class _Members:
+class _Members(ABC):
     """Adam for several problems at once: the step of one of them, over ops, and what all of them hold.
 
     splits: (rows that are left, rows held out) of each problem, or None for each.
@@ -536,8 +537,9 @@ class _Members:
         self._state = {name: first.system.asarray(value) for name, value in state.items()}
         self._build(first)
 
+    @abstractmethod
     def _build(self, problem: Problem) -> None:
-        raise NotImplementedError
+        """The step for all problems, compiled where the system compiles."""
 
     def _step(self) -> Callable[..., Any]:
         """(state, rate, x, y, ...) -> (state, loss before the step) of one problem."""
@@ -568,9 +570,9 @@ class _Members:
 
         return step
 
+    @abstractmethod
     def advance(self, rates: np.ndarray) -> np.ndarray:
         """A chunk of steps of each at its rate; the losses, (problems, CHUNK)."""
-        raise NotImplementedError
 
     def values(self) -> np.ndarray:
         """The points now, or the best ones of those with rows held out, (problems, P)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -490,7 +491,7 @@ def _settled(losses: np.ndarray) -> bool:
     return bool(abs(before.mean() - last.mean()) <= max(3.0 * error, 0.1))
 
 
-class _Loop:
+class _Loop(ABC):
     """Gradient descent of several problems at once, a stretch of steps at a time."""
 
     compile_seconds = 0.0
@@ -503,8 +504,9 @@ class _Loop:
         self._x, self._y, self._axis = stacked_rows(problems)
         self._build(first, len(problems), size, length)
 
+    @abstractmethod
     def _build(self, problem: Problem, count: int, size: int, length: int) -> None:
-        raise NotImplementedError
+        """The step for all problems, compiled where the system compiles."""
 
     def _step(self) -> Callable[..., Any]:
         """(flat, rate, x, y) -> (flat, loss before the step) of one problem and the rows of a batch."""
@@ -521,9 +523,9 @@ class _Loop:
 
         return step
 
+    @abstractmethod
     def advance(self, rates: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Steps at rates (problems, length) on rows (problems, length, size); their losses (problems, length)."""
-        raise NotImplementedError
 
     def values(self) -> np.ndarray:
         """The flat vectors now, (problems, P)."""
