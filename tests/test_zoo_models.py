@@ -90,7 +90,8 @@ def test_sizes_are_those_of_the_card(name: str) -> None:
     card = zoo.models()[name]
     known = data.datasets()[card.data or ""]
     classes = {"classes": 3} if "classes" in card.arguments else {}
-    assert zoo.sketch(zoo.load(name, **classes), 10) == zoo.Sketch(COUNTS[name], known.task)
+    sketch = zoo.sketch(zoo.load(name, **classes), 10)
+    assert (sketch.parameters, sketch.task) == (COUNTS[name], known.task)
     assert zoo.sketch(zoo.load(name), known.features).parameters == DEFAULTS[name]
     per_row = 1 if name == "latent_inputs" else 0
     assert f"{DEFAULTS[name] - per_row}" in card.docstring.replace(" ", "")
@@ -426,7 +427,10 @@ def prior_outputs(model: Any, x: np.ndarray, draws: int) -> np.ndarray:
 def test_the_prior_of_a_wide_network_has_the_covariance_of_its_limit(
     activation: str, kernel: Callable[..., np.ndarray]
 ) -> None:
-    """Exact for one hidden layer at every width. Five standard errors over 9 entries: wrong once in 200 000 runs."""
+    """Exact for one hidden layer at every width.
+
+    The largest deviation of the nine entries in standard errors, over 200 seeds: 3.2 (relu) and 3.8 (sin), never 5.
+    """
     x = np.array([[0.3, -1.0], [1.5, 0.4], [-0.7, -0.2]])
     f = prior_outputs(zoo.load("wide_network", width=20, activation=activation), x, 5_000)
     products = f[:, :, None] * f[:, None, :]
@@ -438,8 +442,9 @@ def test_the_prior_of_a_wide_network_has_the_covariance_of_its_limit(
 def test_a_wide_network_predicts_as_its_gaussian_process() -> None:
     """NUTS on 200 units against Gaussian-process regression in closed form.
 
-    The mean and standard deviation of f differ by what is left of 1 / H (some hundredths of the prior's standard
-    deviation at 200 units) and by four Monte-Carlo standard errors.
+    The mean and the standard deviation of f may differ by four Monte-Carlo standard errors and by what is left of
+    1 / H at 200 units. Over three seeds the means were within 0.02 of the prior's standard deviation and within 2.1
+    standard errors, so that a hundredth of it is allowed; the posterior's own is 0.1 to 0.28 of it.
     """
     from arviz_stats.base import array_stats
 
@@ -464,6 +469,6 @@ def test_a_wide_network_predicts_as_its_gaussian_process() -> None:
         draws = f[:, column].reshape(2, 500)
         size = array_stats.ess(draws, method="mean")
         error = 4.0 * f[:, column].std() / math.sqrt(size)
-        allowance = 0.05 * math.sqrt(outer[column, column])
+        allowance = 0.01 * math.sqrt(outer[column, column])
         assert abs(f[:, column].mean() - mean[column]) < error + allowance
         assert abs(f[:, column].std() - spread[column]) < error + allowance
