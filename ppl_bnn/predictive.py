@@ -4,9 +4,10 @@ With draws s = 1..S of everything unknown, normalised weights w_s and rows n = 1
 
     p(y_n) = sum_s w_s p(y_n | theta_sn),
 
-where theta_sn are the parameters of a Normal, StudentT, Laplace, Bernoulli, Categorical or Poisson
-distribution. Every number that leaves here belongs to that mixture: densities are averaged before the
-logarithm, quantiles invert the mixture's own distribution function, and nothing is moment-matched.
+where theta_sn are the parameters of a Normal, StudentT, Laplace, NormalMixture, MultivariateNormal, Bernoulli,
+Categorical, Poisson or NegativeBinomial distribution. Every number that leaves here belongs to that mixture:
+densities are averaged before the logarithm, quantiles invert the mixture's own distribution function, and nothing is
+moment-matched.
 """
 
 from __future__ import annotations
@@ -131,8 +132,14 @@ _PARAMETERS = {
     "Bernoulli": ("probs",),
     "Categorical": ("probs",),
     "Poisson": ("rate",),
+    "NegativeBinomial": ("concentration", "rate"),
+    "NormalMixture": ("weights", "loc", "scale"),
+    "MultivariateNormal": ("scale_tril", "loc"),
 }
 _CLASSES = ("Bernoulli", "Categorical")
+_COUNTS = ("Poisson", "NegativeBinomial")
+# Families whose units can be changed.
+_WITH_UNITS = (*_LOCATION_SCALE, "NormalMixture", "MultivariateNormal")
 
 
 # --- the prediction ---------------------------------------------------------------------------------------
@@ -145,9 +152,11 @@ class Prediction:
     Parameters
     ----------
     family, parameters
-        "Normal" (loc, scale), "StudentT" (df, loc, scale), "Laplace" (loc, scale), "Bernoulli" (probs) or
-        "Poisson" (rate), each parameter of shape (S, N); "Categorical" (probs) of shape (S, N, C). A location-scale
-        family may have K outputs, shape (S, N, K): they are independent given the draw.
+        "Normal" (loc, scale), "StudentT" (df, loc, scale), "Laplace" (loc, scale), "Bernoulli" (probs), "Poisson"
+        (rate) or "NegativeBinomial" (concentration, rate), whose rate is the mean, each parameter of shape (S, N);
+        "Categorical" (probs) of shape (S, N, C). A location-scale family may have K outputs, shape (S, N, K): they are
+        independent given the draw. Those of "MultivariateNormal", loc (S, N, K) and scale_tril (S, N, K, K), have
+        the covariance L L'. "NormalMixture" (weights, loc, scale), each (S, N, M), is sum_m w_m N(loc_m, scale_m^2).
     log_weights
         Logarithms of normalised weights, shape (S,) or, for weights that differ between rows, (S, N). None: equal.
     epistemic_within
@@ -161,7 +170,7 @@ class Prediction:
 
     Units and the two kinds of uncertainty
     --------------------------------------
-    For numbers (Normal, StudentT, Laplace, Poisson), by the law of total variance and in squared units of y,
+    For numbers (all but Bernoulli and Categorical), by the law of total variance and in squared units of y,
 
         epistemic = Var_w(E[y|s]) + E_w[epistemic_within],
         aleatoric = E_w[Var(y|s) - epistemic_within],      variance = epistemic + aleatoric = std^2.
@@ -295,12 +304,18 @@ class Prediction:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the y that is predicted: (N,), or (N, K) for K outputs."""
-        return (self.rows,) if self.is_classes else self._event_array.shape[1:]
+        one = self.is_classes or self.family == "NormalMixture"
+        return (self.rows,) if one else self._event_array.shape[1:]
 
     @property
     def is_classes(self) -> bool:
         """Whether y is a class label (Bernoulli, Categorical)."""
         return self.family in _CLASSES
+
+    @property
+    def is_counts(self) -> bool:
+        """Whether y is a count 0, 1, 2, ... (Poisson, NegativeBinomial)."""
+        return self.family in _COUNTS
 
     @property
     def classes(self) -> int:
@@ -367,6 +382,8 @@ class Prediction:
                     "quantile(0.5), or a prior that keeps df above 2",
                 )
             )
+        if self.family == "NormalMixture":
+            return np.sum(self.parameters["weights"] * self.parameters["loc"], axis=-1)
         return self._event_array if self.family not in _LOCATION_SCALE else self.parameters["loc"]
 
     def _component_variance(self) -> np.ndarray:
@@ -374,7 +391,15 @@ class Prediction:
             family = _LOCATION_SCALE[self.family]
             shapes = [self.parameters[name] for name in family.shapes]
             return self.parameters["scale"] ** 2 * family.variance(*shapes)
+        if self.family == "NormalMixture":
+            weights, loc, scale = (self.parameters[name] for name in ("weights", "loc", "scale"))
+            deviation = loc - self._component_mean()[..., None]
+            return np.sum(weights * (scale**2 + deviation**2), axis=-1)
+        if self.family == "MultivariateNormal":
+            return np.sum(self.parameters["scale_tril"] ** 2, axis=-1)
         means = self._event_array
+        if self.family == "NegativeBinomial":
+            return means * (1.0 + means / self.parameters["concentration"])
         return means if self.family == "Poisson" else means * (1.0 - means)
 
     @cached_property
@@ -433,6 +458,21 @@ class Prediction:
         """The root of `variance`, in units of y."""
         return np.sqrt(self.variance)
 
+    @cached_property
+    def covariance(self) -> np.ndarray:
+        """Cov(y_n) between the outputs of each row, (N, K, K), in squared units of y: its diagonal is `variance`."""
+        if len(self.shape) != 2:
+            raise UnsupportedError(
+                message("a prediction of several outputs for their covariance", repr(self), "variance")
+            )
+        means = self._component_mean()
+        deviation = means - self.mean
+        between = self._average(deviation[..., :, None] * deviation[..., None, :])
+        if self.family == "MultivariateNormal":
+            factor = self.parameters["scale_tril"]
+            return between + self._average(factor @ np.swapaxes(factor, -1, -2))
+        return between + self._average(self._component_variance())[..., None] * np.eye(self.shape[1])
+
     # --- classes ---
 
     def _component_probabilities(self) -> np.ndarray:
@@ -460,7 +500,7 @@ class Prediction:
     def log_prob(self, y: Any) -> np.ndarray:
         """log sum_s w_s p(y_n | theta_sn), (N,): the joint density of a row's K outputs.
 
-        y has the shape `shape`: numbers, counts (Poisson), or labels 0..C-1. Units: log density per unit of y.
+        y has the shape `shape`: numbers, counts, or labels 0..C-1. Units: log density per unit of y.
         Raises InputError for another shape, for values that are not finite, and for labels or counts that are none.
         """
         y = self._checked_y(y)
@@ -483,10 +523,19 @@ class Prediction:
             scale = parameters["scale"]
             values = family.log_density((y - parameters["loc"]) / scale, *shapes) - np.log(scale)
             return values.sum(axis=-1) if values.ndim == 3 else values
-        if self.family == "Poisson":
-            from scipy.special import gammaln, xlogy
-
-            return xlogy(y, parameters["rate"]) - parameters["rate"] - gammaln(y + 1.0)
+        if self.is_counts:
+            return _count_log_mass(self.family, parameters, y)
+        if self.family == "MultivariateNormal":
+            factor = parameters["scale_tril"]
+            z = np.linalg.solve(factor, (y - parameters["loc"])[..., None])[..., 0]
+            log_diagonal = np.log(np.diagonal(factor, axis1=-2, axis2=-1))
+            return -0.5 * np.sum(z * z + _LOG_2PI, axis=-1) - log_diagonal.sum(axis=-1)
+        if self.family == "NormalMixture":
+            scale = parameters["scale"]
+            z = (y[:, None] - parameters["loc"]) / scale
+            with np.errstate(divide="ignore"):  # a part may have no weight
+                each = np.log(parameters["weights"]) - np.log(scale) - 0.5 * (z * z + _LOG_2PI)
+            return _log_sum_exp(np.moveaxis(each, -1, 0))
         probs = parameters["probs"]
         if self.family == "Bernoulli":
             chosen = np.where(y == 1, probs, 1.0 - probs)
@@ -514,17 +563,17 @@ class Prediction:
             )
         if not np.isfinite(y).all():
             raise InputError(message("finite y", "NaN or infinity", "removing or imputing these rows"))
-        if leading or self.family in _LOCATION_SCALE:
+        if leading or not (self.is_counts or self.is_classes):
             return y.astype(np.float64, copy=False)
-        highest = math.inf if self.family == "Poisson" else self.classes - 1
+        highest = math.inf if self.is_counts else self.classes - 1
         if (y != np.floor(y)).any() or (y < 0).any() or (y > highest).any():
-            kind = "counts 0, 1, 2, ..." if self.family == "Poisson" else f"labels 0..{highest}"
+            kind = "counts 0, 1, 2, ..." if self.is_counts else f"labels 0..{highest}"
             raise InputError(
                 message(
                     f"y of {kind}", f"values from {y.min()} to {y.max()}", "encoding y so that it holds these"
                 )
             )
-        return y.astype(np.float64 if self.family == "Poisson" else np.int64, copy=False)
+        return y.astype(np.float64 if self.is_counts else np.int64, copy=False)
 
     def _row_blocks(self, per_row: int | None = None) -> Iterator[slice]:
         """Slices of rows whose (draws, rows, ...) blocks stay small."""
@@ -553,11 +602,10 @@ class Prediction:
 
     def _mixture_cdf(self, y: np.ndarray, rows: slice) -> np.ndarray:
         parameters = {name: value[:, rows] for name, value in self.parameters.items()}
-        if self.family == "Poisson":
-            from scipy.special import pdtr
-
+        if self.is_counts:
             count = np.floor(y)
-            values = np.where(count < 0, 0.0, pdtr(np.maximum(count, 0.0), parameters["rate"]))
+            below = _count_distribution(self.family, parameters, np.maximum(count, 0.0))
+            values = np.where(count < 0, 0.0, below)
         else:
             family = _LOCATION_SCALE[self.family]
             shapes = [parameters[name] for name in family.shapes]
@@ -565,7 +613,20 @@ class Prediction:
         return self._average(values, rows)
 
     def _marginals(self) -> Prediction:
-        """The same mixture with its (N, K) outputs as N K rows: what a marginal quantity is computed on."""
+        """The same mixture as one of simple families on N rows, or on N K where there are K outputs: what a marginal
+        quantity is computed on. The parts of a NormalMixture are components then, with weights of each row.
+        """
+        if self.family == "NormalMixture":
+            weights = self.weights.reshape(self.draws, -1)[..., None] * self.parameters["weights"]
+            arrays = (self.parameters["loc"], self.parameters["scale"], weights)
+            loc, scale, weights = (np.moveaxis(array, -1, 1).reshape(-1, self.rows) for array in arrays)
+            with np.errstate(divide="ignore"):  # a part may have no weight
+                log_weights = np.log(weights)
+            return Prediction("Normal", {"loc": loc, "scale": scale}, log_weights - _log_sum_exp(log_weights))
+        if self.family == "MultivariateNormal":
+            scale = np.sqrt(self._component_variance())
+            simple = Prediction("Normal", {"loc": self.parameters["loc"], "scale": scale}, self.log_weights)
+            return simple._marginals()
         if len(self.shape) == 1:
             return self
         outputs = self.shape[1]
@@ -582,7 +643,7 @@ class Prediction:
         """The y with F_n(y) = q, per output: shape (N,) or (N, K), with len(q) in front when q is a sequence.
 
         The mixture's own distribution function is inverted, by bracketing: a quantile of a mixture lies between
-        the least and the greatest of its components' quantiles. For Poisson the smallest integer y with
+        the least and the greatest of its components' quantiles. For counts the smallest integer y with
         F_n(y) >= q. Raises InputError for q outside (0, 1), UnsupportedError for classes.
         """
         self._need_numbers("quantile")
@@ -596,7 +657,7 @@ class Prediction:
                 )
             )
         marginal = self._marginals()
-        invert = marginal._integer_quantile if self.family == "Poisson" else marginal._continuous_quantile
+        invert = marginal._integer_quantile if self.is_counts else marginal._continuous_quantile
         result = np.empty((levels.size, marginal.rows))
         for rows in marginal._row_blocks():
             for index, level in enumerate(levels.ravel()):
@@ -625,7 +686,8 @@ class Prediction:
     def _integer_quantile(self, level: float, rows: slice) -> np.ndarray:
         rate = self.parameters["rate"][:, rows].max(axis=0)
         low = np.full(rate.shape, -1.0)
-        high = np.ceil(rate + 10.0 * np.sqrt(rate) + 10.0)
+        spread = np.sqrt(self._component_variance()[:, rows].max(axis=0))
+        high = np.ceil(rate + 10.0 * spread + 10.0)
         while (short := self._mixture_cdf(high, rows) < level).any():
             low, high = np.where(short, high, low), np.where(short, 2.0 * high, high)
         while (high - low > 1.0).any():
@@ -663,12 +725,14 @@ class Prediction:
 
     def _component_absolute_deviation(self, y: np.ndarray, rows: slice) -> np.ndarray:
         parameters = {name: value[:, rows] for name, value in self.parameters.items()}
-        if self.family == "Poisson":
-            from scipy.special import gammaln, pdtr, xlogy
-
+        if self.is_counts:
             rate, count = parameters["rate"], np.floor(np.maximum(y, 0.0))
-            mass = np.exp(xlogy(count, rate) - rate - gammaln(count + 1.0))
-            inside = (y - rate) * (2.0 * pdtr(count, rate) - 1.0) + 2.0 * rate * mass
+            mass = np.exp(_count_log_mass(self.family, parameters, count))
+            if self.family == "NegativeBinomial":
+                # E[Y; Y <= c] = m (F(c) - P(Y = c) (r + c) / r), where it is m (F(c) - P(Y = c)) for Poisson.
+                mass = mass * (1.0 + count / parameters["concentration"])
+            below = _count_distribution(self.family, parameters, count)
+            inside = (y - rate) * (2.0 * below - 1.0) + 2.0 * rate * mass
             return np.where(y < 0.0, rate - y, inside)
         family = _LOCATION_SCALE[self.family]
         shapes = [parameters[name] for name in family.shapes]
@@ -707,23 +771,33 @@ class Prediction:
             return loc + scale * rng.standard_t(parameters["df"])
         if self.family == "Poisson":
             return rng.poisson(parameters["rate"])
+        if self.family == "NegativeBinomial":
+            concentration = parameters["concentration"]
+            return rng.negative_binomial(concentration, concentration / (concentration + parameters["rate"]))
+        if self.family == "MultivariateNormal":
+            z = rng.standard_normal(parameters["loc"].shape)
+            return parameters["loc"] + np.einsum("...ij,...j->...i", parameters["scale_tril"], z)
+        if self.family == "NormalMixture":
+            part = _chosen(parameters["weights"], rng)[..., None]
+            loc, scale = (
+                np.take_along_axis(parameters[name], part, axis=-1)[..., 0] for name in ("loc", "scale")
+            )
+            return rng.normal(loc, scale)
         if self.family == "Bernoulli":
             return (rng.random(parameters["probs"].shape) < parameters["probs"]).astype(np.int64)
-        upto = np.cumsum(parameters["probs"], axis=-1)
-        position = rng.random((*upto.shape[:-1], 1)) * upto[..., -1:]
-        return np.sum(position >= upto, axis=-1).astype(np.int64)
+        return _chosen(parameters["probs"], rng)
 
     # --- predictions made from this one ---
 
     def rescale(self, location: Any, scale: Any) -> Prediction:
         """The prediction of y * scale + location: back from standardised to original units.
 
-        location and scale (positive) are numbers, or of shape (K,) for K outputs. Location-scale families only.
+        location and scale (positive) are numbers, or of shape (K,) for K outputs. Not for counts and classes.
         """
-        if self.family not in _LOCATION_SCALE:
+        if self.family not in _WITH_UNITS:
             raise UnsupportedError(
                 message(
-                    "a location-scale family to rescale (Normal, StudentT, Laplace)",
+                    f"a location-scale family to rescale ({', '.join(_WITH_UNITS)})",
                     self.family,
                     "leaving counts and labels in their own units when fitting",
                 )
@@ -749,7 +823,11 @@ class Prediction:
             )
         parameters = dict(self.parameters)
         parameters["loc"] = parameters["loc"] * scale + location
-        parameters["scale"] = parameters["scale"] * scale
+        if self.family == "MultivariateNormal":
+            each = np.broadcast_to(scale, self.shape[1:])
+            parameters["scale_tril"] = parameters["scale_tril"] * each[:, None]
+        else:
+            parameters["scale"] = parameters["scale"] * scale
         within = None if self.epistemic_within is None else self.epistemic_within * scale**2
         return replace(self, parameters=parameters, epistemic_within=within)
 
@@ -851,13 +929,20 @@ def _frozen_array(name: str, given: Any, finite: bool = True) -> np.ndarray:
     return array
 
 
+_LAYOUTS = {
+    "Categorical": ((3,), "(draws, rows, classes)"),
+    "NormalMixture": ((3,), "(draws, rows, parts)"),
+    "MultivariateNormal": ((3,), "(draws, rows, outputs), scale_tril with one more axis of outputs"),
+    **dict.fromkeys(_LOCATION_SCALE, ((2, 3), "(draws, rows) or (draws, rows, outputs)")),
+}
+
+
 def _check_parameters(family: str, parameters: Mapping[str, np.ndarray]) -> None:
     shapes = {name: value.shape for name, value in parameters.items()}
-    dimensions = (3,) if family == "Categorical" else (2, 3) if family in _LOCATION_SCALE else (2,)
-    layout = "(draws, rows, classes)" if family == "Categorical" else "(draws, rows)"
-    layout += " or (draws, rows, outputs)" if family in _LOCATION_SCALE else ""
-    first = next(iter(shapes.values()))
-    if len(first) not in dimensions or len(set(shapes.values())) > 1:
+    dimensions, layout = _LAYOUTS.get(family, ((2,), "(draws, rows)"))
+    first = shapes[_PARAMETERS[family][-1]]
+    wanted = {name: first + first[-1:] if name == "scale_tril" else first for name in shapes}
+    if len(first) not in dimensions or shapes != wanted:
         raise InputError(
             message(
                 f"parameters of {family} that all have one shape {layout}",
@@ -867,25 +952,65 @@ def _check_parameters(family: str, parameters: Mapping[str, np.ndarray]) -> None
         )
     if 0 in first:
         raise InputError(message("at least one draw and one row", f"shape {first}", "rows to predict"))
-    for name in ("df", "scale"):
+    for name in ("df", "scale", "concentration"):
         if name in parameters and not (parameters[name] > 0.0).all():
             _refuse_values(
                 f"positive {name}", parameters[name], "the standard deviation's exponential or softplus"
             )
-    if family == "Poisson" and (parameters["rate"] < 0.0).any():
+    if family in _COUNTS and (parameters["rate"] < 0.0).any():
         _refuse_values("a rate that is not negative", parameters["rate"], "the exponential of the output")
-    if family in _CLASSES:
-        probs = parameters["probs"]
-        if (probs < 0.0).any() or (probs > 1.0).any():
-            _refuse_values("probs between 0 and 1", probs, "a sigmoid or a softmax of the output")
-        if family == "Categorical":
-            total = probs.sum(axis=-1)
-            if (np.abs(total - 1.0) > 1e-5).any():
-                _refuse_values("probs that sum to 1 over the classes", total, "a softmax over the last axis")
+    if family == "MultivariateNormal":
+        factor = parameters["scale_tril"]
+        diagonal = np.diagonal(factor, axis1=-2, axis2=-1)
+        if not (diagonal > 0.0).all() or np.triu(factor, 1).any():
+            _refuse_values(
+                "scale_tril lower triangular, its diagonal positive", diagonal, "np.linalg.cholesky"
+            )
+    for name in ("probs", "weights"):
+        if name not in parameters:
+            continue
+        shares = parameters[name]
+        if (shares < 0.0).any() or (shares > 1.0).any():
+            _refuse_values(f"{name} between 0 and 1", shares, "a sigmoid or a softmax of the output")
+        total = shares.sum(axis=-1)
+        if family != "Bernoulli" and (np.abs(total - 1.0) > 1e-5).any():
+            kinds = "classes" if family == "Categorical" else "parts"
+            _refuse_values(f"{name} that sum to 1 over the {kinds}", total, "a softmax over the last axis")
 
 
 def _refuse_values(expected: str, values: np.ndarray, advice: str) -> NoReturn:
     raise InputError(message(expected, f"values from {values.min():.6g} to {values.max():.6g}", advice))
+
+
+def _count_log_mass(family: str, parameters: Mapping[str, np.ndarray], count: np.ndarray) -> np.ndarray:
+    """log P(Y = count)."""
+    from scipy.special import betaln, gammaln, xlog1py, xlogy
+
+    rate = parameters["rate"]
+    if family == "Poisson":
+        return xlogy(count, rate) - rate - gammaln(count + 1.0)
+    r = parameters["concentration"]
+    # Gamma(y + r) / (Gamma(r) y!) = 1 / (y B(y, r)) keeps its digits where r is large.
+    some = np.where(count > 0.0, count, 1.0)
+    ways = np.where(count > 0.0, -np.log(some) - betaln(some, r), 0.0)
+    return ways + xlogy(count, rate / (rate + r)) - xlog1py(r, rate / r)
+
+
+def _count_distribution(family: str, parameters: Mapping[str, np.ndarray], count: np.ndarray) -> np.ndarray:
+    """P(Y <= count) for whole numbers from 0."""
+    from scipy.special import betainc, pdtr
+
+    if family == "Poisson":
+        return pdtr(count, parameters["rate"])
+    r = parameters["concentration"]
+    return betainc(r, count + 1.0, r / (r + parameters["rate"]))
+
+
+def _chosen(shares: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Which of the last axis, with these probabilities."""
+    upto = np.cumsum(shares, axis=-1)
+    position = rng.random((*upto.shape[:-1], 1)) * upto[..., -1:]
+    return np.sum(position >= upto, axis=-1).astype(np.int64)
 
 
 def _log_sum_exp(values: np.ndarray) -> np.ndarray:

@@ -44,7 +44,7 @@ def crps(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.
     E|Y - Y'| = 2 integral F (1 - F) dt is integrated by the trapezium rule, refined until it changes by less than
     1e-5 of itself (for mixtures of normals it converges faster than any power of the step, and the error left is
     far smaller still); where that would cost more than the closed form over all pairs of components (few components, or
-    narrow ones far apart), the pairs are summed. Poisson: a sum over the integers. Lower is better.
+    narrow ones far apart), the pairs are summed. Counts: a sum over the integers. Lower is better.
     Raises UnsupportedError for classes, and for StudentT with df <= 1.
     """
     deviation = prediction.absolute_deviation(y)
@@ -55,8 +55,8 @@ def crps(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.
 def mean_difference(prediction: Prediction) -> np.ndarray:
     """E|Y - Y'| for independent Y, Y' of the same mixture (Gini's mean difference), (N,) or (N, K), units of y."""
     marginal = prediction._marginals()
-    if prediction.family == "Poisson":
-        result = _poisson_mean_difference(marginal)
+    if prediction.is_counts:
+        result = _count_mean_difference(marginal)
     else:
         result = _continuous_mean_difference(marginal)
     return result.reshape(prediction.shape)
@@ -109,11 +109,11 @@ def interval_width(prediction: Prediction, level: float = 0.9) -> float:
 def pit(prediction: Prediction, y: Any) -> np.ndarray:
     """Probability integral transform F_n(y_n), per output: uniform where predictions are calibrated (Dawid 1984).
 
-    For Poisson the mid-point of the step, (F(y - 1) + F(y)) / 2, whose mean is 1/2 but which is not uniform.
+    For counts the mid-point of the step, (F(y - 1) + F(y)) / 2, whose mean is 1/2 but which is not uniform.
     """
     _numbers(prediction, y)
     values = prediction.cdf(y)
-    if prediction.family == "Poisson":
+    if prediction.is_counts:
         values = 0.5 * (values + prediction.cdf(np.asarray(y, dtype=np.float64) - 1.0))
     return values
 
@@ -262,7 +262,7 @@ def wasserstein(prediction: Prediction, reference: Prediction) -> np.ndarray:
     levels = [1e-6, 1.0 - 1e-6]
     (low, high), (low_reference, high_reference) = ours.quantile(levels), theirs.quantile(levels)
     low, high = np.minimum(low, low_reference), np.maximum(high, high_reference)
-    if reference.family == "Poisson":
+    if reference.is_counts:
         result = np.array(
             [
                 np.sum(np.abs(_row_cdf(ours, row, nodes) - _row_cdf(theirs, row, nodes)))
@@ -297,7 +297,7 @@ def _covered(interval: tuple[np.ndarray, np.ndarray], y: np.ndarray) -> float:
 
 def _check_comparable(prediction: Prediction, reference: Prediction) -> None:
     def outcome(one: Prediction) -> tuple[Any, ...]:
-        return one.shape, (one.family, one.classes) if one.is_classes else one.family == "Poisson"
+        return one.shape, (one.family, one.classes) if one.is_classes else one.is_counts
 
     if outcome(prediction) != outcome(reference):
         raise InputError(
@@ -313,7 +313,7 @@ def _row_cdf(prediction: Prediction, row: int, nodes: np.ndarray) -> np.ndarray:
     return prediction.take([row]).cdf(nodes[:, None])[:, 0]
 
 
-def _poisson_mean_difference(prediction: Prediction) -> np.ndarray:
+def _count_mean_difference(prediction: Prediction) -> np.ndarray:
     low, high = prediction.quantile([_TAIL, 1.0 - _TAIL])
     result = np.empty(prediction.rows)
     for row in range(prediction.rows):

@@ -279,6 +279,8 @@ FAMILIES: dict[str, Any] = {
     "Beta": dist.Beta(2.0, 3.0),
     "Uniform": dist.Uniform(-1.0, 3.0),
     "Dirichlet": dist.Dirichlet([1.0, 2.0, 3.0]),
+    "LKJCholesky": dist.LKJCholesky(4, 1.5),
+    "MixtureOfNormals": dist.MixtureOfNormals([0.2, -0.4], [-1.0, 2.0], [0.5, 1.5]),
     "NormalMixture": dist.NormalMixture((0.3, 0.7), (1.0, 0.1)),
     **{name: specification for name, (specification, _, _) in MULTIVARIATE.items()},
 }

@@ -24,6 +24,8 @@ def _parameters(family, seed=0, shape=(S, N)):
         return {"probs": rng.dirichlet(np.ones(C), shape)}
     if family == "Poisson":
         return {"rate": rng.gamma(3.0, 2.0, shape)}
+    if family == "NegativeBinomial":
+        return {"rate": rng.gamma(3.0, 2.0, shape), "concentration": rng.gamma(2.0, 1.0, shape)}
     parameters = {"loc": rng.normal(0.0, 2.0, shape), "scale": rng.gamma(3.0, 0.3, shape)}
     return parameters | ({"df": rng.uniform(4.5, 9.0, shape)} if family == "StudentT" else {})
 
@@ -37,6 +39,9 @@ def _frozen(family, parameters):
         return stats.laplace(parameters["loc"], parameters["scale"])
     if family == "Poisson":
         return stats.poisson(parameters["rate"])
+    if family == "NegativeBinomial":
+        r = parameters["concentration"]
+        return stats.nbinom(r, r / (r + parameters["rate"]))
     return stats.bernoulli(parameters["probs"])
 
 
@@ -46,7 +51,8 @@ def _log_weights(shape, seed=5):
 
 
 CONTINUOUS = ["Normal", "StudentT", "Laplace"]
-NUMBERS = [*CONTINUOUS, "Poisson"]
+COUNTS = ["Poisson", "NegativeBinomial"]
+NUMBERS = [*CONTINUOUS, *COUNTS]
 WEIGHTS = [None, (S,), (S, N)]
 
 
@@ -76,8 +82,8 @@ def test_one_component_is_the_distribution(family):
 def _expected_deviation(family, parameters, y):
     """E|Y - y| by numerical integration of both tails of the distribution function."""
     oracle = _frozen(family, parameters)
-    if family == "Poisson":
-        k = np.arange(200)
+    if family in COUNTS:
+        k = np.arange(20_000)
         return np.sum(np.abs(k - y) * oracle.pmf(k))
     from scipy.integrate import quad
 
@@ -168,9 +174,13 @@ def test_quantiles_of_narrow_components_far_apart():
     np.testing.assert_allclose(p.cdf(p.quantile(levels))[:, 0], levels, atol=1e-8)
 
 
+@pytest.mark.parametrize("family", COUNTS)
 @pytest.mark.parametrize("draws", [1, 4])
-def test_poisson_quantiles_are_the_smallest_integers(draws):
-    p = Prediction("Poisson", {"rate": np.random.default_rng(2).gamma(0.5, 40.0, (draws, 20))})
+def test_quantiles_of_counts_are_the_smallest_integers(draws, family):
+    parameters = {"rate": np.random.default_rng(2).gamma(0.5, 40.0, (draws, 20))}
+    if family == "NegativeBinomial":
+        parameters["concentration"] = np.random.default_rng(3).gamma(0.5, 4.0, (draws, 20)) + 0.05
+    p = Prediction(family, parameters)
     for level in (0.01, 0.5, 0.999):
         y = p.quantile(level)
         assert (y == np.floor(y)).all()
@@ -495,3 +505,165 @@ def test_a_column_that_does_not_vary_is_kept_with_a_warning():
         Standardisation.of(np.full((3, 1), "a"), np.arange(3.0), True)
     with pytest.raises(InputError, match="dict"):
         units.inputs({"x": x})
+
+
+# --- several parts, and outputs that are correlated ---------------------------------------------------------
+
+
+def _mixture(seed=0, draws=S):
+    rng = np.random.default_rng(seed)
+    shape = (draws, N, C)
+    return {
+        "weights": rng.dirichlet(np.ones(C), shape[:2]),
+        "loc": rng.normal(0.0, 2.0, shape),
+        "scale": rng.gamma(3.0, 0.3, shape),
+    }
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_a_mixture_of_mixtures_is_averaged_part_by_part(weights):
+    parameters, log_weights = _mixture(), None if weights is None else _log_weights(weights)
+    p = Prediction("NormalMixture", parameters, log_weights)
+    w = np.full((S, 1), 1.0 / S) if log_weights is None else np.exp(log_weights).reshape(S, -1)
+    both = w[..., None] * parameters["weights"]
+    parts = stats.norm(parameters["loc"], parameters["scale"])
+    y = np.random.default_rng(1).normal(size=N)
+    np.testing.assert_allclose(
+        p.log_prob(y), np.log(np.sum(both * parts.pdf(y[:, None]), (0, 2))), rtol=1e-12
+    )
+    np.testing.assert_allclose(p.cdf(y), np.sum(both * parts.cdf(y[:, None]), (0, 2)), rtol=1e-12)
+    mean = np.sum(both * parts.mean(), (0, 2))
+    np.testing.assert_allclose(p.mean, mean, rtol=1e-12)
+    np.testing.assert_allclose(
+        p.variance, np.sum(both * (parts.var() + (parts.mean() - mean[:, None]) ** 2), (0, 2))
+    )
+    # What the parts of one draw disagree about is known: it is aleatoric.
+    of_draws = np.sum(parameters["weights"] * parameters["loc"], -1)
+    np.testing.assert_allclose(p.epistemic, np.sum(w * (of_draws - mean) ** 2, 0), rtol=1e-12)
+    levels = [0.05, 0.5, 0.9]
+    np.testing.assert_allclose(p.cdf(p.quantile(levels)), np.repeat([levels], N, 0).T, atol=1e-9)
+    sample = p.sample(40_000, 0)
+    assert sample.shape == (40_000, N)
+    assert (np.abs(sample.mean(0) - p.mean) < 5.0 * p.std / 200.0).all()
+    share = (sample < y).mean(0)
+    assert (np.abs(share - p.cdf(y)) < 5.0 * np.sqrt(p.cdf(y) * (1 - p.cdf(y)) / 40_000)).all()
+
+
+def test_parts_without_weight_count_for_nothing():
+    parameters = _mixture()
+    more = {
+        name: np.concatenate(
+            [value, {"weights": 0.0, "loc": 50.0, "scale": 1.0}[name] * np.ones((S, N, 1))], -1
+        )
+        for name, value in parameters.items()
+    }
+    p, q = Prediction("NormalMixture", parameters), Prediction("NormalMixture", more)
+    for ask in (
+        lambda a: a.mean,
+        lambda a: a.std,
+        lambda a: a.log_prob(np.ones(N)),
+        lambda a: a.quantile(0.3),
+    ):
+        np.testing.assert_allclose(ask(p), ask(q), rtol=1e-10)
+
+
+def _correlated(seed=0, outputs=3):
+    rng = np.random.default_rng(seed)
+    factor = np.tril(rng.normal(size=(S, N, outputs, outputs)))
+    diagonal = np.arange(outputs)
+    factor[..., diagonal, diagonal] = rng.gamma(3.0, 0.3, (S, N, outputs))
+    return {"loc": rng.normal(size=(S, N, outputs)), "scale_tril": factor}
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_correlated_outputs(weights):
+    parameters, log_weights = _correlated(), None if weights is None else _log_weights(weights)
+    p = Prediction("MultivariateNormal", parameters, log_weights)
+    w = np.broadcast_to(p.weights.reshape(S, -1), (S, N))
+    loc, covariance = (
+        parameters["loc"],
+        parameters["scale_tril"] @ np.swapaxes(parameters["scale_tril"], -1, -2),
+    )
+    y = np.random.default_rng(1).normal(size=(N, 3))
+    each = np.array(
+        [
+            [stats.multivariate_normal(loc[s, n], covariance[s, n]).logpdf(y[n]) for n in range(N)]
+            for s in range(S)
+        ]
+    )
+    np.testing.assert_allclose(p.log_prob(y), special.logsumexp(each, axis=0, b=w), rtol=1e-10)
+    # Output by output it is a mixture of normals.
+    scale = np.sqrt(np.diagonal(covariance, axis1=-2, axis2=-1))
+    simple = Prediction("Normal", {"loc": loc, "scale": scale}, log_weights)
+    for name in ("mean", "std", "epistemic", "aleatoric"):
+        np.testing.assert_allclose(getattr(p, name), getattr(simple, name), rtol=1e-12)
+    np.testing.assert_allclose(p.cdf(y), simple.cdf(y), rtol=1e-12)
+    np.testing.assert_allclose(p.quantile([0.1, 0.8]), simple.quantile([0.1, 0.8]), rtol=1e-10)
+    np.testing.assert_allclose(p.absolute_deviation(y), simple.absolute_deviation(y), rtol=1e-12)
+    second = covariance + loc[..., :, None] * loc[..., None, :]
+    mean = np.sum(w[..., None] * loc, 0)
+    expected = np.sum(w[..., None, None] * second, 0) - mean[:, :, None] * mean[:, None, :]
+    np.testing.assert_allclose(p.covariance, expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(np.diagonal(p.covariance, axis1=1, axis2=2), p.variance, rtol=1e-10)
+    sample = p.sample(40_000, 0)
+    deviation = sample - p.mean
+    products = deviation[..., :, None] * deviation[..., None, :]
+    error = products.std(0) / 200.0
+    assert (np.abs(products.mean(0) - p.covariance) < 5.0 * error).all()
+
+
+def test_other_units_of_mixtures_and_of_correlated_outputs():
+    p = Prediction("NormalMixture", _mixture())
+    y = np.random.default_rng(1).normal(size=N)
+    q = p.rescale(3.0, 2.0)
+    np.testing.assert_allclose(q.log_prob(3.0 + 2.0 * y), p.log_prob(y) - np.log(2.0), rtol=1e-12)
+    np.testing.assert_allclose(q.quantile(0.3), 3.0 + 2.0 * p.quantile(0.3), rtol=1e-9)
+    p = Prediction("MultivariateNormal", _correlated())
+    y, location, scale = (
+        np.random.default_rng(1).normal(size=(N, 3)),
+        np.arange(3.0),
+        np.array([0.5, 2.0, 7.0]),
+    )
+    q = p.rescale(location, scale)
+    np.testing.assert_allclose(q.log_prob(location + scale * y), p.log_prob(y) - np.log(7.0), rtol=1e-12)
+    np.testing.assert_allclose(q.covariance, np.outer(scale, scale) * p.covariance, rtol=1e-12)
+    np.testing.assert_allclose(p.rescale(1.0, 2.0).std, 2.0 * p.std, rtol=1e-12)
+    with pytest.raises(UnsupportedError, match="counts and labels"):
+        Prediction("NegativeBinomial", _parameters("NegativeBinomial")).rescale(0.0, 1.0)
+
+
+def test_covariance_of_outputs_that_are_independent_given_the_draw():
+    parameters = _parameters("Laplace", shape=(S, N, K))
+    p = Prediction("Laplace", parameters)
+    loc = parameters["loc"]
+    for n in range(N):
+        between = np.cov(loc[:, n], rowvar=False, ddof=0)
+        np.testing.assert_allclose(
+            p.covariance[n], between + np.diag(2.0 * np.mean(parameters["scale"][:, n] ** 2, 0)), rtol=1e-10
+        )
+    with pytest.raises(UnsupportedError, match="several outputs"):
+        _ = Prediction("Laplace", _parameters("Laplace")).covariance
+
+
+@pytest.mark.parametrize(
+    ("family", "parameters", "says"),
+    [
+        ("NegativeBinomial", {"rate": np.ones((S, N)), "concentration": np.zeros((S, N))}, "concentration"),
+        ("NegativeBinomial", {"rate": -np.ones((S, N)), "concentration": np.ones((S, N))}, "rate"),
+        ("NormalMixture", _mixture() | {"weights": np.ones((S, N, C))}, "sum to 1 over the parts"),
+        ("NormalMixture", {name: value[..., 0] for name, value in _mixture().items()}, "parts"),
+        (
+            "MultivariateNormal",
+            {"loc": np.ones((S, N, 2)), "scale_tril": np.ones((S, N, 2))},
+            "one more axis",
+        ),
+        (
+            "MultivariateNormal",
+            {"loc": np.ones((S, N, 2)), "scale_tril": np.ones((S, N, 2, 2))},
+            "triangular",
+        ),
+    ],
+)
+def test_what_is_no_such_prediction_is_refused(family, parameters, says):
+    with pytest.raises(InputError, match=says):
+        Prediction(family, parameters)

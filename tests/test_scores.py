@@ -324,3 +324,48 @@ def test_noise_floor_of_independent_draws():
     floor = scores.noise_floor(p)
     assert floor["mean_gap"] == pytest.approx(np.sqrt(4.0 / 1000.0), rel=4.0 / np.sqrt(2.0 * 200.0))
     assert abs(np.log(floor["sd_ratio"])) < 4.0 * np.sqrt(2.0 / 1000.0 / 200.0)
+
+
+# --- counts that vary more, several parts, correlated outputs ----------------------------------------------
+
+
+def test_crps_of_the_other_families():
+    rng = np.random.default_rng(0)
+    rate, r, counts = rng.gamma(2.0, 4.0, (1, 8)), rng.gamma(2.0, 1.0, (1, 8)), rng.integers(0, 20, 8)
+    p = Prediction("NegativeBinomial", {"rate": rate, "concentration": r})
+    expected = scoringrules.crps_negbinom(counts, r[0], (r / (r + rate))[0])
+    np.testing.assert_allclose(scores.crps(p, counts, pointwise=True), expected, rtol=1e-6)
+    shape = (5, 8, 3)
+    weights, loc, scale = (
+        rng.dirichlet(np.ones(3), shape[:2]),
+        rng.normal(size=shape),
+        rng.gamma(3.0, 0.3, shape),
+    )
+    p, y = Prediction("NormalMixture", {"weights": weights, "loc": loc, "scale": scale}), rng.normal(size=8)
+    flat = [np.moveaxis(a, 1, 0).reshape(8, -1) for a in (loc, scale, weights / 5)]
+    np.testing.assert_allclose(
+        scores.crps(p, y, pointwise=True), scoringrules.crps_mixnorm(y, *flat), rtol=1e-6
+    )
+    factor = np.tril(rng.normal(size=(5, 8, 2, 2))) + 2.0 * np.eye(2)
+    factor[..., [0, 1], [0, 1]] = np.abs(factor[..., [0, 1], [0, 1]])
+    p, y = (
+        Prediction("MultivariateNormal", {"loc": loc[..., :2], "scale_tril": factor}),
+        rng.normal(size=(8, 2)),
+    )
+    expected = scoringrules.crps_mixnorm(
+        y, np.moveaxis(loc[..., :2], 0, -1), np.moveaxis(np.linalg.norm(factor, axis=-1), 0, -1)
+    )
+    np.testing.assert_allclose(scores.crps(p, y, pointwise=True), expected, rtol=1e-6)
+
+
+def test_counts_of_two_families_compare():
+    rate = np.random.default_rng(0).gamma(2.0, 4.0, (6, 5))
+    reference = Prediction("Poisson", {"rate": rate})
+    near = Prediction("NegativeBinomial", {"rate": rate, "concentration": np.full((6, 5), 1e9)})
+    assert scores.fidelity(near, reference)["mean_gap"] == 0.0
+    np.testing.assert_allclose(scores.wasserstein(near, reference), 0.0, atol=1e-6)
+    y = np.arange(5)
+    np.testing.assert_allclose(scores.pit(near, y), scores.pit(reference, y), atol=1e-6)
+    figures = scores.scores_of(near, y)
+    for name, value in scores.scores_of(reference, y).items():
+        np.testing.assert_allclose(figures[name], value, rtol=1e-6, err_msg=name)

@@ -11,6 +11,17 @@ The multivariate families have an event of the shape of `loc`, whatever that is;
 - KroneckerNormal(loc, left_vectors, right_vectors, precisions): as matrices (I, O), with Q_l (I, I) and Q_r (O, O)
   orthogonal and z standard normal, x = loc + Q_l (z / sqrt(precisions)) Q_r'. Its covariance, (Q_l (x) Q_r)
   diag(1 / precisions) (Q_l (x) Q_r)', is never built.
+- LKJCholesky(dimension, concentration): Cholesky factors (D, D) of correlation matrices R with density proportional to
+  det(R)^(concentration - 1).
+
+Families of likelihoods, one event per row:
+
+- NegativeBinomial(concentration, logits): mean concentration * exp(logits), variance mean + mean^2 / concentration.
+- RowNormal(loc, scale_tril): rows of loc (N, K), each N(loc_n, L L') with one L = scale_tril (K, K) for all.
+- MixtureOfNormals(logits, loc, scale): sum_m softmax(logits)_m N(loc_m, scale_m^2) over the last axis.
+
+An argument that is a distribution itself makes a hyper-prior; priors that take a scale draw it first
+(`priors.Hierarchical`).
 
 Two families are no distribution by themselves: how a method treats them is what they mean. A method that does not
 know them refuses them (`Method.serves_priors`).
@@ -29,7 +40,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.errors import InputError, message, unknown_name
+from ppl_bnn.errors import InputError, ModelError, message, unknown_name
 
 # Family -> its arguments in order, with a default where the field has one; `...` means required.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -50,10 +61,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Bernoulli": {"logits": ...},
     "Categorical": {"logits": ...},
     "Poisson": {"rate": ...},
+    "NegativeBinomial": {"concentration": ..., "logits": ...},
     "NormalMixture": {"weights": ..., "scales": ...},
+    "MixtureOfNormals": {"logits": ..., "loc": ..., "scale": ...},
     "MultivariateNormal": {"loc": ..., "scale_tril": ...},
     "MultivariateLogNormal": {"loc": ..., "scale_tril": ...},
     "KroneckerNormal": {"loc": ..., "left_vectors": ..., "right_vectors": ..., "precisions": ...},
+    "RowNormal": {"loc": ..., "scale_tril": ...},
+    "LKJCholesky": {"dimension": ..., "concentration": 1.0},
     "EmpiricalBayes": {"scale": 1.0, "per": "weight"},
     "ImproperLogUniform": {"scale": 1.0},
 }
@@ -139,6 +154,8 @@ class Distribution:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
+    if isinstance(value, Distribution):
+        return draw_shape(value)
     return np.shape(value) if isinstance(value, list | tuple) else tuple(getattr(value, "shape", ()))
 
 
@@ -147,13 +164,33 @@ def draw_shape(specification: Distribution) -> tuple[int, ...]:
     family, arguments = specification.family, specification.arguments
     if family in EVENTS:
         return (specification.shape or ()) + _shape(arguments[EVENTS[family]])
+    if family == "LKJCholesky":
+        return (specification.shape or ()) + (arguments["dimension"],) * 2
+    if family == "RowNormal":
+        return _shape(arguments["loc"])
     if specification.shape is not None:
         return specification.shape
     if family == "NormalMixture":
         return ()
     if family == "Categorical":
         return _shape(arguments["logits"])[:-1]
+    if family == "MixtureOfNormals":
+        return np.broadcast_shapes(*map(_shape, arguments.values()))[:-1]
     return np.broadcast_shapes(*map(_shape, arguments.values()))
+
+
+def check_no_nested(specification: Distribution) -> None:
+    """Refuse arguments that are distributions themselves: only priors that take a scale draw these first."""
+    for name, value in specification.arguments.items():
+        if isinstance(value, Distribution):
+            raise ModelError(
+                f"{specification.family}: "
+                + message(
+                    f"a number or an array as {name}",
+                    f"the distribution {value.family}",
+                    f"drawing it first, bnn.sample('{name}', dist.{value.family}(...)), or priors.Hierarchical",
+                )
+            )
 
 
 def _check(family: str, name: str, value: Any) -> None:
@@ -209,6 +246,8 @@ def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
         check_group(family, arguments["per"], ("weight", "unit", "tensor"))
     if family in EVENTS and family != "Dirichlet":
         _check_multivariate(family, arguments)
+    if family == "LKJCholesky":
+        _check_dimension(arguments["dimension"])
     if family == "Uniform":
         low, high = arguments["low"], arguments["high"]
         if isinstance(low, int | float) and isinstance(high, int | float) and not low < high:
@@ -238,6 +277,14 @@ def group_shape(per: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     if per == "unit":
         return shape[-1:]
     return (*shape[-2:-1], 1)
+
+
+def _check_dimension(dimension: Any) -> None:
+    if isinstance(dimension, bool) or not isinstance(dimension, int) or dimension < 2:
+        raise InputError(
+            "LKJCholesky: "
+            + message("a dimension, a whole number from 2", repr(dimension), "the number of outputs")
+        )
 
 
 def _check_mixture(weights: Any, scales: Any) -> None:
@@ -284,10 +331,14 @@ def _check_multivariate(family: str, arguments: Mapping[str, Any]) -> None:
                 "the Cholesky factor of the covariance of the ravelled array",
             )
         )
-    factor = arguments["scale_tril"]
+    check_factor(family, arguments["scale_tril"])
+
+
+def check_factor(of: str, factor: Any) -> None:
+    """Refuse a NumPy matrix that is no Cholesky factor; `of` is what the error names. Others may have no value."""
     if isinstance(factor, np.ndarray) and (np.any(np.triu(factor, 1)) or np.any(np.diag(factor) <= 0)):
         raise InputError(
-            f"{family}: "
+            f"{of}: "
             + message(
                 "scale_tril lower triangular, with a positive diagonal",
                 "another matrix",

@@ -17,7 +17,7 @@ from numpyro.distributions.transforms import ExpTransform, biject_to
 from numpyro.primitives import Messenger
 
 from ppl_bnn.errors import DeviceError, message
-from ppl_bnn.language.distributions import Distribution
+from ppl_bnn.language.distributions import Distribution, check_no_nested
 from ppl_bnn.language.primitives import Interpretation, Message
 from ppl_bnn.ppl.protocol import (
     Model,
@@ -180,6 +180,11 @@ _OWN = {
 }
 
 
+def _as_array(value: Any) -> Any:
+    """Lists and arrays of NumPy as arrays of the session's type; plain numbers as they are."""
+    return jnp.asarray(value, dtype=float) if isinstance(value, list | tuple | np.ndarray) else value
+
+
 def resolve(specification: Distribution, validate: bool | None = None) -> Any:
     """The NumPyro distribution of a specification; `validate=False` leaves out NumPyro's checks of its arguments."""
     if specification.family == "NormalMixture":
@@ -190,15 +195,27 @@ def resolve(specification: Distribution, validate: bool | None = None) -> Any:
             numpyro.distributions.Normal(jnp.zeros_like(scales), scales, validate_args=validate),
             validate_args=validate,
         )
+    elif specification.family == "MixtureOfNormals":
+        logits, loc, scale = map(_as_array, specification.arguments.values())
+        result = numpyro.distributions.MixtureSameFamily(
+            numpyro.distributions.Categorical(logits=logits, validate_args=validate),
+            numpyro.distributions.Normal(loc, scale, validate_args=validate),
+            validate_args=validate,
+        )
+    elif specification.family == "NegativeBinomial":
+        concentration, logits = map(_as_array, specification.arguments.values())
+        result = numpyro.distributions.NegativeBinomialLogits(concentration, logits, validate_args=validate)
+    elif specification.family == "RowNormal":
+        # Rows are the batch and one factor serves them all: NumPyro's own, for vectors.
+        loc, scale_tril = map(_as_array, specification.arguments.values())
+        result = numpyro.distributions.MultivariateNormal(loc, scale_tril=scale_tril, validate_args=validate)
     elif specification.family in ("Bernoulli", "Categorical"):
         result = getattr(numpyro.distributions, specification.family)(
             logits=specification.arguments["logits"], validate_args=validate
         )
     else:
-        arguments = {
-            name: jnp.asarray(value, dtype=float) if isinstance(value, list | tuple | np.ndarray) else value
-            for name, value in specification.arguments.items()
-        }
+        check_no_nested(specification)
+        arguments = {name: _as_array(value) for name, value in specification.arguments.items()}
         family = _OWN.get(specification.family) or getattr(numpyro.distributions, specification.family)
         result = family(**arguments, validate_args=validate)
     if specification.shape is not None:

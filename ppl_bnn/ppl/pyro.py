@@ -24,7 +24,7 @@ with warnings.catch_warnings():
     from pyro.poutine.messenger import Messenger
 
 from ppl_bnn.errors import BNNError, DeviceError, message
-from ppl_bnn.language.distributions import Distribution
+from ppl_bnn.language.distributions import Distribution, check_no_nested
 from ppl_bnn.language.primitives import Interpretation, Message
 from ppl_bnn.ppl.protocol import (
     Model,
@@ -63,6 +63,39 @@ class NormalMixture(pyro.distributions.TorchDistribution):
         shape = torch.Size(sample_shape) + self.batch_shape
         chosen = torch.distributions.Categorical(probs=self.weights).sample(shape)
         return torch.randn(shape, dtype=self.scales.dtype, device=self.scales.device) * self.scales[chosen]
+
+
+class MixtureOfNormals(pyro.distributions.TorchDistribution):
+    """sum_m softmax(logits)_m N(loc_m, scale_m^2) over the last axis; torch's own has the support of the one above."""
+
+    arg_constraints: Any = {
+        "logits": constraints.independent(constraints.real, 1),
+        "loc": constraints.independent(constraints.real, 1),
+        "scale": constraints.independent(constraints.positive, 1),
+    }
+    support: Any = constraints.real
+
+    def __init__(self, logits: Any, loc: Any, scale: Any):
+        self.logits, self.loc, self.scale = torch.broadcast_tensors(logits, loc, scale)
+        super().__init__(self.loc.shape[:-1], torch.Size(), validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> MixtureOfNormals:
+        shape = (*batch_shape, self.loc.shape[-1])
+        return MixtureOfNormals(*(value.expand(shape) for value in (self.logits, self.loc, self.scale)))
+
+    def log_prob(self, value: Any) -> Any:
+        each = -0.5 * ((value[..., None] - self.loc) / self.scale) ** 2 - self.scale.log()
+        log_weights = torch.log_softmax(self.logits, dim=-1)
+        return torch.logsumexp(each + log_weights, dim=-1) - 0.5 * math.log(2.0 * math.pi)
+
+    def sample(self, sample_shape: Any = torch.Size()) -> Any:
+        shape = torch.Size(sample_shape) + self.batch_shape
+        chosen = torch.distributions.Categorical(logits=self.logits).sample(torch.Size(sample_shape))
+        loc, scale = (
+            value.expand((*shape, value.shape[-1])).gather(-1, chosen[..., None])[..., 0]
+            for value in (self.loc, self.scale)
+        )
+        return loc + scale * torch.randn(shape, dtype=loc.dtype, device=loc.device)
 
 
 class _ArrayNormal(pyro.distributions.TorchDistribution):
@@ -279,20 +312,38 @@ def _may_be_kept(fresh: torch.Tensor) -> bool:
     return True
 
 
+def _as_tensor(value: Any) -> torch.Tensor:
+    """A bare Python number becomes a scalar tensor of the session's type and device."""
+    if isinstance(value, torch.Tensor):
+        return value
+    return torch.as_tensor(value, dtype=torch.get_default_dtype())
+
+
 def _resolve(specification: Distribution) -> Any:
     if specification.family == "NormalMixture":
         result: Any = NormalMixture(
             torch.as_tensor(specification.arguments["weights"], dtype=torch.get_default_dtype()),
             torch.as_tensor(specification.arguments["scales"], dtype=torch.get_default_dtype()),
         )
+    elif specification.family == "MixtureOfNormals":
+        result = MixtureOfNormals(*map(_as_tensor, specification.arguments.values()))
+    elif specification.family == "NegativeBinomial":
+        concentration, logits = map(_as_tensor, specification.arguments.values())
+        result = pyro.distributions.NegativeBinomial(concentration, logits=logits)
+    elif specification.family == "RowNormal":
+        # Rows are the batch and one factor serves them all: torch's own, for vectors.
+        loc, scale_tril = map(_as_tensor, specification.arguments.values())
+        result = pyro.distributions.MultivariateNormal(loc, scale_tril=scale_tril)
+    elif specification.family == "LKJCholesky":
+        result = pyro.distributions.LKJCholesky(
+            specification.arguments["dimension"], _as_tensor(specification.arguments["concentration"])
+        )
     elif specification.family in ("Bernoulli", "Categorical"):
         result = getattr(pyro.distributions, specification.family)(logits=specification.arguments["logits"])
     else:
-        # A bare Python number becomes a scalar tensor of the session's type and device.
+        check_no_nested(specification)
         arguments = {
-            name: value
-            if isinstance(value, torch.Tensor | str)
-            else torch.as_tensor(value, dtype=torch.get_default_dtype())
+            name: value if isinstance(value, str) else _as_tensor(value)
             for name, value in specification.arguments.items()
         }
         family = _OWN.get(specification.family) or getattr(pyro.distributions, specification.family)
