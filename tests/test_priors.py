@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import scipy.integrate
+import scipy.spatial.distance
 import scipy.stats
 from scipy.special import expit, logit, logsumexp
 
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, priors
-from ppl_bnn.errors import InputError, UnknownNameError, UnsupportedError
+from ppl_bnn.errors import InputError, ModelError, UnknownNameError, UnsupportedError
 from ppl_bnn.inference.method import Method
 from ppl_bnn.language.distributions import SPECIAL, group_shape
 from ppl_bnn.language.transforms import with_prior_scales
@@ -92,6 +93,72 @@ def horseshoe(scale: Callable[[int], float], slab: tuple[float, float] | None = 
     return by_hand
 
 
+def scaled(
+    hyper: Any, density: Any, factor: Callable[[int], float] = lambda fan_in: 1.0, loc: float = 0.0
+) -> ByHand:
+    """loc + factor * s * e with one s ~ hyper for the tensor."""
+
+    def by_hand(u: Sites, name: str, fan_in: int) -> tuple[float, np.ndarray]:
+        total, s = on_positives(hyper, u[f"{name}.scale"])
+        return total + on_reals(density, u[f"{name}.base"]), loc + factor(fan_in) * s * u[f"{name}.base"]
+
+    return by_hand
+
+
+def nested(u: Sites, name: str, fan_in: int) -> tuple[float, np.ndarray]:
+    """Three levels: t ~ HalfCauchy(1.2), s ~ HalfNormal(t) per unit, w = s e."""
+    total, t = on_positives(scipy.stats.halfcauchy(scale=1.2), u[f"{name}.scale.scale"])
+    more, s = on_positives(scipy.stats.halfnorm(scale=t), u[f"{name}.scale"])
+    return total + more + on_reals(NORMAL, u[f"{name}.base"]), s * u[f"{name}.base"]
+
+
+def decay(size: int) -> np.ndarray:
+    """A covariance of any size: 0.6^|i - j|."""
+    return 0.6 ** np.abs(np.subtract.outer(np.arange(size), np.arange(size)))
+
+
+COLUMNS = np.array([[1.5, 0.3, -0.2], [0.3, 0.8, 0.1], [-0.2, 0.1, 1.1]])
+
+
+def matrix_normal(u: Sites, name: str, fan_in: int) -> tuple[float, np.ndarray]:
+    w = u[name]
+    rows = decay(w.shape[0]) if w.ndim == 2 else np.ones((1, 1))
+    covariance = 0.7**2 / fan_in * np.kron(rows, COLUMNS)
+    return float(scipy.stats.multivariate_normal(np.zeros(w.size), covariance).logpdf(w.ravel())), w
+
+
+def lkj(z: np.ndarray, concentration: float) -> tuple[float, np.ndarray]:
+    """log p(C(u)) + log |dC/du| for three outputs, u = artanh of the partial correlations z, and C.
+
+    The constant is that of Lewandowski, Kurowicka and Joe (2009), theorem 5: each partial correlation is a stretched
+    beta variable, of which the density of C is the product, with the volume of C in z.
+    """
+    a, b, c = np.tanh(z)
+    factor = np.array(
+        [
+            [1.0, 0.0, 0.0],
+            [a, math.sqrt(1 - a**2), 0.0],
+            [b, c * math.sqrt(1 - b**2), math.sqrt((1 - b**2) * (1 - c**2))],
+        ]
+    )
+    # Given the first variable the second pair is of one dimension less.
+    first = scipy.stats.beta(concentration + 0.5, concentration + 0.5)
+    second = scipy.stats.beta(concentration, concentration)
+    total = sum(first.logpdf((1 + r) / 2) for r in (a, b)) + second.logpdf((1 + c) / 2) - 3 * math.log(2.0)
+    return float(total + np.log(1 - np.tanh(z) ** 2).sum()), factor
+
+
+def unknown_columns(u: Sites, name: str, fan_in: int) -> tuple[float, np.ndarray]:
+    total, s = on_positives(scipy.stats.halfnorm(scale=0.9), u[f"{name}.columns.scale"])
+    more, factor = lkj(u[f"{name}.columns.correlation"], 2.0)
+    base = u[f"{name}.base"]
+    rows = decay(INPUTS)
+    # Any root of the rows' covariance gives the same prior; this one is the eigenvectors times root eigenvalues.
+    values, vectors = np.linalg.eigh(rows)
+    w = (vectors * np.sqrt(values)) @ base @ (s[:, None] * factor).T
+    return total + more + on_reals(NORMAL, base), w
+
+
 CASES: dict[str, tuple[Any, ByHand]] = {
     "spike and slab": (priors.SpikeAndSlab(0.2, 1.5, 0.05), mixture(0.2, 1.5, 0.05)),
     "narrow spike": (priors.SpikeAndSlab(0.3, 2.0), mixture(0.3, 2.0, 0.02)),
@@ -120,6 +187,24 @@ CASES: dict[str, tuple[Any, ByHand]] = {
         priors.RegularisedHorseshoe(0.3, slab_scale=1.5, slab_df=5.0),
         horseshoe(lambda fan_in: 0.3, (1.5, 5.0)),
     ),
+    "normal of unknown scale": (
+        priors.Normal(0.2, "fan_in", sigma=dist.HalfNormal(0.8)),
+        scaled(scipy.stats.halfnorm(scale=0.8), NORMAL, lambda fan_in: 1 / math.sqrt(fan_in), 0.2),
+    ),
+    "laplace of unknown scale": (
+        priors.Laplace(0.0, "fan_in", sigma=dist.LogNormal(0.1, 0.6)),
+        scaled(
+            scipy.stats.lognorm(s=0.6, scale=math.exp(0.1)),
+            scipy.stats.laplace(),
+            lambda fan_in: 1 / math.sqrt(2 * fan_in),
+        ),
+    ),
+    "three levels": (priors.Hierarchical(dist.HalfNormal(dist.HalfCauchy(1.2)), per="unit"), nested),
+    "matrix normal": (priors.MatrixNormal(decay, COLUMNS, "fan_in", sigma=0.7), matrix_normal),
+    "matrix normal, unknown columns": (
+        priors.MatrixNormal(decay, priors.CovarianceFactor(dist.HalfNormal(0.9), 2.0)),
+        unknown_columns,
+    ),
     # Those that only some methods know: to a system, the density that starts are drawn from, and 1 / |w|.
     "empirical bayes": (
         priors.EmpiricalBayes("unit"),
@@ -133,7 +218,13 @@ CASES: dict[str, tuple[Any, ByHand]] = {
 
 
 # Compiling takes the time of this file: the shape of a bias is tried where groups or the fan-in depend on it.
-BIASED = ("hierarchical per input", "hierarchical fan-in", "horseshoe fan-in", "empirical bayes")
+BIASED = (
+    "matrix normal",
+    "hierarchical per input",
+    "hierarchical fan-in",
+    "horseshoe fan-in",
+    "empirical bayes",
+)
 
 
 def program_of(ppl: str, model: Any) -> Program:
@@ -209,6 +300,97 @@ def test_far_tails_of_a_half_cauchy_leave_gradients_finite(ppl: str) -> None:
                 value, gradient = gradient_of(chosen.asarray(np.concatenate(list(u.values()))))
                 assert np.isfinite(float(value)), (dtype, far)
                 assert np.isfinite(chosen.to_numpy(gradient)).all(), (dtype, far)
+
+
+# --- kernels, covariances and cut points ------------------------------------------------------------------
+
+
+def densities_of(ppl: str, model: Any, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, float], Any]:
+    """Unconstrained values, and for each site its log density with its volume and its value."""
+    chosen = system(ppl)
+    with chosen.session("float64", "cpu"):
+        program = program_of(ppl, model)
+        u = program.unravel(0.7 * np.random.default_rng(seed).normal(size=program.parameter_count))
+        values = {name: chosen.asarray(value) for name, value in u.items()}
+        sites = program._run(values, chosen.asarray(X), chosen.asarray(Y))
+        latents = [site for site in sites if site.kind == "latent"]
+        found = {
+            site.name: float(site.distribution.log_prob(site.value).sum() + site.log_det) for site in latents
+        }
+        return u, found, {site.name: chosen.to_numpy(site.value) for site in sites}
+
+
+def test_kernels_are_correlated_over_places_and_independent_over_channels(ppl: str) -> None:
+    """Densities against SciPy with the covariance written element by element, and the computed kernel."""
+    shape = (2, 3, 2, 2)
+
+    def model(x: Any, y: Any = None) -> None:
+        fixed = priors.CorrelatedConvolution(1.5, scale="fan_in", sigma=0.8)
+        fixed("fixed", shape, 12)
+        fixed("dense", (3, 2), 3)
+        priors.CorrelatedConvolution(1.5, "squared_exponential")("line", (3, 2, 2), 6)
+        priors.CorrelatedConvolution(dist.LogNormal(0.2, 0.3), scale=dist.HalfNormal(1.0))("free", shape, 12)
+        bnn.observe(y, x[:, :OUTPUTS], likelihoods.Gaussian(1.0))
+
+    u, densities, values = densities_of(ppl, model)
+
+    def covariance(places: np.ndarray, channels: int, of: Callable[[float], float]) -> np.ndarray:
+        index = [(tuple(a), c, o) for a in places for c in range(channels) for o in range(channels)]
+        return np.array(
+            [[of(math.dist(a, b)) if (c, o) == (d, p) else 0.0 for b, d, p in index] for a, c, o in index]
+        )
+
+    grid = np.array([(i, j) for i in range(2) for j in range(3)], dtype=float)
+    fixed = covariance(grid, 2, lambda d: 0.8**2 / 12 * math.exp(-d / 1.5))
+    line = covariance(np.arange(3.0)[:, None], 2, lambda d: math.exp(-((d / 1.5) ** 2)))
+    for name, matrix in (("fixed", fixed), ("line", line), ("dense", 0.8**2 / 3 * np.eye(6))):
+        normal = scipy.stats.multivariate_normal(np.zeros(len(matrix)), matrix)
+        np.testing.assert_allclose(densities[name], normal.logpdf(u[name].ravel()), rtol=1e-9, err_msg=name)
+    length = math.exp(float(u["free.length_scale"]))
+    factor = np.linalg.cholesky(np.exp(-scipy.spatial.distance.cdist(grid, grid) / length))
+    expected = math.exp(float(u["free.scale"])) * (factor @ u["free.base"].reshape(6, -1)).reshape(shape)
+    np.testing.assert_allclose(values["free"], expected, rtol=1e-10)
+
+
+def test_covariance_factors_and_cut_points(ppl: str) -> None:
+    def model(x: Any, y: Any = None) -> None:
+        priors.CovarianceFactor(dist.HalfNormal(0.9), 2.0)("three", 3)
+        priors.CovarianceFactor(None)("correlation", 3)
+        priors.CovarianceFactor()("one", 1)
+        priors.CutPoints(2.0)("cuts", 4)
+        bnn.observe(y, x[:, :OUTPUTS], likelihoods.Gaussian(1.0))
+
+    u, densities, values = densities_of(ppl, model)
+    for name, concentration in (("three", 2.0), ("correlation", 1.0)):
+        density, factor = lkj(u[f"{name}.correlation"], concentration)
+        np.testing.assert_allclose(densities[f"{name}.correlation"], density, rtol=1e-9)
+        scale = np.exp(u["three.scale"]) if name == "three" else np.ones(3)
+        np.testing.assert_allclose(values[name], scale[:, None] * factor, rtol=1e-10, atol=1e-14)
+    assert values["one"].shape == (1, 1)
+    p = values["cuts.probabilities"]
+    np.testing.assert_allclose(np.diff(expit([-np.inf, *values["cuts"], np.inf])), p, rtol=1e-10)
+    # The volume of the simplex coordinates is the systems' own business; the rest is SciPy's density.
+    assert np.isfinite(densities["cuts.probabilities"])
+
+
+def test_a_covariance_that_is_none_or_of_another_size_is_refused() -> None:
+    wrong = {
+        "positive definite": priors.MatrixNormal(None, np.ones((OUTPUTS, OUTPUTS))),
+        "symmetric": priors.MatrixNormal(None, np.triu(np.ones((OUTPUTS, OUTPUTS)))),
+        r"a covariance of shape \(4, 4\)": priors.MatrixNormal(np.eye(3)),
+    }
+    for says, prior in wrong.items():
+        with pytest.raises((InputError, ModelError), match=says):
+            densities_of("pyro", layers({"w": prior}))
+
+
+def test_a_distribution_of_distributions_is_not_sampled_by_itself(ppl: str) -> None:
+    def model(x: Any, y: Any = None) -> None:
+        bnn.sample("s", dist.HalfNormal(dist.HalfNormal(1.0)))
+        bnn.observe(y, x[:, :OUTPUTS], likelihoods.Gaussian(1.0))
+
+    with pytest.raises(ModelError, match="drawing it first"):
+        densities_of(ppl, model)
 
 
 # --- draws ------------------------------------------------------------------------------------------
@@ -537,6 +719,24 @@ def test_scales_that_do_not_fit_are_refused(scales: Any, error: Any, says: str) 
         (lambda: priors.Horseshoe(1.0, sigma=2.0), InputError, "sigma with scale='fan_in' only"),
         (lambda: priors.RegularisedHorseshoe(slab_df=0.0), InputError, "a positive number"),
         (lambda: priors.RegularisedHorseshoe(slab_scale=math.inf), InputError, "a positive scale"),
+        (lambda: priors.Normal(0.0, dist.Normal()), InputError, "came Normal"),
+        (lambda: priors.Normal(0.0, dist.HalfNormal().expand((2,))), InputError, "HalfNormal with a shape"),
+        (lambda: priors.Normal(0.0, 2.0, dist.HalfNormal()), InputError, "sigma with scale='fan_in' only"),
+        (lambda: priors.Normal(0.0, 2.0, "fan_in"), InputError, "a number as sigma"),
+        (lambda: priors.Horseshoe(dist.HalfNormal()), InputError, "a number here"),
+        (
+            lambda: priors.Hierarchical(dist.HalfNormal(dist.Normal())),
+            InputError,
+            "scale of HalfNormal.*came Normal",
+        ),
+        (lambda: priors.Hierarchical(dist.LogNormal(dist.Bernoulli(0.3))), InputError, "came Bernoulli"),
+        (lambda: priors.MatrixNormal(np.ones(3)), InputError, "a square matrix"),
+        (lambda: priors.CorrelatedConvolution(0.0), InputError, "a positive number"),
+        (lambda: priors.CorrelatedConvolution(kernel="exp"), UnknownNameError, "did you mean 'exponential'"),
+        (lambda: priors.CovarianceFactor(dist.Normal()), InputError, "came Normal"),
+        (lambda: priors.CovarianceFactor(concentration=-1.0), InputError, "a positive number"),
+        (lambda: priors.CutPoints()("cuts", 1), InputError, "at least 2 classes"),
+        (lambda: dist.LKJCholesky(1), InputError, "a whole number from 2"),
     ],
 )
 def test_impossible_arguments_are_refused_where_they_are_written(make: Any, error: Any, says: str) -> None:

@@ -15,12 +15,12 @@ deterministic site. So methods work in coordinates in which the prior has no fun
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from ppl_bnn.errors import InputError, message
+from ppl_bnn.errors import InputError, ModelError, message, unknown_name
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.primitives import deterministic, param, sample
@@ -34,8 +34,18 @@ class Prior(Protocol):
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any: ...
 
 
-def _check_scale(prior: str, scale: Scale) -> None:
-    if isinstance(scale, str):
+def _check_scale(prior: str, scale: Scale, sampled: bool = False) -> None:
+    """Refuse what is no scale. sampled: whether it may be a distribution, from which the scale is drawn."""
+    if isinstance(scale, dist.Distribution):
+        if not sampled:
+            raise InputError(
+                f"priors.{prior}: "
+                + message(
+                    "a number here", f"the distribution {scale.family}", "priors.Hierarchical(scale=...)"
+                )
+            )
+        _check_hyper_prior(prior, scale)
+    elif isinstance(scale, str):
         if scale != "fan_in":
             raise InputError(
                 f"priors.{prior}: " + message("a scale that is a number or 'fan_in'", repr(scale), "'fan_in'")
@@ -54,14 +64,61 @@ def _check_number(prior: str, value: Any) -> None:
         raise InputError(f"priors.{prior}: " + message("a positive number", repr(value), "1.0"))
 
 
-def _check_scales(prior: str, scale: Scale, sigma: float) -> None:
-    _check_scale(prior, scale)
-    _check_scale(prior, sigma)
+def _check_scales(prior: str, scale: Scale, sigma: Scale, sampled: bool = False) -> None:
+    _check_scale(prior, scale, sampled)
+    _check_scale(prior, sigma, sampled)
+    if isinstance(sigma, str):
+        raise InputError(f"priors.{prior}: " + message("a number as sigma", repr(sigma), "sigma=1.0"))
     if not isinstance(scale, str) and sigma != 1.0:
         raise InputError(
             f"priors.{prior}: "
             + message("sigma with scale='fan_in' only", f"scale={scale!r} and sigma={sigma!r}", "one of them")
         )
+
+
+def _check_hyper_prior(of: str, given: Any, positive: bool = True) -> None:
+    """Refuse what is no distribution of one number (a positive one), also among its own arguments; `of` is named."""
+    families = dist.ON_POSITIVES if positive else dist.ON_POSITIVES | dist.ON_REALS
+    if not isinstance(given, dist.Distribution):
+        came = type(given).__name__
+    elif given.family not in families or given.family in (*dist.EVENTS, *dist.SPECIAL):
+        came = given.family
+    elif dist.draw_shape(given) != () or given.event_dims:
+        came = f"{given.family} with a shape"
+    else:
+        for name, value in given.arguments.items():
+            if isinstance(value, dist.Distribution):
+                _check_hyper_prior(f"{of}, {name} of {given.family}", value, name in dist.POSITIVE)
+        return
+    number = "positive number as scale" if positive else "number"
+    raise InputError(
+        f"priors.{of}: " + message(f"a distribution of one {number}", came, "scale=dist.HalfNormal(1.0)")
+    )
+
+
+def _draw(name: str, specification: dist.Distribution) -> Any:
+    """A draw, after arguments that are distributions themselves: those are the sites `name.argument`."""
+    arguments = {
+        argument: _draw(f"{name}.{argument}", value) if isinstance(value, dist.Distribution) else value
+        for argument, value in specification.arguments.items()
+    }
+    return sample(name, replace(specification, arguments=arguments))
+
+
+def _is_sampled(*scales: Scale) -> bool:
+    return any(isinstance(scale, dist.Distribution) for scale in scales)
+
+
+def _sampled_scale(name: str, scale: Scale, sigma: Scale, fan_in: int) -> Any:
+    """The scale of a tensor, `name.scale` where it is a random variable."""
+    given = sigma if isinstance(scale, str) else scale
+    factor = 1.0 / math.sqrt(fan_in) if isinstance(scale, str) else 1.0
+    return factor * (_draw(f"{name}.scale", given) if isinstance(given, dist.Distribution) else given)
+
+
+def _shifted_and_scaled(name: str, loc: Any, scale: Any, base: dist.Distribution) -> Any:
+    """loc + scale * e with e ~ base, the site `name.base`."""
+    return deterministic(name, loc + scale * sample(f"{name}.base", base))
 
 
 def _resolve_scale(scale: Scale, sigma: float, fan_in: int) -> Any:
@@ -70,16 +127,25 @@ def _resolve_scale(scale: Scale, sigma: float, fan_in: int) -> Any:
 
 @dataclass(frozen=True)
 class Normal:
-    """w ~ N(loc, scale^2), independently; with scale="fan_in", variance sigma^2 / fan_in."""
+    """w ~ N(loc, scale^2), independently; with scale="fan_in", variance sigma^2 / fan_in.
+
+    scale or sigma may be a distribution on the positive numbers, its own scale too: then there is one scale for the
+    tensor, the site `name.scale`, and the latent site of the weights is `name.base`, e ~ N(0, 1), w = loc + scale * e.
+    """
 
     loc: float = 0.0
     scale: Scale = 1.0
-    sigma: float = 1.0
+    sigma: Scale = 1.0
 
     def __post_init__(self) -> None:
-        _check_scales("Normal", self.scale, self.sigma)
+        _check_scales("Normal", self.scale, self.sigma, sampled=True)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
+        if _is_sampled(self.scale, self.sigma):
+            base = dist.distribution("Normal", 0.0, 1.0).expand(shape).to_event()
+            return _shifted_and_scaled(
+                name, self.loc, _sampled_scale(name, self.scale, self.sigma, fan_in), base
+            )
         scale = _resolve_scale(self.scale, self.sigma, fan_in)
         return sample(name, dist.distribution("Normal", self.loc, scale).expand(shape).to_event())
 
@@ -88,19 +154,24 @@ class Normal:
 class StudentT:
     """w ~ t_df(loc, scale): heavy tails, a few large weights. `scale` is the family's, not the standard deviation.
 
-    With scale="fan_in" the scale is sigma / sqrt(fan_in).
+    With scale="fan_in" the scale is sigma / sqrt(fan_in). scale or sigma may be a distribution, as for `Normal`.
     """
 
     df: float = 3.0
     loc: float = 0.0
     scale: Scale = 1.0
-    sigma: float = 1.0
+    sigma: Scale = 1.0
 
     def __post_init__(self) -> None:
         _check_scale("StudentT", self.df)
-        _check_scales("StudentT", self.scale, self.sigma)
+        _check_scales("StudentT", self.scale, self.sigma, sampled=True)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
+        if _is_sampled(self.scale, self.sigma):
+            base = dist.distribution("StudentT", self.df, 0.0, 1.0).expand(shape).to_event()
+            return _shifted_and_scaled(
+                name, self.loc, _sampled_scale(name, self.scale, self.sigma, fan_in), base
+            )
         scale = _resolve_scale(self.scale, self.sigma, fan_in)
         return sample(name, dist.distribution("StudentT", self.df, self.loc, scale).expand(shape).to_event())
 
@@ -109,17 +180,24 @@ class StudentT:
 class Laplace:
     """w ~ Laplace(loc, scale), density exp(-|w - loc| / scale) / (2 scale); variance 2 scale^2.
 
-    With scale="fan_in" the variance is sigma^2 / fan_in.
+    With scale="fan_in" the variance is sigma^2 / fan_in. scale or sigma may be a distribution, as for `Normal`.
     """
 
     loc: float = 0.0
     scale: Scale = 1.0
-    sigma: float = 1.0
+    sigma: Scale = 1.0
 
     def __post_init__(self) -> None:
-        _check_scales("Laplace", self.scale, self.sigma)
+        _check_scales("Laplace", self.scale, self.sigma, sampled=True)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
+        if _is_sampled(self.scale, self.sigma):
+            base = dist.distribution("Laplace", 0.0, 1.0).expand(shape).to_event()
+            # A variance of sigma^2 / fan_in is twice the square of the family's scale.
+            inputs = 2 * fan_in if isinstance(self.scale, str) else fan_in
+            return _shifted_and_scaled(
+                name, self.loc, _sampled_scale(name, self.scale, self.sigma, inputs), base
+            )
         scale = self.sigma / math.sqrt(2.0 * fan_in) if isinstance(self.scale, str) else self.scale
         return sample(name, dist.distribution("Laplace", self.loc, scale).expand(shape).to_event())
 
@@ -237,10 +315,13 @@ class SpikeAndSlab:
 class Hierarchical:
     """w ~ N(0, (factor * s)^2) with scales s of their own prior, learned from the data with all else.
 
-    scale: the prior of s, a distribution on the positive numbers, for example dist.HalfNormal(1.0). per: which weights
-    share s: "tensor" (all), "unit" (those into one output unit or channel), "input" (those out of one input unit:
-    automatic relevance determination, MacKay 1994, Neal 1996; the bias of a layer is one group) or "weight" (none;
-    then s is a mixing variable, and w has heavy tails). factor: a number or "fan_in", 1 / sqrt(fan_in).
+    scale: the prior of s, a distribution on the positive numbers, for example dist.HalfNormal(1.0). Its arguments may
+    be distributions themselves, and theirs too, one number each for the tensor: dist.HalfNormal(dist.HalfCauchy(1.0))
+    adds the site `name.scale.scale`. What several tensors share the model samples and gives to the prior of each, as in
+    priors.Normal(0.0, bnn.sample("scale", dist.HalfNormal(1.0))). per: which weights share s: "tensor" (all), "unit"
+    (those into one output unit or channel), "input" (those out of one input unit: automatic relevance determination,
+    MacKay 1994, Neal 1996; the bias of a layer is one group) or "weight" (none; then s is a mixing variable, and w has
+    heavy tails). factor: a number or "fan_in", 1 / sqrt(fan_in).
 
     Non-centred by default: the latent sites are `name.scale` and `name.base`, e ~ N(0, 1), and w = factor * s * e is
     the deterministic site `name`. So the density is bounded at s = 0 and there is no funnel where the data say little
@@ -256,24 +337,12 @@ class Hierarchical:
     def __post_init__(self) -> None:
         dist.check_group("priors.Hierarchical", self.per)
         _check_scale("Hierarchical", self.factor)
-        given = self.scale
-        if not isinstance(given, dist.Distribution):
-            came = type(given).__name__
-        elif given.family not in dist.ON_POSITIVES or given.family in dist.EVENTS:
-            came = given.family
-        elif dist.draw_shape(given) != () or given.event_dims:
-            came = f"{given.family} with a shape"
-        else:
-            return
-        raise InputError(
-            "priors.Hierarchical: "
-            + message("a distribution of one positive number as scale", came, "scale=dist.HalfNormal(1.0)")
-        )
+        _check_hyper_prior("Hierarchical", self.scale)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         factor = _resolve_scale(self.factor, 1.0, fan_in)
         group = dist.group_shape(self.per, shape)
-        scale = factor * sample(f"{name}.scale", self.scale.expand(group).to_event())
+        scale = factor * _draw(f"{name}.scale", self.scale.expand(group).to_event())
         if self.centred:
             return sample(name, dist.distribution("Normal", 0.0, scale).expand(shape).to_event())
         return deterministic(name, scale * _base(name, shape))
@@ -361,6 +430,219 @@ def _shrinkage(name: str, shape: tuple[int, ...], scale: Any, per: str) -> tuple
 def _base(name: str, shape: tuple[int, ...]) -> Any:
     """Standard normal variables, one for each weight."""
     return sample(f"{name}.base", dist.distribution("Normal", 0.0, 1.0).expand(shape).to_event())
+
+
+def _covariance_eigen(prior: str, given: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvectors and eigenvalues of a covariance: a matrix (size, size), a function of the size, None: identity."""
+    matrix = given(size) if callable(given) else np.eye(size) if given is None else given
+    matrix = np.asarray(matrix, dtype=float)
+    if matrix.shape != (size, size):
+        raise ModelError(
+            f"priors.{prior}: "
+            + message(
+                f"a covariance of shape {(size, size)}",
+                f"shape {matrix.shape}",
+                "one prior per layer, or a function that makes it from the size",
+            )
+        )
+    finite = np.isfinite(matrix).all() and np.allclose(matrix, matrix.T, rtol=1e-10, atol=0.0)
+    values, vectors = np.linalg.eigh(matrix) if finite else (np.zeros(1), matrix)
+    # What is smaller than this is lost in the rounding of the matrix.
+    if not values.min() > 1e-14 * values.max():
+        raise InputError(
+            f"priors.{prior}: "
+            + message(
+                "a covariance, symmetric and positive definite",
+                f"eigenvalues from {values.min():.3g} to {values.max():.3g}" if finite else "another matrix",
+                "a shorter length scale, or something added to the diagonal",
+            )
+        )
+    return vectors, values
+
+
+def _kronecker_normal(
+    name: str,
+    shape: tuple[int, ...],
+    scale: Any,
+    left: tuple[np.ndarray, np.ndarray],
+    right: tuple[np.ndarray, np.ndarray],
+) -> Any:
+    """scale * w, vec(w) ~ N(0, A (x) B) with A and B by eigenvectors and eigenvalues."""
+    variances = np.outer(left[1], right[1])
+    known = isinstance(scale, int | float | np.number)
+    precisions = 1.0 / (float(scale) ** 2 * variances) if known else 1.0 / variances
+    normal = dist.distribution("KroneckerNormal", np.zeros(shape), left[0], right[0], precisions)
+    return sample(name, normal) if known else _shifted_and_scaled(name, 0.0, scale, normal)
+
+
+@dataclass(frozen=True)
+class MatrixNormal:
+    """vec(W) ~ N(0, scale^2 rows (x) columns): Cov(w_io, w_jp) = scale^2 rows_ij columns_op (Dawid 1981).
+
+    rows (I, I): covariance between the weights out of different inputs, those of one output unit. columns (O, O):
+    between those into different output units. Each is a symmetric, positive definite matrix, a function of the size
+    that makes one (for layers of any width), a `CovarianceFactor`, under which it is unknown, or None, the identity. A
+    kernel (kh, kw, C, O) is the matrix (kh kw C, O), and a bias (O,) has `columns` alone.
+
+    scale and sigma: as for `Normal`, distributions too. With matrices that are known, and so the scale, the latent site
+    is `name` itself. Otherwise it is `name.base`, which is multiplied by the scale and by what is unknown: factors
+    A = `name.rows` and B = `name.columns`, W = scale A E B', E standard normal. A scale, and one in each unknown
+    covariance, cannot be told apart: leave all but one at fixed sizes (`CovarianceFactor(scale=None)`).
+    """
+
+    rows: Any = None
+    columns: Any = None
+    scale: Scale = 1.0
+    sigma: Scale = 1.0
+
+    def __post_init__(self) -> None:
+        _check_scales("MatrixNormal", self.scale, self.sigma, sampled=True)
+        for given in (self.rows, self.columns):
+            if given is not None and not callable(given) and len(np.shape(given)) != 2:
+                raise InputError(
+                    "priors.MatrixNormal: "
+                    + message(
+                        "a square matrix, a function of its size, a CovarianceFactor or None",
+                        f"shape {np.shape(given)}",
+                        "rows=None for independent inputs",
+                    )
+                )
+
+    def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
+        inputs, outputs = math.prod(shape[:-1]), shape[-1]
+        given = {"rows": self.rows if len(shape) > 1 else None, "columns": self.columns}
+        sizes = {"rows": inputs, "columns": outputs}
+        scale = _sampled_scale(name, self.scale, self.sigma, fan_in)
+        if not any(isinstance(side, CovarianceFactor) for side in given.values()):
+            left, right = (_covariance_eigen("MatrixNormal", given[side], sizes[side]) for side in given)
+            return _kronecker_normal(name, shape, scale, left, right)
+        base = _base(name, (inputs, outputs))
+        factors = {}
+        for side, what in given.items():
+            if isinstance(what, CovarianceFactor):
+                factors[side] = what(f"{name}.{side}", sizes[side])
+            else:
+                vectors, values = _covariance_eigen("MatrixNormal", what, sizes[side])
+                factors[side] = ops.asarray(vectors * np.sqrt(values), like=base)
+        w = ops.einsum("ij,jk,lk->il", factors["rows"], base, factors["columns"])
+        return deterministic(name, scale * w.reshape(shape))
+
+
+@dataclass(frozen=True)
+class CorrelatedConvolution:
+    """Kernels whose weights are alike at neighbouring places, as those of trained networks are (Fortuin et al. 2022).
+
+        Cov(w_aco, w_bco) = scale^2 exp(-(|a - b| / length_scale)^p),
+
+    a and b being places of the kernel, at distance |a - b| in pixels, and c and o its channels; other pairs of channels
+    are independent. kernel: "exponential" (p = 1, as in the source) or "squared_exponential" (p = 2, smoother). As
+    length_scale goes to zero it is `Normal`. scale and sigma: as for `Normal`, distributions too.
+
+    For kernels (kh, kw, C, O), or (k, C, O) in one dimension; weights without places, (I, O) and (O,), are independent.
+    The latent site is `name`; where the scale is sampled it is `name.base`. length_scale may be a distribution on the
+    positive numbers, as scales may: the site `name.length_scale`, and `name.base` then holds standard normal variables.
+    """
+
+    length_scale: Any = 1.0
+    kernel: str = "exponential"
+    scale: Scale = 1.0
+    sigma: Scale = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kernel not in ("exponential", "squared_exponential"):
+            raise unknown_name(
+                "kernel of priors.CorrelatedConvolution", self.kernel, ("exponential", "squared_exponential")
+            )
+        if isinstance(self.length_scale, dist.Distribution):
+            _check_hyper_prior("CorrelatedConvolution", self.length_scale)
+        else:
+            _check_number("CorrelatedConvolution", self.length_scale)
+        _check_scales("CorrelatedConvolution", self.scale, self.sigma, sampled=True)
+
+    def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
+        if len(shape) < 3:
+            return Normal(0.0, self.scale, self.sigma)(name, shape, fan_in)
+        scale = _sampled_scale(name, self.scale, self.sigma, fan_in)
+        places = np.stack(np.meshgrid(*map(np.arange, shape[:-2]), indexing="ij"), -1).reshape(
+            -1, len(shape) - 2
+        )
+        distances = np.sqrt(np.sum((places[:, None] - places[None]) ** 2, axis=-1))
+        power = 1 if self.kernel == "exponential" else 2
+        if isinstance(self.length_scale, dist.Distribution):
+            base = _base(name, shape)
+            length = _draw(f"{name}.length_scale", self.length_scale)
+            correlation = ops.exp(-((ops.asarray(distances, like=base) / length) ** power))
+            factor = ops.namespace(base).linalg.cholesky(correlation)
+            flat = ops.matmul(factor, base.reshape(len(places), -1))
+            return deterministic(name, scale * flat.reshape(shape))
+        correlation = np.exp(-((distances / self.length_scale) ** power))
+        vectors, values = _covariance_eigen("CorrelatedConvolution", correlation, len(places))
+        channels = np.eye(shape[-2])
+        left = np.kron(vectors, channels), np.repeat(values, shape[-2])
+        return _kronecker_normal(name, shape, scale, left, (np.eye(shape[-1]), np.ones(shape[-1])))
+
+
+# --- what likelihoods and other priors are made of ----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CovarianceFactor:
+    """L (K, K) with L L' an unknown covariance: L = diag(s) C, s_k ~ scale, C C' a correlation matrix.
+
+    Called as `prior(name, size)`: `likelihoods.MultiOutputGaussian(priors.CovarianceFactor()("noise", 2))`. The latent
+    sites are `name.scale` (K,) and `name.correlation`, from LKJCholesky(concentration): the density of a correlation
+    matrix R is proportional to det(R)^(concentration - 1), uniform for 1, nearer to independence above (Lewandowski,
+    Kurowicka and Joe 2009). scale: a distribution on the positive numbers, or None for a correlation matrix. `name` is
+    a deterministic site. With K = 1 there is no correlation.
+    """
+
+    scale: dist.Distribution | None = field(default_factory=lambda: dist.distribution("HalfNormal", 1.0))
+    concentration: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_number("CovarianceFactor", self.concentration)
+        if self.scale is not None:
+            _check_hyper_prior("CovarianceFactor", self.scale)
+
+    def __call__(self, name: str, size: int) -> Any:
+        if self.scale is None:
+            if size < 2:
+                raise ModelError(
+                    "priors.CovarianceFactor: "
+                    + message("a scale for a single number", "scale=None", "scale=dist.HalfNormal(1.0)")
+                )
+            return deterministic(name, self._correlation(name, size))
+        scale = _draw(f"{name}.scale", self.scale.expand((size,)).to_event())
+        return deterministic(name, scale[:, None] * (self._correlation(name, size) if size > 1 else 1.0))
+
+    def _correlation(self, name: str, size: int) -> Any:
+        return sample(f"{name}.correlation", dist.distribution("LKJCholesky", size, self.concentration))
+
+
+@dataclass(frozen=True)
+class CutPoints:
+    """Increasing cut points (C - 1,) of C ordered classes, for `likelihoods.Ordinal`.
+
+        c_k = logit(p_0 + ... + p_k),   p ~ Dirichlet(concentration, ..., concentration):
+
+    where f = 0 the classes have the probabilities p, all C of them treated alike (Betancourt 2019). Called as
+    `prior(name, classes)`. The latent site is `name.probabilities`, `name` is a deterministic site.
+    """
+
+    concentration: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_number("CutPoints", self.concentration)
+
+    def __call__(self, name: str, classes: int) -> Any:
+        if isinstance(classes, bool) or not isinstance(classes, int) or classes < 2:
+            raise InputError(
+                "priors.CutPoints: " + message("at least 2 classes", repr(classes), "the number of labels")
+            )
+        concentration = (float(self.concentration),) * classes
+        p = sample(f"{name}.probabilities", dist.distribution("Dirichlet", concentration))
+        below, above = ops.cumsum(p)[:-1], ops.flip(ops.cumsum(ops.flip(p)))[1:]
+        return deterministic(name, ops.log(below) - ops.log(above))
 
 
 @dataclass(frozen=True)
