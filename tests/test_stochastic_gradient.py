@@ -528,40 +528,6 @@ def test_steps_that_leave_the_finite_numbers_are_an_error_that_names_one():
         bnn.fit(CONJUGATE.model, CONJUGATE.x, CONJUGATE.y, method)
 
 
-# --- the joint distribution -----------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_corrected_steps_leave_the_joint_distribution_alone():
-    """Geweke's test (2004): alternate y | u and a transition of u | y; u then has the moments of its prior.
-
-    A standard normal prior in two dimensions, three rows. 200 chains are independent: within 4.5 standard errors.
-    """
-    rng = np.random.default_rng(0)
-    with jax.enable_x64(True):
-        x = jnp.asarray(rng.normal(size=(3, 2)))
-        problem = Conjugate(np.asarray(x), np.zeros(3), 0.7)
-        kernel = SGLD(correction="metropolis", thinning=3, warmup=0, step_size=0.5).kernel(target_of(problem))
-
-        def once(carry: Any, _: Any) -> Any:
-            flat, key = carry
-            key, drawn, begun = jax.random.split(key, 3)
-            y = x @ flat + problem.noise * jax.random.normal(drawn, (3,))
-            data = (x, y, {})
-            flat = kernel.record(kernel.step(kernel.begin(flat, begun, data), data))["u"]
-            return (flat, key), flat
-
-        def chain(key: Any) -> Any:
-            key, drawn = jax.random.split(key)
-            return jax.lax.scan(once, (jax.random.normal(drawn, (2,)), key), None, 3000)[1]
-
-        u = np.asarray(jax.jit(jax.vmap(chain))(jax.random.split(jax.random.PRNGKey(1), CHAINS)))
-    assert np.abs(standard_errors(u, np.zeros(2))).max() < 4.5
-    products = u[..., :, None] * u[..., None, :]
-    assert np.abs(standard_errors(products, np.eye(2))).max() < 4.5
-    assert np.abs(standard_errors(u**4, np.full(2, 3.0))).max() < 4.5
-
-
 # --- what is refused ------------------------------------------------------------------------------
 
 
