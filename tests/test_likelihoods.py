@@ -250,7 +250,8 @@ def torch_density(name: str, eta: torch.Tensor, y: torch.Tensor) -> torch.Tensor
         log_r = eta[:, 1] if name.endswith("sampled") else torch.full_like(eta[:, 0], math.log(2.5))
         return d.NegativeBinomial(log_r.exp(), logits=eta[:, 0] - log_r).log_prob(y)
     if name.startswith("ordinal"):
-        upto = torch.sigmoid(eta[:, 1:] - eta[:, :1])
+        cuts = torch.cumsum(torch.cat([eta[:, 1:2], eta[:, 2:].exp()], dim=1), dim=1)
+        upto = torch.sigmoid(cuts - eta[:, :1])
         none, all_ = torch.zeros_like(upto[:, :1]), torch.ones_like(upto[:, :1])
         shares = torch.diff(torch.cat([none, upto, all_], dim=1), dim=1)
         return shares.gather(1, y.long()[:, None])[:, 0].log()
@@ -267,7 +268,8 @@ def rule(name: str, eta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Nodes y and weights with sum_j w_j g(y_j) = E[g(y)] under p(y | eta), for one row eta."""
     if name.startswith("ordinal"):
         labels = np.arange(len(eta))
-        return labels, np.exp(ordinal(np.full((len(eta), 1), eta[0]), labels, eta[1:]))
+        cuts = np.cumsum([eta[1], *np.exp(eta[2:])])
+        return labels, np.exp(ordinal(np.full((len(eta), 1), eta[0]), labels, cuts))
     if name == "poisson" or name.startswith("negative"):
         counts = np.arange(0.0, 3000.0)
         if name == "poisson":
@@ -304,8 +306,8 @@ ETA: dict[str, np.ndarray] = {
     "poisson": np.array([[-2.0], [1.5]]),
     "negative binomial": np.array([[-2.0], [1.5]]),
     "negative binomial sampled": np.array([[-2.0, 0.3], [1.5, -1.0], [3.0, 2.0]]),
-    "ordinal": np.array([[0.4, *CUTS], [-2.0, *CUTS]]),
-    "ordinal sampled": np.array([[0.4, -0.5, -0.4, 3.0], [5.0, -1.0, 0.0, 2.0]]),
+    "ordinal": np.array([[0.4, -0.7, -0.2, 0.3], [-2.0, -0.7, -0.2, 0.3]]),
+    "ordinal sampled": np.array([[0.4, -0.5, -2.3, 1.2], [5.0, -1.0, 0.0, 0.7]]),
     "ordinal of two classes": np.array([[0.4, 0.3]]),
     "covariance": np.array([[0.3, -1.0, -0.2, 0.4, 0.9]]),
     "mixture density": np.array([[0.3, -0.4, -1.0, 1.5, -0.3, 0.2]]),
@@ -444,3 +446,12 @@ def test_a_bound_form_knows_all_that_a_prediction_needs() -> None:
     assert likelihoods.Ordinal([0.0, 1.0]).form == likelihoods.Ordinal(None, 3)
     bound = functools.partial(likelihoods.Laplace, 0.3)
     assert bound().form.scale is None
+
+
+@pytest.mark.parametrize("name", ["ordinal sampled", "covariance", "student sampled", "mixture density"])
+def test_every_predictor_is_one_of_a_distribution(name: str) -> None:
+    """A linearised network is a Gaussian over eta: cut points stay in order and factors factors, wherever it is."""
+    eta = np.random.default_rng(0).normal(scale=3.0, size=(50, 4, ETA[name].shape[1]))
+    form = sampled_values(name)[0].form
+    prediction = Prediction(*form.mixture_parameters(eta))
+    assert np.isfinite(prediction.parameters[next(iter(prediction.parameters))]).all()

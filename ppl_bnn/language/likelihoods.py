@@ -629,8 +629,9 @@ class Ordinal:
     (N, 1), y (N,) with labels 0..C-1 in their order. Nothing else should
     shift f by a constant: cut points do.
 
-    eta = (f, c), D = C. With p_k the probabilities, the Fisher information is sum_k p_k (grad log p_k) (grad log p_k)',
-    that of a multinomial distribution, through the thresholds. A prediction is of classes, `Categorical`.
+    eta = (f, c_0, log(c_1 - c_0), ..., log(c_(C-2) - c_(C-3))), D = C, in which every point is in order. With p_k the
+    probabilities, the Fisher information is sum_k p_k (grad log p_k) (grad log p_k)', that of a multinomial
+    distribution, through the thresholds. A prediction is of classes, `Categorical`.
     """
 
     cut_points: Any
@@ -685,20 +686,26 @@ class Ordinal:
 
     def predictor(self, f: Any) -> Any:
         cuts = ops.asarray(self.cut_points, like=f)
-        return ops.concatenate([f, ops.broadcast_to(cuts, (int(f.shape[0]), int(cuts.shape[0])))])
+        ordered = ops.concatenate([cuts[:1], ops.log(cuts[1:] - cuts[:-1])])
+        return ops.concatenate([f, ops.broadcast_to(ordered, (int(f.shape[0]), int(cuts.shape[0])))])
 
     @staticmethod
-    def _log_probabilities(eta: Any) -> Any:
+    def _parts(eta: Any) -> tuple[Any, Any]:
+        """(c - f, the gaps between cut points), (..., C - 1) and (..., C - 2)."""
+        gaps = ops.exp(eta[..., 2:])
+        return ops.cumsum(ops.concatenate([eta[..., 1:2] - eta[..., :1], gaps])), gaps
+
+    def _log_probabilities(self, eta: Any) -> Any:
         """(..., C). sigmoid(a) - sigmoid(b) = sigmoid(a) sigmoid(-b) (1 - exp(b - a)), which does not cancel."""
-        above = eta[..., 1:] - eta[..., :1]
+        above, gaps = self._parts(eta)
         lower, upper = above[..., :-1], above[..., 1:]
-        middle = ops.log(_one_minus_exp(upper - lower)) - ops.softplus(-upper) - ops.softplus(lower)
+        middle = ops.log(_one_minus_exp(gaps)) - ops.softplus(-upper) - ops.softplus(lower)
         return ops.concatenate([-ops.softplus(-above[..., :1]), middle, -ops.softplus(above[..., -1:])])
 
     def _scores(self, eta: Any) -> Any:
         """(N, D, C): the gradients of log p_k in eta, for each class."""
-        above = eta[:, 1:] - eta[:, :1]
-        gap = _one_minus_exp(above[:, 1:] - above[:, :-1])
+        above, gaps = self._parts(eta)
+        gap = _one_minus_exp(gaps)
         at, beyond = ops.softplus(-above), ops.softplus(above)
         # d log p_k / d c_k for k = 0..C-2, and d log p_(k+1) / d c_k.
         up = ops.concatenate([ops.exp(-beyond[:, :1]), ops.exp(beyond[:, :-1] - beyond[:, 1:]) / gap])
@@ -707,6 +714,10 @@ class Ordinal:
         cuts = ops.concatenate([ops.diagonal_matrix(up), none]) - ops.concatenate(
             [none, ops.diagonal_matrix(down)]
         )
+        # A gap moves all cut points above it.
+        later = ops.asarray(np.triu(np.ones((above.shape[-1],) * 2)), like=eta)
+        unit = ops.concatenate([ops.ones_like(above[:, :1]), gaps])
+        cuts = unit[:, :, None] * ops.einsum("jk,nkc->njc", later, cuts)
         p, end = ops.sigmoid(above), ops.ones_like(above)[:, :1]
         f = ops.concatenate([p, end]) + ops.concatenate([0.0 * end, p]) - 1.0
         return ops.concatenate([f[:, None, :], cuts], -2)
