@@ -261,31 +261,7 @@ def test_what_it_cannot_do() -> None:
         MCLMC(energy_variances=1e-3)
 
 
-# --- together -------------------------------------------------------------------------------------
-
-
-def test_chains_in_groups_are_those_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two groups of two, each in step: those of threads but for rounding, and the same bits when made longer."""
-    monkeypatch.setattr(engine, "cores", lambda: 2)
-    settings: dict[str, Any] = {"warmup": 10, "chains": 4, "thinning": 2}
-    found = fit(MCLMC(draws=6, chain_method="grouped", **settings))
-    threads = fit(MCLMC(draws=6, **settings))
-    longer = bnn.extend(fit(MCLMC(draws=2, chain_method="grouped", **settings)), 4)
-    for name, value in found.draws.items():
-        # Rounding grows along a path; 24 steps leave it far below a difference that a wrong key would make.
-        np.testing.assert_allclose(value[:, 0], threads.draws[name][:, 0], rtol=1e-6, atol=1e-9)
-        assert np.array_equal(value, longer.draws[name]), name
-    assert found.info.gradient_evaluations == threads.info.gradient_evaluations
-
-
-@pytest.mark.parametrize(
-    ("machine", "number", "groups"), [(2, 4, 2), (2, 5, 5), (3, 8, 4), (16, 4, 4), (1, 6, 1), (2, 1, 1)]
-)
-def test_groups_are_of_one_size_and_leave_no_core_idle(
-    machine: int, number: int, groups: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "cores", lambda: machine)
-    assert engine.groups_of(number) == groups
+# --- going on -------------------------------------------------------------------------------------
 
 
 def test_going_on_compiles_no_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
