@@ -456,8 +456,8 @@ class Posterior:
             if draws is None and self.approximation.draws_held is None:
                 draws = self.shape[0] * self.shape[1]
             prediction = self.predict(x, kind=self._drawn_kind(None), draws=draws)
-            functions = prediction.parameters["loc"].reshape(prediction.draws, -1)
-            noise = np.diag(np.ravel(prediction.aleatoric))
+            functions = prediction.component_mean().reshape(prediction.draws, -1)
+            noise = _noise_over_rows(prediction)
         # With weights the moments of the mixture itself: there is no count of draws to correct for.
         degrees = 1 if weights is None else 0
         covariance = np.atleast_2d(np.cov(functions, rowvar=False, aweights=weights, ddof=degrees))
@@ -626,3 +626,15 @@ def per_draw(weights: np.ndarray, draws: int) -> np.ndarray:
     each = draws // len(weights)
     shared = np.repeat(weights / each, each)
     return shared / shared.sum()
+
+
+def _noise_over_rows(prediction: Prediction) -> np.ndarray:
+    """Cov(y) where the functions are known, (N K, N K): rows are independent, outputs of a row need not be."""
+    if prediction.family != "MultivariateNormal":
+        return np.diag(np.ravel(prediction.aleatoric))
+    factor = prediction.parameters["scale_tril"]
+    weights = prediction.weights.reshape(len(factor), -1, 1, 1)
+    blocks = np.sum(weights * (factor @ np.swapaxes(factor, -1, -2)), axis=0)
+    from scipy.linalg import block_diag
+
+    return block_diag(*blocks)

@@ -373,7 +373,8 @@ class Prediction:
 
     # --- moments ---
 
-    def _component_mean(self) -> np.ndarray:
+    def component_mean(self) -> np.ndarray:
+        """E[y | s] of each component, (S, N) or (S, N, K)."""
         if self.family == "StudentT" and (self.parameters["df"] <= 1.0).any():
             raise UnsupportedError(
                 message(
@@ -393,7 +394,7 @@ class Prediction:
             return self.parameters["scale"] ** 2 * family.variance(*shapes)
         if self.family == "NormalMixture":
             weights, loc, scale = (self.parameters[name] for name in ("weights", "loc", "scale"))
-            deviation = loc - self._component_mean()[..., None]
+            deviation = loc - self.component_mean()[..., None]
             return np.sum(weights * (scale**2 + deviation**2), axis=-1)
         if self.family == "MultivariateNormal":
             return np.sum(self.parameters["scale_tril"] ** 2, axis=-1)
@@ -405,7 +406,7 @@ class Prediction:
     @cached_property
     def mean(self) -> np.ndarray:
         """E[y], (N,) or (N, K); P(y = 1) for Bernoulli; class probabilities (N, C) for Categorical."""
-        return self._average(self._component_mean())
+        return self._average(self.component_mean())
 
     @cached_property
     def mean_function_variance(self) -> np.ndarray:
@@ -422,7 +423,7 @@ class Prediction:
                     "epistemic, in nats, or a prediction made of draws",
                 )
             )
-        spread = self._average((self._component_mean() - self.mean) ** 2)
+        spread = self._average((self.component_mean() - self.mean) ** 2)
         return spread if self.epistemic_within is None else spread + self._average(self.epistemic_within)
 
     @cached_property
@@ -465,7 +466,7 @@ class Prediction:
             raise UnsupportedError(
                 message("a prediction of several outputs for their covariance", repr(self), "variance")
             )
-        means = self._component_mean()
+        means = self.component_mean()
         deviation = means - self.mean
         between = self._average(deviation[..., :, None] * deviation[..., None, :])
         if self.family == "MultivariateNormal":
@@ -712,7 +713,7 @@ class Prediction:
         Statistical Software 90(12), appendix A). Raises UnsupportedError for classes.
         """
         self._need_numbers("absolute_deviation")
-        self._component_mean()
+        self.component_mean()
         y = self._checked_y(y, leading=True)
         marginal = self._marginals()
         values = y.reshape(-1, marginal.rows)

@@ -22,6 +22,7 @@ import numpy as np
 
 from ppl_bnn import checks
 from ppl_bnn.errors import DivergenceError, InputError, UnsupportedError, message
+from ppl_bnn.pareto import K_LIMIT
 from ppl_bnn.posterior import Approximation, Posterior
 from ppl_bnn.ppl.protocol import row_count
 
@@ -32,7 +33,6 @@ STEPS = 500
 TO_BOUNDARY, CENTRING = 0.99, 0.1
 # Below this no tail of five draws is left for a Pareto distribution, of which ArviZ takes a fifth.
 FEWEST_DRAWS = 25
-K_LIMIT = 0.7
 
 
 def stack(posterior: Posterior, x: Any = None, y: Any = None) -> Posterior:

@@ -115,3 +115,8 @@ A = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 0]])
 def test_impossible_graphs_are_refused(action: Callable[[], Any], says: str) -> None:
     with pytest.raises(ModelError, match=says):
         asked(action)
+
+
+def test_a_graph_network_predicts_all_nodes_at_once(ppl: str) -> None:
+    posterior = bnn.fit(two_layers, GRAPH, LABELS, bnn.MAP(ppl=ppl, steps=3, polish=False))
+    assert posterior.predict(GRAPH).probabilities.shape == (NODES, 3)

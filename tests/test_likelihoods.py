@@ -399,6 +399,47 @@ def test_poisson_regression_is_that_of_scikit_learn() -> None:
     assert prediction.family == "Poisson"
 
 
+@pytest.mark.parametrize("name", ["ordinal", "ordinal sampled"])
+def test_ordered_classes_are_fitted(name: str) -> None:
+    posterior = bnn.Laplace(ppl="pyro", steps=50).fit(
+        model_of(name), inputs(name), CASES[name].y, progress=False
+    )
+    prediction = posterior.predict(inputs(name))
+    assert prediction.probabilities.shape == (ROWS, len(CUTS) + 1)
+    np.testing.assert_allclose(prediction.probabilities.sum(axis=1), 1.0, rtol=1e-12)
+
+
+def test_counts_keep_their_units() -> None:
+    x = np.random.default_rng(0).normal(3.0, 2.0, size=(20, 2))
+    y = np.random.default_rng(1).poisson(4.0, size=20)
+    posterior = bnn.fit(
+        poisson_regression, x, y, bnn.MAP(ppl="pyro", steps=3, polish=False), standardise=True
+    )
+    assert posterior.standardisation is not None
+    assert posterior.standardisation.y_mean is None
+    assert posterior.predict(x).is_counts
+    for wrong in (y - 10, y + 0.5):
+        with pytest.raises(InputError, match="0, 1, 2"):
+            bnn.fit(poisson_regression, x, wrong, bnn.MAP(ppl="pyro", steps=3))
+
+
+def test_a_mixture_density_has_no_exact_fisher_information() -> None:
+    case = CASES["mixture density"]
+    with pytest.raises(UnsupportedError, match="sampled"):
+        bnn.fit(model_of("mixture density"), inputs("mixture density"), case.y, bnn.Laplace(ppl="pyro"))
+
+
+def test_outputs_of_one_row_stay_correlated_in_a_joint_prediction() -> None:
+    """The noise over all rows is the block L L' for each of them, on the diagonal."""
+    case, x = CASES["covariance"], inputs("covariance")
+    posterior = bnn.fit(model_of("covariance"), x, case.y, bnn.SVI(ppl="pyro", steps=5, elbo_draws=2))
+    joint = posterior.joint(x, draws=200)
+    prediction = posterior.predict(x, draws=200)
+    functions = np.cov(prediction.component_mean().reshape(200, -1), rowvar=False)
+    noise = np.kron(np.eye(ROWS), FACTOR @ FACTOR.T)
+    np.testing.assert_allclose(joint.covariance - functions, noise, atol=1e-10)
+
+
 # --- what does not fit ------------------------------------------------------------------------------------
 
 

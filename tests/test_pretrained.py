@@ -181,6 +181,21 @@ def test_a_convolutional_network_predicts_the_same(pool: Any, activation: Any, p
         np.testing.assert_allclose(predicted(model, w, IMAGES), expected, rtol=0, atol=1e-10)
 
 
+def test_a_convolution_along_time_predicts_the_same(ppl: str) -> None:
+    def model(x: Any, y: Any = None) -> None:
+        h = ops.tanh(bnn.conv1d("conv", x, 4, 3, stride=2, padding="valid"))
+        bnn.observe(y, bnn.dense("output", h.reshape(h.shape[0], -1), 3), likelihoods.Categorical())
+
+    module = torch.nn.Sequential(
+        torch.nn.Conv1d(2, 4, 3, stride=2), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.Linear(12, 3)
+    ).double()
+    series = np.random.default_rng(3).normal(size=(4, 8, 2))
+    for given in (module, module.state_dict()):
+        w = imported(given, model, series, LABELS, ppl)
+        expected = said_by(module, series.transpose(0, 2, 1))
+        np.testing.assert_allclose(predicted(model, w, series), expected, rtol=0, atol=1e-10)
+
+
 def test_a_program_that_flattens_as_torch_does_keeps_the_order() -> None:
     def model(x: Any, y: Any = None) -> None:
         h = ops.tanh(conv2d("conv", x, 3, 3))

@@ -498,8 +498,7 @@ def test_a_guide_written_by_hand_reaches_the_optimum_and_is_kept_as_its_draws(
     ppl: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps, particles = (2000, 16) if ppl == "numpyro" else (800, 1)
-    # Pyro runs a guide once for each draw.
-    kept = 4000 if ppl == "numpyro" else 1000
+    kept = 4000
     monkeypatch.setattr(autoguide, "KEPT", kept)
     method = SVI(ppl=ppl, guide=GUIDES[ppl], steps=steps, particles=particles, learning_rate=0.03)
     posterior = bnn.fit(TRUTH.model, TRUTH.x, TRUTH.y, method, seed=0)

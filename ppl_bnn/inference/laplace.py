@@ -353,6 +353,9 @@ class _Fit:
         check_smooth(problem)
         if not problem.program.language and method.curvature != "hessian":
             problem.program.likelihood.fisher(None)
+        exact = method.curvature == "ggn" and method.fisher == "exact"
+        if exact and not getattr(problem.program.likelihood, "has_fisher", True):
+            problem.program.likelihood.fisher(None)
         self._check_names()
         if problem.program.language:
             # Any point tells: at zero all coordinates are in the support.

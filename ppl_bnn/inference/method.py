@@ -196,10 +196,13 @@ class Method(ABC):
         self._check_priors(sketch)
         regression = sketch.likelihood.task == "regression"
         y = y.astype(np.float64) if regression else self._labels(sketch, y)
+        if hasattr(sketch.likelihood, "check_values"):
+            sketch.likelihood.check_values(y)
         standardisation = None
         if standardise:
-            standardisation = Standardisation.of(x, y, regression)
-            x, y = standardisation.inputs(x), standardisation.targets(y) if regression else y
+            with_units = regression and getattr(sketch.likelihood, "standardises", True)
+            standardisation = Standardisation.of(x, y, with_units)
+            x, y = standardisation.inputs(x), standardisation.targets(y)
         else:
             checks.warn_constant_columns(x)
         dtype = self._dtype(chosen, device)

@@ -8,6 +8,7 @@ layer          here               torch               Flax
 =============  =================  ==================  ============================
 linear         weight (I, O)      weight (O, I)       kernel (I, O)
 convolution    (kh, kw, C, O)     (O, C, kh, kw)      kernel (kh, kw, C, O)
+along time     (k, C, O)          (O, C, k)           kernel (k, C, O)
 flattening     (H, W, C)          (C, H, W)           (H, W, C)
 =============  =================  ==================  ============================
 
@@ -160,9 +161,11 @@ class _Record(Handler):
         site = self.names.get(id(weight))
         geometry = channels_first = None
         if msg.kind == "conv":
-            _, stride, margins, _ = ops.windows(
-                msg.name, x, weight.shape[:2], arguments["stride"], arguments["padding"]
-            )
+            around = (arguments["stride"], arguments["padding"])
+            if len(weight.shape) == 3:
+                _, _, stride, margins = ops.sequence_as_image(msg.name, x, weight.shape[0], *around)
+            else:
+                _, stride, margins, _ = ops.windows(msg.name, x, weight.shape[:2], *around)
             geometry = (stride, margins)
         elif self.channels is not None:
             channels_first = _channels_first(np.asarray(x).reshape(-1, x.shape[-1])[0], self.channels)
@@ -285,7 +288,7 @@ def _unknown(tensors: Mapping[str, Any]) -> InputError:
     return InputError(
         "start: "
         + message(
-            "linear layers and two-dimensional convolutions only",
+            "linear layers and convolutions in one or two dimensions only",
             f"{listed}, which is the weight or the bias of neither",
             ADVICE,
         )
@@ -297,7 +300,9 @@ def _from_torch(name: str, weight: Any, bias: Any, geometry: Geometry | None = N
     offset = None if bias is None else _array(f"{name}.bias", bias)
     if array.ndim == 2:
         return Layer(name, "linear", array.T, offset, None, True)
-    return Layer(name, "conv", array.transpose(2, 3, 1, 0), offset, geometry)
+    # (O, C, places of the kernel) to (places, C, O), along time as in images.
+    places = tuple(range(2, array.ndim))
+    return Layer(name, "conv", array.transpose(*places, 1, 0), offset, geometry)
 
 
 def _torch_layers(module: Any, problem: Problem, convolutional: bool) -> list[Layer]:
@@ -308,18 +313,21 @@ def _torch_layers(module: Any, problem: Problem, convolutional: bool) -> list[La
         if not tensors:
             continue
         shown = name or type(part).__name__
-        if not isinstance(part, torch.nn.Linear | torch.nn.Conv2d) or not set(tensors) <= {"weight", "bias"}:
+        if not isinstance(part, torch.nn.Linear | torch.nn.Conv1d | torch.nn.Conv2d) or not set(tensors) <= {
+            "weight",
+            "bias",
+        }:
             raise _unknown(
                 {f"{shown}.{key} ({type(part).__name__})": value for key, value in tensors.items()}
             )
-        geometry = _torch_geometry(shown, part) if isinstance(part, torch.nn.Conv2d) else None
+        geometry = None if isinstance(part, torch.nn.Linear) else _torch_geometry(shown, part)
         layers[name] = _from_torch(shown, part.weight, part.bias, geometry)
     order = _torch_order(module, set(layers), problem, convolutional)
     return [layers[name] for name in [*order, *(name for name in layers if name not in order)]]
 
 
 def _torch_geometry(name: str, part: Any) -> Geometry:
-    for what, plain in (("groups", 1), ("dilation", (1, 1)), ("padding_mode", "zeros")):
+    for what, plain in (("groups", 1), ("dilation", (1,) * len(part.kernel_size)), ("padding_mode", "zeros")):
         if getattr(part, what) != plain:
             raise InputError(
                 f"start: {name}: "
@@ -330,6 +338,9 @@ def _torch_geometry(name: str, part: Any) -> Geometry:
         sides = [(each // 2, each - each // 2) for each in total]
     else:
         sides = [(each, each) for each in part.padding]
+    if len(part.kernel_size) == 1:
+        # As the program has it: an image of height 1.
+        return (1, *part.stride), ((0, 0), sides[0])
     return tuple(part.stride), (sides[0], sides[1])
 
 
@@ -341,7 +352,7 @@ def _torch_order(module: Any, names: set[str], problem: Problem, convolutional: 
         return []
     row = torch.tensor(np.asarray(problem.inputs[:1])).to(first)
     if convolutional:
-        row = row.permute(0, 3, 1, 2)
+        row = row.movedim(-1, 1)
     order: list[str] = []
     try:
         # A copy: running a module may change it, and evaluation mode is not ours to set.
@@ -364,7 +375,7 @@ def _state_layers(state: Mapping[str, Any]) -> list[Layer]:
     layers = []
     for key in state:
         name, _, last = key.rpartition(".")
-        if last == "weight" and np.ndim(left[key]) in (2, 4):
+        if last == "weight" and np.ndim(left[key]) in (2, 3, 4):
             weight, bias = left.pop(key), left.pop(f"{key[: -len('weight')]}bias", None)
             layers.append(_from_torch(name or "module", weight, bias))
     if left:
@@ -393,7 +404,7 @@ def _flax_layers(parameters: Mapping[str, Any]) -> list[Layer]:
     left = dict(_leaves(inner))
     layers = []
     for path in list(left):
-        if path[-1] == "kernel" and np.ndim(left[path]) in (2, 4):
+        if path[-1] == "kernel" and np.ndim(left[path]) in (2, 3, 4):
             name = "/".join(path[:-1]) or "module"
             weight, bias = _array(name, left.pop(path)), left.pop((*path[:-1], "bias"), None)
             kind = "linear" if weight.ndim == 2 else "conv"

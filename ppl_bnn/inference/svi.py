@@ -319,6 +319,13 @@ class Restarts(Approximation):
     def kind(self) -> Literal["chains", "iid", "point"]:  # type: ignore[override]
         return self.members[0].kind
 
+    @property
+    def draws_held(self) -> int | None:
+        return self.members[0].draws_held
+
+    def held(self) -> dict[str, np.ndarray]:
+        return self.members[0].held()
+
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return self.members[0].draw(count, rng)
 

@@ -47,6 +47,7 @@ class _NamedSites(Handler):
     """A handler that changes the sites it is given by name, and says so where a run had no such site."""
 
     transform = ""
+    sees_maps = False
 
     def __init__(self, names: Iterable[str]):
         self.names = frozenset(names)

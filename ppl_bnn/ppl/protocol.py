@@ -333,6 +333,11 @@ class NativeLikelihood:
     task: str
 
     @property
+    def standardises(self) -> bool:
+        """Whether its targets have units: counts do not."""
+        return self.family != "Poisson"
+
+    @property
     def form(self) -> NativeLikelihood:
         return self
 
@@ -515,6 +520,9 @@ class Program:
 
     def classes(self, y: np.ndarray) -> int:
         """How many classes the likelihood tells apart; a plain model does not say, there the labels do."""
+        known = getattr(self.likelihood, "classes", None)
+        if known is not None:
+            return known
         if getattr(self.likelihood, "family", type(self.likelihood).__name__) == "Bernoulli":
             return 2
         return int(np.max(y)) + 1 if self.outputs is None else self.outputs
@@ -779,7 +787,8 @@ class Program:
 
     def _bytes_per_row(self, one: Mapping[str, np.ndarray], x: Any) -> tuple[int, int]:
         """What one row of one draw holds while it is computed (inputs and outputs of all linear maps), and after."""
-        first = map_data(lambda a: np.asarray(a[:1]), x)
+        # Where rows interact, one of them alone is no input of the model.
+        first = map_data(lambda a: np.asarray(a if self.coupled else a[:1]), x)
         output, inputs = recorded_linear(self.model, one, first)
         held = sum(int(np.prod(np.shape(part)[1:])) for parts in inputs.values() for part in parts)
         kept = int(np.shape(output.predictor)[-1])
