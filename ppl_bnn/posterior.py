@@ -637,4 +637,4 @@ def _noise_over_rows(prediction: Prediction) -> np.ndarray:
     blocks = np.sum(weights * (factor @ np.swapaxes(factor, -1, -2)), axis=0)
     from scipy.linalg import block_diag
 
-    return block_diag(*blocks)
+    return np.asarray(block_diag(*blocks))

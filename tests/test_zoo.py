@@ -49,7 +49,8 @@ def output(model: zoo.Model, x: np.ndarray) -> np.ndarray:
 
 def test_cards_say_what_each_model_is() -> None:
     cards = zoo.models()
-    assert set(cards) == set(COUNTS)
+    # The other models are counted where their densities are written out, in tests/test_zoo_models.py.
+    assert set(COUNTS) <= set(cards)
     for name, card in cards.items():
         assert card.name == name
         assert card.path == ROOT / "models" / f"{name}.py"

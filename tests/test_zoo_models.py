@@ -472,3 +472,11 @@ def test_a_wide_network_predicts_as_its_gaussian_process() -> None:
         allowance = 0.01 * math.sqrt(outer[column, column])
         assert abs(f[:, column].mean() - mean[column]) < error + allowance
         assert abs(f[:, column].std() - spread[column]) < error + allowance
+
+
+@pytest.mark.parametrize("estimator", ["local", "flipout"])
+def test_estimators_on_linear_maps_serve_variables_of_the_rows(estimator: str) -> None:
+    x, y = np.random.default_rng(0).normal(size=(6, 2)), np.random.default_rng(1).normal(size=6)
+    method = bnn.SVI(ppl="pyro", estimator=estimator, steps=3, elbo_draws=2)
+    found = bnn.fit(bnn.zoo.load("latent_inputs", width=3), x, y, method)
+    assert np.isfinite(found.info.figures["elbo"])

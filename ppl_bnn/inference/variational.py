@@ -250,7 +250,8 @@ def linear_weights(problem: Problem, guide: Guide) -> tuple[tuple[str, ...], dic
     program = problem.program
     u, x, y = _one_point(problem)
     w = program.constrain(u, x, y)
-    if not program.coupled:
+    # Two rows tell what is used once per row, where rows can be taken apart.
+    if not (program.coupled or program.has_local):
         x = map_data(lambda a: ops.concatenate([a[:1], a[:1]], 0), x)
     with NetworkFunction(w), RecordLinear(values=w) as record:
         program.model(x, None)
