@@ -291,12 +291,16 @@ def compare(
         raise
     finally:
         bars.rest()
+    from rich.markup import escape
+
     console = _console()
     show(console, result, NOTES)
     _keep_notes(plan.out, result)
     if quick:
         console.print("[yellow]--quick: nothing here is expected to have converged, or to mean anything.[/]")
-    console.print(_kept(plan.out, result), soft_wrap=True)
+    # A path that is broken into lines cannot be copied; a list of names can.
+    console.print(f"[bold]Kept in {escape(str(plan.out))}/[/]", soft_wrap=True)
+    console.print(", ".join(_kept(result)))
     console.print(f"[dim]{_seconds(time.monotonic() - started)} in all[/]")
     if result.failures:
         raise typer.Exit(1)
@@ -666,11 +670,8 @@ def _keep_notes(folder: Path, result: Comparison) -> None:
     (folder / NOTES).write_text(result.markdown(), encoding="utf-8")
 
 
-def _kept(folder: Path, result: Comparison) -> str:
-    from rich.markup import escape
-
-    files = [f"{name}.nc" for name in result.trees] + ["comparison.csv", NOTES, "figure.png"]
-    return f"[bold]Kept in {escape(str(folder))}/[/]\n{', '.join(files)}"
+def _kept(result: Comparison) -> list[str]:
+    return [f"{name}.nc" for name in result.trees] + ["comparison.csv", NOTES, "figure.png"]
 
 
 def _seconds(seconds: float) -> str:
