@@ -1208,7 +1208,7 @@ def choices(study: Study, restarted: Mapping[str, Any], flat: Mapping[str, np.nd
         Verdict(
             "VI with a full-covariance Gaussian",
             NOT_RUN,
-            "the library's guides are mean-field; that row is in the table",
+            "the table has the mean-field row; SVI(guide='fullrank') is there and was not put beside it",
         )
     )
     study.judge(

@@ -137,7 +137,7 @@ def compiler_options(crowded: bool) -> dict[str, Any] | None:
     """What XLA is told on a CPU, where this version of it knows these words; crowded: as many chains as cores, or more.
 
     Vectors as wide as the processor has them, and no sharing of one small matrix product among cores that have chains
-    of their own: 1.4 to 1.7 times the gradients of a network of 50 units per second of a core (AMD Zen 5).
+    of their own. `comparisons/performance/sampling.py` compares our NUTS so compiled with NumPyro's own.
     """
     import jax
 

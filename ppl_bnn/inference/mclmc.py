@@ -85,9 +85,10 @@ class MCLMC(Sampler):
     posterior.
 
     Works well: networks of hundreds of weights and more, from a start of MAP or of an approximation. From draws of the
-    prior a warm-up of 150 did as well as one of 500 for 600 weights on diabetes, and was too short on airfoil. Not
-    worth it: a handful of weights (NUTS is exact and costs as little). The stiffest direction of a badly scaled
-    posterior is the most biased one: lower energy_variance, or adjusted=True, where tails matter.
+    prior a warm-up of 150 did as well as one of 500 from a mode on diabetes (`comparisons/performance/sampling.py`);
+    where the noise is small it is too short. Not worth it: a handful of weights (NUTS is exact and costs as little).
+    The stiffest direction of a badly scaled posterior is the most biased one: lower energy_variance, or adjusted=True,
+    where tails matter.
 
     Statistics, (chain, draw), in ArviZ's names where it has one: `lp`, `n_steps` (gradients), `step_size`,
     `decoherence_length` (L; adjusted: the mean length of a trajectory), `diverging` (a step of the draw had no usable

@@ -39,7 +39,9 @@ class NUTS(Hamiltonian):
     in 200 or 1000, its dense covariance half as many; warm-ups of 50, 200 and 1000 cost 24, 82 to 100 and 412 thousand
     gradients. Without a start a warm-up of 200 did as well as with one. With 50 hidden units the variances of SVI (1000
     steps), kept likewise, were the better start: 148 thousand gradients for 900 effective draws, 374 for 1280 with the
-    diagonal of a Laplace approximation, 539 for 1410 without a start and a warm-up of 500 (diabetes, one seed).
+    diagonal of a Laplace approximation, 539 for 1410 without a start and a warm-up of 500 (diabetes, one seed). In
+    effective draws per second, the fit of the start and all compilation counted, little of that is left
+    (`comparisons/performance/sampling.py`).
     R-hat tells chains that disagree from chains that agree, and chains that all begin around one mode agree however
     many modes there are. Where it is to tell of that, begin in several: MAP(), fitted once per chain, or an ensemble.
 
