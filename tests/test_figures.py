@@ -15,11 +15,13 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from scipy import stats
+from scipy.special import expit
 from sklearn.calibration import calibration_curve
 
 from ppl_bnn import scores
 from ppl_bnn.comparison import Comparison
 from ppl_bnn.diagnostics.function_space import Convergence, RunningScore
+from ppl_bnn.errors import InputError, UnsupportedError
 from ppl_bnn.mixing import mixing
 from ppl_bnn.predictive import Prediction
 from ppl_bnn.reporting.figures import (
@@ -28,6 +30,10 @@ from ppl_bnn.reporting.figures import (
     ORANGE,
     VERMILION,
     convergence_figure,
+    draw_class_map,
+    draw_classes,
+    draw_curve,
+    grid_points,
     predictions_figure,
     prior_figure,
     running_score_figure,
@@ -367,3 +373,91 @@ def test_the_prior_of_other_data_is_shown_row_by_row(rng: np.random.Generator) -
     heights = [patch.get_height() for patch in left.patches]
     np.testing.assert_allclose([heights[0], heights[-1], sum(heights)], [1 / 3, 2 / 3, 1.0])
     assert png(figure).startswith(b"\x89PNG")
+
+
+# --- parts of a figure of one's own -----------------------------------------------------------------------
+
+
+def bare_axes() -> Any:
+    return Figure().subplots()
+
+
+def test_a_curve_has_both_bands_whatever_the_order_of_its_rows(rng: np.random.Generator) -> None:
+    x = rng.permutation(np.linspace(-1.0, 1.0, 9))
+    within = np.full((1, 9), 0.16)
+    prediction = Prediction("Normal", {"loc": x[None] ** 2, "scale": np.full((1, 9), 0.5)}, None, within)
+    axes = bare_axes()
+    draw_curve(axes, x, prediction)
+    order = np.argsort(x)
+    np.testing.assert_array_equal(axes.lines[0].get_xydata(), np.column_stack([x, x**2])[order])
+    # At x = 1 a normal of standard deviation 0.5, of which 0.4 is about the mean.
+    for band, spread in zip(axes.collections, (0.5, 0.4), strict=True):
+        edge = band.get_paths()[0].vertices
+        assert edge[:, 1].max() == pytest.approx(1.0 + stats.norm.ppf(0.95) * spread, rel=1e-9)
+
+
+def test_a_curve_of_something_else_is_refused(rng: np.random.Generator) -> None:
+    with pytest.raises(InputError, match=r"x of shape \(9,\); came \(9, 1\)"):
+        draw_curve(bare_axes(), rng.normal(size=(9, 1)), numbers(rng, 9))
+    several = Prediction("Normal", {"loc": np.zeros((2, 9, 2)), "scale": np.ones((2, 9, 2))})
+    for prediction in (several, halves(rng.normal(size=(9, 2)))):
+        with pytest.raises(UnsupportedError, match="one number for each row"):
+            draw_curve(bare_axes(), np.arange(9.0), prediction)
+
+
+def test_contour_lines_of_two_classes_lie_where_the_probability_is(rng: np.random.Generator) -> None:
+    across, up = np.linspace(-2.0, 2.0, 81), np.linspace(0.0, 1.0, 7)
+    points = grid_points(across, up)
+    assert points.shape == (567, 2)
+    np.testing.assert_array_equal(points[80:82], [[2.0, 0.0], [-2.0, 1.0 / 6.0]])
+    prediction = Prediction("Bernoulli", {"probs": expit(points[None, :, 0])})
+    axes = bare_axes()
+    draw_class_map(axes, across, up, prediction, levels=(0.5, 0.3, 0.7, 0.99))
+    (lines,) = axes.collections
+    # 0.99 is beyond the map. A line through cells of 0.05 is off by less than their curvature.
+    assert list(lines.levels) == [0.3, 0.5, 0.7]
+    for level, path in zip(lines.levels, lines.get_paths(), strict=True):
+        np.testing.assert_allclose(path.vertices[:, 0], np.log(level / (1.0 - level)), atol=1e-3)
+    assert [float(width) for width in lines.get_linewidths()] == [0.8, 2.2, 0.8]
+    (image,) = axes.images
+    np.testing.assert_allclose(image.get_extent(), [-2.0, 2.0, 0.0, 1.0])
+    picture = np.asarray(image.get_array())
+    assert picture.shape == (7, 81, 3)
+    blue, orange = (np.array(matplotlib.colors.to_rgb(colour)) for colour in (BLUE, ORANGE))
+    for column, colour in ((0, blue), (-1, orange)):
+        sure = 2.0 * expit(2.0) - 1.0
+        np.testing.assert_allclose(1.0 - picture[3, column], (1.0 - colour) * (0.05 + 0.75 * sure))
+
+
+def test_lines_of_several_classes_are_of_the_most_probable_one() -> None:
+    across, up = np.linspace(-1.0, 1.0, 41), np.linspace(-1.0, 1.0, 5)
+    first = np.abs(grid_points(across, up)[:, 0])
+    probs = np.stack([first, 1.0 - first, np.zeros(len(first))], axis=-1)[None]
+    axes = bare_axes()
+    draw_class_map(axes, across, up, Prediction("Categorical", {"probs": probs}), levels=(0.75,))
+    (lines,) = axes.collections
+    # max(|x|, 1 - |x|) is 0.75 at 1/4 and at 3/4, on either side.
+    found = np.unique(np.concatenate([path.vertices[:, 0] for path in lines.get_paths()]).round(9))
+    np.testing.assert_allclose(found, [-0.75, -0.25, 0.25, 0.75])
+    none = bare_axes()
+    draw_class_map(none, across, up, Prediction("Categorical", {"probs": probs}), levels=())
+    assert len(none.collections) == 0
+
+
+def test_a_map_of_something_else_is_refused(rng: np.random.Generator) -> None:
+    across = np.linspace(0.0, 1.0, 4)
+    with pytest.raises(InputError, match="4 x 4 places; came 9 rows"):
+        draw_class_map(bare_axes(), across, across, halves(rng.normal(size=(9, 2))))
+    with pytest.raises(UnsupportedError):
+        draw_class_map(bare_axes(), across, across, numbers(rng, 16))
+
+
+def test_rows_of_classes_have_marks_of_their_own(rng: np.random.Generator) -> None:
+    x, y = rng.normal(size=(12, 2)), np.arange(12) % 3
+    axes = bare_axes()
+    draw_classes(axes, x, y, ["a", "b", "c"], size=7.0)
+    assert len({line.get_marker() for line in axes.lines}) == 3
+    for label, line in enumerate(axes.lines):
+        np.testing.assert_array_equal(line.get_xydata(), x[y == label])
+        assert line.get_label() == "abc"[label]
+        assert line.get_markersize() == 7.0

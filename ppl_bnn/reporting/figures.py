@@ -15,6 +15,7 @@ from ppl_bnn.diagnostics.function_space import (
     Convergence,
     RunningScore,
 )
+from ppl_bnn.errors import InputError, UnsupportedError, message
 from ppl_bnn.mixing import Mixing
 from ppl_bnn.scores import coverage
 
@@ -32,6 +33,8 @@ MOST_POINTS = 300
 BINS = 10
 # Of what is expected before data: functions drawn as curves, functions drawn as maps, places along an axis of a map.
 CURVES, MAPS, PLACES = 20, 6, 90
+# Contour lines of class probabilities.
+LINES = (0.1, 0.3, 0.5, 0.7, 0.9)
 CLASS_COLOURS = (BLUE, ORANGE, "#009E73", VERMILION, SKY, "#CC79A7", GREY, "#F0E442")
 CLASS_MARKS = "os^DvPX*"
 # 1200 x 800 pixels at 100 dots per inch.
@@ -182,6 +185,135 @@ def running_score_figure(running: RunningScore, title: str = "Log score of the f
     return figure
 
 
+# --- parts of a figure of one's own ---------------------------------------------------------------------
+
+
+def draw_curve(axes: Axes, x: np.ndarray, prediction: Prediction) -> None:
+    """A prediction of one number along a single input, on given axes: E[y | x] and two bands of 90 %.
+
+    The outer band is the central interval of observations, by quantiles of the mixture. The inner one is that of the
+    mean function, mean -+ 1.645 sqrt(epistemic), as a normal: its draws need not be at hand (a linearised prediction
+    has none). More data would narrow the inner band; what lies between the two would stay.
+
+    x: (N,), in any order, the input of each row of the prediction.
+
+    Raises
+    ------
+    InputError: x of another shape. UnsupportedError: a prediction of classes or of several outputs.
+    """
+    if prediction.is_classes or len(prediction.shape) != 1:
+        raise UnsupportedError(
+            "draw_curve: "
+            + message(
+                "a prediction of one number for each row", repr(prediction), "draw_class_map for classes"
+            )
+        )
+    x = np.asarray(x)
+    if x.shape != prediction.shape:
+        raise InputError("draw_curve: " + message(f"x of shape {prediction.shape}", f"{x.shape}", "x[:, 0]"))
+    order = np.argsort(x, kind="stable")
+    lower, upper = prediction.interval(LEVEL)
+    half = 1.6448536269514722 * np.sqrt(prediction.epistemic)
+    mean = prediction.mean
+    axes.fill_between(
+        x[order],
+        lower[order],
+        upper[order],
+        color=SKY,
+        alpha=0.35,
+        linewidth=0,
+        label="90 % of observations",
+    )
+    axes.fill_between(
+        x[order],
+        (mean - half)[order],
+        (mean + half)[order],
+        color=BLUE,
+        alpha=0.40,
+        linewidth=0,
+        label="90 % of the mean function",
+    )
+    axes.plot(x[order], mean[order], color=BLUE, linewidth=1.6, label="mean")
+
+
+def grid_points(across: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """The inputs (A B, 2) that `draw_class_map` wants predictions of: all places, row after row from below."""
+    return np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
+
+
+def draw_class_map(
+    axes: Axes, across: np.ndarray, up: np.ndarray, prediction: Prediction, levels: Sequence[float] = LINES
+) -> None:
+    """Class probabilities over a rectangle, on given axes: each place in the colour of its most probable class, paler
+    where that is less sure, and contour lines.
+
+    across (A,), up (B,): places along the two inputs, evenly spaced. prediction: of the rows `grid_points(across, up)`.
+    levels: of the lines. For two classes they are of the probability of class 1, and 0.5 is drawn thick; for more, of
+    that of the most probable class. A level that no place reaches has no line.
+
+    Raises
+    ------
+    InputError: another number of rows. UnsupportedError: a prediction of numbers.
+    """
+    from matplotlib.colors import to_rgb
+
+    classes, probabilities = prediction.classes, prediction.probabilities
+    if len(prediction) != len(across) * len(up):
+        raise InputError(
+            "draw_class_map: "
+            + message(
+                f"a prediction of {len(across)} x {len(up)} places",
+                f"{len(prediction)} rows",
+                "grid_points(across, up)",
+            )
+        )
+    colours = np.array([to_rgb(_class_colour(label)) for label in range(classes)])
+    best = probabilities.argmax(axis=1)
+    sure = (probabilities.max(axis=1) - 1.0 / classes) / (1.0 - 1.0 / classes)
+    image = 1.0 - (1.0 - colours[best]) * (0.05 + 0.75 * sure[:, None])
+    axes.imshow(
+        image.reshape(len(up), len(across), 3),
+        origin="lower",
+        extent=(across[0], across[-1], up[0], up[-1]),
+        aspect="auto",
+        interpolation="nearest",
+    )
+    values = probabilities[:, 1] if classes == 2 else probabilities.max(axis=1)
+    # Matplotlib warns of a level that is nowhere reached.
+    reached = [level for level in sorted(levels) if values.min() < level < values.max()]
+    if reached:
+        drawn = axes.contour(
+            across,
+            up,
+            values.reshape(len(up), len(across)),
+            levels=reached,
+            colors="black",
+            linestyles="solid",
+            linewidths=[2.2 if classes == 2 and level == 0.5 else 0.8 for level in reached],
+        )
+        axes.clabel(drawn, fmt="%g", fontsize=9)
+
+
+def draw_classes(axes: Axes, x: np.ndarray, y: np.ndarray, names: Sequence[str], size: float = 4.0) -> None:
+    """Rows x (N, 2) on given axes, with a mark and a colour for each of their labels y (N,), named `names` (C,)."""
+    for label, name in enumerate(names):
+        rows = y == label
+        axes.plot(
+            x[rows, 0],
+            x[rows, 1],
+            CLASS_MARKS[label % len(CLASS_MARKS)],
+            color=_class_colour(label),
+            markeredgecolor="black",
+            markeredgewidth=0.5,
+            markersize=size,
+            label=name,
+        )
+
+
+def _class_colour(label: int) -> str:
+    return CLASS_COLOURS[label % len(CLASS_COLOURS)]
+
+
 # --- numbers ----------------------------------------------------------------------------------------------
 
 
@@ -239,7 +371,6 @@ def _draw_intervals(figure: Figure, comparison: Comparison) -> None:
 def _draw_curves(figure: Figure, comparison: Comparison) -> None:
     panels = _panels(figure, comparison)
     x = comparison.test_inputs[:, 0]
-    order = np.argsort(x, kind="stable")
     names = comparison.data.get("feature_names")
     target = comparison.data["target_name"]
     for name, axes in panels.items():
@@ -247,29 +378,7 @@ def _draw_curves(figure: Figure, comparison: Comparison) -> None:
         if prediction is None:
             _say(axes, comparison, name)
             continue
-        lower, upper = prediction.interval(LEVEL)
-        # The mean function's own band, as a normal: its draws need not be at hand (a linearised prediction has none).
-        half = 1.6448536269514722 * np.sqrt(prediction.epistemic)
-        mean = prediction.mean
-        axes.fill_between(
-            x[order],
-            lower[order],
-            upper[order],
-            color=SKY,
-            alpha=0.35,
-            linewidth=0,
-            label="90 % of observations",
-        )
-        axes.fill_between(
-            x[order],
-            (mean - half)[order],
-            (mean + half)[order],
-            color=BLUE,
-            alpha=0.40,
-            linewidth=0,
-            label="90 % of the mean function",
-        )
-        axes.plot(x[order], mean[order], color=BLUE, linewidth=1.6, label="mean")
+        draw_curve(axes, x, prediction)
         axes.plot(
             x, comparison.test_targets, ".", color="black", markersize=4.0, alpha=0.7, label="test rows"
         )
@@ -474,44 +583,17 @@ def _draw_prior_maps(
     y: np.ndarray,
     names: Sequence[str] | None,
 ) -> None:
-    from matplotlib.colors import to_rgb
-
     low, high = x.min(axis=0), x.max(axis=0)
     margin = np.where(high > low, 0.25 * (high - low), 1.0)
     across, up = (np.linspace(low[i] - margin[i], high[i] + margin[i], PLACES) for i in (0, 1))
-    grid = np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
-    prediction = predict(grid)
+    prediction = predict(grid_points(across, up))
     chosen = _spread(prediction.draws, MAPS)
     panels = figure.subplots(2, 3, sharex=True, sharey=True, squeeze=False).ravel()
-    colours = np.array(
-        [to_rgb(CLASS_COLOURS[label % len(CLASS_COLOURS)]) for label in range(prediction.classes)]
-    )
     called = prediction.class_names or [f"class {label}" for label in range(prediction.classes)]
     shown = _evenly(y)
     for axes, draw in zip(panels, chosen, strict=False):
-        probabilities = prediction.take_draws([draw]).probabilities
-        best = probabilities.argmax(axis=1)
-        sure = (probabilities.max(axis=1) - 1.0 / prediction.classes) / (1.0 - 1.0 / prediction.classes)
-        image = 1.0 - (1.0 - colours[best]) * (0.05 + 0.75 * sure[:, None])
-        axes.imshow(
-            image.reshape(PLACES, PLACES, 3),
-            origin="lower",
-            extent=(across[0], across[-1], up[0], up[-1]),
-            aspect="auto",
-            interpolation="nearest",
-        )
-        for label in range(prediction.classes):
-            rows = shown[y[shown] == label]
-            axes.plot(
-                x[rows, 0],
-                x[rows, 1],
-                CLASS_MARKS[label % len(CLASS_MARKS)],
-                color=tuple(colours[label]),
-                markeredgecolor="black",
-                markeredgewidth=0.5,
-                markersize=4.0,
-                label=f"observed: {called[label]}",
-            )
+        draw_class_map(axes, across, up, prediction.take_draws([draw]), levels=())
+        draw_classes(axes, x[shown], y[shown], [f"observed: {name}" for name in called])
         axes.set_title(f"draw {draw + 1}", fontsize=10)
     for axes in panels[len(chosen) :]:
         axes.set_axis_off()
