@@ -17,6 +17,7 @@ from ppl_bnn.inference import ensemble, optimise, swag
 from ppl_bnn.inference.ensemble import Members, mixture
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.optimise import held_out
+from ppl_bnn.inference.sampler import Sampler
 from ppl_bnn.posterior import Chains, Point
 from ppl_bnn.ppl.protocol import site_seed
 from ppl_bnn.predictive import Prediction
@@ -429,6 +430,27 @@ class Together(Constant):
 
 
 GROUPS: list = []
+
+
+def test_the_chains_of_one_member_are_no_sample(monkeypatch):
+    """The others, which ran at the same time, are not run again for it."""
+    judged: list[int] = []
+    outcome = Sampler.outcome
+
+    def refused(self, problem, *arguments):
+        judged.append(problem.seed)
+        if problem.seed == seed_of(1):
+            raise DivergenceError("a tuning that has collapsed")
+        return outcome(self, problem, *arguments)
+
+    monkeypatch.setattr(Sampler, "outcome", refused)
+    member = NUTS(draws=6, warmup=6, chains=1, max_tree_depth=2)
+    posterior = bnn.fit(small_network, X, Y, Ensemble(member, 3, tolerate=1))
+    assert judged == [seed_of(index) for index in range(3)]
+    assert posterior.shape == (2, 6)
+    assert any("member 2 of 3 failed and is left out" in text for text in posterior.info.warnings)
+    with pytest.raises(DivergenceError, match="member 2 of 3 failed: a tuning"):
+        bnn.fit(small_network, X, Y, Ensemble(member, 3))
 
 
 def test_a_failure_of_several_at_once_is_looked_for_one_by_one():

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ppl_bnn.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.errors import DivergenceError, InputError, UnsupportedError, message, unknown_name
 from ppl_bnn.inference.chains import (
     CHAIN_METHODS,
     PRIOR_ATTEMPTS,
@@ -248,9 +248,12 @@ class Sampler(Method):
             problem, sampled, fixed, watch, kernel.cost, started.beginning if started else None
         )
 
-    def run_together(self, problems: Sequence[Problem], progress: Progress) -> list[Outcome] | None:
+    def run_together(
+        self, problems: Sequence[Problem], progress: Progress
+    ) -> list[Outcome | DivergenceError] | None:
         """Several runs on the same rows with seeds of their own, all their chains at once; each as if run by itself.
 
+        A run whose chains turn out to be no sample is its error in the list: the others are not run again for it.
         None: not with these settings, or not from such a start, so that each has to be run by itself.
         """
         first = problems[0]
@@ -289,7 +292,8 @@ class Sampler(Method):
             progress,
         )
         seconds = watch()
-        outcomes, size = [], self.chains * len(problems) // len(sampled.strands)
+        outcomes: list[Outcome | DivergenceError] = []
+        size = self.chains * len(problems) // len(sampled.strands)
         for index, (problem, each) in enumerate(zip(problems, started, strict=True)):
             mine = slice(index * self.chains, (index + 1) * self.chains)
             # A strand that holds chains of several runs is no state of one of them.
@@ -301,7 +305,11 @@ class Sampler(Method):
                 sum(strand.steps for strand in strands) if strands else sampled.steps // len(problems),
                 sampled.compile_seconds / len(problems),
             )
-            outcome = self.outcome(problem, part, {}, watch, kernel.cost, each.beginning)
+            try:
+                outcome = self.outcome(problem, part, {}, watch, kernel.cost, each.beginning)
+            except DivergenceError as error:
+                outcomes.append(error)
+                continue
             outcome.run_seconds = seconds / len(problems) - outcome.compile_seconds
             outcomes.append(outcome)
         return outcomes
