@@ -19,22 +19,12 @@ takes its uses to be independent, is refused. Filters and units can be exchanged
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, ops, priors
 
 DATA = "digits"
-
-
-def images(x: Any) -> Any:
-    """x (N, F) as images (N, height, width, 1), row of pixels after row, as nearly square as F allows."""
-    if len(x.shape) == 4:
-        return x
-    pixels = int(x.shape[1])
-    height = next(side for side in range(math.isqrt(pixels), 0, -1) if pixels % side == 0)
-    return x.reshape((x.shape[0], height, pixels // height, 1))
 
 
 def model(
@@ -53,9 +43,13 @@ def model(
     x: (N, F), the pixels of an image row by row, or (N, height, width, channels). y: (N,), labels 0..classes-1.
     sigma: prior standard deviation of a weight, times sqrt(fan-in).
     """
-    prior, h = priors.Normal(0.0, "fan_in", sigma), images(x)
-    for layer, count in enumerate(channels):
-        h = ops.activation(activation)(bnn.conv2d(f"conv{layer}", h, count, kernel, prior=prior))
-        h = ops.avg_pool(h, 2, padding="same")
-    f = bnn.mlp(h.reshape((h.shape[0], -1)), [*widths, classes], activation, prior)
+    f = bnn.cnn(
+        x,
+        channels,
+        [*widths, classes],
+        kernel,
+        activation,
+        priors.Normal(0.0, "fan_in", sigma),
+        pool=lambda h: ops.avg_pool(h, 2, padding="same"),
+    )
     bnn.observe(y, f, likelihoods.Categorical())

@@ -12,6 +12,7 @@ import ppl_bnn as bnn
 from ppl_bnn import likelihoods, ops
 from ppl_bnn.errors import ModelError
 from ppl_bnn.language.handlers import Substitute
+from ppl_bnn.language.layers import images
 from ppl_bnn.language.networks import cnn, lstm_classifier, resnet, transformer
 from tests.layer_oracles import asked, log_joint_and_predictor, values_of
 
@@ -94,6 +95,68 @@ def test_names_and_shapes() -> None:
     }  # fmt: skip
 
 
+def test_rows_of_pixels_are_images() -> None:
+    for pixels, shape in ((64, (8, 8)), (10, (2, 5)), (7, (1, 7)), (1, (1, 1))):
+        assert images(np.zeros((3, pixels))).shape == (3, *shape, 1)
+    numbers = np.arange(12.0)
+    np.testing.assert_array_equal(images(numbers[None])[0, :, :, 0], numbers.reshape(3, 4))
+    for x in (IMAGES, IMAGES[:, :, 0]):
+        assert images(x) is x
+    pixels = RNG.normal(size=(6, 12))
+    pictures = pixels.reshape(6, 3, 4, 1)
+    networks: tuple[Callable[[Any], Any], ...] = (
+        lambda x: cnn(x, [2], [3]),
+        lambda x: resnet(x, [2, 3], 3),
+        lambda x: lstm_classifier(x, None, 3, 3),
+        lambda x: transformer(x, 3, 4, 2, patch=2),
+    )
+    for network in networks:
+        sites = asked(lambda network=network: network(pictures))
+        with Substitute(values_of({name: site.shape for name, site in sites.items()})):
+            np.testing.assert_array_equal(network(pixels), network(pictures))
+
+
+def test_patches_are_the_positions_of_a_transformer() -> None:
+    # Three patches across five pixels: zeros stand in the sixth column.
+    filled = np.pad(IMAGES, ((0, 0), (0, 0), (0, 1), (0, 0)))
+    cut = filled.reshape(6, 3, 2, 3, 2, 2).transpose(0, 1, 3, 2, 4, 5).reshape(6, 9, 8)
+    sites = asked(lambda: transformer(IMAGES, 3, 4, 2, patch=2))
+    assert sites["embedding.weight"].shape == (8, 4)
+    assert sites["positions.weight"].shape == (9, 4)
+    with Substitute(values_of({name: site.shape for name, site in sites.items()})):
+        whole, by_hand = transformer(IMAGES, 3, 4, 2, patch=2), transformer(cut, 3, 4, 2)
+    np.testing.assert_allclose(whole, by_hand, rtol=0, atol=1e-12)
+
+
+def test_a_memory_reads_features_step_by_step() -> None:
+    sites = asked(lambda: lstm_classifier(IMAGES, None, 3, 2))
+    assert {name: site.shape for name, site in sites.items()} == {
+        # A row of the image, 5 places of 2 channels
+        "lstm.input.weight": (10, 12),
+        "lstm.input.bias": (12,),
+        "lstm.state.weight": (3, 12),
+        "output.weight": (3, 2),
+        "output.bias": (2,),
+    }
+    mask = np.array([[1, 1, 1, 0, 0, 0]] * 6)
+    with Substitute(values_of({name: site.shape for name, site in sites.items()})):
+        masked = lstm_classifier(IMAGES, None, 3, 2, mask=mask)
+        short = lstm_classifier(IMAGES[:, :3].reshape(6, 3, 10), None, 3, 2)
+    np.testing.assert_allclose(masked, short, rtol=0, atol=1e-12)
+
+
+def test_a_pooling_of_ones_own() -> None:
+    def network(**pool: Any) -> Any:
+        return cnn(IMAGES, [2], [3], **pool)
+
+    sites = asked(lambda: network(pool=lambda h: ops.avg_pool(h, 2, padding="same")))
+    # 6 x 5 to 3 x 3 places, where windows of 2 that fit whole are 3 x 2.
+    assert sites["output.weight"].shape == (18, 3)
+    values = values_of({name: site.shape for name, site in asked(network).items()})
+    with Substitute(values):
+        np.testing.assert_array_equal(network(), network(pool=lambda h: ops.max_pool(h, 2)))
+
+
 def test_what_the_mask_leaves_out_changes_nothing() -> None:
     for network in (of_lstm, of_transformer):
         x = np.array([[0, 1, 2, 3, 3]])
@@ -132,6 +195,7 @@ def test_a_prior_is_handed_on() -> None:
         (lambda: resnet(IMAGES, [3], 3, blocks=0), "a positive whole number as blocks"),
         (lambda: transformer(IMAGES, 3, 4, 2), r"transformer: expected sequences"),
         (lambda: transformer(TOKENS, 3, 5, 2, size=4), "channels that 2 heads can share equally"),
+        (lambda: transformer(TOKENS, 3, 4, 2, size=4, patch=2), "expected either symbols or patches"),
         (lambda: lstm_classifier(ops.asarray(TOKENS, like=IMAGES) + 0.5, 4, 2, 3), "expected whole numbers"),
     ],
 )

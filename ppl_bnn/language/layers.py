@@ -44,6 +44,19 @@ def dense(name: str, x: Any, width: int, prior: Prior | None = None, bias: bool 
 # --- convolutions -----------------------------------------------------------------------------------
 
 
+def images(x: Any) -> Any:
+    """Rows of pixels (N, F) as images (N, height, width, 1), one row of pixels after the other.
+
+    They are as nearly square as F allows: the height is the largest divisor of F that is not above sqrt(F), so that 64
+    pixels are 8 x 8 and 10 are 2 x 5. What has places already, (N, H, W, C) or (N, T, C), stays as it is.
+    """
+    if len(x.shape) != 2:
+        return x
+    rows, pixels = (int(size) for size in x.shape)
+    height = next(side for side in range(math.isqrt(pixels), 0, -1) if pixels % side == 0)
+    return x.reshape((rows, height, pixels // height, 1))
+
+
 def conv2d(
     name: str,
     x: Any,

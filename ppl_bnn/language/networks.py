@@ -14,6 +14,7 @@ from ppl_bnn.language.layers import (
     dense,
     embedding,
     filter_response_norm,
+    images,
     layer_norm,
     learned_positions,
     residual_block,
@@ -59,20 +60,21 @@ def cnn(
     activation: str | Callable[[Any], Any] = "relu",
     prior: Prior | None = None,
     bias: bool | Prior = True,
+    pool: Callable[[Any], Any] | None = None,
 ) -> Any:
     """Convolutions with pooling, then a multi-layer perceptron; the last of `widths` is the number of outputs.
 
-    Each of `channels` is a convolution "same" `conv0`, `conv1`, ..., its activation, and the maximum over windows of 2;
-    then places and channels side by side, and `mlp(x, widths)`.
+    Each of `channels` is a convolution "same" `conv0`, `conv1`, ..., its activation, and `pool`, by default the maximum
+    over windows of 2; then places and channels side by side, and `mlp(x, widths)`.
 
-    x: (N, H, W, C) or sequences (N, T, C); result (N, widths[-1]).
+    x: (N, H, W, C), sequences (N, T, C), or rows of pixels (N, F), see `images`; result (N, widths[-1]).
     """
-    channels = _several("cnn", "channels", channels)
+    channels, x = _several("cnn", "channels", channels), images(x)
     nonlinearity = ops.activation(activation)
     convolve: Any = conv1d if len(x.shape) == 3 else conv2d
     for layer, width in enumerate(channels):
         x = nonlinearity(convolve(f"conv{layer}", x, width, kernel, prior=prior, bias=bias))
-        x = ops.max_pool(x, 2)
+        x = ops.max_pool(x, 2) if pool is None else pool(x)
     return mlp(x.reshape(x.shape[0], -1), widths, activation, prior, bias)
 
 
@@ -93,9 +95,9 @@ def resnet(
     layer `output`. activation: as in `residual_block`, by default thresholds of its own. A network of 6 b + 2 layers as
     for CIFAR-10 has channels (16, 32, 64) and b blocks. `bias` is that of the last layer.
 
-    x: (N, H, W, C) or (N, T, C); result (N, outputs).
+    x: (N, H, W, C), sequences (N, T, C), or rows of pixels (N, F), see `images`; result (N, outputs).
     """
-    channels = _several("resnet", "channels", channels)
+    channels, x = _several("resnet", "channels", channels), images(x)
     blocks = whole("resnet", "blocks", blocks, 3)
     nonlinearity = None if activation is None else ops.activation(activation)
     convolve: Any = conv1d if len(x.shape) == 3 else conv2d
@@ -111,23 +113,29 @@ def resnet(
 
 
 def lstm_classifier(
-    tokens: Any,
-    size: int,
+    x: Any,
+    size: int | None,
     width: int,
     outputs: int,
     prior: Prior | None = None,
     bias: bool | Prior = True,
     mask: Any = None,
 ) -> Any:
-    """Symbols to vectors, a long short-term memory over them, and a layer on its last state.
+    """A long short-term memory over symbols, or over features, and a layer on its last state.
 
-    Names: `embedding` (size, width), `lstm` and `output`; the table has the prior of `bnn.embedding`, all else `prior`.
-    mask: (N, T), true where a symbol is there.
+    Names: for symbols the `embedding` (size, width), which has the prior of its layer; `lstm` and `output`, which have
+    `prior`. Without `size` features enter as they are, and of images, or rows of pixels (see `images`), each row of the
+    image is a step. mask: (N, T), true where a step is there.
 
-    tokens: whole numbers 0..size-1, (N, T); result (N, outputs).
+    x: whole numbers 0..size-1, (N, T); or features (N, T, C), images (N, H, W, C) or rows of pixels (N, F) without
+    `size`; result (N, outputs).
     """
-    x = embedding("embedding", tokens, size, width)
-    states = lstm("lstm", x, width, prior, bias, mask)
+    if size is None:
+        h = images(x)
+        h = h if len(h.shape) == 3 else h.reshape((h.shape[0], h.shape[1], -1))
+    else:
+        h = embedding("embedding", x, size, width)
+    states = lstm("lstm", h, width, prior, bias, mask)
     return dense("output", states[:, -1], outputs, prior, bias)
 
 
@@ -142,6 +150,7 @@ def transformer(
     bias: bool | Prior = True,
     mask: Any = None,
     causal: bool = False,
+    patch: ops.Pair | None = None,
 ) -> Any:
     """A transformer over a sequence, and a layer on the mean of what leaves it.
 
@@ -150,8 +159,20 @@ def transformer(
     Tables have the priors of their layers, all else `prior`. mask, causal: as in `bnn.attention`; the mean is over what
     is there.
 
-    x: whole numbers 0..size-1, (N, T), or features (N, T, C); result (N, outputs).
+    patch: images are cut into patches of that size, the positions of the sequence, row after row; their pixels are its
+    features (Dosovitskiy et al. 2021). Zeros fill what is missing at the border.
+
+    x: whole numbers 0..size-1, (N, T), or features (N, T, C); with `patch` images (N, H, W, C) or rows of pixels
+    (N, F), see `images`; result (N, outputs).
     """
+    if patch is not None:
+        if size is not None:
+            raise ModelError(
+                "transformer: "
+                + message("either symbols or patches", f"size={size!r} and patch={patch!r}", "size=None")
+            )
+        x = ops.patches(images(x), patch, patch, "same")
+        x = x.reshape((x.shape[0], -1, x.shape[-1]))
     if size is None:
         sequence_shape("transformer", x)
         h = dense("embedding", x, width, prior, bias)
