@@ -11,6 +11,7 @@ Cards are read from the syntax tree of a file: listing the zoo runs none of it.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -172,12 +173,30 @@ class Sketch:
     likelihood: str = field(default="", compare=False)
 
 
-def sketch(model: Model, features: int) -> Sketch:
-    """Run `model` once on inputs (1, features) of ones, without a framework: its size, its task and its sites."""
+def sketch(model: Model, inputs: Any) -> Sketch:
+    """Run `model` once, every site one, without a framework: its size, its task and its sites.
+
+    inputs: how many features a table has, for one row of ones; a model of symbols, which refuses numbers that measure,
+    has them as whole numbers. Or an example of anything else: an array, or a dict of arrays with a common first axis.
+    One row is enough, also of a model whose rows interact: it is a graph of one node. Variables of the rows are counted
+    for one row.
+    """
     import numpy as np
 
+    if not isinstance(inputs, int | np.integer):
+        return _sketch_at(model, inputs)
+    ones = np.ones((1, inputs))
+    try:
+        return _sketch_at(model, ones)
+    except ModelError:
+        with contextlib.suppress(ModelError):
+            return _sketch_at(model, ones.astype(np.int64))
+        raise
+
+
+def _sketch_at(model: Model, x: Any) -> Sketch:
     with _Sketching() as run:
-        model(np.ones((1, features)), None)
+        model(x, None)
     assert isinstance(run, _Sketching)
     return Sketch(sum(site.size for site in run.sites), run.task, tuple(run.sites), run.likelihood)
 

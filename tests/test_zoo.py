@@ -9,12 +9,14 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import joblib
 import numpy as np
 import pytest
 
-from ppl_bnn import data, zoo
+import ppl_bnn as bnn
+from ppl_bnn import data, dist, likelihoods, zoo
 from ppl_bnn.errors import InputError, ModelError, UnknownNameError
 from ppl_bnn.language.handlers import network_function
 from ppl_bnn.language.primitives import Handler, Message
@@ -69,6 +71,60 @@ def test_sizes_are_those_of_the_card(name: str) -> None:
     model = zoo.load(name, classes=3) if name == "classification_mlp" else zoo.load(name)
     task = data.datasets()[zoo.models()[name].data or ""].task
     assert zoo.sketch(model, 10) == zoo.Sketch(COUNTS[name], task)
+
+
+def sites_of(sketch: zoo.Sketch) -> dict[str, tuple[int, ...]]:
+    return {site.name: site.shape for site in sketch.sites}
+
+
+def test_a_model_of_symbols_is_sketched_on_whole_numbers() -> None:
+    def model(x: Any, y: Any = None) -> None:
+        bnn.observe(y, bnn.lstm_classifier(x, 20, 3, 2), likelihoods.Categorical())
+
+    wanted = {
+        "embedding.weight": (20, 3),
+        "lstm.input.weight": (3, 12),
+        "lstm.input.bias": (12,),
+        "lstm.state.weight": (3, 12),
+        "output.weight": (3, 2),
+        "output.bias": (2,),
+    }
+    # By the number of columns, and by an example.
+    for inputs in (5, np.int64(5), np.array([[19, 0, 3]])):
+        assert sites_of(zoo.sketch(model, inputs)) == wanted
+    with pytest.raises(ModelError, match=r"numbers 0\.\.19; came 20\.\.20"):
+        zoo.sketch(model, np.array([[20]]))
+
+
+def test_a_model_of_a_dict_and_of_rows_that_interact_is_sketched_on_an_example() -> None:
+    model = zoo.load("graph_convolution", width=4)
+    graph = {"features": np.ones((3, 5)), "adjacency": np.ones((3, 3), int) - np.eye(3, dtype=int)}
+    wanted = {
+        "hidden0.weight": (5, 4),
+        "hidden0.bias": (4,),
+        "output.weight": (4, 3),
+        "output.bias": (3,),
+    }
+    for inputs in (graph, np.zeros((3, 5)), 5):
+        assert sites_of(zoo.sketch(model, inputs)) == wanted
+
+    def shifted(x: Any, y: Any = None) -> None:
+        with bnn.rows(x["a"].shape[0]):
+            shift = bnn.sample("shift", dist.Normal(0.0, 1.0).expand((1,)).to_event())
+        bnn.observe(y, bnn.mlp(x["a"], [1]) + shift, likelihoods.Gaussian(1.0))
+
+    # Two weights, a bias, and the variable of one row; without an example nobody knows the names of a dict.
+    assert zoo.sketch(shifted, {"a": np.ones((4, 2))}).parameters == 4
+    with pytest.raises(IndexError):
+        zoo.sketch(shifted, 2)
+
+
+def test_what_a_model_refuses_is_said_as_it_was_first() -> None:
+    def model(x: Any, y: Any = None) -> None:
+        bnn.observe(y, bnn.conv2d("conv", x, 2, 3), likelihoods.Categorical())
+
+    with pytest.raises(ModelError, match=r"conv2d\('conv'\): expected images.*came shape \(1, 4\)"):
+        zoo.sketch(model, 4)
 
 
 def test_keywords_reach_the_network() -> None:

@@ -12,14 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
-from scipy.special import log_expit, log_softmax, logsumexp
+from scipy.spatial.distance import pdist, squareform
+from scipy.special import expit, log_expit, log_softmax, logit, logsumexp
 
 import ppl_bnn as bnn
 from ppl_bnn import data, zoo
+from ppl_bnn.comparison import bind_classes
 from ppl_bnn.errors import UnsupportedError
 from ppl_bnn.language.handlers import network_function
 from ppl_bnn.language.transforms import with_prior_scales
 from ppl_bnn.ppl.protocol import Program, system
+from tests.layer_oracles import set_parameters
 
 ROWS, FEATURES, UNITS, CLASSES = 6, 5, 3, 3
 RNG = np.random.default_rng(4)
@@ -30,36 +33,57 @@ Values = Mapping[str, np.ndarray]
 # Numbers at 10 features and 3 classes, by the formulas of the cards; `latent_inputs` counts those of one row.
 COUNTS = {
     "ard_mlp": (10 + 2) * 10 + 10 + 2,
+    "autoregressive": (10 + 2) * 5 + 10 + 2,
     "bayes_by_backprop": (10 + 1) * 20 + (20 + 1) * 20 + 20 + 1,
+    "count_mlp": (10 + 2) * 10 + 2,
     "empirical_bayes": (10 + 2) * 20 + 1,
     "evidence_framework": (10 + 2) * 8 + 1,
+    "graph_convolution": (10 + 3 + 1) * 8 + 3,
     "horseshoe_mlp": (10 + 3) * 20 + 4,
     "last_layer": (10 + 2) * 50 + 2,
     "latent_inputs": (10 + 1 + 2) * 10 + 2 + 1,
     # An image of 2 x 5: poolings make 1 x 3 and 1 x 2 of it.
     "lenet": (25 + 1) * 6 + (25 * 6 + 1) * 16 + (2 * 16 + 1) * 120 + (120 + 1) * 84 + (84 + 1) * 3,
     "logistic_regression": 10 + 1,
+    # The same image: two steps of five pixels.
+    "lstm_classifier": 4 * 10 * (5 + 10 + 1) + (10 + 1) * 3,
+    "mixture_density": (10 + 9 + 1) * 10 + 9,
     "multitask_hierarchical": (10 + 2 + 2) * 8 + 2 + 4,
     "neal_hierarchical": (10 + 3 + 1) * 10 + 3 + 3,
     "one_layer_digits": (10 + 1) * 10 + (10 + 1) * (3 - 1) + 2,
+    "ordinal_mlp": (10 + 2) * 10 + 3,
+    # The stem, a block of 3 channels, one of 6 with its shortcut, and the last layer.
+    "resnet": (27 + 9) + (2 * 81 + 18) + (162 + 324 + 18 + 36) + (6 + 1) * 3,
     "spike_and_slab": (10 + 2) * 10 + 2,
+    "student_t_mlp": (10 + 2) * 10 + 3,
+    # Three patches of 2 x 2, the last one half empty.
+    "transformer_classifier": 4 * 6 + 3 * 6 + 6 * (12 * 6 + 13) + 3 * 6 + (6 + 1) * 3,
     "wide_network": (10 + 2) * 200 + 1,
 }
 # Of the cards again: on the default data of each.
 DEFAULTS = {
     "ard_mlp": 132,
+    "autoregressive": 60,
     "bayes_by_backprop": 661,
+    "count_mlp": 52,
     "empirical_bayes": 641,
     "evidence_framework": 257,
+    "graph_convolution": 67,
     "horseshoe_mlp": 264,
     "last_layer": 602,
     "latent_inputs": 132 + 1,
     "lenet": 21_386,
     "logistic_regression": 31,
+    "lstm_classifier": 870,
+    "mixture_density": 119,
     "multitask_hierarchical": 118,
     "neal_hierarchical": 176,
     "one_layer_digits": 751,
+    "ordinal_mlp": 124,
+    "resnet": 826,
     "spike_and_slab": 122,
+    "student_t_mlp": 123,
+    "transformer_classifier": 718,
     "wide_network": 2401,
 }
 
@@ -277,6 +301,88 @@ def latent_inputs(w: Values, x: np.ndarray, y: np.ndarray) -> float:
     return total + regression(f, y, w["noise"])
 
 
+def layered_prior(w: Values) -> float:
+    """N(0, 1 / fan-in) for the weights, N(0, 1) for the biases of the sites that are layers."""
+    total = sum(normal(value) for name, value in w.items() if name.endswith(".bias"))
+    weights = [value for name, value in w.items() if name.endswith(".weight")]
+    return total + sum(normal(value, 1.0 / math.sqrt(math.prod(value.shape[:-1]))) for value in weights)
+
+
+def student_t_mlp(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    total = layered_prior(w) + half_normal(w["scale"]) + stats.gamma(2.0, scale=10.0).logpdf(w["excess"])
+    noise = stats.t(2.0 + w["excess"], layers(w, x, np.tanh)[:, 0], w["scale"])
+    return float(total + noise.logpdf(y).sum())
+
+
+def given_freedom(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    assert "excess" not in w
+    noise = stats.t(4.0, layers(w, x, np.tanh)[:, 0], w["scale"])
+    return float(layered_prior(w) + half_normal(w["scale"]) + noise.logpdf(y).sum())
+
+
+def log_rate(w: Values, x: np.ndarray) -> tuple[float, np.ndarray]:
+    """The prior of the network of `count_mlp`, whose last bias has a scale of 3, and its rate."""
+    wide = normal(w["output.bias"], 3.0) - normal(w["output.bias"])
+    return layered_prior(w) + wide, np.exp(layers(w, x, np.tanh)[:, 0])
+
+
+def count_mlp(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    prior, mean = log_rate(w, x)
+    r = w["concentration"]
+    prior += float(stats.lognorm(1.0, scale=math.e).logpdf(r))
+    return prior + float(stats.nbinom(r, r / (r + mean)).logpmf(y).sum())
+
+
+def poisson_counts(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    prior, mean = log_rate(w, x)
+    return prior + float(stats.poisson(mean).logpmf(y).sum())
+
+
+def ordinal_mlp(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    p = w["cuts.probabilities"]
+    total = layered_prior(w) + float(stats.dirichlet(np.full(CLASSES, 2.0)).logpdf(p))
+    f = np.tanh(x @ w["hidden0.weight"] + w["hidden0.bias"]) @ w["output.weight"]
+    below = expit(logit(np.cumsum(p)[:-1]) - f)
+    classes = np.diff(np.column_stack([np.zeros(ROWS), below, np.ones(ROWS)]), axis=1)
+    return total + float(np.log(classes[np.arange(ROWS), y]).sum())
+
+
+def mixture_density(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    logit_weights, means, scales = np.split(layers(w, x, np.tanh), 3, axis=1)
+    parts = stats.norm(means, np.logaddexp(0.0, scales)).logpdf(y[:, None])
+    return layered_prior(w) + float(logsumexp(log_softmax(logit_weights, axis=1) + parts, axis=1).sum())
+
+
+def autoregressive(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    f = x @ w["lags.weight"] + layers(w, x, np.tanh)
+    return half_normal(w["noise"]) + layered_prior(w) + regression(f[:, 0], y, w["noise"])
+
+
+# One of the rows has two neighbours then, and one has none.
+RADIUS = 1.3
+
+
+def adjacency(x: np.ndarray) -> np.ndarray:
+    """Neighbours by SciPy's distances: a root mean square below RADIUS."""
+    near = squareform(pdist(x)) / math.sqrt(x.shape[1]) < RADIUS
+    return near.astype(int) - np.eye(len(x), dtype=int)
+
+
+def on_a_graph(w: Values, x: np.ndarray, graph: np.ndarray) -> np.ndarray:
+    """f of a graph convolution over another, by the normalised adjacency as a matrix."""
+    loops = graph + np.eye(len(graph))
+    root = np.diag(loops.sum(1) ** -0.5)
+    spread = root @ loops @ root
+    h = np.tanh(spread @ x @ w["hidden0.weight"] + w["hidden0.bias"])
+    return spread @ h @ w["output.weight"] + w["output.bias"]
+
+
+def graph_convolution(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    return layered_prior(w) + logits(on_a_graph(w, x, adjacency(x)), y)
+
+
+COUNTED = np.array([0.0, 3, 1, 7, 0, 2])
+
 DENSITIES: dict[str, tuple[Any, np.ndarray, Callable[[Values, np.ndarray, np.ndarray], float]]] = {
     "logistic_regression": (small("logistic_regression"), BINARY, logistic_regression),
     "evidence_framework": (small("evidence_framework", precision=4.0), BINARY, evidence_framework),
@@ -297,6 +403,14 @@ DENSITIES: dict[str, tuple[Any, np.ndarray, Callable[[Values, np.ndarray, np.nda
     "one_layer_digits": (small("one_layer_digits"), LABELS, one_layer_digits),
     "one_layer_digits, exchanged": (small("one_layer_digits", exchanged=True), LABELS, of_posteriordb),
     "latent_inputs": (small("latent_inputs", latents=2), TARGETS, latent_inputs),
+    "student_t_mlp": (small("student_t_mlp"), TARGETS, student_t_mlp),
+    "student_t_mlp, df given": (small("student_t_mlp", df=4.0), TARGETS, given_freedom),
+    "count_mlp": (small("count_mlp"), COUNTED, count_mlp),
+    "count_mlp, Poisson": (small("count_mlp", overdispersed=False), COUNTED, poisson_counts),
+    "ordinal_mlp": (small("ordinal_mlp", concentration=2.0), LABELS, ordinal_mlp),
+    "mixture_density": (small("mixture_density", components=2), TARGETS, mixture_density),
+    "autoregressive": (small("autoregressive"), TARGETS, autoregressive),
+    "graph_convolution": (small("graph_convolution", radius=RADIUS), LABELS, graph_convolution),
 }
 
 
@@ -309,8 +423,117 @@ def test_the_density_is_the_one_on_the_card(name: str) -> None:
         np.testing.assert_allclose(value, by_hand(w, X, y), rtol=1e-9)
 
 
+SMALL_IMAGES = RNG.normal(size=(ROWS, 4 * 6))
+
+
+def resnet(at: Mapping[str, Any], x: Any) -> Any:
+    """f by torch.nn.functional, with the zeros of a stride of 2 on the right and below, where TensorFlow has them."""
+    import torch
+    from torch.nn import functional
+
+    def convolved(name: str, h: Any, stride: int = 1) -> Any:
+        kernel = at[f"{name}.weight"].permute(3, 2, 0, 1)
+        if kernel.shape[-1] == 3:
+            h = functional.pad(h, (1, 1, 1, 1) if stride == 1 else (0, 1, 0, 1))
+        return functional.conv2d(h, kernel, stride=stride)
+
+    def of_channels(name: str) -> Any:
+        return at[name][None, :, None, None]
+
+    def normalised(name: str, h: Any) -> Any:
+        h = h / torch.sqrt((h**2).mean((2, 3), keepdim=True) + 1e-6)
+        return h * of_channels(f"{name}.gain") + of_channels(f"{name}.bias")
+
+    h = normalised("stem.norm", convolved("stem", x.reshape(ROWS, 1, 4, 6)))
+    h = torch.maximum(h, of_channels("stem.norm.threshold"))
+    for stage in range(2):
+        name, stride = f"stage{stage}.block0", stage + 1
+        branch = normalised(f"{name}.norm0", convolved(f"{name}.conv0", h, stride))
+        branch = torch.maximum(branch, of_channels(f"{name}.norm0.threshold"))
+        branch = normalised(f"{name}.norm1", convolved(f"{name}.conv1", branch))
+        around = h if stage == 0 else convolved(f"{name}.shortcut", h, stride)
+        h = torch.maximum(branch + around, of_channels(f"{name}.threshold"))
+    return functional.linear(h.mean((2, 3)), at["output.weight"].T, at["output.bias"])
+
+
+def lstm_classifier(at: Mapping[str, Any], x: Any) -> Any:
+    """f by torch.nn.LSTM, rows of six pixels one after the other."""
+    import torch
+    from torch.nn import functional
+
+    module = torch.nn.LSTM(6, UNITS, batch_first=True, dtype=torch.float64)
+    given = {
+        "weight_ih_l0": at["lstm.input.weight"].T,
+        "bias_ih_l0": at["lstm.input.bias"],
+        "weight_hh_l0": at["lstm.state.weight"].T,
+        # torch has a second bias, which is added to the first.
+        "bias_hh_l0": torch.zeros(4 * UNITS),
+    }
+    set_parameters(module, {name: value.numpy() for name, value in given.items()})
+    states, _ = module(x.reshape(ROWS, 4, 6))
+    return functional.linear(states[:, -1], at["output.weight"].T, at["output.bias"])
+
+
+def transformer_classifier(at: Mapping[str, Any], x: Any) -> Any:
+    """f by torch.nn.functional: patches by `unfold`, two heads, the normalisation in front."""
+    from torch.nn import functional
+
+    def mapped(name: str, h: Any) -> Any:
+        return functional.linear(h, at[f"{name}.weight"].T, at[f"{name}.bias"])
+
+    def normalised(name: str, h: Any) -> Any:
+        return functional.layer_norm(h, h.shape[-1:], at[f"{name}.gain"], at[f"{name}.bias"])
+
+    patches = functional.unfold(x.reshape(ROWS, 1, 4, 6), 2, stride=2).transpose(1, 2)
+    h = mapped("embedding", patches) + at["positions.weight"]
+    for name in ("block0", "block1"):
+        read = normalised(f"{name}.norm0", h)
+        heads = [
+            mapped(f"{name}.attention.{part}", read).unflatten(-1, (2, 2)).transpose(1, 2)
+            for part in ("query", "key", "value")
+        ]
+        seen = functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(-2)
+        h = h + mapped(f"{name}.attention.output", seen)
+        inner = functional.gelu(mapped(f"{name}.hidden", normalised(f"{name}.norm1", h)))
+        h = h + mapped(f"{name}.output", inner)
+    return mapped("output", normalised("norm", h).mean(1))
+
+
+PICTURES: dict[str, tuple[Any, Callable[[Mapping[str, Any], Any], Any]]] = {
+    "resnet": (small("resnet"), resnet),
+    "lstm_classifier": (small("lstm_classifier"), lstm_classifier),
+    "transformer_classifier": (small("transformer_classifier", width=4, blocks=2), transformer_classifier),
+}
+
+
+def picture_prior(name: str, value: np.ndarray) -> float:
+    """What the cards say of gains, thresholds, positions and all else."""
+    if name.endswith(".gain"):
+        return normal(value, 0.25, 1.0)
+    if name.endswith(".threshold"):
+        return normal(value, 0.25)
+    if name.endswith(".bias") or name == "positions.weight":
+        return normal(value)
+    return normal(value, 1.0 / math.sqrt(math.prod(value.shape[:-1])))
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_model_of_images_is_that_of_torch(name: str) -> None:
+    import torch
+
+    model, by_torch = PICTURES[name]
+    w, value = density(model, SMALL_IMAGES, LABELS)
+    with torch.no_grad():
+        f = by_torch(
+            {site: torch.as_tensor(each) for site, each in w.items()}, torch.as_tensor(SMALL_IMAGES)
+        ).numpy()
+    np.testing.assert_allclose(network_function(model)(w, SMALL_IMAGES), f, rtol=1e-9, atol=1e-12)
+    prior = sum(picture_prior(site, each) for site, each in w.items())
+    np.testing.assert_allclose(value, prior + logits(f, LABELS), rtol=1e-9)
+
+
 def test_every_model_of_this_file_has_its_density_written_out() -> None:
-    assert {name.partition(",")[0] for name in DENSITIES} | {"lenet"} == set(COUNTS)
+    assert {name.partition(",")[0] for name in DENSITIES} | {"lenet", *PICTURES} == set(COUNTS)
 
 
 def test_the_images_go_through_the_convolutions_of_torch() -> None:
@@ -342,6 +565,66 @@ def test_the_images_go_through_the_convolutions_of_torch() -> None:
 
 
 # --- what a card claims ---------------------------------------------------------------------------
+
+
+NEW_DATA = (
+    *("student_t_mlp", "count_mlp", "ordinal_mlp", "mixture_density", "autoregressive"),
+    *("resnet", "lstm_classifier", "transformer_classifier", "graph_convolution"),
+)
+
+
+@pytest.mark.filterwarnings("ignore:zero variance in the training rows")
+@pytest.mark.parametrize("name", NEW_DATA)
+def test_a_model_is_fitted_to_its_default_data(name: str) -> None:
+    table = data.load(zoo.models()[name].data or "")
+    train, test = table.split(0)
+    train, test = train[:60], test[:20]
+    model = bind_classes(zoo.load(name), table.y, table.class_names)
+    method = bnn.MAP(ppl="pyro", steps=5, polish=False)
+    found = bnn.fit(model, table.x[train], table.y[train], method, standardise=True)
+    scores = found.predict(table.x[test]).log_prob(table.y[test])
+    assert scores.shape == (20,)
+    assert np.isfinite(scores).all()
+
+
+def test_a_graph_is_of_the_rows_that_are_given() -> None:
+    model = small("graph_convolution", radius=RADIUS)
+    w, _ = density(model, X, LABELS)
+    f, graph = network_function(model), adjacency(X)
+    degrees = graph.sum(1)
+    assert degrees.max() > 1
+    assert degrees.min() == 0
+    # The graph may come with the data, and needs no distances then.
+    given = {"features": X, "adjacency": graph}
+    np.testing.assert_allclose(f(w, given), f(w, X), rtol=1e-12, atol=1e-12)
+    # The graph of some rows is that part of the graph of all.
+    np.testing.assert_allclose(f(w, X[1:]), on_a_graph(w, X[1:], graph[1:, 1:]), rtol=1e-9, atol=1e-12)
+    # Without neighbours a row is that of a plain network; with them it depends on who else is there.
+    plain = layers(w, X, np.tanh)
+    alone = int(degrees.argmin())
+    np.testing.assert_allclose(f(w, X)[alone], plain[alone], rtol=1e-9, atol=1e-12)
+    assert np.abs(f(w, X) - plain)[degrees > 0].max() > 1e-3
+
+
+def test_weights_in_front_of_a_normalisation_have_no_size() -> None:
+    model = PICTURES["resnet"][0]
+    w, _ = density(model, SMALL_IMAGES, LABELS)
+    f = network_function(model)(w, SMALL_IMAGES)
+    for site in ("stem.weight", "stage1.block0.conv1.weight"):
+        larger = {**w, site: 10.0 * w[site]}
+        # What is added to the mean square, 1e-6 beside numbers about 1.
+        np.testing.assert_allclose(network_function(model)(larger, SMALL_IMAGES), f, rtol=0, atol=1e-4)
+
+
+def test_a_bias_of_the_keys_changes_nothing() -> None:
+    model = PICTURES["transformer_classifier"][0]
+    w, _ = density(model, SMALL_IMAGES, LABELS)
+    bias = w["block0.attention.key.bias"] + np.array([1.0, -2.0, 3.0, 0.5])
+    moved = {**w, "block0.attention.key.bias": bias}
+    f = network_function(model)
+    np.testing.assert_allclose(f(moved, SMALL_IMAGES), f(w, SMALL_IMAGES), rtol=0, atol=1e-12)
+    turned = {**w, "block0.attention.query.bias": bias}
+    assert np.abs(f(turned, SMALL_IMAGES) - f(w, SMALL_IMAGES)).max() > 1e-3
 
 
 def test_the_scales_of_empirical_bayes_mean_something_to_svi_only() -> None:
