@@ -26,7 +26,7 @@ from ppl_bnn.diagnostics.calibration import (
 from ppl_bnn.errors import DivergenceError, InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.inference.method import Method, Outcome
-from ppl_bnn.posterior import Approximation, Chains
+from ppl_bnn.posterior import Approximation, Chains, Posterior
 
 NOISE, ROWS = 0.5, 12
 
@@ -418,7 +418,7 @@ def test_what_has_no_truth_to_draw_is_refused() -> None:
         ({"draws": 1.5}, "draws"),
         ({"jobs": True}, "jobs"),
         ({"probe": np.zeros((2, 3))}, "probe: x: expected inputs like those"),
-        ({"probe": np.zeros((2, 2)), "functions": {"w": weights}}, "probe"),
+        ({"figures": 3}, "figures"),
         ({"seed": -1}, "seed"),
         ({"functions": {}}, "functions"),
         ({"functions": {"total": lambda w, eta, y: eta.sum()}}, "total"),
@@ -592,6 +592,62 @@ def test_outputs_are_ranked_at_inputs_of_choice() -> None:
     expected = calibrated(Conjugate(ppl="pyro"), simulations=4, functions={"f": by_hand})
     np.testing.assert_allclose(found.truths[:, 0], expected.truths[:, 0], rtol=1e-12)
     np.testing.assert_array_equal(found.ranks[:, 0], expected.ranks[:, 0])
+
+
+def test_functions_of_ones_own_are_given_the_predictor_at_the_probe() -> None:
+    probe = np.array([[1.0, 0.0], [2.0, -1.0]])
+    own = {"f": lambda w, eta, y: eta[..., 0], "rows": lambda w, eta, y: np.full(len(eta), float(len(y)))}
+    found = calibrated(Conjugate(ppl="pyro"), simulations=4, probe=probe, functions=own)
+    usual = calibrated(Conjugate(ppl="pyro"), simulations=4, probe=probe)
+    assert found.names == ("f[0]", "f[1]")
+    assert found.constant == ("rows",)
+    np.testing.assert_array_equal(found.truths, usual.truths[:, :2])
+    np.testing.assert_array_equal(found.ranks, usual.ranks[:, :2])
+
+
+def test_usual_functions_are_those_that_convergence_is_judged_by() -> None:
+    svi = bnn.SVI(ppl="pyro", steps=30, elbo_draws=5)
+    seen: list[Posterior] = []
+
+    def kept(posterior: Posterior) -> dict[str, float]:
+        seen.append(posterior)
+        return {}
+
+    found = calibrated(svi, model=with_noise, simulations=1, draws=19, figures=kept)
+    posterior = seen[0]
+    # The posterior that was ranked says the same of its own draws.
+    eta = posterior.predictor(inputs(), draws=19)[0]
+    family, parameters = posterior._with(lambda problem: problem.program.likelihood.mixture_parameters(eta))
+    density = bnn.Prediction(family, parameters).component_log_prob(posterior.targets).sum(axis=-1)
+    for name, values in (
+        ("f of row 0", eta[:, 0, 0]),
+        ("f of row 6", eta[:, 6, 0]),
+        ("log likelihood", density),
+        ("noise", np.exp(eta[:, 0, 1])),
+    ):
+        column = found.names.index(name)
+        assert found.ranks[0, column] == (values < found.truths[0, column]).sum()
+
+
+def test_figures_are_kept_of_each_fit(tmp_path: Path) -> None:
+    def asked(posterior: Posterior) -> dict[str, float]:
+        even = posterior.info.seed % 2
+        return {"converged": even, "seed": posterior.info.seed, **({"odd": 1.0} if not even else {})}
+
+    fails = Conjugate(error=DivergenceError("planted"), ppl="pyro")
+    found = calibrated(fails, simulations=20, figures=asked, checkpoint=tmp_path)
+    assert found.failures
+    assert set(found.figures) == {"converged", "seed", "odd"}
+    assert all(values.shape == (found.simulations,) for values in found.figures.values())
+    np.testing.assert_array_equal(found.figures["converged"], found.figures["seed"] % 2)
+    np.testing.assert_array_equal(np.isnan(found.figures["odd"]), found.figures["converged"] == 1.0)
+    assert found.not_converged == np.count_nonzero(found.figures["converged"] == 0.0)
+    again = calibrated(fails, simulations=20, figures=asked, checkpoint=tmp_path)
+    for name, values in found.figures.items():
+        np.testing.assert_array_equal(again.figures[name], values)
+    with pytest.raises(InputError, match="figures"):
+        calibrated(fails, simulations=20, checkpoint=tmp_path, figures=lambda posterior: {})
+    assert calibrated(Conjugate(ppl="pyro"), simulations=2).figures == {}
 
 
 # --- figures --------------------------------------------------------------------------------------

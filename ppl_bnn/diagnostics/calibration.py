@@ -33,9 +33,9 @@ from ppl_bnn.errors import (
 )
 from ppl_bnn.inference.checkpoint import Checkpoint, identity
 from ppl_bnn.inference.method import Method
+from ppl_bnn.mixing import LOG_LIKELIHOOD, PREDICTOR, quantities
 from ppl_bnn.posterior import MEMORY, Posterior
 from ppl_bnn.ppl.protocol import Model, Problem, Program, map_data, row_count, site_seed, system, written_in
-from ppl_bnn.predictive import Prediction
 from ppl_bnn.progress import Progress, Silent, resolve
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ UNDECIDED = "undecided"
 
 # (w, eta, y) -> (S,) or (S, K)
 Function = Callable[[dict[str, np.ndarray], np.ndarray, np.ndarray], Any]
+# What is kept of each fit, besides its ranks.
+Figures = Callable[[Posterior], Mapping[str, float]]
 # They say that the method cannot serve this model at all: the next data set would be refused in the same words.
 _HOPELESS = (UnsupportedError, ModelError, UnknownNameError, MissingFrameworkError, DeviceError)
 
@@ -76,7 +78,7 @@ class Calibration:
     random; truths (S, F). asked: how many simulations were wanted. failures: number of the simulation -> why it has no
     ranks. constant: functions that never varied, left out. not_converged: how many of the S fits said of themselves
     that they had not converged. error_rate: the probability that an exact method is called miscalibrated, over all
-    functions and tests together (Bonferroni).
+    functions and tests together (Bonferroni). figures: name -> (S,), what was asked of each fit, NaN where it had none.
 
     An exact method keeps uniform ranks also where fits fail, since whether one fails is decided by the data, given
     which the truth is one draw from the posterior like any other.
@@ -93,6 +95,7 @@ class Calibration:
     constant: tuple[str, ...] = ()
     not_converged: int = 0
     error_rate: float = ERROR_RATE
+    figures: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def simulations(self) -> int:
@@ -516,6 +519,7 @@ def simulation_based_calibration(
     draws: int = 99,
     functions: Mapping[str, Function] | None = None,
     probe: Any = None,
+    figures: Figures | None = None,
     seed: int = 0,
     progress: bool | Progress | None = None,
     jobs: int = 1,
@@ -534,7 +538,11 @@ def simulation_based_calibration(
     default: the network's outputs f(x*) at inputs x* = `probe` (M, F), or without it at 3 rows of x, evenly spaced; the
     log likelihood of y, which alone can see a posterior that ignores the data, and sees a wrong spread of many weights
     together (Modrák et al. 2023, Bayesian Analysis); and each scalar random variable, such as "noise". eta is the
-    predictor as the posterior predicts by default (linearised, for Laplace).
+    predictor as the posterior predicts by default (linearised, for Laplace). Functions of one's own beside a `probe`
+    are given eta at the probe, (S, M, D), in place of that at x.
+
+    figures: a function of each fitted posterior -> name -> number, kept in `Calibration.figures`, such as what its
+    chains say of their convergence; a figure "converged" is what `not_converged` counts by.
 
     It costs `simulations` fits; in NumPyro what a method keeps with its program is compiled once for all of them. jobs:
     so many processes at a time, with the same result to the bit (not threads: a fit changes settings of its framework
@@ -586,24 +594,26 @@ def simulation_based_calibration(
                 "a dict of name -> function(w, eta, y)", repr(functions), "functions=None for the usual ones"
             )
         )
+    if figures is not None and not callable(figures):
+        raise InputError(
+            "figures: " + message("a function posterior -> name -> number", repr(figures), "figures=None")
+        )
     x = checks.check_inputs(x)
     if probe is not None:
-        if functions is not None:
-            raise InputError(
-                "probe: " + message("no probe beside functions of one's own", "both", "functions=None")
-            )
         try:
             probe = checks.check_inputs(probe, checks.describe_inputs(x))
         except InputError as error:
             raise InputError(f"probe: {error}") from None
     simulator = _Simulator(
-        model, x, method, int(draws), functions, probe, int(seed), device, observed, checkpoint
+        model, x, method, int(draws), functions, probe, figures, int(seed), device, observed, checkpoint
     )
     records = simulator.finished(int(simulations))
     task = resolve(progress).task(f"Calibration of {method.name}", int(simulations))
 
     def tell() -> None:
-        task.update(len(records), failed=float(sum(bool(each.failure) for each in records.values())))
+        failed = sum(bool(each.failure) for each in records.values())
+        doubtful = sum(not each.failure and not each.converged for each in records.values())
+        task.update(len(records), failed=float(failed), not_converged=float(doubtful))
 
     try:
         if records:
@@ -633,10 +643,16 @@ class _Record:
     varied: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=bool))
     converged: bool = True
     failure: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All of it as arrays, words as the bytes of JSON."""
-        words = {"names": self.names, "converged": self.converged, "failure": self.failure}
+        words = {
+            "names": self.names,
+            "converged": self.converged,
+            "failure": self.failure,
+            "figures": self.figures,
+        }
         return {
             "truths": self.truths,
             "ranks": self.ranks,
@@ -655,6 +671,8 @@ class _Record:
             arrays["varied"],
             words["converged"],
             words["failure"],
+            # Folders of before there were any have none.
+            words.get("figures", {}),
         )
 
 
@@ -699,6 +717,7 @@ class _Simulator:
     draws: int
     functions: Mapping[str, Function] | None
     probe: Any
+    figures: Figures | None
     seed: int
     device: str
     observed: str | None
@@ -744,6 +763,8 @@ class _Simulator:
                 # Inputs, prior and likelihood: another model draws other targets.
                 "model and inputs": checks.data_hash(self.x, self._drawn(0)[1]),
             }
+            if self.figures is not None:
+                self._belongs["figures"] = identity(self.figures)
         return Checkpoint.of(self.folder, self._belongs or {}, f"simulation-{index:06d}")
 
     # -- one simulation
@@ -769,8 +790,11 @@ class _Simulator:
                 "simulation_based_calibration: "
                 + message("a method with draws that differ", f"{self.method.name}, a point", "bnn.Laplace()")
             )
-        drawn, true = self._evaluated(posterior, truth, index)
-        return self._ranked(drawn, true, index, bool(posterior.info.figures.get("converged", 1.0)))
+        record = self._ranked(*self._evaluated(posterior, truth, index), index)
+        asked = {} if self.figures is None else self.figures(posterior)
+        figures = {name: float(value) for name, value in asked.items()}
+        converged = figures.get("converged", posterior.info.figures.get("converged", 1.0))
+        return replace(record, converged=bool(converged), figures=figures)
 
     def _fitted(self, y: np.ndarray, seed: int) -> Posterior:
         """The method on (x, y). From the second time on over the program of the first, with what it has compiled."""
@@ -866,23 +890,20 @@ class _Simulator:
         approximation, kind = posterior.approximation, posterior._drawn_kind(None)
         u = posterior._chosen_draws(self.draws)
 
-        def of_draws(problem: Problem) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+        def of_draws(problem: Problem) -> dict[str, np.ndarray]:
             def at(x: Any) -> np.ndarray:
                 return approximation.predictor_draws(problem, u, x, kind, 0, MEMORY)
 
-            w = problem.program.constrain_draws(u, problem.x, problem.y)
-            eta = at(problem.inputs)
-            return w, eta, eta if self.probe is None else at(self.probe)
+            return self._functions(problem, problem.program.constrain_draws(u, problem.x, problem.y), at)
 
-        def of_truth(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+        def of_truth(problem: Problem) -> dict[str, np.ndarray]:
             one = {name: truth[name][None] for name in problem.program.sites}
 
             def at(x: Any) -> np.ndarray:
                 # Another seed than that of the draws: latent variables of rows are drawn afresh for both.
                 return problem.program.predictor_draws(one, x, seed=index + 1, memory=MEMORY)
 
-            eta = at(problem.inputs)
-            return eta, eta if self.probe is None else at(self.probe)
+            return self._functions(problem, {name: value[None] for name, value in truth.items()}, at)
 
         def compiled_once(action: Callable[[Problem], Any]) -> Any:
             """As `Posterior._with`, over one program for all simulations, whose functions are compiled once."""
@@ -899,37 +920,22 @@ class _Simulator:
                 return action(problem)
 
         on_cpu, tuned = posterior.info.device == "cpu", approximation.program(self.model) is not self.model
-        w, eta, at_probe = (compiled_once if on_cpu and not tuned else posterior._with)(of_draws)
-        true, true_at_probe = compiled_once(of_truth)
-        y = posterior.targets
-        one = {name: value[None] for name, value in truth.items()}
-        return self._functions(w, eta, at_probe, y), self._functions(one, true, true_at_probe, y)
+        drawn = (compiled_once if on_cpu and not tuned else posterior._with)(of_draws)
+        return drawn, compiled_once(of_truth)
 
     def _functions(
-        self, w: dict[str, np.ndarray], eta: np.ndarray, at_probe: np.ndarray, y: np.ndarray
+        self, problem: Problem, w: dict[str, np.ndarray], predictor: Callable[[Any], np.ndarray]
     ) -> dict[str, np.ndarray]:
         """name -> (S,), each component of a function by a name of its own."""
-        assert self._program is not None
-        found: dict[str, np.ndarray] = {}
+        probe = problem.inputs if self.probe is None else self.probe
         if self.functions is None:
-            columns = (
-                eta.shape[-1] if self._program.outputs is None else min(self._program.outputs, eta.shape[-1])
+            return self._usual(
+                problem.program,
+                quantities(problem, w, predictor, probe, problem.inputs, problem.targets),
             )
-            every = at_probe.shape[1]
-            rows = np.unique(np.linspace(0, every - 1, PROBES if self.probe is None else every).round())
-            where = "row" if self.probe is None else "probe"
-            for row in rows.astype(int):
-                for column in range(columns):
-                    name = f"f of {where} {row}" if columns == 1 else f"f[{column}] of {where} {row}"
-                    found[name] = at_probe[:, row, column]
-            family, parameters = self._program.likelihood.mixture_parameters(eta)
-            found["log likelihood"] = Prediction(family, parameters).component_log_prob(y).sum(axis=-1)
-            for name, site in self._program.sites.items():
-                if site.shape == () and not site.local:
-                    found[name] = w[name]
-            return found
+        eta, found = predictor(probe), {}
         for name, function in self.functions.items():
-            value = np.asarray(function(w, eta, y))
+            value = np.asarray(function(w, eta, problem.targets))
             if value.ndim not in (1, 2) or len(value) != len(eta):
                 raise InputError(
                     f"functions[{name!r}]: "
@@ -945,9 +951,22 @@ class _Simulator:
                 found |= {f"{name}[{column}]": value[:, column] for column in range(value.shape[1])}
         return found
 
-    def _ranked(
-        self, drawn: dict[str, np.ndarray], true: dict[str, np.ndarray], index: int, converged: bool
-    ) -> _Record:
+    def _usual(self, program: Program, judged: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What convergence is judged by (`mixing.quantities`), of f the network's outputs at single rows."""
+        f = judged.pop(PREDICTOR)
+        columns = f.shape[-1] if program.outputs is None else min(program.outputs, f.shape[-1])
+        every = f.shape[1]
+        rows = np.unique(np.linspace(0, every - 1, PROBES if self.probe is None else every).round())
+        where = "row" if self.probe is None else "probe"
+        found = {}
+        for row in rows.astype(int):
+            for column in range(columns):
+                name = f"f of {where} {row}" if columns == 1 else f"f[{column}] of {where} {row}"
+                found[name] = f[:, row, column]
+        found["log likelihood"] = judged.pop(LOG_LIKELIHOOD)
+        return found | judged
+
+    def _ranked(self, drawn: dict[str, np.ndarray], true: dict[str, np.ndarray], index: int) -> _Record:
         rng = np.random.default_rng(site_seed(f"calibration ties {index}", self.seed))
         truths = np.array([float(true[name][0]) for name in drawn])
         values = np.stack([np.asarray(value, dtype=np.float64) for value in drawn.values()], axis=1)
@@ -960,7 +979,7 @@ class _Simulator:
             return _Record(failure=f"{_listed(tuple(undefined))} is not a number for the truth or for a draw")
         below, ties = (values < truths).sum(axis=0), (values == truths).sum(axis=0)
         ranks = below + rng.integers(0, ties + 1)
-        return _Record(tuple(drawn), truths, ranks, ties < len(values), converged)
+        return _Record(tuple(drawn), truths, ranks, ties < len(values))
 
 
 def _gathered(simulator: _Simulator, records: Mapping[int, _Record], asked: int) -> Calibration:
@@ -972,6 +991,7 @@ def _gathered(simulator: _Simulator, records: Mapping[int, _Record], asked: int)
     ranks = np.array([record.ranks for record in finished], dtype=np.int64).reshape(shape)
     truths = np.array([record.truths for record in finished], dtype=np.float64).reshape(shape)
     varied = np.array([record.varied for record in finished], dtype=bool).reshape(shape).any(axis=0)
+    kept = dict.fromkeys(name for record in finished for name in record.figures)
     return Calibration(
         subject=f"{simulator.method.name} in {simulator.ppl}",
         names=tuple(name for name, varies in zip(names, varied, strict=True) if varies),
@@ -983,4 +1003,8 @@ def _gathered(simulator: _Simulator, records: Mapping[int, _Record], asked: int)
         failures={index: records[index].failure for index in order if records[index].failure},
         constant=tuple(name for name, varies in zip(names, varied, strict=True) if not varies),
         not_converged=sum(not record.converged for record in finished),
+        figures={
+            name: np.array([record.figures.get(name, np.nan) for record in finished], dtype=np.float64)
+            for name in kept
+        },
     )
