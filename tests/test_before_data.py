@@ -100,7 +100,7 @@ def test_draws_of_a_simplex_and_of_correlations_have_their_margins() -> None:
         assert stats.kstest(p[:, k], stats.beta(each, 6.0 - each).cdf).pvalue > 1e-4
     # Of D variables each correlation r has (r + 1) / 2 ~ Beta(a, a), a = concentration - 1 + D / 2.
     size, eta = 4, 1.5
-    factor = drawn_in_numpy(dist.LKJCholesky(size, eta).expand((2000,)), rng)
+    factor = drawn_in_numpy(dist.LKJCholesky(size, eta).expand((20_000,)), rng)
     correlation = factor @ np.swapaxes(factor, -1, -2)
     np.testing.assert_allclose(np.diagonal(correlation, axis1=-2, axis2=-1), 1.0, rtol=1e-12)
     assert (np.triu(factor, 1) == 0.0).all()
