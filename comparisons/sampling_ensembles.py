@@ -740,15 +740,24 @@ def part_bde(python: str, sizes: Sizes, data: Split, index: int) -> Part:
     return Part({"scores": [row | members_figures(f)]}, {"version": version})
 
 
-def kept(folder: Path | None, name: str, sizes: Sizes, compute: Callable[[], Part]) -> Part:
+def _without_seconds(part: Part) -> Part:
+    rows = [{**row, "seconds": math.nan} for row in part.tables["scores"]]
+    return replace(part, tables={**part.tables, "scores": rows})
+
+
+def kept(
+    folder: Path | None, name: str, sizes: Sizes, compute: Callable[[], Part], shared: bool = False
+) -> Part:
     """A part from the folder where it is there, computed and put there where it is not.
+
+    shared: whether others compute on this machine meanwhile; how long it took then says nothing, and is not kept.
 
     Raises
     ------
     ValueError: a part of another size.
     """
     if folder is None:
-        return compute()
+        return _without_seconds(compute()) if shared else compute()
     path, arrays = folder / f"{name}.json", folder / f"{name}.npy"
     of = json.loads(json.dumps(asdict(sizes)))
     if path.exists():
@@ -757,7 +766,7 @@ def kept(folder: Path | None, name: str, sizes: Sizes, compute: Callable[[], Par
             raise ValueError(f"{path} is of another size: name another folder")
         f = np.load(arrays) if arrays.exists() else None
         return Part(content["tables"], content["numbers"], f)
-    part = compute()
+    part = _without_seconds(compute()) if shared else compute()
     folder.mkdir(parents=True, exist_ok=True)
     if part.f is not None:
         np.save(arrays, part.f)
@@ -772,12 +781,14 @@ def main(
     out: str | Path | None = None,
     bde: str | None = None,
     checkpoint: str | Path | None = None,
+    shared: bool = False,
 ) -> Study:
     """Run the study and write tables, figures and verdicts to `out`; see `Study.begin` for where that is.
 
     bde: an interpreter that has the package (in an environment of its own: it wants an older BlackJAX), run beside this
     one on the same splits, each first every other time. checkpoint: a folder where each part of the run is
-    kept when it has finished, so that an interrupted run goes on.
+    kept when it has finished, so that an interrupted run goes on. shared: others compute on this machine meanwhile, so
+    that the seconds of what is computed now, and was not before, are left out.
     """
     study = Study.begin(TINY if tiny else FULL, "sampling_ensembles", tiny, out)
     sizes: Sizes = study.sizes
@@ -790,7 +801,7 @@ def main(
     def take(name: str, index: int, compute: Callable[..., Part]) -> None:
         data = split(index, sizes.rows)
         part = found[f"{name}-{index}"] = kept(
-            folder, f"{name}-{index}", sizes, lambda: compute(sizes, data, index)
+            folder, f"{name}-{index}", sizes, lambda: compute(sizes, data, index), shared
         )
         for table, more in part.tables.items():
             tables[table] += more
@@ -855,5 +866,6 @@ if __name__ == "__main__":
     parser.add_argument("--out", default=None, help="folder for tables, figures and verdicts")
     parser.add_argument("--bde", default=None, help="an interpreter that has the package bde, to run beside")
     parser.add_argument("--checkpoint", default=None, help="folder where finished parts are kept")
+    parser.add_argument("--shared", action="store_true", help="keep no seconds: the machine has other work")
     options = parser.parse_args()
-    main(options.tiny, options.out, options.bde, options.checkpoint)
+    main(options.tiny, options.out, options.bde, options.checkpoint, options.shared)
