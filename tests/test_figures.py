@@ -145,8 +145,7 @@ def test_a_single_input_is_drawn_as_a_curve_with_both_bands(rng: np.random.Gener
     np.testing.assert_array_equal(mean.get_ydata(), prediction.mean[order])
     outer, inner = (c.get_paths()[0].vertices for c in axes.collections)
     assert outer[:, 1].max() == pytest.approx(prediction.interval(0.9)[1].max())
-    spread = stats.norm.ppf(0.95) * np.std(prediction.parameters["loc"], axis=0)
-    assert inner[:, 1].max() == pytest.approx((prediction.mean + spread).max())
+    assert inner[:, 1].max() == pytest.approx(np.quantile(prediction.parameters["loc"], 0.95, axis=0).max())
     assert axes.get_xlabel() == "age / years"
 
 
@@ -394,6 +393,26 @@ def test_a_curve_has_both_bands_whatever_the_order_of_its_rows(rng: np.random.Ge
     for band, spread in zip(axes.collections, (0.5, 0.4), strict=True):
         edge = band.get_paths()[0].vertices
         assert edge[:, 1].max() == pytest.approx(1.0 + stats.norm.ppf(0.95) * spread, rel=1e-9)
+
+
+def test_the_band_of_the_mean_is_that_of_the_draws_that_count(rng: np.random.Generator) -> None:
+    x, loc = np.arange(5.0), rng.normal(size=(40, 5))
+    parameters = {"loc": loc, "scale": np.full((40, 5), 0.1)}
+    with np.errstate(divide="ignore"):
+        log_weights = np.log(np.arange(40) % 2 / 20.0)
+    edges = []
+    for prediction in (
+        Prediction("Normal", parameters, log_weights),
+        Prediction("Normal", parameters, np.repeat(log_weights[:, None], 5, axis=1)),
+    ):
+        axes = bare_axes()
+        draw_curve(axes, x, prediction)
+        edges.append(axes.collections[1].get_paths()[0].vertices)
+    # Every other draw counts for nothing: of the twenty others the smallest and the second largest.
+    ranked = np.sort(loc[1::2], axis=0)
+    found = np.sort(np.unique(edges[0][np.isclose(edges[0][:, 0], 2.0), 1]))
+    np.testing.assert_allclose(found, [ranked[0, 2], ranked[18, 2]])
+    np.testing.assert_array_equal(edges[0], edges[1])
 
 
 def test_a_curve_of_something_else_is_refused(rng: np.random.Generator) -> None:

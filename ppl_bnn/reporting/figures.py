@@ -17,6 +17,7 @@ from ppl_bnn.diagnostics.function_space import (
 )
 from ppl_bnn.errors import InputError, UnsupportedError, message
 from ppl_bnn.mixing import Mixing
+from ppl_bnn.predictive import Prediction
 from ppl_bnn.scores import coverage
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ppl_bnn.comparison import Comparison
-    from ppl_bnn.predictive import Prediction
 
 # Okabe and Ito's colours, told apart with any kind of colour vision; meaning is never in colour alone.
 BLUE, SKY, ORANGE, VERMILION, GREY = "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#666666"
@@ -192,8 +192,9 @@ def draw_curve(axes: Axes, x: np.ndarray, prediction: Prediction) -> None:
     """A prediction of one number along a single input, on given axes: E[y | x] and two bands of 90 %.
 
     The outer band is the central interval of observations, by quantiles of the mixture. The inner one is that of the
-    mean function, mean -+ 1.645 sqrt(epistemic), as a normal: its draws need not be at hand (a linearised prediction
-    has none). More data would narrow the inner band; what lies between the two would stay.
+    mean function, which is a mixture, too: of the means of the draws, each a normal of the variance `epistemic_within`
+    where a component has one (a linearised prediction). More data would narrow the inner band; what lies between the
+    two would stay.
 
     x: (N,), in any order, the input of each row of the prediction.
 
@@ -213,8 +214,7 @@ def draw_curve(axes: Axes, x: np.ndarray, prediction: Prediction) -> None:
         raise InputError("draw_curve: " + message(f"x of shape {prediction.shape}", f"{x.shape}", "x[:, 0]"))
     order = np.argsort(x, kind="stable")
     lower, upper = prediction.interval(LEVEL)
-    half = 1.6448536269514722 * np.sqrt(prediction.epistemic)
-    mean = prediction.mean
+    mean, (least, most) = prediction.mean, _mean_interval(prediction)
     axes.fill_between(
         x[order],
         lower[order],
@@ -226,14 +226,31 @@ def draw_curve(axes: Axes, x: np.ndarray, prediction: Prediction) -> None:
     )
     axes.fill_between(
         x[order],
-        (mean - half)[order],
-        (mean + half)[order],
+        least[order],
+        most[order],
         color=BLUE,
         alpha=0.40,
         linewidth=0,
         label="90 % of the mean function",
     )
     axes.plot(x[order], mean[order], color=BLUE, linewidth=1.6, label="mean")
+
+
+def _mean_interval(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
+    """The central interval of the mean function in each row, (N,) and (N,)."""
+    means, within = prediction.component_mean(), prediction.epistemic_within
+    if within is not None:
+        # What has no spread of its own is a normal as narrow as digits allow.
+        spread = np.sqrt(np.maximum(within, 1e-24 * (1.0 + means**2)))
+        mixture = Prediction("Normal", {"loc": means, "scale": spread}, prediction.log_weights)
+        return mixture.interval(LEVEL)
+    tails = [0.5 * (1.0 - LEVEL), 0.5 * (1.0 + LEVEL)]
+    if prediction.log_weights is None:
+        lower, upper = np.quantile(means, tails, axis=0)
+    else:
+        weights = np.broadcast_to(prediction.weights.reshape(len(means), -1), means.shape)
+        lower, upper = np.quantile(means, tails, axis=0, weights=weights, method="inverted_cdf")
+    return lower, upper
 
 
 def grid_points(across: np.ndarray, up: np.ndarray) -> np.ndarray:
