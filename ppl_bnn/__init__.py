@@ -35,6 +35,7 @@ _CONTENTS: dict[str, str] = {
     "gru": "ppl_bnn.language.recurrent",
     "lstm": "ppl_bnn.language.recurrent",
     "graph_conv": "ppl_bnn.language.graph",
+    "module": "ppl_bnn.language.modules",
     "noncentred": "ppl_bnn.language.transforms",
     "with_prior": "ppl_bnn.language.transforms",
     "mlp": "ppl_bnn.language.networks",
@@ -186,6 +187,7 @@ if TYPE_CHECKING:
         residual,
         residual_block,
     )
+    from ppl_bnn.language.modules import module
     from ppl_bnn.language.networks import cnn, lstm_classifier, mlp, resnet, transformer
     from ppl_bnn.language.primitives import conv, coupled, deterministic, linear, observe, param, rows, sample
     from ppl_bnn.language.recurrent import gru, lstm
