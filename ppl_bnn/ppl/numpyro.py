@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -457,7 +458,31 @@ class NumPyro:
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.jit(function)
 
+    def compile_for(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], quick: bool = False
+    ) -> Callable[..., Any]:
+        # Every fit binds its model anew, which is another function to JAX: programs are told apart by their text,
+        # which has all constants in it, and by what they are called with and give.
+        lowered = jax.jit(function, keep_unused=True).lower(*arguments)
+        trees = jax.tree.structure(arguments), jax.tree.structure(lowered.out_info)
+        said = repr((trees, jax.config.jax_default_device, quick, lowered.as_text()))
+        key = hashlib.sha256(said.encode()).hexdigest()
+        found = _COMPILED.pop(key, None)
+        if found is None:
+            try:
+                found = lowered.compile({"xla_backend_optimization_level": 0} if quick else None)
+            except jax.errors.JaxRuntimeError:  # a version of XLA that has another word for it
+                found = lowered.compile()
+        # The one used last is the one that is kept longest.
+        _COMPILED[key] = found
+        if len(_COMPILED) > KEPT_COMPILED:
+            _COMPILED.pop(next(iter(_COMPILED)), None)
+        return found
 
+
+# What `compile_for` has compiled in this process, and how much of it is kept.
+_COMPILED: dict[str, Callable[..., Any]] = {}
+KEPT_COMPILED = 32
 SYSTEM = NumPyro()
 
 

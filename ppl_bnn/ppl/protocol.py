@@ -37,6 +37,8 @@ SYSTEMS = ("numpyro", "pyro")
 CACHE, CACHE_ROWS = 2**24, 2000
 # Bytes that the activations of a density over many draws may take.
 DENSITY_MEMORY = 2**28
+# Coordinates up to which a draw from the prior costs less than what compiling it well would add.
+QUICK_PARAMETERS = 100_000
 # Rows of a streamed fit that are on the device at a time.
 STREAMED_ROWS = 4096
 
@@ -176,6 +178,15 @@ class System(Protocol):
         ...
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]: ...
+
+    def compile_for(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], quick: bool = False
+    ) -> Callable[..., Any]:
+        """The function for arguments like these, for a few calls: a process compiles what computes the same once.
+
+        quick: rather soon than fast, and rounded as it comes.
+        """
+        ...
 
 
 def system(name: str) -> System:
@@ -422,6 +433,11 @@ def _native_eta(chosen: System, likelihood: NativeLikelihood, distribution: Any)
 def map_data(function: Callable[[Any], Any], x: Any) -> Any:
     """Apply to an array, or to each array of a dict of inputs."""
     return {name: function(value) for name, value in x.items()} if isinstance(x, Mapping) else function(x)
+
+
+def _shapes(x: Any) -> str:
+    """What an array, a dict of arrays, or nothing looks like from outside."""
+    return repr(None if x is None else map_data(lambda a: (tuple(a.shape), str(a.dtype)), x))
 
 
 def row_count(x: Any) -> int:
@@ -805,13 +821,29 @@ class Program:
     # -- draws from the prior, NumPy
 
     def prior_draws(self, x: Any, y: Any, seed: int, count: int) -> dict[str, np.ndarray]:
-        """NumPy: `count` draws from the prior in unconstrained coordinates (parameters: from their start)."""
-        draws: dict[str, list[np.ndarray]] = {name: [] for name in self.sites}
-        for key in iterate_seeds(self.system.seeds(seed, count)):
-            for site in self.system.run(self.native, x, y, seed=key):
-                if site.name in self.sites and site.kind in ("latent", "param"):
-                    draws[site.name].append(self.system.to_numpy(self.unconstrain_site(site)))
-        return {name: np.stack(values) for name, values in draws.items()}
+        """NumPy: `count` draws from the prior in unconstrained coordinates (parameters: from their start).
+
+        One draw is compiled, where the system compiles, and then made `count` times: a function for all of them at once
+        would be compiled again for every count, and takes longer to. A draw is a function of its seed.
+        """
+        keys = list(iterate_seeds(self.system.seeds(seed, count)))
+
+        def build() -> Callable[..., Any]:
+            quick = self.parameter_count <= QUICK_PARAMETERS
+            return self.system.compile_for(self._prior_draw, (keys[0], x, y), quick=quick)
+
+        draw = self._cached(("prior", _shapes(x), _shapes(y)), build)
+        # All are asked for before the first is taken: a system may run ahead.
+        drawn = [draw(key, x, y) for key in keys]
+        return {name: np.stack([self.system.to_numpy(one[name]) for one in drawn]) for name in self.sites}
+
+    def _prior_draw(self, seed: Any, x: Any, y: Any) -> dict[str, Array]:
+        """u of one run of the model; a compiler leaves out the network, of which nothing is asked."""
+        return {
+            site.name: self.unconstrain_site(site)
+            for site in self.system.run(self.native, x, y, seed=seed)
+            if site.name in self.sites and site.kind in ("latent", "param")
+        }
 
     def unconstrain_site(self, site: TracedSite) -> Array:
         if site.kind == "param":

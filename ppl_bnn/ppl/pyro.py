@@ -650,6 +650,11 @@ class Pyro:
 
         return without_gradients
 
+    def compile_for(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], quick: bool = False
+    ) -> Callable[..., Any]:
+        return self.compile(function)
+
 
 def _environment_of_torch() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("TORCH")}
