@@ -308,7 +308,10 @@ def compare(
 
 @dataclass(frozen=True)
 class _Plan:
-    """What will be run: everything that the words of the command line stand for."""
+    """What will be run: everything that the words of the command line stand for.
+
+    unread: why the number of parameters is not known, where it is not.
+    """
 
     name: str
     model: Callable[..., Any]
@@ -317,6 +320,7 @@ class _Plan:
     test: Any
     out: Path
     parameters: int | None
+    unread: str = ""
 
 
 def _name(word: str) -> str:
@@ -447,7 +451,7 @@ def _plan(
         _check_folder(_folder(out, model, source, quick))
         function = zoo.from_file(model, **arguments) if is_file else zoo.load(model, **arguments)
         features = 1 if is_csv else tables.datasets()[source].features
-        sketch = _sketch(function, features)
+        sketch, _ = _sketch(function, features)
         if not is_csv:
             _check_task(model, sketch, source, known_task)
     wanted = known_task or (sketch.task if sketch is not None else None)
@@ -460,14 +464,15 @@ def _plan(
 
     if table.task == "classification":
         function = bind_classes(function, table.y, table.class_names)
-    sketch = _sketch(function, table.x.shape[1])
+    sketch, unread = _sketch(function, table.x.shape[1])
     _check_task(name, sketch, table.name, table.task)
     train, test = table.split(seed)
     if quick:
         train, test = train[: QUICK_ROWS["train"]], test[: QUICK_ROWS["test"]]
     folder = _folder(out, model, source, quick)
     _check_folder(folder)
-    return _Plan(name, function, table, train, test, folder, None if sketch is None else sketch.parameters)
+    size = None if sketch is None else sketch.parameters
+    return _Plan(name, function, table, train, test, folder, size, unread)
 
 
 def _card(model: str, command: str) -> tuple[Card, bool]:
@@ -486,14 +491,18 @@ def _card(model: str, command: str) -> tuple[Card, bool]:
     raise unknown_name("model", model, known)
 
 
-def _sketch(model: Callable[..., Any], features: int) -> Sketch | None:
-    """Size and task of a model; None for one of either system's own. What is wrong with it, `compare` will say."""
+def _sketch(model: Callable[..., Any], features: int) -> tuple[Sketch | None, str]:
+    """Size and task of a model; or None, as for one of either system's own, and in a line what failed.
+
+    A file of anybody's is run here, so any exception may come. `compare` goes on without: a fit says what is wrong.
+    """
     from ppl_bnn import zoo
 
     try:
-        return zoo.sketch(model, features)
-    except Exception:
-        return None
+        return zoo.sketch(model, features), ""
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        return None, f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def _check_task(name: str, sketch: Sketch | None, table: str, task: str | None) -> None:
@@ -616,6 +625,8 @@ def _announce(console: Console, plan: _Plan, methods: dict[str, Method], quick: 
         f"{len(plan.test)} test rows, {table.x.shape[1]} features{classes}"
     )
     console.print(f"by {names}")
+    if plan.unread:
+        console.print(f"[dim]its size is not known: outside of a system it ends in {escape(plan.unread)}[/]")
     if quick:
         console.print("[yellow]--quick: tiny sizes and few rows; nothing is expected to converge[/]")
     if len(plan.train) > MANY_ROWS and "nuts" in methods:
@@ -689,27 +700,37 @@ def models(
         typer.Argument(metavar="NAME", help="Show the whole card of this model.", show_default=False),
     ] = None,
 ) -> None:
-    """List the models of the zoo, or show one as `ppl-bnn show` does."""
+    """List the models of the zoo with what fits them, or show one as `ppl-bnn show` does."""
+    from rich.text import Text
+
     from ppl_bnn import data as tables
     from ppl_bnn import zoo
+    from ppl_bnn.support import declared
 
     if name is not None:
         _show(name, None, [])
         return
-    cards = zoo.models()
+    cards, support = zoo.models(), declared()
     console = _console()
-    grid = _list(("model", "what it is", "default data", "size"))
+    grid = _list(("model", "what it is, and which methods fit it", "task, data", "size"), right=(3,))
+    unread: dict[str, str] = {}
     for card in cards.values():
         features = tables.datasets()[card.data].features if card.data else 1
-        sketch = _sketch(zoo.load(card.name), features)
-        grid.add_row(
-            card.name, card.summary, card.data or "-", "-" if sketch is None else str(sketch.parameters)
-        )
+        sketch, why = _sketch(zoo.load(card.name), features)
+        if why:
+            unread[card.name] = why
+        task, size = ("?", "?") if sketch is None else (sketch.task, _digits(sketch.parameters))
+        what = Text.assemble(card.summary, "\n", (f"Methods: {support.summary(card.name)}.", "dim"))
+        grid.add_row(card.name, what, f"{task}\n{card.data or '-'}", size)
     console.print(grid)
+    for name, why in unread.items():
+        console.print(Text(f"{name} was not read: outside of a system it ends in {why}", style="yellow"))
+    single = support.shortened(row for row in support.methods if len(support.served(row)) == 1)
     console.print(
-        "Size: the number of parameters on the default data. Each is a file that can be copied and changed:\n"
-        "`ppl-bnn show NAME` shows its card, its sites and its path, `ppl-bnn prior NAME` what it expects before\n"
-        "it has seen a target, and `ppl-bnn compare NAME` fits it.",
+        "Size: the number of parameters on the default data. Methods: those that are known to fit, in both systems but "
+        f"for {', '.join(single)}, which one of them has; a star stands for all variants. Each model is a file that "
+        "can be copied and changed: `ppl-bnn show NAME` shows its card, its sites, its path and why a method does not "
+        "fit, `ppl-bnn prior NAME` what it expects before it has seen a target, and `ppl-bnn compare NAME` fits it.",
         markup=False,
     )
 
@@ -735,7 +756,7 @@ def show(
     ] = None,
     set_: _Set = None,
 ) -> None:
-    """Show a model: its card, its sites with their priors and shapes, and how many numbers it infers."""
+    """Show a model: its card, its sites with priors and shapes, how many numbers it infers, what cannot fit it."""
     _show(model, data, set_ or [])
 
 
@@ -762,24 +783,48 @@ def _show(model: str, data: str | None, settings: list[str]) -> None:
         console.print("Its sites depend on the number of inputs: --data NAME shows them.", markup=False)
         return
     features = known[source].features
-    sketch = _sketch(function, features)
+    sketch, unread = _sketch(function, features)
     if sketch is None:
-        console.print(
-            "Its sites are not listed: it is no model of the language, or does not run on this data."
-        )
-        return
+        console.print(Text(f"Its sites are not listed: outside of a system it ends in {unread}"))
+    else:
+        _show_sites(console, sketch, f"On {source}, with {features} inputs:")
+    if not is_file:
+        _show_methods(console, card.name)
+
+
+def _show_sites(console: Console, sketch: Sketch, title: str) -> None:
+    from rich.text import Text
+
     grid = _list(("site", "prior", "shape", "numbers"), right=(3,))
     for site in sketch.sites:
         shape = " x ".join(map(str, site.shape)) or "-"
-        grid.add_row(site.name, Text(site.prior), shape, f"{site.size:,}".replace(",", " "))
+        grid.add_row(site.name, Text(site.prior), shape, _digits(site.size))
     grid.add_section()
-    total = f"{sketch.parameters:,}".replace(",", " ")
-    grid.add_row("in all", "", "", total, style="bold")
-    console.print(Text(f"On {source}, with {features} inputs:", style="bold"))
+    grid.add_row("in all", "", "", _digits(sketch.parameters), style="bold")
+    console.print(Text(title, style="bold"))
     console.print(grid)
     computed = any("..." in words for words in (sketch.likelihood, *(site.prior for site in sketch.sites)))
     legend = "\n...: computed from other sites" if computed else ""
     console.print(Text(f"y, given x and these: {sketch.likelihood}{legend}"))
+
+
+def _show_methods(console: Console, name: str) -> None:
+    """What fits a model of the zoo, and why the rest does not."""
+    from rich.text import Text
+
+    from ppl_bnn.support import declared
+
+    support = declared()
+    missing, doubtful = support.missing(name), support.doubtful(name)
+    console.print(Text(f"\nMethods that fit it: {support.summary(name)}.", style="bold"))
+    for heading, rules in (("does not fit", missing), ("may fail", doubtful)):
+        if not rules:
+            continue
+        grid = _list((heading, "why"))
+        grid.columns[0].no_wrap, grid.columns[0].max_width = False, 30
+        for rule, names in rules.items():
+            grid.add_row(", ".join(names), Text(rule.reason))
+        console.print(grid)
 
 
 @app.command()
@@ -873,16 +918,19 @@ def data() -> None:
     grid = _list(("data set", "task", "rows", "features", "where from", "bytes to fetch"), right=(2, 3, 5))
     licences: dict[str, list[str]] = {}
     for card in tables.datasets().values():
-        size = f"{card.bytes:,}".replace(",", " ") if card.bytes else "-"
-        grid.add_row(
-            card.name, card.task, f"{card.rows:,}".replace(",", " "), str(card.features), card.where, size
-        )
+        size = _digits(card.bytes) if card.bytes else "-"
+        grid.add_row(card.name, card.task, _digits(card.rows), str(card.features), card.where, size)
         licences.setdefault(card.licence, []).append(card.name)
     console.print(grid)
     console.print("[bold]Licences[/]")
     for licence, names in licences.items():
         console.print(Text(f"- {', '.join(names)}: {licence}"))
     console.print("\nOr any CSV file: ppl-bnn compare --data FILE.csv --target COLUMN", markup=False)
+
+
+def _digits(number: int) -> str:
+    """Thousands apart."""
+    return f"{number:,}".replace(",", " ")
 
 
 def _list(headings: tuple[str, ...], right: tuple[int, ...] = ()) -> Any:

@@ -70,6 +70,10 @@ def test_models_are_listed_and_their_cards_shown() -> None:
         assert f"{name} " in out
         assert str(card.data) in out
     assert "122" in out  # 10 inputs, 10 hidden units, 1 output, 1 noise
+    assert "21 386" in out
+    assert max(len(line) for line in out.splitlines()) <= 100
+    assert "…" not in out
+    assert "was not read" not in out
     code, out, _ = invoke("models", "linear_regression")
     assert code == 0
     assert "y_n | x_n, w, b, s ~ N(x_n . w + b, s^2)" in out
@@ -79,9 +83,70 @@ def test_models_are_listed_and_their_cards_shown() -> None:
     assert "did you mean 'linear_regression'" in err
 
 
+def test_models_are_listed_with_what_fits_them() -> None:
+    from ppl_bnn.support import declared
+
+    _, out, _ = invoke("models")
+    # Columns beside a cell of several lines would stand between its words.
+    heading = next(line for line in out.splitlines() if "what it is" in line)
+    cell = slice(heading.index("what it is"), heading.index("task, data"))
+    words = " ".join(" ".join(line[cell] for line in out.splitlines()).split())
+    for name, card in ppl_bnn.zoo.models().items():
+        assert f"{card.summary} Methods: {declared().summary(name)}." in words
+    assert "Methods: only svi." in words
+
+
+def test_what_does_not_fit_a_model_is_shown_with_the_reason() -> None:
+    from ppl_bnn.support import declared
+
+    code, out, _ = invoke("show", "last_layer")
+    assert code == 0
+    shown = out[out.index("Methods that fit it: only map, svi, laplace, laplace-kron") :]
+    assert max(len(line) for line in shown.splitlines()) <= 100
+    heading = next(line for line in shown.splitlines() if "does not fit" in line)
+    at = heading.index("why")
+    names = " ".join(" ".join(line[:at] for line in shown.splitlines()).split())
+    reasons = " ".join(" ".join(line[at:] for line in shown.splitlines()).split())
+    for rule, methods in declared().missing("last_layer").items():
+        assert ", ".join(methods) in names
+        assert rule.reason in reasons
+    # A file of one's own stands in no table.
+    file = Path("mine.py")
+    file.write_text(
+        "import ppl_bnn as bnn\n\ndef model(x, y=None):\n"
+        "    bnn.observe(y, bnn.mlp(x, [1]), bnn.likelihoods.Gaussian(1.0))\n"
+    )
+    code, out, _ = invoke("show", file, "--data", "iris")
+    assert code == 0
+    assert "output.weight" in out
+    assert "Methods" not in out
+
+
+def test_a_model_that_cannot_be_read_says_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("mine.py").write_text("def model(x, y=None):\n    raise ValueError('no [such] layer\\nat all')\n")
+    code, out, _ = invoke("show", "mine.py", "--data", "iris")
+    assert code == 0
+    assert "Its sites are not listed: outside of a system it ends in ValueError: no [such] layer\n" in out
+    Path("mine.py").write_text("def model(x, y=None):\n    pass\n")
+    assert "ModelError: expected exactly one `observe`" in invoke("show", "mine.py", "--data", "iris")[1]
+
+    read = ppl_bnn.zoo.sketch
+
+    def fail(model: Any, features: int) -> Any:
+        if getattr(model, "__module__", "").endswith("regression_mlp"):
+            raise KeyError("width")
+        return read(model, features)
+
+    monkeypatch.setattr(ppl_bnn.zoo, "sketch", fail)
+    code, out, _ = invoke("models")
+    assert code == 0
+    assert "regression_mlp was not read: outside of a system it ends in KeyError: 'width'" in out
+
+
 def test_a_model_is_shown_with_its_sites() -> None:
     code, out, _ = invoke("show", "regression_mlp", "--set", "width=4")
     assert code == 0
+    out = out[: out.index("Methods that fit it")]
     assert "h_n = tanh(x_n W1 + b1)" in out
     assert "width=4" in out
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
@@ -328,6 +393,7 @@ def test_a_model_of_one_system_alone_is_compared_too(csv: Path) -> None:
     )
     assert code == 0, err
     assert "native, on small: 32 training" in err
+    assert "its size is not known: outside of a system it ends in AssertionError" in err
     assert "On 8 test rows map alone gave predictions" in out
 
 
