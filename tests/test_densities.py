@@ -13,7 +13,7 @@ import scipy.stats
 from scipy.special import expit, log_expit, log_softmax, logsumexp, softmax
 
 import ppl_bnn as bnn
-from ppl_bnn import dist, likelihoods, priors, zoo
+from ppl_bnn import data, dist, likelihoods, priors, zoo
 from ppl_bnn.errors import InputError
 from ppl_bnn.ppl.protocol import Program, system
 
@@ -406,8 +406,10 @@ def zoo_problem(name: str) -> tuple[Any, np.ndarray]:
     sizes = {"width": 4, "classes": 3, "channels": (2, 3), "widths": (4, 3), "kernel": 3, "radius": 1.4}
     model = zoo.load(name, **{key: value for key, value in sizes.items() if key in arguments})
     sketch = zoo.sketch(model, PIXELS.shape[1])
-    if sketch.likelihood.startswith(("Poisson", "NegativeBinomial")):
-        return model, np.array([0.0, 3, 1, 7, 0, 2, 1])
+    kind = data.load(zoo.models()[name].data or "").y
+    # Counts, or several numbers to a row, as a time and whether it is that of an event: only such will do.
+    if kind.ndim == 2 or sketch.likelihood.startswith(("Poisson", "NegativeBinomial")):
+        return model, kind[:ROWS]
     if sketch.task == "regression":
         return model, PIXELS[:, 0] - PIXELS[:, 1]
     if "classes" in arguments:
