@@ -110,6 +110,48 @@ def check_labels(y: np.ndarray, classes: int) -> np.ndarray:
     return y.astype(np.int64)
 
 
+def check_times(y: np.ndarray) -> None:
+    """Times are positive."""
+    wrong = np.flatnonzero(~(y > 0))
+    if len(wrong):
+        raise InputError(
+            "y: "
+            + message(
+                "positive times",
+                f"{y[wrong[0]]:g} in row {wrong[0]} and {len(wrong) - 1} more",
+                "the time since what starts the clock, or Censored(Gaussian(noise)) of values of any sign",
+            )
+        )
+
+
+def check_censored(y: np.ndarray, positive: bool = False) -> None:
+    """Values and events (N, 2): an event is 1 (observed), 0 (the true value is larger) or -1 (it is smaller).
+
+    positive: whether values are times, above 0.
+    """
+    if y.ndim != 2 or y.shape[1] != 2:
+        raise InputError(
+            "y: "
+            + message(
+                "values and events of shape (N, 2)",
+                f"shape {y.shape}",
+                "np.column_stack([y, np.ones(len(y))]) where every row was observed",
+            )
+        )
+    wrong = np.flatnonzero(~np.isin(y[:, 1], (-1.0, 0.0, 1.0)))
+    if len(wrong):
+        raise InputError(
+            "y: "
+            + message(
+                "events 1 (observed), 0 (right-censored) or -1 (left-censored) in column 1",
+                f"{y[wrong[0], 1]:g} in row {wrong[0]} and {len(wrong) - 1} more",
+                "values in column 0, np.column_stack([value, event])",
+            )
+        )
+    if positive:
+        check_times(y[:, 0])
+
+
 def warn_constant_columns(x: Any) -> None:
     """Warn of columns without variance; they are kept."""
     arrays = x if isinstance(x, Mapping) else {"x": x}

@@ -4,7 +4,7 @@ With draws s = 1..S of everything unknown, normalised weights w_s and rows n = 1
 
     p(y_n) = sum_s w_s p(y_n | theta_sn),
 
-where theta_sn are the parameters of a Normal, StudentT, Laplace, NormalMixture, MultivariateNormal, Bernoulli,
+where theta_sn are the parameters of a Normal, StudentT, Laplace, Weibull, NormalMixture, MultivariateNormal, Bernoulli,
 Categorical, Poisson or NegativeBinomial distribution. Every number that leaves here belongs to that mixture:
 densities are averaged before the logarithm, quantiles invert the mixture's own distribution function, and nothing is
 moment-matched.
@@ -20,7 +20,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from . import checks
 from .errors import InputError, UnsupportedError, message, unknown_name
+from .language.distributions import CENSORED, censored_log_prob
 
 # Elements of one (draws, rows) block: small enough to stay in a cache, large enough to hide NumPy's overhead.
 BLOCK = 1 << 18
@@ -32,7 +34,10 @@ _LOG_2PI = math.log(2.0 * math.pi)
 
 @dataclass(frozen=True)
 class _LocationScale:
-    """A family y = loc + scale * z, given by the functions of z (and of its shape parameters)."""
+    """A family y = loc + scale * z, given by the functions of z (and of its shape parameters).
+
+    mean: E z, where z is positive and there is no loc; None where it is 0.
+    """
 
     shapes: tuple[str, ...]
     log_density: Callable[..., np.ndarray]
@@ -41,10 +46,11 @@ class _LocationScale:
     # E|Z - z|
     absolute_deviation: Callable[..., np.ndarray]
     variance: Callable[..., Any]
+    mean: Callable[..., Any] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (*self.shapes, "loc", "scale")
+        return (*self.shapes, "loc", "scale") if self.mean is None else (*self.shapes, "scale")
 
 
 def _normal_distribution(z):
@@ -101,6 +107,42 @@ def _laplace_inverse(q):
     return np.where(q < 0.5, np.log(2.0 * q), -np.log(2.0 * (1.0 - q)))
 
 
+def _weibull_log_density(z, k):
+    positive = z > 0.0
+    log_z = np.log(np.where(positive, z, 1.0))
+    with np.errstate(over="ignore"):
+        return np.where(positive, np.log(k) + (k - 1.0) * log_z - np.exp(k * log_z), -np.inf)
+
+
+def _weibull_exponent(z, k):
+    """z^k, 0 for z below 0."""
+    with np.errstate(over="ignore", under="ignore"):
+        return np.maximum(z, 0.0) ** k
+
+
+def _weibull_mean(k):
+    from scipy.special import gamma
+
+    return gamma(1.0 + 1.0 / k)
+
+
+def _weibull_variance(k):
+    from scipy.special import gammaln
+
+    second = gammaln(1.0 + 2.0 / k)
+    with np.errstate(over="ignore"):
+        return np.exp(second) * -np.expm1(2.0 * gammaln(1.0 + 1.0 / k) - second)
+
+
+def _weibull_absolute_deviation(z, k):
+    from scipy.special import gammainc
+
+    mean, u = _weibull_mean(k), _weibull_exponent(z, k)
+    # E[Z; Z <= z] = E[Z] times an incomplete gamma function.
+    inside = np.maximum(z, 0.0) * (1.0 - 2.0 * np.exp(-u)) + mean * (1.0 - 2.0 * gammainc(1.0 + 1.0 / k, u))
+    return np.where(z < 0.0, mean - z, inside)
+
+
 _LOCATION_SCALE = {
     "Normal": _LocationScale(
         (),
@@ -126,6 +168,15 @@ _LOCATION_SCALE = {
         lambda z: np.abs(z) + np.exp(-np.abs(z)),
         lambda: 2.0,
     ),
+    "Weibull": _LocationScale(
+        ("concentration",),
+        _weibull_log_density,
+        lambda z, k: -np.expm1(-_weibull_exponent(z, k)),
+        lambda q, k: (-np.log1p(-q)) ** (1.0 / k),
+        _weibull_absolute_deviation,
+        _weibull_variance,
+        _weibull_mean,
+    ),
 }
 _PARAMETERS = {
     **{name: family.names for name, family in _LOCATION_SCALE.items()},
@@ -138,8 +189,10 @@ _PARAMETERS = {
 }
 _CLASSES = ("Bernoulli", "Categorical")
 _COUNTS = ("Poisson", "NegativeBinomial")
-# Families whose units can be changed.
-_WITH_UNITS = (*_LOCATION_SCALE, "NormalMixture", "MultivariateNormal")
+# Families whose units can be changed; those of positive numbers have a zero.
+_WITH_UNITS = ("Normal", "StudentT", "Laplace", "NormalMixture", "MultivariateNormal")
+# What a likelihood of censored rows calls a family.
+_OF_CENSORED = {f"Censored{family}": family for family in CENSORED}
 
 
 # --- the prediction ---------------------------------------------------------------------------------------
@@ -152,7 +205,8 @@ class Prediction:
     Parameters
     ----------
     family, parameters
-        "Normal" (loc, scale), "StudentT" (df, loc, scale), "Laplace" (loc, scale), "Bernoulli" (probs), "Poisson"
+        "Normal" (loc, scale), "StudentT" (df, loc, scale), "Laplace" (loc, scale), "Weibull" (concentration, scale),
+        "Bernoulli" (probs), "Poisson"
         (rate) or "NegativeBinomial" (concentration, rate), whose rate is the mean, each parameter of shape (S, N);
         "Categorical" (probs) of shape (S, N, C). A location-scale family may have K outputs, shape (S, N, K): they are
         independent given the draw. Those of "MultivariateNormal", loc (S, N, K) and scale_tril (S, N, K, K), have
@@ -167,6 +221,10 @@ class Prediction:
         probabilities are the mean of a distribution over p has epistemic_within = H(E[p]) - E[H(p)].
     class_names
         Names of the classes, for people; two for Bernoulli.
+    censored
+        Whether what is seen of a row may be a bound only (Normal, Laplace, Weibull, one number per row). The prediction
+        is of the value itself; `log_prob` then takes targets (N, 2), values and events: 1 (observed), 0 (the value is
+        larger), -1 (it is smaller). The families "CensoredNormal", "CensoredLaplace" and "CensoredWeibull" are these.
 
     Units and the two kinds of uncertainty
     --------------------------------------
@@ -192,8 +250,12 @@ class Prediction:
     log_weights: np.ndarray | None = None
     epistemic_within: np.ndarray | None = None
     class_names: Sequence[str] | None = None
+    censored: bool = False
 
     def __post_init__(self) -> None:
+        if self.family in _OF_CENSORED:
+            object.__setattr__(self, "family", _OF_CENSORED[self.family])
+            object.__setattr__(self, "censored", True)
         if self.family not in _PARAMETERS:
             raise unknown_name("family", self.family, _PARAMETERS)
         names = _PARAMETERS[self.family]
@@ -208,6 +270,14 @@ class Prediction:
         parameters = {name: _frozen_array(name, self.parameters[name]) for name in names}
         _check_parameters(self.family, parameters)
         object.__setattr__(self, "parameters", parameters)
+        if self.censored and (self.family not in CENSORED or len(self.shape) != 1):
+            raise InputError(
+                message(
+                    f"one number per row of a family among {', '.join(CENSORED)} where rows may be censored",
+                    f"{self.family} of shape {self.shape}",
+                    "censored=False",
+                )
+            )
         if self.log_weights is not None:
             object.__setattr__(self, "log_weights", self._checked_log_weights(self.log_weights))
         if self.epistemic_within is not None:
@@ -327,7 +397,8 @@ class Prediction:
         return self.rows
 
     def __repr__(self) -> str:
-        return f"Prediction({self.family}, draws={self.draws}, shape={self.shape})"
+        censored = ", censored" if self.censored else ""
+        return f"Prediction({self.family}, draws={self.draws}, shape={self.shape}{censored})"
 
     def _need_classes(self, what: str) -> None:
         if not self.is_classes:
@@ -385,7 +456,10 @@ class Prediction:
             )
         if self.family == "NormalMixture":
             return np.sum(self.parameters["weights"] * self.parameters["loc"], axis=-1)
-        return self._event_array if self.family not in _LOCATION_SCALE else self.parameters["loc"]
+        family = _LOCATION_SCALE.get(self.family)
+        if family is not None and family.mean is not None:
+            return self.parameters["scale"] * family.mean(*(self.parameters[name] for name in family.shapes))
+        return self._event_array if family is None else self.parameters["loc"]
 
     def _component_variance(self) -> np.ndarray:
         if self.family in _LOCATION_SCALE:
@@ -496,15 +570,16 @@ class Prediction:
 
     def component_log_prob(self, y: Any) -> np.ndarray:
         """log p(y_n | theta_sn) of each component, (S, N); K outputs are summed. y as in `log_prob`."""
-        return self._component_log_prob(self._checked_y(y), slice(None))
+        return self._component_log_prob(self._checked_targets(y), slice(None))
 
     def log_prob(self, y: Any) -> np.ndarray:
         """log sum_s w_s p(y_n | theta_sn), (N,): the joint density of a row's K outputs.
 
-        y has the shape `shape`: numbers, counts, or labels 0..C-1. Units: log density per unit of y.
+        y has the shape `shape`: numbers, counts, or labels 0..C-1. Units: log density per unit of y. Where rows may be
+        `censored` y is (N, 2), values and events, and a row that is has the log probability that it has, without units.
         Raises InputError for another shape, for values that are not finite, and for labels or counts that are none.
         """
-        y = self._checked_y(y)
+        y = self._checked_targets(y)
         result = np.empty(self.rows)
         for rows in self._row_blocks():
             values = self._component_log_prob(y[rows], rows)
@@ -518,11 +593,13 @@ class Prediction:
 
     def _component_log_prob(self, y: np.ndarray, rows: slice) -> np.ndarray:
         parameters = {name: value[:, rows] for name, value in self.parameters.items()}
+        if self.censored:
+            with np.errstate(over="ignore", under="ignore"):
+                return censored_log_prob(self.family, parameters, y)
         if self.family in _LOCATION_SCALE:
             family = _LOCATION_SCALE[self.family]
             shapes = [parameters[name] for name in family.shapes]
-            scale = parameters["scale"]
-            values = family.log_density((y - parameters["loc"]) / scale, *shapes) - np.log(scale)
+            values = family.log_density(_standard(parameters, y), *shapes) - np.log(parameters["scale"])
             return values.sum(axis=-1) if values.ndim == 3 else values
         if self.is_counts:
             return _count_log_mass(self.family, parameters, y)
@@ -576,6 +653,44 @@ class Prediction:
             )
         return y.astype(np.float64 if self.is_counts else np.int64, copy=False)
 
+    def _checked_targets(self, given: Any) -> np.ndarray:
+        """y as `log_prob` takes it: values and events (N, 2) where rows may be censored."""
+        if not self.censored:
+            return self._checked_y(given)
+        y = np.asarray(given)
+        if y.shape != (self.rows, 2):
+            raise InputError(
+                message(
+                    f"y of shape {(self.rows, 2)}, values and events (1, 0 or -1)",
+                    f"shape {y.shape}",
+                    "np.column_stack([y, np.ones(len(y))]) where every row was observed",
+                )
+            )
+        self._checked_y(y[:, 0])
+        y = y.astype(np.float64, copy=False)
+        checks.check_censored(y, positive=self.family == "Weibull")
+        return y
+
+    def observed_values(self, y: Any) -> np.ndarray:
+        """The values (N,) of targets (N, 2) of which none is censored, where the prediction is `censored`; else y.
+
+        Raises UnsupportedError where some are: what is known of these rows is a bound, and to leave them out would be
+        to keep the short times.
+        """
+        if not self.censored or np.ndim(y) != 2:
+            return self._checked_y(y)
+        y = self._checked_targets(y)
+        bounds = int(np.count_nonzero(y[:, 1] != 1.0))
+        if bounds:
+            raise UnsupportedError(
+                message(
+                    "targets that were all observed, for a score of values",
+                    f"{bounds} of {len(y)} rows censored",
+                    "log_score or concordance_index, which take them",
+                )
+            )
+        return y[:, 0]
+
     def _row_blocks(self, per_row: int | None = None) -> Iterator[slice]:
         """Slices of rows whose (draws, rows, ...) blocks stay small."""
         size = per_row or self._event_array[:, :1].size
@@ -610,7 +725,7 @@ class Prediction:
         else:
             family = _LOCATION_SCALE[self.family]
             shapes = [parameters[name] for name in family.shapes]
-            values = family.distribution((y - parameters["loc"]) / parameters["scale"], *shapes)
+            values = family.distribution(_standard(parameters, y), *shapes)
         return self._average(values, rows)
 
     def _marginals(self) -> Prediction:
@@ -670,7 +785,7 @@ class Prediction:
         family = _LOCATION_SCALE[self.family]
         parameters = {name: value[:, rows] for name, value in self.parameters.items()}
         standard = family.inverse(np.float64(level), *(parameters[name] for name in family.shapes))
-        values = parameters["loc"] + parameters["scale"] * standard
+        values = parameters.get("loc", 0.0) + parameters["scale"] * standard
         return values.min(axis=0), values.max(axis=0)
 
     def _continuous_quantile(self, level: float, rows: slice) -> np.ndarray:
@@ -737,8 +852,7 @@ class Prediction:
             return np.where(y < 0.0, rate - y, inside)
         family = _LOCATION_SCALE[self.family]
         shapes = [parameters[name] for name in family.shapes]
-        scale = parameters["scale"]
-        return scale * family.absolute_deviation((y - parameters["loc"]) / scale, *shapes)
+        return parameters["scale"] * family.absolute_deviation(_standard(parameters, y), *shapes)
 
     # --- draws of y ---
 
@@ -763,6 +877,8 @@ class Prediction:
             )
             columns = np.arange(self.rows)
             parameters = {name: value[chosen, columns] for name, value in self.parameters.items()}
+        if self.family == "Weibull":
+            return parameters["scale"] * rng.weibull(parameters["concentration"])
         if self.family in _LOCATION_SCALE:
             loc, scale = parameters["loc"], parameters["scale"]
             if self.family == "Normal":
@@ -793,7 +909,8 @@ class Prediction:
     def rescale(self, location: Any, scale: Any) -> Prediction:
         """The prediction of y * scale + location: back from standardised to original units.
 
-        location and scale (positive) are numbers, or of shape (K,) for K outputs. Not for counts and classes.
+        location and scale (positive) are numbers, or of shape (K,) for K outputs; where rows may be censored also (2,),
+        those of the columns of the targets, of which events keep theirs. Not for counts, classes and Weibull times.
         """
         if self.family not in _WITH_UNITS:
             raise UnsupportedError(
@@ -805,6 +922,16 @@ class Prediction:
             )
         location = np.asarray(location, dtype=np.float64)
         scale = np.asarray(scale, dtype=np.float64)
+        if self.censored and location.shape == scale.shape == (2,):
+            if location[1] != 0.0 or scale[1] != 1.0:
+                raise InputError(
+                    message(
+                        "events in their own units, location 0 and scale 1",
+                        f"{location[1]:.6g} and {scale[1]:.6g}",
+                        "the location and scale of the values alone",
+                    )
+                )
+            location, scale = location[0], scale[0]
         for name, value in (("location", location), ("scale", scale)):
             if value.shape not in ((), self.shape[1:]):
                 raise InputError(
@@ -977,6 +1104,11 @@ def _check_parameters(family: str, parameters: Mapping[str, np.ndarray]) -> None
         if family != "Bernoulli" and (np.abs(total - 1.0) > 1e-5).any():
             kinds = "classes" if family == "Categorical" else "parts"
             _refuse_values(f"{name} that sum to 1 over the {kinds}", total, "a softmax over the last axis")
+
+
+def _standard(parameters: Mapping[str, np.ndarray], y: np.ndarray) -> np.ndarray:
+    """z of a location-scale family."""
+    return (y - parameters.get("loc", 0.0)) / parameters["scale"]
 
 
 def _refuse_values(expected: str, values: np.ndarray, advice: str) -> NoReturn:

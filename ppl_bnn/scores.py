@@ -1,12 +1,17 @@
 """How good a prediction is: proper scores, calibration, and the gap to a reference prediction.
 
 Every function takes a `Prediction` and the y that was then seen, of the prediction's `shape`, and gives a number (or,
-with `pointwise=True`, one per row). "Larger is better" holds for log_score and accuracy only.
+with `pointwise=True`, one per row). "Larger is better" holds for log_score, accuracy and concordance_index only.
+
+Of a row that was censored a bound is known and not the value: y is then (N, 2), values and events, which log_score and
+concordance_index take. Errors, CRPS, PIT and coverage are defined where every row was observed, and refused elsewhere:
+over the observed rows alone they would be best for a prediction that is too short.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -47,7 +52,7 @@ def crps(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.
     narrow ones far apart), the pairs are summed. Counts: a sum over the integers. Lower is better.
     Raises UnsupportedError for classes, and for StudentT with df <= 1.
     """
-    deviation = prediction.absolute_deviation(y)
+    deviation = prediction.absolute_deviation(prediction.observed_values(y) if prediction.censored else y)
     values = deviation - 0.5 * mean_difference(prediction)
     return values if pointwise else float(values.mean())
 
@@ -91,6 +96,53 @@ def accuracy(prediction: Prediction, y: Any) -> float:
     return float(np.mean(prediction.probabilities.argmax(axis=1) == _labels(prediction, y)))
 
 
+def concordance_index(prediction: Prediction, y: Any) -> float:
+    """Share of the pairs of rows of known order that the prediction has in that order (Harrell et al. 1982, JAMA 247,
+    2543-2546): 1/2 for a prediction that knows nothing, 1 where all are right.
+
+    Of two rows the order is known where one is certain to be the smaller: v_i < v_j where both were observed, and
+    v_i <= v_j where i is observed or left-censored, j observed or right-censored, and not both observed. The prediction
+    has rows in the order of their medians; of two equal ones half a pair is right. O(N^2).
+
+    It looks at the order alone, and at which pairs are known, which depends on what censors: log_score is the proper
+    score. One number per row; y (N, 2) where rows may be censored, else (N,).
+
+    Raises UnsupportedError for classes, for several outputs, and where no pair has a known order.
+    """
+    prediction._need_numbers("concordance_index")
+    if len(prediction.shape) != 1:
+        raise UnsupportedError(
+            message("one number per row for concordance_index", repr(prediction), "each output by itself")
+        )
+    if prediction.censored and np.ndim(y) == 2:
+        value, event = prediction._checked_targets(y).T
+    else:
+        value = prediction._checked_y(y).astype(np.float64)
+        event = np.ones(len(value))
+    earliest = np.where(event < 0.0, -np.inf, value)
+    latest = np.where(event == 0.0, np.inf, value)
+    seen = event == 1.0
+    median = prediction.quantile(0.5)
+    pairs, right = 0, 0.0
+    step = max(1, BLOCK // len(value))
+    for begin in range(0, len(value), step):
+        rows = slice(begin, begin + step)
+        last, of_both = latest[rows, None], seen[rows, None] & seen
+        known = (last < earliest) | ((last == earliest) & ~of_both)
+        gap = (median - median[rows, None])[known]
+        pairs += gap.size
+        right += np.count_nonzero(gap > 0.0) + 0.5 * np.count_nonzero(gap == 0.0)
+    if pairs == 0:
+        raise UnsupportedError(
+            message(
+                "two rows of which one is known to be the smaller",
+                f"none among {len(value)}",
+                "rows that were observed",
+            )
+        )
+    return float(right / pairs)
+
+
 # --- calibration ------------------------------------------------------------------------------------------
 
 
@@ -111,7 +163,7 @@ def pit(prediction: Prediction, y: Any) -> np.ndarray:
 
     For counts the mid-point of the step, (F(y - 1) + F(y)) / 2, whose mean is 1/2 but which is not uniform.
     """
-    _numbers(prediction, y)
+    y = _numbers(prediction, y)
     values = prediction.cdf(y)
     if prediction.is_counts:
         values = 0.5 * (values + prediction.cdf(np.asarray(y, dtype=np.float64) - 1.0))
@@ -135,7 +187,11 @@ def expected_calibration_error(prediction: Prediction, y: Any, bins: int = 15) -
 
 
 def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
-    """The scores of a comparison: log_score, rmse, crps, coverage_90, width_90; or log_score, accuracy, brier, ece."""
+    """The scores of a comparison: log_score, rmse, crps, coverage_90, width_90; or log_score, accuracy, brier, ece.
+
+    Where rows may be censored concordance besides, if the order of any pair is known; and rmse, crps and coverage_90
+    only where none is.
+    """
     score = float(np.mean(log_score(prediction, y)))
     if prediction.is_classes:
         return {
@@ -145,12 +201,20 @@ def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
             "ece": expected_calibration_error(prediction, y),
         }
     interval = prediction.interval(0.9)
+    width = {"width_90": float(np.mean(interval[1] - interval[0]))}
+    concordance: dict[str, float] = {}
+    if prediction.censored:
+        with suppress(UnsupportedError):
+            concordance["concordance"] = concordance_index(prediction, y)
+        if np.any(np.asarray(y)[:, 1] != 1.0):
+            return {"log_score": score, **width, **concordance}
     return {
         "log_score": score,
         "rmse": rmse(prediction, y),
         "crps": float(np.mean(crps(prediction, y))),
         "coverage_90": _covered(interval, _numbers(prediction, y)),
-        "width_90": float(np.mean(interval[1] - interval[0])),
+        **width,
+        **concordance,
     }
 
 
@@ -288,7 +352,7 @@ def _labels(prediction: Prediction, y: Any) -> np.ndarray:
 
 def _numbers(prediction: Prediction, y: Any) -> np.ndarray:
     prediction._need_numbers("this score")
-    return prediction._checked_y(y)
+    return prediction.observed_values(y)
 
 
 def _covered(interval: tuple[np.ndarray, np.ndarray], y: np.ndarray) -> float:
@@ -347,10 +411,14 @@ def _integrated_mean_difference(prediction: Prediction, panels: int) -> np.ndarr
     normal = prediction.family == "Normal"
     low, high = _support(prediction)
     centre, unit = prediction.mean, np.median(prediction.parameters["scale"], axis=0)
-    algebraic_tails = prediction.family == "StudentT"
+    algebraic_tails, positive = prediction.family == "StudentT", prediction.family == "Weibull"
     if algebraic_tails:  # steps that grow with the distance from the centre
         start, end = np.arcsinh((low - centre) / unit), np.arcsinh((high - centre) / unit)
         panels = int(np.ceil((end - start).max() / 0.25))
+    elif positive:  # steps of the logarithm, on which all Weibull distributions are of one form, 1 / k wide
+        start, end = np.log(np.maximum(low, np.finfo(np.float64).tiny)), np.log(high)
+        concentration = np.median(prediction.parameters["concentration"], axis=0)
+        panels = int(np.ceil(((end - start) * concentration).max() / 0.25))
     else:
         start, end = low, high
     # At this step the error for the narrowest component of a normal mixture is known to be small.
@@ -364,6 +432,9 @@ def _integrated_mean_difference(prediction: Prediction, panels: int) -> np.ndarr
         if algebraic_tails:
             distribution = prediction.cdf(centre + unit * np.sinh(nodes))
             return distribution * (1.0 - distribution) * unit * np.cosh(nodes)
+        if positive:
+            distribution = prediction.cdf(np.exp(nodes))
+            return distribution * (1.0 - distribution) * np.exp(nodes)
         distribution = prediction.cdf(nodes)
         return distribution * (1.0 - distribution)
 

@@ -61,6 +61,7 @@ def rows_of_normals(f: np.ndarray, y: np.ndarray, factor: np.ndarray) -> np.ndar
     return scipy.stats.multivariate_normal(np.zeros(len(factor)), factor @ factor.T).logpdf(y - f)
 
 
+TIMES = np.array([0.4, 1.7, 0.9, 3.2, 0.05, 2.1])
 COUNTS = np.array([0.0, 1, 3, 0, 7, 2])
 LABELS = np.array([0, 1, 2, 3, 1, 0])
 NUMBERS = RNG.normal(size=ROWS)
@@ -143,6 +144,18 @@ CASES: dict[str, Case] = {
         lambda f, y, w: rows_of_normals(f, y, w["noise.scale"][:, None] * w["noise.correlation"]),
     ),
     "mixture density": Case(6, likelihoods.MixtureDensity, NUMBERS, mixture),
+    "weibull": Case(
+        1,
+        lambda: likelihoods.Weibull(1.7),
+        TIMES,
+        lambda f, y, w: scipy.stats.weibull_min(1.7, scale=np.exp(f[:, 0])).logpdf(y),
+    ),
+    "weibull sampled": Case(
+        1,
+        lambda: likelihoods.Weibull(halfnormal("shape")),
+        TIMES,
+        lambda f, y, w: scipy.stats.weibull_min(w["shape"], scale=np.exp(f[:, 0])).logpdf(y),
+    ),
 }
 
 
@@ -201,6 +214,7 @@ def sampled_values(name: str) -> tuple[Any, Sites]:
             "noise.scale": np.array([0.5, 2.0]),
             "noise.correlation": np.array([[1.0, 0.0], [0.6, 0.8]]),
         },
+        "weibull sampled": {"shape": np.array(1.4)},
     }.get(name, {})
     likelihood = CASES[name].likelihood
     if name == "student sampled":
@@ -209,6 +223,8 @@ def sampled_values(name: str) -> tuple[Any, Sites]:
         return likelihoods.Laplace(values["scale"]), values
     if name == "negative binomial sampled":
         return likelihoods.NegativeBinomial(values["r"]), values
+    if name == "weibull sampled":
+        return likelihoods.Weibull(values["shape"]), values
     if name == "ordinal sampled":
         below = np.cumsum(values["cuts.probabilities"])[:3]
         return likelihoods.Ordinal(np.log(below / (1 - below))), values
@@ -244,6 +260,9 @@ def torch_density(name: str, eta: torch.Tensor, y: torch.Tensor) -> torch.Tensor
         return d.StudentT(df, eta[:, 0], eta[:, 1].exp()).log_prob(y)
     if name == "laplace":
         return d.Laplace(eta[:, 0], eta[:, 1].exp()).log_prob(y)
+    if name.startswith("weibull"):
+        k = eta[:, 1].exp() if name.endswith("sampled") else torch.full_like(eta[:, 0], 1.7)
+        return d.Weibull(eta[:, 0].exp(), k).log_prob(y)
     if name == "poisson":
         return d.Poisson(eta[:, 0].exp()).log_prob(y)
     if name.startswith("negative"):
@@ -284,6 +303,11 @@ def rule(name: str, eta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if name == "laplace":
         z, w = np.polynomial.laguerre.laggauss(12)
         return eta[0] + math.exp(eta[1]) * np.concatenate([z, -z]), 0.5 * np.concatenate([w, w])
+    if name.startswith("weibull"):
+        # With k (log y - f) = z the density of z is exp(z - exp(z)).
+        z = np.arange(-40.0, 4.5, 0.02)
+        k = math.exp(eta[1]) if name.endswith("sampled") else 1.7
+        return np.exp(eta[0] + z / k), np.exp(z - np.exp(z)) * 0.02
     # Trapezium in t with y = sinh t: exponentially convergent for smooth densities with algebraic tails too.
     t = np.arange(-25.0, 25.0, 0.01)
     y = np.sinh(t)
@@ -309,6 +333,8 @@ ETA: dict[str, np.ndarray] = {
     "ordinal": np.array([[0.4, -0.7, -0.2, 0.3], [-2.0, -0.7, -0.2, 0.3]]),
     "ordinal sampled": np.array([[0.4, -0.5, -2.3, 1.2], [5.0, -1.0, 0.0, 0.7]]),
     "ordinal of two classes": np.array([[0.4, 0.3]]),
+    "weibull": np.array([[0.3], [-1.0]]),
+    "weibull sampled": np.array([[0.3, 0.6], [-1.0, -0.5]]),
     "covariance": np.array([[0.3, -1.0, -0.2, 0.4, 0.9]]),
     "mixture density": np.array([[0.3, -0.4, -1.0, 1.5, -0.3, 0.2]]),
 }
@@ -360,7 +386,9 @@ def test_what_is_hardly_known_is_nothing_but_never_negative() -> None:
     assert np.isfinite(likelihoods.Ordinal(None, 4).score(far, np.array([3, 0]))).all()
 
 
-@pytest.mark.parametrize("name", ["student sampled", "negative binomial sampled", "ordinal", "covariance"])
+@pytest.mark.parametrize(
+    "name", ["student sampled", "negative binomial sampled", "ordinal", "covariance", "weibull sampled"]
+)
 def test_fisher_and_score_are_the_same_in_both_systems(ppl: str, name: str) -> None:
     form, eta = sampled_values(name)[0].form, ETA[name][:1]
     y = np.array([[0.2, 0.7]]) if name == "covariance" else np.array([1.0])
@@ -469,6 +497,10 @@ def test_outputs_of_one_row_stay_correlated_in_a_joint_prediction() -> None:
         (lambda: likelihoods.MixtureDensity().fisher(np.zeros((1, 6))), UnsupportedError, "fisher='sampled'"),
         (lambda: likelihoods.Poisson().check_values(np.array([0.0, -1.0])), InputError, "counts 0, 1, 2"),
         (lambda: likelihoods.NegativeBinomial().check_values(np.array([0.5])), InputError, "0.5"),
+        (lambda: likelihoods.Weibull(-1.0), InputError, "a positive shape"),
+        (lambda: likelihoods.Weibull().check((5, 2), None), ModelError, "the log scale"),
+        (lambda: likelihoods.Weibull(np.ones(3)).check((5, 1), None), ModelError, "one shape"),
+        (lambda: likelihoods.Weibull().check_values(np.array([1.0, 0.0])), InputError, "0 in row 1"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(make: Any, error: Any, says: str) -> None:
@@ -481,6 +513,11 @@ def test_a_bound_form_knows_all_that_a_prediction_needs() -> None:
     assert likelihoods.StudentT(5.0, np.ones(2)).form == likelihoods.StudentT(5.0, None)
     assert likelihoods.StudentT(np.array(5.0), 1.0).form == likelihoods.StudentT(None, None)
     assert likelihoods.NegativeBinomial(3.0).form.concentration == 3.0
+    assert likelihoods.Weibull(3.0).form == likelihoods.Weibull(3.0)
+    assert likelihoods.Weibull(np.float64(3.0)).form.shape is None
+    assert likelihoods.Censored(likelihoods.Gaussian(0.3)).form == likelihoods.Censored(
+        likelihoods.Gaussian(None)
+    )
     # A single draw of a scalar is a number of NumPy, and sampled all the same.
     assert likelihoods.NegativeBinomial(np.float64(3.0)).form.concentration is None
     assert likelihoods.StudentT(np.float64(3.0)).predictor(np.zeros((2, 1))).shape == (2, 3)
@@ -489,7 +526,9 @@ def test_a_bound_form_knows_all_that_a_prediction_needs() -> None:
     assert bound().form.scale is None
 
 
-@pytest.mark.parametrize("name", ["ordinal sampled", "covariance", "student sampled", "mixture density"])
+@pytest.mark.parametrize(
+    "name", ["ordinal sampled", "covariance", "student sampled", "mixture density", "weibull sampled"]
+)
 def test_every_predictor_is_one_of_a_distribution(name: str) -> None:
     """A linearised network is a Gaussian over eta: cut points stay in order and factors factors, wherever it is."""
     eta = np.random.default_rng(0).normal(scale=3.0, size=(50, 4, ETA[name].shape[1]))

@@ -667,3 +667,60 @@ def test_covariance_of_outputs_that_are_independent_given_the_draw():
 def test_what_is_no_such_prediction_is_refused(family, parameters, says):
     with pytest.raises(InputError, match=says):
         Prediction(family, parameters)
+
+
+# --- times ------------------------------------------------------------------------------------------------
+
+
+def _times(shape=(S, N), seed=3):
+    rng = np.random.default_rng(seed)
+    parameters = {"concentration": rng.uniform(0.6, 4.0, shape), "scale": rng.gamma(4.0, 0.5, shape)}
+    return parameters, stats.weibull_min(parameters["concentration"], scale=parameters["scale"])
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_times_of_weibull_distributions(weights):
+    parameters, oracle = _times()
+    log_weights = None if weights is None else _log_weights(weights)
+    p = Prediction("Weibull", parameters, log_weights)
+    w = np.full((S, 1), 1.0 / S) if log_weights is None else np.exp(log_weights).reshape(S, -1)
+    y = np.array([0.01, 0.7, 2.0, 5.0, 9.0])
+    np.testing.assert_allclose(p.component_log_prob(y), oracle.logpdf(y), rtol=1e-11)
+    np.testing.assert_allclose(p.cdf(y), np.sum(w * oracle.cdf(y), axis=0), rtol=1e-12)
+    mean = np.sum(w * oracle.mean(), axis=0)
+    np.testing.assert_allclose(p.mean, mean, rtol=1e-12)
+    second = np.sum(w * (oracle.var() + oracle.mean() ** 2), axis=0)
+    np.testing.assert_allclose(p.variance, second - mean**2, rtol=1e-10)
+    np.testing.assert_allclose(p.aleatoric, np.sum(w * oracle.var(), axis=0), rtol=1e-10)
+    q = p.quantile([0.02, 0.5, 0.98])
+    np.testing.assert_allclose(p.cdf(q), np.repeat([[0.02], [0.5], [0.98]], N, axis=1), rtol=1e-9)
+    draws = p.sample(4000, seed=1)
+    assert np.all(np.abs(draws.mean(axis=0) - mean) < 5.0 * np.sqrt(p.variance / 4000))
+    # Before the clock starts nothing happens.
+    np.testing.assert_array_equal(p.log_prob(-y), -np.inf)
+    np.testing.assert_array_equal(p.cdf(-y), 0.0)
+    np.testing.assert_allclose(p.absolute_deviation(-y), p.mean + y, rtol=1e-12)
+
+
+@pytest.mark.parametrize("draws", [1, 4])
+def test_mean_distances_of_times(draws):
+    """E|T - y| and CRPS, by integrals of distribution functions."""
+    from scipy.integrate import quad
+
+    from ppl_bnn.scores import crps
+
+    parameters, oracle = _times((draws, N))
+    p = Prediction("Weibull", parameters)
+    y = np.array([0.01, 0.7, 2.0, 5.0, 9.0])
+    value = crps(p, y, pointwise=True)
+    for n in range(N):
+
+        def upto(t, n=n):
+            return float(np.mean(oracle.cdf(np.full(N, t)), axis=0)[n])
+
+        low = quad(lambda t, of=upto: of(t), 0.0, y[n], epsabs=1e-10)[0]
+        high = quad(lambda t, of=upto: 1.0 - of(t), y[n], np.inf, epsabs=1e-10, limit=200)[0]
+        np.testing.assert_allclose(p.absolute_deviation(y)[n], low + high, rtol=1e-7)
+        below = quad(lambda t, of=upto: of(t) ** 2, 0.0, y[n], epsabs=1e-10)[0]
+        above = quad(lambda t, of=upto: (1.0 - of(t)) ** 2, y[n], np.inf, epsabs=1e-10, limit=200)[0]
+        np.testing.assert_allclose(value[n], below + above, rtol=2e-5, atol=1e-8)

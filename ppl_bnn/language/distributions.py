@@ -19,6 +19,9 @@ Families of likelihoods, one event per row:
 - NegativeBinomial(concentration, logits): mean concentration * exp(logits), variance mean + mean^2 / concentration.
 - RowNormal(loc, scale_tril): rows of loc (N, K), each N(loc_n, L L') with one L = scale_tril (K, K) for all.
 - MixtureOfNormals(logits, loc, scale): sum_m softmax(logits)_m N(loc_m, scale_m^2) over the last axis.
+- Censored(base): rows (value, event) of a Normal, Laplace or Weibull distribution, with the log density of
+  `censored_log_prob`; what is drawn was observed, event 1. Weibull(scale, concentration) has the survival function
+  exp(-(t / scale)^concentration).
 
 An argument that is a distribution itself makes a hyper-prior; priors that take a scale draw it first
 (`priors.Hierarchical`).
@@ -34,6 +37,7 @@ know them refuses them (`Method.serves_priors`).
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +45,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.errors import InputError, ModelError, message, unknown_name
+from ppl_bnn.language import ops
 
 # Family -> its arguments in order, with a default where the field has one; `...` means required.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -55,6 +60,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gamma": {"concentration": ..., "rate": 1.0},
     "InverseGamma": {"concentration": ..., "rate": 1.0},
     "Exponential": {"rate": 1.0},
+    "Weibull": {"scale": 1.0, "concentration": 1.0},
     "Beta": {"concentration1": ..., "concentration0": ...},
     "Uniform": {"low": 0.0, "high": 1.0},
     "Dirichlet": {"concentration": ...},
@@ -68,6 +74,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "MultivariateLogNormal": {"loc": ..., "scale_tril": ...},
     "KroneckerNormal": {"loc": ..., "left_vectors": ..., "right_vectors": ..., "precisions": ...},
     "RowNormal": {"loc": ..., "scale_tril": ...},
+    "Censored": {"base": ...},
     "LKJCholesky": {"dimension": ..., "concentration": 1.0},
     "EmpiricalBayes": {"scale": 1.0, "per": "weight"},
     "ImproperLogUniform": {"scale": 1.0},
@@ -103,6 +110,7 @@ ON_POSITIVES = {
     "Gamma",
     "InverseGamma",
     "Exponential",
+    "Weibull",
     "MultivariateLogNormal",
 }
 # Families that only some methods know the meaning of: how a user wrote them, and what serves elsewhere.
@@ -168,6 +176,8 @@ def draw_shape(specification: Distribution) -> tuple[int, ...]:
         return (specification.shape or ()) + (arguments["dimension"],) * 2
     if family == "RowNormal":
         return _shape(arguments["loc"])
+    if family == "Censored":
+        return (*draw_shape(arguments["base"]), 2)
     if specification.shape is not None:
         return specification.shape
     if family == "NormalMixture":
@@ -248,6 +258,8 @@ def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
         _check_multivariate(family, arguments)
     if family == "LKJCholesky":
         _check_dimension(arguments["dimension"])
+    if family == "Censored":
+        _check_censored(arguments["base"])
     if family == "Uniform":
         low, high = arguments["low"], arguments["high"]
         if isinstance(low, int | float) and isinstance(high, int | float) and not low < high:
@@ -345,6 +357,107 @@ def check_factor(of: str, factor: Any) -> None:
                 "np.linalg.cholesky(covariance)",
             )
         )
+
+
+# --- censored rows ----------------------------------------------------------------------------------------
+
+# Families of which every system has both tails and their derivatives, however far out.
+CENSORED = ("Normal", "Laplace", "Weibull")
+
+
+def _check_censored(base: Any) -> None:
+    if not isinstance(base, Distribution) or base.family not in CENSORED:
+        came = base.family if isinstance(base, Distribution) else type(base).__name__
+        raise InputError(
+            "Censored: " + message(f"a distribution among {', '.join(CENSORED)}", came, "dist.Normal(f, 1.0)")
+        )
+
+
+def censored_log_prob(family: str, arguments: Mapping[str, Any], y: Any) -> Any:
+    """log p(v) where the event is 1 (observed), log P(Y > v) where 0 (right-censored), log P(Y < v) where -1.
+
+    y (..., 2): the value v, then the event. arguments: those of the family, one of `CENSORED`, numbers or arrays that
+    broadcast against the values. In NumPy, torch and JAX alike; what is censored far out in a tail keeps its digits,
+    and its gradient.
+    """
+    value, event = y[..., 0], y[..., 1]
+    z, log_slope = standard_coordinate(family, arguments, value)
+    density, above, below = _TAILS[family]
+
+    def of(part: Any, rows: Any) -> Any:
+        # In the rows that this part is not for it is evaluated where it is harmless: no zero times infinity.
+        return ops.where(rows, part(ops.where(rows, z, ops.zeros_like(z))), ops.zeros_like(z))
+
+    observed = event > 0.0
+    seen = of(density, observed) + ops.where(observed, log_slope + ops.zeros_like(z), ops.zeros_like(z))
+    return seen + of(above, event == 0.0) + of(below, event < 0.0)
+
+
+def standard_coordinate(family: str, arguments: Mapping[str, Any], value: Any) -> tuple[Any, Any]:
+    """(z, log dz/dv): the increasing function z of v that has a fixed distribution.
+
+    z = (v - loc) / scale; for a Weibull distribution z = concentration log(v / scale), which has the density
+    exp(z - exp(z)).
+    """
+    if family == "Weibull":
+        log_value, shape = ops.log(value), arguments["concentration"]
+        return shape * (log_value - ops.log(arguments["scale"])), ops.log(shape) - log_value
+    scale = arguments["scale"]
+    return (value - arguments["loc"]) / scale, -ops.log(scale)
+
+
+def log_ndtr(x: Any) -> Any:
+    """log P(Z < x) of a standard normal Z, to its last digits for x far below zero, twice differentiable anywhere."""
+    xp = ops.namespace(x)
+    if xp.__name__ == "jax.numpy":
+        # Of its asymptotic series, used below -20, three terms leave an error of 4e-9.
+        return sys.modules["jax"].scipy.special.log_ndtr(x, 6)
+    if xp.__name__ != "torch":
+        from scipy.special import log_ndtr as reference
+
+        return reference(x)
+    # torch's own has no second derivative above 37.
+    far, t = x < -1.0, math.sqrt(0.5) * x
+    below = xp.where(far, t, -xp.ones_like(t))
+    lower = xp.log(0.5 * xp.special.erfcx(-below)) - below**2
+    return xp.where(far, lower, xp.log1p(-0.5 * xp.special.erfc(xp.where(far, xp.zeros_like(t), t))))
+
+
+def _normal_log_density(z: Any) -> Any:
+    return -0.5 * (z * z + math.log(2.0 * math.pi))
+
+
+def _laplace_log_density(z: Any) -> Any:
+    return -ops.abs(z) - math.log(2.0)
+
+
+def _laplace_log_above(z: Any) -> Any:
+    positive = z > 0.0
+    left = ops.where(positive, ops.zeros_like(z), z)
+    return ops.where(positive, -z - math.log(2.0), ops.log1p(-0.5 * ops.exp(left)))
+
+
+def _weibull_log_below(z: Any) -> Any:
+    """log(1 - exp(-exp(z)))."""
+    none = ops.zeros_like(z)
+    small, large = z < -30.0, z > -0.5
+    u = ops.exp(ops.where(small | large, none, z))
+    # 1 - exp(-u), exact for small u.
+    t = ops.tanh(0.5 * u)
+    middle = ops.log(2.0 * t / (1.0 + t))
+    # Beyond 50 exp(-u) is zero, and u may be infinite.
+    outlived = ops.exp(-ops.exp(ops.where(large & (z < 50.0), z, none)))
+    right = ops.where(z < 50.0, ops.log1p(-outlived), none)
+    left = z - 0.5 * ops.exp(ops.where(small, z, none))
+    return ops.where(small, left, ops.where(large, right, middle))
+
+
+# Family -> log density of z, log P(Z > z) and log P(Z < z).
+_TAILS: dict[str, tuple[Any, Any, Any]] = {
+    "Normal": (_normal_log_density, lambda z: log_ndtr(-z), log_ndtr),
+    "Laplace": (_laplace_log_density, _laplace_log_above, lambda z: _laplace_log_above(-z)),
+    "Weibull": (lambda z: z - ops.exp(z), lambda z: -ops.exp(z), _weibull_log_below),
+}
 
 
 def __getattr__(family: str) -> Any:
