@@ -910,6 +910,35 @@ def test_evaluation_passes_in_jax(framework: str) -> None:
     np.testing.assert_allclose(found, (X @ matrix + own[bias] - mean) / np.sqrt(variance + 1e-5), rtol=1e-10)
 
 
+def test_a_recurrence_of_nnx_begins_in_the_type_of_the_fit() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    jax = pytest.importorskip("jax")
+
+    class Net(nnx.Module):
+        def __init__(self, kind: Any) -> None:
+            rngs = nnx.Rngs(0)
+            self.table = nnx.Embed(3, 2, param_dtype=kind, rngs=rngs)
+            self.memory = nnx.RNN(nnx.GRUCell(2, 2, param_dtype=kind, rngs=rngs), rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return self.memory(self.table(x))[:, -1]
+
+    network, tokens = Net(np.float32), np.arange(8).reshape(2, 4) % 3
+    own = own_values(network)
+    chosen = system("numpyro")
+    with chosen.session("float64", "cpu", 1):
+        reference = Net(np.float64)
+        wide = jax.tree_util.tree_map(
+            lambda leaf: jax.numpy.asarray(leaf, float), nnx.state(network, nnx.Param)
+        )
+        nnx.update(reference, wide)
+        expected = np.asarray(reference(tokens))
+        with Substitute({f"net.{name}": chosen.asarray(value) for name, value in own.items()}):
+            found = bnn.module("net", chosen.asarray(tokens), network)
+    assert network.memory.cell.param_dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
+
+
 def test_what_is_random_or_has_a_state_is_refused_in_equinox() -> None:
     eqx = pytest.importorskip("equinox")
     jax = pytest.importorskip("jax")
