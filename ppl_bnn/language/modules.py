@@ -1081,7 +1081,7 @@ class _Nnx(_Jax):
         )
         for _, part in nnx.iter_graph(copy):
             # What a layer says of its parameters is the type of what it begins with, such as the state of a recurrence.
-            if isinstance(part, nnx.Module) and hasattr(part, "param_dtype"):
+            if isinstance(part, nnx.Module) and "param_dtype" in vars(part):
                 part.param_dtype = like.dtype
         output = copy(*inputs)
         *_, counts, rest = self._split(copy)
