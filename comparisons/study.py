@@ -7,16 +7,22 @@ claim of its source from numbers, and writes everything to one folder.
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import math
+import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ppl_bnn import data
+from ppl_bnn.inference.method import versions
 
 REPRODUCED, NOT_REPRODUCED, CORRECTED, NOT_RUN = "reproduced", "not reproduced", "corrected", "not run"
 # Okabe and Ito's colours; lines differ in style, too.
@@ -123,3 +129,97 @@ def panels(width: float, height: float, columns: int = 1, rows: int = 1) -> tupl
     for each in axes.ravel():
         each.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+# --- parts of a run that are kept -------------------------------------------------------------------
+
+
+def kept(folder: Path | None, name: str, sizes: Any, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `compute` gives, plain values, from <folder>/<name>.json where it is there and put there where it is not.
+
+    Numbers come back as they were; the file is whole or absent, so a killed run loses the part that it was in, no more.
+
+    Raises
+    ------
+    ValueError: what is there is of another size.
+    """
+    if folder is None:
+        return compute()
+    path, of = folder / f"{name}.json", json.loads(json.dumps(asdict(sizes)))
+    if path.exists():
+        content = json.loads(path.read_text())
+        if content["sizes"] != of:
+            raise ValueError(f"{path} is of another size: name another folder")
+        return content["part"]
+    part = compute()
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps({"sizes": of, "part": part}))
+    temporary.replace(path)
+    return part
+
+
+def stamp() -> dict[str, Any]:
+    """The day, the number of cores, and the versions that numbers depend on."""
+    return {"date": date.today().isoformat(), "cores": os.cpu_count(), "versions": versions()}
+
+
+# --- images -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Images:
+    """Grey images of digits, (N, H, W), in units of the root mean square of the training pixels; labels 0..9 (N,).
+
+    elsewhere (M, H, W): images of something else, which `what` names. Black is 0, as is what a convolution pads with.
+    """
+
+    train: np.ndarray
+    labels: np.ndarray
+    test: np.ndarray
+    test_labels: np.ndarray
+    elsewhere: np.ndarray
+    what: str
+
+    @property
+    def pixels(self) -> int:
+        return self.train.shape[1] * self.train.shape[2]
+
+
+def load_images(table: str, rows: int, test_rows: int, elsewhere_rows: int, seed: int) -> Images:
+    """Rows drawn by `seed` from each part. table: "mnist", whose elsewhere is KMNIST; or "digits", scikit-learn's of
+    8 x 8 pixels, which are always there and whose elsewhere are digits with their pixels in another order.
+    """
+    rng = np.random.default_rng(seed)
+
+    def some(count: int, of: int) -> np.ndarray:
+        return rng.choice(of, count, replace=False)
+
+    if table == "mnist":
+        x, y = _pixels("mnist", "train")
+        first = some(rows, len(y))
+        train, labels = x[first], y[first]
+        x, y = _pixels("mnist", "test")
+        second = some(test_rows, len(y))
+        test, test_labels = x[second], y[second]
+        x, _ = _pixels("kmnist", "")
+        elsewhere, what = x[some(elsewhere_rows, len(x))], "KMNIST"
+    else:
+        x, y = _pixels("digits", "")
+        order = some(rows + test_rows, len(y))
+        first, second = order[:rows], order[rows:]
+        train, labels, test, test_labels = x[first], y[first], x[second], y[second]
+        moved = x[some(elsewhere_rows, len(x))].reshape(elsewhere_rows, -1)
+        elsewhere = moved[:, rng.permutation(moved.shape[1])].reshape(-1, *x.shape[1:])
+        what = "digits, pixels shuffled"
+    train, test, elsewhere = (part.astype(float) for part in (train, test, elsewhere))
+    unit = math.sqrt(float(np.mean(train**2)))
+    return Images(train / unit, labels, test / unit, test_labels, elsewhere / unit, what)
+
+
+@functools.lru_cache(maxsize=4)
+def _pixels(table: str, part: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images (N, H, W), float32 because MNIST in float64 is half a gigabyte, and labels."""
+    found = data.load(table, part=part) if part else data.load(table)
+    side = math.isqrt(found.x.shape[1])
+    return found.x.reshape(-1, side, side).astype(np.float32), found.y

@@ -1,0 +1,506 @@
+"""Does the evidence pick the architecture and the prior that predict best? A grid of both, and the test scores.
+
+Source: E. Daxberger, A. Kristiadi, A. Immer, R. Eschenhagen, M. Bauer and P. Hennig, "Laplace Redux - Effortless
+Bayesian Deep Learning", NeurIPS 2021, as a review of it in Chinese retells it: architectures and hyper-parameters are
+hard to choose, and the evidence of a Laplace approximation chooses both from the training data alone (after A. Immer,
+M. Bauer, V. Fortuin, G. Raetsch and M. E. Khan, "Scalable marginal likelihood estimation for model selection in deep
+learning", 2021). With the prior N(0, gamma^2 I) on D weights and H the Gauss-Newton curvature of -log p(D | w) at w*,
+
+    log Z ~ log p(D | w*) - |w*|^2 / (2 gamma^2) - D log gamma - 1/2 log det(H + gamma^-2 I).
+
+In print the term -D log gamma is lost; what it would then choose is in the table. A weight decay lambda on the MEAN
+loss of N rows is gamma^-2 = lambda N; read as gamma^-2 = lambda it is another prior, and both are on the grid.
+
+Grid: hidden layers of tanh and gamma. Digits (scikit-learn's, few rows), whose evidence is that of Kronecker factors,
+and diabetes, with known noise and the full curvature. The mode is found for each pair (Adam and L-BFGS), the evidence
+is that of one mode, and the score is the mean log probability of the test rows under the linearised prediction; that of
+the mode itself stands beside it. Of a hidden layer of M tanh units there are M! 2^M copies of each mode: evidence over
+architectures is looked at with and without sum ln(M!) + M ln 2. The reference is the test score; log Z itself is held
+to tempered Monte Carlo in `evidence_framework.py`.
+
+    python comparisons/evidence_selection.py [--tiny] [--out DIR] [--checkpoint DIR] [--seeds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from study import (
+    BLACK,
+    BLUE,
+    CORRECTED,
+    GREEN,
+    GREY,
+    NOT_REPRODUCED,
+    ORANGE,
+    PINK,
+    REPRODUCED,
+    VERMILION,
+    Study,
+    Verdict,
+    judge_better,
+    kept,
+    load_images,
+    paired,
+    panels,
+    stamp,
+)
+from threadpoolctl import threadpool_limits
+
+import ppl_bnn as bnn
+from ppl_bnn import data, likelihoods, priors, scores
+
+WEIGHT_DECAY = 5e-4
+DIGITS, DIABETES = "digits", "diabetes"
+# About what a linear fit leaves, in standard deviations of y. Sampled, it has no mode where a network can interpolate.
+NOISE = 0.7
+STRUCTURES = {DIGITS: "kron", DIABETES: "full"}
+COLOURS = (BLACK, BLUE, ORANGE, GREEN, VERMILION, PINK)
+MARKERS = "osD^vP"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is computed. rows: for training, of digits and of diabetes; test: the most rows that are scored.
+
+    hidden: widths of the hidden layers, () is no hidden layer. gammas: besides the two that a weight decay may mean.
+    """
+
+    seeds: int = 3
+    tasks: tuple[str, ...] = (DIGITS, DIABETES)
+    rows: tuple[int, ...] = (300, 221)
+    test: int = 1000
+    hidden: tuple[tuple[tuple[int, ...], ...], ...] = (
+        ((), (5,), (20,), (50,), (20, 20)),
+        ((), (2,), (5,), (20,), (10, 10)),
+    )
+    gammas: tuple[float, ...] = (0.1, 0.2, 0.4, 1.0)
+    steps: int = 800
+    polish: bool = True
+    ppl: str = "pyro"
+
+
+FULL = Sizes()
+TINY = Sizes(
+    seeds=1,
+    rows=(40, 40),
+    test=40,
+    hidden=(((), (3,)), ((), (2,))),
+    gammas=(0.3,),
+    steps=100,
+    polish=False,
+)
+
+
+def smaller(sizes: Sizes) -> str:
+    """What every verdict has to say."""
+    return (
+        f"smaller than the source: {' and '.join(map(str, sizes.rows))} training rows, at most "
+        f"{max(max(sum(each) for each in task) for task in sizes.hidden)} hidden units, {sizes.seeds} seeds"
+    )
+
+
+# --- models and data --------------------------------------------------------------------------------
+
+
+def classes(x: Any, y: Any = None, *, hidden: tuple[int, ...], gamma: float) -> None:
+    """Ten logits; images (N, H, W) pixel by pixel; every weight and bias N(0, gamma^2)."""
+    f = bnn.mlp(x.reshape((x.shape[0], -1)), [*hidden, 10], "tanh", priors.Normal(0.0, gamma))
+    bnn.observe(y, f, likelihoods.Categorical())
+
+
+def numbers(x: Any, y: Any = None, *, hidden: tuple[int, ...], gamma: float) -> None:
+    """y ~ N(f, NOISE^2); every weight and bias N(0, gamma^2)."""
+    f = bnn.mlp(x, [*hidden, 1], "tanh", priors.Normal(0.0, gamma))
+    bnn.observe(y, f, likelihoods.Gaussian(NOISE))
+
+
+MODELS: dict[str, Callable[..., None]] = {DIGITS: classes, DIABETES: numbers}
+
+
+@dataclass(frozen=True)
+class Split:
+    """Training and test rows in units of the training rows."""
+
+    x: np.ndarray
+    y: np.ndarray
+    test_x: np.ndarray
+    test_y: np.ndarray
+
+
+def split_of(task: str, rows: int, test: int, seed: int) -> Split:
+    """Rows drawn by `seed`; numbers are standardised on the training rows."""
+    if task == DIGITS:
+        images = load_images("digits", rows, test, 1, seed)
+        return Split(images.train, images.labels, images.test, images.test_labels)
+    table = data.load(task)
+    order = np.random.default_rng(seed).permutation(len(table.y))
+    first, second = order[:rows], order[rows : rows + test]
+    centre, spread = table.x[first].mean(axis=0), table.x[first].std(axis=0)
+    middle, size = table.y[first].mean(), table.y[first].std()
+    return Split(
+        (table.x[first] - centre) / spread,
+        (table.y[first] - middle) / size,
+        (table.x[second] - centre) / spread,
+        (table.y[second] - middle) / size,
+    )
+
+
+def meanings(rows: int) -> tuple[float, float]:
+    """gamma of the weight decay on the mean loss, (lambda N)^(-1/2), and what it is without N."""
+    return (WEIGHT_DECAY * rows) ** -0.5, WEIGHT_DECAY**-0.5
+
+
+def gammas_of(sizes: Sizes, rows: int) -> list[float]:
+    return sorted({*sizes.gammas, *meanings(rows)})
+
+
+def log_copies(hidden: Sequence[int]) -> float:
+    """sum over hidden layers of ln(M!) + M ln 2: units of tanh can be permuted and turned in sign."""
+    return float(sum(math.lgamma(units + 1) + units * math.log(2.0) for units in hidden))
+
+
+def printed(log_evidence: float, weights: int, gamma: float) -> float:
+    """The evidence without its term -D log gamma."""
+    return log_evidence + weights * math.log(gamma)
+
+
+def name_of(hidden: Sequence[int]) -> str:
+    return "-".join(map(str, hidden)) or "linear"
+
+
+# --- the grid ---------------------------------------------------------------------------------------
+
+
+# L-BFGS over a few hundred numbers: shared among threads it was measured at three times the processor time.
+@threadpool_limits.wrap(limits=1)
+def run_pair(
+    task: str, split: Split, hidden: tuple[int, ...], gamma: float, seed: int, sizes: Sizes
+) -> dict[str, Any]:
+    """One architecture with one prior: evidence and scores."""
+    model = partial(MODELS[task], hidden=hidden, gamma=gamma)
+    begun = time.perf_counter()
+    mode = bnn.fit(
+        model, split.x, split.y, bnn.MAP(steps=sizes.steps, polish=sizes.polish, ppl=sizes.ppl), seed=seed
+    )
+    fitted = bnn.fit(
+        model,
+        split.x,
+        split.y,
+        bnn.Laplace(structure=STRUCTURES[task], start=mode, optimise=False, ppl=sizes.ppl),
+        seed=seed,
+    )
+    seconds = time.perf_counter() - begun
+    weights = sum(value[0, 0].size for value in mode.draws.values())
+    own = scores.scores_of(fitted.predict(split.test_x), split.test_y)
+    point = scores.scores_of(mode.predict(split.test_x), split.test_y)
+    trained = scores.scores_of(mode.predict(split.x), split.y)
+    second = "accuracy" if task == DIGITS else "rmse"
+    return {
+        "architecture": name_of(hidden),
+        "weights": weights,
+        "gamma": gamma,
+        "log_evidence": fitted.log_evidence,
+        "log_copies": log_copies(hidden),
+        "printed": printed(fitted.log_evidence, weights, gamma),
+        "effective": fitted.info.figures["effective_parameters"],
+        "log_score": own["log_score"],
+        "log_score_mode": point["log_score"],
+        "log_score_training": trained["log_score"],
+        second: own[second],
+        "gradient_norm": mode.info.figures["gradient_norm"],
+        "seconds": seconds,
+    }
+
+
+def run_architecture(task: str, hidden: tuple[int, ...], seed: int, sizes: Sizes) -> dict[str, Any]:
+    """One architecture with every prior of the grid."""
+    rows = sizes.rows[sizes.tasks.index(task)]
+    split = split_of(task, rows, sizes.test, seed)
+    return {"rows": [run_pair(task, split, hidden, gamma, seed, sizes) for gamma in gammas_of(sizes, rows)]}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The rows of one task as arrays over (seed, architecture, gamma). right: the gamma that the weight decay is."""
+
+    task: str
+    architectures: tuple[str, ...]
+    gammas: tuple[float, ...]
+    right: float
+    columns: Mapping[str, np.ndarray]
+
+    @classmethod
+    def of(cls, task: str, rows: Sequence[Mapping[str, Any]], right: float) -> Grid:
+        own = [row for row in rows if row["task"] == task]
+        architectures = tuple(dict.fromkeys(row["architecture"] for row in own))
+        gammas = tuple(sorted({row["gamma"] for row in own}))
+        seeds = sorted({row["seed"] for row in own})
+        columns = {}
+        for name in (
+            "log_evidence",
+            "log_copies",
+            "printed",
+            "log_score",
+            "log_score_mode",
+            "log_score_training",
+        ):
+            values = np.full((len(seeds), len(architectures), len(gammas)), np.nan)
+            for row in own:
+                at = (
+                    seeds.index(row["seed"]),
+                    architectures.index(row["architecture"]),
+                    gammas.index(row["gamma"]),
+                )
+                values[at] = row[name]
+            columns[name] = values
+        return cls(task, architectures, gammas, right, columns)
+
+    @property
+    def evidence(self) -> np.ndarray:
+        return self.columns["log_evidence"]
+
+    @property
+    def score(self) -> np.ndarray:
+        return self.columns["log_score"]
+
+    def by(self, values: np.ndarray) -> np.ndarray:
+        """Test scores (seeds, architectures) with the gamma at which `values` (seeds, architectures, gammas) peak."""
+        return _at(self.score, values.argmax(axis=2))
+
+    def architecture_by(self, added: np.ndarray | float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+        """(architecture, test score), (seeds,) each: the evidence, with `added` to it, chooses both."""
+        best = (self.evidence + added).max(axis=2)
+        chosen = best.argmax(axis=1)
+        return chosen, np.take_along_axis(self.by(self.evidence), chosen[:, None], axis=1)[:, 0]
+
+    def correlations(self) -> np.ndarray:
+        """Spearman's between evidence and test score over the grid, one for each seed."""
+        from scipy.stats import spearmanr
+
+        pairs = zip(self.evidence, self.score, strict=True)
+        found: list[Any] = [spearmanr(a.ravel(), b.ravel()) for a, b in pairs]
+        return np.array([float(each.statistic) for each in found])
+
+
+def _at(values: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """values (..., G) at index (...)."""
+    return np.take_along_axis(values, index[..., None], axis=-1)[..., 0]
+
+
+def text(found: tuple[float, float]) -> str:
+    mean, error = found
+    return f"{mean:+.3f} (standard error {error:.3f})"
+
+
+# --- verdicts ---------------------------------------------------------------------------------------
+
+
+def judge_prior(grid: Grid) -> Verdict:
+    """Reproduced where the chosen gamma beats the mean of the grid by two errors and has half of what the best has."""
+    chosen, mean, best = grid.by(grid.evidence), grid.score.mean(axis=2), grid.score.max(axis=2)
+    right = grid.score[..., list(grid.gammas).index(grid.right)]
+    gain, whole = (each - mean for each in (chosen, best))
+    found = paired(gain.mean(axis=1))
+    good = found[0] > 2.0 * found[1] and gain.mean() >= 0.5 * whole.mean()
+    same = float((grid.evidence.argmax(axis=2) == grid.score.argmax(axis=2)).mean())
+    return Verdict(
+        f"{grid.task}: the evidence selects the prior",
+        REPRODUCED if good else NOT_REPRODUCED,
+        f"test log score of the gamma that it chooses minus the mean of the grid {text(found)}, that of the "
+        f"best on the test rows {text(paired(whole.mean(axis=1)))} (the same gamma in {same:.0%}); minus that of a "
+        f"weight decay of {WEIGHT_DECAY:g} {text(paired((chosen - right).mean(axis=1)))}",
+    )
+
+
+def judge_architecture(grid: Grid) -> Verdict:
+    """Reproduced likewise, each architecture with the gamma that the evidence gave it."""
+    predicted = grid.by(grid.evidence)
+    chosen, score = grid.architecture_by()
+    gain, whole = score - predicted.mean(axis=1), predicted.max(axis=1) - predicted.mean(axis=1)
+    found = paired(gain)
+    good = found[0] > 2.0 * found[1] and gain.mean() >= 0.5 * whole.mean()
+    copies, with_copies = grid.architecture_by(grid.columns["log_copies"])
+    listing = ", ".join(
+        f"{name} {evidence:.1f} and {value:.3f}"
+        for name, evidence, value in zip(
+            grid.architectures, grid.evidence.max(axis=2).mean(axis=0), predicted.mean(axis=0), strict=True
+        )
+    )
+    return Verdict(
+        f"{grid.task}: the evidence selects the architecture",
+        REPRODUCED if good else NOT_REPRODUCED,
+        f"chosen: {', '.join(grid.architectures[index] for index in chosen)}; its test log score minus the mean over "
+        f"architectures {text(found)}, of the best on the test rows {text(paired(whole))}; log evidence and score: "
+        f"{listing}; with the copies of a mode counted: "
+        f"{', '.join(grid.architectures[index] for index in copies)}, score {text(paired(with_copies - score))} higher",
+    )
+
+
+def judge_correlation(grid: Grid) -> Verdict:
+    """Reproduced where the rank correlation is above one half in every seed."""
+    found = grid.correlations()
+    size = grid.evidence[0].size
+    return Verdict(
+        f"{grid.task}: evidence and test score go together",
+        REPRODUCED if bool((found > 0.5).all()) else NOT_REPRODUCED,
+        f"Spearman's correlation over the {size} pairs of the grid: {', '.join(f'{value:.2f}' for value in found)}",
+    )
+
+
+def judge_printed(grid: Grid) -> Verdict:
+    """Corrected where the printed formula takes the largest gamma everywhere and the right one does not."""
+    last = len(grid.gammas) - 1
+    wrong, right = (values.argmax(axis=2) for values in (grid.columns["printed"], grid.evidence))
+    lost = paired((grid.by(grid.evidence) - grid.by(grid.columns["printed"])).mean(axis=1))
+    good = bool((wrong == last).all() and (right < last).all())
+    return Verdict(
+        f"{grid.task}: log Z as printed, without -D log gamma, tunes gamma",
+        CORRECTED if good else NOT_REPRODUCED,
+        f"as printed it takes the largest gamma of the grid, {grid.gammas[-1]:.3g}, in {(wrong == last).mean():.0%} of "
+        f"the cases, and would take any larger one; with the term in {(right == last).mean():.0%}, and the test log "
+        f"score is higher by {text(lost)}",
+    )
+
+
+def judge_mean_loss(grid: Grid) -> Verdict:
+    """Corrected where the prior that a weight decay on the mean loss is predicts better than gamma^-2 = lambda."""
+    gammas = list(grid.gammas)
+    right, wrong = grid.right, gammas[-1]
+    places = gammas.index(right), gammas.index(wrong)
+    gaps = [
+        paired((grid.columns[name][..., places[0]] - grid.columns[name][..., places[1]]).mean(axis=1))
+        for name in ("log_score", "log_score_mode")
+    ]
+    return Verdict(
+        f"{grid.task}: weight decay is gamma^-2 (on a mean loss it is gamma^-2 / N)",
+        CORRECTED if gaps[0][0] > 2.0 * gaps[0][1] else NOT_REPRODUCED,
+        f"a weight decay of {WEIGHT_DECAY:g} is gamma = {right:.3g}, not {wrong:.3g}: test log score higher by "
+        f"{text(gaps[0])}, that of the mode by {text(gaps[1])}",
+    )
+
+
+def judge_training(grid: Grid) -> Verdict:
+    """Reproduced where the fit alone would take a prior that predicts worse, by two errors."""
+    by_fit = grid.by(grid.columns["log_score_training"])
+    gain = paired((grid.by(grid.evidence) - by_fit).mean(axis=1))
+    return judge_better(
+        f"{grid.task}: the fit to the training rows cannot choose, the evidence weighs it against complexity",
+        *gain,
+        f"test log score of the evidence's gamma minus that of the best fit's {text(gain)}",
+    )
+
+
+def judge(grids: Sequence[Grid], note: str) -> list[Verdict]:
+    verdicts = [
+        each(grid)
+        for grid in grids
+        for each in (
+            judge_prior,
+            judge_architecture,
+            judge_correlation,
+            judge_training,
+            judge_printed,
+            judge_mean_loss,
+        )
+    ]
+    return [dataclasses.replace(each, numbers=f"{each.numbers} [{note}]") for each in verdicts]
+
+
+# --- the figure -------------------------------------------------------------------------------------
+
+
+def draw(path: Path, grids: Sequence[Grid]) -> None:
+    """Evidence and test score against gamma, means over seeds, and against each other."""
+    figure, axes = panels(13.5, 4.4 * len(grids), 3, len(grids))
+    for (left, middle, right), grid in zip(axes, grids, strict=True):
+        for index, name in enumerate(grid.architectures):
+            style = {"color": COLOURS[index], "marker": MARKERS[index], "markersize": 5}
+            evidence = grid.evidence[:, index]
+            left.plot(grid.gammas, evidence.mean(axis=0), "-", linewidth=1.4, label=name, **style)
+            middle.plot(grid.gammas, grid.score[:, index].mean(axis=0), "-", linewidth=1.4, **style)
+            best = int(evidence.mean(axis=0).argmax())
+            chosen = grid.gammas[best], grid.score[:, index].mean(axis=0)[best]
+            middle.plot(*chosen, "o", markersize=13, color=COLOURS[index], markerfacecolor="none")
+            right.plot(evidence.ravel(), grid.score[:, index].ravel(), linestyle="none", **style)
+        lost = grid.columns["printed"][:, 1].mean(axis=0)
+        left.plot(grid.gammas, lost, ":", color=GREY, label=f"{grid.architectures[1]}, as printed")
+        top, bottom = grid.evidence.mean(axis=0).max(), np.median(grid.evidence)
+        left.set_ylim(bottom - 1.5 * (top - bottom), top + 0.6 * (top - bottom))
+        # Where the prior is far too wide scores are so low that the rest would not be seen.
+        low = np.quantile(grid.score, 0.1)
+        right.set_ylim(low, None)
+        right.set_xlim(np.quantile(grid.evidence, 0.1), None)
+        middle.set_ylim(np.quantile(grid.score.mean(axis=0), 0.1), None)
+        for axis in (left, middle):
+            axis.set(xscale="log", xlabel="prior standard deviation $\\gamma$")
+        left.set(ylabel="log evidence, nats", title=f"{grid.task}: evidence")
+        middle.set(ylabel="test log score, nats per row", title="test score (circle: the evidence's choice)")
+        right.set(xlabel="log evidence, nats", ylabel="test log score", title="each pair and seed")
+        left.legend(frameon=False, fontsize=8)
+    figure.savefig(path)
+
+
+# --- the run ----------------------------------------------------------------------------------------
+
+
+def main(
+    tiny: bool = False,
+    out: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    seeds: int | None = None,
+) -> Study:
+    """Run the study and write tables, the figure and verdicts to `out`; see `Study.begin` for where that is.
+
+    checkpoint: a folder where each architecture of each seed is kept when it has finished, so that an interrupted run
+    goes on. seeds: how many.
+    """
+    sizes = TINY if tiny else FULL
+    count = sizes.seeds if seeds is None else seeds
+    study = Study.begin(dataclasses.replace(sizes, seeds=count), "evidence_selection", tiny, out)
+    sizes = study.sizes
+    # How many seeds there are changes no part, so that more may be asked for later.
+    each_seed = dataclasses.replace(sizes, seeds=1)
+    folder = None if checkpoint is None else Path(checkpoint)
+    rows: list[dict[str, Any]] = []
+    for seed in range(sizes.seeds):
+        for task, architectures in zip(sizes.tasks, sizes.hidden, strict=True):
+            for hidden in architectures:
+                name = f"{task}-{name_of(hidden)}-{seed}"
+                compute = partial(run_architecture, task, hidden, seed, each_seed)
+                part = kept(folder, name, each_seed, compute)
+                rows += [{"task": task, "seed": seed} | row for row in part["rows"]]
+                study.say(
+                    f"{task}, seed {seed}, {name_of(hidden)}: {sum(r['seconds'] for r in part['rows']):.0f} s"
+                )
+    grids = [
+        Grid.of(task, rows, meanings(count)[0]) for task, count in zip(sizes.tasks, sizes.rows, strict=True)
+    ]
+    note = smaller(sizes)
+    study.tables = {"grid": rows}
+    study.numbers = {"note": note, "weight decay": WEIGHT_DECAY} | stamp()
+    for verdict in judge(grids, note):
+        study.judge(verdict)
+    draw(study.out / "grid.png", grids)
+    study.write()
+    study.say(f"written to {study.out}")
+    return study
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--tiny", action="store_true", help="few rows and priors, in seconds")
+    parser.add_argument("--out", default=None, help="folder for tables, the figure and verdicts")
+    parser.add_argument("--checkpoint", default=None, help="folder where finished parts are kept")
+    parser.add_argument("--seeds", type=int, default=None, help="how many")
+    options = parser.parse_args()
+    main(options.tiny, options.out, options.checkpoint, options.seeds)
