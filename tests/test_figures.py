@@ -458,9 +458,12 @@ def test_lines_of_several_classes_are_of_the_most_probable_one() -> None:
     # max(|x|, 1 - |x|) is 0.75 at 1/4 and at 3/4, on either side.
     found = np.unique(np.concatenate([path.vertices[:, 0] for path in lines.get_paths()]).round(9))
     np.testing.assert_allclose(found, [-0.75, -0.25, 0.25, 0.75])
-    none = bare_axes()
-    draw_class_map(none, across, up, Prediction("Categorical", {"probs": probs}), levels=())
-    assert len(none.collections) == 0
+    without = bare_axes()
+    draw_class_map(without, across, up, Prediction("Categorical", {"probs": probs}), levels=())
+    assert len(without.collections) == 0
+    usual = bare_axes()
+    draw_class_map(usual, across, up, Prediction("Categorical", {"probs": probs}))
+    assert list(usual.collections[0].levels) == [0.7, 0.9]
 
 
 def test_a_map_of_something_else_is_refused(rng: np.random.Generator) -> None:

@@ -259,14 +259,19 @@ def grid_points(across: np.ndarray, up: np.ndarray) -> np.ndarray:
 
 
 def draw_class_map(
-    axes: Axes, across: np.ndarray, up: np.ndarray, prediction: Prediction, levels: Sequence[float] = LINES
+    axes: Axes,
+    across: np.ndarray,
+    up: np.ndarray,
+    prediction: Prediction,
+    levels: Sequence[float] | None = None,
 ) -> None:
     """Class probabilities over a rectangle, on given axes: each place in the colour of its most probable class, paler
     where that is less sure, and contour lines.
 
     across (A,), up (B,): places along the two inputs, evenly spaced. prediction: of the rows `grid_points(across, up)`.
-    levels: of the lines. For two classes they are of the probability of class 1, and 0.5 is drawn thick; for more, of
-    that of the most probable class. A level that no place reaches has no line.
+    levels: of the lines. For two classes they are of the probability of class 1, 0.1, 0.3, 0.5, 0.7 and 0.9 unless
+    given, and 0.5 is drawn thick. For more they are of that of the most probable class, 0.7 and 0.9 unless given: along
+    a border of two classes that is a half. A level that no place reaches has no line.
 
     Raises
     ------
@@ -296,6 +301,8 @@ def draw_class_map(
         interpolation="nearest",
     )
     values = probabilities[:, 1] if classes == 2 else probabilities.max(axis=1)
+    if levels is None:
+        levels = LINES if classes == 2 else [level for level in LINES if level > 0.5]
     # Matplotlib warns of a level that is nowhere reached.
     reached = [level for level in sorted(levels) if values.min() < level < values.max()]
     if reached:
