@@ -1,0 +1,395 @@
+"""Which labels are worth asking for: rows chosen by mutual information beside rows chosen at random.
+
+Source: D. J. C. MacKay (1992), "Information-based objective functions for active data selection", Neural Computation 4;
+N. Houlsby, F. Huszar, Z. Ghahramani and M. Lengyel (2011), "Bayesian active learning for classification and preference
+learning". A pool holds rows whose labels are not known. The next label is asked for where it is expected to tell most
+about the weights,
+
+    I(y; w | x, D) = H(E_w p(y | x, w)) - E_w H(p(y | x, w))                              for classes ("BALD"),
+    I(y; w | x, D) = 1/2 ln(1 + Var f(x) / noise^2), which grows with the variance of f,   for numbers,
+
+and these are `Prediction.epistemic`: the mutual information in nats, or the variance of f. Beside it stand choice at
+random, with the same first labels and the same test rows, and for classes choice by the whole entropy, which cannot
+tell a row that nobody knows yet from one that nobody can know.
+
+Three tasks: two classes in a plane, where a fifth of the pool has labels of a coin; scikit-learn's digits, several
+labels at a time (the source asks for one); and the diabetes table, a regression with much noise. The posterior is
+Laplace's, linearised; each mode is looked for from the one before.
+
+    python comparisons/active_learning.py [--tiny] [--out DIR] [--task NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from study import (
+    BLUE,
+    GREY,
+    NOT_REPRODUCED,
+    REPRODUCED,
+    VERMILION,
+    Study,
+    Verdict,
+    judge_better,
+    paired,
+    panels,
+)
+
+import ppl_bnn as bnn
+
+INFORMATION, ENTROPY, RANDOM = "information", "entropy", "random"
+COIN = 1.2
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is computed. labels: how many are known at the end of each task; batch: digits asked for at a time."""
+
+    seeds: int = 10
+    plane_labels: int = 60
+    digits_labels: int = 120
+    diabetes_labels: int = 100
+    pool: int = 400
+    test_rows: int = 500
+    batch: int = 10
+    steps: int = 1500
+
+
+FULL = Sizes()
+TINY = Sizes(
+    seeds=2,
+    plane_labels=9,
+    digits_labels=30,
+    diabetes_labels=16,
+    pool=40,
+    test_rows=30,
+    batch=10,
+    steps=60,
+)
+
+
+@dataclass(frozen=True)
+class Data:
+    """What one seed gives: a pool (N, F) with labels that are asked for, test rows, and the rows known at first."""
+
+    x: np.ndarray
+    y: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    first: np.ndarray
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task: its data by seed, its model, how labels are chosen, how many are known at the end, and per round."""
+
+    name: str
+    title: str
+    data: Callable[[Sizes, int], Data]
+    model: Callable[..., Any]
+    strategies: tuple[str, ...]
+    labels: int
+    batch: int
+
+    @property
+    def classes(self) -> bool:
+        return ENTROPY in self.strategies
+
+
+# --- tasks --------------------------------------------------------------------------------------------
+
+
+def boundary(x: np.ndarray) -> np.ndarray:
+    """Where the classes of the plane meet."""
+    return 0.8 * np.sin(2.0 * x)
+
+
+def in_plane(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs uniform on [-2, 2]^2; class 1 above a wave, but right of COIN by the toss of a coin."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-2.0, 2.0, size=(rows, 2))
+    coin = rng.integers(0, 2, rows)
+    return x, np.where(x[:, 0] > COIN, coin, (x[:, 1] > boundary(x[:, 0])).astype(int))
+
+
+def known_first(y: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Row numbers of the first labels, at random, drawn again until two values are among them."""
+    rng = np.random.default_rng(seed)
+    while True:
+        chosen = rng.choice(len(y), count, replace=False)
+        if len(np.unique(y[chosen])) > 1:
+            return chosen
+
+
+def plane(sizes: Sizes, seed: int) -> Data:
+    x, y = in_plane(sizes.pool, 1000 + seed)
+    x_test, y_test = in_plane(sizes.test_rows, 2000 + seed)
+    return Data(x, y, x_test, y_test, known_first(y, 6, seed))
+
+
+def digits(sizes: Sizes, seed: int) -> Data:
+    table = bnn.data.load("digits")
+    order = np.random.default_rng(seed).permutation(len(table.y))
+    pool, test = order[: sizes.pool], order[sizes.pool :][: sizes.test_rows]
+    x, y = table.x / 8.0 - 1.0, table.y
+    return Data(x[pool], y[pool], x[test], y[test], known_first(y[pool], 20, seed))
+
+
+def diabetes(sizes: Sizes, seed: int) -> Data:
+    """In units of the pool: its inputs are known, and one spread of the targets serves all choices alike."""
+    table = bnn.data.load("diabetes")
+    order = np.random.default_rng(seed).permutation(len(table.y))
+    held = min(sizes.test_rows, 142)
+    test, pool = order[:held], order[held:][: sizes.pool]
+    x = (table.x - table.x[pool].mean(axis=0)) / table.x[pool].std(axis=0)
+    y = (table.y - table.y[pool].mean()) / table.y[pool].std()
+    return Data(x[pool], y[pool], x[test], y[test], known_first(y[pool], 10, seed))
+
+
+def tasks(sizes: Sizes) -> dict[str, Task]:
+    load = bnn.zoo.load
+    both = (INFORMATION, ENTROPY, RANDOM)
+    found = (
+        Task(
+            "plane",
+            "two classes in a plane",
+            plane,
+            load("evidence_framework", width=10, precision=0.1),
+            both,
+            sizes.plane_labels,
+            1,
+        ),
+        Task(
+            "digits",
+            "digits",
+            digits,
+            load("classification_mlp", classes=10, width=10),
+            both,
+            sizes.digits_labels,
+            sizes.batch,
+        ),
+        Task(
+            "diabetes",
+            "diabetes",
+            diabetes,
+            load("regression_mlp", width=5),
+            (INFORMATION, RANDOM),
+            sizes.diabetes_labels,
+            3,
+        ),
+    )
+    return {task.name: task for task in found}
+
+
+# --- asking -------------------------------------------------------------------------------------------
+
+
+def worth(strategy: str, prediction: Any, rng: np.random.Generator) -> np.ndarray:
+    """What the label of each row is held to be worth, (N,): the larger, the sooner it is asked for."""
+    if strategy == INFORMATION:
+        return prediction.epistemic
+    return prediction.entropy if strategy == ENTROPY else rng.uniform(size=len(prediction))
+
+
+def posterior_of(
+    model: Any, x: np.ndarray, y: np.ndarray, steps: int, seed: int, mode: Any
+) -> tuple[Any, Any]:
+    """Laplace's posterior and its mode, which is looked for from the mode of the round before."""
+    with warnings.catch_warnings():
+        # Pixels at the rim are blank in every image that is known at first.
+        warnings.filterwarnings("ignore", message=".*have no variance")
+        search = bnn.MAP(ppl="pyro", steps=steps, restarts=1 if mode is not None else 4, start=mode)
+        mode = bnn.fit(model, x, y, search, seed=seed, device="cpu")
+        laplace = bnn.Laplace(ppl="pyro", start=mode, optimise=False)
+        return bnn.fit(model, x, y, laplace, seed=seed, device="cpu"), mode
+
+
+def rounds(
+    task: Task, strategy: str, seed: int, sizes: Sizes
+) -> tuple[list[dict[str, Any]], np.ndarray, Any]:
+    """One run: a row of scores for each number of labels; the rows known at the end, in order; the last posterior."""
+    data = task.data(sizes, seed)
+    rng = np.random.default_rng(5000 + seed)
+    known, mode, table = list(data.first), None, []
+    while True:
+        posterior, mode = posterior_of(task.model, data.x[known], data.y[known], sizes.steps, seed, mode)
+        prediction = posterior.predict(data.x_test)
+        row = {"task": task.name, "strategy": strategy, "seed": seed, "labels": len(known)}
+        row["log_score"] = float(prediction.log_prob(data.y_test).mean())
+        if task.classes:
+            row["accuracy"] = float((prediction.probabilities.argmax(axis=1) == data.y_test).mean())
+        else:
+            row["rmse"] = float(np.sqrt(np.mean((prediction.mean - data.y_test) ** 2)))
+        table.append(row)
+        if len(known) >= task.labels:
+            return table, np.array(known), posterior
+        unknown = np.setdiff1d(np.arange(len(data.y)), known)
+        values = worth(strategy, posterior.predict(data.x[unknown]), rng)
+        wanted = min(task.batch, task.labels - len(known))
+        known += unknown[np.argsort(-values, kind="stable")[:wanted]].tolist()
+
+
+# --- what came of it ----------------------------------------------------------------------------------
+
+
+def curves(rows: Sequence[Mapping[str, Any]], strategy: str, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of labels (L,) and values (seed, L)."""
+    chosen = [row for row in rows if row["strategy"] == strategy]
+    labels = np.unique([row["labels"] for row in chosen])
+    seeds = np.unique([row["seed"] for row in chosen])
+    at = {(row["seed"], row["labels"]): row[column] for row in chosen}
+    return labels, np.array([[at[seed, count] for count in labels] for seed in seeds])
+
+
+def labels_for(labels: np.ndarray, curve: np.ndarray, level: float) -> float:
+    """How many labels it takes until a curve (L,) has reached a level, between counts by a straight line; else inf."""
+    reached = np.flatnonzero(curve >= level)
+    if not len(reached):
+        return float("inf")
+    first = reached[0]
+    if first == 0:
+        return float(labels[0])
+    share = (level - curve[first - 1]) / (curve[first] - curve[first - 1])
+    return float(labels[first - 1] + share * (labels[first] - labels[first - 1]))
+
+
+def saved(labels: np.ndarray, ours: np.ndarray, random: np.ndarray) -> tuple[float, float]:
+    """Labels that a choice (seed, L) needs fewer than choice at random for the score at which that ends.
+
+    Of the mean curves, with the standard error of the jackknife over seeds; minus infinity where it is never reached.
+    """
+
+    def of(kept: np.ndarray) -> float:
+        return float(labels[-1]) - labels_for(labels, ours[kept].mean(axis=0), random[kept].mean(axis=0)[-1])
+
+    count = len(ours)
+    whole = of(np.arange(count))
+    if count < 2 or not np.isfinite(whole):
+        return whole, float("inf")
+    parts = np.array([of(np.delete(np.arange(count), seed)) for seed in range(count)])
+    return whole, float(np.sqrt((count - 1) / count * np.sum((parts - parts.mean()) ** 2)))
+
+
+def judge(task: Task, rows: Sequence[Mapping[str, Any]], strategy: str) -> tuple[Verdict, dict[str, float]]:
+    """Whether a choice predicts better than choice at random, on average over all numbers of labels."""
+    labels, random = curves(rows, RANDOM, "log_score")
+    _, ours = curves(rows, strategy, "log_score")
+    # The first score is that of the labels known at first, which all choices share.
+    mean, error = paired((ours - random)[:, 1:].mean(axis=1))
+    at_end, error_at_end = paired((ours - random)[:, -1])
+    fewer, fewer_error = saved(labels, ours, random)
+    enough = (
+        f"it needs {labels[-1] - fewer:.0f} labels for what choice at random has at {labels[-1]}, "
+        f"{fewer:.0f} fewer (jackknife {fewer_error:.0f})"
+        if np.isfinite(fewer)
+        else f"it does not reach what choice at random has at {labels[-1]}"
+    )
+    text = (
+        f"test log score {mean:+.3f} +- {error:.3f} nats per row against choice at random, averaged from "
+        f"{labels[1]} to {labels[-1]} labels over {len(ours)} seeds, {at_end:+.3f} +- {error_at_end:.3f} at the end; "
+        f"{enough}"
+    )
+    figures = {
+        "gain": mean,
+        "gain_error": error,
+        "gain_at_end": at_end,
+        "labels_saved": fewer,
+        "labels_saved_error": fewer_error,
+    }
+    return judge_better(
+        f"labels chosen by {strategy} predict better ({task.title})", mean, error, text
+    ), figures
+
+
+def judge_coins(shares: Mapping[str, Sequence[float]]) -> Verdict:
+    """Whether information asks for fewer labels of a coin than entropy does, by two standard errors."""
+    mean, error = paired(np.asarray(shares[ENTROPY]) - np.asarray(shares[INFORMATION]))
+    each = ", ".join(f"{np.mean(share):.0%} by {name}" for name, share in shares.items())
+    return Verdict(
+        "mutual information leaves labels alone that nobody can know, entropy does not",
+        REPRODUCED if mean > 2.0 * error else NOT_REPRODUCED,
+        f"share of labels asked for that a coin decides: {each}; entropy less information {mean:+.1%} +- {error:.1%}",
+    )
+
+
+# --- figures ------------------------------------------------------------------------------------------
+
+STYLES = {INFORMATION: (BLUE, "-"), ENTROPY: (VERMILION, "--"), RANDOM: (GREY, ":")}
+
+
+def draw_curves(path: Path, done: Mapping[str, Task], rows: Sequence[Mapping[str, Any]]) -> None:
+    figure, axes = panels(4.6 * len(done), 4.6, len(done))
+    for panel, task in zip(axes[0], done.values(), strict=True):
+        own = [row for row in rows if row["task"] == task.name]
+        for strategy in task.strategies:
+            labels, values = curves(own, strategy, "log_score")
+            colour, line = STYLES[strategy]
+            middle = values.mean(axis=0)
+            panel.plot(labels, middle, line, color=colour, linewidth=2.0, label=strategy)
+            if len(values) > 1:
+                error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+                panel.fill_between(
+                    labels, middle - error, middle + error, color=colour, alpha=0.2, linewidth=0
+                )
+        panel.set(xlabel="labels known", title=task.title)
+    axes[0, 0].set_ylabel("test log score, nats per row (band: 1 s.e.)")
+    handles = {}
+    for panel in axes[0]:
+        handles |= {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(path)
+
+
+# --- all of it ----------------------------------------------------------------------------------------
+
+
+def main(tiny: bool = False, out: str | Path | None = None, task: str | None = None) -> Study:
+    """Run the study; `task` is the one to run alone."""
+    sizes = TINY if tiny else FULL
+    study = Study.begin(sizes, "active_learning", tiny, out)
+    done = {name: each for name, each in tasks(sizes).items() if task in (None, name)}
+    if not done:
+        raise SystemExit(f"no task {task!r}: there are {', '.join(tasks(sizes))}")
+    rows: list[dict[str, Any]] = []
+    coins: dict[str, list[float]] = {strategy: [] for strategy in STYLES}
+    for name, each in done.items():
+        for seed in range(sizes.seeds):
+            for strategy in each.strategies:
+                table, known, _ = rounds(each, strategy, seed, sizes)
+                rows += table
+                if name == "plane":
+                    data = each.data(sizes, seed)
+                    asked = known[len(data.first) :]
+                    coins[strategy].append(float((data.x[asked, 0] > COIN).mean()))
+            study.say(f"{name}: seed {seed + 1} of {sizes.seeds}")
+    study.tables["curves"] = rows
+    for name, each in done.items():
+        own = [row for row in rows if row["task"] == name]
+        for strategy in each.strategies[:-1]:
+            verdict, figures = judge(each, own, strategy)
+            study.numbers[f"{name}, {strategy}"] = {
+                key: value if np.isfinite(value) else None for key, value in figures.items()
+            }
+            study.judge(verdict)
+    if "plane" in done:
+        study.numbers["coins"] = {strategy: float(np.mean(shares)) for strategy, shares in coins.items()}
+        study.judge(judge_coins(coins))
+    draw_curves(study.out / "curves.png", done, rows)
+    study.write()
+    return study
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--out")
+    parser.add_argument("--task", help="plane, digits or diabetes alone")
+    given = parser.parse_args()
+    main(given.tiny, given.out, given.task)
