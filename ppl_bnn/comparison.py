@@ -53,6 +53,8 @@ COLUMNS: dict[str, str] = {
     "crps": "continuous ranked probability score; units of y; smaller is better",
     "coverage_90": "share of test targets in the central 90 % interval",
     "width_90": "mean width of the central 90 % interval; units of y",
+    "concordance": "share of pairs of rows of known order that medians have in that order (Harrell's C); where rows "
+    "may be censored",
     "accuracy": "share of test rows whose most probable class is the label",
     "brier": "Brier score summed over all classes, from 0 to 2; smaller is better",
     "ece": "expected calibration error of the most probable class, 15 bins",
@@ -79,7 +81,9 @@ COLUMNS: dict[str, str] = {
     "gradient_evaluations": "gradients of the log joint over all rows (a mini-batch counts as its share)",
     "failure": "why the method gave no posterior; blank where it did",
 }
-_REGRESSION = ("rmse", "crps", "coverage_90", "width_90")
+_REGRESSION = ("rmse", "crps", "coverage_90", "width_90", "concordance")
+# What a bound on the value says nothing about.
+_OF_VALUES = ("rmse", "crps", "coverage_90")
 _CLASSIFICATION = ("accuracy", "brier", "ece")
 # Draws x rows in each group of a tree: half a gigabyte. A chain keeps at least so many draws whatever the rows.
 MOST_VALUES = 2**26
@@ -464,6 +468,12 @@ def _fitted(
         record.notes["gradient_evaluations"] = f"{posterior.info.method} does not count its gradients."
     if len(y_test) < 2:
         record.notes["log_score_se"] = "One test row has no standard error."
+    if record.prediction.censored and not set(_OF_VALUES) <= set(record.figures):
+        count = int(np.count_nonzero(y_test[:, 1] != 1.0))
+        note = (
+            f"Of {count} of {len(y_test)} test rows a bound is known and not the value: they were censored."
+        )
+        record.notes |= dict.fromkeys(_OF_VALUES, note)
     for part, title, columns in _PARTS:
         try:
             part(record, x_test)
@@ -631,6 +641,8 @@ class _Run:
 
         others = _CLASSIFICATION if self.data["task"] == "regression" else _REGRESSION
         columns = [name for name in COLUMNS if name not in others]
+        if not any("concordance" in record.figures for record in self.records.values()):
+            columns = [name for name in columns if name != "concordance"]
         notes = {
             (name, column): note
             for name, record in self.records.items()

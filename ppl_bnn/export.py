@@ -148,7 +148,9 @@ def posterior_datatree(
     - `log_prior`: log p(site) of each site at the constrained draws, without Jacobian, as power-scaling needs it;
     - `log_likelihood`: `y`, log p(y_i | x_i, draw), under the predictive that `predict` uses by default;
     - `posterior_predictive`: one y per draw, under the same predictive;
-    - `observed_data`, `constant_data`: y and the inputs of the training rows;
+    - `observed_data`, `constant_data`: y and the inputs of the training rows; where rows may be censored y is the value
+      or the bound, and `event` says which (1 observed, 0 right-censored, -1 left-censored). Draws of y are never
+      censored, so that a check of them against observed_data is one of the rows with event 1 at most;
     - `predictions`, `predictions_constant_data`: one y per draw at new inputs `x`, and those inputs;
     - `prior`, `prior_predictive` with `prior=True`: up to 500 draws;
     - `fit_history`: loss curves.
@@ -173,15 +175,14 @@ def posterior_datatree(
     w, log_prior, fitted, at_new, sites = posterior._with(
         lambda problem: _evaluated(posterior, problem, u, new)
     )
-    units = posterior.standardisation
-    log_likelihood = fitted.component_log_prob(posterior.targets)
-    if units is not None:
-        log_likelihood = log_likelihood + units.log_density_offset
     training = _in_original_units(posterior, fitted)
     y = original_targets(posterior)
+    log_likelihood = training.component_log_prob(y)
+    # Of a row that was censored y is a bound, and what was seen of it stands beside it.
+    observed = {"y": y[:, 0], "event": y[:, 1]} if training.censored else {"y": y}
     rng = np.random.default_rng(site_seed("export", posterior.info.seed))
     dims, coords = _names(posterior, {name: value.shape[1:] for name, value in w.items()}, sites)
-    rows = ["obs", "output"][: y.ndim]
+    rows = ["obs", "output"][: len(training.shape)]
     constant, constant_dims = _input_group(original_inputs(posterior))
     groups: dict[str, Any] = {
         "posterior": _dataset(_chained(w, shape), dims, coords),
@@ -189,9 +190,9 @@ def posterior_datatree(
         "log_prior": _dataset(_chained(log_prior, shape)),
         "log_likelihood": _dataset({"y": log_likelihood.reshape(*shape, -1)}, {"y": ["obs"]}),
         "posterior_predictive": _dataset(
-            {"y": _one_per_draw(training, rng).reshape(*shape, *y.shape)}, {"y": rows}
+            {"y": _one_per_draw(training, rng).reshape(*shape, *training.shape)}, {"y": rows}
         ),
-        "observed_data": _dataset({"y": y}, {"y": rows}, sampled=False),
+        "observed_data": _dataset(observed, dict.fromkeys(observed, rows), sampled=False),
         "constant_data": _dataset(constant, constant_dims, coords, sampled=False),
     }
     if at_new is not None:
@@ -203,7 +204,7 @@ def posterior_datatree(
         prior_w, prior_y = posterior._with(lambda problem: _prior_draws(posterior, problem, rng))
         count = (1, len(prior_y))
         groups["prior"] = _dataset(_chained(prior_w, count), dims, coords)
-        groups["prior_predictive"] = _dataset({"y": prior_y.reshape(*count, *y.shape)}, {"y": rows})
+        groups["prior_predictive"] = _dataset({"y": prior_y.reshape(*count, *training.shape)}, {"y": rows})
     history, steps = _history(posterior)
     if history:
         groups["fit_history"] = _dataset(history, steps, sampled=False)
@@ -238,8 +239,8 @@ def original_inputs(posterior: Any) -> Any:
 def original_targets(posterior: Any) -> np.ndarray:
     """The training targets in the units in which they were given; class labels as integers."""
     units, targets = posterior.standardisation, np.asarray(posterior.targets)
-    if units is not None and units.y_mean is not None:
-        targets = targets * units.y_scale + units.y_mean
+    if units is not None:
+        targets = units.original_targets(targets)
     return targets.astype(np.int64) if posterior.task == "classification" else targets
 
 
@@ -453,7 +454,11 @@ def _names(
         layer = _safe(name.removesuffix(".weight"))
         dims[_safe(name)] = [f"{layer}_in", f"{layer}_out"]
         bias = name.removesuffix(".weight") + ".bias"
-        if shapes.get(bias) == shapes[name][1:]:
+        if shapes.get(bias) == shapes[name][:1] != shapes[name][1:]:
+            # A module of torch or of Equinox has its outputs first.
+            dims[_safe(name)].reverse()
+            dims[_safe(bias)] = [f"{layer}_out"]
+        elif shapes.get(bias) == shapes[name][1:]:
             dims[_safe(bias)] = [f"{layer}_out"]
     for name, shape in shapes.items():
         if name in sites and sites[name].local and shape and shape[0] == len(posterior.targets):

@@ -443,7 +443,7 @@ class Posterior:
             inputs = self._inputs(x)
             found = self._with(lambda problem: self.approximation.joint(problem, inputs, memory))
             if found is not None:
-                return found if self.standardisation is None else self.standardisation.prediction(found)
+                return self._joint_in_original_units(found)
         if self.kind == "point":
             raise UnsupportedError(
                 "joint: " + message("a posterior with a spread", f"{self.info.method}, a point", "Laplace()")
@@ -471,22 +471,21 @@ class Posterior:
         """
         if (x is None) != (y is None):
             raise InputError(message("both x and y, or neither", "one of them", "log_likelihood(x, y)"))
+        units = self.standardisation
         if x is None:
-            inputs, targets = self.inputs, self.targets
+            inputs = self.inputs
+            targets = self.targets if units is None else units.original_targets(self.targets)
         else:
             inputs = self._inputs(x)
             targets = checks.check_targets(y, row_count(inputs))
-            if self.standardisation is not None:
-                targets = self.standardisation.targets(targets)
         u = _flat(self.unconstrained_draws)
         kind = self._drawn_kind(kind)
         eta = self._with(
             lambda problem: self.approximation.predictor_draws(problem, u, inputs, kind, 0, MEMORY)
         )
         family, parameters = self._with(lambda problem: problem.program.likelihood.mixture_parameters(eta))
-        values = Prediction(family, parameters).component_log_prob(targets)
-        if self.standardisation is not None:
-            values = values + self.standardisation.log_density_offset
+        prediction = Prediction(family, parameters)
+        values = (prediction if units is None else units.prediction(prediction)).component_log_prob(targets)
         return values.reshape(*self.shape, -1)
 
     def log_joint(self, u: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
@@ -559,6 +558,15 @@ class Posterior:
         else:
             index = np.linspace(0, total - 1, count).round().astype(int)
         return {name: value[index] for name, value in _flat(self.unconstrained_draws).items()}
+
+    def _joint_in_original_units(self, joint: JointPrediction) -> JointPrediction:
+        units = self.standardisation
+        if units is None:
+            return joint
+        columns = self._with(lambda problem: getattr(problem.program.likelihood, "columns_with_units", None))
+        if columns is None or units.y_mean is None or units.y_scale is None:
+            return units.prediction(joint)
+        return joint.rescale(units.y_mean[:columns], units.y_scale[:columns])
 
     def _log_draw_weights(self) -> np.ndarray | None:
         weights = self.draw_weights

@@ -28,7 +28,8 @@ class Standardisation:
         Shape of one row of x, for each column its mean and standard deviation; for a dict of arrays, dicts that
         hold the entries that are standardised (the floating-point ones).
     y_mean, y_scale
-        Shape of one row of y, () or (K,); None where y keeps its units (labels, counts).
+        Shape of one row of y, () or (K,); None where y keeps its units (labels, counts). A column that is a mark, as
+        the event beside a value that may be censored, has mean 0 and scale 1.
     """
 
     x_mean: Inputs
@@ -37,8 +38,10 @@ class Standardisation:
     y_scale: np.ndarray | None = None
 
     @classmethod
-    def of(cls, x: Inputs, y: Any, task_is_regression: bool) -> Standardisation:
+    def of(cls, x: Inputs, y: Any, task_is_regression: bool, y_columns: int | None = None) -> Standardisation:
         """Means and population standard deviations over the first axis of the training rows.
+
+        y_columns: how many of the first columns of y have units, default all; a likelihood with marks beside says.
 
         x is an array (N, ...), or a dict of arrays, of which integer ones (indices, such as of a vocabulary) are
         left alone; a plain integer array is a table and is standardised. y (N,) or (N, K) is standardised for
@@ -50,8 +53,13 @@ class Standardisation:
             x_scale: Inputs = {name: scale for name, (_, scale) in columns.items()}
         else:
             x_mean, x_scale = _columns("x", x)
-        y_mean, y_scale = _columns("y", y) if task_is_regression else (None, None)
-        return cls(x_mean, x_scale, y_mean, y_scale)
+        if not task_is_regression:
+            return cls(x_mean, x_scale)
+        if y_columns is None:
+            return cls(x_mean, x_scale, *_columns("y", y))
+        marks = np.asarray(y).shape[1] - y_columns
+        y_mean, y_scale = _columns("y", np.asarray(y)[:, :y_columns])
+        return cls(x_mean, x_scale, np.append(y_mean, np.zeros(marks)), np.append(y_scale, np.ones(marks)))
 
     def inputs(self, x: Inputs) -> Inputs:
         """x in standard units, floating dtype kept; InputError if its columns are not those of the training rows."""
@@ -81,6 +89,12 @@ class Standardisation:
             return np.asarray(y)
         return _standardised("y", y, self.y_mean, self.y_scale)
 
+    def original_targets(self, y: Any) -> np.ndarray:
+        """Targets in standard units brought back: the inverse of `targets`."""
+        if self.y_mean is None or self.y_scale is None:
+            return np.asarray(y)
+        return np.asarray(y) * self.y_scale + self.y_mean
+
     def prediction[Kind: (Prediction, JointPrediction)](self, prediction: Kind) -> Kind:
         """A prediction made in standard units, in the original units of y."""
         if self.y_mean is None or self.y_scale is None:
@@ -89,7 +103,10 @@ class Standardisation:
 
     @property
     def log_density_offset(self) -> float:
-        """-sum_k log d_yk: to be added to log densities of standardised y to have them in original units."""
+        """-sum_k log d_yk: to be added to log densities of standardised y to have them in original units.
+
+        Not to log probabilities, which rows that were censored have: `prediction` and `original_targets` serve both.
+        """
         return 0.0 if self.y_scale is None else -float(np.sum(np.log(self.y_scale)))
 
     def arrays(self) -> dict[str, np.ndarray]:

@@ -241,6 +241,9 @@ def _word(value: Any) -> str:
         return f"({', '.join(map(_word, value))})"
     if type(value) in (int, float):
         return f"{value:.4g}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        return _call(type(value).__name__, fields)
     return str(value) if isinstance(value, str | bool) or value is None else "..."
 
 

@@ -61,7 +61,14 @@ def rows_of_normals(f: np.ndarray, y: np.ndarray, factor: np.ndarray) -> np.ndar
     return scipy.stats.multivariate_normal(np.zeros(len(factor)), factor @ factor.T).logpdf(y - f)
 
 
+def censored(law: Any, y: np.ndarray) -> np.ndarray:
+    """Of rows that were observed, right-censored or left-censored."""
+    value, event = y.T
+    return np.select([event == 1, event == 0], [law.logpdf(value), law.logsf(value)], law.logcdf(value))
+
+
 TIMES = np.array([0.4, 1.7, 0.9, 3.2, 0.05, 2.1])
+BOUNDS = np.column_stack([TIMES, [1.0, 0, 1, -1, 0, -1]])
 COUNTS = np.array([0.0, 1, 3, 0, 7, 2])
 LABELS = np.array([0, 1, 2, 3, 1, 0])
 NUMBERS = RNG.normal(size=ROWS)
@@ -156,6 +163,30 @@ CASES: dict[str, Case] = {
         TIMES,
         lambda f, y, w: scipy.stats.weibull_min(w["shape"], scale=np.exp(f[:, 0])).logpdf(y),
     ),
+    "censored weibull": Case(
+        1,
+        lambda: likelihoods.Censored(likelihoods.Weibull(halfnormal("shape"))),
+        BOUNDS,
+        lambda f, y, w: censored(scipy.stats.weibull_min(w["shape"], scale=np.exp(f[:, 0])), y),
+    ),
+    "censored gaussian": Case(
+        1,
+        lambda: likelihoods.Censored(likelihoods.Gaussian(halfnormal("noise"))),
+        BOUNDS,
+        lambda f, y, w: censored(scipy.stats.norm(f[:, 0], w["noise"]), y),
+    ),
+    "censored noise of each row": Case(
+        2,
+        lambda: likelihoods.Censored(likelihoods.HeteroscedasticGaussian()),
+        BOUNDS,
+        lambda f, y, w: censored(scipy.stats.norm(f[:, 0], np.logaddexp(0.0, f[:, 1])), y),
+    ),
+    "censored laplace": Case(
+        1,
+        lambda: likelihoods.Censored(likelihoods.Laplace(0.6)),
+        BOUNDS,
+        lambda f, y, w: censored(scipy.stats.laplace(f[:, 0], 0.6), y),
+    ),
 }
 
 
@@ -215,6 +246,8 @@ def sampled_values(name: str) -> tuple[Any, Sites]:
             "noise.correlation": np.array([[1.0, 0.0], [0.6, 0.8]]),
         },
         "weibull sampled": {"shape": np.array(1.4)},
+        "censored weibull": {"shape": np.array(0.8)},
+        "censored gaussian": {"noise": np.array(0.7)},
     }.get(name, {})
     likelihood = CASES[name].likelihood
     if name == "student sampled":
@@ -225,6 +258,10 @@ def sampled_values(name: str) -> tuple[Any, Sites]:
         return likelihoods.NegativeBinomial(values["r"]), values
     if name == "weibull sampled":
         return likelihoods.Weibull(values["shape"]), values
+    if name == "censored weibull":
+        return likelihoods.Censored(likelihoods.Weibull(values["shape"])), values
+    if name == "censored gaussian":
+        return likelihoods.Censored(likelihoods.Gaussian(values["noise"])), values
     if name == "ordinal sampled":
         below = np.cumsum(values["cuts.probabilities"])[:3]
         return likelihoods.Ordinal(np.log(below / (1 - below))), values

@@ -55,6 +55,7 @@ COUNTS = {
     # The stem, a block of 3 channels, one of 6 with its shortcut, and the last layer.
     "resnet": (27 + 9) + (2 * 81 + 18) + (162 + 324 + 18 + 36) + (6 + 1) * 3,
     "spike_and_slab": (10 + 2) * 10 + 2,
+    "survival_mlp": (10 + 2) * 10 + 2,
     "student_t_mlp": (10 + 2) * 10 + 3,
     # Three patches of 2 x 2, the last one half empty.
     "transformer_classifier": 4 * 6 + 3 * 6 + 6 * (12 * 6 + 13) + 3 * 6 + (6 + 1) * 3,
@@ -82,6 +83,7 @@ DEFAULTS = {
     "ordinal_mlp": 124,
     "resnet": 826,
     "spike_and_slab": 122,
+    "survival_mlp": 72,
     "student_t_mlp": 123,
     "transformer_classifier": 718,
     "wide_network": 2401,
@@ -321,7 +323,7 @@ def given_freedom(w: Values, x: np.ndarray, y: np.ndarray) -> float:
 
 
 def log_rate(w: Values, x: np.ndarray) -> tuple[float, np.ndarray]:
-    """The prior of the network of `count_mlp`, whose last bias has a scale of 3, and its rate."""
+    """The prior of the network of `count_mlp` and `survival_mlp`, whose last bias has a scale of 3, and exp(f)."""
     wide = normal(w["output.bias"], 3.0) - normal(w["output.bias"])
     return layered_prior(w) + wide, np.exp(layers(w, x, np.tanh)[:, 0])
 
@@ -358,6 +360,14 @@ def autoregressive(w: Values, x: np.ndarray, y: np.ndarray) -> float:
     return half_normal(w["noise"]) + layered_prior(w) + regression(f[:, 0], y, w["noise"])
 
 
+def survival_mlp(w: Values, x: np.ndarray, y: np.ndarray) -> float:
+    prior, scale = log_rate(w, x)
+    times = stats.weibull_min(w["shape"], scale=scale)
+    parts = {1: times.logpdf(y[:, 0]), 0: times.logsf(y[:, 0]), -1: times.logcdf(y[:, 0])}
+    total = prior + float(stats.lognorm(0.5).logpdf(w["shape"]))
+    return total + sum(parts[int(event)][row] for row, event in enumerate(y[:, 1]))
+
+
 # One of the rows has two neighbours then, and one has none.
 RADIUS = 1.3
 
@@ -382,6 +392,7 @@ def graph_convolution(w: Values, x: np.ndarray, y: np.ndarray) -> float:
 
 
 COUNTED = np.array([0.0, 3, 1, 7, 0, 2])
+TIMES = np.column_stack([[0.5, 2.0, 1.1, 0.3, 4.0, 0.9], [1, 0, 1, -1, 0, 1]])
 
 DENSITIES: dict[str, tuple[Any, np.ndarray, Callable[[Values, np.ndarray, np.ndarray], float]]] = {
     "logistic_regression": (small("logistic_regression"), BINARY, logistic_regression),
@@ -409,6 +420,7 @@ DENSITIES: dict[str, tuple[Any, np.ndarray, Callable[[Values, np.ndarray, np.nda
     "count_mlp, Poisson": (small("count_mlp", overdispersed=False), COUNTED, poisson_counts),
     "ordinal_mlp": (small("ordinal_mlp", concentration=2.0), LABELS, ordinal_mlp),
     "mixture_density": (small("mixture_density", components=2), TARGETS, mixture_density),
+    "survival_mlp": (small("survival_mlp"), TIMES, survival_mlp),
     "autoregressive": (small("autoregressive"), TARGETS, autoregressive),
     "graph_convolution": (small("graph_convolution", radius=RADIUS), LABELS, graph_convolution),
 }

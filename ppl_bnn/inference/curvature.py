@@ -137,6 +137,19 @@ def _cotangents(
     if curvature == "empirical":
         targets = np.asarray(problem.targets)
         return lambda eta, rows: np.asarray(likelihood.score(eta, targets[rows]))[:, :, None]
+    seen = getattr(likelihood, "information_root", None)
+    if seen is not None and fisher == "sampled":
+        raise UnsupportedError(
+            "fisher='sampled': "
+            + message(
+                "targets that can be drawn as they came about",
+                f"{type(likelihood).__name__} ones, of which what censors them is not known",
+                "fisher='exact', or curvature='empirical'",
+            )
+        )
+    if seen is not None:
+        targets = np.asarray(problem.targets)
+        return lambda eta, rows: np.asarray(seen(eta, targets[rows]))
     if fisher == "exact":
         return lambda eta, rows: np.asarray(likelihood.fisher_root(eta))
     # All targets are drawn at once, so that they do not depend on how rows are divided.

@@ -201,7 +201,8 @@ class Method(ABC):
         standardisation = None
         if standardise:
             with_units = regression and getattr(sketch.likelihood, "standardises", True)
-            standardisation = Standardisation.of(x, y, with_units)
+            columns = getattr(sketch.likelihood, "columns_with_units", None)
+            standardisation = Standardisation.of(x, y, with_units, columns)
             x, y = standardisation.inputs(x), standardisation.targets(y)
         else:
             checks.warn_constant_columns(x)

@@ -316,6 +316,10 @@ def starting_point(
             u[name] = np.median(value)
             continue
         first = value[0]
+        if problem.program.sites[name].is_param and np.array_equal(value, np.broadcast_to(first, value.shape)):
+            # The model gives the start itself; only what is drawn may be too wide.
+            u[name] = first
+            continue
         fan_in = int(np.prod(first.shape[:-1])) if first.ndim > 1 else 1
         size = float(np.sqrt(np.mean(first**2)))
         u[name] = first * min(1.0, fan_in**-0.5 / size) if size > 0 else first

@@ -18,7 +18,7 @@ from numpyro.distributions.transforms import ExpTransform, biject_to
 from numpyro.primitives import Messenger
 
 from ppl_bnn.errors import DeviceError, message
-from ppl_bnn.language.distributions import Distribution, check_no_nested
+from ppl_bnn.language.distributions import Distribution, censored_log_prob, check_no_nested
 from ppl_bnn.language.primitives import Interpretation, Message
 from ppl_bnn.ppl.protocol import (
     Model,
@@ -168,6 +168,28 @@ class ImproperLogUniform(numpyro.distributions.Distribution):
         return -jnp.log(jnp.abs(value))
 
 
+class Censored(numpyro.distributions.Distribution):
+    """Rows (value, event) of a base distribution; `censored_log_prob` says what they are worth. A draw was observed."""
+
+    arg_constraints = {}
+    pytree_data_fields = ("base", "arguments")
+    pytree_aux_fields = ("family",)
+    support: Any = numpyro.distributions.constraints.real_vector
+
+    def __init__(
+        self, base: Any, family: str, arguments: Mapping[str, Any], *, validate_args: bool | None = None
+    ):
+        self.base, self.family, self.arguments = base, family, dict(arguments)
+        super().__init__(base.batch_shape, (2,), validate_args=validate_args)
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Any:
+        value = self.base.sample(key, sample_shape)
+        return jnp.stack([value, jnp.ones_like(value)], axis=-1)
+
+    def log_prob(self, value: Any, intermediates: Any = None) -> Any:
+        return censored_log_prob(self.family, self.arguments, value)
+
+
 # Families that NumPyro lacks, or has for vectors only.
 _OWN = {
     family.__name__: family
@@ -210,6 +232,10 @@ def resolve(specification: Distribution, validate: bool | None = None) -> Any:
         # Rows are the batch and one factor serves them all: NumPyro's own, for vectors.
         loc, scale_tril = map(_as_array, specification.arguments.values())
         result = numpyro.distributions.MultivariateNormal(loc, scale_tril=scale_tril, validate_args=validate)
+    elif specification.family == "Censored":
+        base = specification.arguments["base"]
+        arguments = {name: _as_array(value) for name, value in base.arguments.items()}
+        result = Censored(resolve(base, validate), base.family, arguments, validate_args=validate)
     elif specification.family in ("Bernoulli", "Categorical"):
         result = getattr(numpyro.distributions, specification.family)(
             logits=specification.arguments["logits"], validate_args=validate

@@ -24,7 +24,7 @@ with warnings.catch_warnings():
     from pyro.poutine.messenger import Messenger
 
 from ppl_bnn.errors import BNNError, DeviceError, message
-from ppl_bnn.language.distributions import Distribution, check_no_nested
+from ppl_bnn.language.distributions import Distribution, censored_log_prob, check_no_nested
 from ppl_bnn.language.primitives import Interpretation, Message
 from ppl_bnn.ppl.protocol import (
     Model,
@@ -245,6 +245,28 @@ class ImproperLogUniform(pyro.distributions.TorchDistribution):
         return -value.abs().log().expand(torch.broadcast_shapes(value.shape, self.batch_shape))
 
 
+class Censored(pyro.distributions.TorchDistribution):
+    """Rows (value, event) of a base distribution; `censored_log_prob` says what they are worth. A draw was observed."""
+
+    arg_constraints: Any = {}
+    support: Any = constraints.real_vector
+
+    def __init__(self, base: Any, family: str, arguments: Mapping[str, Any]):
+        self.base, self.family, self.arguments = base, family, arguments
+        super().__init__(base.batch_shape, torch.Size([2]), validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Censored:
+        return Censored(self.base.expand(batch_shape), self.family, self.arguments)
+
+    def log_prob(self, value: Any) -> Any:
+        density = censored_log_prob(self.family, self.arguments, value)
+        return density.expand(torch.broadcast_shapes(density.shape, self.batch_shape))
+
+    def sample(self, sample_shape: Any = torch.Size()) -> Any:
+        value = self.base.sample(sample_shape)
+        return torch.stack([value, torch.ones_like(value)], dim=-1)
+
+
 # Families that torch lacks, or has in a form that does not serve here.
 _OWN: dict[str, Any] = {
     family.__name__: family
@@ -334,6 +356,10 @@ def _resolve(specification: Distribution) -> Any:
         # Rows are the batch and one factor serves them all: torch's own, for vectors.
         loc, scale_tril = map(_as_tensor, specification.arguments.values())
         result = pyro.distributions.MultivariateNormal(loc, scale_tril=scale_tril)
+    elif specification.family == "Censored":
+        base = specification.arguments["base"]
+        arguments = {name: _as_tensor(value) for name, value in base.arguments.items()}
+        result = Censored(_resolve(base), base.family, arguments)
     elif specification.family == "LKJCholesky":
         result = pyro.distributions.LKJCholesky(
             specification.arguments["dimension"], _as_tensor(specification.arguments["concentration"])

@@ -52,7 +52,9 @@ def predictions_figure(comparison: Comparison) -> Figure:
     figure = _figure()
     if comparison.task == "classification":
         _draw_classes(figure, comparison)
-    elif _single_input(comparison.test_inputs) and comparison.test_targets.ndim == 1:
+    elif _single_input(comparison.test_inputs) and (
+        comparison.test_targets.ndim == 1 or _censored(comparison)
+    ):
         _draw_curves(figure, comparison)
     else:
         _draw_intervals(figure, comparison)
@@ -343,8 +345,17 @@ def _class_colour(label: int) -> str:
 
 def _draw_intervals(figure: Figure, comparison: Comparison) -> None:
     panels = _panels(figure, comparison)
-    shown = _evenly(comparison.test_targets)
-    truth = comparison.test_targets[shown]
+    targets, rows = comparison.test_targets, "test rows"
+    keep = np.arange(len(targets))
+    if _censored(comparison):
+        # Of a row that was censored there is no truth to compare with.
+        keep, rows = np.flatnonzero(targets[:, 1] == 1.0), "test rows that were observed"
+        targets = targets[:, 0]
+    if not len(keep):
+        figure.suptitle("No test row was observed: of each a bound is known, and not the value", fontsize=13)
+        return
+    shown = keep[_evenly(targets[keep])]
+    truth = targets[shown]
     target = comparison.data["target_name"]
     lowest, highest = float(truth.min()), float(truth.max())
     for name, axes in panels.items():
@@ -384,10 +395,9 @@ def _draw_intervals(figure: Figure, comparison: Comparison) -> None:
     first.set_ylim(lowest - margin, highest + margin)
     _label_bottom(panels, f"{target}: what was observed")
     figure.supylabel(f"{target}: predictive mean and central 90 % interval", fontsize=11)
-    some = "" if len(shown) == len(comparison.test_targets) else f" ({len(shown)} drawn)"
+    some = "" if len(shown) == len(keep) else f" ({len(shown)} drawn)"
     figure.suptitle(
-        f"Predictions of {len(comparison.test_targets)} test rows{some}; on the dashed line the mean is right",
-        fontsize=13,
+        f"Predictions of {len(keep)} {rows}{some}; on the dashed line the mean is right", fontsize=13
     )
     _legend(figure, panels)
 
@@ -403,9 +413,8 @@ def _draw_curves(figure: Figure, comparison: Comparison) -> None:
             _say(axes, comparison, name)
             continue
         draw_curve(axes, x, prediction)
-        axes.plot(
-            x, comparison.test_targets, ".", color="black", markersize=4.0, alpha=0.7, label="test rows"
-        )
+        for y, seen, mark, label in _marked(comparison):
+            axes.plot(x[seen], y[seen], mark, color="black", markersize=4.0, alpha=0.7, label=label)
         axes.set_title(_title(comparison, name), fontsize=10)
         axes.grid(color="0.92", zorder=0)
     _label_bottom(panels, names[0] if names else "x")
@@ -417,8 +426,28 @@ def _draw_curves(figure: Figure, comparison: Comparison) -> None:
     _legend(figure, panels)
 
 
+def _censored(comparison: Comparison) -> bool:
+    return any(prediction.censored for prediction in comparison.predictions.values())
+
+
+def _marked(comparison: Comparison) -> list[tuple[np.ndarray, np.ndarray, str, str]]:
+    """(values, which rows, mark, label) of the test rows; a row that was censored points to where its value lies."""
+    y = comparison.test_targets
+    if not _censored(comparison):
+        return [(y, np.full(len(y), True), ".", "test rows")]
+    kinds = ((1.0, ".", "observed"), (0.0, "^", "censored: the value is larger"), (-1.0, "v", "smaller"))
+    return [
+        (y[:, 0], y[:, 1] == event, mark, label) for event, mark, label in kinds if np.any(y[:, 1] == event)
+    ]
+
+
 def _title(comparison: Comparison, name: str) -> str:
     row = comparison.table.loc[name]
+    if "concordance" in row and not math.isfinite(float(row["rmse"])):
+        return (
+            f"{_called(comparison, name)}\n"
+            f"log score {float(row['log_score']):.3f} · concordance {float(row['concordance']):.3f}"
+        )
     covered = coverage(comparison.predictions[name], comparison.test_targets, LEVEL)
     return (
         f"{_called(comparison, name)}\n"
