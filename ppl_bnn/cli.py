@@ -897,12 +897,17 @@ def _expected(prediction: Prediction, table: Table) -> str:
             f"{np.quantile(sure, 0.75):.2f} (1 for {prediction.classes} classes would be certainty, "
             f"{1 / prediction.classes:.2f} ignorance)."
         )
+    y = table.y
+    if prediction.censored:
+        # A bound is not what was observed of a row.
+        seen = np.flatnonzero(y[:, 1] == 1)
+        prediction, y = prediction.take(seen), y[seen, 0]
     lower, upper = prediction.interval(0.9)
-    inside = np.mean((lower <= table.y) & (table.y <= upper))
+    inside = np.mean((lower <= y) & (y <= upper))
     return (
         f"Before it has seen a target, the model expects {table.target_name} between {np.mean(lower):.3g} and "
-        f"{np.mean(upper):.3g} with probability 0.9, on average over {len(table.y)} rows; observed were "
-        f"{table.y.min():.3g} to {table.y.max():.3g}, of which {inside:.0%} lie in the interval of their row."
+        f"{np.mean(upper):.3g} with probability 0.9, on average over {len(y)} rows; observed were "
+        f"{y.min():.3g} to {y.max():.3g}, of which {inside:.0%} lie in the interval of their row."
     )
 
 

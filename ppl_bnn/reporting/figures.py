@@ -660,11 +660,15 @@ def _draw_prior_maps(
 
 def _draw_prior_rows(figure: Figure, prediction: Prediction, y: np.ndarray, target: str) -> None:
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[2.0, 1.0])
+    if prediction.censored:
+        # A bound is not what was observed of a row.
+        seen = np.flatnonzero(y[:, 1] == 1)
+        prediction, y = prediction.take(seen), y[seen, 0]
     shown = _evenly(y)
-    part, truth = prediction.take(shown), y[shown]
-    at = np.arange(len(shown))
+    part, truth = prediction.take(shown), np.ravel(y[shown])
+    at = np.arange(len(truth))
     for level, colour, alpha in ((LEVEL, SKY, 0.55), (0.5, BLUE, 0.55)):
-        lower, upper = part.interval(level)
+        lower, upper = (np.ravel(end) for end in part.interval(level))
         left.vlines(
             at, lower, upper, color=colour, alpha=alpha, linewidth=1.6, label=f"{level:.0%} of the prior"
         )
