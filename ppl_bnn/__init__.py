@@ -74,6 +74,7 @@ _CONTENTS: dict[str, str] = {
     "extend": "ppl_bnn.inference.sampler",
     "diagnose": "ppl_bnn.diagnostics.diagnose",
     "simulation_based_calibration": "ppl_bnn.diagnostics.calibration",
+    "check_prior": "ppl_bnn.before_data",
     "prior_predictive": "ppl_bnn.before_data",
     "compare": "ppl_bnn.comparison",
     "Comparison": "ppl_bnn.comparison",
@@ -146,7 +147,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from ppl_bnn import data, errors, scores, zoo
-    from ppl_bnn.before_data import prior_predictive
+    from ppl_bnn.before_data import check_prior, prior_predictive
     from ppl_bnn.comparison import Comparison, compare
     from ppl_bnn.diagnostics.calibration import simulation_based_calibration
     from ppl_bnn.diagnostics.diagnose import diagnose

@@ -256,6 +256,7 @@ def compare(
     chosen = {name: _method(name, system, quick) for name, system in systems.items()}
     errors = _console(error=True)
     _announce(errors, plan, chosen, quick)
+    _tell_of_prior(errors, plan)
     if "numpyro" in systems.values():
         _remember_compilations()
 
@@ -613,6 +614,19 @@ def _warnings_told(console: Console) -> Iterator[None]:
 # --- what is said ---------------------------------------------------------------------------------------
 
 
+def _tell_of_prior(console: Console, plan: _Plan) -> None:
+    """A line for each thing about the prior that no one can have meant; what is wrong with a model, its fit will say."""
+    if plan.parameters is None:
+        # A model of a system's own would have to be compiled for this.
+        return
+    from ppl_bnn.before_data import check_prior
+
+    x, y = plan.table.x[plan.train], plan.table.y[plan.train]
+    with contextlib.suppress(BNNError):
+        for line in check_prior(plan.model, x, y, standardise=True).warnings:
+            console.print(f"warning: {line}", style="yellow", markup=False, soft_wrap=True)
+
+
 def _announce(console: Console, plan: _Plan, methods: dict[str, Method], quick: bool) -> None:
     from rich.markup import escape
 
@@ -879,6 +893,7 @@ def prior(
     figure.savefig(file, dpi=100)
     console = _console()
     console.print(Text(_expected(drawn.predict(table.x), table)))
+    _tell_of_prior(console, plan)
     console.print(Text(f"Kept: {file}", style="bold"), soft_wrap=True)
 
 

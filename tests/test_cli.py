@@ -174,6 +174,12 @@ def test_a_prior_is_pictured(csv: Path) -> None:
     assert "the model expects y between -" in out
     assert "Kept: before/prior.png" in out
     assert Path("before/prior.png").read_bytes().startswith(b"\x89PNG")
+    assert "warning" not in out
+    wide = ["--set", "sigma=200", "--data", csv, "--target", "y", "--out", "before"]
+    code, out, _ = invoke("prior", "linear_regression", "--draws", "20", *wide)
+    assert (code, "warning: functions drawn from the prior vary by" in out) == (0, True)
+    code, _, err = invoke("compare", "linear_regression", "--methods", "map", "--quick", *wide)
+    assert (code, "warning: functions drawn from the prior vary by" in err) == (0, True)
     code, out, err = invoke(
         "prior", "classification_mlp", "--data", csv, "--target", "group", "--draws", "30", "--out", "before"
     )
