@@ -615,7 +615,7 @@ def _warnings_told(console: Console) -> Iterator[None]:
 
 
 def _tell_of_prior(console: Console, plan: _Plan) -> None:
-    """A line for each thing about the prior that no one can have meant; what is wrong with a model, its fit will say."""
+    """A line for each thing about the prior that no one can have meant; what else is wrong, the fit will say."""
     if plan.parameters is None:
         # A model of a system's own would have to be compiled for this.
         return

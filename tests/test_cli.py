@@ -175,7 +175,7 @@ def test_a_prior_is_pictured(csv: Path) -> None:
     assert "Kept: before/prior.png" in out
     assert Path("before/prior.png").read_bytes().startswith(b"\x89PNG")
     assert "warning" not in out
-    wide = ["--set", "sigma=200", "--data", csv, "--target", "y", "--out", "before"]
+    wide = ["--set", "scale=200", "--data", csv, "--target", "y", "--out", "before"]
     code, out, _ = invoke("prior", "linear_regression", "--draws", "20", *wide)
     assert (code, "warning: functions drawn from the prior vary by" in out) == (0, True)
     code, _, err = invoke("compare", "linear_regression", "--methods", "map", "--quick", *wide)

@@ -316,7 +316,9 @@ def starting_point(
             u[name] = np.median(value)
             continue
         first = value[0]
-        if problem.program.sites[name].is_param and np.array_equal(value, np.broadcast_to(first, value.shape)):
+        if problem.program.sites[name].is_param and np.array_equal(
+            value, np.broadcast_to(first, value.shape)
+        ):
             # The model gives the start itself; only what is drawn may be too wide.
             u[name] = first
             continue
