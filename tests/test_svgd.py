@@ -1,4 +1,8 @@
-"""SVGD against Pyro's and NumPyro's own kernels, and against what is known of where particles come to rest."""
+"""SVGD against Pyro's and NumPyro's own kernels, and against what is known of where particles come to rest.
+
+The statistical ones (the kernel mean under both optimisers, the spread of many particles, the simplex of a few, one
+particle, mini-batches) failed at none of 20 seeds.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +121,7 @@ def test_the_kernel_mean_is_the_posterior_mean(ppl, optimiser):
     The unweighted mean agrees as far as the cloud is symmetric: to a tenth of a standard deviation.
     """
     problem = Conjugate.make(features=1)
-    rate = {"adam": 0.02, "adagrad": 0.1}[optimiser]
+    rate = {"adam": 0.02, "adagrad": 0.3}[optimiser]
     method = SVGD(particles=12, steps=2000, ppl=ppl, optimiser=optimiser, learning_rate=rate)
     posterior = bnn.fit(problem.model, problem.x, problem.y, method)
     u, sd = weights(posterior), np.sqrt(np.diag(problem.covariance))
