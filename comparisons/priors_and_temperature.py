@@ -1,0 +1,873 @@
+"""Priors over weights, and whether a colder posterior than the one they give predicts better.
+
+Sources, both recalled and not read again for this study, so that no number of theirs stands here: V. Fortuin, A.
+Garriga-Alonso, S. W. Ober, F. Wenzel, G. Raetsch, R. E. Turner, M. van der Wilk and L. Aitchison (2022), Bayesian
+neural network priors revisited (ICLR); F. Wenzel, K. Roth, B. S. Veeling and others (2020), How good is the Bayes
+posterior in deep neural networks really? (ICML). The networks are
+
+    y_n ~ Categorical(softmax f(x_n, w)),    w ~ p(w),
+
+f fully connected, or convolutional, with ReLU, and what is sampled is the whole posterior to the power 1 / T,
+
+    p_T(w | D) proportional to [p(w) prod_n p(y_n | x_n, w)]^(1/T):    T = 1 is the posterior, below 1 it is "cold".
+
+Priors (`PRIORS`): the isotropic Gaussian N(0, 1); the Gaussian of variance 2 / fan_in; Laplace and Student-t (3 degrees
+of freedom) of that same variance, so that only their tails differ from it; the regularised horseshoe; a scale for each
+tensor with a half-normal prior; and, in the convolutional network, kernels of that variance whose weights are alike at
+neighbouring places, Cov(w_a, w_b) = 2 / fan_in exp(-|a - b|). The power is one of the density in the coordinates of the
+program: for the horseshoe and for scales that are learnt, of scales and of the standard normal variables that they
+multiply, together. The same prior, written otherwise, has the same posterior and other cold ones.
+
+The cold-posterior effect of a prior in one split of the data is the test log score at the T that the OTHER splits have
+as their best, less that at T = 1: choosing the best T where it is judged would find an effect in noise. All differences
+are paired over splits. The splits are of one table, so that they share rows.
+
+Every cell (network, prior, T, split) is sampled by chains of microcanonical Langevin dynamics, and says whether these
+converged in function space; at T = 1 of one prior they are held to NUTS. Beside it: what the weights of trained
+networks look like, which is where the sources take their priors from. All is far smaller than there: 8 x 8 digits and
+hundreds of rows instead of MNIST and CIFAR-10.
+
+    python comparisons/priors_and_temperature.py [--tiny] [--out DIR] [--checkpoint DIR] [--splits N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from study import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    NOT_REPRODUCED,
+    NOT_RUN,
+    ORANGE,
+    PINK,
+    REPRODUCED,
+    SKY,
+    VERMILION,
+    Study,
+    Verdict,
+    judge_better,
+    paired,
+    panels,
+)
+
+import ppl_bnn as bnn
+from ppl_bnn import dist, likelihoods, ops, priors, scores
+
+DENSE, CONVOLUTION = "fully connected", "convolutional"
+ISOTROPIC, FAN_IN, LAPLACE, STUDENT = "isotropic Gaussian", "fan-in Gaussian", "Laplace", "Student-t"
+HORSESHOE, HIERARCHICAL, CORRELATED = "horseshoe", "hierarchical scales", "correlated kernels"
+ROOT2 = math.sqrt(2.0)
+# With ReLU a variance of 2 / fan_in keeps pre-activations as large from layer to layer. A Student-t with 3 degrees of
+# freedom has three times the variance of its squared scale.
+PRIORS: dict[str, Any] = {
+    ISOTROPIC: priors.Normal(0.0, 1.0),
+    FAN_IN: priors.Normal(0.0, "fan_in", sigma=ROOT2),
+    LAPLACE: priors.Laplace(0.0, "fan_in", sigma=ROOT2),
+    STUDENT: priors.StudentT(3.0, 0.0, "fan_in", sigma=math.sqrt(2.0 / 3.0)),
+    HORSESHOE: priors.RegularisedHorseshoe("fan_in", slab_scale=2.0),
+    HIERARCHICAL: priors.Hierarchical(dist.HalfNormal(ROOT2), per="tensor", factor="fan_in"),
+    CORRELATED: priors.CorrelatedConvolution(1.0, "exponential", "fan_in", ROOT2),
+}
+# A gradient costs half as much as in float64, and energy errors are far above the rounding of the log density.
+DTYPE = "float32"
+# What stands for no prior where networks are only trained.
+WEAK = 10.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is computed.
+
+    rows, test_rows: of each split. width: units of both hidden layers. channels: of both convolutions. trained_rows:
+    rows that the networks are trained on whose weights are looked at. nuts_seconds: after which NUTS ends, or None.
+    """
+
+    splits: int = 4
+    rows: int = 200
+    test_rows: int = 1000
+    width: int = 20
+    channels: tuple[int, int] = (4, 8)
+    temperatures: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0)
+    dense_priors: tuple[str, ...] = (ISOTROPIC, FAN_IN, LAPLACE, STUDENT, HORSESHOE, HIERARCHICAL)
+    convolution_priors: tuple[str, ...] = (ISOTROPIC, FAN_IN, STUDENT, CORRELATED)
+    chains: int = 2
+    warmup: int = 500
+    draws: int = 400
+    trained_rows: int = 1500
+    trained_steps: int = 5000
+    nuts_draws: int = 200
+    nuts_seconds: float | None = 120.0
+
+
+FULL = Sizes()
+TINY = Sizes(
+    splits=2,
+    rows=30,
+    test_rows=40,
+    width=2,
+    channels=(2, 2),
+    temperatures=(0.3, 1.0),
+    dense_priors=(FAN_IN, LAPLACE),
+    convolution_priors=(FAN_IN, CORRELATED),
+    warmup=30,
+    draws=20,
+    trained_rows=60,
+    trained_steps=100,
+    nuts_draws=20,
+    nuts_seconds=None,
+)
+
+
+# --- networks and data ----------------------------------------------------------------------------
+
+
+def fully_connected(
+    x: Any, y: Any = None, *, width: int = 20, classes: int = 10, prior: Any = PRIORS[FAN_IN]
+) -> None:
+    """y ~ Categorical(softmax f(x)), f of two hidden layers of `width` ReLU, every weight and bias from `prior`."""
+    f = bnn.mlp(x, [width, width, classes], activation="relu", prior=prior)
+    bnn.observe(y, f, likelihoods.Categorical())
+
+
+def convolutional(
+    x: Any,
+    y: Any = None,
+    *,
+    channels: tuple[int, int] = (4, 8),
+    classes: int = 10,
+    prior: Any = PRIORS[FAN_IN],
+) -> None:
+    """Two convolutions of 3 x 3 with stride 2 and ReLU, and a layer on what they leave; x holds 8 x 8 pixels."""
+    h = x.reshape(x.shape[0], 8, 8, 1)
+    for layer, count in enumerate(channels):
+        h = ops.relu(bnn.conv2d(f"conv{layer}", h, count, 3, stride=2, prior=prior))
+    f = bnn.dense("output", h.reshape(h.shape[0], -1), classes, prior)
+    bnn.observe(y, f, likelihoods.Categorical())
+
+
+def network(sizes: Sizes, kind: str, prior: Any, classes: int) -> Callable[..., None]:
+    if kind == DENSE:
+        return partial(fully_connected, width=sizes.width, classes=classes, prior=prior)
+    return partial(convolutional, channels=sizes.channels, classes=classes, prior=prior)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Training and test rows; pixels in standard deviations of all pixels of the training rows, about their mean."""
+
+    x: np.ndarray
+    y: np.ndarray
+    test_x: np.ndarray
+    test_y: np.ndarray
+    classes: int
+
+
+def split(index: int, rows: int, test_rows: int) -> Split:
+    """Rows of the digits in a random order of their own: the first `rows` to train on, then those to be tested on."""
+    table = bnn.data.load("digits")
+    order = np.random.default_rng(index).permutation(len(table.y))
+    train, test = order[:rows], order[rows : rows + test_rows]
+    centre, spread = table.x[train].mean(), table.x[train].std()
+    return Split(
+        (table.x[train] - centre) / spread,
+        table.y[train],
+        (table.x[test] - centre) / spread,
+        table.y[test],
+        int(table.y.max()) + 1,
+    )
+
+
+# --- one cell -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one part of the run found: rows of tables, and mean probabilities (test rows, classes) where needed."""
+
+    tables: dict[str, list[dict[str, Any]]]
+    probabilities: np.ndarray | None = None
+
+
+def provenance(posterior: Any, seed: int) -> dict[str, Any]:
+    """Columns that say how a row came about."""
+    return {
+        "method": posterior.info.method,
+        "seed": seed,
+        "versions": "; ".join(f"{name} {version}" for name, version in posterior.info.versions.items()),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def part_cell(sizes: Sizes, kind: str, prior: str, temperature: float, index: int) -> Part:
+    """Chains at one temperature: what they predict of the test rows, and whether they converged."""
+    data = split(index, sizes.rows, sizes.test_rows)
+    method = bnn.MCLMC(
+        chains=sizes.chains,
+        warmup=sizes.warmup,
+        draws=sizes.draws,
+        temperature=temperature,
+        dtype=DTYPE,
+    )
+    model = network(sizes, kind, PRIORS[prior], data.classes)
+    begun = time.perf_counter()
+    posterior = bnn.fit(model, data.x, data.y, method, seed=index)
+    seconds = time.perf_counter() - begun
+    prediction = posterior.predict(data.test_x)
+    diagnosis = bnn.diagnose(posterior)
+    figures = diagnosis.figures
+    row = {
+        "network": kind,
+        "prior": prior,
+        "temperature": temperature,
+        "split": index,
+        **scores.scores_of(prediction, data.test_y),
+        "train_log_score": float(np.mean(scores.log_score(posterior.predict(data.x), data.y))),
+        "verdict": diagnosis.verdict,
+        **{name: figures[name] for name in ("rhat", "ess_bulk", "ess_tail", "rhat_within", "between_share")},
+        **{name: figures[name] for name in ("energy_variance", "bias_allowance", "divergence_share")},
+        "weights": sum(site.size for site in _sites(posterior)),
+        "gradients": float(posterior.info.gradient_evaluations or math.nan),
+        "seconds": seconds,
+        **provenance(posterior, index),
+    }
+    return Part({"cells": [row]}, prediction.probabilities)
+
+
+def _sites(posterior: Any) -> list[np.ndarray]:
+    return [value[0, 0] for value in posterior.unconstrained_draws.values()]
+
+
+def part_nuts(sizes: Sizes, cell: np.ndarray) -> Part:
+    """NUTS where the fan-in Gaussian and T = 1 are in the first split, and how far what was found there is from it.
+
+    cell: mean probabilities of that cell. The total variation between chains of NUTS says what is noise.
+    """
+    data = split(0, sizes.rows, sizes.test_rows)
+    method = bnn.NUTS(
+        chains=2,
+        warmup=sizes.nuts_draws,
+        draws=sizes.nuts_draws,
+        max_tree_depth=8,
+        until=None if sizes.nuts_seconds is None else "rhat<1.01, ess>200",
+        budget=sizes.nuts_seconds,
+    )
+    model = network(sizes, DENSE, PRIORS[FAN_IN], data.classes)
+    posterior = bnn.fit(model, data.x, data.y, method, seed=0)
+    prediction = posterior.predict(data.test_x)
+    diagnosis = bnn.diagnose(posterior)
+    first = np.arange(prediction.draws) < posterior.shape[1]
+    chains = [prediction.take_draws(each).probabilities for each in (first, ~first)]
+    row = {
+        "network": DENSE,
+        "prior": FAN_IN,
+        "temperature": 1.0,
+        "split": 0,
+        **scores.scores_of(prediction, data.test_y),
+        "verdict": diagnosis.verdict,
+        **{name: diagnosis.figures[name] for name in ("rhat", "ess_bulk", "ess_tail")},
+        "draws": posterior.shape[1],
+        "gradients": float(posterior.info.gradient_evaluations or math.nan),
+        "total_variation": total_variation(cell, prediction.probabilities),
+        "total_variation_of_its_chains": total_variation(*chains),
+        **provenance(posterior, 0),
+    }
+    return Part({"nuts": [row]})
+
+
+def total_variation(p: np.ndarray, q: np.ndarray) -> float:
+    """Mean over rows of sum_c |p_c - q_c| / 2."""
+    return float(np.mean(0.5 * np.abs(p - q).sum(axis=1)))
+
+
+# --- the weights of trained networks --------------------------------------------------------------
+
+
+def part_trained(sizes: Sizes, kind: str, index: int) -> Part:
+    """The weights of a network that was only trained, layer by layer: their tails, and kernels place by place.
+
+    Trained by Adam on all rows at a time under N(0, WEAK^2), stopped where held-out rows are predicted best, begun at
+    normal weights: what is found besides tails of a normal, or correlation, came by training.
+    """
+    data = split(index, sizes.trained_rows, 0)
+    model = network(sizes, kind, priors.Normal(0.0, WEAK), data.classes)
+    method = bnn.MAP(steps=sizes.trained_steps, learning_rate=0.01, polish=False, validation=0.15)
+    posterior = bnn.fit(model, data.x, data.y, method, seed=index)
+    said = {"network": kind, "split": index}
+    tails: list[dict[str, Any]] = []
+    kernels: list[dict[str, Any]] = []
+    for name, value in posterior.draws.items():
+        weight = value[0, 0]
+        if not name.endswith(".weight"):
+            continue
+        layer = name.removesuffix(".weight")
+        tails.append(
+            said
+            | {"layer": layer, "weights": weight.size}
+            | tails_of(weight.reshape(-1))
+            | {"held_out_log_score": posterior.info.figures["validation_score"]}
+            | provenance(posterior, index)
+        )
+        if weight.ndim == 4:
+            kernels += [
+                said
+                | {"layer": layer, "distance": distance, "correlation": each}
+                | provenance(posterior, index)
+                for distance, each in correlation_by_distance(weight).items()
+            ]
+    return Part({"tails": tails, "kernels": kernels})
+
+
+def tails_of(weights: np.ndarray) -> dict[str, float]:
+    """Excess kurtosis (0 for a normal) and the degrees of freedom of the Student-t about 0 that is most likely."""
+    from scipy import stats
+
+    freedom, _, scale = stats.t.fit(weights, floc=0.0)
+    return {
+        "excess_kurtosis": float(stats.kurtosis(weights, bias=False)),
+        # Beyond a hundred a Student-t is a normal, and the likelihood is flat.
+        "degrees_of_freedom": float(min(freedom, 100.0)),
+        "student_scale": float(scale),
+        "standard_deviation": float(weights.std()),
+    }
+
+
+def correlation_by_distance(kernel: np.ndarray) -> dict[float, float]:
+    """Correlation of the weights (kh, kw, C, O) at two places, by their distance in pixels.
+
+    r(d) = mean over pairs (a, b) of places at distance d and channels of w_a w_b / mean of w^2 at a and at b,
+    about zero, as a prior has them.
+    """
+    height, width = kernel.shape[:2]
+    places = [(i, j) for i in range(height) for j in range(width)]
+    products: dict[float, list[float]] = {}
+    sizes: dict[float, list[float]] = {}
+    for at, one in enumerate(places):
+        for other in places[at + 1 :]:
+            distance = round(math.hypot(one[0] - other[0], one[1] - other[1]), 6)
+            products.setdefault(distance, []).append(float(np.mean(kernel[one] * kernel[other])))
+            sizes.setdefault(distance, []).append(
+                0.5 * float(np.mean(kernel[one] ** 2) + np.mean(kernel[other] ** 2))
+            )
+    return {
+        distance: float(np.mean(products[distance]) / np.mean(sizes[distance]))
+        for distance in sorted(products)
+    }
+
+
+# --- curves and effects ---------------------------------------------------------------------------
+
+
+def curve(
+    rows: Sequence[Mapping[str, Any]], kind: str, prior: str, score: str = "log_score"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Temperatures (T,), from the coldest to 1, and a score (T, splits); empty where the prior was not run."""
+    chosen = [row for row in rows if row["network"] == kind and row["prior"] == prior]
+    temperatures = sorted({row["temperature"] for row in chosen})
+    splits = sorted({row["split"] for row in chosen})
+    found = {(row["temperature"], row["split"]): row[score] for row in chosen}
+    return np.array(temperatures), np.array([[found[t, s] for s in splits] for t in temperatures], float)
+
+
+def cold_effect(values: np.ndarray) -> np.ndarray:
+    """(splits,): the score at the temperature that is best in the mean of the other splits, less that at T = 1.
+
+    values: (temperatures, splits), T = 1 last.
+    """
+    effects = []
+    for index in range(values.shape[1]):
+        others = np.delete(values, index, axis=1).mean(axis=1)
+        effects.append(values[int(np.argmax(others)), index] - values[-1, index])
+    return np.array(effects)
+
+
+def was_run(rows: Sequence[Mapping[str, Any]], kind: str, *names: str) -> bool:
+    return all(any(row["network"] == kind and row["prior"] == name for row in rows) for name in names)
+
+
+def told(values: np.ndarray) -> str:
+    """Mean and standard error over splits."""
+    mean, error = paired(values)
+    return f"{mean:.4f} +- {error:.4f}"
+
+
+def told_curve(temperatures: np.ndarray, values: np.ndarray) -> str:
+    return ", ".join(
+        f"{np.mean(each):.4f} at T = {temperature:g}"
+        for temperature, each in zip(temperatures, values, strict=True)
+    )
+
+
+def convergence_of(rows: Sequence[Mapping[str, Any]], kind: str, *names: str, cold: bool = True) -> str:
+    """How many of the cells behind a verdict have converged, and the worst of the others."""
+    behind = [
+        row
+        for row in rows
+        if row["network"] == kind and row["prior"] in names and (cold or row["temperature"] == 1.0)
+    ]
+    good = [row for row in behind if row["verdict"] == "converged"]
+    text = f"{len(good)} of the {len(behind)} cells behind it have converged"
+    if len(good) == len(behind):
+        return text
+    return f"{text} (largest R-hat {max(row['rhat'] for row in behind):.3f})"
+
+
+# --- verdicts -------------------------------------------------------------------------------------
+
+SMALLER = "sizes far below those of the source"
+
+
+def judge_cold(rows: Sequence[Mapping[str, Any]], kind: str, prior: str) -> Verdict:
+    """Wenzel et al.: a cold posterior predicts better than the posterior."""
+    claim = f"a cold posterior predicts better than the posterior ({kind}, {prior}; recalled)"
+    if not was_run(rows, kind, prior):
+        return Verdict(claim, NOT_RUN, "this prior is not among the sizes of this run")
+    temperatures, values = curve(rows, kind, prior)
+    effect = cold_effect(values)
+    return judge_better(
+        claim,
+        *paired(effect),
+        f"log score {told_curve(temperatures, values)}; at the T of the other splits less T = 1: {told(effect)} over "
+        f"{len(effect)} splits; {convergence_of(rows, kind, prior)}; {SMALLER}",
+    )
+
+
+def judge_better_prior(
+    rows: Sequence[Mapping[str, Any]], kind: str, prior: str, than: str, claim: str
+) -> Verdict:
+    """At T = 1, one prior against another, in log score."""
+    if not was_run(rows, kind, prior, than):
+        return Verdict(claim, NOT_RUN, "these priors are not among the sizes of this run")
+    ours, theirs = (curve(rows, kind, name)[1][-1] for name in (prior, than))
+    accuracy = [curve(rows, kind, name, "accuracy")[1][-1] for name in (prior, than)]
+    return judge_better(
+        claim,
+        *paired(ours - theirs),
+        f"log score at T = 1 {told(ours)} against {told(theirs)} of the {than}, paired difference "
+        f"{told(ours - theirs)} over {len(ours)} splits; accuracy {np.mean(accuracy[0]):.3f} against "
+        f"{np.mean(accuracy[1]):.3f}; {convergence_of(rows, kind, prior, than, cold=False)}; {SMALLER}",
+    )
+
+
+def judge_shrinks(rows: Sequence[Mapping[str, Any]], prior: str) -> Verdict:
+    """Fortuin et al.: the cold-posterior effect of a fully connected network is smaller under heavy tails."""
+    claim = f"heavy tails shrink the cold-posterior effect of a fully connected network ({prior}; recalled)"
+    if not was_run(rows, DENSE, prior, FAN_IN):
+        return Verdict(claim, NOT_RUN, "these priors are not among the sizes of this run")
+    of_normal, of_tails = (cold_effect(curve(rows, DENSE, name)[1]) for name in (FAN_IN, prior))
+    mean, error = paired(of_normal)
+    nothing = "" if mean > 2.0 * error else ": there is no effect that could shrink"
+    return judge_better(
+        claim,
+        *paired(of_normal - of_tails),
+        f"effect in log score {told(of_normal)} under the {FAN_IN}{nothing}; {told(of_tails)} under {prior}; paired "
+        f"difference {told(of_normal - of_tails)}; {convergence_of(rows, DENSE, prior, FAN_IN)}; {SMALLER}",
+    )
+
+
+def judge_stays(rows: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Fortuin et al.: with correlated kernels the cold-posterior effect is still there."""
+    claim = "under correlated kernels the cold-posterior effect of a convolutional network stays (recalled)"
+    if not was_run(rows, CONVOLUTION, CORRELATED, FAN_IN):
+        return Verdict(claim, NOT_RUN, "these priors are not among the sizes of this run")
+    of_normal, effect = (cold_effect(curve(rows, CONVOLUTION, name)[1]) for name in (FAN_IN, CORRELATED))
+    return judge_better(
+        claim,
+        *paired(effect),
+        f"effect in log score {told(effect)} under correlated kernels, {told(of_normal)} under the {FAN_IN}, paired "
+        f"difference {told(effect - of_normal)}; {convergence_of(rows, CONVOLUTION, CORRELATED, FAN_IN)}; {SMALLER}",
+    )
+
+
+def judge_tails(rows: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Fortuin et al.: weights of trained fully connected networks have heavy tails; by layers, split by split."""
+    chosen = [row for row in rows if row["network"] == DENSE]
+    splits = sorted({row["split"] for row in chosen})
+    means = [np.mean([row["excess_kurtosis"] for row in chosen if row["split"] == each]) for each in splits]
+    layers = list(dict.fromkeys(row["layer"] for row in chosen))
+    text = "; ".join(
+        f"{layer}: excess kurtosis {np.mean([row['excess_kurtosis'] for row in chosen if row['layer'] == layer]):.2f}"
+        f", degrees of freedom "
+        f"{np.median([row['degrees_of_freedom'] for row in chosen if row['layer'] == layer]):.1f} (median)"
+        for layer in layers
+    )
+    return judge_better(
+        "weights of a trained fully connected network have heavier tails than a normal (recalled)",
+        *paired(means),
+        f"mean over layers of the excess kurtosis {told(np.array(means))} over {len(means)} networks; {text}; trained "
+        "by Adam on all rows with early stopping, from normal weights",
+    )
+
+
+def judge_kernels(rows: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Fortuin et al.: neighbouring weights of a trained kernel are correlated."""
+    splits = sorted({row["split"] for row in rows})
+    near = [
+        np.mean([row["correlation"] for row in rows if row["split"] == each and row["distance"] == 1.0])
+        for each in splits
+    ]
+    text = "; ".join(
+        f"{layer}: "
+        + ", ".join(
+            f"{np.mean([row['correlation'] for row in rows if row['layer'] == layer and row['distance'] == d]):.2f}"
+            f" at {d:.2f}"
+            for d in sorted({row["distance"] for row in rows})
+        )
+        for layer in dict.fromkeys(row["layer"] for row in rows)
+    )
+    return judge_better(
+        "weights of a trained kernel are alike at neighbouring places (recalled)",
+        *paired(near),
+        f"correlation at distance 1 {told(np.array(near))} over {len(near)} networks; {text}",
+    )
+
+
+def judge_convergence(rows: Sequence[Mapping[str, Any]]) -> Verdict:
+    """That all that stands in the table converged in function space."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row["verdict"]] = counts.get(row["verdict"], 0) + 1
+    bad = [row for row in rows if row["verdict"] != "converged"]
+    by_temperature = ", ".join(
+        f"T = {each:g}: {sum(row['temperature'] == each for row in bad)}"
+        for each in sorted({row["temperature"] for row in rows})
+    )
+    by_prior = ", ".join(
+        f"{kind}, {prior}: {number}"
+        for kind, prior in dict.fromkeys((row["network"], row["prior"]) for row in rows)
+        if (number := sum(row["network"] == kind and row["prior"] == prior for row in bad))
+    )
+    rhat = np.array([row["rhat"] for row in rows])
+    return Verdict(
+        "the chains of every cell converged in function space (ours)",
+        NOT_REPRODUCED if bad else REPRODUCED,
+        f"{', '.join(f'{count} {name}' for name, count in counts.items())}; R-hat has the median "
+        f"{np.median(rhat):.3f}, nine in ten are below {np.quantile(rhat, 0.9):.3f} and all below {rhat.max():.3f}"
+        + (f"; not converged by temperature: {by_temperature}; by prior: {by_prior}" if bad else ""),
+    )
+
+
+def judge_sampler(row: Mapping[str, Any]) -> Verdict:
+    """The chains with a bias against NUTS: within what two chains of NUTS differ by, where NUTS is a reference."""
+    claim = f"the {FAN_IN} at T = 1 is sampled as by NUTS ({DENSE}, first split; ours)"
+    text = (
+        f"total variation of test probabilities {row['total_variation']:.4f}, between two chains of NUTS "
+        f"{row['total_variation_of_its_chains']:.4f}; log score of NUTS {row['log_score']:.4f}; NUTS is "
+        f"{row['verdict']} after {row['gradients']:.3g} gradients (R-hat {row['rhat']:.3f}, bulk ESS "
+        f"{row['ess_bulk']:.0f})"
+    )
+    if row["verdict"] != "converged":
+        return Verdict(claim, NOT_RUN, f"no reference: {text}")
+    good = row["total_variation"] <= row["total_variation_of_its_chains"]
+    return Verdict(claim, REPRODUCED if good else NOT_REPRODUCED, text)
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+COLOURS = {
+    ISOTROPIC: (GREY, "s"),
+    FAN_IN: (BLACK, "o"),
+    LAPLACE: (BLUE, "^"),
+    STUDENT: (SKY, "v"),
+    HORSESHOE: (VERMILION, "D"),
+    HIERARCHICAL: (ORANGE, "P"),
+    CORRELATED: (GREEN, "X"),
+}
+
+
+def _in_order(rows: Sequence[Mapping[str, Any]], kind: str) -> list[str]:
+    return [name for name in COLOURS if was_run(rows, kind, name)]
+
+
+def draw_curves(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Log score against T, and its difference to T = 1 in the same split; bars are two standard errors over splits."""
+    figure, axes = panels(12.0, 8.4, columns=2, rows=2)
+    for column, kind in enumerate((DENSE, CONVOLUTION)):
+        names = _in_order(rows, kind)
+        for at, name in enumerate(names):
+            temperatures, values = curve(rows, kind, name)
+            # Beside each other, so that bars can be told apart.
+            shifted = temperatures * 1.03 ** (at - 0.5 * (len(names) - 1))
+            colour, marker = COLOURS[name]
+            for row, shown in enumerate((values, values - values[-1])):
+                found = [paired(each) for each in shown]
+                axes[row, column].errorbar(
+                    shifted,
+                    [mean for mean, _ in found],
+                    [2.0 * error if math.isfinite(error) else 0.0 for _, error in found],
+                    fmt=f"{marker}-",
+                    color=colour,
+                    capsize=3,
+                    markersize=5,
+                    linewidth=1.2,
+                    label=name,
+                )
+        ticks = sorted({row["temperature"] for row in rows})
+        for row, label in enumerate(("test log score, nats per row", "the same, less that at T = 1")):
+            panel = axes[row, column]
+            panel.set(xscale="log", xlabel="temperature T" if row else "", ylabel="" if column else label)
+            panel.set_xticks(ticks, [f"{each:g}" for each in ticks])
+            panel.set_xticks([], minor=True)
+        axes[1, column].axhline(0.0, color=BLACK, linewidth=0.8)
+        axes[0, column].set_title(f"{kind} network", fontsize=11)
+        axes[0, column].legend(frameon=False, fontsize=9)
+    figure.savefig(path)
+
+
+def draw_posteriors(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """At T = 1: scores prior by prior, less those of the fan-in Gaussian in the same split."""
+    figure, axes = panels(12.0, 5.6, columns=2, rows=2)
+    for row, kind in enumerate((DENSE, CONVOLUTION)):
+        names = [name for name in _in_order(rows, kind) if name != FAN_IN]
+        for column, (score, label) in enumerate((("log_score", "log score"), ("accuracy", "accuracy"))):
+            panel = axes[row, column]
+            base = curve(rows, kind, FAN_IN, score)[1][-1]
+            for place, name in enumerate(names):
+                colour, marker = COLOURS[name]
+                values = curve(rows, kind, name, score)[1][-1] - base
+                mean, error = paired(values)
+                panel.plot(
+                    values, np.full(len(values), place), marker, color=colour, alpha=0.45, markersize=5
+                )
+                reach = 2.0 * error if math.isfinite(error) else 0.0
+                panel.errorbar(mean, place, xerr=reach, fmt=marker, color=colour, capsize=4, markersize=8)
+            panel.axvline(0.0, color=BLACK, linewidth=0.8)
+            panel.set_yticks(range(len(names)), names if column == 0 else [""] * len(names))
+            panel.set(ylim=(len(names) - 0.5, -0.5), title=f"{kind} network" if column == 0 else "")
+            panel.set(xlabel=f"test {label} at T = 1, less that of the {FAN_IN}")
+    figure.savefig(path)
+
+
+def draw_weights(
+    path: Path, tails: Sequence[Mapping[str, Any]], kernels: Sequence[Mapping[str, Any]]
+) -> None:
+    """Excess kurtosis by layer, and correlation in kernels by distance, of trained networks, one mark per network."""
+    figure, (both,) = panels(11.0, 4.2, columns=2)
+    left, right = both
+    layers = list(dict.fromkeys((row["network"], row["layer"]) for row in tails))
+    for place, (kind, layer) in enumerate(layers):
+        values = [row["excess_kurtosis"] for row in tails if row["network"] == kind and row["layer"] == layer]
+        colour = BLUE if kind == DENSE else GREEN
+        left.plot(np.full(len(values), place), values, "o", color=colour, alpha=0.6)
+        left.plot([place - 0.25, place + 0.25], [np.mean(values)] * 2, color=colour, linewidth=2.0)
+    for kind, colour in ((DENSE, BLUE), (CONVOLUTION, GREEN)):
+        left.plot([], [], "o", color=colour, label=f"{kind} network")
+    left.axhline(0.0, color=BLACK, linestyle="dashed", linewidth=1.0, label="a normal")
+    left.set_xticks(range(len(layers)), [layer for _, layer in layers])
+    left.set(ylabel="excess kurtosis of trained weights")
+    left.legend(frameon=False, fontsize=9)
+    for layer, colour, marker in zip(
+        dict.fromkeys(row["layer"] for row in kernels), (PINK, ORANGE), ("o", "s"), strict=False
+    ):
+        chosen = [row for row in kernels if row["layer"] == layer]
+        distances = sorted({row["distance"] for row in chosen})
+        found = [
+            paired([row["correlation"] for row in chosen if row["distance"] == each]) for each in distances
+        ]
+        right.errorbar(
+            distances,
+            [mean for mean, _ in found],
+            [2.0 * error if math.isfinite(error) else 0.0 for _, error in found],
+            fmt=f"{marker}-",
+            color=colour,
+            capsize=3,
+            label=f"{layer}, trained",
+        )
+    grid = np.linspace(0.9, 3.0, 100)
+    right.plot(grid, np.exp(-grid), color=BLACK, linestyle="dashed", label="the prior: $e^{-d}$")
+    right.axhline(0.0, color=BLACK, linewidth=0.8)
+    right.set(xlabel="distance d of two places of a kernel, pixels", ylabel="correlation of their weights")
+    right.legend(frameon=False, fontsize=9)
+    figure.savefig(path)
+
+
+def draw_convergence(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """R-hat in function space of every cell."""
+    figure, axes = panels(12.0, 4.4, columns=2)
+    for column, kind in enumerate((DENSE, CONVOLUTION)):
+        panel, names = axes[0, column], _in_order(rows, kind)
+        for at, name in enumerate(names):
+            temperatures, values = curve(rows, kind, name, "rhat")
+            shifted = temperatures * 1.05 ** (at - 0.5 * (len(names) - 1))
+            colour, marker = COLOURS[name]
+            panel.plot(
+                np.repeat(shifted, values.shape[1]),
+                np.maximum(values.reshape(-1) - 1.0, 1e-4),
+                marker,
+                color=colour,
+                alpha=0.7,
+                markersize=5,
+                label=name,
+            )
+        panel.axhline(0.01, color=BLACK, linestyle="dashed", linewidth=1.0, label="the limit")
+        ticks = sorted({row["temperature"] for row in rows})
+        panel.set(xscale="log", yscale="log", xlabel="temperature T", title=f"{kind} network")
+        panel.set_xticks(ticks, [f"{each:g}" for each in ticks])
+        panel.set_xticks([], minor=True)
+        panel.legend(frameon=False, fontsize=8)
+    axes[0, 0].set_ylabel("largest R-hat in function space, less 1")
+    figure.savefig(path)
+
+
+# --- all of it ------------------------------------------------------------------------------------
+
+
+def kept(folder: Path | None, name: str, sizes: Sizes, compute: Callable[[], Part]) -> Part:
+    """A part from the folder where it is there, computed and put there where it is not.
+
+    How many splits there are is no part's business: a run goes on with more of them.
+
+    Raises
+    ------
+    ValueError: a part of another size.
+    """
+    if folder is None:
+        return compute()
+    path, arrays = folder / f"{name}.json", folder / f"{name}.npy"
+    of = json.loads(json.dumps(asdict(replace(sizes, splits=0))))
+    if path.exists():
+        content = json.loads(path.read_text())
+        if content["sizes"] != of:
+            raise ValueError(f"{path} is of another size: name another folder")
+        return Part(content["tables"], np.load(arrays) if arrays.exists() else None)
+    part = compute()
+    folder.mkdir(parents=True, exist_ok=True)
+    if part.probabilities is not None:
+        np.save(arrays, part.probabilities)
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps({"sizes": of, "tables": part.tables}))
+    temporary.replace(path)
+    return part
+
+
+@dataclass
+class Run:
+    """The parts of one run, in tables."""
+
+    study: Study
+    folder: Path | None
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def take(self, name: str, compute: Callable[[], Part]) -> Part:
+        part = kept(self.folder, name.replace(" ", "_"), self.study.sizes, compute)
+        for table, rows in part.tables.items():
+            self.tables.setdefault(table, []).extend(rows)
+        for row in part.tables.get("cells", ()):
+            self.study.say(
+                f"{name}: log score {row['log_score']:.4f}, accuracy {row['accuracy']:.3f}, {row['verdict']}, R-hat "
+                f"{row['rhat']:.3f}, ESS {row['ess_bulk']:.0f}, {row['gradients']:.3g} gradients, "
+                f"{row['seconds']:.1f} s"
+            )
+        return part
+
+
+def verdicts(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Verdict]:
+    """One for each claim, the sources' first."""
+    cells = tables["cells"]
+    helps = "helps a convolutional network at T = 1 (recalled)"
+    return [
+        *(judge_cold(cells, kind, prior) for kind in (DENSE, CONVOLUTION) for prior in (ISOTROPIC, FAN_IN)),
+        *(
+            judge_better_prior(
+                cells,
+                DENSE,
+                prior,
+                FAN_IN,
+                f"heavy tails help a fully connected network at T = 1 ({prior}; recalled)",
+            )
+            for prior in (LAPLACE, STUDENT)
+        ),
+        *(judge_shrinks(cells, prior) for prior in (LAPLACE, STUDENT)),
+        judge_better_prior(cells, CONVOLUTION, CORRELATED, FAN_IN, f"a correlated prior {helps}"),
+        judge_stays(cells),
+        judge_tails(tables["tails"]),
+        judge_kernels(tables["kernels"]),
+        *(
+            judge_better_prior(
+                cells,
+                DENSE,
+                prior,
+                FAN_IN,
+                f"a prior with scales that are learnt helps a fully connected network at T = 1 ({prior}; ours)",
+            )
+            for prior in (HORSESHOE, HIERARCHICAL)
+        ),
+        judge_convergence(cells),
+        judge_sampler(tables["nuts"][0]),
+        Verdict(
+            "the effects in networks and data of the sources' size (MNIST, CIFAR-10, residual networks)",
+            NOT_RUN,
+            "chains that converge on them are beyond this machine; every verdict above is about 8 x 8 digits",
+        ),
+    ]
+
+
+def main(
+    tiny: bool = False,
+    out: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    splits: int | None = None,
+) -> Study:
+    """Run the study and write tables, figures and verdicts to `out`; see `Study.begin` for where that is.
+
+    checkpoint: a folder where each part is kept when it has finished, so that an interrupted run goes on. splits: how
+    many, in place of what the sizes say; at least two.
+    """
+    sizes = TINY if tiny else FULL
+    if splits is not None:
+        sizes = replace(sizes, splits=splits)
+    if sizes.splits < 2 or max(sizes.temperatures) != 1.0:
+        raise ValueError("an effect wants two splits at least, and T = 1 beside colder ones")
+    study = Study.begin(sizes, "priors_and_temperature", tiny, out)
+    run = Run(study, None if checkpoint is None else Path(checkpoint))
+    study.tables = run.tables
+    cells = [(DENSE, prior) for prior in sizes.dense_priors]
+    cells += [(CONVOLUTION, prior) for prior in sizes.convolution_priors]
+    reference: np.ndarray | None = None
+    for index in range(sizes.splits):
+        for kind, prior in cells:
+            for temperature in sorted(sizes.temperatures, reverse=True):
+                part = run.take(
+                    f"{kind}, {prior}, T {temperature:g}, split {index}",
+                    partial(part_cell, sizes, kind, prior, temperature, index),
+                )
+                if (kind, prior, temperature, index) == (DENSE, FAN_IN, 1.0, 0):
+                    reference = part.probabilities
+        for kind in (DENSE, CONVOLUTION):
+            run.take(f"trained {kind}, split {index}", partial(part_trained, sizes, kind, index))
+        if index == 0:
+            assert reference is not None
+            run.take("nuts", partial(part_nuts, sizes, reference))
+    for verdict in verdicts(run.tables):
+        study.judge(verdict)
+    draw_curves(study.out / "cold_posteriors.png", run.tables["cells"])
+    draw_posteriors(study.out / "posteriors.png", run.tables["cells"])
+    draw_weights(study.out / "weights.png", run.tables["tails"], run.tables["kernels"])
+    draw_convergence(study.out / "convergence.png", run.tables["cells"])
+    study.write()
+    study.say(f"written to {study.out}")
+    return study
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--tiny", action="store_true", help="small sizes, in seconds")
+    parser.add_argument("--out", default=None, help="folder for tables, figures and verdicts")
+    parser.add_argument("--checkpoint", default=None, help="folder where finished parts are kept")
+    parser.add_argument("--splits", default=None, type=int, help="how many splits of the data, two at least")
+    parser.add_argument("--cache", default=None, help="folder for compiled programs")
+    options = parser.parse_args()
+    # Splits share their programs: compiled once, they are read from disk by all others.
+    bnn.enable_compilation_cache(options.cache)
+    main(options.tiny, options.out, options.checkpoint, options.splits)
