@@ -741,7 +741,7 @@ def models(
         console.print(Text(f"{name} was not read: outside of a system it ends in {why}", style="yellow"))
     single = support.shortened(row for row in support.methods if len(support.served(row)) == 1)
     console.print(
-        "Size: the number of parameters on the default data. Methods: those that are known to fit, in both systems but "
+        "Size: the number of parameters on the default data. Methods: those declared to fit it, in both systems but "
         f"for {', '.join(single)}, which one of them has; a star stands for all variants. Each model is a file that "
         "can be copied and changed: `ppl-bnn show NAME` shows its card, its sites, its path and why a method does not "
         "fit, `ppl-bnn prior NAME` what it expects before it has seen a target, and `ppl-bnn compare NAME` fits it.",

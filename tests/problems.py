@@ -14,6 +14,7 @@ import pytest
 
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, priors
+from ppl_bnn.support import declared
 
 
 @dataclass(frozen=True)
@@ -125,14 +126,17 @@ class Row:
     target: what it aims at on the conjugate model: "mode" (a point), "posterior" (exact), "independent sites" (the
     precision without what is between sites), "mean field" (variance 1 / diag(precision)), "property" (no closed form of
     the whole: what is known of it stands in the tests of the method). quick: settings for a run whose numbers do not
-    matter.
+    matter, as models/methods.toml has them.
     """
 
     name: str
     target: str
-    quick: dict[str, Any]
     exact: dict[str, Any]
     systems: tuple[str, ...] = ("numpyro", "pyro")
+
+    @property
+    def quick(self) -> dict[str, Any]:
+        return dict(declared().methods[self.name].quick)
 
     def build(self, ppl: str, settings: dict[str, Any]) -> Any:
         cls, fixed = _CLASSES[self.name]
@@ -168,76 +172,62 @@ _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "swag": ("SWAG", {}),
 }
 
-# Of the samplers that take many small steps for a draw.
-STEPS: dict[str, Any] = {"draws": 12, "warmup": 15, "chains": 2, "thinning": 3}
-
 METHODS: dict[str, Row] = {
-    "map": Row("map", "mode", {"steps": 200}, {}),
-    "svi": Row("svi", "mean field", {"steps": 200, "elbo_draws": 20}, {}),
-    "laplace": Row("laplace", "posterior", {"steps": 300}, {}),
-    "laplace-guide": Row("laplace-guide", "posterior", {"steps": 300}, {}),
-    "laplace-kron": Row("laplace-kron", "independent sites", {"steps": 300}, {}),
-    "laplace-diag": Row("laplace-diag", "mean field", {"steps": 300}, {}),
-    "laplace-lowrank": Row("laplace-lowrank", "posterior", {"steps": 300}, {}),
+    "map": Row("map", "mode", {}),
+    "svi": Row("svi", "mean field", {}),
+    "laplace": Row("laplace", "posterior", {}),
+    "laplace-guide": Row("laplace-guide", "posterior", {}),
+    "laplace-kron": Row("laplace-kron", "independent sites", {}),
+    "laplace-diag": Row("laplace-diag", "mean field", {}),
+    "laplace-lowrank": Row("laplace-lowrank", "posterior", {}),
     "nuts": Row(
         "nuts",
         "posterior",
-        {"draws": 12, "warmup": 15, "chains": 2, "max_tree_depth": 4},
         {"draws": 400, "warmup": 300, "chains": 2},
     ),
     "hmc": Row(
         "hmc",
         "posterior",
-        {"draws": 12, "warmup": 15, "chains": 1, "num_steps": 4},
         {"draws": 600, "warmup": 300, "chains": 1, "num_steps": 4},
     ),
     "chees": Row(
         "chees",
         "posterior",
-        {"draws": 12, "warmup": 15, "chains": 8, "superchains": 4, "max_steps": 16},
         {"draws": 100, "warmup": 200, "chains": 32},
         ("numpyro",),
     ),
     "meads": Row(
         "meads",
         "posterior",
-        {"draws": 12, "warmup": 15, "chains": 8, "superchains": 4, "folds": 2, "thinning": 2},
         {"draws": 100, "warmup": 200, "chains": 32},
         ("numpyro",),
     ),
-    "mclmc": Row("mclmc", "property", STEPS, {}, ("numpyro",)),
+    "mclmc": Row("mclmc", "property", {}, ("numpyro",)),
     "mclmc-adjusted": Row(
         "mclmc-adjusted",
         "posterior",
-        {"draws": 12, "warmup": 15, "chains": 2},
         {"draws": 1000, "warmup": 300, "chains": 4},
         ("numpyro",),
     ),
-    "sgld": Row("sgld", "property", STEPS, {}, ("numpyro",)),
+    "sgld": Row("sgld", "property", {}, ("numpyro",)),
     "sgld-metropolis": Row(
         "sgld-metropolis",
         "posterior",
-        STEPS,
         {"draws": 500, "warmup": 50, "chains": 4, "thinning": 20},
         ("numpyro",),
     ),
-    "sghmc": Row("sghmc", "property", STEPS, {}, ("numpyro",)),
-    "pathfinder": Row(
-        "pathfinder", "property", {"max_iterations": 30, "elbo_draws": 10}, {}, systems=("numpyro",)
-    ),
+    "sghmc": Row("sghmc", "property", {}, ("numpyro",)),
+    "pathfinder": Row("pathfinder", "property", {}, systems=("numpyro",)),
     "smc": Row(
         "smc",
         "posterior",
-        {"particles": 12, "runs": 2, "moves": 2, "max_leapfrog": 8},
         {"particles": 500, "runs": 4, "moves": 5},
         systems=("numpyro",),
     ),
-    "svgd": Row("svgd", "property", {"steps": 200, "particles": 5}, {}),
-    "ivon": Row("ivon", "mean field", {"steps": 200, "elbo_draws": 20}, {}),
-    "mc-dropout": Row("mc-dropout", "property", {"steps": 200}, {}),
-    "ensemble": Row("ensemble", "mode", {}, {}),
-    "stacked": Row("stacked", "property", {}, {}, systems=("numpyro",)),
-    "swag": Row(
-        "swag", "property", {"steps": 200, "collections": 5, "rank": 3, "every": 2, "burn_in": 1}, {}
-    ),
+    "svgd": Row("svgd", "property", {}),
+    "ivon": Row("ivon", "mean field", {}),
+    "mc-dropout": Row("mc-dropout", "property", {}),
+    "ensemble": Row("ensemble", "mode", {}),
+    "stacked": Row("stacked", "property", {}, systems=("numpyro",)),
+    "swag": Row("swag", "property", {}),
 }

@@ -80,12 +80,17 @@ def _guide_pyro(problem: Problem, u: Mapping[str, np.ndarray]) -> Full:
     return _checked(problem, covariance, order)
 
 
-def _native(problem: Problem) -> Any:
+def refuse_point_estimates(problem: Problem) -> None:
+    """Raise `UnsupportedError` where a parameter has no prior: the guides know random variables alone."""
     if problem.program.params:
         raise UnsupportedError(
             "Laplace(engine='guide'): "
             + message("priors on all weights", "point estimates (priors.Point)", "engine='curvature'")
         )
+
+
+def _native(problem: Problem) -> Any:
+    refuse_point_estimates(problem)
     return problem.program.native
 
 

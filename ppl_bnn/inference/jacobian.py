@@ -87,6 +87,14 @@ def plan_of(problem: Problem, u: Mapping[str, np.ndarray], sites: tuple[str, ...
     return problem.program._cached(("linear plan", sites), lambda: _make_plan(problem, u, sites))
 
 
+def refuse_interacting_rows(problem: Problem) -> None:
+    """Raise `UnsupportedError` where a row has no Jacobian of its own."""
+    if problem.program.coupled:
+        raise UnsupportedError(
+            message("rows that do not interact", "bnn.coupled() in the model", "NUTS or SVI")
+        )
+
+
 def _make_plan(problem: Problem, u: Mapping[str, np.ndarray], sites: tuple[str, ...]) -> Plan:
     """Find out by running the model on one row.
 
@@ -95,10 +103,7 @@ def _make_plan(problem: Problem, u: Mapping[str, np.ndarray], sites: tuple[str, 
     rest.
     """
     program, system = problem.program, problem.system
-    if program.coupled:
-        raise UnsupportedError(
-            message("rows that do not interact", "bnn.coupled() in the model", "NUTS or SVI")
-        )
+    refuse_interacting_rows(problem)
     values = system_values(problem, u)
     first_x, first_y = first_rows(problem)
     w = program.constrain(values, first_x, first_y)

@@ -23,7 +23,7 @@ from ppl_bnn.errors import (
     message,
     unknown_name,
 )
-from ppl_bnn.inference.autolaplace import guide_gaussian
+from ppl_bnn.inference.autolaplace import guide_gaussian, refuse_point_estimates
 from ppl_bnn.inference.covariance import Rotated
 from ppl_bnn.inference.curvature import CURVATURES, data_curvature
 from ppl_bnn.inference.evidence import (
@@ -36,7 +36,7 @@ from ppl_bnn.inference.evidence import (
 )
 from ppl_bnn.inference.flat_vector import flat_latents, latent_names, site_slices
 from ppl_bnn.inference.hyperparameters import Tuning, gaussian_noise, log_densities, noise_sites
-from ppl_bnn.inference.jacobian import linear_maps
+from ppl_bnn.inference.jacobian import linear_maps, refuse_interacting_rows
 from ppl_bnn.inference.kronecker import (
     KroneckerBlock,
     KroneckerCurvature,
@@ -341,6 +341,7 @@ class _Fit:
         return self.by_guide() if self.method.engine == "guide" else self.by_curvature()
 
     def by_guide(self) -> Outcome:
+        refuse_point_estimates(self.problem)
         mode = self._mode()
         watch = Stopwatch()
         gaussian = guide_gaussian(self.problem, mode.u)
@@ -351,6 +352,8 @@ class _Fit:
     def by_curvature(self) -> Outcome:
         method, problem = self.method, self.problem
         check_smooth(problem)
+        if method.curvature != "hessian":
+            refuse_interacting_rows(problem)
         if not problem.program.language and method.curvature != "hessian":
             problem.program.likelihood.fisher(None)
         exact = method.curvature == "ggn" and method.fisher == "exact"
