@@ -275,7 +275,9 @@ def test_bounds_lie_between_that_of_independent_normals_and_the_evidence(
     ppl: str, guide: Any, least: str
 ) -> None:
     steps = 3000 if ppl == "numpyro" else 2000
-    method = SVI(ppl=ppl, guide=guide, particles=4, steps=steps, learning_rate=0.02)
+    # At 0.02 the training of a spline ends nats below the others at two of four seeds, at 0.005 at none of three.
+    rate = 0.005 if guide == "spline" else 0.02
+    method = SVI(ppl=ppl, guide=guide, particles=4, steps=steps, learning_rate=rate)
     posterior = bnn.fit(TRUTH.model, TRUTH.x, TRUTH.y, method, seed=0)
     figures, gap = posterior.info.figures, gaps()
     error = 4.5 * figures["elbo_se"]
