@@ -1135,7 +1135,7 @@ def choices(study: Study, restarted: Mapping[str, Any], flat: Mapping[str, np.nd
     for guide, name in VARIATIONAL.items():
         vi = bnn.fit(fixed, x, y, bnn.SVI(guide=guide, steps=2 * sizes.steps, start=start))
         p = vi.predict(xt).probabilities[:, 1]
-        add(name, "sampled", p, elbo=vi.log_evidence, alpha=f"{alpha:.4g}")
+        add(name, "sampled", p, elbo=vi.info.figures["elbo"], alpha=f"{alpha:.4g}")
     best = sigmoid(optimal_logit(xt))
     add("optimal", "known density", best)
 
