@@ -24,7 +24,6 @@ far, from scratch). There is no reference by MCMC: joint training is what a sequ
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 import time
@@ -46,6 +45,7 @@ from study import (
     VERMILION,
     Study,
     Verdict,
+    command_line,
     judge_better,
     kept,
     load_images,
@@ -246,12 +246,13 @@ def run_learner(learner: Learner) -> dict[str, Any]:
     """Scores on each task that was seen, after each task; tasks are counted from 1."""
     tasks = tasks_of(learner.sizes, learner.seed)
     rows = []
-    begun = time.perf_counter()
+    # Of this process, which alone computes: others may have the machine, too.
+    begun = time.process_time()
     for after, predict in enumerate(learner.learnt(tasks), 1):
         for number, task in enumerate(tasks[:after], 1):
             found = scores.scores_of(predict(task.test_x), task.test_y)
             rows.append({"after": after, "task": number} | {score: found[score] for score in SCORES})
-    return {"rows": rows, "seconds": time.perf_counter() - begun}
+    return {"rows": rows, "processor_seconds": time.process_time() - begun}
 
 
 # --- what was found ---------------------------------------------------------------------------------
@@ -427,31 +428,25 @@ def main(
     checkpoint: str | Path | None = None,
     seeds: int | None = None,
 ) -> Study:
-    """Run the study and write tables, the figure and verdicts to `out`; see `Study.begin` for where that is.
+    """Run the study and write tables, the figure and verdicts; the arguments are those of the command line.
 
-    checkpoint: a folder where each method of each seed is kept when it has finished, so that an interrupted run goes
-    on. seeds: how many.
+    What is kept in `checkpoint` is each method of each seed.
     """
-    sizes = TINY if tiny else FULL
-    count = sizes.seeds if seeds is None else seeds
-    study = Study.begin(dataclasses.replace(sizes, seeds=count), "continual_learning", tiny, out)
+    study = Study.begin(TINY if tiny else FULL, "continual_learning", tiny, out, seeds=seeds)
     sizes = study.sizes
-    # How many seeds there are changes no part, so that more may be asked for later.
-    each_seed = dataclasses.replace(sizes, seeds=1)
-    folder = None if checkpoint is None else Path(checkpoint)
     rows, seconds = [], []
     for seed in range(sizes.seeds):
         for method in METHODS:
             slug = method.lower().replace(",", "").replace(" ", "_").replace("-", "_")
             part = kept(
-                folder,
+                checkpoint,
                 f"{slug}-{seed}",
-                each_seed,
-                lambda m=method, s=seed: run_learner(Learner(m, each_seed, s)),
+                sizes,
+                lambda m=method, s=seed: run_learner(Learner(m, sizes, s)),
             )
             rows += [{"method": method, "seed": seed} | row for row in part["rows"]]
-            seconds.append({"method": method, "seed": seed, "seconds": part["seconds"]})
-            study.say(f"seed {seed}, {method}: {part['seconds']:.0f} s")
+            seconds.append({"method": method, "seed": seed, "processor_seconds": part["processor_seconds"]})
+            study.say(f"seed {seed}, {method}: {part['processor_seconds']:.0f} s")
     found, note = Found(rows), smaller(sizes)
     study.tables = {"summary": found.table(note), "scores": rows, "seconds": seconds}
     study.numbers = {"note": note, "weight decay": WEIGHT_DECAY} | stamp()
@@ -464,10 +459,8 @@ def main(
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tiny", action="store_true", help="a few small images, in seconds")
-    parser.add_argument("--out", default=None, help="folder for tables, the figure and verdicts")
-    parser.add_argument("--checkpoint", default=None, help="folder where finished parts are kept")
-    parser.add_argument("--seeds", type=int, default=None, help="how many")
-    options = parser.parse_args()
-    main(options.tiny, options.out, options.checkpoint, options.seeds)
+    main(
+        **vars(
+            command_line(__doc__, "checkpoint", "seeds", tiny="a few small images, in seconds").parse_args()
+        )
+    )

@@ -22,7 +22,6 @@ tempered sequential Monte Carlo; and the gap of every choice to NUTS on the same
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +43,7 @@ from study import (
     VERMILION,
     Study,
     Verdict,
+    command_line,
     judge_better,
     paired,
     panels,
@@ -1511,11 +1511,7 @@ def main(tiny: bool = False, out: str | Path | None = None) -> Study:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tiny", action="store_true", help="small sizes, in seconds")
-    parser.add_argument("--out", default=None, help="folder for tables, figures and verdicts")
-    parser.add_argument("--cache", default=None, help="folder for compiled programs")
-    options = parser.parse_args()
+    options = vars(command_line(__doc__, "cache").parse_args())
     # Data sets and starts share their programs: compiled once, they are read from disk by all others.
-    bnn.enable_compilation_cache(options.cache)
-    main(options.tiny, options.out)
+    bnn.enable_compilation_cache(options.pop("cache"))
+    main(**options)

@@ -28,7 +28,6 @@ what is a digit. Differences are paired over seeds; a seed has its own training 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 import time
@@ -54,6 +53,7 @@ from study import (
     Images,
     Study,
     Verdict,
+    command_line,
     judge_better,
     kept,
     load_images,
@@ -328,10 +328,10 @@ class Task:
         return lambda x: posterior.predict(inputs(self.architecture, x), draws=draws)
 
     def part(self, predict: Callable[[np.ndarray], Any], seconds: float, info: Any) -> dict[str, Any]:
-        """Scores and costs of one method."""
+        """Scores and costs of one method. seconds: of this process, as others may have the machine, too."""
         return {
             "scores": evaluated(predict, self.images, self.sizes),
-            "seconds": seconds,
+            "processor_seconds": seconds,
             "gradients": info.gradient_evaluations,
             "warnings": list(info.warnings),
         }
@@ -353,9 +353,9 @@ class Task:
 
     def ensemble(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Parts of the deep ensemble and of its first member, and the weights of that one, which is MAP."""
-        begun = time.perf_counter()
+        begun = time.process_time()
         members = self.fit(bnn.Ensemble(self.descent(), size=self.sizes.members))
-        seconds = time.perf_counter() - begun
+        seconds = time.process_time() - begun
         first = dataclasses.replace(members, approximation=members.approximation.components[0])
         whole = self.part(self.predict(members), seconds, members.info)
         one = self.part(self.predict(first), seconds / self.sizes.members, members.info)
@@ -422,12 +422,12 @@ class Task:
         return self._fitted(method, None)
 
     def _fitted(self, method: Any, draws: int | None) -> dict[str, Any]:
-        begun = time.perf_counter()
+        begun = time.process_time()
         try:
             posterior = self.fit(method)
         except BNNError as error:
             return {"reason": f"{type(error).__name__}: {error}"}
-        seconds = time.perf_counter() - begun
+        seconds = time.process_time() - begun
         part = self.part(self.predict(posterior, draws), seconds, posterior.info)
         figures = posterior.info.figures
         wanted = ("prior_factor/all", "log_evidence", "elbo", "learning_rate", "variance_excess")
@@ -445,7 +445,7 @@ class Task:
 
         model = partial(last_layer, classes=10, gamma=gamma_of(sizes.rows))
         phi, y = seen(self.images.train), self.images.labels
-        begun = time.perf_counter()
+        begun = time.process_time()
         held = {name: weights[name] for name in ("output.weight", "output.bias")}
         # At the mode of the last layer itself, which descent by mini-batches has only come near to.
         near = bnn.fit(model, phi, y, bnn.Laplace(start=held, steps=100, learning_rate=1e-3), seed=self.seed)
@@ -466,7 +466,7 @@ class Task:
             ),
             seed=self.seed,
         )
-        seconds = time.perf_counter() - begun
+        seconds = time.process_time() - begun
         thinned = chains * draws
         part = self.part(lambda x: posterior.predict(seen(x), draws=thinned), seconds, posterior.info)
         diagnosis = bnn.diagnose(posterior)
@@ -674,7 +674,9 @@ def judge_cost(found: Found, costs: Sequence[Mapping[str, Any]], architecture: s
     test, shift = (found.difference(architecture, LAST, ENSEMBLE, of, "log_score") for of in (TEST, SHIFT))
     seconds = {
         name: [
-            row["seconds"] for row in costs if (row["architecture"], row["method"]) == (architecture, name)
+            row["processor_seconds"]
+            for row in costs
+            if (row["architecture"], row["method"]) == (architecture, name)
         ]
         for name in (MAP, LAST, ENSEMBLE)
     }
@@ -685,7 +687,7 @@ def judge_cost(found: Found, costs: Sequence[Mapping[str, Any]], architecture: s
     return Verdict(
         claim,
         REPRODUCED if good else NOT_REPRODUCED,
-        f"{share:.2f} of the seconds of the ensemble, MAP included; log score minus the ensemble's: test "
+        f"{share:.2f} of the processor time of the ensemble, MAP included; log score minus the ensemble's: test "
         f"{text(test)}, turned {text(shift)}",
     )
 
@@ -834,34 +836,18 @@ def draw_elsewhere(path: Path, found: Found, what: str) -> None:
 # --- the run ----------------------------------------------------------------------------------------
 
 
-def weights_of(folder: Path | None, name: str) -> dict[str, np.ndarray] | None:
-    """The weights of MAP that an earlier run has left."""
-    path = None if folder is None else folder / f"{name}.npz"
-    if path is None or not path.exists():
-        return None
-    with np.load(path) as stored:
-        return {key: stored[key] for key in stored.files}
-
-
-def run_task(task: Task, folder: Path | None, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
+def run_task(
+    task: Task, checkpoint: str | Path | None, say: Callable[[str], None]
+) -> dict[str, dict[str, Any]]:
     """A part for each method; those that are in the folder are not computed again."""
     name = f"{task.architecture.lower()}-{task.seed}"
-    weights = weights_of(folder, name)
 
     def both() -> dict[str, Any]:
-        nonlocal weights
         parts, weights = task.ensemble()
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            # First the weights, whole: where the part is there, so are they.
-            temporary = folder / f"{name}.part.npz"
-            np.savez(temporary, **weights)  # pyright: ignore[reportArgumentType]
-            temporary.replace(folder / f"{name}.npz")
-        return parts
+        return {**parts, **weights}
 
-    parts = dict(kept(folder, f"{name}-ensemble", task.sizes, both))
-    assert weights is not None
-    at = weights
+    at = kept(checkpoint, f"{name}-ensemble", task.sizes, both)
+    parts = {method: at.pop(method) for method in (ENSEMBLE, MAP)}
     for method, compute in (
         (LAST, lambda: task.laplace(LAST, at)),
         (WRITTEN, lambda: task.laplace(WRITTEN, at)),
@@ -872,8 +858,12 @@ def run_task(task: Task, folder: Path | None, say: Callable[[str], None]) -> dic
         (SGHMC, lambda: task.sghmc(at)),
     ):
         slug = method.lower().replace(",", "").replace(" ", "_")
-        parts[method] = kept(folder, f"{name}-{slug}", task.sizes, compute)
-        told = f"{parts[method]['seconds']:.0f} s" if "scores" in parts[method] else parts[method]["reason"]
+        parts[method] = kept(checkpoint, f"{name}-{slug}", task.sizes, compute)
+        told = (
+            f"{parts[method]['processor_seconds']:.0f} s"
+            if "scores" in parts[method]
+            else parts[method]["reason"]
+        )
         say(f"{task.architecture}, seed {task.seed}, {method}: {told}")
     return parts
 
@@ -884,18 +874,12 @@ def main(
     checkpoint: str | Path | None = None,
     seeds: int | None = None,
 ) -> Study:
-    """Run the study and write tables, figures and verdicts to `out`; see `Study.begin` for where that is.
+    """Run the study and write tables, figures and verdicts; the arguments are those of the command line.
 
-    checkpoint: a folder where each method of each seed is kept when it has finished, so that an interrupted run goes
-    on. seeds: how many.
+    What is kept in `checkpoint` is each method of each seed.
     """
-    sizes = TINY if tiny else FULL
-    count = sizes.seeds if seeds is None else seeds
-    study = Study.begin(dataclasses.replace(sizes, seeds=count), "out_of_distribution", tiny, out)
+    study = Study.begin(TINY if tiny else FULL, "out_of_distribution", tiny, out, seeds=seeds)
     sizes = study.sizes
-    # How many seeds there are changes no part, so that more may be asked for later.
-    each_seed = dataclasses.replace(sizes, seeds=1)
-    folder = None if checkpoint is None else Path(checkpoint)
     rows: list[dict[str, Any]] = []
     costs: list[dict[str, Any]] = []
     gaps: list[dict[str, Any]] = []
@@ -903,15 +887,19 @@ def main(
     what = ""
     for seed in range(sizes.seeds):
         for architecture in sizes.architectures:
-            task = Task.of(architecture, seed, each_seed)
+            task = Task.of(architecture, seed, sizes)
             what = task.images.what
-            for method, part in run_task(task, folder, study.say).items():
+            for method, part in run_task(task, checkpoint, study.say).items():
                 base = {"architecture": architecture, "method": method, "seed": seed}
                 if "scores" not in part:
                     costs.append(base | {"reason": part["reason"]})
                     continue
                 rows += [base | row for row in part["scores"]]
-                cost = base | {key: part[key] for key in ("seconds", "gradients")} | part.get("figures", {})
+                cost = (
+                    base
+                    | {key: part[key] for key in ("processor_seconds", "gradients")}
+                    | part.get("figures", {})
+                )
                 costs.append(cost | {"reason": "; ".join(part["warnings"])})
                 gaps += [{"architecture": architecture, "seed": seed} | row for row in part.get("gaps", [])]
                 if method == NUTS and "gaps" not in part:
@@ -925,7 +913,7 @@ def main(
         "no reference": without,
     }
     study.numbers |= {"gamma": gamma_of(sizes.rows), "published, per cent": PUBLISHED} | stamp()
-    timed = [row for row in costs if "seconds" in row]
+    timed = [row for row in costs if "processor_seconds" in row]
     for verdict in judge(found, timed, gaps, without, note):
         study.judge(verdict)
     for architecture in sizes.architectures:
@@ -937,10 +925,8 @@ def main(
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tiny", action="store_true", help="a few small images, in seconds")
-    parser.add_argument("--out", default=None, help="folder for tables, figures and verdicts")
-    parser.add_argument("--checkpoint", default=None, help="folder where finished parts are kept")
-    parser.add_argument("--seeds", type=int, default=None, help="how many")
-    options = parser.parse_args()
-    main(options.tiny, options.out, options.checkpoint, options.seeds)
+    main(
+        **vars(
+            command_line(__doc__, "checkpoint", "seeds", tiny="a few small images, in seconds").parse_args()
+        )
+    )

@@ -32,12 +32,10 @@ hundreds of rows instead of MNIST and CIFAR-10.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,7 +55,9 @@ from study import (
     VERMILION,
     Study,
     Verdict,
+    command_line,
     judge_better,
+    kept,
     paired,
     panels,
 )
@@ -192,12 +192,9 @@ def split(index: int, rows: int, test_rows: int) -> Split:
 # --- one cell -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Part:
-    """What one part of the run found: rows of tables, and mean probabilities (test rows, classes) where needed."""
-
-    tables: dict[str, list[dict[str, Any]]]
-    probabilities: np.ndarray | None = None
+# What one part of the run found: "tables", rows by the name of their table; of chains also "probabilities", means over
+# draws, (test rows, classes).
+Part = dict[str, Any]
 
 
 def provenance(posterior: Any, seed: int) -> dict[str, Any]:
@@ -221,9 +218,10 @@ def part_cell(sizes: Sizes, kind: str, prior: str, temperature: float, index: in
         dtype=DTYPE,
     )
     model = network(sizes, kind, PRIORS[prior], data.classes)
-    begun = time.perf_counter()
+    # Of this process, which alone computes: others may have the machine, too.
+    begun = time.process_time()
     posterior = bnn.fit(model, data.x, data.y, method, seed=index)
-    seconds = time.perf_counter() - begun
+    seconds = time.process_time() - begun
     prediction = posterior.predict(data.test_x)
     diagnosis = bnn.diagnose(posterior)
     figures = diagnosis.figures
@@ -239,10 +237,10 @@ def part_cell(sizes: Sizes, kind: str, prior: str, temperature: float, index: in
         **{name: figures[name] for name in ("energy_variance", "bias_allowance", "divergence_share")},
         "weights": sum(site.size for site in _sites(posterior)),
         "gradients": float(posterior.info.gradient_evaluations or math.nan),
-        "seconds": seconds,
+        "processor_seconds": seconds,
         **provenance(posterior, index),
     }
-    return Part({"cells": [row]}, prediction.probabilities)
+    return {"tables": {"cells": [row]}, "probabilities": prediction.probabilities}
 
 
 def _sites(posterior: Any) -> list[np.ndarray]:
@@ -283,7 +281,7 @@ def part_nuts(sizes: Sizes, cell: np.ndarray) -> Part:
         "total_variation_of_its_chains": total_variation(*chains),
         **provenance(posterior, 0),
     }
-    return Part({"nuts": [row]})
+    return {"tables": {"nuts": [row]}}
 
 
 def total_variation(p: np.ndarray, q: np.ndarray) -> float:
@@ -326,7 +324,7 @@ def part_trained(sizes: Sizes, kind: str, index: int) -> Part:
                 | provenance(posterior, index)
                 for distance, each in correlation_by_distance(weight).items()
             ]
-    return Part({"tails": tails, "kernels": kernels})
+    return {"tables": {"tails": tails, "kernels": kernels}}
 
 
 def tails_of(weights: np.ndarray) -> dict[str, float]:
@@ -723,51 +721,23 @@ def draw_convergence(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 # --- all of it ------------------------------------------------------------------------------------
 
 
-def kept(folder: Path | None, name: str, sizes: Sizes, compute: Callable[[], Part]) -> Part:
-    """A part from the folder where it is there, computed and put there where it is not.
-
-    How many splits there are is no part's business: a run goes on with more of them.
-
-    Raises
-    ------
-    ValueError: a part of another size.
-    """
-    if folder is None:
-        return compute()
-    path, arrays = folder / f"{name}.json", folder / f"{name}.npy"
-    of = json.loads(json.dumps(asdict(replace(sizes, splits=0))))
-    if path.exists():
-        content = json.loads(path.read_text())
-        if content["sizes"] != of:
-            raise ValueError(f"{path} is of another size: name another folder")
-        return Part(content["tables"], np.load(arrays) if arrays.exists() else None)
-    part = compute()
-    folder.mkdir(parents=True, exist_ok=True)
-    if part.probabilities is not None:
-        np.save(arrays, part.probabilities)
-    temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps({"sizes": of, "tables": part.tables}))
-    temporary.replace(path)
-    return part
-
-
 @dataclass
 class Run:
     """The parts of one run, in tables."""
 
     study: Study
-    folder: Path | None
+    checkpoint: str | Path | None
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def take(self, name: str, compute: Callable[[], Part]) -> Part:
-        part = kept(self.folder, name.replace(" ", "_"), self.study.sizes, compute)
-        for table, rows in part.tables.items():
+        part = kept(self.checkpoint, name.replace(" ", "_"), self.study.sizes, compute)
+        for table, rows in part["tables"].items():
             self.tables.setdefault(table, []).extend(rows)
-        for row in part.tables.get("cells", ()):
+        for row in part["tables"].get("cells", ()):
             self.study.say(
                 f"{name}: log score {row['log_score']:.4f}, accuracy {row['accuracy']:.3f}, {row['verdict']}, R-hat "
                 f"{row['rhat']:.3f}, ESS {row['ess_bulk']:.0f}, {row['gradients']:.3g} gradients, "
-                f"{row['seconds']:.1f} s"
+                f"{row['processor_seconds']:.1f} s"
             )
         return part
 
@@ -819,18 +789,20 @@ def main(
     checkpoint: str | Path | None = None,
     splits: int | None = None,
 ) -> Study:
-    """Run the study and write tables, figures and verdicts to `out`; see `Study.begin` for where that is.
+    """Run the study and write tables, figures and verdicts; the arguments are those of the command line.
 
-    checkpoint: a folder where each part is kept when it has finished, so that an interrupted run goes on. splits: how
-    many, in place of what the sizes say; at least two.
+    What is kept in `checkpoint` is each cell (network, prior, T, split), each trained network, and NUTS.
+
+    Raises
+    ------
+    ValueError: fewer than two splits.
     """
     sizes = TINY if tiny else FULL
-    if splits is not None:
-        sizes = replace(sizes, splits=splits)
-    if sizes.splits < 2 or max(sizes.temperatures) != 1.0:
-        raise ValueError("an effect wants two splits at least, and T = 1 beside colder ones")
-    study = Study.begin(sizes, "priors_and_temperature", tiny, out)
-    run = Run(study, None if checkpoint is None else Path(checkpoint))
+    if (sizes.splits if splits is None else splits) < 2:
+        raise ValueError("an effect wants two splits at least, as the best T of one is the other's")
+    study = Study.begin(sizes, "priors_and_temperature", tiny, out, splits=splits)
+    sizes = study.sizes
+    run = Run(study, checkpoint)
     study.tables = run.tables
     cells = [(DENSE, prior) for prior in sizes.dense_priors]
     cells += [(CONVOLUTION, prior) for prior in sizes.convolution_priors]
@@ -843,7 +815,7 @@ def main(
                     partial(part_cell, sizes, kind, prior, temperature, index),
                 )
                 if (kind, prior, temperature, index) == (DENSE, FAN_IN, 1.0, 0):
-                    reference = part.probabilities
+                    reference = part["probabilities"]
         for kind in (DENSE, CONVOLUTION):
             run.take(f"trained {kind}, split {index}", partial(part_trained, sizes, kind, index))
         if index == 0:
@@ -861,13 +833,7 @@ def main(
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tiny", action="store_true", help="small sizes, in seconds")
-    parser.add_argument("--out", default=None, help="folder for tables, figures and verdicts")
-    parser.add_argument("--checkpoint", default=None, help="folder where finished parts are kept")
-    parser.add_argument("--splits", default=None, type=int, help="how many splits of the data, two at least")
-    parser.add_argument("--cache", default=None, help="folder for compiled programs")
-    options = parser.parse_args()
+    options = vars(command_line(__doc__, "checkpoint", "splits", "cache").parse_args())
     # Splits share their programs: compiled once, they are read from disk by all others.
-    bnn.enable_compilation_cache(options.cache)
-    main(options.tiny, options.out, options.checkpoint, options.splits)
+    bnn.enable_compilation_cache(options.pop("cache"))
+    main(**options)

@@ -23,7 +23,6 @@ interpreter that has it is named.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -52,6 +51,7 @@ from study import (
     VERMILION,
     Study,
     Verdict,
+    command_line,
     judge_better,
     paired,
     panels,
@@ -59,7 +59,7 @@ from study import (
 
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, priors, scores
-from ppl_bnn.errors import BudgetError
+from ppl_bnn.errors import BudgetError, UnsupportedError
 from ppl_bnn.predictive import Prediction
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
@@ -467,13 +467,17 @@ def judge_stacking(rows: Sequence[Mapping[str, Any]]) -> Verdict:
 
 def judge_stacking_loo(rows: Sequence[Mapping[str, Any]]) -> Verdict:
     """The weights by leaving rows out, and whether they may be relied on."""
-    differences = column(rows, STACKED, "log_score") - column(rows, SAMPLED, "log_score")
-    k = column(rows, STACKED, "pareto_k")
+    stacked = {row["split"] for row in rows if row["method"] == STACKED}
+    same = [row for row in rows if row["split"] in stacked]
+    differences = column(same, STACKED, "log_score") - column(same, SAMPLED, "log_score")
+    k = column(same, STACKED, "pareto_k")
+    without = len(column(rows, SAMPLED, "log_score")) - len(stacked)
+    missing = f"; on {without} of the splits a member has draws that no row can be left out by" if without else ""
     return judge_better(
         "stacking by leaving rows out, which costs no fit, is better than equal weights",
         *paired(differences),
         f"paired difference {mean_and_error(differences)}; the largest Pareto k by split is "
-        f"{_listed(k)}: above 0.7 its weights are not to be relied on",
+        f"{_listed(k)}: above 0.7 its weights are not to be relied on{missing}",
     )
 
 
@@ -686,14 +690,18 @@ def part_sampled(sizes: Sizes, data: Split, index: int) -> Part:
     """The sampling ensemble, with equal weights and with weights by leaving rows out."""
     sampled = fitted(network(sizes), data, sampling_ensemble(sizes), index)
     f = sampled_functions(sampled.posterior, data.test_x)
-    stacked = bnn.stack(sampled.posterior)
-    by_loo = replace(sampled, posterior=stacked, prediction=stacked.predict(data.test_x))
     info = sampled.posterior.info
-    rows = [
-        row_of(index, SAMPLED, sampled, data.test_y, **members_figures(f)),
-        row_of(index, STACKED, by_loo, data.test_y, pareto_k=stacked.info.figures["stacking_pareto_k"]),
-    ]
-    numbers = {"figures": info.figures, "warnings": list(info.warnings)}
+    rows = [row_of(index, SAMPLED, sampled, data.test_y, **members_figures(f))]
+    numbers: dict[str, Any] = {"figures": info.figures, "warnings": list(info.warnings)}
+    try:
+        stacked = bnn.stack(sampled.posterior)
+    except UnsupportedError as error:
+        # A member that stood still for a third of its draws has no weights to leave a row out by.
+        numbers["not stacked"] = str(error)
+    else:
+        by_loo = replace(sampled, posterior=stacked, prediction=stacked.predict(data.test_x))
+        k = stacked.info.figures["stacking_pareto_k"]
+        rows.append(row_of(index, STACKED, by_loo, data.test_y, pareto_k=k))
     return Part({"scores": rows}, numbers, f if index == 0 else None)
 
 
@@ -861,11 +869,6 @@ def main(
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tiny", action="store_true", help="small sizes, in seconds")
-    parser.add_argument("--out", default=None, help="folder for tables, figures and verdicts")
-    parser.add_argument("--bde", default=None, help="an interpreter that has the package bde, to run beside")
-    parser.add_argument("--checkpoint", default=None, help="folder where finished parts are kept")
-    parser.add_argument("--shared", action="store_true", help="keep no seconds: the machine has other work")
-    options = parser.parse_args()
-    main(options.tiny, options.out, options.bde, options.checkpoint, options.shared)
+    parser = command_line(__doc__, "checkpoint", "shared")
+    parser.add_argument("--bde", help="an interpreter that has the package bde, to run beside")
+    main(**vars(parser.parse_args()))

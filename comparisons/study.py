@@ -6,6 +6,7 @@ claim of its source from numbers, and writes everything to one folder.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import functools
 import json
@@ -14,7 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,15 @@ class Study:
     begun: float = field(default_factory=time.perf_counter)
 
     @classmethod
-    def begin(cls, sizes: Any, name: str, tiny: bool, out: str | Path | None) -> Study:
-        """A study that writes to `out`; by default to results/<name> beside this file, tiny to a temporary folder."""
+    def begin(cls, sizes: Any, name: str, tiny: bool, out: str | Path | None, **asked: int | None) -> Study:
+        """A study that writes to `out`; by default to results/<name> beside this file, tiny to a temporary folder.
+
+        asked: numbers in place of those of `sizes`, where they are not None.
+        """
         if out is None:
             out = tempfile.mkdtemp(prefix=f"{name}_") if tiny else Path(__file__).parent / "results" / name
-        found = cls(sizes, Path(out))
+        given = {key: value for key, value in asked.items() if value is not None}
+        found = cls(replace(sizes, **given), Path(out))
         found.out.mkdir(parents=True, exist_ok=True)
         return found
 
@@ -131,32 +136,80 @@ def panels(width: float, height: float, columns: int = 1, rows: int = 1) -> tupl
     return figure, axes
 
 
+# --- the command line -------------------------------------------------------------------------------
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "checkpoint": {"help": "folder where finished parts are kept, so that an interrupted run goes on"},
+    "seeds": {"type": int, "help": "how many"},
+    "splits": {"type": int, "help": "how many splits of the data, two at least"},
+    "cache": {"help": "folder for compiled programs"},
+    "shared": {"action": "store_true", "help": "keep no seconds: the machine has other work"},
+}
+
+
+def command_line(
+    doc: str | None, *options: str, tiny: str = "small sizes, in seconds"
+) -> argparse.ArgumentParser:
+    """The parser of a study: --tiny, --out and those of OPTIONS that are named. A study adds what it alone has.
+
+    doc: its docstring, whose first line is shown; tiny: what --tiny is of it.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
+    parser.add_argument("--tiny", action="store_true", help=tiny)
+    parser.add_argument("--out", help="folder for tables, figures and verdicts")
+    for name in options:
+        parser.add_argument(f"--{name}", **OPTIONS[name])
+    return parser
+
+
 # --- parts of a run that are kept -------------------------------------------------------------------
 
+# Of the sizes of a run what is no part's business: a run goes on with more of them.
+REPETITIONS = ("seeds", "splits")
 
-def kept(folder: Path | None, name: str, sizes: Any, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `compute` gives, plain values, from <folder>/<name>.json where it is there and put there where it is not.
+
+def kept(
+    folder: str | Path | None, name: str, sizes: Any, compute: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """What `compute` gives, plain values and, at its top, arrays, from <folder>/<name>.json (arrays from <name>.npz)
+    where it is there and put there where it is not.
 
     Numbers come back as they were; the file is whole or absent, so a killed run loses the part that it was in, no more.
 
     Raises
     ------
-    ValueError: what is there is of another size.
+    ValueError: what is there is of another size, however many seeds or splits either has.
     """
     if folder is None:
         return compute()
-    path, of = folder / f"{name}.json", json.loads(json.dumps(asdict(sizes)))
+    folder = Path(folder)
+    path, arrays = folder / f"{name}.json", folder / f"{name}.npz"
+    of = _without_repetitions(json.loads(json.dumps(asdict(sizes))))
     if path.exists():
         content = json.loads(path.read_text())
-        if content["sizes"] != of:
+        if _without_repetitions(content["sizes"]) != of:
             raise ValueError(f"{path} is of another size: name another folder")
-        return content["part"]
+        return content["part"] | (_arrays_of(arrays) if content.get("arrays") else {})
     part = compute()
     folder.mkdir(parents=True, exist_ok=True)
+    held = {key: value for key, value in part.items() if isinstance(value, np.ndarray)}
+    if held:
+        # First of the two, so that where the part is there, so are they.
+        np.savez(arrays, **held)  # pyright: ignore[reportArgumentType]
+    plain = {key: value for key, value in part.items() if key not in held}
     temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps({"sizes": of, "part": part}))
+    temporary.write_text(json.dumps({"sizes": of, "arrays": list(held), "part": plain}))
     temporary.replace(path)
     return part
+
+
+def _without_repetitions(sizes: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in sizes.items() if key not in REPETITIONS}
+
+
+def _arrays_of(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path) as stored:
+        return {key: stored[key] for key in stored.files}
 
 
 def stamp() -> dict[str, Any]:

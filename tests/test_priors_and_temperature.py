@@ -325,23 +325,6 @@ def test_a_prior_that_was_not_run_is_said_so(script: Any) -> None:
 # --- runs -----------------------------------------------------------------------------------------
 
 
-def test_a_part_that_was_kept_is_not_computed_again(script: Any, tmp_path: Path) -> None:
-    computed: list[int] = []
-
-    def compute() -> Any:
-        computed.append(1)
-        return script.Part({"cells": [{"split": 0, "log_score": -0.25}]}, np.arange(3.0))
-
-    first, again = (script.kept(tmp_path, "one", script.TINY, compute) for _ in range(2))
-    assert len(computed) == 1
-    assert again.tables == first.tables
-    np.testing.assert_array_equal(again.probabilities, first.probabilities)
-    more = script.replace(script.TINY, splits=5)
-    assert script.kept(tmp_path, "one", more, compute).tables == first.tables
-    with pytest.raises(ValueError, match="another size"):
-        script.kept(tmp_path, "one", script.FULL, compute)
-
-
 def test_one_split_has_no_other_splits(script: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="two splits"):
         script.main(tiny=True, out=tmp_path, splits=1)
