@@ -472,7 +472,9 @@ def judge_stacking_loo(rows: Sequence[Mapping[str, Any]]) -> Verdict:
     differences = column(same, STACKED, "log_score") - column(same, SAMPLED, "log_score")
     k = column(same, STACKED, "pareto_k")
     without = len(column(rows, SAMPLED, "log_score")) - len(stacked)
-    missing = f"; on {without} of the splits a member has draws that no row can be left out by" if without else ""
+    missing = (
+        f"; on {without} of the splits a member has draws that no row can be left out by" if without else ""
+    )
     return judge_better(
         "stacking by leaving rows out, which costs no fit, is better than equal weights",
         *paired(differences),
