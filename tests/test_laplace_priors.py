@@ -13,6 +13,7 @@ from scipy import optimize, stats
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, priors
 from ppl_bnn.errors import CurvatureError, UnsupportedError
+from ppl_bnn.inference import laplace
 from ppl_bnn.inference.precision import DiagonalCurvature, FactorCurvature, FullCurvature
 from tests.problems import Conjugate, in_both_systems
 
@@ -321,6 +322,35 @@ def test_a_precision_that_differs_within_a_tensor(ppl):
         steps=300,
     )
     assert not any("averaged" in sentence for sentence in same.info.warnings)
+
+
+def shared_scale(x, y=None):
+    scale = bnn.sample("scale", dist.InverseGamma(3.0, 2.0))
+    weight = bnn.sample("output.weight", dist.Normal(0.0, scale).expand((3, 1)).to_event())
+    bnn.observe(y, bnn.linear("output", x, weight), likelihoods.Gaussian(NOISE))
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (one_prior(MIXTURE), r"'output\.weight'.*Mixture.* prior, whose curvature changes with the value"),
+        (one_prior(priors.StudentT(4.0, 0.0, 2.0)), "StudentT prior, whose curvature changes with the value"),
+        (shared_scale, "sites are independent.*dense curvature"),
+    ],
+    ids=["mixture", "student", "hierarchy"],
+)
+@PYRO_FIRST
+def test_what_kronecker_factors_cannot_hold_is_refused_before_training(ppl, model, words, monkeypatch):
+    """At zero all elements of a tensor are alike, and such a prior looks as if it had one precision."""
+    problem = Conjugate.make()
+    assert fit(model, problem.x, problem.y, ppl, structure="kron", prior_approximation="mean", steps=300)
+
+    def trained(*arguments, **keywords):
+        raise AssertionError("it was trained")
+
+    monkeypatch.setattr(laplace, "find_mode", trained)
+    with pytest.raises(UnsupportedError, match=words):
+        fit(model, problem.x, problem.y, ppl, structure="kron")
 
 
 # --- data that do not determine every weight ------------------------------------------------------

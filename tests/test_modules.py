@@ -14,8 +14,10 @@ import torch
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, ops, priors, zoo
 from ppl_bnn.errors import BNNError, InputError, ModelError, UnknownNameError, UnsupportedError
+from ppl_bnn.inference import curvature, laplace
 from ppl_bnn.inference.curvature import data_curvature, gauss_newton
 from ppl_bnn.language import modules
+from ppl_bnn.language.framework_modules import calls
 from ppl_bnn.language.handlers import Substitute, network_function, recorded_linear
 from ppl_bnn.ppl.protocol import Problem, Program, system
 from tests.layer_oracles import asked, log_joint_and_predictor, values_of
@@ -812,10 +814,10 @@ def test_what_is_known_of_a_module_is_forgotten_with_it() -> None:
     number = id(network)
     with system("pyro").session("float64", "cpu", 1), Substitute(asked_values(network)):
         bnn.module("net", torch.tensor(X), network)
-    assert number in modules._NOTES
+    assert number in calls._NOTES
     del network
     gc.collect()
-    assert number not in modules._NOTES
+    assert number not in calls._NOTES
 
 
 def nnx_with(part: Callable[[Any, Any], Any]) -> Any:
@@ -1146,6 +1148,38 @@ def test_what_cannot_look_inside_says_so() -> None:
     ):
         with pytest.raises(error, match=says):
             bnn.fit(model, x, y, method, seed=0)
+
+
+def test_blocks_that_do_not_fit_into_memory_are_refused_before_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a memory that holds three copies of the largest block of the module, and so all of those of linear maps."""
+    x, y = regression_data(20, FEATURES)
+    size = FEATURES * WIDTH
+    monkeypatch.setattr(curvature, "_machine_memory", lambda: float(3 * 8 * size**2))
+    method = bnn.Laplace(ppl="pyro", structure="kron", steps=30, polish=False)
+    assert bnn.fit(with_noise(in_the_language), x, y, method, seed=0).info.figures["log_evidence"] < 0.0
+
+    def trained(*arguments: Any, **keywords: Any) -> None:
+        raise AssertionError("it was trained")
+
+    monkeypatch.setattr(laplace, "find_mode", trained)
+    says = (
+        rf"'net\.0\.weight'.*dense block of {size} x {size} numbers.*GB in all.*structure='diag' or 'lowrank'"
+    )
+    with pytest.raises(UnsupportedError, match=says):
+        bnn.fit(module_model(torch_mlp()), x, y, method, seed=0)
+    # What is left out of the Gaussian has no block.
+    some = bnn.Laplace(ppl="pyro", structure="kron", weights=("net.2",))
+    with pytest.raises(AssertionError, match="it was trained"):
+        bnn.fit(module_model(torch_mlp()), x, y, some, seed=0)
+    # By the function alone, too, at a mode that somebody has.
+    chosen = system("pyro")
+    with chosen.session("float64", "cpu", 1):
+        module = problem_of(module_model(torch_mlp()), "pyro", X, Y, chosen)
+        u = {name: np.zeros(site.unconstrained_shape) for name, site in module.program.sites.items()}
+        with pytest.raises(UnsupportedError, match=says):
+            data_curvature(module, u, structure="kron")
 
 
 def test_local_reparameterisation_beside_a_module() -> None:

@@ -780,6 +780,22 @@ def test_of_several_starts_the_best_is_kept_and_so_are_the_others(ppl: str, tmp_
             assert np.array_equal(value, two.arrays()[name])
 
 
+def test_a_point_is_judged_by_one_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = []
+    whole = Problem.log_joint_draws
+
+    def counted(problem: Problem, u: Any) -> Any:
+        judged.append(len(u["output.bias"]))
+        return whole(problem, u)
+
+    monkeypatch.setattr(Problem, "log_joint_draws", counted)
+    for guide, elbo_draws, expected in (("delta", None, 1), ("delta", 50, 1), ("normal", 50, 50)):
+        judged.clear()
+        method = SVI(ppl="pyro", guide=guide, steps=5, elbo_draws=elbo_draws)
+        bnn.fit(TRUTH.model, TRUTH.x, TRUTH.y, method, seed=0)
+        assert judged == [expected]
+
+
 def test_restarts_of_points_are_a_point_and_come_back_from_a_file(tmp_path: Path) -> None:
     truth = Regression(rows=20, features=2)
     method = SVI(ppl="pyro", guide="delta", steps=30, restarts=2)

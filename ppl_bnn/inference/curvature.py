@@ -13,6 +13,7 @@ the prior adds is in `prior_curvature.py`.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -125,6 +126,48 @@ def data_curvature(
         return rows.kronecker(sharing)
     assert rank is not None
     return rows.low_rank(rank, seed)
+
+
+def refuse_large_blocks(problem: Problem, u: Mapping[str, np.ndarray], positions: np.ndarray) -> None:
+    """Raise `UnsupportedError` where the blocks of structure "kron" over these positions cannot fit into memory.
+
+    u: any point, so that it can be asked before there is a mode. A site that is no weight of a linear map has a dense
+    block, the square of its size: all sites of a `bnn.module` have one, and those of which weights are computed.
+    """
+    where = Where.of(problem, positions)
+    sizes = {name: problem.program.sites[name].size for name in where.sites}
+    _refuse_large(plan_of(problem, u, where.sites), sizes)
+
+
+def _refuse_large(plan: Plan, sizes: Mapping[str, int]) -> None:
+    shapes = {linear.weight: linear.shape for linear in plan.maps.values()}
+    sides = {name: shapes.get(name, (size,)) for name, size in sizes.items()}
+    numbers = {name: sum(side**2 for side in each) for name, each in sides.items()}
+    # A sum, the summand that comes to it, and later the factor of the precision.
+    needed, held = 3 * 8 * sum(numbers.values()), _machine_memory()
+    if needed <= held:
+        return
+    largest = max(numbers, key=lambda name: numbers[name])
+    blocks = " and ".join(f"{side:,} x {side:,}" for side in sides[largest])
+    inside = largest in shapes or largest not in plan.rest
+    raise UnsupportedError(
+        f"structure='kron', site {largest!r}: "
+        + message(
+            f"blocks that fit into the {held / 1e9:,.3g} GB of memory of this machine",
+            f"{'factors' if inside else 'a dense block'} of {blocks} numbers, and {needed / 1e9:,.3g} GB in all"
+            + ("" if inside else "; no linear map of this site is seen, as inside of bnn.module"),
+            ("" if inside else "the layer in the language (bnn.dense, bnn.conv2d), ")
+            + "weights= with the names of smaller layers, or structure='diag' or 'lowrank'",
+        )
+    )
+
+
+def _machine_memory() -> float:
+    """Bytes of memory of this machine, infinity where the system does not tell."""
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):
+        return math.inf
 
 
 def _cotangents(
@@ -287,6 +330,7 @@ class _Rows:
                     "structure='full' or 'diag'",
                 )
             )
+        _refuse_large(self.plan, {name: len(place) for name, place in self._places.items()})
         left: dict[str, Any] = {}
         right: dict[str, Any] = {}
         dense: dict[str, Any] = {}

@@ -258,15 +258,8 @@ class KroneckerCurvature(DataCurvature):
                 )
             return dict(prior)
         prior = self._prior(prior, dense=True)
-        if prior.ndim == 2 and not self.nearest:
-            raise UnsupportedError(
-                "KroneckerCurvature: "
-                + message(
-                    "a prior whose sites are independent of each other",
-                    "a prior with a dense curvature, such as one with a sampled scale",
-                    "prior_approximation='kron', which keeps what is within a tensor, or structure='full'",
-                )
-            )
+        if not self.nearest:
+            refuse_dependent(prior)
         return {
             block.name: prior[span(block.positions)]
             if prior.ndim == 1
@@ -301,14 +294,7 @@ class KroneckerCurvature(DataCurvature):
         if is_one_precision(prior):
             return block.rotations, self.multiplier * block.eigenvalues, float(diagonal_of(prior)[0])
         if not self.nearest:
-            raise UnsupportedError(
-                f"block {block.name!r}: "
-                + message(
-                    "one precision of the prior for the whole tensor, which Kronecker factors need",
-                    described(prior),
-                    "prior_approximation='kron' or 'mean', or structure='diag' or 'full'",
-                )
-            )
+            refuse_uneven(block.name, prior)
         if isinstance(prior, Rotated) and prior.values.shape != block.shape:
             prior = prior.precision()
         basis = block._known.get("basis")
@@ -399,6 +385,32 @@ def diagonal_of(prior: TensorPrior) -> np.ndarray:
     if isinstance(prior, Rotated):
         return (prior.left**2 @ prior.values @ (prior.right**2).T).reshape(-1)
     return prior if prior.ndim == 1 else np.diag(prior)
+
+
+def refuse_uneven(name: str, prior: TensorPrior, came: str = "") -> None:
+    """Raise `UnsupportedError` where the prior of the tensor `name` is not one precision; came: what it is instead."""
+    if not is_one_precision(prior):
+        raise UnsupportedError(
+            f"block {name!r}: "
+            + message(
+                "one precision of the prior for the whole tensor, which Kronecker factors need",
+                came or described(prior),
+                "prior_approximation='kron' or 'mean', or structure='diag' or 'full'",
+            )
+        )
+
+
+def refuse_dependent(prior: np.ndarray) -> None:
+    """Raise `UnsupportedError` where the curvature of the prior of all sites is dense, (P, P)."""
+    if prior.ndim == 2:
+        raise UnsupportedError(
+            "structure='kron': "
+            + message(
+                "a prior whose sites are independent of each other",
+                "a prior with a dense curvature, such as one with a sampled scale",
+                "prior_approximation='kron', which keeps what is within a tensor, or structure='full'",
+            )
+        )
 
 
 def described(prior: TensorPrior) -> str:

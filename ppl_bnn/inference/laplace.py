@@ -25,7 +25,7 @@ from ppl_bnn.errors import (
 )
 from ppl_bnn.inference.autolaplace import guide_gaussian, refuse_point_estimates
 from ppl_bnn.inference.covariance import Rotated
-from ppl_bnn.inference.curvature import CURVATURES, data_curvature
+from ppl_bnn.inference.curvature import CURVATURES, data_curvature, refuse_large_blocks
 from ppl_bnn.inference.evidence import (
     GROUPINGS,
     Evidence,
@@ -41,11 +41,12 @@ from ppl_bnn.inference.kronecker import (
     KroneckerBlock,
     KroneckerCurvature,
     TensorPrior,
-    described,
     diagonal_of,
     is_diagonal,
     is_one_precision,
     prior_share,
+    refuse_dependent,
+    refuse_uneven,
 )
 from ppl_bnn.inference.laplace_gaussian import LaplaceGaussian, predictor_columns
 from ppl_bnn.inference.linearised import kinds_of
@@ -361,12 +362,9 @@ class _Fit:
             problem.program.likelihood.fisher(None)
         self._check_names()
         if problem.program.language:
-            # Any point tells: at zero all coordinates are in the support.
-            nowhere = {
-                name: np.zeros(site.unconstrained_shape) for name, site in problem.program.sites.items()
-            }
-            check_bounded(problem, nowhere, method.marginal)
-            self._check_settings(nowhere)
+            somewhere = _somewhere(problem)
+            check_bounded(problem, somewhere, method.marginal)
+            self._check_settings(somewhere)
         if method.marginal:
             mode = self._marginal_mode()
         else:
@@ -477,26 +475,40 @@ class _Fit:
             )
         if method.noise == "evidence":
             gaussian_noise(problem, u)
+        tuned = None
         if method.tune != "none" or method.noise == "evidence":
-            Tuning.of(problem, u, positions, method.tune, method.noise == "evidence", lambda at: None).prior(
-                u
+            tuning = Tuning.of(
+                problem, u, positions, method.tune, method.noise == "evidence", lambda at: None
             )
+            tuned = tuning.prior(u)
         if method.objective == "validation":
             self._held_out()
-        if method.structure == "kron" and method.prior_approximation is None:
-            known, slices = site_curvatures(problem, u) or {}, site_slices(problem)
-            for linear in linear_maps(problem, u).values():
-                prior = known.get(linear.weight)
-                if prior is None or is_one_precision(prior) or slices[linear.weight].start not in positions:
-                    continue
-                raise UnsupportedError(
-                    f"site {linear.weight!r}: "
-                    + message(
-                        "one precision of the prior for the whole tensor, which Kronecker factors need",
-                        described(prior),
-                        "prior_approximation='kron' or 'mean', or structure='diag' or 'full'",
-                    )
-                )
+        if method.structure == "kron":
+            refuse_large_blocks(problem, u, positions)
+            # A mode that is given is judged by the prior there, and as soon: there is nothing to train.
+            if method.prior_approximation is None and method.optimise:
+                prior = self._tensor_priors(u, positions) if tuned is None else tuned
+                self._check_kronecker_prior(u, positions, prior)
+
+    def _check_kronecker_prior(
+        self, u: Mapping[str, np.ndarray], positions: np.ndarray, prior: np.ndarray | dict[str, TensorPrior]
+    ) -> None:
+        """Refuse the prior of a weight that is no one precision at a point where no two elements are alike."""
+        problem, slices = self.problem, site_slices(self.problem)
+        if isinstance(prior, np.ndarray):
+            refuse_dependent(prior)
+        for linear in linear_maps(problem, u).values():
+            at, family = slices[linear.weight], problem.program.sites[linear.weight].family
+            if at.start not in positions:
+                continue
+            if isinstance(prior, np.ndarray):
+                start = int(np.searchsorted(positions, at.start))
+                part: TensorPrior = prior[start : start + at.stop - at.start]
+            else:
+                part = prior[linear.weight]
+            changing = is_diagonal(part) and family != "Normal"
+            words = f"a {family} prior, whose curvature changes with the value of a weight"
+            refuse_uneven(linear.weight, part, words if changing else "")
 
     def _held_out(self) -> int:
         """How many rows validation holds out."""
@@ -960,6 +972,18 @@ class _Fit:
         factors = tuning.ones
         factors[tuned] = found.factors
         return factors
+
+
+def _somewhere(problem: Problem) -> dict[str, np.ndarray]:
+    """A point that tells what any would. No two elements of a site are alike there, or a prior whose curvature changes
+    with the value would look as if it had one for the whole tensor.
+    """
+    return {
+        name: (0.1 + 0.2 * np.modf(np.arange(1, site.size + 1) * 0.6180339887498949)[0]).reshape(
+            site.unconstrained_shape
+        )
+        for name, site in problem.program.sites.items()
+    }
 
 
 def _rows_of(problem: Problem, rows: np.ndarray) -> Problem:

@@ -605,6 +605,9 @@ class _Fit:
                 observed=program.observed,
             )
         count = self.method.elbo_draws or int(np.clip(ELBO_EFFORT // problem.rows, 20, 1000))
+        if q.kind == "point":
+            # All draws are the same.
+            count = 1
         u = q.draw(count, np.random.default_rng(site_seed("elbo", seed)))
         judged = replace(problem, program=program)
         log_joint = judged.log_joint_draws(u).astype(np.float64)
