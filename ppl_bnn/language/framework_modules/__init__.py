@@ -1,0 +1,1 @@
+"""The frameworks whose networks can be layers: one file for each. Nobody here imports a framework at its top."""
