@@ -46,7 +46,8 @@ class Card:
     """What is known of a model without running its file.
 
     summary: the first line of its docstring. data: the name of its default data set, or None. arguments: its
-    keyword-only parameters with their defaults as written.
+    keyword-only parameters with their defaults as written. example: inputs of a row or a few, where the file has such
+    a constant EXAMPLE, as lists of numbers or a dict of them; for `sketch`, where no row of numbers would do.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Card:
     data: str | None
     path: Path
     arguments: dict[str, str | None] = field(default_factory=dict)
+    example: Any = None
 
 
 def models() -> dict[str, Card]:
@@ -120,7 +122,12 @@ def bind(model: Model, name: str, **keywords: Any) -> Model:
 
 
 def read_card(path: str | os.PathLike[str]) -> Card:
-    """The card of a model file: its docstring, its `DATA` and the keyword-only parameters of its `model`."""
+    """The card of a model file: its docstring, `DATA`, `EXAMPLE` and the keyword-only parameters of its `model`.
+
+    Raises
+    ------
+    InputError: there is no such Python file. ModelError: it is none, or EXAMPLE is not written out.
+    """
     file = _python_file(path)
     try:
         tree = ast.parse(file.read_bytes(), str(file))
@@ -128,19 +135,52 @@ def read_card(path: str | os.PathLike[str]) -> Card:
         raise ModelError(
             message(f"a Python file, {path}", f"{problem.msg} in line {problem.lineno}", "correcting it")
         ) from problem
-    data = None
+    data, example = None, None
     arguments: dict[str, str | None] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == "model":
             for parameter, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
                 arguments[parameter.arg] = None if default is None else ast.unparse(default)
-        elif isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(isinstance(target, ast.Name) and target.id == "DATA" for target in targets):
+            names = {target.id for target in targets if isinstance(target, ast.Name)}
+            if "DATA" in names and isinstance(node.value, ast.Constant):
                 data = str(node.value.value)
+            elif "EXAMPLE" in names:
+                example = _written_out(path, node.value)
     docstring = ast.get_docstring(tree) or ""
     summary = re.split(r"(?<=\.)\s", docstring.partition("\n\n")[0].replace("\n", " "))[0]
-    return Card(file.stem, summary, docstring, data, file, arguments)
+    return Card(file.stem, summary, docstring, data, file, arguments, example)
+
+
+def _written_out(path: str | os.PathLike[str], node: ast.expr) -> Any:
+    """The value of EXAMPLE, which is read and not run."""
+    try:
+        value = ast.literal_eval(node)
+        found = _arrays(value)
+        parts = list(found.values()) if isinstance(found, dict) else [found]
+        if parts and all(getattr(part, "ndim", 0) and part.dtype.kind in "biuf" for part in parts):
+            return value
+        problem = None
+    except (ValueError, TypeError) as error:
+        problem = error
+    raise ModelError(
+        f"EXAMPLE of {path}: "
+        + message(
+            "lists of numbers, with rows of one length, or a dict of such lists",
+            ast.unparse(node)[:80],
+            "one row, written out, as in {'tokens': [[0, 1, 2]], 'length': [3]}",
+        )
+    ) from problem
+
+
+def _arrays(inputs: Any) -> Any:
+    """Lists of numbers, or a dict of them, as arrays: whole numbers stay whole. What is an array stays what it is."""
+    import numpy as np
+
+    if isinstance(inputs, Mapping):
+        return {name: _arrays(each) for name, each in inputs.items()}
+    return np.asarray(inputs) if isinstance(inputs, list | tuple) else inputs
 
 
 @dataclass(frozen=True)
@@ -177,14 +217,14 @@ def sketch(model: Model, inputs: Any) -> Sketch:
     """Run `model` once, every site one, without a framework: its size, its task and its sites.
 
     inputs: how many features a table has, for one row of ones; a model of symbols, which refuses numbers that measure,
-    has them as whole numbers. Or an example of anything else: an array, or a dict of arrays with a common first axis.
-    One row is enough, also of a model whose rows interact: it is a graph of one node. Variables of the rows are counted
-    for one row.
+    has them as whole numbers. Or an example of anything else: an array, or a dict of arrays with a common first axis,
+    or lists for them (`Card.example`). One row is enough, also of a model whose rows interact: it is a graph of one
+    node. Variables of the rows are counted for one row.
     """
     import numpy as np
 
     if not isinstance(inputs, int | np.integer):
-        return _sketch_at(model, inputs)
+        return _sketch_at(model, _arrays(inputs))
     ones = np.ones((1, inputs))
     try:
         return _sketch_at(model, ones)

@@ -119,6 +119,32 @@ def test_a_model_of_a_dict_and_of_rows_that_interact_is_sketched_on_an_example()
         zoo.sketch(shifted, 2)
 
 
+def test_an_example_of_its_inputs_stands_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "reader.py"
+    text = (
+        "import ppl_bnn as bnn\nEXAMPLE = {'tokens': [[0, 2, 1]], 'age': [[0.5]]}\n"
+        "def model(x, y=None, *, width=3):\n"
+        "    h = bnn.lstm('lstm', bnn.embedding('words', x['tokens'], 20, width), width)[:, -1]\n"
+        "    bnn.observe(y, bnn.dense('age', x['age'], 1) + bnn.dense('out', h, 1), bnn.likelihoods.Bernoulli())\n"
+    )
+    file.write_text(text)
+    card = zoo.read_card(file)
+    assert card.example == {"tokens": [[0, 2, 1]], "age": [[0.5]]}
+    found = sites_of(zoo.sketch(zoo.from_file(file), card.example))
+    assert found["words.weight"] == (20, 3)
+    assert found["age.weight"] == (1, 1)
+    # A row of ones is no dict.
+    with pytest.raises(IndexError):
+        zoo.sketch(zoo.from_file(file), 2)
+    file.write_text("1 / 0\nEXAMPLE: list = [[1, 2.5]]\n")
+    assert zoo.read_card(file).example == [[1, 2.5]]
+    for wrong in ("np.ones(3)", "[[1], [1, 2]]", "3", "{}", "['a']", "{'a': 1.0}"):
+        file.write_text(f"EXAMPLE = {wrong}\n")
+        with pytest.raises(ModelError, match=r"lists of numbers.*one row, written out"):
+            zoo.read_card(file)
+    assert all(card.example is None for card in zoo.models().values())
+
+
 def test_what_a_model_refuses_is_said_as_it_was_first() -> None:
     def model(x: Any, y: Any = None) -> None:
         bnn.observe(y, bnn.conv2d("conv", x, 2, 3), likelihoods.Categorical())
