@@ -13,10 +13,10 @@ loss of N rows is gamma^-2 = lambda N; read as gamma^-2 = lambda it is another p
 
 Grid: hidden layers of tanh and gamma. Digits (scikit-learn's, few rows), whose evidence is that of Kronecker factors,
 and diabetes, with known noise and the full curvature. The mode is found for each pair (Adam and L-BFGS), the evidence
-is that of one mode, and the score is the mean log probability of the test rows under the linearised prediction; that of
-the mode itself stands beside it. Of a hidden layer of M tanh units there are M! 2^M copies of each mode: evidence over
-architectures is looked at with and without sum ln(M!) + M ln 2. The reference is the test score; log Z itself is held
-to tempered Monte Carlo in `evidence_framework.py`.
+is that of one mode, and the score is the mean log probability of the test rows, twice: under the linearised prediction
+of the posterior, and under the mode alone, as which a chosen network is mostly used. Of a hidden layer of M tanh units
+there are M! 2^M copies of each mode: evidence over architectures is looked at with and without sum ln(M!) + M ln 2. The
+reference is the test score; log Z itself is held to tempered Monte Carlo in `evidence_framework.py`.
 
     python comparisons/evidence_selection.py [--tiny] [--out DIR] [--checkpoint DIR] [--seeds N]
 """
@@ -26,6 +26,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -47,7 +48,6 @@ from study import (
     Study,
     Verdict,
     command_line,
-    judge_better,
     kept,
     load_images,
     paired,
@@ -64,6 +64,8 @@ DIGITS, DIABETES = "digits", "diabetes"
 # About what a linear fit leaves, in standard deviations of y. Sampled, it has no mode where a network can interpolate.
 NOISE = 0.7
 STRUCTURES = {DIGITS: "kron", DIABETES: "full"}
+# Columns of test scores, and what predicts.
+PREDICTED = {"log_score": "the posterior", "log_score_mode": "the mode"}
 COLOURS = (BLACK, BLUE, ORANGE, GREEN, VERMILION, PINK)
 MARKERS = "osD^vP"
 
@@ -270,25 +272,23 @@ class Grid:
     def evidence(self) -> np.ndarray:
         return self.columns["log_evidence"]
 
-    @property
-    def score(self) -> np.ndarray:
-        return self.columns["log_score"]
-
-    def by(self, values: np.ndarray) -> np.ndarray:
+    def by(self, values: np.ndarray, score: str = "log_score") -> np.ndarray:
         """Test scores (seeds, architectures) with the gamma at which `values` (seeds, architectures, gammas) peak."""
-        return _at(self.score, values.argmax(axis=2))
+        return _at(self.columns[score], values.argmax(axis=2))
 
-    def architecture_by(self, added: np.ndarray | float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    def architecture_by(
+        self, added: np.ndarray | float = 0.0, score: str = "log_score"
+    ) -> tuple[np.ndarray, np.ndarray]:
         """(architecture, test score), (seeds,) each: the evidence, with `added` to it, chooses both."""
         best = (self.evidence + added).max(axis=2)
         chosen = best.argmax(axis=1)
-        return chosen, np.take_along_axis(self.by(self.evidence), chosen[:, None], axis=1)[:, 0]
+        return chosen, np.take_along_axis(self.by(self.evidence, score), chosen[:, None], axis=1)[:, 0]
 
-    def correlations(self) -> np.ndarray:
+    def correlations(self, score: str = "log_score") -> np.ndarray:
         """Spearman's between evidence and test score over the grid, one for each seed."""
         from scipy.stats import spearmanr
 
-        pairs = zip(self.evidence, self.score, strict=True)
+        pairs = zip(self.evidence, self.columns[score], strict=True)
         found: list[Any] = [spearmanr(a.ravel(), b.ravel()) for a, b in pairs]
         return np.array([float(each.statistic) for each in found])
 
@@ -306,31 +306,42 @@ def text(found: tuple[float, float]) -> str:
 # --- verdicts ---------------------------------------------------------------------------------------
 
 
-def judge_prior(grid: Grid) -> Verdict:
-    """Reproduced where the chosen gamma beats the mean of the grid by two errors and has half of what the best has."""
-    chosen, mean, best = grid.by(grid.evidence), grid.score.mean(axis=2), grid.score.max(axis=2)
-    right = grid.score[..., list(grid.gammas).index(grid.right)]
-    gain, whole = (each - mean for each in (chosen, best))
+def judge_prior(grid: Grid, score: str = "log_score") -> Verdict:
+    """Reproduced where the chosen gamma beats the middle of the grid by two errors and has half of what the best has.
+
+    The middle is the median: beside gammas that predict nothing any choice would beat the mean.
+    """
+    values = grid.columns[score]
+    chosen, middle, best = grid.by(grid.evidence, score), np.median(values, axis=2), values.max(axis=2)
+    right = values[..., list(grid.gammas).index(grid.right)]
+    gain, whole = (each - middle for each in (chosen, best))
     found = paired(gain.mean(axis=1))
     good = found[0] > 2.0 * found[1] and gain.mean() >= 0.5 * whole.mean()
-    same = float((grid.evidence.argmax(axis=2) == grid.score.argmax(axis=2)).mean())
+    same = float((grid.evidence.argmax(axis=2) == values.argmax(axis=2)).mean())
     return Verdict(
-        f"{grid.task}: the evidence selects the prior",
+        f"{grid.task}: the evidence selects the prior, as {PREDICTED[score]} predicts",
         REPRODUCED if good else NOT_REPRODUCED,
-        f"test log score of the gamma that it chooses minus the mean of the grid {text(found)}, that of the "
+        f"test log score of the gamma that it chooses minus the median of the grid {text(found)}, that of the "
         f"best on the test rows {text(paired(whole.mean(axis=1)))} (the same gamma in {same:.0%}); minus that of a "
-        f"weight decay of {WEIGHT_DECAY:g} {text(paired((chosen - right).mean(axis=1)))}",
+        f"weight decay of {WEIGHT_DECAY:g} {text(paired((chosen - right).mean(axis=1)))}; chosen: "
+        f"{counted([f'{grid.gammas[index]:.3g}' for index in grid.evidence.argmax(axis=2).ravel()])}",
     )
 
 
-def judge_architecture(grid: Grid) -> Verdict:
+def counted(names: Sequence[str]) -> str:
+    """Each name and how often it comes."""
+    return ", ".join(f"{name} ({count})" for name, count in sorted(Counter(names).items()))
+
+
+def judge_architecture(grid: Grid, score: str = "log_score") -> Verdict:
     """Reproduced likewise, each architecture with the gamma that the evidence gave it."""
-    predicted = grid.by(grid.evidence)
-    chosen, score = grid.architecture_by()
-    gain, whole = score - predicted.mean(axis=1), predicted.max(axis=1) - predicted.mean(axis=1)
+    predicted = grid.by(grid.evidence, score)
+    chosen, own = grid.architecture_by(score=score)
+    middle = np.median(predicted, axis=1)
+    gain, whole = own - middle, predicted.max(axis=1) - middle
     found = paired(gain)
     good = found[0] > 2.0 * found[1] and gain.mean() >= 0.5 * whole.mean()
-    copies, with_copies = grid.architecture_by(grid.columns["log_copies"])
+    copies, with_copies = grid.architecture_by(grid.columns["log_copies"], score)
     listing = ", ".join(
         f"{name} {evidence:.1f} and {value:.3f}"
         for name, evidence, value in zip(
@@ -338,23 +349,26 @@ def judge_architecture(grid: Grid) -> Verdict:
         )
     )
     return Verdict(
-        f"{grid.task}: the evidence selects the architecture",
+        f"{grid.task}: the evidence selects the architecture, as {PREDICTED[score]} predicts",
         REPRODUCED if good else NOT_REPRODUCED,
-        f"chosen: {', '.join(grid.architectures[index] for index in chosen)}; its test log score minus the mean over "
-        f"architectures {text(found)}, of the best on the test rows {text(paired(whole))}; log evidence and score: "
-        f"{listing}; with the copies of a mode counted: "
-        f"{', '.join(grid.architectures[index] for index in copies)}, score {text(paired(with_copies - score))} higher",
+        f"chosen: {counted([grid.architectures[index] for index in chosen])}; its test log score minus the median of "
+        f"the architectures {text(found)}, of the best on the test rows {text(paired(whole))}; log evidence and "
+        f"score: {listing}; with the copies of a mode counted: "
+        f"{counted([grid.architectures[index] for index in copies])}, score {text(paired(with_copies - own))} higher",
     )
 
 
 def judge_correlation(grid: Grid) -> Verdict:
-    """Reproduced where the rank correlation is above one half in every seed."""
-    found = grid.correlations()
+    """Reproduced where the rank correlation is above one half in every seed, whichever predicts."""
+    found = {name: grid.correlations(name) for name in PREDICTED}
     size = grid.evidence[0].size
+    listing = "; ".join(
+        f"{PREDICTED[name]} {', '.join(f'{value:.2f}' for value in values)}" for name, values in found.items()
+    )
     return Verdict(
         f"{grid.task}: evidence and test score go together",
-        REPRODUCED if bool((found > 0.5).all()) else NOT_REPRODUCED,
-        f"Spearman's correlation over the {size} pairs of the grid: {', '.join(f'{value:.2f}' for value in found)}",
+        REPRODUCED if all(bool((values > 0.5).all()) for values in found.values()) else NOT_REPRODUCED,
+        f"Spearman's correlation over the {size} pairs of the grid, by seed: {listing}",
     )
 
 
@@ -391,29 +405,26 @@ def judge_mean_loss(grid: Grid) -> Verdict:
 
 
 def judge_training(grid: Grid) -> Verdict:
-    """Reproduced where the fit alone would take a prior that predicts worse, by two errors."""
-    by_fit = grid.by(grid.columns["log_score_training"])
-    gain = paired((grid.by(grid.evidence) - by_fit).mean(axis=1))
-    return judge_better(
+    """Reproduced where the fit alone would take a prior that predicts worse, by two errors, whichever predicts."""
+    fit = grid.columns["log_score_training"]
+    gains = {
+        name: paired((grid.by(grid.evidence, name) - grid.by(fit, name)).mean(axis=1)) for name in PREDICTED
+    }
+    listing = ", ".join(f"{PREDICTED[name]} {text(gain)}" for name, gain in gains.items())
+    return Verdict(
         f"{grid.task}: the fit to the training rows cannot choose, the evidence weighs it against complexity",
-        *gain,
-        f"test log score of the evidence's gamma minus that of the best fit's {text(gain)}",
+        REPRODUCED if all(mean > 2.0 * error for mean, error in gains.values()) else NOT_REPRODUCED,
+        f"test log score of the evidence's gamma minus that of the best fit's: {listing}",
     )
 
 
 def judge(grids: Sequence[Grid], note: str) -> list[Verdict]:
-    verdicts = [
-        each(grid)
-        for grid in grids
-        for each in (
-            judge_prior,
-            judge_architecture,
-            judge_correlation,
-            judge_training,
-            judge_printed,
-            judge_mean_loss,
-        )
-    ]
+    verdicts = []
+    for grid in grids:
+        verdicts += [each(grid, score) for each in (judge_prior, judge_architecture) for score in PREDICTED]
+        verdicts += [
+            each(grid) for each in (judge_correlation, judge_training, judge_printed, judge_mean_loss)
+        ]
     return [dataclasses.replace(each, numbers=f"{each.numbers} [{note}]") for each in verdicts]
 
 
@@ -421,33 +432,47 @@ def judge(grids: Sequence[Grid], note: str) -> list[Verdict]:
 
 
 def draw(path: Path, grids: Sequence[Grid]) -> None:
-    """Evidence and test score against gamma, means over seeds, and against each other."""
-    figure, axes = panels(13.5, 4.4 * len(grids), 3, len(grids))
-    for (left, middle, right), grid in zip(axes, grids, strict=True):
-        for index, name in enumerate(grid.architectures):
+    """Evidence and both test scores against gamma, means over seeds, and one against the other."""
+    figure, axes = panels(16.0, 4.2 * len(grids), 4, len(grids))
+    for (left, *middle, right), grid in zip(axes, grids, strict=True):
+        names = list(PREDICTED)
+        for index, architecture in enumerate(grid.architectures):
             style = {"color": COLOURS[index], "marker": MARKERS[index], "markersize": 5}
             evidence = grid.evidence[:, index]
-            left.plot(grid.gammas, evidence.mean(axis=0), "-", linewidth=1.4, label=name, **style)
-            middle.plot(grid.gammas, grid.score[:, index].mean(axis=0), "-", linewidth=1.4, **style)
+            left.plot(grid.gammas, evidence.mean(axis=0), "-", linewidth=1.4, label=architecture, **style)
             best = int(evidence.mean(axis=0).argmax())
-            chosen = grid.gammas[best], grid.score[:, index].mean(axis=0)[best]
-            middle.plot(*chosen, "o", markersize=13, color=COLOURS[index], markerfacecolor="none")
-            right.plot(evidence.ravel(), grid.score[:, index].ravel(), linestyle="none", **style)
+            for axis, name in zip(middle, names, strict=True):
+                values = grid.columns[name][:, index].mean(axis=0)
+                axis.plot(grid.gammas, values, "-", linewidth=1.4, **style)
+                axis.plot(
+                    grid.gammas[best],
+                    values[best],
+                    "o",
+                    markersize=13,
+                    color=COLOURS[index],
+                    markerfacecolor="none",
+                )
+            right.plot(
+                evidence.ravel(), grid.columns["log_score_mode"][:, index].ravel(), linestyle="none", **style
+            )
         lost = grid.columns["printed"][:, 1].mean(axis=0)
         left.plot(grid.gammas, lost, ":", color=GREY, label=f"{grid.architectures[1]}, as printed")
         top, bottom = grid.evidence.mean(axis=0).max(), np.median(grid.evidence)
         left.set_ylim(bottom - 1.5 * (top - bottom), top + 0.6 * (top - bottom))
-        # Where the prior is far too wide scores are so low that the rest would not be seen.
-        low = np.quantile(grid.score, 0.1)
-        right.set_ylim(low, None)
+        # Where the prior is far too narrow or too wide scores are so low that the rest would not be seen.
+        for axis, name in zip(middle, names, strict=True):
+            axis.set_ylim(np.quantile(grid.columns[name].mean(axis=0), 0.1), None)
+            axis.set(ylabel="test log score, nats per row", title=f"{PREDICTED[name]} predicts")
         right.set_xlim(np.quantile(grid.evidence, 0.1), None)
-        middle.set_ylim(np.quantile(grid.score.mean(axis=0), 0.1), None)
-        for axis in (left, middle):
+        right.set_ylim(np.quantile(grid.columns["log_score_mode"], 0.1), None)
+        for axis in (left, *middle):
             axis.set(xscale="log", xlabel="prior standard deviation $\\gamma$")
         left.set(ylabel="log evidence, nats", title=f"{grid.task}: evidence")
-        middle.set(ylabel="test log score, nats per row", title="test score (circle: the evidence's choice)")
-        right.set(xlabel="log evidence, nats", ylabel="test log score", title="each pair and seed")
+        right.set(
+            xlabel="log evidence, nats", ylabel="test log score of the mode", title="each pair and seed"
+        )
         left.legend(frameon=False, fontsize=8)
+    figure.suptitle("Circles: the prior that the evidence chooses")
     figure.savefig(path)
 
 

@@ -49,7 +49,7 @@ def test_a_tiny_run_writes_everything(script: Any, run: Any, folder: Path) -> No
     assert matplotlib.image.imread(folder / "grid.png").std() > 0.01
     content = json.loads((folder / "results.json").read_text())
     assert content["numbers"]["versions"]["numpy"] == np.__version__
-    assert len(content["verdicts"]) == len(run.verdicts) == 12
+    assert len(content["verdicts"]) == len(run.verdicts) == 16
     assert all("smaller than the source: 40 and 40 training rows" in each.numbers for each in run.verdicts)
 
 
@@ -150,6 +150,9 @@ def test_the_grid_chooses_what_its_numbers_say(script: Any) -> None:
     np.testing.assert_array_equal(chosen, [2, 2])
     np.testing.assert_allclose(score, [-0.1, -0.097])
     np.testing.assert_allclose(grid.correlations()[0], 1.0)
+    # The mode has twice the score, in every seed.
+    np.testing.assert_allclose(grid.by(grid.evidence, "log_score_mode"), [[-0.8, 0.0, -0.2]] * 2)
+    np.testing.assert_allclose(grid.architecture_by(copies, "log_score_mode")[1], [-0.2, -0.2])
 
 
 @pytest.mark.parametrize(
@@ -164,6 +167,28 @@ def test_the_grid_chooses_what_its_numbers_say(script: Any) -> None:
 def test_each_verdict_can_come_out_either_way(script: Any, judge: str, otherwise: Any) -> None:
     assert getattr(script, judge)(grid_of(script)).verdict == script.REPRODUCED
     assert getattr(script, judge)(grid_of(script, **otherwise)).verdict == script.NOT_REPRODUCED
+
+
+def test_what_the_posterior_and_its_mode_predict_is_judged_apart(script: Any) -> None:
+    grid = grid_of(script)
+    for judge in (script.judge_prior, script.judge_architecture):
+        assert judge(grid, "log_score_mode").verdict == script.REPRODUCED
+    columns = dict(grid.columns) | {"log_score_mode": -2.0 * np.asarray(grid.columns["log_score"])}
+    apart = dataclasses.replace(grid, columns=columns)
+    for judge in (script.judge_prior, script.judge_architecture):
+        assert judge(apart).verdict == script.REPRODUCED
+        assert judge(apart, "log_score_mode").verdict == script.NOT_REPRODUCED
+    assert script.judge_correlation(apart).verdict == script.NOT_REPRODUCED
+    assert script.judge_training(apart).verdict == script.NOT_REPRODUCED
+
+
+def test_gammas_that_predict_nothing_do_not_make_a_choice_good(script: Any) -> None:
+    """The evidence takes the worst of three gammas that predict something, beside one that is far below them all."""
+    score = np.array([0.0, -0.1, -0.2, -50.0]) + np.zeros((3, 1))
+    evidence = np.array([0.0, 0.0, 1.0, 0.0]) + np.zeros((3, 1))
+    grid = grid_of(script, score, evidence)
+    assert float(grid.by(grid.evidence).mean()) > float(grid.columns["log_score"].mean())
+    assert script.judge_prior(grid).verdict == script.NOT_REPRODUCED
 
 
 def test_slips_are_corrected_only_where_they_show(script: Any) -> None:
