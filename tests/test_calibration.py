@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import scipy.stats
-from joblib.externals.loky import get_reusable_executor
 
 import ppl_bnn as bnn
 from ppl_bnn.diagnostics.calibration import (
@@ -781,8 +780,6 @@ def test_the_first_of_a_calibration_are_those_of_a_shorter_one(script: Any) -> N
 @pytest.mark.slow
 def test_nuts_is_calibrated_and_a_posterior_that_is_too_narrow_is_not(script: Any) -> None:
     """One hundred simulations of each. Failure rates are said in the study, whose table has smaller numbers."""
-    # Workers that earlier tests have left are full of compiled programs, and loky would replace them on the way.
-    get_reusable_executor().shutdown(wait=True)
     model, x, probe = script.model_and_inputs(script.FULL)
     nuts, narrow = (
         simulation_based_calibration(model, x, method, simulations=100, probe=probe, jobs=2)

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -618,9 +617,10 @@ def simulation_based_calibration(
     try:
         if records:
             tell()
-        for index, record in _records(simulator, int(simulations), records, int(jobs)):
-            records[index] = record
-            tell()
+        with closing(_records(simulator, int(simulations), records, int(jobs))) as found:
+            for index, record in found:
+                records[index] = record
+                tell()
     except KeyboardInterrupt as error:
         # With a folder also what processes had finished and not yet handed back.
         records |= simulator.finished(int(simulations))
@@ -678,33 +678,31 @@ class _Record:
 
 def _records(
     simulator: _Simulator, simulations: int, finished: Mapping[int, _Record], jobs: int
-) -> Iterator[tuple[int, _Record]]:
+) -> Generator[tuple[int, _Record]]:
     waiting = [index for index in range(simulations) if index not in finished]
     if jobs == 1 or len(waiting) < 2:
         for index in waiting:
             yield index, simulator(index)
         return
-    from joblib import Parallel, delayed
-
     # Ctrl-C loses what a process has not handed back, unless there is a folder.
     size = max(1, len(waiting) // (4 * jobs))
     parts = [waiting[start : start + size] for start in range(0, len(waiting), size)]
-    token = f"{os.getpid()} {id(simulator)} {time.monotonic_ns()}"
     written = processes.written(simulator, simulator.model)
-    pool: Any = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered")
-    for part in pool(delayed(_several)(token, written, indices) for indices in parts):
-        yield from part
+    calls = [(written, indices) for indices in parts]
+    with closing(processes.unordered(_several, calls, min(jobs, len(parts)))) as found:
+        for _, records in found:
+            yield from records
 
 
-# The simulator that a process works with, by the call that it belongs to: what it has compiled serves all parts.
-_AT_WORK: dict[str, _Simulator] = {}
+def _several(written: bytes, indices: Iterable[int]) -> list[tuple[int, _Record]]:
+    simulator = _at_work(written)
+    return [(index, simulator(index)) for index in indices]
 
 
-def _several(token: str, written: bytes, indices: Iterable[int]) -> list[tuple[int, _Record]]:
-    if token not in _AT_WORK:
-        _AT_WORK.clear()
-        _AT_WORK[token] = processes.read(written)
-    return [(index, _AT_WORK[token](index)) for index in indices]
+@functools.lru_cache(maxsize=1)
+def _at_work(written: bytes) -> _Simulator:
+    """The simulator that a process works with: what it has compiled serves all parts."""
+    return processes.read(written)
 
 
 @dataclass(eq=False)

@@ -15,9 +15,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import tempfile
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -360,10 +360,7 @@ def _run_pyro(job: _PyroJob, problem: Problem, meter: Meter) -> Sampled:
         def tell(chain: int, *figures: float) -> None:
             _tell(meter, chain, figures)
 
-        results = [
-            _pyro_chain(job, problem, chain, partial(tell, chain), lambda: False)
-            for chain in range(method.chains)
-        ]
+        results = [_pyro_chain(job, problem, chain, partial(tell, chain)) for chain in range(method.chains)]
     gradients = sum(result.pop("gradients") for result in results)
     kept = {name: np.stack([result[name] for result in results]) for name in results[0]}
     return Sampled(kept, [], gradients, warnings=warnings)
@@ -380,7 +377,6 @@ def _pyro_chain(
     problem: Problem,
     chain: int,
     tell: Callable[[float, float, float, float], None],
-    stopped: Callable[[], bool],
 ) -> dict[str, Any]:
     """One chain of Pyro's kernel inside a session: name -> (draws, ...), and the number of gradients."""
     import pyro.infer
@@ -433,8 +429,6 @@ def _pyro_chain(
         name: [] for name in ("u", "lp", "acceptance_rate", "mean_accept_prob", "step_size", "n_steps")
     }
     for done in range(method.warmup + method.draws):
-        if stopped():
-            break
         sampling = done >= method.warmup
         before, mean, step_size = gradients, kernel._mean_accept_prob, kernel.step_size
         kernel.trajectory_length = method.next_length(length, step_size, min, MARGIN)
@@ -479,8 +473,6 @@ def _in_processes(job: _PyroJob, problem: Problem, meter: Meter) -> tuple[list[d
 
     The processes are started afresh, never forked from this one: the threads of JAX and torch do not survive a fork.
     """
-    from joblib.externals.loky import ProcessPoolExecutor
-
     program, count = problem.program, job.method.chains
     try:
         blob = processes.written(
@@ -502,47 +494,31 @@ def _in_processes(job: _PyroJob, problem: Problem, meter: Meter) -> tuple[list[d
 
     shown = np.zeros((count, 4))
 
-    def show(board: np.ndarray) -> None:
-        for chain, figures in enumerate(board):
-            if not np.array_equal(figures, shown[chain]):
-                shown[chain] = figures
-                _tell(meter, chain, figures)
-
     with tempfile.TemporaryDirectory(prefix="ppl-bnn-") as folder:
-        # One row of figures per chain and, last, a row whose first number tells the chains to stop.
-        path = Path(folder) / "progress"
-        board = np.lib.format.open_memmap(path, mode="w+", dtype=np.float64, shape=(count + 1, 4))
-        pool = ProcessPoolExecutor(min(count, cores()))
-        finished = False
+        # One row of figures per chain, which its process writes through a memory map.
+        path = Path(folder) / "progress.npy"
+        np.save(path, shown)
+
+        def show() -> None:
+            for chain, figures in enumerate(np.load(path)):
+                if not np.array_equal(figures, shown[chain]):
+                    shown[chain] = figures
+                    _tell(meter, chain, figures)
+
+        calls = [(blob, chain, str(path)) for chain in range(count)]
         try:
-            futures = [pool.submit(_pyro_worker, blob, chain, str(path)) for chain in range(count)]
-            waiting = list(futures)
-            while waiting:
-                time.sleep(0.05)
-                show(np.array(board[:-1]))
-                for future in [future for future in waiting if future.done()]:
-                    waiting.remove(future)
-                    future.result()
-            show(np.array(board[:-1]))
-            results = [future.result() for future in futures]
-            finished = True
+            with closing(processes.unordered(_pyro_worker, calls, min(count, cores()), show)) as found:
+                results = dict(found)
         except _CannotRebuildModel as error:
             return None, str(error)
-        finally:
-            board[-1, 0] = 1.0
-            pool.shutdown(wait=True, kill_workers=not finished)
-            del board
-    return results, ""
+        show()
+    return [results[chain] for chain in range(count)], ""
 
 
 def _pyro_worker(blob: bytes, chain: int, path: str) -> dict[str, Any]:
     """One chain in a process of its own: the program is built again here, from the model and NumPy arrays."""
-    import signal
-
     import torch
 
-    # Ctrl-C reaches every process of a terminal; here the parent hears it and says so on the board.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # One thread each: the chains share the cores already.
     torch.set_num_threads(1)
     try:
@@ -561,4 +537,4 @@ def _pyro_worker(blob: bytes, chain: int, path: str) -> dict[str, Any]:
             chosen, work["model"], x, y, language=work["language"], observed=work["observed"]
         )
         problem = Problem(program, x, y, work["x"], work["y"], work["seed"], work["device"], work["dtype"])
-        return _pyro_chain(work["job"], problem, chain, tell, lambda: bool(board[-1, 0]))
+        return _pyro_chain(work["job"], problem, chain, tell)
