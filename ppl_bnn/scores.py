@@ -1,7 +1,8 @@
-"""How good a prediction is: proper scores, calibration, and the gap to a reference prediction.
+"""How good a prediction is: proper scores, calibration, what its uncertainty is good for, the gap to a reference.
 
-Every function takes a `Prediction` and the y that was then seen, of the prediction's `shape`, and gives a number (or,
-with `pointwise=True`, one per row). "Larger is better" holds for log_score, accuracy and concordance_index only.
+Nearly every function takes a `Prediction` and the y that was then seen, of the prediction's `shape`, and gives a number
+(or, with `pointwise=True`, one per row). "Larger is better" holds for log_score, accuracy, concordance_index, and the
+two areas of `out_of_distribution` only.
 
 Of a row that was censored a bound is known and not the value: y is then (N, 2), values and events, which log_score and
 concordance_index take. Errors, CRPS, PIT and coverage are defined where every row was observed, and refused elsewhere:
@@ -11,12 +12,13 @@ over the observed rows alone they would be best for a prediction that is too sho
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from .errors import InputError, UnsupportedError, message
+from .errors import InputError, UnsupportedError, message, unknown_name
 from .predictive import BLOCK, Prediction, _normal_absolute_deviation
 
 # Component quantiles at this level enclose all but a billionth of the mixture's probability.
@@ -26,6 +28,8 @@ _ACCURACY = 1e-5
 # Step of the trapezium rule in standard deviations of the narrowest of the normals mixed: the rule's error is
 # about exp(-(pi / step)^2), as F (1 - F) has a Fourier transform that falls off as that of a normal.
 _STEP = 0.8
+# What tells rows apart of which a prediction is sure from those of which it is not (see `uncertainty`).
+MEASURES = ("entropy", "mutual_information", "max_probability", "variance", "epistemic_variance")
 
 
 # --- proper scores ----------------------------------------------------------------------------------------
@@ -65,6 +69,42 @@ def mean_difference(prediction: Prediction) -> np.ndarray:
     else:
         result = _continuous_mean_difference(marginal)
     return result.reshape(prediction.shape)
+
+
+def energy_score(
+    prediction: Prediction, y: Any, pointwise: bool = False, *, draws: int = 2000, seed: int = 0
+) -> float | np.ndarray:
+    """Energy score of rows of K outputs, E||Y - y|| - E||Y - Y'|| / 2 in the Euclidean norm; mean over rows, or (N,).
+
+    Source: Gneiting and Raftery 2007, JASA 102, 359-378, section 4.3; CRPS is the case K = 1. It sees how outputs go
+    together, which scores of single outputs do not, and all outputs count as they are large: bring them to one unit
+    first (`prediction.rescale`). By scoringrules from `draws` independent draws of the mixture, E||Y - Y'|| from the
+    pairs of consecutive ones, which are independent: without bias, with an error that falls as 1 / sqrt(draws), at a
+    cost in proportion to draws. The same seed gives the same number. Lower is better.
+
+    Raises UnsupportedError for one output, where `crps` has no error. InputError: fewer than 2 draws.
+    """
+    if prediction.is_classes or len(prediction.shape) != 2:
+        raise UnsupportedError(
+            message(
+                "a prediction of several outputs for energy_score",
+                repr(prediction),
+                "brier" if prediction.is_classes else "crps, which is the energy score of one output",
+            )
+        )
+    if draws < 2:
+        raise InputError("draws: " + message("at least 2, to have a pair", repr(draws), "draws=2000"))
+    y = _numbers(prediction, y)
+    import scoringrules
+
+    rng = np.random.default_rng(seed)
+    values = np.empty(prediction.rows)
+    step = max(1, 8 * BLOCK // (draws * prediction.shape[1]))
+    for begin in range(0, prediction.rows, step):
+        rows = slice(begin, begin + step)
+        sample = np.swapaxes(prediction.take(rows).sample(draws, rng), 0, 1)
+        values[rows] = scoringrules.es_ensemble(y[rows], sample, estimator="akr", backend="numpy")
+    return values if pointwise else float(values.mean())
 
 
 def brier(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.ndarray:
@@ -158,32 +198,257 @@ def interval_width(prediction: Prediction, level: float = 0.9) -> float:
     return float(np.mean(upper - lower))
 
 
-def pit(prediction: Prediction, y: Any) -> np.ndarray:
+def coverages(
+    prediction: Prediction, y: Any, levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95)
+) -> dict[str, np.ndarray]:
+    """`coverage` and `interval_width` at several levels: arrays `level`, `coverage` and `width` of one length.
+
+    Calibrated predictions have coverages near the levels; of two that have, the one of smaller widths says more.
+    """
+    y = _numbers(prediction, y)
+    at = np.asarray(levels, dtype=np.float64)
+    if at.ndim != 1 or at.size == 0 or not ((at > 0.0) & (at < 1.0)).all():
+        raise InputError(
+            message("levels strictly between 0 and 1", f"{at.tolist()}", "levels=(0.5, 0.8, 0.9, 0.95)")
+        )
+    lower = prediction.quantile(0.5 * (1.0 - at))
+    upper = prediction.quantile(0.5 * (1.0 + at))
+    return {
+        "level": at,
+        "coverage": np.array([_covered(ends, y) for ends in zip(lower, upper, strict=True)]),
+        "width": np.array([np.mean(above - below) for below, above in zip(lower, upper, strict=True)]),
+    }
+
+
+def pit(prediction: Prediction, y: Any, seed: int | None = None) -> np.ndarray:
     """Probability integral transform F_n(y_n), per output: uniform where predictions are calibrated (Dawid 1984).
 
-    For counts the mid-point of the step, (F(y - 1) + F(y)) / 2, whose mean is 1/2 but which is not uniform.
+    For counts F jumps at y. Without a seed the mid-point of the step, (F(y - 1) + F(y)) / 2, whose mean is 1/2 but
+    which is not uniform; with one a point drawn from the step, F(y - 1) + v (F(y) - F(y - 1)) with v ~ U(0, 1), which
+    is uniform where predictions are calibrated (Smith 1985; Czado, Gneiting and Held 2009, Biometrics 65, 1254-1261).
     """
     y = _numbers(prediction, y)
     values = prediction.cdf(y)
     if prediction.is_counts:
-        values = 0.5 * (values + prediction.cdf(np.asarray(y, dtype=np.float64) - 1.0))
+        below = prediction.cdf(np.asarray(y, dtype=np.float64) - 1.0)
+        within = 0.5 if seed is None else np.random.default_rng(seed).random(values.shape)
+        values = below + within * (values - below)
     return values
 
 
-def expected_calibration_error(prediction: Prediction, y: Any, bins: int = 15) -> float:
-    """sum_b (n_b / N) |accuracy_b - confidence_b| over equal bins (lower, upper] of the top class's probability.
+def pit_uniformity(prediction: Prediction, y: Any, seed: int = 0) -> tuple[float, float]:
+    """Kolmogorov-Smirnov test of `pit` against the uniform distribution: (statistic, p value), by SciPy.
 
-    Source: Guo et al. 2017, ICML, after Naeini et al. 2015. Also for two classes it looks at the more probable
-    class, so at confidences from 1/2 upwards. Biased upwards where bins hold few rows. Lower is better.
+    statistic: the largest |share of rows with PIT <= u, minus u| over u, from 0 to 1; `seed` is for counts, in `pit`.
+    The p value takes rows (and outputs) as independent, and they are not: all were predicted by one posterior, whose
+    error they share, and outputs of a row go together. It is no exact test: it rejects a calibrated method too often,
+    the more so the more rows there are beside those of the fit. What it says of a single fit is whether the
+    distance is more than the noise of these rows; the statistic is the distance itself.
+    """
+    from scipy.stats import kstest
+
+    found: Any = kstest(pit(prediction, y, seed).ravel(), "uniform")
+    return float(found.statistic), float(found.pvalue)
+
+
+def reliability(prediction: Prediction, y: Any, bins: int = 15) -> dict[str, np.ndarray]:
+    """What a reliability diagram shows: `confidence`, `accuracy` and `count` of each bin, (bins,).
+
+    Bins are equal parts (lower, upper] of [0, 1], for the probability of the most probable class: its mean over the
+    rows in a bin, the share of them in which that class is the label, and their number. Both are NaN in a bin without
+    rows. Also for two classes it looks at the more probable one, so at confidences from 1/2 upwards.
     """
     if bins < 1:
         raise InputError(message("at least 1 bin", f"{bins}", "15, the usual number"))
+    labels = _labels(prediction, y)
     confidence = prediction.probabilities.max(axis=1)
-    correct = prediction.probabilities.argmax(axis=1) == _labels(prediction, y)
+    correct = prediction.probabilities.argmax(axis=1) == labels
     edges = np.linspace(0.0, 1.0, bins + 1)
     which = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
-    gaps = np.bincount(which, weights=correct - confidence, minlength=bins)
-    return float(np.sum(np.abs(gaps)) / len(confidence))
+    count = np.bincount(which, minlength=bins)
+    rows = np.where(count > 0, count, np.nan)
+    return {
+        "confidence": np.bincount(which, weights=confidence, minlength=bins) / rows,
+        "accuracy": np.bincount(which, weights=correct, minlength=bins) / rows,
+        "count": count,
+    }
+
+
+def expected_calibration_error(prediction: Prediction, y: Any, bins: int = 15) -> float:
+    """sum_b (n_b / N) |accuracy_b - confidence_b| over the bins of `reliability`.
+
+    Source: Guo et al. 2017, ICML, after Naeini et al. 2015. Biased upwards where bins hold few rows. Lower is better.
+    """
+    found = reliability(prediction, y, bins)
+    gaps = found["count"] * np.abs(found["accuracy"] - found["confidence"])
+    return float(np.nansum(gaps) / found["count"].sum())
+
+
+# --- what the uncertainty is good for -----------------------------------------------------------------------
+
+
+def uncertainty(prediction: Prediction, measure: str | None = None) -> np.ndarray:
+    """One number per row, (N,), larger where the prediction is less sure.
+
+    measure
+        Classes: "max_probability" (1 - max_c P_c, the default), "entropy" (of the mixture, nats) or
+        "mutual_information" (of label and function, nats: the part that more data would remove).
+        Numbers: "variance" of y (the default; units of y squared), summed over outputs, which should be of one unit.
+        Both: "epistemic_variance", `mean_function_variance` summed over outputs or classes.
+
+    Raises UnsupportedError for a measure that the prediction does not have, or that is not finite in some row.
+    """
+    if measure is None:
+        measure = "max_probability" if prediction.is_classes else "variance"
+    if measure not in MEASURES:
+        raise unknown_name("measure", measure, MEASURES)
+    if measure == "entropy":
+        values = prediction.entropy
+    elif measure == "mutual_information":
+        prediction._need_classes("mutual_information")
+        values = prediction.epistemic
+    elif measure == "max_probability":
+        values = 1.0 - prediction.probabilities.max(axis=1)
+    elif measure == "variance":
+        prediction._need_numbers("variance as a measure")
+        values = prediction.variance
+    else:
+        values = prediction.mean_function_variance
+    values = values if values.ndim == 1 else values.sum(axis=-1)
+    if not np.isfinite(values).all():
+        raise UnsupportedError(
+            message(
+                f"a finite {measure} in every row",
+                f"{np.count_nonzero(~np.isfinite(values))} rows without",
+                "measure='epistemic_variance', which heavy tails of the noise do not enter",
+            )
+        )
+    return values
+
+
+def out_of_distribution(
+    inside: Prediction, outside: Prediction, measure: str | None = None
+) -> dict[str, float]:
+    """How well `uncertainty` tells rows from elsewhere (outside) from rows like those of the fit (inside).
+
+    A detector calls a row foreign where its uncertainty is above a threshold. Over all thresholds, foreign rows being
+    the positive ones throughout (Hendrycks and Gimpel 2017, ICLR), by scikit-learn:
+
+    auroc
+        Area under the ROC curve: the probability that a foreign row is less sure than one from inside, ties counting
+        half. 1/2 for a prediction that does not notice; larger is better.
+    aupr
+        Average precision: larger is better. It goes with the share of foreign rows, which is its value by chance.
+    fpr95
+        Share of rows from inside that are called foreign at the highest threshold that finds 95 % of the foreign ones.
+        Lower is better. (Some authors swap the two sets here.)
+
+    InputError where the two are not predictions of the same target.
+    """
+    if _outcome(inside) != _outcome(outside):
+        raise InputError(
+            message(
+                f"predictions of one target, as {inside!r}",
+                f"{outside!r}",
+                "the same posterior at both inputs",
+            )
+        )
+    from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+
+    values = np.concatenate([uncertainty(inside, measure), uncertainty(outside, measure)])
+    foreign = np.repeat([0, 1], [inside.rows, outside.rows])
+    called, found, _ = roc_curve(foreign, values, drop_intermediate=False)
+    return {
+        "auroc": float(roc_auc_score(foreign, values)),
+        "aupr": float(average_precision_score(foreign, values)),
+        "fpr95": float(called[np.argmax(found >= 0.95)]),
+    }
+
+
+def selective(
+    prediction: Prediction, y: Any = None, *, measure: str | None = None, losses: Any = None
+) -> dict[str, Any]:
+    """Risk against coverage where the least sure rows are left to somebody else (Geifman and El-Yaniv 2017, NeurIPS).
+
+    coverage: (N,), k / N for k = 1..N. risk: (N,), the mean loss of the k rows with the least `uncertainty` (of
+    `measure`); rows that are equally sure are in no order, and the mean over all their orders is taken. aurc: the mean
+    of risk, the area under the curve; lower is better, and an uncertainty that knows nothing has the mean loss at
+    every coverage.
+
+    y: what was seen; the loss is then the error (0 or 1) of the most probable class, or the squared error of the mean,
+    averaged over outputs. Or losses (N,) of another kind, such as `crps(prediction, y, pointwise=True)`.
+    """
+    if (y is None) == (losses is None):
+        raise InputError(
+            "selective: "
+            + message("y or losses", "neither" if y is None else "both", "selective(prediction, y)")
+        )
+    if losses is None:
+        if prediction.is_classes:
+            losses = prediction.probabilities.argmax(axis=1) != _labels(prediction, y)
+        else:
+            losses = (prediction.mean - _numbers(prediction, y)) ** 2
+            losses = losses.reshape(prediction.rows, -1).mean(axis=1)
+    losses = np.asarray(losses, dtype=np.float64)
+    if losses.shape != (prediction.rows,) or not np.isfinite(losses).all():
+        raise InputError(
+            "losses: "
+            + message(
+                f"finite numbers of shape ({prediction.rows},)",
+                f"shape {losses.shape}, {np.count_nonzero(~np.isfinite(losses))} not finite",
+                "one loss per row",
+            )
+        )
+    _, which, size = np.unique(uncertainty(prediction, measure), return_inverse=True, return_counts=True)
+    equal = np.bincount(which, weights=losses) / size
+    risk = np.cumsum(np.repeat(equal, size)) / np.arange(1, len(losses) + 1)
+    return {
+        "coverage": np.arange(1, len(losses) + 1) / len(losses),
+        "risk": risk,
+        "aurc": float(risk.mean()),
+    }
+
+
+# --- several scores, and differences of scores ----------------------------------------------------------------
+
+
+def paired_difference(first: Any, second: Any, *, test_to_train: float | None = None) -> tuple[float, float]:
+    """(mean, standard error) of d_j = first_j - second_j: scores of two predictions on the same rows, or splits.
+
+        se = sd(d) sqrt(1 / J)
+
+    for J differences, which are taken as independent. What the two share (an odd row, an easy split) is in neither. An
+    error of a single difference is not known: NaN.
+
+    test_to_train: for random splits of one data set into training and test rows, the number of test rows over that of
+    training rows. The training rows of splits overlap, so that their differences are dependent and the error above is
+    too small; it is then sd(d) sqrt(1 / J + test_to_train) (Nadeau and Bengio 2003, Machine Learning 52, 239-281).
+
+    A score of minus infinity (an outcome that was given no probability) makes the mean infinite, or 0 where both means
+    are the same infinity, and the error NaN.
+    """
+    first, second = (np.asarray(values, dtype=np.float64) for values in (first, second))
+    if first.ndim != 1 or first.shape != second.shape or first.size == 0:
+        raise InputError(
+            "paired_difference: "
+            + message(
+                "two arrays of one shape (J,), the same rows or splits in the same order",
+                f"{first.shape} and {second.shape}",
+                "log_score(prediction, y, pointwise=True), or one score per split",
+            )
+        )
+    if test_to_train is not None and not 0.0 < test_to_train < math.inf:
+        raise InputError(
+            "test_to_train: " + message("a positive number", repr(test_to_train), "len(test) / len(train)")
+        )
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        best, worst = float(np.mean(first)), float(np.mean(second))
+        return (0.0 if best == worst else best - worst), math.nan
+    difference = first - second
+    if len(difference) < 2:
+        return float(np.mean(difference)), math.nan
+    share = 1.0 / len(difference) + (test_to_train or 0.0)
+    return float(np.mean(difference)), float(np.std(difference, ddof=1) * math.sqrt(share))
 
 
 def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
@@ -359,11 +624,14 @@ def _covered(interval: tuple[np.ndarray, np.ndarray], y: np.ndarray) -> float:
     return float(np.mean((interval[0] <= y) & (y <= interval[1])))
 
 
-def _check_comparable(prediction: Prediction, reference: Prediction) -> None:
-    def outcome(one: Prediction) -> tuple[Any, ...]:
-        return one.shape, (one.family, one.classes) if one.is_classes else one.is_counts
+def _outcome(prediction: Prediction) -> tuple[Any, ...]:
+    """What is predicted of a row."""
+    kind = (prediction.family, prediction.classes) if prediction.is_classes else prediction.is_counts
+    return prediction.shape[1:], kind
 
-    if outcome(prediction) != outcome(reference):
+
+def _check_comparable(prediction: Prediction, reference: Prediction) -> None:
+    if (prediction.rows, _outcome(prediction)) != (reference.rows, _outcome(reference)):
         raise InputError(
             message(
                 f"a prediction comparable to the reference {reference!r}",

@@ -11,7 +11,7 @@ from scipy import special, stats
 from sklearn import metrics
 
 from ppl_bnn import scores
-from ppl_bnn.errors import InputError, UnsupportedError
+from ppl_bnn.errors import InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.predictive import Prediction
 
 
@@ -369,3 +369,267 @@ def test_counts_of_two_families_compare():
     figures = scores.scores_of(near, y)
     for name, value in scores.scores_of(reference, y).items():
         np.testing.assert_allclose(figures[name], value, rtol=1e-6, err_msg=name)
+
+
+# --- several outputs together -------------------------------------------------------------------------------
+
+
+def _plane(rows, draws=1, seed=0):
+    rng = np.random.default_rng(seed)
+    loc = rng.normal(size=(draws, rows, 2))
+    return Prediction("Normal", {"loc": loc, "scale": np.ones(loc.shape)}), rng.normal(size=(rows, 2))
+
+
+def _plane_energy(p, y):
+    """For one component N(m, I) in the plane: distances are Rice and Rayleigh distributed."""
+    distance = np.linalg.norm(y - p.parameters["loc"][0], axis=1)
+    return stats.rice.mean(distance) - 0.5 * np.sqrt(np.pi)
+
+
+def test_energy_score_is_that_of_the_plane(monkeypatch):
+    monkeypatch.setattr(scores, "BLOCK", 15_000)  # 30 rows at a time
+    p, y = _plane(70)
+    found = [scores.energy_score(p, y, pointwise=True, seed=seed) for seed in range(1, 21)]
+    error = np.std(found, axis=0, ddof=1) / np.sqrt(20.0)
+    z = (np.mean(found, axis=0) - _plane_energy(p, y)) / error
+    # t with 19 degrees of freedom; by chance beyond 6 in one of 1600 runs.
+    assert np.abs(z).max() < 6.0
+    assert abs(z.mean()) < 4.0 * np.sqrt(19.0 / 17.0 / 70.0)
+    assert scores.energy_score(p, y, seed=3) == np.mean(found[2])
+
+
+def test_energy_score_of_two_draws_has_no_bias():
+    p, y = _plane(4000)
+    two = scores.energy_score(p, y, pointwise=True, draws=2, seed=1) - _plane_energy(p, y)
+    assert abs(two.mean()) < 4.0 * two.std() / np.sqrt(4000.0)
+
+
+def test_energy_score_of_a_mixture_sees_how_outputs_go_together():
+    rng = np.random.default_rng(0)
+    half = rng.normal(size=(4000, 1))
+    factor = np.array([[1.0, 0.0], [0.95, np.sqrt(1.0 - 0.95**2)]])
+    y = np.concatenate([half, rng.normal(size=half.shape)], axis=1) @ factor.T
+    together = Prediction(
+        "MultivariateNormal",
+        {"loc": np.zeros((1, 4000, 2)), "scale_tril": np.broadcast_to(factor, (1, 4000, 2, 2))},
+    )
+    apart = Prediction("Normal", {"loc": np.zeros((1, 4000, 2)), "scale": np.ones((1, 4000, 2))})
+    np.testing.assert_allclose(scores.crps(together, y), scores.crps(apart, y), rtol=1e-6)
+    first, second = (scores.energy_score(p, y, pointwise=True, draws=50, seed=1) for p in (together, apart))
+    mean, error = scores.paired_difference(second, first)
+    assert mean > 4.0 * error
+
+
+def test_energy_score_is_refused_where_it_is_something_else():
+    p, y = _normals(5, 4)
+    with pytest.raises(UnsupportedError, match="crps"):
+        scores.energy_score(p, y)
+    with pytest.raises(UnsupportedError, match="brier"):
+        scores.energy_score(*_classes(rows=4))
+    with pytest.raises(InputError, match="draws"):
+        scores.energy_score(*_plane(3), draws=1)
+
+
+# --- calibration --------------------------------------------------------------------------------------------
+
+
+def test_coverages_are_those_of_single_levels():
+    p, y = _normals(20, 100)
+    found = scores.coverages(p, y)
+    assert found["level"].tolist() == [0.5, 0.8, 0.9, 0.95]
+    for index, level in enumerate(found["level"]):
+        assert found["coverage"][index] == scores.coverage(p, y, level)
+        assert found["width"][index] == pytest.approx(scores.interval_width(p, level), rel=1e-12)
+    for levels in ((), (0.5, 1.0), 0.9):
+        with pytest.raises(InputError, match="levels"):
+            scores.coverages(p, y, levels)  # type: ignore[arg-type]
+
+
+def test_randomised_pit_of_counts_is_uniform_where_the_middle_is_not():
+    rate = np.random.default_rng(0).gamma(2.0, 0.3, (1, 4000))
+    p = Prediction("Poisson", {"rate": rate})
+    y = p.sample(1, 1)[0]
+    oracle = stats.poisson(rate[0])
+    below, above = oracle.cdf(y - 1), oracle.cdf(y)
+    values = scores.pit(p, y, seed=2)
+    assert ((below <= values) & (values <= above)).all()
+    assert np.std((values - below) / (above - below)) == pytest.approx(np.sqrt(1.0 / 12.0), rel=0.05)
+    assert scores.pit_uniformity(p, y)[1] > 1e-3
+    assert stats.kstest(scores.pit(p, y), "uniform").pvalue < 1e-6
+
+
+def test_uniformity_of_the_pit_is_told():
+    p, _ = _normals(1, 500)
+    y = p.sample(1, 3)[0]
+    expected = stats.kstest(scores.pit(p, y), stats.uniform.cdf)
+    assert scores.pit_uniformity(p, y) == pytest.approx((expected.statistic, expected.pvalue), rel=1e-12)
+    assert scores.pit_uniformity(p, y)[1] > 1e-3
+    narrow = Prediction("Normal", {**p.parameters, "scale": 0.5 * p.parameters["scale"]})
+    assert scores.pit_uniformity(narrow, y)[1] < 1e-6
+    both = Prediction("Normal", {name: value.reshape(1, 250, 2) for name, value in p.parameters.items()})
+    assert scores.pit_uniformity(both, y.reshape(250, 2))[0] == scores.pit_uniformity(p, y)[0]
+
+
+@pytest.mark.parametrize("make", [_classes, _binary])
+@pytest.mark.parametrize("bins", [1, 10, 15])
+def test_reliability_is_that_of_scikit_learn(make, bins):
+    from sklearn.calibration import calibration_curve
+
+    p, y = make(draws=2)
+    found = scores.reliability(p, y, bins)
+    confidence, right = p.probabilities.max(axis=1), p.probabilities.argmax(axis=1) == y
+    share, mean = calibration_curve(right, confidence, n_bins=bins, strategy="uniform")
+    used = found["count"] > 0
+    np.testing.assert_allclose(found["accuracy"][used], share, rtol=1e-12)
+    np.testing.assert_allclose(found["confidence"][used], mean, rtol=1e-12)
+    assert np.isnan(found["accuracy"][~used]).all()
+    assert {values.shape for values in found.values()} == {(bins,)}
+    assert found["count"].sum() == len(y)
+    assert bins == 1 or not used.all()  # a most probable class of two has at least a half
+    with pytest.raises(InputError, match="bin"):
+        scores.reliability(p, y, 0)
+
+
+# --- what the uncertainty is good for -----------------------------------------------------------------------
+
+
+def test_out_of_distribution_by_counting():
+    """Every figure from its definition, over all pairs and all thresholds; there are ties."""
+    rng = np.random.default_rng(0)
+    inside, outside = (
+        Prediction("Bernoulli", {"probs": np.round(rng.beta(a, a, (1, rows)), 2)})
+        for a, rows in ((0.5, 70), (3.0, 50))
+    )
+    found = scores.out_of_distribution(inside, outside, "max_probability")
+    low, high = (scores.uncertainty(p, "max_probability") for p in (inside, outside))
+    pairs = np.mean((high[:, None] > low) + 0.5 * (high[:, None] == low))
+    assert found["auroc"] == pytest.approx(pairs, rel=1e-12)
+    thresholds = np.unique(np.concatenate([low, high]))[::-1]
+    recall = np.array([np.mean(high >= t) for t in thresholds])
+    precision = np.array([np.sum(high >= t) / np.sum(np.concatenate([low, high]) >= t) for t in thresholds])
+    assert found["aupr"] == pytest.approx(np.sum(np.diff(recall, prepend=0.0) * precision), rel=1e-12)
+    enough = thresholds[recall >= 0.95].max()
+    assert found["fpr95"] == np.mean(low >= enough)
+    turned = scores.out_of_distribution(outside, inside, "max_probability")
+    assert turned["auroc"] == pytest.approx(1.0 - found["auroc"], rel=1e-12)
+    same = scores.out_of_distribution(inside, inside)
+    assert (same["auroc"], same["aupr"]) == pytest.approx((0.5, 0.5), rel=1e-12)
+
+
+def test_each_measure_sees_its_own_uncertainty():
+    """Draws that disagree, and draws that agree on a coin: mutual information tells one from the other."""
+    disagree, coin = np.array([[0.95, 0.5], [0.05, 0.5]])[:, :1], np.full((2, 1), 0.5)
+    sure = np.array([[0.99], [0.99]])
+    p = Prediction("Bernoulli", {"probs": np.concatenate([sure, coin, disagree], axis=1)})
+    for measure in ("entropy", "max_probability"):
+        first, second, third = scores.uncertainty(p, measure)
+        assert first < second
+        assert second == pytest.approx(third, rel=1e-12)
+    assert scores.uncertainty(p).tolist() == scores.uncertainty(p, "max_probability").tolist()
+    for measure in ("mutual_information", "epistemic_variance"):
+        first, second, third = scores.uncertainty(p, measure)
+        assert first == pytest.approx(second, abs=1e-12)
+        assert third > 0.1
+    parameters = {"loc": np.array([[0.0, 2.0], [0.0, -2.0]]), "scale": np.array([[3.0, 1.0], [3.0, 1.0]])}
+    p = Prediction("Normal", parameters)
+    np.testing.assert_allclose(scores.uncertainty(p), [9.0, 5.0])
+    np.testing.assert_allclose(scores.uncertainty(p, "epistemic_variance"), [0.0, 4.0])
+    both = Prediction("Normal", {name: value[:, None] for name, value in parameters.items()})
+    np.testing.assert_allclose(scores.uncertainty(both), [14.0])
+
+
+def test_measures_that_are_not_there_are_refused():
+    numbers, classes = _normals(5, 4)[0], _classes(rows=4)[0]
+    for measure in ("entropy", "mutual_information", "max_probability"):
+        with pytest.raises(UnsupportedError):
+            scores.uncertainty(numbers, measure)
+    with pytest.raises(UnsupportedError):
+        scores.uncertainty(classes, "variance")
+    with pytest.raises(UnknownNameError, match="did you mean 'entropy'"):
+        scores.uncertainty(classes, "entrop")
+    heavy = Prediction("StudentT", {"df": np.full((1, 4), 1.5), **_normals(1, 4)[0].parameters})
+    with pytest.raises(UnsupportedError, match="finite variance"):
+        scores.out_of_distribution(heavy, heavy)
+    for other in (classes, _classes(rows=4, classes=3)[0]):
+        with pytest.raises(InputError, match="one target"):
+            scores.out_of_distribution(other, _binary(rows=4)[0])
+    assert scores.out_of_distribution(_normals(5, 4)[0], _normals(3, 9)[0])["auroc"] >= 0.0
+
+
+def test_selective_risk_over_all_orders_of_equal_rows():
+    from itertools import pairwise, permutations
+
+    # The ends of equal confidences: two, one and three rows.
+    probs = np.array([[0.9, 0.9, 0.8, 0.6, 0.6, 0.6]])
+    p, y = Prediction("Bernoulli", {"probs": probs}), np.array([1, 0, 0, 1, 1, 0])
+    wrong = (y != 1).astype(float)
+    risks = []
+    for order in permutations(range(6)):
+        if all(probs[0, i] >= probs[0, j] for i, j in pairwise(order)):
+            risks.append(np.cumsum(wrong[list(order)]) / np.arange(1, 7))
+    found = scores.selective(p, y)
+    np.testing.assert_allclose(found["risk"], np.mean(risks, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(found["coverage"], np.arange(1, 7) / 6.0)
+    assert found["aurc"] == pytest.approx(np.mean(risks), rel=1e-12)
+    assert found["risk"][-1] == pytest.approx(1.0 - scores.accuracy(p, y), rel=1e-12)
+
+
+def test_selective_prediction_of_numbers():
+    rng = np.random.default_rng(0)
+    scale = rng.gamma(2.0, 0.5, (1, 3000))
+    p = Prediction("Normal", {"loc": np.zeros((1, 3000)), "scale": scale})
+    y = p.sample(1, 4)[0]
+    found = scores.selective(p, y)
+    order = np.argsort(scale[0])
+    np.testing.assert_allclose(found["risk"], np.cumsum(y[order] ** 2) / np.arange(1, 3001), rtol=1e-10)
+    assert np.sqrt(found["risk"][-1]) == pytest.approx(scores.rmse(p, y), rel=1e-12)
+    # Where uncertainty says nothing every coverage has the mean loss.
+    blind = Prediction("Normal", {"loc": np.zeros((1, 3000)), "scale": np.ones((1, 3000))})
+    np.testing.assert_allclose(scores.selective(blind, y)["risk"], np.mean(y**2), rtol=1e-12)
+    assert found["aurc"] < 0.5 * np.mean(y**2)
+    own = scores.selective(p, losses=scores.crps(p, y, pointwise=True))
+    assert own["risk"][-1] == pytest.approx(scores.crps(p, y), rel=1e-12)
+    for wrong in ({}, {"y": y, "losses": y}, {"losses": y[:3]}, {"losses": np.full(3000, np.nan)}):
+        with pytest.raises(InputError, match="loss"):
+            scores.selective(p, **wrong)
+
+
+# --- differences --------------------------------------------------------------------------------------------
+
+
+def test_paired_difference_is_that_of_the_paired_t_test():
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(size=(2, 12))
+    mean, error = scores.paired_difference(first, second)
+    assert mean == pytest.approx(np.mean(first) - np.mean(second), rel=1e-12)
+    assert mean / error == pytest.approx(stats.ttest_rel(first, second).statistic, rel=1e-12)
+    assert np.isnan(scores.paired_difference(first[:1], second[:1])[1])
+    lost = np.append(first[:-1], -np.inf)
+    assert scores.paired_difference(first, lost)[0] == np.inf
+    assert scores.paired_difference(lost, lost)[0] == 0.0
+    for wrong in ((first, second[:3]), (first[None], second[None]), ([], [])):
+        with pytest.raises(InputError, match="one shape"):
+            scores.paired_difference(*wrong)
+    with pytest.raises(InputError, match="test_to_train"):
+        scores.paired_difference(first, second, test_to_train=0.0)
+
+
+def test_splits_that_share_rows_have_a_larger_error():
+    """Where a score is the mean of the test rows two random splits correlate by the share of these, t / n, and the
+    correction, which takes that for the correlation, gives the variance of the mean over splits exactly.
+    """
+    rng = np.random.default_rng(0)
+    rows, tested, splits, data_sets = 50, 10, 10, 1600
+    found = []
+    for _ in range(data_sets):
+        data = rng.normal(size=rows)
+        scored = [data[rng.permutation(rows)[:tested]].mean() for _ in range(splits)]
+        mean, plain = scores.paired_difference(scored, np.zeros(splits))
+        _, corrected = scores.paired_difference(
+            scored, np.zeros(splits), test_to_train=tested / (rows - tested)
+        )
+        found.append((mean**2, plain**2, corrected**2))
+    true, plain, corrected = np.mean(found, axis=0)
+    error = np.std([first - last for first, _, last in found]) / np.sqrt(data_sets)
+    assert abs(corrected - true) < 4.0 * error
+    assert plain < true - 8.0 * error
