@@ -113,16 +113,15 @@ MARKERS = dict(zip(METHODS, "osD^vP*Xh", strict=True))
 class Sizes:
     """How much is computed. rows, test, turned, elsewhere: images; epochs: of each descent; vi_epochs: from MAP on.
 
-    nuts: chains, warm-up and draws of the reference, which goes on for as many draws again until it has converged or
-    nuts_seconds are over.
+    nuts: chains, warm-up and draws of the reference.
     """
 
     table: str = "mnist"
     seeds: int = 3
-    rows: int = 6000
-    test: int = 2000
-    turned: int = 500
-    elsewhere: int = 2000
+    rows: int = 3000
+    test: int = 1000
+    turned: int = 200
+    elsewhere: int = 1000
     angles: tuple[int, ...] = (30, 60, 90, 120, 150, 180)
     architectures: tuple[str, ...] = (LENET, TRANSFORMER)
     channels: tuple[int, ...] = (6, 16)
@@ -132,22 +131,21 @@ class Sizes:
     heads: int = 4
     blocks: int = 1
     epochs: int = 10
-    batch: int = 100
+    batch: int = 50
     rate: float = 2e-3
     members: int = 5
-    vi_epochs: int = 15
+    vi_epochs: int = 10
     vi_rate: float = 1e-3
     vi_scale: float = 0.02
     swag_collections: int = 30
     swag_every: int = 20
     swag_burn_in: int = 5
-    cycles: int = 4
+    cycles: int = 3
     cycle_length: int = 10
     thinning: int = 20
     warmup: int = 10
-    draws: int = 30
-    nuts: tuple[int, int, int] | None = (4, 100, 250)
-    nuts_seconds: float = 300.0
+    draws: int = 20
+    nuts: tuple[int, int, int] | None = (4, 100, 300)
     ppl: str = "pyro"
     dtype: str = "float32"
 
@@ -461,8 +459,6 @@ class Task:
                 mass_matrix="dense",
                 adapt_mass_matrix=False,
                 max_tree_depth=8,
-                until="rhat<1.01, ess>400",
-                budget=sizes.nuts_seconds,
             ),
             seed=self.seed,
         )
@@ -598,20 +594,21 @@ def judge_lower(found: Found, architecture: str, method: str, of: str, score: st
 
 
 def judge_accuracy(found: Found, architecture: str) -> Verdict:
-    """Reproduced where the accuracy differs by no more than two standard errors, or by less than half a per cent."""
+    """Reproduced where the mean accuracies differ by no more than half a per cent, whatever their error is."""
     claim = f"{architecture}: Laplace, last layer, is as accurate as MAP"
     difference = found.difference(architecture, LAST, MAP, TEST, "accuracy")
     if difference is None:
         return missing(claim, architecture, LAST)
-    mean, error = difference
-    same = abs(mean) <= max(2.0 * error if math.isfinite(error) else 0.0, 0.005)
+    same = abs(difference[0]) <= 0.005
     return Verdict(
         claim, REPRODUCED if same else NOT_REPRODUCED, f"difference on test rows {text(difference)}"
     )
 
 
 def judge_signs(found: Found, architecture: str) -> Verdict:
-    """Reproduced where each method is surer or less sure than MAP of what is no digit, as it is in the source."""
+    """Reproduced where each method is surer or less sure than MAP of what is no digit, as it is in the source, by two
+    standard errors: a sign alone is right half of the time.
+    """
     claim = f"{architecture}: where no digits are, each method is surer or less sure than MAP as in the published table"
     agree, parts = [], []
     for method, (published, _) in PUBLISHED.items():
@@ -619,25 +616,29 @@ def judge_signs(found: Found, architecture: str) -> Verdict:
         if method == MAP or difference is None:
             continue
         there = published - PUBLISHED[MAP][0]
-        agree.append(math.copysign(1.0, difference[0]) == math.copysign(1.0, there))
+        mean, error = difference
+        agree.append(math.copysign(1.0, there) * mean > 2.0 * error)
         parts.append(f"{method} {text(difference)}, there {'higher' if there > 0 else 'lower'}")
     if not agree:
         return missing(claim, architecture, "any rival")
     return Verdict(
         claim,
         REPRODUCED if all(agree) else NOT_REPRODUCED,
-        f"{sum(agree)} of {len(agree)} directions; confidence minus MAP's: " + "; ".join(parts),
+        f"{sum(agree)} of {len(agree)} directions, by two standard errors; confidence minus MAP's: "
+        + "; ".join(parts),
     )
 
 
 def judge_more_weights(found: Found, architecture: str) -> Verdict:
-    """Reproduced where all weights are less sure than the last layer, and no worse a detector."""
+    """Reproduced where all weights are less sure than the last layer, by two standard errors, and the area under the
+    curve is not below that of MAP by more than half a per cent.
+    """
     claim = f"{architecture}: Laplace over all weights is the least sure of what is no digit, and detects it as well"
     sure = found.difference(architecture, LAST, ALL, ELSEWHERE, "confidence")
     area = found.difference(architecture, ALL, MAP, ELSEWHERE, "auroc")
     if sure is None or area is None:
         return missing(claim, architecture, ALL)
-    good = sure[0] > 2.0 * sure[1] and area[0] > -max(0.005, 2.0 * area[1] if math.isfinite(area[1]) else 0.0)
+    good = sure[0] > 2.0 * sure[1] and area[0] >= -0.005
     return Verdict(
         claim,
         REPRODUCED if good else NOT_REPRODUCED,
@@ -669,9 +670,10 @@ def judge_detection(found: Found, architecture: str) -> Verdict:
 
 
 def judge_cost(found: Found, costs: Sequence[Mapping[str, Any]], architecture: str) -> Verdict:
-    """Reproduced where Laplace costs less than half of the ensemble and loses no log score, turned images included."""
+    """Reproduced where Laplace costs less than half of the ensemble and has more than half of the log score that the
+    ensemble gains over MAP, by two standard errors, on test images and on turned ones.
+    """
     claim = f"{architecture}: Laplace, last layer, keeps up with a deep ensemble at a fraction of its cost"
-    test, shift = (found.difference(architecture, LAST, ENSEMBLE, of, "log_score") for of in (TEST, SHIFT))
     seconds = {
         name: [
             row["processor_seconds"]
@@ -680,15 +682,26 @@ def judge_cost(found: Found, costs: Sequence[Mapping[str, Any]], architecture: s
         ]
         for name in (MAP, LAST, ENSEMBLE)
     }
-    if test is None or shift is None or not all(seconds.values()):
+    if not all(seconds.values()):
         return missing(claim, architecture, LAST)
     share = (np.mean(seconds[MAP]) + np.mean(seconds[LAST])) / np.mean(seconds[ENSEMBLE])
-    good = share < 0.5 and all(mean >= -2.0 * error > -math.inf for mean, error in (test, shift))
+    good, parts = share < 0.5, []
+    for of, where in ((TEST, "test"), (SHIFT, "turned")):
+        gained, whole = (
+            found.difference(architecture, name, MAP, of, "log_score") for name in (LAST, ENSEMBLE)
+        )
+        values = [found.values(architecture, name, of, "log_score") for name in (LAST, ENSEMBLE, MAP)]
+        if gained is None or whole is None:
+            return missing(claim, architecture, LAST)
+        own, ensemble, point = (each for each in values if each is not None)
+        above, error = paired(own - 0.5 * (ensemble + point))
+        good = good and above > 2.0 * error
+        parts.append(f"{where} {text(gained)}, the ensemble's {text(whole)}")
     return Verdict(
         claim,
         REPRODUCED if good else NOT_REPRODUCED,
-        f"{share:.2f} of the processor time of the ensemble, MAP included; log score minus the ensemble's: test "
-        f"{text(test)}, turned {text(shift)}",
+        f"{share:.2f} of the processor time of the ensemble, MAP included; log score minus MAP's: "
+        + "; ".join(parts),
     )
 
 

@@ -113,7 +113,7 @@ def test_correlated_kernels_have_the_covariance_of_the_docstring(script: Any) ->
             expected += stats.multivariate_normal(np.zeros(9), kernel).logpdf(columns).sum()
         else:
             fan_in = value.shape[0] if value.ndim == 2 else 1
-            expected += stats.norm(0.0, math.sqrt(2.0 / fan_in)).logpdf(value).sum()
+            expected += stats.norm.logpdf(value, scale=math.sqrt(2.0 / fan_in)).sum()
     model = script.network(script.TINY, script.CONVOLUTION, script.PRIORS[script.CORRELATED], 3)
     found = log_prior_of(model, u, np.ones((4, 64)), np.array([0, 1, 2, 0]))
     assert found == pytest.approx(expected, rel=1e-10)
