@@ -75,6 +75,12 @@ def texts(figure: Figure) -> str:
     return " | ".join(text.get_text() for text in figure.findobj(lambda a: hasattr(a, "get_text")))  # type: ignore[attr-defined]
 
 
+def on_white(axes: Any) -> np.ndarray:
+    """The colours (A, B, 3) of the map on axes, as they are seen on white paper."""
+    image = np.asarray(axes.images[0].get_array())
+    return 1.0 - image[..., 3:] * (1.0 - image[..., :3])
+
+
 def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
@@ -345,7 +351,7 @@ def test_the_prior_of_classes_in_a_plane_is_a_map_for_each_draw(rng: np.random.G
     figure = prior_figure(halves, x, y)
     shown = [axes for axes in figure.axes if axes.axison]
     assert len(shown) == 3
-    first, second, unsure = (np.asarray(axes.images[0].get_array()) for axes in shown)
+    first, second, unsure = (on_white(axes) for axes in shown)
     blue, orange = (np.array(matplotlib.colors.to_rgb(colour)) for colour in (BLUE, ORANGE))
     for picture, left, right in ((first, blue, orange), (second, orange, blue)):
         np.testing.assert_allclose(1.0 - picture[:, 0], np.tile(0.8 * (1.0 - left), (len(picture), 1)))
@@ -440,7 +446,7 @@ def test_contour_lines_of_two_classes_lie_where_the_probability_is(rng: np.rando
     assert [float(width) for width in lines.get_linewidths()] == [0.8, 2.2, 0.8]
     (image,) = axes.images
     np.testing.assert_allclose(image.get_extent(), [-2.0, 2.0, 0.0, 1.0])
-    picture = np.asarray(image.get_array())
+    picture = on_white(axes)
     assert picture.shape == (7, 81, 3)
     blue, orange = (np.array(matplotlib.colors.to_rgb(colour)) for colour in (BLUE, ORANGE))
     for column, colour in ((0, blue), (-1, orange)):

@@ -52,7 +52,7 @@ def predictions_figure(comparison: Comparison) -> Figure:
     figure = _figure()
     if comparison.task == "classification":
         _draw_classes(figure, comparison)
-    elif _single_input(comparison.test_inputs) and (
+    elif single_input(comparison.test_inputs) and (
         comparison.test_targets.ndim == 1 or _censored(comparison)
     ):
         _draw_curves(figure, comparison)
@@ -294,9 +294,10 @@ def draw_class_map(
     colours = np.array([to_rgb(_class_colour(label)) for label in range(classes)])
     best = probabilities.argmax(axis=1)
     sure = (probabilities.max(axis=1) - 1.0 / classes) / (1.0 - 1.0 / classes)
-    image = 1.0 - (1.0 - colours[best]) * (0.05 + 0.75 * sure[:, None])
+    # Opaque where sure, and the colour of whatever lies below where not: of white paper, of a dark page.
+    image = np.concatenate([colours[best], 0.05 + 0.75 * sure[:, None]], axis=1)
     axes.imshow(
-        image.reshape(len(up), len(across), 3),
+        image.reshape(len(up), len(across), 4),
         origin="lower",
         extent=(across[0], across[-1], up[0], up[-1]),
         aspect="auto",
@@ -354,7 +355,7 @@ def _draw_intervals(figure: Figure, comparison: Comparison) -> None:
     if not len(keep):
         figure.suptitle("No test row was observed: of each a bound is known, and not the value", fontsize=13)
         return
-    shown = keep[_evenly(targets[keep])]
+    shown = keep[evenly(targets[keep])]
     truth = targets[shown]
     target = comparison.data["target_name"]
     lowest, highest = float(truth.min()), float(truth.max())
@@ -413,7 +414,7 @@ def _draw_curves(figure: Figure, comparison: Comparison) -> None:
             _say(axes, comparison, name)
             continue
         draw_curve(axes, x, prediction)
-        for y, seen, mark, label in _marked(comparison):
+        for y, seen, mark, label in marked_targets(comparison):
             axes.plot(x[seen], y[seen], mark, color="black", markersize=4.0, alpha=0.7, label=label)
         axes.set_title(_title(comparison, name), fontsize=10)
         axes.grid(color="0.92", zorder=0)
@@ -430,7 +431,7 @@ def _censored(comparison: Comparison) -> bool:
     return any(prediction.censored for prediction in comparison.predictions.values())
 
 
-def _marked(comparison: Comparison) -> list[tuple[np.ndarray, np.ndarray, str, str]]:
+def marked_targets(comparison: Comparison) -> list[tuple[np.ndarray, np.ndarray, str, str]]:
     """(values, which rows, mark, label) of the test rows; a row that was censored points to where its value lies."""
     y = comparison.test_targets
     if not _censored(comparison):
@@ -489,7 +490,7 @@ def _draw_classes(figure: Figure, comparison: Comparison) -> None:
             f"accuracy {float(row['accuracy']):.3f} · log score {float(row['log_score']):.3f}",
             fontsize=10,
         )
-        _draw_reliability(upper, prediction, labels)
+        draw_reliability(upper, prediction, labels)
         chosen = prediction.probabilities[np.arange(len(labels)), labels]
         counts, _, _ = lower.hist(
             chosen, bins=edges, color=SKY, edgecolor=BLUE, linewidth=0.6, weights=np.full(len(chosen), 1.0)
@@ -505,7 +506,7 @@ def _draw_classes(figure: Figure, comparison: Comparison) -> None:
             upper.tick_params(labelleft=False)
             lower.tick_params(labelleft=False)
         lower.set_xlabel("probability given to the class\nthat occurred", fontsize=9)
-        upper.set_xlabel(_predicted_event(prediction), fontsize=9)
+        upper.set_xlabel(predicted_event(prediction), fontsize=9)
         upper.tick_params(labelbottom=True)
     for row in range(1, 2 * blocks, 2):
         for axes in grid[row]:
@@ -519,16 +520,17 @@ def _draw_classes(figure: Figure, comparison: Comparison) -> None:
     _legend(figure, {f"{index}": axes for index, axes in enumerate(grid[:2, 0])})
 
 
-def _predicted_event(prediction: Prediction) -> str:
+def predicted_event(prediction: Prediction) -> str:
     if prediction.classes > 2:
         return "probability of the most probable class"
     return f"probability of {prediction.class_names[1] if prediction.class_names else 'class 1'}"
 
 
-def _draw_reliability(axes: Axes, prediction: Prediction, labels: np.ndarray) -> None:
-    """Share that came true in bins of predicted probability: of class 1, or of the top class when there are more."""
-    from scipy.stats import beta
+def reliability_of(prediction: Prediction, labels: np.ndarray) -> dict[str, np.ndarray]:
+    """What a reliability diagram shows, for each bin with rows: mean `probability`, `share` that came true, `rows`.
 
+    Of class 1, or of the most probable class where there are more than two.
+    """
     if prediction.classes == 2:
         probability, happened = prediction.probabilities[:, 1], labels == 1
     else:
@@ -537,10 +539,21 @@ def _draw_reliability(axes: Axes, prediction: Prediction, labels: np.ndarray) ->
     which = np.clip((probability * BINS).astype(int), 0, BINS - 1)
     rows = np.bincount(which, minlength=BINS)
     used = rows > 0
-    hits = np.bincount(which, weights=happened, minlength=BINS)[used]
-    centre = np.bincount(which, weights=probability, minlength=BINS)[used] / rows[used]
-    share, tail = hits / rows[used], 0.5 * (1.0 - LEVEL)
-    misses = rows[used] - hits
+    return {
+        "probability": np.bincount(which, weights=probability, minlength=BINS)[used] / rows[used],
+        "share": np.bincount(which, weights=happened, minlength=BINS)[used] / rows[used],
+        "rows": rows[used],
+    }
+
+
+def draw_reliability(axes: Axes, prediction: Prediction, labels: np.ndarray) -> None:
+    """`reliability_of` a prediction on given axes, with 90 % Clopper-Pearson intervals of the shares."""
+    from scipy.stats import beta
+
+    found = reliability_of(prediction, labels)
+    centre, share, rows = found["probability"], found["share"], found["rows"]
+    hits, tail = np.round(share * rows), 0.5 * (1.0 - LEVEL)
+    misses = rows - hits
     low = np.where(hits > 0, beta.ppf(tail, np.maximum(hits, 1), misses + 1), 0.0)
     high = np.where(misses > 0, beta.ppf(1.0 - tail, hits + 1, np.maximum(misses, 1)), 1.0)
     axes.plot(
@@ -552,7 +565,7 @@ def _draw_reliability(axes: Axes, prediction: Prediction, labels: np.ndarray) ->
     axes.scatter(
         centre,
         share,
-        s=18.0 + 160.0 * rows[used] / rows.sum(),
+        s=18.0 + 160.0 * rows / rows.sum(),
         color=BLUE,
         zorder=3,
         label="rows in a bin (area: how many)",
@@ -585,7 +598,7 @@ def prior_figure(
     """
     figure = _figure()
     first = predict(x[:1])
-    if not first.is_classes and _single_input(x):
+    if not first.is_classes and single_input(x):
         _draw_prior_curves(figure, predict, x, y, target_name, feature_names)
     elif first.is_classes and x.ndim == 2 and x.shape[1] == 2:
         _draw_prior_maps(figure, predict, x, y, feature_names)
@@ -643,7 +656,7 @@ def _draw_prior_maps(
     chosen = _spread(prediction.draws, MAPS)
     panels = figure.subplots(2, 3, sharex=True, sharey=True, squeeze=False).ravel()
     called = prediction.class_names or [f"class {label}" for label in range(prediction.classes)]
-    shown = _evenly(y)
+    shown = evenly(y)
     for axes, draw in zip(panels, chosen, strict=False):
         draw_class_map(axes, across, up, prediction.take_draws([draw]), levels=())
         draw_classes(axes, x[shown], y[shown], [f"observed: {name}" for name in called])
@@ -664,7 +677,7 @@ def _draw_prior_rows(figure: Figure, prediction: Prediction, y: np.ndarray, targ
         # A bound is not what was observed of a row.
         seen = np.flatnonzero(y[:, 1] == 1)
         prediction, y = prediction.take(seen), y[seen, 0]
-    shown = _evenly(y)
+    shown = evenly(y)
     part, truth = prediction.take(shown), np.ravel(y[shown])
     at = np.arange(len(truth))
     for level, colour, alpha in ((LEVEL, SKY, 0.55), (0.5, BLUE, 0.55)):
@@ -810,11 +823,11 @@ def _legend(figure: Figure, panels: Mapping[str, Axes]) -> None:
         )
 
 
-def _single_input(x: Any) -> bool:
+def single_input(x: Any) -> bool:
     return not isinstance(x, Mapping) and x.ndim == 2 and x.shape[1] == 1 and len(np.unique(x)) > 2
 
 
-def _evenly(y: np.ndarray) -> np.ndarray:
+def evenly(y: np.ndarray) -> np.ndarray:
     """At most MOST_POINTS row numbers, evenly spaced in the order of y: more than that is a blot."""
     order = np.argsort(y if y.ndim == 1 else y[:, 0], kind="stable")
     if len(order) <= MOST_POINTS:

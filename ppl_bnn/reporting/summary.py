@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ppl_bnn.scores import paired_difference
+
 if TYPE_CHECKING:
     from ppl_bnn.comparison import Comparison
 
@@ -26,17 +28,6 @@ STANDARD_ERRORS = 2.0
 def sentences(comparison: Comparison) -> str:
     """Three sentences: the best prediction, the distance to the reference with its price, the reference's standing."""
     return " ".join((_best(comparison), _distance(comparison), _standing(comparison)))
-
-
-def paired_difference(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
-    """(mean, standard error) of first - second over rows; the error is NaN for one row or infinite scores."""
-    if not (np.isfinite(first).all() and np.isfinite(second).all()):
-        best, worst = float(np.mean(first)), float(np.mean(second))
-        return (0.0 if best == worst else best - worst), math.nan
-    difference = first - second
-    if len(difference) < 2:
-        return float(np.mean(difference)), math.nan
-    return float(np.mean(difference)), float(np.std(difference, ddof=1) / math.sqrt(len(difference)))
 
 
 # --- which predicts best ----------------------------------------------------------------------------------
@@ -63,22 +54,21 @@ def _best(comparison: Comparison) -> str:
         if math.isinf(difference):
             behind.append(f"{name}, which gave no probability to some outcome that occurred")
         elif difference > STANDARD_ERRORS * error:
-            behind.append(f"{name} by {_between(difference, error)}")
+            behind.append(f"{name} by {between(difference, error)}")
         else:
             level.append(name)
     if not behind:
         return (
             f"{on} no difference in log score is larger than {STANDARD_ERRORS:.0f} standard errors: "
-            f"{best} is nominally first ({score}) and cannot be told from {_listed(level)}."
+            f"{best} is nominally first ({score}) and cannot be told from {listed(level)}."
         )
     if level:
-        return (
-            f"{on} {best} is ahead of {_listed(behind)}, but cannot be told from {_listed(level)} ({score})."
-        )
-    return f"{on} {best} predicts best ({score}), ahead of {_listed(behind)}."
+        return f"{on} {best} is ahead of {listed(behind)}, but cannot be told from {listed(level)} ({score})."
+    return f"{on} {best} predicts best ({score}), ahead of {listed(behind)}."
 
 
-def _between(difference: float, error: float) -> str:
+def between(difference: float, error: float) -> str:
+    """A difference with its standard error, of as many digits as the error is worth."""
     digits = max(2, 1 - math.floor(math.log10(error))) if error > 0.0 else 3
     return f"{difference:.{digits}f} ± {error:.{digits}f}"
 
@@ -89,7 +79,7 @@ def _between(difference: float, error: float) -> str:
 def _distance(comparison: Comparison) -> str:
     table, reference = comparison.table, comparison.reference
     finished = list(comparison.predictions)
-    seconds = {name: _cost(comparison, name) for name in finished}
+    seconds = {name: seconds_of(comparison, name) for name in finished}
     if reference is None or reference not in comparison.predictions:
         why = (
             "no reference was named"
@@ -98,7 +88,7 @@ def _distance(comparison: Comparison) -> str:
             if reference in comparison.failures
             else f"the reference {reference} was not fitted"
         )
-        price = _listed([f"{name} {_duration(value)}" for name, value in seconds.items()])
+        price = listed([f"{name} {duration(value)}" for name, value in seconds.items()])
         return f"How far any method is from the exact posterior is not known, as {why}" + (
             f"; the fits took: {price}." if price else "."
         )
@@ -108,7 +98,7 @@ def _distance(comparison: Comparison) -> str:
             continue
         gap = float(table.loc[name, "gap_mean"])  # type: ignore[arg-type]
         ratio = float(table.loc[name, "gap_sd_ratio"])  # type: ignore[arg-type]
-        price = f"{_duration(seconds[name])} ({_relative(seconds[name], seconds[reference])})"
+        price = f"{duration(seconds[name])} ({relative(seconds[name], seconds[reference])})"
         if math.isnan(gap):
             parts.append(f"{name} could not be measured and took {price}")
             continue
@@ -119,27 +109,30 @@ def _distance(comparison: Comparison) -> str:
         spread = "without any spread" if ratio == 0.0 else f"with {ratio:.2f} times its spread"
         parts.append(f"{name} is {place} and {spread}, in {price}")
     if not parts:
-        return f"Only the reference {reference} finished, in {_duration(seconds[reference])}."
+        return f"Only the reference {reference} finished, in {duration(seconds[reference])}."
     floor = float(table.loc[reference, "gap_mean_floor"])  # type: ignore[arg-type]
     noise = "" if math.isnan(floor) else f" (sampling noise alone: {floor:.2f} sd)"
     return (
-        f"Against {reference} ({_duration(seconds[reference])}), in standard deviations of its mean function"
+        f"Against {reference} ({duration(seconds[reference])}), in standard deviations of its mean function"
         f"{noise}: {'; '.join(parts)}."
     )
 
 
-def _cost(comparison: Comparison, name: str) -> float:
+def seconds_of(comparison: Comparison, name: str) -> float:
+    """Seconds of a fit, compilation included."""
     row = comparison.table.loc[name]
     return float(row["compile_seconds"]) + float(row["run_seconds"])
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds in words: "12 ms", "8.2 s", "3.5 min"."""
     if seconds < 0.0995:
         return f"{seconds * 1000:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 99.5 else f"{seconds / 60:.1f} min"
 
 
-def _relative(seconds: float, reference: float) -> str:
+def relative(seconds: float, reference: float) -> str:
+    """One time beside another, in words."""
     if seconds <= 0.0 or reference <= 0.0:
         return "its time cannot be put in proportion"
     ratio = reference / seconds
@@ -154,15 +147,15 @@ def _relative(seconds: float, reference: float) -> str:
 def _standing(comparison: Comparison) -> str:
     table, reference = comparison.table, comparison.reference
     failed = (
-        f"; {_listed(list(comparison.failures))} failed (the table says why)" if comparison.failures else ""
+        f"; {listed(list(comparison.failures))} failed (the table says why)" if comparison.failures else ""
     )
     if reference is None or reference not in comparison.predictions:
         chains = [name for name in comparison.predictions if table.loc[name, "kind"] == "chains"]
         bad = [name for name in chains if table.loc[name, "converged"] != "yes"]
         if bad:
-            return f"The chains of {_listed(bad)} cannot be said to have converged{failed}."
+            return f"The chains of {listed(bad)} cannot be said to have converged{failed}."
         if chains:
-            return f"The chains of {_listed(chains)} converged{failed}."
+            return f"The chains of {listed(chains)} converged{failed}."
         return f"No chains were run whose convergence could be judged{failed}."
     row = table.loc[reference]
     converged, r_hat, size = row["converged"], float(row["r_hat"]), float(row["ess_min"])
@@ -202,7 +195,8 @@ def _standing(comparison: Comparison) -> str:
     )
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """ "a, b and c"."""
     if len(names) < 2:
         return "".join(names)
     return ", ".join(names[:-1]) + " and " + names[-1]
