@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from .errors import InputError, UnsupportedError, message, unknown_name
+from .mapped import MappedPrediction
 from .predictive import BLOCK, Prediction, _normal_absolute_deviation
 
 # Component quantiles at this level enclose all but a billionth of the mixture's probability.
@@ -63,6 +64,8 @@ def crps(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.
 
 def mean_difference(prediction: Prediction) -> np.ndarray:
     """E|Y - Y'| for independent Y, Y' of the same mixture (Gini's mean difference), (N,) or (N, K), units of y."""
+    if isinstance(prediction, MappedPrediction):
+        return prediction.mean_difference
     marginal = prediction._marginals()
     if prediction.is_counts:
         result = _count_mean_difference(marginal)
@@ -455,16 +458,18 @@ def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
     """The scores of a comparison: log_score, rmse, crps, coverage_90, width_90; or log_score, accuracy, brier, ece.
 
     Where rows may be censored concordance besides, if the order of any pair is known; and rmse, crps and coverage_90
-    only where none is.
+    only where none is. After an isotonic recalibration there is no density, and no log_score.
     """
-    score = float(np.mean(log_score(prediction, y)))
     if prediction.is_classes:
         return {
-            "log_score": score,
+            "log_score": float(np.mean(log_score(prediction, y))),
             "accuracy": accuracy(prediction, y),
             "brier": float(np.mean(brier(prediction, y))),
             "ece": expected_calibration_error(prediction, y),
         }
+    score: dict[str, float] = {}
+    if not isinstance(prediction, MappedPrediction):
+        score["log_score"] = float(np.mean(log_score(prediction, y)))
     interval = prediction.interval(0.9)
     width = {"width_90": float(np.mean(interval[1] - interval[0]))}
     concordance: dict[str, float] = {}
@@ -472,9 +477,9 @@ def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
         with suppress(UnsupportedError):
             concordance["concordance"] = concordance_index(prediction, y)
         if np.any(np.asarray(y)[:, 1] != 1.0):
-            return {"log_score": score, **width, **concordance}
+            return {**score, **width, **concordance}
     return {
-        "log_score": score,
+        **score,
         "rmse": rmse(prediction, y),
         "crps": float(np.mean(crps(prediction, y))),
         "coverage_90": _covered(interval, _numbers(prediction, y)),
