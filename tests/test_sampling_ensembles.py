@@ -146,7 +146,8 @@ def test_the_package_of_the_source_is_met_or_not(script: Any) -> None:
     assert "0.40 (0.40 to 0.40)" in good.numbers
     slow = script.judge_bde(table(script, SAMPLED={"seconds": [60.0, 60.0]}), "1.0.2")
     worse = script.judge_bde(table(script, SAMPLED={"log_score": [0.9, 0.92]}), "1.0.2")
-    assert slow.verdict == worse.verdict == script.NOT_REPRODUCED
+    as_a_normal = script.judge_bde(table(script, SAMPLED={"nll": [-0.85, -0.83]}), "1.0.2")
+    assert slow.verdict == worse.verdict == as_a_normal.verdict == script.NOT_REPRODUCED
 
 
 def test_nuts_is_a_reference_only_where_it_converged(script: Any) -> None:
@@ -172,6 +173,7 @@ def test_rhat_of_rows_is_that_of_members_apart(script: Any) -> None:
     assert apart > 2.0
 
 
+@pytest.mark.slow
 def test_a_tiny_run_writes_everything(script: Any, tmp_path: Path) -> None:
     study = script.main(tiny=True, out=tmp_path, checkpoint=tmp_path / "kept")
     for name in TABLES:
