@@ -167,7 +167,7 @@ class Comparison:
 
         Each file appears whole or not at all. Raises InputError where the folder cannot be written.
         """
-        folder = _writable(folder)
+        folder = writable(folder)
         for name, tree in self.trees.items():
             _write_tree(folder, name, tree)
         _write_table(folder, self.table)
@@ -233,7 +233,7 @@ def compare(
     x_test, y_test = _checked_rows("test", test, like=(x, y))
     _check_names(x, feature_names)
     model = bind_classes(model, y, class_names)
-    folder = None if out is None else _writable(out)
+    folder = None if out is None else writable(out)
     task = _check_model(model, x, y, y_test, methods, device, observed)
 
     run = _Run(
@@ -259,7 +259,7 @@ def compare(
     bars = resolve(progress)
     for name, method in methods.items():
         try:
-            record = _fitted(
+            record = fitted(
                 name,
                 lambda method=method: method.fit(
                     model,
@@ -418,8 +418,12 @@ def _check_model(
 
 
 @dataclass
-class _Record:
-    """What is known of one method."""
+class Record:
+    """What is known of one method, as `fitted` finds it.
+
+    figures, notes: column of `COLUMNS` -> value, or a sentence about it. pointwise: log score of each test row, (N,).
+    tree: what leave-one-out was computed from. failure: why there is none of all this, "" where there is.
+    """
 
     name: str
     ppl: str = ""
@@ -430,20 +434,21 @@ class _Record:
     elpd: Any = None
     figures: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    pointwise: np.ndarray | None = None
     failure: str = ""
 
 
-def _fitted(
+def fitted(
     name: str, fit: Callable[[], Posterior], x_test: Any, y_test: np.ndarray, seed: int, device: str
-) -> _Record:
+) -> Record:
     """Everything about one method that needs no other; what fails in fit or prediction is the row's reason."""
-    record = _Record(name)
+    record = Record(name)
     try:
         record.posterior = posterior = fit()
         started = time.perf_counter()
         record.prediction = posterior.predict(x_test, seed=seed, device=device)
         seconds = time.perf_counter() - started
-        pointwise = np.asarray(scores.log_score(record.prediction, y_test, pointwise=True))
+        pointwise = record.pointwise = np.asarray(scores.log_score(record.prediction, y_test, pointwise=True))
         record.figures = {
             **scores.scores_of(record.prediction, y_test),
             "kind": posterior.kind,
@@ -458,7 +463,7 @@ def _fitted(
         # A caller who has turned warnings into errors wants to see them.
         raise
     except Exception as error:
-        return _Record(name, failure=_reason(error))
+        return Record(name, failure=reason(error))
     record.ppl = posterior.info.ppl
     if posterior.weights is not None:
         record.notes["target"] = _stacked(posterior)
@@ -480,8 +485,29 @@ def _fitted(
         except Warning:
             raise
         except Exception as error:
-            record.notes |= dict.fromkeys(columns, f"{title} failed: {_reason(error)}")
+            record.notes |= dict.fromkeys(columns, f"{title} failed: {reason(error)}")
     return record
+
+
+def chain_of_draws(posterior: Posterior, prediction: Prediction) -> np.ndarray | None:
+    """The chain of each draw of a prediction, (S,); None where it is not made of all draws of the posterior."""
+    chains, draws = posterior.shape
+    return np.repeat(np.arange(chains), draws) if prediction.draws == chains * draws else None
+
+
+def standing(row: Mapping[str, Any]) -> str:
+    """What the row of the reference says of it: "reference", with what keeps it from being one."""
+    doubt = {
+        "yes": " (of another target)" if row.get("target") else "",
+        "no": " (not converged)",
+        "per mode": " (converged per mode only)",
+        "in doubt": " (in doubt)",
+    }
+    return "reference" + (
+        doubt.get(row.get("converged", ""), " (convergence not known)")
+        if row["kind"] == "chains"
+        else " (an approximation)"
+    )
 
 
 def _stacked(posterior: Posterior) -> str:
@@ -500,7 +526,7 @@ def _stacked(posterior: Posterior) -> str:
     )
 
 
-def _export(record: _Record, x_test: Any) -> None:
+def _export(record: Record, x_test: Any) -> None:
     from ppl_bnn.export import posterior_datatree
 
     posterior = record.posterior
@@ -516,7 +542,7 @@ def _export(record: _Record, x_test: Any) -> None:
     record.tree = posterior_datatree(posterior, x_test, draws=None if kept == chains * draws else kept)
 
 
-def _diagnose(record: _Record, x_test: Any) -> None:
+def _diagnose(record: Record, x_test: Any) -> None:
     from ppl_bnn.diagnostics.diagnose import CONVERGED, NOT_CONVERGED, PER_MODE, diagnose
 
     posterior = record.posterior
@@ -540,7 +566,7 @@ def _diagnose(record: _Record, x_test: Any) -> None:
         record.notes["k_hat"] = "The approximation has no density."
 
 
-def _leave_one_out(record: _Record, x_test: Any) -> None:
+def _leave_one_out(record: Record, x_test: Any) -> None:
     from ppl_bnn.diagnostics.importance import K_LIMIT, leave_one_out
 
     if record.tree is None:
@@ -585,7 +611,7 @@ class _Run:
     reference: str | None
     data: dict[str, Any]
     folder: Path | None
-    records: dict[str, _Record] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict)
     _gaps: dict[str, dict[str, float] | str] = field(default_factory=dict)
 
     def clear(self, names: Mapping[str, Any]) -> None:
@@ -593,7 +619,7 @@ class _Run:
             for file in ["comparison.csv", "figure.png", *(f"{name}.nc" for name in names)]:
                 (self.folder / file).unlink(missing_ok=True)
 
-    def add(self, record: _Record) -> None:
+    def add(self, record: Record) -> None:
         if self.folder is not None and record.tree is not None:
             _write_tree(self.folder, record.name, record.tree)
         self.records[record.name] = record
@@ -672,17 +698,7 @@ class _Run:
         row = rows[self.reference]
         if row["failure"]:
             return
-        doubt = {
-            "yes": " (of another target)" if row["target"] else "",
-            "no": " (not converged)",
-            "per mode": " (converged per mode only)",
-            "in doubt": " (in doubt)",
-        }
-        row["reference"] = "reference" + (
-            doubt.get(row["converged"], " (convergence not known)")
-            if row["kind"] == "chains"
-            else " (an approximation)"
-        )
+        row["reference"] = standing(row)
 
     def _rank(self, rows: dict[str, dict[str, Any]], notes: dict[tuple[str, str], str]) -> None:
         """ArviZ's own ranking and stacking weights of what it could leave one out of."""
@@ -699,7 +715,7 @@ class _Run:
         except Warning:
             raise
         except Exception as error:
-            said, ranking = [f"the comparison failed: {_reason(error)}"], None
+            said, ranking = [f"the comparison failed: {reason(error)}"], None
         for name in results:
             if ranking is not None:
                 rows[name]["loo_rank"] = float(ranking.loc[name, "rank"])
@@ -737,7 +753,7 @@ class _Run:
             else:
                 row[columns[0]], row[columns[1]] = gap["mean_gap"], gap["sd_ratio"]
 
-    def _gap(self, name: str, reference: _Record) -> dict[str, float] | str:
+    def _gap(self, name: str, reference: Record) -> dict[str, float] | str:
         """The gap of a method, or for the reference itself its noise floor; a sentence where there is none."""
         if name not in self._gaps:
             target = reference.prediction
@@ -745,9 +761,7 @@ class _Run:
             assert reference.posterior is not None
             try:
                 if name == reference.name:
-                    chains, draws = reference.posterior.shape
-                    whole = target.draws == chains * draws
-                    groups = np.repeat(np.arange(chains), draws) if whole else None
+                    groups = chain_of_draws(reference.posterior, target)
                     self._gaps[name] = scores.noise_floor(target, groups)
                 else:
                     prediction = self.records[name].prediction
@@ -761,7 +775,7 @@ class _Run:
 # --- files ------------------------------------------------------------------------------------------------
 
 
-def _writable(out: str | os.PathLike[str]) -> Path:
+def writable(out: str | os.PathLike[str]) -> Path:
     """The folder, made if need be, after a file has been written to it and removed."""
     folder = Path(out)
     try:
@@ -780,7 +794,7 @@ def _writable(out: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
+def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
     """Write beside the file and rename: a reader, or a run that is stopped, never sees half of it."""
     part = path.with_name(f".{path.stem}.part{path.suffix}")
     try:
@@ -791,16 +805,16 @@ def _write_whole(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def _write_tree(folder: Path, name: str, tree: Any) -> None:
-    _write_whole(folder / f"{name}.nc", lambda path: tree.to_netcdf(path, engine="h5netcdf"))
+    write_whole(folder / f"{name}.nc", lambda path: tree.to_netcdf(path, engine="h5netcdf"))
 
 
 def _write_table(folder: Path, table: pd.DataFrame) -> None:
-    _write_whole(folder / "comparison.csv", lambda path: table.to_csv(path))
+    write_whole(folder / "comparison.csv", lambda path: table.to_csv(path))
 
 
 def _write_figure(folder: Path, comparison: Comparison) -> None:
     figure = comparison.figure()
-    _write_whole(folder / "figure.png", lambda path: figure.savefig(path, dpi=100))
+    write_whole(folder / "figure.png", lambda path: figure.savefig(path, dpi=100))
 
 
 # --- pieces -----------------------------------------------------------------------------------------------
@@ -818,7 +832,8 @@ def _standard_error(values: np.ndarray) -> float:
     return float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
+    """An exception in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -244,7 +244,7 @@ def _write(folder: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any]
     save_file(arrays, str(folder / ARRAYS))
     # A file of arrays has an order of its own; that of the sites is the program's.
     manifest = manifest | {"arrays": list(arrays), "sha256": _digest(folder / ARRAYS)}
-    text = json.dumps(_encoded(manifest), indent=1, allow_nan=False)
+    text = json.dumps(encoded(manifest), indent=1, allow_nan=False)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
@@ -268,12 +268,12 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _encoded(value: Any) -> Any:
+def encoded(value: Any) -> Any:
     """Plain JSON values; a float that is not finite, for which JSON has no word, as {"float": "nan"}."""
     if isinstance(value, Mapping):
-        return {str(name): _encoded(entry) for name, entry in value.items()}
+        return {str(name): encoded(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_encoded(entry) for entry in value]
+        return [encoded(entry) for entry in value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -285,12 +285,13 @@ def _encoded(value: Any) -> Any:
     )
 
 
-def _decoded(value: Any) -> Any:
+def decoded(value: Any) -> Any:
+    """What `encoded` was given."""
     if isinstance(value, dict):
         if set(value) == {"float"}:
             return float(value["float"])
-        return {name: _decoded(entry) for name, entry in value.items()}
-    return [_decoded(entry) for entry in value] if isinstance(value, list) else value
+        return {name: decoded(entry) for name, entry in value.items()}
+    return [decoded(entry) for entry in value] if isinstance(value, list) else value
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -338,7 +339,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
                 "a newer ppl-bnn",
             )
         )
-    return _decoded(manifest)
+    return decoded(manifest)
 
 
 def _read_arrays(path: Path, manifest: dict[str, Any]) -> dict[str, np.ndarray]:

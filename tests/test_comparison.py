@@ -350,7 +350,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        module._write_whole(target, broken)
+        module.write_whole(target, broken)
     assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]
     assert target.read_text() == "before"
 

@@ -1,0 +1,446 @@
+"""A cell of a grid: one fit with its scores. What it is (its key), how it is computed, what is kept of it in a file.
+
+The key is a hash of all that a result depends on and that can be known before it is computed: the source of the model,
+its bound arguments and the sites it has; the class and the fields of the method; data and rows; the seed; the versions
+of this library and of the system that runs the method. A cell with the same key is the same cell.
+
+A file `KEY.safetensors` holds a finished cell: small arrays at the test rows (`ARRAYS`), and everything else as JSON in
+its header. It appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import hashlib
+import inspect
+import json
+import math
+import os
+import re
+import socket
+import textwrap
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn import checks, comparison, processes
+from ppl_bnn.data import Table
+from ppl_bnn.errors import BNNError, InputError, message
+from ppl_bnn.inference.checkpoint import identity
+from ppl_bnn.inference.method import Method, versions
+from ppl_bnn.ppl.protocol import resolve_device
+from ppl_bnn.predictive import Prediction
+from ppl_bnn.splits import Split
+from ppl_bnn.storage import decoded, encoded
+from ppl_bnn.zoo import Sketch
+
+FORMAT = 1
+SUFFIX = ".safetensors"
+# What is kept of a fit that no column of a comparison has.
+COLUMNS: dict[str, str] = {
+    "parameters": "how many unconstrained numbers the method infers",
+    "peak_memory": "the most that the process held in memory while the cell was computed, in MB of 10^6 bytes: what "
+    "frameworks and earlier cells hold included, processes of single chains not; blank where the system does not say",
+    "seconds": "wall time of the cell: fit, prediction, scores, diagnosis",
+    "begun": "when it was begun, seconds since 1970",
+    "process": "the host and the number of the process that computed it",
+    "device": "where it was fitted",
+}
+ARRAYS: dict[str, str] = {
+    "log_score": "(N,), log p(y_n) of each test row; nats, original units",
+    "mean": "mean of the mean function, of the shape of `Prediction.mean`",
+    "variance": "its variance over draws, of the same shape",
+    "half_means": "(2, ...), the same of the two halves of the draws (`scores.noise_floor`)",
+    "half_variances": "(2, ...)",
+}
+# Which packages a result of a system depends on.
+_ENGINES = {"numpyro": ("numpyro", "jax"), "pyro": ("pyro-ppl", "torch")}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One fit of a grid, by the labels of what goes into it. key: what it is, and the name of its file."""
+
+    model: str
+    data: str
+    split: str
+    method: str
+    seed: int
+    key: str
+
+    @property
+    def labels(self) -> tuple[str, str, str, str, int]:
+        return self.model, self.data, self.split, self.method, self.seed
+
+    def __str__(self) -> str:
+        return f"{self.model} on {self.data}, {self.split}, by {self.method}, seed {self.seed}"
+
+
+# --- what a cell is -----------------------------------------------------------------------------------------
+
+
+def key_of(parts: Mapping[str, Any]) -> str:
+    """A hash of plain values, 24 hexadecimal digits."""
+    text = json.dumps({"format": FORMAT, **parts}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def of_model(model: Callable[..., Any], sketch: Sketch | None) -> dict[str, Any]:
+    """What a model is: the source of its file, what is bound to it, the sites that a run of it met.
+
+    Comments and layout do not count. Of a model in a script (`__main__`), which also says what is to be computed, or in
+    a notebook the parts of its module that it reaches count in place of the file. What other modules it imports counts
+    as far as it shows in the sites.
+    """
+    function, arguments = model, {}
+    while isinstance(function, functools.partial):
+        given = dict(zip(inspect.signature(function.func).parameters, function.args, strict=False))
+        function, arguments = function.func, given | function.keywords | arguments
+    function = inspect.unwrap(function)
+    if isinstance(function, types.FunctionType):
+        held = [cell.cell_contents for cell in function.__closure__ or ()]
+    else:
+        function, held = type(function), [getattr(function, "__dict__", {})]
+    return {
+        "source": hashlib.sha256(_source(function).encode()).hexdigest(),
+        "arguments": identity(arguments),
+        "held": [identity(value) for value in held],
+        "sites": None if sketch is None else [[site.name, site.prior, *site.shape] for site in sketch.sites],
+        "likelihood": None if sketch is None else sketch.likelihood,
+    }
+
+
+def of_method(method: Method) -> dict[str, Any]:
+    """What a method is: its class and its fields, and the versions that its results depend on."""
+    fields = {each.name: identity(getattr(method, each.name)) for each in dataclasses.fields(method)}
+    found = versions()
+    used = ("ppl-bnn", *_ENGINES[method.ppl])
+    return {
+        "class": f"{type(method).__module__}.{type(method).__qualname__}",
+        "fields": fields,
+        "versions": {name: found[name] for name in used},
+    }
+
+
+def of_data(table: Table) -> str:
+    """What a table is: a hash of its numbers."""
+    return checks.data_hash(table.x, table.y)
+
+
+def of_split(split: Split) -> str:
+    """What a split is: a hash of its row numbers, in their order."""
+    return checks.data_hash({"train": split.train, "test": split.test}, np.empty(0))
+
+
+def of_device(device: str) -> str:
+    """The kind of a device: which of several GPUs computed a number does not change it."""
+    return resolve_device(device)[0]
+
+
+def _source(function: Any) -> str:
+    """The file that a function (or class) is in, or of a script the parts that it reaches; without comments."""
+    if function.__module__ != "__main__":
+        with suppress(OSError, TypeError, SyntaxError):
+            return ast.unparse(ast.parse(Path(str(inspect.getsourcefile(function))).read_bytes()))
+    found: dict[str, str] = {}
+    _reach(function.__qualname__, function, found)
+    return "\n".join(f"{name} = {text}" for name, text in found.items())
+
+
+def _reach(name: str, value: Any, found: dict[str, str]) -> None:
+    """Write down a function, and all of its module that it names: functions, classes and plain values."""
+    if name in found:
+        return
+    if not (inspect.isfunction(value) or inspect.isclass(value)):
+        if isinstance(value, bool | int | float | str | tuple | list | dict | np.ndarray):
+            found[name] = repr(identity(value))
+        return
+    found[name] = _text(value)
+    if inspect.isfunction(value):
+        for other in _names(value.__code__):
+            reached = value.__globals__.get(other)
+            if getattr(reached, "__module__", value.__module__) == value.__module__:
+                _reach(other, reached, found)
+
+
+def _text(value: Any) -> str:
+    try:
+        return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(value))))
+    except (OSError, TypeError, SyntaxError):
+        # Typed in, and nowhere kept.
+        return repr(_instructions(value.__code__)) if inspect.isfunction(value) else value.__qualname__
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _instructions(code: types.CodeType) -> list[Any]:
+    inner = [_instructions(each) if isinstance(each, types.CodeType) else each for each in code.co_consts]
+    return [code.co_code.hex(), code.co_names, inner]
+
+
+# --- how it is computed ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all cells of a model, a data set and a method have in common, as it is sent to other processes."""
+
+    model: Callable[..., Any]
+    method: Method
+    standardise: bool
+    device: str
+    feature_names: tuple[str, ...]
+    class_names: tuple[str, ...] | None
+
+    def written(self) -> bytes:
+        """For `computed`. Errors: whatever pickling raises where something in it cannot be sent."""
+        return processes.written(self, self.model)
+
+
+# A process that computes several cells of one model has one function for all, with what is compiled for it.
+_read = functools.lru_cache(maxsize=4)(processes.read)
+
+
+def computed(
+    work: bytes, parts: str, x: np.ndarray, y: np.ndarray, train: np.ndarray, test: np.ndarray, seed: int
+) -> bytes:
+    """The content of the file of a cell.
+
+    work: what `Work.written` gives. parts: what its key is made of, as JSON. x, y: the whole table, original units.
+    """
+    begun, clock = time.time(), time.perf_counter()
+    with _peak_memory() as peak, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            record = _fitted(_read(work), x, y, train, test, seed)
+        except Exception as error:
+            record = comparison.Record("", failure=comparison.reason(error))
+        arrays, figures = _kept(record)
+    said = dict.fromkeys(
+        " ".join(str(each.message).split()) for each in caught if issubclass(each.category, UserWarning)
+    )
+    words = {
+        "figures": record.figures | figures,
+        "notes": record.notes,
+        "failure": record.failure,
+        "warnings": list(said),
+        "ppl": record.ppl,
+        "rows": [len(train), len(test)],
+        "task": None if record.prediction is None else _task(record.prediction),
+        "costs": {
+            "peak_memory": peak(),
+            "seconds": time.perf_counter() - clock,
+            "begun": begun,
+            "process": f"{socket.gethostname()}:{os.getpid()}",
+            "device": "" if record.posterior is None else record.posterior.info.device,
+        },
+    }
+    return packed(words, parts, arrays)
+
+
+def lost(reason: str, parts: str) -> bytes:
+    """The content of the file of a cell that ended its process."""
+    return packed({"failure": reason}, parts, {})
+
+
+def packed(words: Mapping[str, Any], parts: str, arrays: Mapping[str, np.ndarray]) -> bytes:
+    """A file: words in the header, beside what the key is made of, and arrays."""
+    from safetensors.numpy import save
+
+    metadata = {"cell": json.dumps(encoded({"format": FORMAT, **words}), allow_nan=False), "parts": parts}
+    # By itself ascontiguousarray makes an array (1,) of a scalar.
+    arrays = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in arrays.items()}
+    return save(arrays, metadata=metadata)
+
+
+def _fitted(
+    work: Work, x: np.ndarray, y: np.ndarray, train: np.ndarray, test: np.ndarray, seed: int
+) -> comparison.Record:
+    return comparison.fitted(
+        "",
+        lambda: work.method.fit(
+            work.model,
+            x[train],
+            y[train],
+            seed=seed,
+            device=work.device,
+            standardise=work.standardise,
+            feature_names=work.feature_names,
+            class_names=work.class_names,
+        ),
+        x[test],
+        y[test],
+        seed,
+        work.device,
+    )
+
+
+def _kept(record: comparison.Record) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays of a finished fit, and figures besides those of a comparison; what there is none of is a note."""
+    posterior, prediction = record.posterior, record.prediction
+    if posterior is None or prediction is None:
+        return {}, {}
+    figures = {"parameters": float(posterior._with(lambda problem: problem.program.parameter_count))}
+    arrays = {} if record.pointwise is None else {"log_score": record.pointwise}
+    try:
+        arrays |= {"mean": prediction.mean, "variance": prediction.mean_function_variance}
+    except BNNError as error:
+        record.notes["gap_mean"] = comparison.reason(error)
+        return arrays, figures
+    try:
+        halves = _halves(prediction, comparison.chain_of_draws(posterior, prediction))
+        arrays |= {
+            "half_means": np.stack([half.mean for half in halves]),
+            "half_variances": np.stack([half.mean_function_variance for half in halves]),
+        }
+    except BNNError as error:
+        record.notes["gap_mean_floor"] = comparison.reason(error)
+    return arrays, figures
+
+
+def _halves(prediction: Prediction, groups: np.ndarray | None) -> tuple[Prediction, Prediction]:
+    """The two halves of the draws between which `scores.noise_floor` measures."""
+    if prediction.draws < 4:
+        raise InputError(message("at least 4 draws, to have halves", f"{prediction.draws}", "more draws"))
+    first = np.arange(prediction.draws) < prediction.draws // 2
+    if groups is not None and len(names := np.unique(groups)) > 1:
+        first = np.isin(groups, names[: len(names) // 2])
+    return prediction.take_draws(first), prediction.take_draws(~first)
+
+
+def _task(prediction: Prediction) -> str:
+    return "classification" if prediction.is_classes else "regression"
+
+
+@contextmanager
+def _peak_memory() -> Iterator[Callable[[], float]]:
+    """How to ask for the most memory held since the block began, in MB; NaN where nobody says.
+
+    Linux keeps the peak of a process and forgets it when told to; elsewhere there is only that of the whole life of a
+    process, which says something of a cell where no earlier one of the same process took more.
+    """
+    before = _high_water()
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+        before = 0.0
+    yield lambda: found if (found := _high_water()) > before else math.nan
+
+
+def _high_water() -> float:
+    with suppress(OSError, TypeError):
+        found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        return int(found[1]) * 1024 / 1e6  # type: ignore[index]
+    with suppress(ImportError):
+        import resource
+        import sys
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+    return math.nan
+
+
+# --- how far from another -------------------------------------------------------------------------------------
+
+
+def gap(arrays: Mapping[str, np.ndarray], of: Mapping[str, np.ndarray], classes: bool) -> tuple[float, float]:
+    """(mean_gap, sd_ratio) of `scores.fidelity`, from "mean" and "variance" of two mean functions at the same rows.
+
+    of: those of the reference. classes: whether the outcome is a label; (N, C) are then the C classes of a row.
+
+    Raises
+    ------
+    InputError: no such arrays, other shapes, or a reference without spread.
+    """
+    if "mean" not in arrays or "mean" not in of:
+        raise InputError(
+            message("two mean functions with their variances", "one at most", "a prediction of draws")
+        )
+    if arrays["mean"].shape != of["mean"].shape:
+        raise InputError(
+            message(
+                f"a mean function of shape {of['mean'].shape}", f"{arrays['mean'].shape}", "the same rows"
+            )
+        )
+    squares, variance, reference = (arrays["mean"] - of["mean"]) ** 2, arrays["variance"], of["variance"]
+    if classes and squares.ndim == 2:
+        squares, variance, reference = (part.sum(axis=1) for part in (squares, variance, reference))
+    spread = reference > 0.0
+    if not (spread.any() if classes else spread.all()):
+        raise InputError(
+            message("a reference whose draws differ in every row", "one without spread", "more draws")
+        )
+    # Where a reference is certain of a class its standard deviation is nearly zero, and a ratio to it says nothing.
+    weights = reference[spread] / reference.sum() if classes else np.full(spread.size, 1.0 / spread.size)
+    far = squares.sum() / reference.sum() if classes else np.mean(squares / reference)
+    variance, reference = variance[spread], reference[spread]
+    if (variance == 0.0).any():
+        return math.sqrt(far), 0.0
+    ratio = 0.5 * (np.log(variance) - np.log(reference)).ravel()
+    return math.sqrt(far), math.exp(float(np.sum(weights.ravel() * ratio)))
+
+
+# --- what is kept ---------------------------------------------------------------------------------------------
+
+
+class Store:
+    """The finished cells in a folder, one file each. Only one process writes to it."""
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self.folder = Path(folder)
+
+    def path(self, key: str) -> Path:
+        return self.folder / f"{key}{SUFFIX}"
+
+    def write(self, key: str, content: bytes) -> None:
+        """A file that is there whole or not at all, and stays if the machine ends."""
+        part = self.folder / f".{key}.part"
+        with open(part, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, self.path(key))
+
+    def words(self, key: str) -> dict[str, Any] | None:
+        """Everything but the arrays of a finished cell; None where there is no whole file of it."""
+        with self._opened(key) as file:
+            return None if file is None else decoded(json.loads(file.metadata()["cell"]))
+
+    def parts(self, key: str) -> dict[str, Any] | None:
+        """What the key of a finished cell is made of."""
+        with self._opened(key) as file:
+            return None if file is None else json.loads(file.metadata()["parts"])
+
+    def arrays(self, key: str) -> dict[str, np.ndarray]:
+        """The arrays of a finished cell (see `ARRAYS`), as far as it has them."""
+        with self._opened(key) as file:
+            return {} if file is None else {name: file.get_tensor(name) for name in list(file.keys())}
+
+    @contextmanager
+    def _opened(self, key: str) -> Iterator[Any]:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            file: Any = safe_open(self.path(key), framework="numpy")
+            file.__enter__()
+        except (OSError, SafetensorError):
+            # Half a file, as a full disk leaves: the cell is computed anew.
+            yield None
+            return
+        try:
+            yield file
+        finally:
+            file.__exit__(None, None, None)

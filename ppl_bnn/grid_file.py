@@ -1,0 +1,227 @@
+"""A grid written as a TOML file. Every key but `models`, `data` and `methods` may be left out.
+
+    models = ["regression_mlp", "mine.py"]  # names of the zoo, files beside this one
+    data = ["yacht", "concrete"]            # names of data sets
+    methods = ["nuts", "svi", "map"]        # rows of models/methods.toml
+    splits = ["random:5@0.9"]               # see ppl_bnn.splits
+    seeds = 2                               # how many, or which: [0, 1]
+    reference = "nuts"
+    standardise = true
+    device = "auto"
+
+Each axis may be a table of tables instead, whose names are the labels.
+An entry without a name has its label for one:
+
+    [models.wide]
+    model = "regression_mlp"
+    arguments = { width = 50 }
+
+    [data.yacht]
+    splits = "published:5"     # for this data set alone
+    [data.mine]
+    file = "mine.csv"          # or data = "bikesharing" with options = { instant = true }
+    target = "y"
+    drop = ["id"]
+    task = "regression"
+
+    [methods.nuts]
+    settings = { draws = 2000 }
+    [methods.nuts-pyro]
+    method = "nuts"
+    ppl = "pyro"
+    [methods.tempered]
+    method = "ensemble"
+    member = "map"             # another method of the file, or a row; start likewise
+
+Paths are relative to the file.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ppl_bnn import data as tables
+from ppl_bnn import zoo
+from ppl_bnn.errors import BNNError, InputError, message, unknown_name
+from ppl_bnn.grid import Grid
+from ppl_bnn.inference.method import Method
+from ppl_bnn.ppl.protocol import SYSTEMS
+from ppl_bnn.support import declared
+
+_KEYS = ("models", "data", "methods", "splits", "seeds", "reference", "standardise", "device")
+_OF_MODEL = ("model", "arguments")
+_OF_DATA = ("data", "options", "file", "target", "drop", "task", "splits")
+_OF_METHOD = ("method", "ppl", "settings", "member", "start")
+
+
+def read(path: str | os.PathLike[str]) -> Grid:
+    """The grid of a TOML file.
+
+    Raises
+    ------
+    InputError: no such file, no TOML, something missing or of the wrong kind. UnknownNameError: a key or a name that
+    does not exist. ModelError: a model's file that does not run. Each names the file and the key.
+    """
+    file = Path(path)
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(message("a TOML file", f"{path} ({error.strerror})", "its full path")) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(message(f"a TOML file, {path}", str(error), "correcting it")) from error
+    return _Reader(file.name, file.parent, content).grid()
+
+
+@dataclass
+class _Reader:
+    name: str
+    folder: Path
+    content: Mapping[str, Any]
+    _building: list[str] = field(default_factory=list)
+
+    def grid(self) -> Grid:
+        self._known("", self.content, _KEYS)
+        for key in _KEYS[:3]:
+            if key not in self.content:
+                raise InputError(
+                    f"{self.name}, {key}: " + message(f"the {key} of the grid", "none", f"{key} = [...]")
+                )
+        models = {
+            label: self._model(f"models.{label}", entry) for label, entry in self._axis("models", _stem)
+        }
+        entries = dict(self._axis("data", str))
+        data = {label: self._data(f"data.{label}", entry) for label, entry in entries.items()}
+        given = dict(self._axis("methods", str))
+        methods = {label: self._method(label, given) for label in given}
+        rest = {key: self.content[key] for key in _KEYS[3:] if key in self.content}
+        own = {label: entry["splits"] for label, entry in entries.items() if "splits" in entry}
+        if own:
+            default = rest.get("splits", Grid.splits)
+            rest["splits"] = {label: own.get(label, default) for label in entries}
+        return self._at("", lambda: Grid(models, data, methods, **rest))
+
+    def _axis(self, key: str, label: Callable[[str], str]) -> list[tuple[str, dict[str, Any]]]:
+        """(label, entry) of an axis; a name stands for an entry that says no more."""
+        word, given = {"models": "model", "data": "data", "methods": "method"}[key], self.content[key]
+        if isinstance(given, Mapping):
+            pairs = [
+                (name, {word: entry} if isinstance(entry, str) else entry) for name, entry in given.items()
+            ]
+        else:
+            names = given if isinstance(given, list) else [None]
+            pairs = [(label(name) if isinstance(name, str) else "", {word: name}) for name in names]
+        for name, entry in pairs:
+            if not isinstance(entry, dict) or not isinstance(entry.get(word, ""), str) or not name:
+                raise InputError(
+                    f"{self.name}, {key}: "
+                    + message(
+                        f"a list of names, or tables [{key}.LABEL]", repr(entry), f"[{key}.{name or 'LABEL'}]"
+                    )
+                )
+        labels = [name for name, _ in pairs]
+        for name in labels:
+            if labels.count(name) > 1:
+                raise InputError(
+                    f"{self.name}, {key}: "
+                    + message("labels that differ", f"{name!r} twice", f"[{key}.LABEL]")
+                )
+        return pairs
+
+    def _model(self, where: str, entry: Mapping[str, Any]) -> Any:
+        self._known(where, entry, _OF_MODEL)
+        name, arguments = entry.get("model", where.partition(".")[2]), self._table(where, entry, "arguments")
+        if name.endswith(".py"):
+            return self._at(where, lambda: zoo.from_file(self.folder / name, **arguments))
+        return self._at(where, lambda: zoo.load(name, **arguments))
+
+    def _data(self, where: str, entry: Mapping[str, Any]) -> Any:
+        self._known(where, entry, _OF_DATA)
+        of_file = [key for key in ("target", "drop", "task") if key in entry]
+        if "file" in entry:
+            if "data" in entry or "options" in entry:
+                raise self._wrong(where, "file or data", "both", "one of them")
+            if not isinstance(entry.get("target"), str):
+                raise self._wrong(
+                    where, "target, the column to predict", repr(entry.get("target")), "target = 'y'"
+                )
+            return self._at(
+                where,
+                lambda: tables.read_csv(
+                    self.folder / entry["file"],
+                    entry["target"],
+                    drop=entry.get("drop", ()),
+                    task=entry.get("task"),
+                ),
+            )
+        if of_file:
+            raise self._wrong(where, f"a file for {', '.join(of_file)}", "none", "file = 'mine.csv'")
+        name, options = entry.get("data", where.partition(".")[2]), self._table(where, entry, "options")
+        if name not in tables.datasets():
+            raise self._at(where, lambda: unknown_name("data set", name, tables.datasets()))
+        return self._at(where, lambda: tables.load(name, **options)) if options else name
+
+    def _method(self, label: str, given: Mapping[str, Mapping[str, Any]]) -> Method:
+        """The method of that label, or of that row where the file has no such label."""
+        entry, rows = given.get(label, {}), declared().methods
+        where = f"methods.{label}"
+        self._known(where, entry, _OF_METHOD)
+        if label in self._building:
+            raise self._wrong(
+                where, "methods made of others", " of ".join([*self._building, label]), "fewer of them"
+            )
+        name = entry.get("method", label)
+        if name not in rows:
+            raise self._at(where, lambda: unknown_name("method", name, rows))
+        ppl = entry.get("ppl", next(iter(declared().served(name))))
+        if ppl not in SYSTEMS:
+            raise self._at(where, lambda: unknown_name("system", ppl, SYSTEMS))
+        row, settings = rows[name], dict(self._table(where, entry, "settings"))
+        if row.member is not None:
+            settings.setdefault("member", row.member.build(ppl))
+        self._building.append(label)
+        for key in ("member", "start"):
+            if key in entry:
+                other = entry[key]
+                # A row is made for the system of what it is part of.
+                part = {**given, other: {"ppl": ppl}} if other not in given else given
+                settings[key] = self._method(other, part)
+        self._building.pop()
+        import ppl_bnn
+
+        cls = getattr(ppl_bnn, row.class_name)
+        return self._at(where, lambda: cls(ppl=ppl, **{**row.settings, **settings}))
+
+    def _table(self, where: str, entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+        found = entry.get(key, {})
+        if not isinstance(found, Mapping):
+            raise self._wrong(where, f"{key}, a table", repr(found), f"{key} = {{ name = value }}")
+        return found
+
+    def _known(self, where: str, names: Iterable[str], known: tuple[str, ...]) -> None:
+        for name in names:
+            if name not in known:
+                raise self._at(where, lambda name=name: unknown_name("key", name, known))
+
+    def _wrong(self, where: str, expected: str, came: str, advice: str) -> InputError:
+        return InputError(f"{self.name}, {where}: " + message(expected, came, advice))
+
+    def _at(self, where: str, action: Callable[[], Any]) -> Any:
+        """What `action` gives; an error that it raises or gives says first which file and key it is about."""
+        place = ", ".join(word for word in (self.name, where) if word)
+        try:
+            found = action()
+        except BNNError as error:
+            raise type(error)(f"{place}: {error}") from error
+        except TypeError as error:
+            # A value of a kind that a method does not reckon with.
+            raise InputError(f"{place}: {error}") from error
+        return type(found)(f"{place}: {found}") if isinstance(found, BNNError) else found
+
+
+def _stem(name: str) -> str:
+    return Path(name).stem if name.endswith(".py") else name
