@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.distributions import biject_to, constraints
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 with warnings.catch_warnings():
     # Pyro 1.9 compiles helpers with torch.jit.script, which torch 2.15 deprecates; a user can do nothing about it.
@@ -34,6 +35,10 @@ from ppl_bnn.ppl.protocol import (
     described,
     resolve_device,
 )
+
+# Blocks of draws from which on it is worth while to record what is computed, and bytes of the widest array in one then.
+RECORDED_BLOCKS, BLOCK = 64, 2**20
+MOST_RECORDED = 16
 
 
 class NormalMixture(pyro.distributions.TorchDistribution):
@@ -656,17 +661,64 @@ class Pyro:
 
     def batched(self, function: Callable[..., Any], size: int) -> Callable[..., None]:
         inner = self.compile(self.vmap(function, in_axes=(0, None)))
+        recorded: dict[Any, tuple[int, Callable[..., Any]] | None] = {}
 
         def filled(w: Mapping[str, Any], x: Any, into: np.ndarray) -> None:
             # Written where it stays: pieces kept between the temporaries of later ones would leave memory that nothing
             # can use, and memory that is new to a process costs more than the network.
             target = torch.from_numpy(into)
             kept = tuple(slice(length) for length in into.shape[1:])
-            for start in range(0, len(into), size):
+            done = 0
+            if len(into) >= RECORDED_BLOCKS * size and target.device == next(iter(w.values())).device:
+                shapes = tuple((a.shape, a.dtype) for a in tree_leaves((dict(w), x)) if a is not None)
+                if shapes not in recorded:
+                    if len(recorded) >= MOST_RECORDED:
+                        recorded.clear()
+                    recorded[shapes] = self._recorded(function, w, x, size)
+                if found := recorded[shapes]:
+                    done = _run_recorded(*found, w, x, target, kept)
+            for start in range(done, len(into), size):
                 piece = inner({name: value[start : start + size] for name, value in w.items()}, x)
                 target[start : start + size] = piece[: len(into) - start, *kept]
 
         return filled
+
+    def _recorded(
+        self, function: Callable[..., Any], w: Mapping[str, Any], x: Any, size: int
+    ) -> tuple[int, Callable[..., Any]] | None:
+        """(draws, the operations of `function` on so many draws); None where they depend on what is in the arrays.
+
+        A block that stays in the cache of a core is computed sooner than Python and torch.func have found out what to
+        do with it, so that is found out once. Fake arrays have no values: nothing of a draw or a row can get into the
+        record, and operations that draw random numbers are records of drawing, not of what was drawn.
+        """
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        leaves, structure = tree_flatten(x)
+
+        def record(draws: int) -> Any:
+            mapped = function if draws == 1 else self.vmap(function, in_axes=(0, None))
+
+            def flat(*values: Any) -> Any:
+                return mapped(dict(zip(w, values, strict=False)), tree_unflatten(values[len(w) :], structure))
+
+            few = (value[0] if draws == 1 else value[:draws] for value in w.values())
+            with torch.no_grad():
+                return make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*few, *leaves)
+
+        try:
+            found = record(1)
+            arrays = (node.meta.get("val") for node in found.graph.nodes if node.op == "call_function")
+            widest = max((a.nbytes for a in arrays if isinstance(a, torch.Tensor)), default=1)
+            draws = max(1, min(size, BLOCK // max(1, widest)))
+            if draws > 1:
+                found = record(draws)
+        except RuntimeError:
+            # What torch raises where a fake array is asked for its values; an error of the model is one without it too.
+            return None
+        _overwrite(found.graph)
+        found.recompile()
+        return draws, found.forward
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -680,6 +732,55 @@ class Pyro:
         self, function: Callable[..., Any], arguments: tuple[Any, ...], quick: bool = False
     ) -> Callable[..., Any]:
         return self.compile(function)
+
+
+# Arrays whose elements are in no other: matrix products, and whatever goes element by element.
+_PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.baddbmm.default,
+}
+_RESHAPES = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
+
+
+def _overwrite(graph: torch.fx.Graph) -> None:
+    """Write f(a, ...) where a was, if a is an array that nothing else reads, and of the shape and type of the result.
+
+    Memory that is in the cache is not left for memory that is not.
+    """
+    own: set[torch.fx.Node] = set()
+    for node in graph.nodes:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+            continue
+        if any(returned.alias_info for returned in target._schema.returns) and target not in _RESHAPES:
+            continue
+        pointwise = torch.Tag.pointwise in target.tags
+        first: Any = node.args[0] if node.args else None
+        alone = first in own and len(first.users) == 1
+        if pointwise or target in _PRODUCTS or (target in _RESHAPES and alone):
+            own.add(node)
+        if not (pointwise and alone and node.args.count(first) == 1):
+            continue
+        before, after = first.meta["val"], node.meta["val"]
+        in_place = getattr(torch.ops.aten, f"{target.overloadpacket.__name__}_", None)
+        if before.shape == after.shape and before.dtype == after.dtype and in_place is not None:
+            node.target = getattr(in_place, target._overloadname, target)
+
+
+def _run_recorded(
+    draws: int, record: Callable[..., Any], w: Mapping[str, Any], x: Any, target: Any, kept: Any
+) -> int:
+    """Fill whole blocks of `draws` from the front, and say how many draws are done."""
+    done = len(target) // draws * draws
+    leaves = tree_leaves(x)
+    blocks = (a[:done].unbind() if draws == 1 else a[:done].split(draws) for a in (target, *w.values()))
+    with torch.inference_mode():
+        for into, *values in zip(*blocks, strict=True):
+            piece = record(*values, *leaves)
+            into.copy_(piece[kept] if draws == 1 else piece[:, *kept])
+    return done
 
 
 def _environment_of_torch() -> dict[str, str]:
