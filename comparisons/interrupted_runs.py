@@ -4,7 +4,8 @@ A process fits the zoo's regression network by NUTS with `checkpoint=` and is ki
 chains have begun to move; the next process goes on in the same folder, and is killed too. Where the last one has
 finished, every draw and statistic is compared with those of a run without a checkpoint. After each kill, what the
 process had told its progress is compared with what is on disk: what lies between is lost, and is at most what was drawn
-since the last writing.
+since the last writing. A process that has kept so much that the kills to come would have nothing left to interrupt
+keeps no more and waits for its own, so that a busy machine, where a kill comes late, has as many of them.
 
     python comparisons/interrupted_runs.py [--tiny] [--kills N] [--out DIR]
 """
@@ -18,8 +19,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +33,16 @@ CHILD = """
 import json, sys
 sys.path.insert(0, sys.argv[3])
 import interrupted_runs
-interrupted_runs.disturbed(sys.argv[1], interrupted_runs.Sizes(**json.loads(sys.argv[2])))
+interrupted_runs.disturbed(sys.argv[1], interrupted_runs.Sizes(**json.loads(sys.argv[2])), int(sys.argv[4]))
 """
+CHAINS = 2
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """interval: seconds between two writings. longest: seconds that a process may run once its chains move."""
+    """interval: seconds between two writings. longest: seconds that a process may run once its chains move.
+    reserve: transitions, of all chains together, that are left for each process to come.
+    """
 
     kills: int = 20
     width: int = 10
@@ -45,7 +50,12 @@ class Sizes:
     draws: int = 3000
     interval: float = 0.5
     longest: float = 2.0
+    reserve: int = 150
     seed: int = 0
+
+    @property
+    def total(self) -> int:
+        return CHAINS * (self.warmup + self.draws)
 
 
 TINY = Sizes(kills=1, width=2, warmup=50, draws=600, interval=0.1, longest=0.3)
@@ -58,7 +68,7 @@ def fitted(sizes: Sizes, checkpoint: Path | None = None, progress: Any = None) -
     model = bnn.zoo.load("regression_mlp", width=sizes.width)
     data = bnn.data.load("diabetes")
     method = bnn.NUTS(
-        draws=sizes.draws, warmup=sizes.warmup, chains=2, max_tree_depth=6, checkpoint=checkpoint
+        draws=sizes.draws, warmup=sizes.warmup, chains=CHAINS, max_tree_depth=6, checkpoint=checkpoint
     )
     return bnn.fit(
         model, data.x, data.y, method, seed=sizes.seed, device="cpu", standardise=True, progress=progress
@@ -75,17 +85,31 @@ class _Told:
         return self
 
     def update(self, done: int, **figures: float) -> None:
-        self.path.write_text(str(done))
+        # Never seen half-written, whenever the kill comes.
+        partial = self.path.with_suffix(".part")
+        partial.write_text(str(done))
+        partial.replace(self.path)
 
     def close(self) -> None:
         pass
 
 
-def disturbed(folder: str, sizes: Sizes) -> None:
-    """What a process that will be killed does; the one that is not leaves `done.npz`."""
+def disturbed(folder: str, sizes: Sizes, most: int) -> None:
+    """What a process that will be killed does; the one that is not leaves `done.npz`. most: transitions on disk."""
     from ppl_bnn.inference import stream
 
     stream.INTERVAL = sizes.interval
+    write, kept, one = stream.Stream.write, transitions_on_disk(Path(folder)), threading.Lock()
+
+    def write_or_wait(self: Any, first: int, draws: Any, state: Any) -> None:
+        with one:
+            kept[self.name] = int(state["done_steps"][0])
+            enough = sum(kept.values()) > most
+        if enough:
+            threading.Event().wait()
+        write(self, first, draws, state)
+
+    stream.Stream.write = write_or_wait
     posterior = fitted(sizes, Path(folder) / "run", _Told(Path(folder) / "told"))
     partial = Path(folder) / "part.npz"
     np.savez(partial, **contents(posterior))
@@ -98,17 +122,19 @@ def contents(posterior: Any) -> dict[str, np.ndarray]:
     return u | {f"statistic:{name}": value for name, value in posterior.statistics.items()}
 
 
-def transitions_on_disk(folder: Path) -> int:
-    """How many transitions the states of all chains stand for."""
+def transitions_on_disk(folder: Path) -> dict[str, int]:
+    """How many transitions the state of each chain stands for."""
     from safetensors.numpy import load_file
 
-    return sum(int(load_file(path)["done_steps"][0]) for path in folder.glob("run/chain-?.safetensors"))
+    return {
+        path.stem: int(load_file(path)["done_steps"][0]) for path in folder.glob("run/chain-?.safetensors")
+    }
 
 
 def main(tiny: bool = False, out: str | Path | None = None, kills: int | None = None) -> Study:
     sizes = TINY if tiny else Sizes()
     if kills is not None:
-        sizes = Sizes(**{**sizes.__dict__, "kills": kills})
+        sizes = replace(sizes, kills=kills)
     study = Study.begin(sizes, "interrupted_runs", tiny, out)
     clock = time.perf_counter()
     truth = contents(fitted(sizes))
@@ -117,14 +143,15 @@ def main(tiny: bool = False, out: str | Path | None = None, kills: int | None = 
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="ppl-bnn-") as name:
         folder = Path(name)
-        arguments = [name, json.dumps(sizes.__dict__), str(Path(__file__).parent)]
-        while not (folder / "done.npz").exists():
-            last = len(rows) >= sizes.kills
-            before = transitions_on_disk(folder)
+        while True:
+            left = sizes.kills - len(rows)
+            before = sum(transitions_on_disk(folder).values())
             (folder / "told").unlink(missing_ok=True)
+            most = sizes.total - left * sizes.reserve
+            arguments = [name, json.dumps(asdict(sizes)), str(Path(__file__).parent), str(most)]
             child = subprocess.Popen([sys.executable, "-c", CHILD, *arguments])
             try:
-                if last:
+                if not left:
                     if child.wait() != 0:
                         raise RuntimeError(f"the last process ended with {child.returncode}")
                     break
@@ -132,13 +159,13 @@ def main(tiny: bool = False, out: str | Path | None = None, kills: int | None = 
                     time.sleep(0.005)
                 seconds = rng.uniform(0.0, sizes.longest)
                 time.sleep(seconds)
+                if child.poll() is not None:
+                    raise RuntimeError(f"a process ended before its kill, with {child.returncode}")
             finally:
                 child.send_signal(signal.SIGKILL)
                 child.wait()
-            if (folder / "done.npz").exists():
-                break
-            told = int((folder / "told").read_text() or 0)
-            kept = transitions_on_disk(folder)
+            told = int((folder / "told").read_text())
+            kept = sum(transitions_on_disk(folder).values())
             rows.append(
                 {
                     "kill": len(rows) + 1,
@@ -157,14 +184,13 @@ def main(tiny: bool = False, out: str | Path | None = None, kills: int | None = 
         np.array_equal(found[name], value) for name, value in truth.items()
     )
     study.tables["kills"] = rows
-    total = 2 * (sizes.warmup + sizes.draws)
     lost = max((row["lost"] for row in rows), default=0)
-    study.numbers |= {"kills": len(rows), "same_bits": same, "most_lost": lost, "transitions": total}
+    study.numbers |= {"kills": len(rows), "same_bits": same, "most_lost": lost, "transitions": sizes.total}
     study.judge(
         Verdict(
             "a run that is killed and goes on ends in the same bits",
-            REPRODUCED if same and len(rows) >= sizes.kills else NOT_REPRODUCED,
-            f"{len(rows)} kills of {sizes.kills} wanted, {total} transitions, all {len(truth)} arrays "
+            REPRODUCED if same else NOT_REPRODUCED,
+            f"{len(rows)} kills of {sizes.kills} wanted, {sizes.total} transitions, all {len(truth)} arrays "
             f"{'equal' if same else 'NOT equal'}; at most {lost} transitions drawn again after a kill",
         )
     )

@@ -20,9 +20,8 @@ def study():
 @pytest.mark.slow
 def test_a_run_that_is_killed_four_times_ends_in_the_same_bits(study, tmp_path):
     found = study.main(tiny=True, out=tmp_path, kills=4)
-    # On a busy machine the run may be over before the last of them.
-    assert 2 <= found.numbers["kills"] <= 4
+    assert found.numbers["kills"] == 4
     assert found.numbers["same_bits"]
     kills = found.tables["kills"]
     assert [row["at_start"] for row in kills[1:]] == [row["kept"] for row in kills[:-1]]
-    assert (tmp_path / "kills.csv").read_text().count("\n") == len(kills) + 1
+    assert (tmp_path / "kills.csv").read_text().count("\n") == 5
