@@ -16,7 +16,11 @@ and diabetes, with known noise and the full curvature. The mode is found for eac
 is that of one mode, and the score is the mean log probability of the test rows, twice: under the linearised prediction
 of the posterior, and under the mode alone, as which a chosen network is mostly used. Of a hidden layer of M tanh units
 there are M! 2^M copies of each mode: evidence over architectures is looked at with and without sum ln(M!) + M ln 2. The
-reference is the test score; log Z itself is held to tempered Monte Carlo in `evidence_framework.py`.
+reference is the test score, and NUTS (digits, no hidden layer, one seed), where it has converged; log Z itself is held
+to tempered Monte Carlo in `evidence_framework.py`.
+
+Cut for a run of minutes on one processor: hundreds of rows, at most 50 hidden units and two seeds, over which an error
+of a mean is a rough guess.
 
     python comparisons/evidence_selection.py [--tiny] [--out DIR] [--checkpoint DIR] [--seeds N]
 """
@@ -41,6 +45,7 @@ from study import (
     GREEN,
     GREY,
     NOT_REPRODUCED,
+    NOT_RUN,
     ORANGE,
     PINK,
     REPRODUCED,
@@ -48,6 +53,7 @@ from study import (
     Study,
     Verdict,
     command_line,
+    judge_better,
     kept,
     load_images,
     paired,
@@ -66,6 +72,9 @@ NOISE = 0.7
 STRUCTURES = {DIGITS: "kron", DIABETES: "full"}
 # Columns of test scores, and what predicts.
 PREDICTED = {"log_score": "the posterior", "log_score_mode": "the mode"}
+NUTS = "NUTS"
+# Nats per row: what is said to be no difference between architectures.
+ALIKE = 0.01
 COLOURS = (BLACK, BLUE, ORANGE, GREEN, VERMILION, PINK)
 MARKERS = "osD^vP"
 
@@ -75,9 +84,10 @@ class Sizes:
     """How much is computed. rows: for training, of digits and of diabetes; test: the most rows that are scored.
 
     hidden: widths of the hidden layers, () is no hidden layer. gammas: besides the two that a weight decay may mean.
+    nuts: chains, warm-up and draws of the reference, or None.
     """
 
-    seeds: int = 3
+    seeds: int = 2
     tasks: tuple[str, ...] = (DIGITS, DIABETES)
     rows: tuple[int, ...] = (300, 221)
     test: int = 1000
@@ -88,6 +98,7 @@ class Sizes:
     gammas: tuple[float, ...] = (0.1, 0.2, 0.4, 1.0)
     steps: int = 800
     polish: bool = True
+    nuts: tuple[int, int, int] | None = (4, 100, 400)
     ppl: str = "pyro"
 
 
@@ -100,6 +111,7 @@ TINY = Sizes(
     gammas=(0.3,),
     steps=100,
     polish=False,
+    nuts=None,
 )
 
 
@@ -232,6 +244,43 @@ def run_architecture(task: str, hidden: tuple[int, ...], seed: int, sizes: Sizes
     return {"rows": [run_pair(task, split, hidden, gamma, seed, sizes) for gamma in gammas_of(sizes, rows)]}
 
 
+@threadpool_limits.wrap(limits=1)
+def run_reference(gamma: float, sizes: Sizes) -> dict[str, Any]:
+    """NUTS on the digits of seed 0 without a hidden layer, whose posterior is log-concave, and what stands for it."""
+    assert sizes.nuts is not None
+    split = split_of(DIGITS, sizes.rows[sizes.tasks.index(DIGITS)], sizes.test, 0)
+    model = partial(MODELS[DIGITS], hidden=(), gamma=gamma)
+
+    def fitted(method: Any) -> Any:
+        return bnn.fit(model, split.x, split.y, method, seed=0)
+
+    mode = fitted(bnn.MAP(steps=sizes.steps, polish=sizes.polish, ppl=sizes.ppl))
+    found = {"mode": mode}
+    for structure in ("full", "kron"):
+        found[f"Laplace, {structure}"] = fitted(
+            bnn.Laplace(structure=structure, start=mode, optimise=False, ppl=sizes.ppl)
+        )
+    chains, warmup, draws = sizes.nuts
+    found[NUTS] = fitted(
+        bnn.NUTS(
+            chains=chains,
+            warmup=warmup,
+            draws=draws,
+            start=found["Laplace, full"],
+            mass_matrix="dense",
+            adapt_mass_matrix=False,
+            max_tree_depth=7,
+        )
+    )
+    diagnosis = bnn.diagnose(found[NUTS])
+    rows = [
+        {"method": name, "gamma": gamma} | scores.scores_of(each.predict(split.test_x), split.test_y)
+        for name, each in found.items()
+    ]
+    rows[-1] |= {"verdict": diagnosis.verdict} | {key: diagnosis.figures[key] for key in ("rhat", "ess_bulk")}
+    return {"rows": rows}
+
+
 @dataclass(frozen=True)
 class Grid:
     """The rows of one task as arrays over (seed, architecture, gamma). right: the gamma that the weight decay is."""
@@ -256,6 +305,8 @@ class Grid:
             "log_score",
             "log_score_mode",
             "log_score_training",
+            "effective",
+            "weights",
         ):
             values = np.full((len(seeds), len(architectures), len(gammas)), np.nan)
             for row in own:
@@ -342,6 +393,7 @@ def judge_architecture(grid: Grid, score: str = "log_score") -> Verdict:
     found = paired(gain)
     good = found[0] > 2.0 * found[1] and gain.mean() >= 0.5 * whole.mean()
     copies, with_copies = grid.architecture_by(grid.columns["log_copies"], score)
+    alike = ", they predict alike and there is little to select" if whole.mean() < ALIKE else ""
     listing = ", ".join(
         f"{name} {evidence:.1f} and {value:.3f}"
         for name, evidence, value in zip(
@@ -352,10 +404,50 @@ def judge_architecture(grid: Grid, score: str = "log_score") -> Verdict:
         f"{grid.task}: the evidence selects the architecture, as {PREDICTED[score]} predicts",
         REPRODUCED if good else NOT_REPRODUCED,
         f"chosen: {counted([grid.architectures[index] for index in chosen])}; its test log score minus the median of "
-        f"the architectures {text(found)}, of the best on the test rows {text(paired(whole))}; log evidence and "
-        f"score: {listing}; with the copies of a mode counted: "
+        f"the architectures {text(found)}, of the best on the test rows {text(paired(whole))}{alike}; log "
+        f"evidence and score: {listing}; with the copies of a mode counted: "
         f"{counted([grid.architectures[index] for index in copies])}, score {text(paired(with_copies - own))} higher",
     )
+
+
+def judge_posterior(grid: Grid) -> Verdict:
+    """Reproduced where the posterior predicts better than its mode, by two errors, at the prior that was chosen."""
+    chosen = grid.evidence.argmax(axis=2)
+    gaps = _at(grid.columns["log_score"] - grid.columns["log_score_mode"], chosen)
+    listing = ", ".join(
+        f"{name} {mean:+.3f} ({effective:.0f} of {weights:.0f} weights determined)"
+        for name, mean, effective, weights in zip(
+            grid.architectures,
+            gaps.mean(axis=0),
+            _at(grid.columns["effective"], chosen).mean(axis=0),
+            grid.columns["weights"].mean(axis=(0, 2)),
+            strict=True,
+        )
+    )
+    return judge_better(
+        f"{grid.task}: the posterior, linearised, predicts better than its mode (ours)",
+        *paired(gaps.mean(axis=1)),
+        f"at the gamma that the evidence chooses, test log score of the posterior minus that of its mode "
+        f"{text(paired(gaps.mean(axis=1)))}: {listing}",
+    )
+
+
+def judge_reference(rows: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Reproduced where the log score of the Laplace approximation is within ALIKE of that of NUTS."""
+    claim = "digits, no hidden layer: the Laplace approximation predicts as the posterior does (NUTS; ours)"
+    if not rows:
+        return Verdict(claim, NOT_RUN, "no reference at this size")
+    by_name = {row["method"]: row for row in rows}
+    nuts, full = by_name[NUTS], by_name["Laplace, full"]
+    listing = ", ".join(f"{row['method']} {row['log_score']:.3f} and {row['ece']:.3f}" for row in rows)
+    said = (
+        f"log score and calibration error of one seed at gamma = {nuts['gamma']:.3g}: {listing}; NUTS is "
+        f"{nuts['verdict']} (R-hat {nuts['rhat']:.3f}, bulk ESS {nuts['ess_bulk']:.0f})"
+    )
+    if nuts["verdict"] != "converged":
+        return Verdict(claim, NOT_RUN, f"no reference: {said}")
+    good = abs(full["log_score"] - nuts["log_score"]) <= ALIKE
+    return Verdict(claim, REPRODUCED if good else NOT_REPRODUCED, said)
 
 
 def judge_correlation(grid: Grid) -> Verdict:
@@ -418,13 +510,15 @@ def judge_training(grid: Grid) -> Verdict:
     )
 
 
-def judge(grids: Sequence[Grid], note: str) -> list[Verdict]:
+def judge(grids: Sequence[Grid], reference: Sequence[Mapping[str, Any]], note: str) -> list[Verdict]:
     verdicts = []
     for grid in grids:
         verdicts += [each(grid, score) for each in (judge_prior, judge_architecture) for score in PREDICTED]
         verdicts += [
-            each(grid) for each in (judge_correlation, judge_training, judge_printed, judge_mean_loss)
+            each(grid)
+            for each in (judge_posterior, judge_correlation, judge_training, judge_printed, judge_mean_loss)
         ]
+    verdicts.append(judge_reference(reference))
     return [dataclasses.replace(each, numbers=f"{each.numbers} [{note}]") for each in verdicts]
 
 
@@ -432,47 +526,35 @@ def judge(grids: Sequence[Grid], note: str) -> list[Verdict]:
 
 
 def draw(path: Path, grids: Sequence[Grid]) -> None:
-    """Evidence and both test scores against gamma, means over seeds, and one against the other."""
-    figure, axes = panels(16.0, 4.2 * len(grids), 4, len(grids))
-    for (left, *middle, right), grid in zip(axes, grids, strict=True):
-        names = list(PREDICTED)
+    """Evidence and both test scores against gamma, means over seeds."""
+    figure, axes = panels(10.4, 2.9 * len(grids), 3, len(grids))
+    for (left, *others), grid in zip(axes, grids, strict=True):
         for index, architecture in enumerate(grid.architectures):
-            style = {"color": COLOURS[index], "marker": MARKERS[index], "markersize": 5}
-            evidence = grid.evidence[:, index]
-            left.plot(grid.gammas, evidence.mean(axis=0), "-", linewidth=1.4, label=architecture, **style)
-            best = int(evidence.mean(axis=0).argmax())
-            for axis, name in zip(middle, names, strict=True):
+            style = {"color": COLOURS[index], "marker": MARKERS[index], "markersize": 5, "linewidth": 1.4}
+            evidence = grid.evidence[:, index].mean(axis=0)
+            left.plot(grid.gammas, evidence, **style)
+            best = int(evidence.argmax())
+            for axis, name in zip(others, PREDICTED, strict=True):
                 values = grid.columns[name][:, index].mean(axis=0)
-                axis.plot(grid.gammas, values, "-", linewidth=1.4, **style)
-                axis.plot(
-                    grid.gammas[best],
-                    values[best],
-                    "o",
-                    markersize=13,
-                    color=COLOURS[index],
-                    markerfacecolor="none",
-                )
-            right.plot(
-                evidence.ravel(), grid.columns["log_score_mode"][:, index].ravel(), linestyle="none", **style
-            )
+                axis.plot(grid.gammas, values, label=architecture, **style)
+                chosen = {"color": COLOURS[index], "markersize": 12, "markerfacecolor": "none"}
+                axis.plot(grid.gammas[best], values[best], "o", **chosen)
         lost = grid.columns["printed"][:, 1].mean(axis=0)
         left.plot(grid.gammas, lost, ":", color=GREY, label=f"{grid.architectures[1]}, as printed")
         top, bottom = grid.evidence.mean(axis=0).max(), np.median(grid.evidence)
         left.set_ylim(bottom - 1.5 * (top - bottom), top + 0.6 * (top - bottom))
         # Where the prior is far too narrow or too wide scores are so low that the rest would not be seen.
-        for axis, name in zip(middle, names, strict=True):
+        for axis, name in zip(others, PREDICTED, strict=True):
             axis.set_ylim(np.quantile(grid.columns[name].mean(axis=0), 0.1), None)
-            axis.set(ylabel="test log score, nats per row", title=f"{PREDICTED[name]} predicts")
-        right.set_xlim(np.quantile(grid.evidence, 0.1), None)
-        right.set_ylim(np.quantile(grid.columns["log_score_mode"], 0.1), None)
-        for axis in (left, *middle):
+            axis.set(ylabel="test log score, nats per row", title=f"{grid.task}: {PREDICTED[name]} predicts")
+        for axis in (left, *others):
             axis.set(xscale="log", xlabel="prior standard deviation $\\gamma$")
         left.set(ylabel="log evidence, nats", title=f"{grid.task}: evidence")
-        right.set(
-            xlabel="log evidence, nats", ylabel="test log score of the mode", title="each pair and seed"
+        left.legend(frameon=False, fontsize=8, loc="lower right")
+        others[-1].legend(
+            frameon=False, fontsize=9, title="hidden units", bbox_to_anchor=(1.0, 1.0), loc="upper left"
         )
-        left.legend(frameon=False, fontsize=8)
-    figure.suptitle("Circles: the prior that the evidence chooses")
+    figure.suptitle("Circles: the prior that the evidence chooses", fontsize=11)
     figure.savefig(path)
 
 
@@ -504,10 +586,18 @@ def main(
     grids = [
         Grid.of(task, rows, meanings(count)[0]) for task, count in zip(sizes.tasks, sizes.rows, strict=True)
     ]
+    reference: list[dict[str, Any]] = []
+    if sizes.nuts is not None:
+        of_one = [
+            row for row in rows if (row["task"], row["seed"], row["architecture"]) == (DIGITS, 0, "linear")
+        ]
+        chosen = max(of_one, key=lambda row: row["log_evidence"])["gamma"]
+        reference = kept(checkpoint, "reference", sizes, partial(run_reference, chosen, sizes))["rows"]
+        study.tables["reference"] = reference
     note = smaller(sizes)
-    study.tables = {"grid": rows}
+    study.tables["grid"] = rows
     study.numbers = {"note": note, "weight decay": WEIGHT_DECAY} | stamp()
-    for verdict in judge(grids, note):
+    for verdict in judge(grids, reference, note):
         study.judge(verdict)
     draw(study.out / "grid.png", grids)
     study.write()

@@ -49,7 +49,7 @@ def test_a_tiny_run_writes_everything(script: Any, run: Any, folder: Path) -> No
     assert matplotlib.image.imread(folder / "grid.png").std() > 0.01
     content = json.loads((folder / "results.json").read_text())
     assert content["numbers"]["versions"]["numpy"] == np.__version__
-    assert len(content["verdicts"]) == len(run.verdicts) == 16
+    assert len(content["verdicts"]) == len(run.verdicts) == 19
     assert all("smaller than the source: 40 and 40 training rows" in each.numbers for each in run.verdicts)
 
 
@@ -130,6 +130,8 @@ def grid_of(script: Any, score: np.ndarray | None = None, evidence: np.ndarray |
                         "log_score": value + 0.001 * seed * (a + g),
                         "log_score_mode": 2.0 * value,
                         "log_score_training": gamma,
+                        "effective": 50.0,
+                        "weights": 1000.0,
                     }
                 )
     return script.Grid.of("digits", rows, 3.0)
@@ -180,6 +182,32 @@ def test_what_the_posterior_and_its_mode_predict_is_judged_apart(script: Any) ->
         assert judge(apart, "log_score_mode").verdict == script.NOT_REPRODUCED
     assert script.judge_correlation(apart).verdict == script.NOT_REPRODUCED
     assert script.judge_training(apart).verdict == script.NOT_REPRODUCED
+
+
+def test_the_posterior_is_held_to_its_mode(script: Any) -> None:
+    """A nat more than the mode is seen, and so is one less."""
+    grid = grid_of(script)
+    for more, verdict in ((1.0, script.REPRODUCED), (-1.0, script.NOT_REPRODUCED)):
+        columns = dict(grid.columns) | {"log_score": grid.columns["log_score_mode"] + more}
+        assert script.judge_posterior(dataclasses.replace(grid, columns=columns)).verdict == verdict
+
+
+def test_laplace_is_held_to_nuts_only_where_that_has_converged(script: Any) -> None:
+    def rows(of_laplace: float, verdict: str) -> list[dict[str, Any]]:
+        scored = {"gamma": 1.0, "ece": 0.1}
+        return [
+            scored | {"method": "Laplace, full", "log_score": of_laplace},
+            scored
+            | {"method": "NUTS", "log_score": -0.3, "verdict": verdict, "rhat": 1.0, "ess_bulk": 900.0},
+        ]
+
+    judge = script.judge_reference
+    assert judge(rows(-0.305, "converged")).verdict == script.REPRODUCED
+    assert judge(rows(-0.5, "converged")).verdict == script.NOT_REPRODUCED
+    for nothing in (rows(-0.305, "not converged"), []):
+        found = judge(nothing)
+        assert found.verdict == script.NOT_RUN
+        assert found.numbers.startswith("no reference")
 
 
 def test_gammas_that_predict_nothing_do_not_make_a_choice_good(script: Any) -> None:
