@@ -267,8 +267,8 @@ def beside_reference(found: Findings) -> Picture:
             "predictions",
             "Predictions",
             "",
-            missing="Without a reference, predictions of classes from more than two inputs are shown by their "
-            "reliability alone.",
+            missing="Without a reference, predictions of classes are drawn over two inputs only; for others there is "
+            "their reliability, below.",
         )
     return _intervals(found)
 

@@ -14,6 +14,7 @@ import io
 import math
 import os
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -411,17 +412,25 @@ def _pictures(findings: Findings) -> list[Picture]:
             # A caller who has turned warnings into errors wants to see them.
             raise
         except Exception as error:
-            reason = f"This could not be drawn: {type(error).__name__}: {error}"
-            made.append(Picture(key, key.replace("_", " ").capitalize(), "", missing=reason))
+            made.append(_failed(key, key.replace("_", " ").capitalize(), error))
     return made
+
+
+def _failed(key: str, title: str, error: Exception) -> Picture:
+    return Picture(key, title, "", missing=f"This could not be drawn: {type(error).__name__}: {error}")
 
 
 def _shown(picture: Picture) -> dict[str, Any]:
     from markupsafe import Markup
 
-    panels, entries = [], {}
-    for index, panel in enumerate(picture.panels):
-        drawing, found = _drawn(panel, f"{picture.key}{index}-")
+    panels, entries, drawn = [], {}, []
+    try:
+        drawn = [_drawn(panel, f"{picture.key}{index}-") for index, panel in enumerate(picture.panels)]
+    except Warning:
+        raise
+    except Exception as error:
+        picture = _failed(picture.key, picture.title, error)
+    for panel, (drawing, found) in zip(picture.panels, drawn, strict=True):
         panels.append({"title": panel.title, "svg": Markup(drawing), "words": panel.words})
         for label, swatch in found.items():
             entries.setdefault(label, Markup(swatch))
@@ -443,7 +452,9 @@ def _drawn(panel: Panel, prefix: str) -> tuple[str, dict[str, str]]:
     """A panel as SVG that takes its colours from the page, and label -> SVG of each entry of its legend."""
     import matplotlib
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        # Letters that matplotlib's font does not have are drawn by whoever shows the page.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure = new_figure(WIDTH, panel.height)
         axes = figure.subplots()
         panel.draw(axes)
@@ -490,7 +501,8 @@ def _themed(tag: str, prefix: str) -> str:
         lambda found: f"var(--{THEME[found.group()]})" if found.group() in THEME else found.group(),
         tag,
     )
-    tag = re.sub(r"(font: [^;\"']*?px) [^;\"]*(?=[;\"])", r"\1 var(--letters)", tag)
+    # "font: 8px 'DejaVu Sans', ..." or "font-family: 'DejaVu Sans', ...", as the version of matplotlib has it.
+    tag = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--letters)", tag)
     return re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found.group()):.2f}", tag)
 
 

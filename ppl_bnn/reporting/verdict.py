@@ -291,7 +291,7 @@ def _gap(comparison: Comparison, chosen: str, doubt: str) -> tuple[str, ...]:
     spread = "it has no spread"
     if ratio > 0.0:
         spread = f"its spread is {ratio:.2f} times that of the posterior"
-        if math.isfinite(ratio_floor) and abs(math.log(ratio)) <= abs(math.log(ratio_floor)):
+        if 0.0 < ratio_floor < math.inf and abs(math.log(ratio)) <= abs(math.log(ratio_floor)):
             spread += " (within sampling noise)"
     return (
         f"Measured by {reference}, its mean function is off by {gap:.2f} epistemic standard deviations{noise}; "
