@@ -116,11 +116,19 @@ def test_what_comes_back_is_what_went_in_to_the_bit(form: str, ppl: str, tmp_pat
         assert getattr(after.info, field) == getattr(before.info, field)
 
 
+@pytest.fixture(scope="module")
+def mode() -> Any:
+    return bnn.MAP(ppl="pyro", steps=100).fit(model, *data())
+
+
 @pytest.mark.parametrize("structure", ["full", "kron", "diag", "lowrank"])
-def test_tuned_gaussians_over_some_weights_come_back_to_the_bit(structure: str, tmp_path: Path) -> None:
+def test_tuned_gaussians_over_some_weights_come_back_to_the_bit(
+    structure: str, mode: Any, tmp_path: Path
+) -> None:
     """Positions, factors and every structure's own arrays, and with them the tuned program."""
     x, y = data()
-    settings: dict[str, Any] = {"structure": structure, "weights": ["output"], "tune": "tensor", "steps": 100}
+    settings: dict[str, Any] = {"structure": structure, "weights": ["output"], "tune": "tensor"}
+    settings |= {"start": mode, "optimise": False}
     settings |= {"noise": "evidence"} | ({"rank": 4} if structure == "lowrank" else {})
     before: Any = bnn.Laplace(ppl="pyro", **settings).fit(model, x, y, progress=False)
     after: Any = bnn.load(before.save(tmp_path / "posterior"), model)
