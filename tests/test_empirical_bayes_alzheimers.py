@@ -337,6 +337,7 @@ def test_the_plan_has_every_part_and_every_departure(script):
     assert len(fits) == len(script.FULL.widths) * script.FULL.seeds
 
 
+@pytest.mark.slow
 def test_a_tiny_run_writes_tables_figures_and_verdicts(script, tmp_path, capsys):
     script.main(tiny=True, out=tmp_path)
     said = capsys.readouterr().out

@@ -24,7 +24,7 @@ def script(monkeypatch):
         pytest.param("nuts_against_numpyro", marks=pytest.mark.slow),
         "svi_against_pyro",
         pytest.param("predict_against_predictive", marks=pytest.mark.slow),
-        "laplace_against_laplace_torch",
+        pytest.param("laplace_against_laplace_torch", marks=pytest.mark.slow),
         "variational",
         pytest.param("sampling", marks=pytest.mark.slow),
     ],
