@@ -54,10 +54,9 @@ def check_conjugate(problem: Conjugate, posterior, method: IVON, errors: float =
 
 def test_the_best_mean_field_normal(ppl):
     problem = Conjugate.make()
-    steps = {"numpyro": 10_000, "pyro": 400}[ppl]
-    # 400 steps do not forget a start that is far away (from the prior it failed at 12 of 20 seeds); 10,000 do.
-    near = {"numpyro": None, "pyro": bnn.MAP(ppl=ppl, steps=100)}[ppl]
-    method = IVON(ppl=ppl, steps=steps, particles=16, start=near)
+    # 400 steps of 16 particles forget no start that is far away, and their loss is too noisy for a plateau to be seen.
+    steps, particles = {"numpyro": (10_000, 16), "pyro": (800, 32)}[ppl]
+    method = IVON(ppl=ppl, steps=steps, particles=particles)
     posterior = bnn.fit(problem.model, problem.x, problem.y, method)
     check_conjugate(problem, posterior, method)
     figures = posterior.info.figures
@@ -65,11 +64,9 @@ def test_the_best_mean_field_normal(ppl):
     gap = 0.5 * (np.linalg.slogdet(optimum)[1] - np.linalg.slogdet(problem.precision)[1])
     assert gap > 0.3
     assert abs(figures["elbo"] - (problem.log_evidence - gap)) < 4.5 * figures["elbo_se"] + 0.01
-    if ppl == "numpyro":
-        # With 400 steps it is a test of 40 losses against 40, which fails by chance: at 3 of 20 seeds.
-        assert figures["converged"] == 1.0
-        assert not posterior.info.warnings
-    assert posterior.info.gradient_evaluations == method.steps * 16
+    assert figures["converged"] == 1.0
+    assert not posterior.info.warnings
+    assert posterior.info.gradient_evaluations == steps * particles
     # The loss is an estimate of -ELBO at each step.
     late = posterior.info.history["loss"][-100:]
     assert abs(late.mean() + figures["elbo"]) < 5.0 * (late.std() / 10.0 + figures["elbo_se"]) + 0.05
