@@ -318,7 +318,7 @@ def _why_ended(error: BaseException) -> str:
     if f"({OVER_CEILING})" in text:
         return "MemoryError: it needed more memory than a process may have, and its process was ended"
     codes = re.search(r"exit codes of the workers are \{(.*?)\}", text)
-    detail = codes[1] if codes else f"{type(error).__name__}: {text[:200]}"
+    detail = codes[1] if codes else f"{type(error).__name__}: {text.partition('. ')[0][:200]}"
     return f"its process ended under it ({detail}), as by a crash of a library or for want of memory"
 
 
@@ -488,7 +488,8 @@ def _dask(address: str, device: str) -> Iterator[tuple[Any, int]]:
                     "dask worker --nthreads 1 --nworkers N",
                 )
             )
-        yield Dask(client=client), len(threads)
+        # A process that ended is started anew, which takes a while.
+        yield Dask(client=client, wait_for_workers_timeout=60), len(threads)
     finally:
         client.close()
 
@@ -509,10 +510,19 @@ def _ray(address: str, device: str) -> Iterator[tuple[Any, int]]:
         # Its pool calls back as each piece is finished, which is all that joblib needs for it.
         supports_return_generator = True
 
+        def configure(self, n_jobs: int = 1, parallel: Any = None, **settings: Any) -> int:
+            # For a single one joblib would take this process.
+            return super().configure(max(2, n_jobs), parallel, **settings)
+
     mine = not ray.is_initialized()
     if mine:
         where = address if address == "auto" or "://" in address else f"ray://{address}"
-        ray.init(address=where, log_to_driver=False, logging_level="ERROR")
+        try:
+            ray.init(address=where, log_to_driver=False, logging_level="ERROR")
+        except ConnectionError as error:
+            raise InputError(
+                "engine: " + message("a cluster that answers", f"{where}: {error}", "ray start --head")
+            ) from error
     try:
         resources = ray.cluster_resources()
         on_gpus = resolve_device(device)[0] == "cuda"
