@@ -523,6 +523,8 @@ def _tried(model: Model, x: Any, seed: int) -> tuple[_PriorDraw, _Maps, np.ndarr
         except UnsupportedError:
             return None
         except Exception:
+            # Whatever a model raises, and one of a system raises anything where it is given NumPy. Nothing is lost: a
+            # run in its system, or on all rows, raises its own.
             if not run.heard:
                 return None
             # Of rows that interact some may be no input: a graph has as many nodes as it has.
