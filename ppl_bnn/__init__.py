@@ -78,6 +78,11 @@ _CONTENTS: dict[str, str] = {
     "prior_predictive": "ppl_bnn.before_data",
     "compare": "ppl_bnn.comparison",
     "Comparison": "ppl_bnn.comparison",
+    "report": "ppl_bnn.reporting.page",
+    "Grid": "ppl_bnn.grid",
+    "GridResult": "ppl_bnn.grid_result",
+    "recalibrate": "ppl_bnn.recalibration",
+    "conformal": "ppl_bnn.conformal_prediction",
     "enable_compilation_cache": "ppl_bnn.ppl.numpyro",
 }
 _MODULES: dict[str, str] = {
@@ -149,8 +154,11 @@ if TYPE_CHECKING:
     from ppl_bnn import data, errors, scores, zoo
     from ppl_bnn.before_data import check_prior, prior_predictive
     from ppl_bnn.comparison import Comparison, compare
+    from ppl_bnn.conformal_prediction import conformal
     from ppl_bnn.diagnostics.calibration import simulation_based_calibration
     from ppl_bnn.diagnostics.diagnose import diagnose
+    from ppl_bnn.grid import Grid
+    from ppl_bnn.grid_result import GridResult
     from ppl_bnn.inference import guides
     from ppl_bnn.inference.chees import ChEES
     from ppl_bnn.inference.ensemble import Ensemble
@@ -197,5 +205,7 @@ if TYPE_CHECKING:
     from ppl_bnn.ppl.numpyro import as_numpyro, enable_compilation_cache
     from ppl_bnn.ppl.pyro import as_pyro
     from ppl_bnn.predictive import Prediction
+    from ppl_bnn.recalibration import recalibrate
+    from ppl_bnn.reporting.page import report
     from ppl_bnn.stacking import stack
     from ppl_bnn.storage import load

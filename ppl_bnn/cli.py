@@ -67,7 +67,7 @@ _QUICK_BESIDES: dict[str, dict[str, Any]] = {
 }
 QUICK_ROWS = {"train": 100, "test": 50}
 MANY_ROWS = 20_000
-NOTES = "comparison.md"
+NOTES, REPORT = "comparison.md", "report.html"
 PRIOR = "prior.png"
 WIDTH = 100
 
@@ -239,6 +239,9 @@ def compare(
         bool, typer.Option("--quick", help="Tiny sizes: shows in seconds that all runs, and nothing else.")
     ] = False,
     out: _Out = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Write report.html, too: a page to read and to show.")
+    ] = False,
 ) -> None:
     """Fit one model by several methods and show what each gives and costs.
 
@@ -264,7 +267,8 @@ def compare(
     from ppl_bnn.reporting.terminal import show
 
     table, bars = plan.table, _Bars(errors)
-    (plan.out / NOTES).unlink(missing_ok=True)
+    for file in (NOTES, REPORT):
+        (plan.out / file).unlink(missing_ok=True)
     try:
         with _warnings_told(errors):
             result = run(
@@ -297,11 +301,18 @@ def compare(
     console = _console()
     show(console, result, NOTES)
     _keep_notes(plan.out, result)
+    kept = _kept(result)
+    if report and result.posteriors:
+        from ppl_bnn.reporting.page import report as write
+
+        with _warnings_told(errors):
+            write(result, plan.out / REPORT, title=f"{plan.name} on {table.name}")
+        kept.append(REPORT)
     if quick:
         console.print("[yellow]--quick: nothing here is expected to have converged, or to mean anything.[/]")
     # A path that is broken into lines cannot be copied; a list of names can.
     console.print(f"[bold]Kept in {escape(str(plan.out))}/[/]", soft_wrap=True)
-    console.print(", ".join(_kept(result)))
+    console.print(", ".join(kept))
     console.print(f"[dim]{_seconds(time.monotonic() - started)} in all[/]")
     if result.failures:
         raise typer.Exit(1)
@@ -492,7 +503,7 @@ def _card(model: str, command: str) -> tuple[Card, bool]:
     raise unknown_name("model", model, known)
 
 
-def _sketch(model: Callable[..., Any], features: int) -> tuple[Sketch | None, str]:
+def _sketch(model: Callable[..., Any], inputs: Any) -> tuple[Sketch | None, str]:
     """Size and task of a model; or None, as for one of either system's own, and in a line what failed.
 
     A file of anybody's is run here, so any exception may come. `compare` goes on without: a fit says what is wrong.
@@ -500,7 +511,7 @@ def _sketch(model: Callable[..., Any], features: int) -> tuple[Sketch | None, st
     from ppl_bnn import zoo
 
     try:
-        return zoo.sketch(model, features), ""
+        return zoo.sketch(model, inputs), ""
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]
         return None, f"{type(error).__name__}: {first}" if first else type(error).__name__
@@ -793,15 +804,20 @@ def _show(model: str, data: str | None, settings: list[str]) -> None:
     listed = ", ".join(f"{name}={value}" for name, value in shown.items()) or "none"
     console.print(Text(f"\nArguments (--set NAME=VALUE): {listed}\nFile: {card.path}\n"), soft_wrap=True)
     source = data or card.data
-    if source is None:
+    if source is None and card.example is None:
         console.print("Its sites depend on the number of inputs: --data NAME shows them.", markup=False)
         return
-    features = known[source].features
-    sketch, unread = _sketch(function, features)
+    if data is None and card.example is not None:
+        inputs, title = card.example, "On the example in its file:"
+    else:
+        assert source is not None
+        inputs = known[source].features
+        title = f"On {source}, with {inputs} inputs:"
+    sketch, unread = _sketch(function, inputs)
     if sketch is None:
         console.print(Text(f"Its sites are not listed: outside of a system it ends in {unread}"))
     else:
-        _show_sites(console, sketch, f"On {source}, with {features} inputs:")
+        _show_sites(console, sketch, title)
     if not is_file:
         _show_methods(console, card.name)
 

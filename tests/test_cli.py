@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -276,7 +277,7 @@ def test_a_missing_column_name_in_a_model_is_shown_literally(tmp_path: Path) -> 
 def test_quick_comparison_of_a_file(csv: Path) -> None:
     code, out, err = invoke(
         "compare", "--data", csv, "--target", "y", "--drop", "group", "--set", "width=3", "--quick",
-        "--methods", "map,laplace", "--ppl", "numpyro",
+        "--methods", "map,laplace", "--ppl", "numpyro", "--report",
     )  # fmt: skip
     assert code == 0, err
     assert "regression_mlp, 20 parameters, on small: 32 training and 8 test rows, 4 features" in err
@@ -288,14 +289,29 @@ def test_quick_comparison_of_a_file(csv: Path) -> None:
     folder = Path("ppl-bnn-results") / "regression_mlp-small-quick"
     assert f"Kept in {folder}/" in out
     assert {entry.name for entry in folder.iterdir()} == {
-        "map.nc", "laplace.nc", "comparison.csv", "comparison.md", "figure.png",
+        "map.nc", "laplace.nc", "comparison.csv", "comparison.md", "figure.png", "report.html",
     }  # fmt: skip
+    assert "<h1>regression_mlp on small</h1>" in (folder / "report.html").read_text(encoding="utf-8")
     import pandas as pd
 
     table = pd.read_csv(folder / "comparison.csv", index_col=0)
     assert list(table.index) == ["map", "laplace"]
     assert f"{table.loc['laplace', 'log_score']:.3f}" in out
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_show_takes_the_example_of_a_file() -> None:
+    Path("mine.py").write_text(
+        "import ppl_bnn as bnn\nfrom ppl_bnn import likelihoods, ops\n\n"
+        "EXAMPLE = {'words': [[1, 2, 0]]}\n\n\n"
+        "def model(x, y=None):\n"
+        "    table = bnn.embedding('table', x['words'], 5, 2)\n"
+        "    bnn.observe(y, bnn.dense('out', ops.mean(table, axis=1), 1), likelihoods.Gaussian(1.0))\n"
+    )
+    code, out, err = invoke("show", "mine.py")
+    assert code == 0, err
+    assert "On the example in its file:" in out
+    assert re.search(r"in all +13\b", out)
 
 
 def test_interrupt_keeps_what_is_finished(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:

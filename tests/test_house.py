@@ -78,6 +78,8 @@ EXCEPTIONS = {
         "ppl_bnn.inference.ensemble",
         "ppl_bnn.storage",
     ): "an ensemble may be made of any approximation; storage knows all by name",
+    ("ppl_bnn", "ppl_bnn.grid"): "the table of contents has the grid, which finds methods by that table",
+    ("ppl_bnn.grid", "ppl_bnn.grid_file"): "Grid.from_toml: what reads a file makes grids",
     ("ppl_bnn.ppl.protocol", "ppl_bnn.ppl.<name>"): "system(name): either of the two may be missing",
 }
 # Import root -> the dependency that brings it, where the two have different names or one comes with the other.
@@ -86,6 +88,7 @@ BROUGHT_BY = {
     "arviz_plots": "arviz",
     "arviz_stats": "arviz",
     "xarray": "arviz",
+    "markupsafe": "jinja2",
     "pyro": "pyro-ppl",
     "sklearn": "scikit-learn",
     "requests": "pooch",

@@ -28,6 +28,7 @@ def run(study, tmp_path_factory):
     return study.main(tiny=True, out=tmp_path_factory.mktemp("study"))
 
 
+@pytest.mark.slow
 def test_every_choice_has_a_row(study, run):
     """The whole product: a score, or the name of the error and what it says."""
     rows = {(row["task"], *(row[axis] for axis in study.AXES)): row for row in run["table"]}
@@ -40,6 +41,7 @@ def test_every_choice_has_a_row(study, run):
     assert {choice[1] for choice in rows} == {"MAP", "NUTS"}
 
 
+@pytest.mark.slow
 def test_refusals_are_the_librarys(study, run):
     rows = {(row["task"], *(row[axis] for axis in study.AXES)): row for row in run["table"]}
     first = rows["regression", "all", "kron", "hessian", study.WRITTEN, "linearised"]
@@ -51,6 +53,7 @@ def test_refusals_are_the_librarys(study, run):
     assert rows["classification", "all", "full", "ggn", study.WRITTEN, "probit_covariance"]["splits"] == 1
 
 
+@pytest.mark.slow
 def test_numbers_are_finite_and_files_exist(study, run):
     for row in run["table"]:
         assert all(math.isfinite(value) for value in row.values() if isinstance(value, float)), row
@@ -64,9 +67,9 @@ def test_numbers_are_finite_and_files_exist(study, run):
     assert len((run["folder"] / "verdicts.txt").read_text().splitlines()) == len(run["verdicts"])
 
 
-def test_the_lost_term_is_what_makes_gamma_tunable(run):
+def test_the_lost_term_is_what_makes_gamma_tunable(study):
     """The formula by hand has the optimum of the library; as printed it has its optimum at the bound."""
-    lost = run["lost_term"]
+    lost = study.lost_term(study.TINY)
     assert np.isclose(lost.best_right, lost.library, rtol=1e-3)
     assert np.all(np.diff(lost.printed) > 0.0)
     assert lost.best_printed > 0.99 * lost.gamma[-1]

@@ -158,6 +158,7 @@ def test_every_model_of_the_zoo_is_asked(study: Any) -> None:
 # --- a tiny run -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_tiny_run_is_kept_by_model_and_goes_on(
     study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

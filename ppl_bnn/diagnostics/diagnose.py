@@ -410,8 +410,9 @@ def _target(posterior: Any, found: _Findings) -> bool:
             f"kl_weight={weight:g}: the fit aimed at another target, proportional to p(w) p(D | w)^{1.0 / weight:.3g}; "
             "what is said of p/q, the ELBO and the evidence is about the posterior, not about that target"
         )
-    objective = settings.get("objective", "elbo")
-    if objective != "elbo" and objective is not None:
+    objective = settings.get("objective")
+    # A Laplace approximation has an objective, too, that of its hyper-parameters.
+    if posterior.info.method != "Laplace" and objective not in (None, "elbo"):
         found.reasons.append(
             f"the fit maximised the objective {objective!r}; the ELBO given is of what it found"
         )

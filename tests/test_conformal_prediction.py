@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from ppl_bnn import checks
-from ppl_bnn.conformal import conformal
+from ppl_bnn.conformal_prediction import conformal
 from ppl_bnn.errors import InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.predictive import Prediction
 from ppl_bnn.recalibration import recalibrate
