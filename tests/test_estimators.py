@@ -1,0 +1,81 @@
+"""The estimators keep scikit-learn's own rules, and give what the library gives."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import ppl_bnn as bnn
+from ppl_bnn.errors import InputError, UnknownNameError
+from ppl_bnn.estimators import BNNClassifier, BNNRegressor
+
+# A linear model by a mode in Pyro: nothing is compiled, so that each of some fifty fits takes milliseconds.
+CHEAP: dict[str, Any] = {"method": bnn.MAP(ppl="pyro", steps=60), "model_arguments": {"depth": 0}}
+
+
+@pytest.mark.slow
+@parametrize_with_checks([BNNRegressor(**CHEAP), BNNClassifier(**CHEAP)])
+def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def rows() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 2))
+    return x, 3.0 + x @ np.array([2.0, -1.0]) + 0.1 * rng.normal(size=60)
+
+
+def test_a_regressor_gives_what_the_library_gives(rows: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = rows
+    method = bnn.Laplace(ppl="pyro")
+    estimator = BNNRegressor("linear_regression", method, random_state=3).fit(x, y)
+    posterior = bnn.fit(bnn.zoo.load("linear_regression"), x, y, method, seed=3, standardise=True)
+    prediction = posterior.predict(x)
+    mean, std = estimator.predict(x, return_std=True)
+    np.testing.assert_array_equal(mean, prediction.mean)
+    np.testing.assert_array_equal(std, prediction.std)
+    np.testing.assert_array_equal(estimator.predict_interval(x, 0.8), prediction.interval(0.8))
+    assert estimator.sample(x, 5).shape == (5, 60)
+    assert estimator.score(x, y) > 0.99
+    again = pickle.loads(pickle.dumps(estimator))
+    np.testing.assert_array_equal(again.predict(x), mean)
+
+
+def test_a_classifier_speaks_of_its_labels(rows: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = rows
+    labels = np.where(y > 3.0, "high", "low")
+    estimator = BNNClassifier(**CHEAP).fit(x, labels)
+    assert list(estimator.classes_) == ["high", "low"]
+    probabilities = estimator.predict_proba(x)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1.0)
+    np.testing.assert_array_equal(estimator.predict(x), estimator.classes_[probabilities.argmax(axis=1)])
+    assert estimator.score(x, labels) > 0.9
+    assert set(estimator.sample(x, 3).ravel()) <= {"high", "low"}
+
+
+def test_pipelines_cross_validation_and_a_search_over_methods(rows: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = rows
+    regressor = BNNRegressor(**CHEAP)
+    assert cross_val_score(make_pipeline(StandardScaler(), regressor), x, y, cv=3).min() > 0.9
+    search = GridSearchCV(regressor, {"method": [CHEAP["method"], bnn.Laplace(ppl="pyro")]}, cv=2)
+    assert search.fit(x, y).best_score_ > 0.9
+
+
+def test_bad_input_is_refused_by_name(rows: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = rows
+    with pytest.raises(UnknownNameError, match="nutz"):
+        BNNRegressor(method="nutz").fit(x, y)
+    with pytest.raises(InputError, match="the class MAP"):
+        BNNRegressor(method=bnn.MAP).fit(x, y)
+    with pytest.raises(InputError, match="BNNClassifier"):
+        BNNRegressor("classification_mlp", model_arguments={"classes": 2}).fit(x, y)
+    with pytest.raises(InputError, match="at least two classes"):
+        BNNClassifier().fit(x, np.zeros(60))
