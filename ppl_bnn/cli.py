@@ -1,4 +1,4 @@
-"""The command line: `ppl-bnn compare`, and to look around: `models`, `show`, `prior`, `data`.
+"""The command line: `ppl-bnn compare`, `bench`, and to look around: `models`, `show`, `prior`, `data`.
 
 Names, numbers and folders are checked before data are read, and data before a framework is imported, so that a typing
 error costs a fraction of a second. Exit codes: 0 all methods finished; 1 a method failed (its row says why); 2 bad
@@ -11,6 +11,7 @@ import ast
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import re
 import sys
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from ppl_bnn.comparison import Comparison
     from ppl_bnn.data import Table
+    from ppl_bnn.grid_result import GridResult
     from ppl_bnn.inference.method import Method
     from ppl_bnn.predictive import Prediction
     from ppl_bnn.zoo import Card, Sketch
@@ -202,6 +204,7 @@ _Out = Annotated[
 @app.command()
 @_told
 def compare(
+    context: typer.Context,
     model: _Model = None,
     data: _Data = None,
     target: _Target = None,
@@ -242,12 +245,37 @@ def compare(
     report: Annotated[
         bool, typer.Option("--report", help="Write report.html, too: a page to read and to show.")
     ] = False,
+    grid: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml",
+            help="Many models, data sets, splits, methods and seeds, as the file says; of the other options only those "
+            "below and --out count.",
+            show_default=False,
+        ),
+    ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(help="For a grid: local, sequential, dask://HOST:PORT or ray://HOST:PORT."),
+    ] = "local",
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="For a grid: how many cells at once.", show_default="what there is room for"),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume/--anew", help="For a grid: go on with what is there, or compute it anew."),
+    ] = True,
 ) -> None:
     """Fit one model by several methods and show what each gives and costs.
 
     Without arguments: regression_mlp on the diabetes table by NUTS, SVI, Laplace and MAP, in under three minutes.
     """
     started = time.monotonic()
+    _check_grid_options(context, grid)
+    if grid is not None:
+        _run_grid(grid, out, engine, jobs, resume)
+        return
     names = _names(methods)
     systems = _systems(names, ppl)
     measure = _reference(names, reference)
@@ -316,6 +344,112 @@ def compare(
     console.print(f"[dim]{_seconds(time.monotonic() - started)} in all[/]")
     if result.failures:
         raise typer.Exit(1)
+
+
+def _check_grid_options(context: typer.Context, grid: Path | None) -> None:
+    """Refuse what would not count: options of a single comparison beside --grid, those of a grid without it."""
+    typed = [name for name in context.params if _typed(context, name)]
+    of_grid = ("engine", "jobs", "resume")
+    wrong = [name for name in typed if (name in of_grid) is (grid is None) and name not in ("grid", "out")]
+    if not wrong:
+        return
+    called = ", ".join(f"--{name.strip('_')}" if name != "model" else "MODEL" for name in wrong)
+    if grid is None:
+        raise InputError("--grid: " + message(f"a grid, which {called} is about", "none", "--grid FILE.toml"))
+    raise InputError(
+        "--grid: " + message("a file that says all that is fitted", f"{called} beside it", "keys of the file")
+    )
+
+
+def _typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _run_grid(file: Path, out: Path | None, engine: str, jobs: int | None, resume: bool) -> None:
+    from ppl_bnn.grid import Grid
+
+    grid = Grid.from_toml(file)
+    errors = _console(error=True)
+    folder = out or Path("ppl-bnn-results") / file.stem
+    errors.print(f"{grid}: {len(grid.cells)} cells", markup=False, soft_wrap=True)
+    for sentence in grid.left_out:
+        errors.print(sentence, markup=False, style="dim", soft_wrap=True)
+    with _warnings_told(errors):
+        result = grid.run(folder, engine, jobs, resume, progress=Bars())
+    _show_grid(_console(), result)
+    if result.failures:
+        raise typer.Exit(1)
+
+
+_GRID_HEADINGS = {
+    "log_score": "log score",
+    "gap_mean": "gap (sd)",
+    "run_seconds": "run (s)",
+    "failures": "failed",
+}
+
+
+def _show_grid(console: Console, result: GridResult) -> None:
+    """A block for each model and data set: scores, paired differences to the best method, the gap, the cost."""
+    table: Any = result.table()
+    for (model, data), block in table.groupby(level=["model", "data"], sort=False):
+        console.print(f"\n{model} on {data}", markup=False, style="bold")
+        scores = [name for name in ("log_score", "rmse", "accuracy", "crps", "ece") if name in block]
+        costs = [name for name in ("gap_mean", "run_seconds", "failures") if name in block]
+        shown = [_GRID_HEADINGS.get(name, name) for name in (*scores, *costs)]
+        headings = (
+            "method",
+            "splits",
+            *shown[: len(scores)][:1],
+            "behind best",
+            *shown[min(1, len(scores)) :],
+        )
+        listed = _list(headings, tuple(range(1, len(headings))))
+        for column in listed.columns:
+            column.no_wrap = True
+        for (_, _, method), row in block.iterrows():
+            listed.add_row(
+                method,
+                f"{row['splits']:.0f}",
+                *(_with_error(row, name) for name in scores[:1]),
+                _with_error(row, f"{scores[0]}_to_best") if scores else "-",
+                *(_plain(row[name], 3) for name in scores[1:]),
+                *(_plain(row[name], 0 if name == "failures" else 2) for name in costs),
+            )
+        console.print(listed)
+    console.print(
+        "Means over splits; ±: standard error over splits, corrected for the training rows that splits share. Behind "
+        "best: the difference in log score, paired over splits. Gap: of the mean function from the reference's, in its "
+        "standard deviations. Every column: table.csv; every cell: cells.csv.",
+        style="dim",
+    )
+    for key, reason in _failures(result).items():
+        console.print(f"{key}: {reason}", markup=False, soft_wrap=True)
+    if result.missing:
+        console.print(f"{result.missing} of {result.asked} cells have not been computed.", markup=False)
+    console.print(f"Kept in {result.folder}/", markup=False, style="bold", soft_wrap=True)
+
+
+def _plain(value: float, digits: int) -> str:
+    from ppl_bnn.reporting.terminal import number
+
+    return "-" if math.isnan(value) else number(value, digits)
+
+
+def _with_error(row: Any, column: str) -> str:
+    error = row.get(f"{column}_se", math.nan)
+    return _plain(row[column], 3) + ("" if math.isnan(error) else f" ± {_plain(error, 3)}")
+
+
+def _failures(result: GridResult) -> dict[str, str]:
+    failed: Any = result.cells[result.cells["failure"] != ""]
+    return {
+        f"{row['model']} on {row['data']}, {row['split']}, by {row['method']}, seed {row['seed']}": row[
+            "failure"
+        ]
+        for _, row in failed.iterrows()
+    }
 
 
 @dataclass(frozen=True)
@@ -717,6 +851,35 @@ def _seconds(seconds: float) -> str:
 # --- models, data -----------------------------------------------------------------------------------------
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@_told
+def bench(
+    context: typer.Context,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A study or benchmark.", show_default=False)
+    ] = None,
+) -> None:
+    """Run a study of the project by its name; without one, list them.
+
+    What follows the name is the study's own: --tiny shows in seconds or a few minutes that all of it runs, --help its
+    other options. Tables, figures and verdicts go to ./ppl-bnn-results/NAME unless --out says otherwise.
+    """
+    from ppl_bnn import studies
+
+    if name is None:
+        listed = _list(("study", "what it is"))
+        for each, file in studies.studies().items():
+            listed.add_row(each, _text(studies.summary(file)))
+        _console().print(listed)
+        return
+    arguments = list(context.args)
+    told = any(each in ("--help", "-h", "--out") or each.startswith("--out=") for each in arguments)
+    if "/" not in name and not told and name in studies.studies():
+        arguments += ["--out", str(Path("ppl-bnn-results") / name)]
+    if status := studies.run(name, arguments):
+        raise typer.Exit(status)
+
+
 @app.command()
 @_told
 def models(
@@ -816,8 +979,8 @@ def _show(model: str, data: str | None, settings: list[str]) -> None:
     sketch, unread = _sketch(function, inputs)
     if sketch is None:
         console.print(Text(f"Its sites are not listed: outside of a system it ends in {unread}"))
-    else:
-        _show_sites(console, sketch, title)
+        return
+    _show_sites(console, sketch, title)
     if not is_file:
         _show_methods(console, card.name)
 
@@ -967,6 +1130,13 @@ def data() -> None:
 def _digits(number: int) -> str:
     """Thousands apart."""
     return f"{number:,}".replace(",", " ")
+
+
+def _text(words: str) -> Any:
+    """Words in which brackets are brackets."""
+    from rich.text import Text
+
+    return Text(words)
 
 
 def _list(headings: tuple[str, ...], right: tuple[int, ...] = ()) -> Any:

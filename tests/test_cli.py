@@ -300,6 +300,92 @@ def test_quick_comparison_of_a_file(csv: Path) -> None:
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+GRID = """
+models = ["linear_regression"]
+splits = "random:2@0.8"
+reference = "laplace"
+
+[data.small]
+file = "small.csv"
+target = "y"
+drop = ["group"]
+
+[methods.laplace]
+ppl = "pyro"
+[methods.map]
+ppl = "pyro"
+[methods.nuts]
+settings = { chains = 1, warmup = 5, draws = 3 }
+ppl = "pyro"
+"""
+
+
+def test_a_grid_is_run_shown_and_not_computed_twice(csv: Path) -> None:
+    Path("two.toml").write_text(GRID.replace("small.csv", str(csv)))
+    code, out, err = invoke("compare", "--grid", "two.toml", "--engine", "sequential")
+    assert code == 0, out + err
+    assert "6 cells" in err
+    assert re.search(r"laplace +2 +-?\d+\.\d+ ± ", out)
+    folder = Path("ppl-bnn-results/two")
+    assert f"Kept in {folder}/" in out
+    files = {file: file.stat().st_mtime_ns for file in folder.glob("cells/*")}
+    assert len(files) == 6
+    code, again, err = invoke("compare", "--grid", "two.toml", "--engine", "sequential")
+    assert code == 0, err
+    assert again == out
+    assert files == {file: file.stat().st_mtime_ns for file in folder.glob("cells/*")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--grid", "two.toml", "--seed", "1"), "--seed beside it"),
+        (("--jobs", "2"), "which --jobs is about"),
+        (("--grid", "nowhere.toml"), "nowhere.toml"),
+        (("--grid", "two.toml", "--engine", "cloud"), "unknown engine"),
+    ],
+)
+def test_what_a_grid_is_not_told_that_way_is_refused(
+    arguments: tuple[str, ...], said: str, csv: Path
+) -> None:
+    Path("two.toml").write_text(GRID.replace("small.csv", str(csv)))
+    code, _, err = invoke("compare", *arguments)
+    assert code == 2
+    assert said in err
+
+
+def test_studies_are_listed_and_run_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ppl_bnn import studies
+
+    code, out, _ = invoke("bench")
+    assert code == 0
+    assert "evidence_framework" in out
+    assert "performance/sampling" in out
+    asked: list[Any] = []
+
+    def run(command: list[str], env: dict[str, str]) -> Any:
+        asked.append(command)
+        return type("Done", (), {"returncode": 3})
+
+    monkeypatch.setattr(studies.subprocess, "run", run)
+    code, _, _ = invoke("bench", "evidence_framework", "--tiny")
+    assert code == 3
+    assert asked[0][1].endswith("evidence_framework.py")
+    assert asked[0][2:] == ["--tiny", "--out", str(Path("ppl-bnn-results/evidence_framework"))]
+    code, _, err = invoke("bench", "evidence")
+    assert code == 2
+    assert "evidence_framework" in err
+
+
+def test_the_model_of_the_contributors_guide_is_one() -> None:
+    guide = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    Path("mine.py").write_text(guide.split("```python\n", 1)[1].split("```", 1)[0])
+    code, out, err = invoke("show", "mine.py")
+    assert code == 0, err
+    assert "On diabetes, with 10 inputs:" in out
+    assert re.search(r"in all +242\b", out)
+
+
 def test_show_takes_the_example_of_a_file() -> None:
     Path("mine.py").write_text(
         "import ppl_bnn as bnn\nfrom ppl_bnn import likelihoods, ops\n\n"
