@@ -21,7 +21,6 @@ Laplace's, linearised; each mode is looked for from the one before.
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from study import (
     VERMILION,
     Study,
     Verdict,
+    command_line,
     judge_better,
     paired,
     panels,
@@ -387,9 +387,6 @@ def main(tiny: bool = False, out: str | Path | None = None, task: str | None = N
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--out")
+    parser = command_line(__doc__)
     parser.add_argument("--task", help="plane, digits or diabetes alone")
-    given = parser.parse_args()
-    main(given.tiny, given.out, given.task)
+    main(**vars(parser.parse_args()))

@@ -29,7 +29,6 @@ which no ELBO may exceed.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,6 +50,7 @@ from study import (
     VERMILION,
     Study,
     Verdict,
+    command_line,
     paired,
     panels,
 )
@@ -1500,11 +1500,7 @@ def main(tiny: bool = False, out: str | Path | None = None) -> Study:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tiny", action="store_true", help="small sizes, in seconds")
-    parser.add_argument("--out", default=None, help="folder for tables, figures and verdicts")
-    parser.add_argument("--cache", default=None, help="folder for compiled programs")
-    options = parser.parse_args()
+    options = vars(command_line(__doc__, "cache").parse_args())
     # Data sets and starts share their programs: compiled once, they are read from disk by all others.
-    bnn.enable_compilation_cache(options.cache)
-    main(options.tiny, options.out)
+    bnn.enable_compilation_cache(options.pop("cache"))
+    main(**options)

@@ -25,7 +25,6 @@ had reached a plateau, and its rows are the source's split, standardised on the 
 
 from __future__ import annotations
 
-import argparse
 import math
 import multiprocessing
 import time
@@ -53,6 +52,7 @@ from study import (
     VERMILION,
     Study,
     Verdict,
+    command_line,
     panels,
 )
 
@@ -1432,9 +1432,5 @@ def main(tiny: bool = False, out: str | Path | None = None, cache: str | None = 
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tiny", action="store_true", help="small sizes and made-up rows, in seconds")
-    parser.add_argument("--out", default=None, help="folder for tables, figures and verdicts")
-    parser.add_argument("--cache", default=None, help="folder for compiled programs")
-    options = parser.parse_args()
-    main(options.tiny, options.out, options.cache)
+    parser = command_line(__doc__, "cache", tiny="small sizes and made-up rows, in seconds")
+    main(**vars(parser.parse_args()))

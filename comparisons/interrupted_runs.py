@@ -12,7 +12,6 @@ keeps no more and waits for its own, so that a busy machine, where a kill comes 
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import signal
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from study import NOT_REPRODUCED, REPRODUCED, Study, Verdict
+from study import NOT_REPRODUCED, REPRODUCED, Study, Verdict, command_line
 
 # What a process runs: seconds between two writings, the folder, and the size of the run are its arguments.
 CHILD = """
@@ -199,9 +198,6 @@ def main(tiny: bool = False, out: str | Path | None = None, kills: int | None = 
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--kills", type=int)
-    parser.add_argument("--out")
-    given = parser.parse_args()
-    main(given.tiny, given.out, given.kills)
+    parser = command_line(__doc__)
+    parser.add_argument("--kills", type=int, help="how many")
+    main(**vars(parser.parse_args()))

@@ -30,7 +30,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ from study import (
     Verdict,
     command_line,
     judge_better,
+    kept,
     paired,
     panels,
 )
@@ -756,37 +757,6 @@ def _without_seconds(part: Part) -> Part:
     return replace(part, tables={**part.tables, "scores": rows})
 
 
-def kept(
-    folder: Path | None, name: str, sizes: Sizes, compute: Callable[[], Part], shared: bool = False
-) -> Part:
-    """A part from the folder where it is there, computed and put there where it is not.
-
-    shared: whether others compute on this machine meanwhile; how long it took then says nothing, and is not kept.
-
-    Raises
-    ------
-    ValueError: a part of another size.
-    """
-    if folder is None:
-        return _without_seconds(compute()) if shared else compute()
-    path, arrays = folder / f"{name}.json", folder / f"{name}.npy"
-    of = json.loads(json.dumps(asdict(sizes)))
-    if path.exists():
-        content = json.loads(path.read_text())
-        if content["sizes"] != of:
-            raise ValueError(f"{path} is of another size: name another folder")
-        f = np.load(arrays) if arrays.exists() else None
-        return Part(content["tables"], content["numbers"], f)
-    part = _without_seconds(compute()) if shared else compute()
-    folder.mkdir(parents=True, exist_ok=True)
-    if part.f is not None:
-        np.save(arrays, part.f)
-    temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps({"sizes": of, "tables": part.tables, "numbers": part.numbers}))
-    temporary.replace(path)
-    return part
-
-
 def main(
     tiny: bool = False,
     out: str | Path | None = None,
@@ -803,17 +773,20 @@ def main(
     """
     study = Study.begin(TINY if tiny else FULL, "sampling_ensembles", tiny, out)
     sizes: Sizes = study.sizes
-    folder = None if checkpoint is None else Path(checkpoint)
     tables: dict[str, list[dict[str, Any]]] = {"scores": [], "weights": [], "tuning": []}
     study.tables = tables
     rows = tables["scores"]
     found: dict[str, Part] = {}
 
     def take(name: str, index: int, compute: Callable[..., Part]) -> None:
-        data = split(index, sizes.rows)
-        part = found[f"{name}-{index}"] = kept(
-            folder, f"{name}-{index}", sizes, lambda: compute(sizes, data, index), shared
-        )
+        def computed() -> dict[str, Any]:
+            part = compute(sizes, split(index, sizes.rows), index)
+            part = _without_seconds(part) if shared else part
+            plain = {"tables": part.tables, "numbers": part.numbers}
+            return plain if part.f is None else plain | {"f": part.f}
+
+        stored = kept(checkpoint, f"{name}-{index}", sizes, computed)
+        part = found[f"{name}-{index}"] = Part(stored["tables"], stored["numbers"], stored.get("f"))
         for table, more in part.tables.items():
             tables[table] += more
         if part.numbers:

@@ -20,14 +20,13 @@ them. A verdict of the tests has an error rate of 5 % over all functions togethe
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from study import NOT_REPRODUCED, REPRODUCED, Study, Verdict
+from study import NOT_REPRODUCED, REPRODUCED, Study, Verdict, command_line
 
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, priors
@@ -252,11 +251,7 @@ def main(
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tiny", action="store_true", help="small sizes, in seconds")
-    parser.add_argument("--out", default=None, help="folder for tables, figures and verdicts")
-    parser.add_argument("--checkpoint", default=None, help="folder where finished simulations are kept")
+    parser = command_line(__doc__, "checkpoint")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
-    parser.add_argument("--simulations", type=int, default=None, help="how many")
-    options = parser.parse_args()
-    main(options.tiny, options.out, options.checkpoint, options.jobs, options.simulations)
+    parser.add_argument("--simulations", type=int, help="how many")
+    main(**vars(parser.parse_args()))

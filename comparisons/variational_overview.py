@@ -26,7 +26,6 @@ quadrature. References are NUTS on the same model and rows, where it converges i
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,6 +51,7 @@ from study import (
     VERMILION,
     Study,
     Verdict,
+    command_line,
     panels,
 )
 
@@ -1817,11 +1817,7 @@ def main(tiny: bool = False, out: str | Path | None = None) -> Study:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tiny", action="store_true", help="small sizes, in seconds")
-    parser.add_argument("--out", default=None, help="folder for tables, figures and verdicts")
-    parser.add_argument("--cache", default=None, help="folder for compiled programs")
-    options = parser.parse_args()
+    options = vars(command_line(__doc__, "cache").parse_args())
     # Data sets and seeds share their programs: compiled once, they are read from disk by all others.
-    bnn.enable_compilation_cache(options.cache)
-    main(options.tiny, options.out)
+    bnn.enable_compilation_cache(options.pop("cache"))
+    main(**options)

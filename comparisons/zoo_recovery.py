@@ -26,7 +26,6 @@ Each model is kept in <out>/models as soon as it has finished; --checkpoint keep
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import time
@@ -46,6 +45,7 @@ from study import (
     VERMILION,
     Study,
     Verdict,
+    command_line,
     kept,
     paired,
     panels,
@@ -618,13 +618,9 @@ def main(
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--tiny", action="store_true", help="small sizes, in seconds")
-    parser.add_argument("--out", default=None, help="folder for tables, the figure and verdicts")
-    parser.add_argument("--checkpoint", default=None, help="folder where finished simulations are kept")
+    parser = command_line(__doc__, "checkpoint")
     parser.add_argument("--only", nargs="*", default=(), metavar="NAME", help="these models")
-    options = parser.parse_args()
     try:
-        main(options.tiny, options.out, options.checkpoint, options.only)
+        main(**vars(parser.parse_args()))
     except BNNError as problem:
         raise SystemExit(f"error: {problem}") from None

@@ -468,7 +468,7 @@ def fitted(
     if posterior.weights is not None:
         record.notes["target"] = _stacked(posterior)
     if posterior.info.warnings:
-        record.notes["run_seconds"] = " ".join(posterior.info.warnings)
+        record.notes["run_seconds"] = " ".join(f"{said.rstrip('.')}." for said in posterior.info.warnings)
     if posterior.info.gradient_evaluations is None:
         record.notes["gradient_evaluations"] = f"{posterior.info.method} does not count its gradients."
     if len(y_test) < 2:

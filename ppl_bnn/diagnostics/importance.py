@@ -146,7 +146,8 @@ class LeaveOneOut:
     """PSIS-LOO of a posterior (see `leave_one_out`); NaN with a `reason` where it is not defined.
 
     elpd: sum over rows of log p(y_i | the other rows), original units; se: its standard error; p_loo: effective
-    number of parameters; worst_k, share_above: the largest Pareto k over rows, and the share of rows above 0.7.
+    number of parameters; worst_k, share_above: the largest Pareto k over rows (infinite where a row
+    has none, since its tail could not be fitted), and the share of rows above 0.7.
     corrected_elpd, corrected_se: for an approximation, with the weights p/q; NaN with a `corrected_reason`
     where that is not defined. elpd_data: what ArviZ's `compare` takes.
     """
@@ -227,7 +228,7 @@ def leave_one_out(source: Any) -> LeaveOneOut:
         elpd=float(found.elpd),
         se=float(found.se),
         p_loo=float(found.p),
-        worst_k=float(k.max()),
+        worst_k=float(np.where(np.isnan(k), math.inf, k).max()),
         share_above=float(np.mean(~(k <= K_LIMIT))),
         corrected_elpd=corrected,
         corrected_se=corrected_se,
