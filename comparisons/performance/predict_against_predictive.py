@@ -4,8 +4,8 @@ Both sides give 1000 predictive distributions per row: ours as parameters of the
 The first call of ours, which compiles in NumPyro, is not counted and is printed as a fact. The network is the one of
 the UCI benchmarks, 50 ReLU units; with tanh units most of the time of both sides in torch is torch's own tanh.
 
-What torch itself can do is measured beside: the two products, the additions and the activation over the same arrays,
-with nothing around them, in the best of several sizes of block. No way of predicting in torch can be faster than that.
+What torch itself does is measured beside: the two products, the additions and the activation over the same arrays,
+each result a new array, with nothing around them, in the best of several sizes of block.
 
 Peak memory is measured in processes of their own: by how much the high-water mark of resident memory rises during the
 prediction, less the result; once with what compiling takes, and once more in the same process.
