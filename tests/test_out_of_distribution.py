@@ -320,7 +320,7 @@ def test_samplers_run_and_are_judged(script: Any) -> None:
         cycle_length=4,
         thinning=3,
         warmup=4,
-        nuts=(4, 100, 250),
+        nuts=(4, 300, 1500),
         epochs=20,
     )
     task = script.Task.of(script.LENET, 0, sizes)
