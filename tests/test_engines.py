@@ -178,8 +178,11 @@ def test_processes_end_with_the_one_that_started_them(how: signal.Signals, tmp_p
     script.write_text(
         textwrap.dedent(
             """
-            import os, time
+            import os, signal, time
             from ppl_bnn import engines
+
+            # Who started the tests in the background has told them to ignore Ctrl-C, and that is inherited.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
             def waits(number):
                 open(os.path.join(FOLDER, str(os.getpid())), "w").close()
@@ -205,7 +208,11 @@ def test_processes_end_with_the_one_that_started_them(how: signal.Signals, tmp_p
         os.killpg(child.pid, how)
     else:
         child.send_signal(how)
-    assert child.wait(timeout=60) != 0
+    try:
+        assert child.wait(timeout=60) != 0
+    finally:
+        child.kill()
+        child.wait()
     for _ in range(600):
         alive = [pid for pid in pids if Path(f"/proc/{pid}").exists() and " Z " not in _status(pid)]
         if not alive:
