@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn import checks, comparison, processes
+from ppl_bnn import checks, comparison, processes, scores
 from ppl_bnn.data import Table
 from ppl_bnn.errors import BNNError, InputError, message
 from ppl_bnn.inference.checkpoint import identity
@@ -302,7 +302,7 @@ def _kept(record: comparison.Record) -> tuple[dict[str, np.ndarray], dict[str, A
         record.notes["gap_mean"] = comparison.reason(error)
         return arrays, figures
     try:
-        halves = _halves(prediction, comparison.chain_of_draws(posterior, prediction))
+        halves = scores.halves(prediction, comparison.chain_of_draws(posterior, prediction))
         arrays |= {
             "half_means": np.stack([half.mean for half in halves]),
             "half_variances": np.stack([half.mean_function_variance for half in halves]),
@@ -310,16 +310,6 @@ def _kept(record: comparison.Record) -> tuple[dict[str, np.ndarray], dict[str, A
     except BNNError as error:
         record.notes["gap_mean_floor"] = comparison.reason(error)
     return arrays, figures
-
-
-def _halves(prediction: Prediction, groups: np.ndarray | None) -> tuple[Prediction, Prediction]:
-    """The two halves of the draws between which `scores.noise_floor` measures."""
-    if prediction.draws < 4:
-        raise InputError(message("at least 4 draws, to have halves", f"{prediction.draws}", "more draws"))
-    first = np.arange(prediction.draws) < prediction.draws // 2
-    if groups is not None and len(names := np.unique(groups)) > 1:
-        first = np.isin(groups, names[: len(names) // 2])
-    return prediction.take_draws(first), prediction.take_draws(~first)
 
 
 def _task(prediction: Prediction) -> str:
@@ -375,22 +365,8 @@ def gap(arrays: Mapping[str, np.ndarray], of: Mapping[str, np.ndarray], classes:
                 f"a mean function of shape {of['mean'].shape}", f"{arrays['mean'].shape}", "the same rows"
             )
         )
-    squares, variance, reference = (arrays["mean"] - of["mean"]) ** 2, arrays["variance"], of["variance"]
-    if classes and squares.ndim == 2:
-        squares, variance, reference = (part.sum(axis=1) for part in (squares, variance, reference))
-    spread = reference > 0.0
-    if not (spread.any() if classes else spread.all()):
-        raise InputError(
-            message("a reference whose draws differ in every row", "one without spread", "more draws")
-        )
-    # Where a reference is certain of a class its standard deviation is nearly zero, and a ratio to it says nothing.
-    weights = reference[spread] / reference.sum() if classes else np.full(spread.size, 1.0 / spread.size)
-    far = squares.sum() / reference.sum() if classes else np.mean(squares / reference)
-    variance, reference = variance[spread], reference[spread]
-    if (variance == 0.0).any():
-        return math.sqrt(far), 0.0
-    ratio = 0.5 * (np.log(variance) - np.log(reference)).ravel()
-    return math.sqrt(far), math.exp(float(np.sum(weights.ravel() * ratio)))
+    found = scores.mean_function_gap(arrays["mean"], arrays["variance"], of["mean"], of["variance"], classes)
+    return found["mean_gap"], found["sd_ratio"]
 
 
 # --- what is kept ---------------------------------------------------------------------------------------------

@@ -515,23 +515,50 @@ def fidelity(prediction: Prediction, reference: Prediction) -> dict[str, float]:
     Raises InputError when family of outcome, shape or classes differ, or the reference has no spread.
     """
     _check_comparable(prediction, reference)
-    difference = (prediction.mean - reference.mean) ** 2
-    variance, reference_variance = prediction.mean_function_variance, reference.mean_function_variance
-    if reference.family == "Categorical":
+    figures = mean_function_gap(
+        prediction.mean,
+        prediction.mean_function_variance,
+        reference.mean,
+        reference.mean_function_variance,
+        reference.is_classes,
+    )
+    if reference.is_classes:
+        ours, theirs = prediction.probabilities, reference.probabilities
+        figures["agreement"] = float(np.mean(ours.argmax(axis=1) == theirs.argmax(axis=1)))
+        figures["total_variation"] = float(np.mean(0.5 * np.abs(ours - theirs).sum(axis=1)))
+    else:
+        figures["wasserstein"] = float(np.mean(wasserstein(prediction, reference) / reference.std))
+    return figures
+
+
+def mean_function_gap(
+    mean: np.ndarray,
+    variance: np.ndarray,
+    reference_mean: np.ndarray,
+    reference_variance: np.ndarray,
+    classes: bool,
+) -> dict[str, float]:
+    """mean_gap, sd_ratio and sd_log_ratio_spread of `fidelity`, from means and variances of two mean functions.
+
+    All four of one shape, (N,) or (N, K); classes: whether the outcome is a label, whose (N, C) are the C classes of a
+    row. Raises InputError where the reference has no spread.
+    """
+    difference = (mean - reference_mean) ** 2
+    if classes and difference.ndim == 2:
         difference, variance, reference_variance = (
             part.sum(axis=-1) for part in (difference, variance, reference_variance)
         )
     spread = reference_variance > 0.0
-    if not (spread.any() if reference.is_classes else spread.all()):
+    if not (spread.any() if classes else spread.all()):
         raise InputError(
             message(
                 "a reference with epistemic spread in every row",
-                f"{reference!r}, whose draws agree exactly in {np.count_nonzero(~spread)} rows",
+                f"one whose draws agree exactly in {np.count_nonzero(~spread)} rows",
                 "a reference posterior of several draws",
             )
         )
-    weights = reference_variance / reference_variance.sum() if reference.is_classes else 1.0 / spread.size
-    if reference.is_classes:
+    weights = reference_variance / reference_variance.sum() if classes else 1.0 / spread.size
+    if classes:
         mean_gap = math.sqrt(difference.sum() / reference_variance.sum())
     else:
         mean_gap = math.sqrt(np.mean(difference / reference_variance))
@@ -544,14 +571,7 @@ def fidelity(prediction: Prediction, reference: Prediction) -> dict[str, float]:
         log_ratio = 0.5 * (np.log(variance) - np.log(reference_variance))
         centre = float(np.sum(weights * log_ratio))
         sd_ratio, ratio_spread = math.exp(centre), math.sqrt(np.sum(weights * (log_ratio - centre) ** 2))
-    figures = {"mean_gap": mean_gap, "sd_ratio": sd_ratio, "sd_log_ratio_spread": ratio_spread}
-    if reference.is_classes:
-        ours, theirs = prediction.probabilities, reference.probabilities
-        figures["agreement"] = float(np.mean(ours.argmax(axis=1) == theirs.argmax(axis=1)))
-        figures["total_variation"] = float(np.mean(0.5 * np.abs(ours - theirs).sum(axis=1)))
-    else:
-        figures["wasserstein"] = float(np.mean(wasserstein(prediction, reference) / reference.std))
-    return figures
+    return {"mean_gap": mean_gap, "sd_ratio": sd_ratio, "sd_log_ratio_spread": ratio_spread}
 
 
 def noise_floor(reference: Prediction, groups: Any = None) -> dict[str, float]:
@@ -561,6 +581,11 @@ def noise_floor(reference: Prediction, groups: Any = None) -> dict[str, float]:
     make the halves look more alike than two runs are. Without it, or with one chain: the first and second half.
     Each half has about half of the draws, so the floor of its mean_gap is about sqrt(2) above that of two full runs.
     """
+    return fidelity(*halves(reference, groups))
+
+
+def halves(reference: Prediction, groups: Any = None) -> tuple[Prediction, Prediction]:
+    """The two halves of the draws that `noise_floor` compares; `groups` as there."""
     if reference.draws < 4:
         raise InputError(
             message(
@@ -581,7 +606,7 @@ def noise_floor(reference: Prediction, groups: Any = None) -> dict[str, float]:
         names = np.unique(groups)
         if len(names) > 1:
             first = np.isin(groups, names[: len(names) // 2])
-    return fidelity(reference.take_draws(first), reference.take_draws(~first))
+    return reference.take_draws(first), reference.take_draws(~first)
 
 
 def wasserstein(prediction: Prediction, reference: Prediction) -> np.ndarray:

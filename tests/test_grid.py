@@ -267,7 +267,7 @@ def test_gaps_from_moments_are_those_of_whole_predictions() -> None:
         truth = scores.fidelity(one, other)
         found = cells.gap(arrays[0], arrays[1], one.is_classes)
         np.testing.assert_allclose(found, [truth["mean_gap"], truth["sd_ratio"]], rtol=1e-12)
-    with pytest.raises(InputError, match="without spread"):
+    with pytest.raises(InputError, match="epistemic spread"):
         cells.gap(arrays[1], arrays[0], False)
     with pytest.raises(InputError, match="the same rows"):
         cells.gap({"mean": np.zeros(3), "variance": np.ones(3)}, arrays[1], False)
@@ -285,7 +285,7 @@ def test_gaps_can_be_measured_against_another_method(finished: Any) -> None:
         GridResult.load(out, reference="exat")
     against_a_point = GridResult.load(out, reference="zero")
     assert against_a_point.cells["gap_mean"].isna().all()
-    assert any("without spread" in said.get("gap_mean", "") for said in against_a_point.notes.values())
+    assert any("epistemic spread" in said.get("gap_mean", "") for said in against_a_point.notes.values())
 
 
 # --- the table ------------------------------------------------------------------------------------------------
