@@ -28,11 +28,11 @@ The choices of one split share its compiled functions, so the seconds of a choic
 are wall time under whatever else the machine did: an order of magnitude and no claim.
 
     python comparisons/laplace_design_choices.py [--tiny] [--out DIR] [--seeds N] [--workers N] [--regression NAME]
+        [--checkpoint DIR]
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import math
 import multiprocessing
@@ -41,13 +41,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from study import CORRECTED, NOT_REPRODUCED, NOT_RUN, REPRODUCED, Verdict, new_figure
+from study import CORRECTED, NOT_REPRODUCED, NOT_RUN, REPRODUCED, Verdict, command_line, kept, new_figure
 
 import ppl_bnn as bnn
 from ppl_bnn import data, dist, likelihoods, priors, scores
@@ -265,48 +265,67 @@ def scores_of(prediction: Any, y: np.ndarray) -> dict[str, float]:
     return found
 
 
-def run_split(task: str, index: int, sizes: Sizes) -> list[dict[str, Any]]:
-    """All choices on one split: a row for each, with scores or with the reason why there are none."""
+def run_split(task: str, index: int, sizes: Sizes, checkpoint: str | None = None) -> list[dict[str, Any]]:
+    """All choices on one split: a row for each, with scores or with the reason why there are none.
+
+    checkpoint: a folder where each choice is kept as it is finished; what is there is not computed again.
+    """
     split = load_split(task, index, sizes)
     (x, y), (x_test, y_test) = split.train, split.test
 
     def fit(chosen: Any) -> Any:
         return bnn.fit(split.model, x, y, chosen, seed=index, standardise=True)
 
-    base = {"task": task, "split": index}
-    begun = time.perf_counter()
-    start = fit(bnn.MAP(steps=sizes.steps, ppl=sizes.ppl))
-    prediction = start.predict(x_test)
-    rows = [
-        base
-        | {"weights": "MAP", "seconds": time.perf_counter() - begun, "reason": "; ".join(start.info.warnings)}
-        | scores_of(prediction, y_test)
-    ]
-    reference = None
-    if index == 0:
-        row, reference = run_nuts(fit, x_test, y_test, sizes)
-        rows.append(base | row)
-    for weights, structure, curvature, hyper in choices(sizes):
-        named = base | {"weights": weights, "structure": structure, "curvature": curvature, "hyper": hyper}
-        begun = time.perf_counter()
+    # A run that goes on fits these again only where a choice that needs them is missing.
+    timed_start = cache(lambda: timed(lambda: fit(bnn.MAP(steps=sizes.steps, ppl=sizes.ppl))))
+    nuts = cache(lambda: run_nuts(fit, x_test, y_test, sizes))
+
+    def point() -> dict[str, Any]:
+        start, seconds = timed_start()
+        found = {"weights": "MAP", "seconds": seconds, "reason": "; ".join(start.info.warnings)}
+        return {"rows": [found | scores_of(start.predict(x_test), y_test)]}
+
+    def one(weights: str, structure: str, curvature: str, hyper: str) -> dict[str, Any]:
+        named = {"weights": weights, "structure": structure, "curvature": curvature, "hyper": hyper}
+        start, _ = timed_start()
         try:
             chosen = method(weights, structure, curvature, hyper, start, max(1, split.weights // 4), sizes)
-            fitted = refit(start, chosen)
+            fitted, seconds = timed(lambda: refit(start, chosen))
         except BNNError as error:
             reason = f"{type(error).__name__}: {error}"
-            rows += [named | {"predictive": kind, "reason": reason} for kind in KINDS]
-            continue
+            return {"rows": [named | {"predictive": kind, "reason": reason} for kind in KINDS]}
         named |= {
-            "seconds": time.perf_counter() - begun,
+            "seconds": seconds,
             "log_evidence": fitted.log_evidence,
             "factor": fitted.info.figures.get("prior_factor/all"),
         }
-        for kind in KINDS:
-            found = predict_with(
-                fitted, kind, x_test, y_test, sizes.draws, reference if hyper == WRITTEN else None
-            )
-            rows.append(named | {"predictive": kind} | found)
-    return rows
+        reference = nuts()[1] if hyper == WRITTEN and index == 0 else None
+        return {
+            "rows": [
+                named
+                | {"predictive": kind}
+                | predict_with(fitted, kind, x_test, y_test, sizes.draws, reference)
+                for kind in KINDS
+            ]
+        }
+
+    parts: dict[str, Callable[[], dict[str, Any]]] = {"map": point}
+    if index == 0:
+        parts["nuts"] = lambda: {"rows": [nuts()[0]]}
+    parts |= {"-".join(choice): partial(one, *choice) for choice in choices(sizes)}
+    base = {"task": task, "split": index}
+    return [
+        base | row
+        for name, compute in parts.items()
+        for row in kept(checkpoint, f"{task}-{index}-{name}".replace(" ", "_"), sizes, compute)["rows"]
+    ]
+
+
+def timed(compute: Callable[[], Any]) -> tuple[Any, float]:
+    """What it gives, and its seconds."""
+    begun = time.perf_counter()
+    found = compute()
+    return found, time.perf_counter() - begun
 
 
 def predict_with(
@@ -1026,18 +1045,22 @@ def draw_moons(path: Path, found: Moons) -> None:
 # --- the run --------------------------------------------------------------------------------------------
 
 
-def run_all(sizes: Sizes, workers: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def run_all(
+    sizes: Sizes, workers: int, checkpoint: str | None, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
     """The rows of all tasks and splits, over so many processes."""
     jobs = [(task, index) for index in range(sizes.splits) for task in TASKS]
     rows: list[dict[str, Any]] = []
     if workers == 1:
         for task, index in jobs:
-            rows += run_split(task, index, sizes)
+            rows += run_split(task, index, sizes, checkpoint)
             say(f"{task}, split {index + 1} of {sizes.splits}")
         return rows
     # Spawned, because forked processes inherit the locks of JAX's threads.
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(run_split, task, index, sizes): (task, index) for task, index in jobs}
+        running = {
+            pool.submit(run_split, task, index, sizes, checkpoint): (task, index) for task, index in jobs
+        }
         for done, each in enumerate(as_completed(running), 1):
             rows += each.result()
             task, index = running[each]
@@ -1087,10 +1110,12 @@ def main(
     seeds: int | None = None,
     workers: int = 1,
     regression_table: str = "diabetes",
+    checkpoint: str | Path | None = None,
 ) -> dict[str, Any]:
     """Run the study, write table, verdicts and figures to `out`, and return them.
 
     tiny: a few rows and one hidden unit, in a temporary folder unless `out` is given. seeds: how many splits.
+    checkpoint: a folder where finished choices are kept, so that an interrupted run goes on.
     """
     sizes = replace(TINY if tiny else FULL, regression=regression_table)
     if seeds is not None:
@@ -1098,6 +1123,7 @@ def main(
     folder = Path(out) if out else Path(tempfile.mkdtemp()) if tiny else RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()
+    place = None if checkpoint is None else str(checkpoint)
 
     def say(what: str) -> None:
         print(f"[{time.perf_counter() - begun:5.0f} s] {what}", flush=True)
@@ -1108,7 +1134,7 @@ def main(
     say("learnt noise")
     pictured = run_moons(sizes)
     say("two moons")
-    found = Found(run_all(sizes, workers, say))
+    found = Found(run_all(sizes, workers, place, say))
     table = found.table()
     verdicts = [*judge(found), judge_learnt_noise(learnt), judge_moons(pictured), judge_lost_term(lost)]
     write_table(folder / "choices.csv", table)
@@ -1129,15 +1155,10 @@ def main(
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tiny", action="store_true", help="a few rows and one hidden unit: seconds")
-    parser.add_argument("--out", type=Path, help="the folder of tables and figures")
-    parser.add_argument("--seeds", type=int, help="how many splits")
+    parser = command_line(__doc__, "seeds", "checkpoint", tiny="a few rows and one hidden unit: seconds")
     parser.add_argument("--workers", type=int, default=1, help="processes that share the splits")
     parser.add_argument(
         "--regression", default="diabetes", help="the regression table, such as yacht or energy"
     )
     options = parser.parse_args()
-    main(options.tiny, options.out, options.seeds, options.workers, options.regression)
+    main(options.tiny, options.out, options.seeds, options.workers, options.regression, options.checkpoint)

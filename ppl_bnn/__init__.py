@@ -81,6 +81,7 @@ _CONTENTS: dict[str, str] = {
     "report": "ppl_bnn.reporting.page",
     "Grid": "ppl_bnn.grid",
     "GridResult": "ppl_bnn.grid_result",
+    "advise": "ppl_bnn.advice",
     "recalibrate": "ppl_bnn.recalibration",
     "conformal": "ppl_bnn.conformal_prediction",
     "enable_compilation_cache": "ppl_bnn.ppl.numpyro",
@@ -152,6 +153,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from ppl_bnn import data, errors, scores, zoo
+    from ppl_bnn.advice import advise
     from ppl_bnn.before_data import check_prior, prior_predictive
     from ppl_bnn.comparison import Comparison, compare
     from ppl_bnn.conformal_prediction import conformal

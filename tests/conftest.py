@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
@@ -25,6 +28,14 @@ def compiled_programs() -> Iterator[None]:
         jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
         yield
+
+
+@pytest.fixture(scope="module")
+def matrix() -> Iterator[ModuleType]:
+    """The study that fits the whole zoo: it has small data for each model."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[1] / "comparisons"))
+        yield importlib.import_module("zoo_matrix")
 
 
 @pytest.fixture

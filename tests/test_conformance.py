@@ -17,6 +17,7 @@ from arviz_stats.base import array_stats
 
 import ppl_bnn as bnn
 from ppl_bnn.errors import InputError
+from ppl_bnn.inference.effort import Size
 from tests.problems import METHODS, Conjugate, Row, regression_data, small_classifier, small_network
 
 # Particles, two-point distributions, an ensemble of points, and the same with other weights.
@@ -106,6 +107,17 @@ def test_posterior_has_draws_and_a_history_of_itself(row, ppl, posteriors):
     assert len(info.data_hash) == 64
     assert info.versions["ppl-bnn"]
     assert repr(posterior)
+
+
+@pytest.mark.parametrize(("row", "ppl"), CASES)
+def test_what_it_took_is_within_what_it_said_that_it_would_take(row, ppl, posteriors):
+    posterior = posteriors(row, ppl)
+    info = posterior.info
+    parameters = posterior._with(lambda problem: problem.program.parameter_count)
+    effort = quick(row, ppl).effort(Size(rows=25, parameters=parameters, outputs=1))
+    assert effort is not None
+    if info.gradient_evaluations is not None:
+        assert effort.fewest <= info.gradient_evaluations <= effort.most
 
 
 @pytest.mark.parametrize(("row", "ppl"), CASES)

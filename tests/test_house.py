@@ -31,6 +31,7 @@ SHARED_BY_METHODS = {
     "curvature",
     "divergence",
     "drawn",
+    "effort",
     "evidence",
     "families",
     "flat_vector",
@@ -79,6 +80,7 @@ EXCEPTIONS = {
         "ppl_bnn.storage",
     ): "an ensemble may be made of any approximation; storage knows all by name",
     ("ppl_bnn", "ppl_bnn.grid"): "the table of contents has the grid, which finds methods by that table",
+    ("ppl_bnn", "ppl_bnn.advice"): "the table of contents has what finds methods by that table",
     ("ppl_bnn.grid", "ppl_bnn.grid_file"): "Grid.from_toml: what reads a file makes grids",
     ("ppl_bnn.ppl.protocol", "ppl_bnn.ppl.<name>"): "system(name): either of the two may be missing",
 }

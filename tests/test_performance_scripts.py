@@ -40,6 +40,14 @@ def test_runs_at_a_tiny_size(script, name, capsys):
     assert "target" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_advice_is_held_against_what_fits_take(script, capsys):
+    module = script("advice")
+    facts = module.main(tiny=True)
+    assert set(module.methods(True)) <= set(facts)
+    assert "took" in capsys.readouterr().out
+
+
 def test_hand_written_models_are_the_same_models(script):
     """Log joints of the language and of the hand-written models agree."""
     import jax

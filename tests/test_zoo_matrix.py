@@ -6,7 +6,6 @@ model in `test_densities.py`. The whole product takes hours; `comparisons/zoo_ma
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import time
@@ -25,13 +24,6 @@ from tests.problems import METHODS
 
 FOLDER = Path(__file__).parents[1] / "comparisons"
 DECLARED = declared()
-
-
-@pytest.fixture(scope="module")
-def matrix():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        yield importlib.import_module("zoo_matrix")
 
 
 # --- what is declared ---------------------------------------------------------------------------------

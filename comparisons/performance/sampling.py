@@ -17,7 +17,7 @@ round, in alternating order:
 - NUTS from the best of several warm starts over the one by hand, in effective draws per second; the fit of the start
   counts.
 
-    python comparisons/performance/sampling.py [--only diabetes] [--rounds 3] [--store] [--tiny]
+    python comparisons/performance/sampling.py [--only diabetes] [--rounds 3] [--store] [--tiny] [--checkpoint DIR]
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import statistics
 import subprocess
 import sys
@@ -211,6 +212,22 @@ class Measured:
         return Prediction("Normal", {"loc": flat, "scale": noise})
 
 
+def kept(checkpoint: str, name: str, case: str, sizes: Sizes, seed: int, apart: bool) -> Measured:
+    """`measure`, from the folder where it is there; a run takes minutes, and all of them an hour."""
+    if not checkpoint:
+        return measure(name, case, sizes, seed, apart)
+    words = "_".join(re.findall(r"\w+", f"{case} {seed} {name} {sizes}"))
+    path = Path(checkpoint) / f"{words}.npz"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = asdict(measure(name, case, sizes, seed, apart))
+        part = path.with_suffix(".part.npz")
+        np.savez(part, **found)
+        part.replace(path)
+    with np.load(path) as stored:
+        return Measured(**{key: value if value.ndim else float(value) for key, value in stored.items()})
+
+
 def measure(name: str, case: str, sizes: Sizes, seed: int, apart: bool = True) -> Measured:
     """One run of one side, in a process of its own where `apart`."""
     if not apart:
@@ -300,7 +317,7 @@ def pooled(runs: list[Measured]) -> Prediction:
 
 
 def compare(
-    case: str, sizes: Sizes, rounds: int, apart: bool, sides: str = ""
+    case: str, sizes: Sizes, rounds: int, apart: bool, sides: str = "", checkpoint: str = ""
 ) -> tuple[list[Ratio], dict[str, Any]]:
     """All ratios of one table. sides: the samplers to run beside our NUTS, split by ;; none: all of them."""
     chosen = [name for name in samplers(sizes) if not sides or name in (NUTS, *sides.split(";"))]
@@ -308,7 +325,7 @@ def compare(
     runs: dict[str, list[Measured]] = {name: [] for name in names}
     for index in range(rounds):
         for name in names if index % 2 == 0 else reversed(names):
-            run = measure(name, case, sizes, index, apart)
+            run = kept(checkpoint, name, case, sizes, index, apart)
             runs[name].append(run)
             print(
                 f"{case}, round {index}, {name:<22} {run.seconds:7.1f} s, {run.gradients:9.3g} gradients, "
@@ -373,7 +390,12 @@ def compare(
 
 
 def main(
-    tiny: bool = False, rounds: int = 3, store: bool = False, only: str = "", sides: str = ""
+    tiny: bool = False,
+    rounds: int = 3,
+    store: bool = False,
+    only: str = "",
+    sides: str = "",
+    checkpoint: str = "",
 ) -> dict[str, float]:
     sizes, sides = (TINY, f"{MCLMC};{WARM}") if tiny else (FULL, sides)
     ratios: list[Ratio] = []
@@ -381,7 +403,7 @@ def main(
     for case in ("diabetes",) if tiny else ("diabetes", "airfoil"):
         if only and case not in only.split(";"):
             continue
-        found, said = compare(case, sizes, rounds, not tiny, sides)
+        found, said = compare(case, sizes, rounds, not tiny, sides, checkpoint)
         ratios += found
         facts |= said
         # What was measured is told, and kept, table by table.
@@ -396,5 +418,8 @@ if __name__ == "__main__":
     parser.add_argument("--only", default="", help="tables to run, split by ;")
     parser.add_argument("--store", action="store_true", help="keep the figures in results/")
     parser.add_argument("--sides", default="", help="samplers beside NUTS, split by ;, such as MCLMC")
+    parser.add_argument(
+        "--checkpoint", default="", help="folder where finished runs are kept, and taken from"
+    )
     options = parser.parse_args()
-    main(options.tiny, options.rounds, options.store, options.only, options.sides)
+    main(options.tiny, options.rounds, options.store, options.only, options.sides, options.checkpoint)

@@ -16,6 +16,7 @@ import numpy as np
 
 from ppl_bnn.errors import unknown_name
 from ppl_bnn.inference.chains import Kernel
+from ppl_bnn.inference.effort import Size
 from ppl_bnn.inference.many_chains import ManyChains
 from ppl_bnn.inference.sampler import Target
 from ppl_bnn.inference.stepping import check_whole, check_within
@@ -85,6 +86,9 @@ class ChEES(ManyChains):
         check_whole(self.name, "max_steps", self.max_steps, 1, "1000")
         if self.metric not in METRICS:
             raise unknown_name("metric", self.metric, METRICS)
+
+    def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
+        return 1.0, min(30.0, self.max_steps), float(self.max_steps)
 
     def kernel(self, target: Target) -> Kernel:
         import jax

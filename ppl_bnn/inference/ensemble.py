@@ -24,6 +24,7 @@ from ppl_bnn.errors import (
     unknown_name,
 )
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
+from ppl_bnn.inference.effort import Effort, Size
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
 from ppl_bnn.inference.stepping import check_whole, rows_per_step
 from ppl_bnn.posterior import Approximation, Chains, checked_weights
@@ -412,6 +413,25 @@ class Ensemble(Method):
                 f"{self.name} bootstrap: "
                 + message("rows in memory", "a member that streams them", "bootstrap=False")
             )
+
+    @property
+    def weakness(self) -> str:
+        if getattr(self.member, "finds_points", False):
+            return (
+                "A handful of points: each counts alike whatever mass is around it, and where members agree there is "
+                "no epistemic uncertainty."
+            )
+        return f"Members count alike whatever mass they stand for. Of each member: {self.member.weakness}"
+
+    def effort(self, size: Size) -> Effort | None:
+        found = self.member.effort(size)
+        if found is None:
+            return None
+        # The chains of all members run at once, and so do all points.
+        if hasattr(self.member, "chains"):
+            return replace(found.times(self.size), parallel=self.size * found.parallel)
+        at_once = self.size if hasattr(self.member, "run_together") else 1
+        return replace(found.times(self.size), together=max(found.together, at_once))
 
     # -- what the member decides
 

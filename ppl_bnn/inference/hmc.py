@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ppl_bnn.errors import InputError, message
+from ppl_bnn.inference.effort import Size
 from ppl_bnn.inference.hamiltonian import Hamiltonian
 from ppl_bnn.inference.stepping import check_whole, check_within
 
@@ -68,6 +69,20 @@ class HMC(Hamiltonian):
                     )
                 )
         check_whole(self.name, "max_steps", self.max_steps, 1, "1023")
+
+    @property
+    def weakness(self) -> str:
+        return (
+            "Nothing, as chains grow long; one length of trajectory suits some directions and hardly moves others, and "
+            "chains may stay in modes of their own."
+        )
+
+    def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
+        return (
+            1.0,
+            float(min(self.num_steps or 32, self.max_steps)),
+            float(max(self.num_steps or 1, self.max_steps)),
+        )
 
     @property
     def _length(self) -> float:

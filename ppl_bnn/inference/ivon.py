@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bnn.inference.effort import Effort, Size, effort_of_start
 from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
 from ppl_bnn.inference.optimise import flat_sites, starting_point
@@ -93,6 +94,17 @@ class IVON(Method):
         check_within(self.name, "init_scale", self.init_scale, 0, math.inf, "0.1")
         check_within(self.name, "momentum", self.momentum, 0, 1, "0.9")
         check_within(self.name, "curvature_momentum", self.curvature_momentum, 0, 1, "0.995")
+
+    @property
+    def weakness(self) -> str:
+        return (
+            "Its weights are independent and of several modes it has one: variances are too small, between the data "
+            "above all."
+        )
+
+    def effort(self, size: Size) -> Effort:
+        found = Effort.exactly(self.steps * self.particles * size.share(self.batch_size))
+        return found.after(effort_of_start(self.start, size))
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()

@@ -26,6 +26,7 @@ from ppl_bnn.errors import (
 from ppl_bnn.inference.autolaplace import guide_gaussian, refuse_point_estimates
 from ppl_bnn.inference.covariance import Rotated
 from ppl_bnn.inference.curvature import CURVATURES, data_curvature, refuse_large_blocks
+from ppl_bnn.inference.effort import Effort, Size, effort_of_start
 from ppl_bnn.inference.evidence import (
     GROUPINGS,
     Evidence,
@@ -52,10 +53,12 @@ from ppl_bnn.inference.laplace_gaussian import LaplaceGaussian, predictor_column
 from ppl_bnn.inference.linearised import kinds_of
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, missing_sites
 from ppl_bnn.inference.optimise import (
+    REFINING,
     Mode,
     Refinement,
     check_optimiser,
     check_restarts,
+    effort_of_mode,
     failed_restarts,
     find_mode,
     flat_sites,
@@ -275,6 +278,48 @@ class Laplace(Method):
         ):
             if impossible:
                 raise UnsupportedError("Laplace: " + message(expected, came, advice))
+
+    # -- what it takes and what it gets wrong
+
+    @property
+    def weakness(self) -> str:
+        found = "It is a Gaussian about one mode: no skewness, no other modes."
+        kept = {
+            "full": "",
+            "lowrank": " Directions beyond its rank have the spread of the prior.",
+            "kron": " Correlations between layers are lost.",
+            "diag": " All correlations between weights are lost, which the spread of f feels most.",
+        }[self.structure]
+        if self.weights != "all":
+            kept += " Weights that are left out have no spread, so that f has too little away from the data."
+        if self.engine == "guide":
+            kept += (
+                " The exact Hessian of a network is often no precision, and prediction is by sampled weights."
+            )
+        return found + kept
+
+    def effort(self, size: Size) -> Effort:
+        mode = effort_of_mode(self.steps, self.polish) if self.optimise else Effort.exactly(0.0)
+        # Passes over the rows for the curvature, and for the log evidence.
+        passes = Effort(0.0, size.outputs + 2.0, 50.0 + 2.0 * size.parameters * (self.curvature == "hessian"))
+        if self.tune != "none" or self.noise == "evidence" or self.marginal:
+            # Each look at other hyper-parameters may move the mode, by L-BFGS.
+            often = 50.0 if self.during_training or self.objective == "validation" else 1.0
+            passes = Effort(0.0, passes.usual + 20.0 * often, passes.most + REFINING * 3.0 * often)
+        whole = self.structure == "full" and self.weights == "all"
+        side = (
+            min(size.parameters, size.rows * size.outputs) if self.engine == "curvature" else size.parameters
+        )
+        passes = replace(
+            passes,
+            numbers=3.0 * side**2 + float(side == size.rows * size.outputs) * side * size.parameters
+            if whole
+            else float((self.rank or 0) * size.parameters),
+            operations=2.0 * size.rows * size.outputs * size.parameters * side + side**3 / 3.0
+            if whole
+            else 0.0,
+        )
+        return passes.after(mode).times(self.restarts).after(effort_of_start(self.start, size))
 
     # -- the fit
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ppl_bnn.errors import InputError, UnsupportedError, message
+from ppl_bnn.inference.effort import Effort, Size
 from ppl_bnn.inference.sampler import Sampler
 from ppl_bnn.inference.stepping import check_whole
 
@@ -52,6 +53,15 @@ class ManyChains(Sampler):
                     "chain_method='auto'",
                 )
             )
+
+    @property
+    def weakness(self) -> str:
+        return "Many short chains: what none of them reached in its warm-up is missing, and they want an accelerator."
+
+    def effort(self, size: Size) -> Effort | None:
+        found = super().effort(size)
+        # One vectorised function over all chains.
+        return None if found is None else replace(found, parallel=1, together=self.chains)
 
     @property
     def starting_points(self) -> int:

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ppl_bnn.errors import DivergenceError, InputError, message, unknown_name
+from ppl_bnn.inference.effort import Effort, Size, effort_of_start
 from ppl_bnn.inference.method import Method, Outcome, Start
 from ppl_bnn.inference.optimise import (
+    WAIT,
     Mode,
     best_mode,
     check_optimiser,
     check_restarts,
+    effort_of_mode,
     find_modes,
     held_out,
 )
@@ -74,6 +77,19 @@ class MAP(Method):
                 )
         if self.space not in ("unconstrained", "constrained"):
             raise unknown_name("space", self.space, ("unconstrained", "constrained"))
+
+    @property
+    def weakness(self) -> str:
+        return (
+            "It is a point: no epistemic uncertainty, so too sure of itself, most of all away from the data."
+        )
+
+    def effort(self, size: Size) -> Effort:
+        if self.validation is not None:
+            least = min(self.steps, WAIT)
+            return Effort(least, min(self.steps, 3000), self.steps + 100)
+        found = effort_of_mode(self.steps, self.polish).times(self.restarts)
+        return found.after(effort_of_start(self.start, size))
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         if self.validation is not None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ppl_bnn.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.inference.effort import Effort, Size, effort_of_start
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
 from ppl_bnn.inference.optimise import flat_sites, starting_point
 from ppl_bnn.inference.stepping import (
@@ -130,6 +131,17 @@ class MCDropout(Method):
             raise InputError(
                 "MCDropout layers: " + message("names of layers", repr(names), "layers=('output',)")
             )
+
+    @property
+    def weakness(self) -> str:
+        return (
+            "Its spread is that of a rate which nobody has fitted: it does not shrink as rows are added, and away from "
+            "the data it is what the network makes of it."
+        )
+
+    def effort(self, size: Size) -> Effort:
+        found = Effort.exactly(self.steps * size.share(self.batch_size))
+        return found.after(effort_of_start(self.start, size))
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()

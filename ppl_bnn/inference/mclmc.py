@@ -22,6 +22,7 @@ import numpy as np
 
 from ppl_bnn.errors import DivergenceError, InputError, UnsupportedError, message
 from ppl_bnn.inference.chains import Kernel
+from ppl_bnn.inference.effort import Size
 from ppl_bnn.inference.sampler import Sampler, Target
 from ppl_bnn.inference.stepping import check_whole, check_within
 from ppl_bnn.inference.warm_start import spread
@@ -130,6 +131,18 @@ class MCLMC(Sampler):
                         "None, since a draw of adjusted=True is one trajectory", repr(self.thinning), "None"
                     )
                 )
+
+    @property
+    def weakness(self) -> str:
+        stays = "Chains stay in the mode that they begin in."
+        if self.adjusted:
+            return f"Nothing, as chains grow long. {stays}"
+        return f"A bias that no number of draws removes; the fit says how large it may be (bias_allowance). {stays}"
+
+    def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
+        if self.thinning is not None:
+            return (2.0 * self.thinning,) * 3
+        return 2.0, 60.0, 2.0 * MOST_STEPS
 
     def kernel(self, target: Target) -> Kernel:
         if target.dimension < 2:

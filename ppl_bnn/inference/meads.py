@@ -15,6 +15,7 @@ import numpy as np
 
 from ppl_bnn.errors import InputError, message
 from ppl_bnn.inference.chains import Kernel
+from ppl_bnn.inference.effort import Size
 from ppl_bnn.inference.many_chains import ManyChains
 from ppl_bnn.inference.sampler import Target
 from ppl_bnn.inference.stepping import check_whole, check_within
@@ -97,6 +98,9 @@ class MEADS(ManyChains):
                     "chains=64, folds=4",
                 )
             )
+
+    def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
+        return float(self.thinning), float(self.thinning), float(self.thinning)
 
     def kernel(self, target: Target) -> Kernel:
         import jax

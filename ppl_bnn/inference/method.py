@@ -5,18 +5,21 @@ A method is a frozen dataclass of hyper-parameters with one verb, `fit`, which i
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import importlib.metadata
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, final
+from typing import Any, ClassVar, NoReturn, Self, final
 
 import numpy as np
 
 from ppl_bnn import checks
-from ppl_bnn.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.errors import BNNError, InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.inference.effort import Effort, Size
 from ppl_bnn.inference.pretrained import is_network, weights_of
 from ppl_bnn.language.distributions import SPECIAL
 from ppl_bnn.posterior import Approximation, FitInfo, Posterior
@@ -97,6 +100,15 @@ class Method(ABC):
         return type(self).__name__
 
     @property
+    def weakness(self) -> str:
+        """What the method is known to get wrong, in a sentence or two; empty where nobody has said."""
+        return ""
+
+    def effort(self, size: Size) -> Effort | None:
+        """What a fit of a problem of that size takes at these settings; None where nobody has said."""
+        return None
+
+    @property
     def streams(self) -> bool:
         """Whether the rows stay in the host's memory and the method fetches those that it needs."""
         return False
@@ -163,6 +175,26 @@ class Method(ABC):
             class_names,
         )
 
+    @final
+    def refusal(self, model: Model, x: Any, y: Any, **options: Any) -> BNNError | None:
+        """The error with which `fit` would refuse, and None where it would begin to compute, which this does not.
+
+        options: those of `fit`. The model is traced, as every fit does first.
+        """
+        method = dataclasses.replace(self, checkpoint=None) if hasattr(self, "checkpoint") else self
+        token = _ONLY_ASKED.set(True)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                method.fit(model, x, y, **{**options, "progress": _BeginsAtOnce()})
+        except _Begun:
+            return None
+        except BNNError as error:
+            return error
+        finally:
+            _ONLY_ASKED.reset(token)
+        return None
+
     def _fit(
         self,
         model: Model,
@@ -178,7 +210,9 @@ class Method(ABC):
         class_names: tuple[str, ...] | None,
     ) -> Posterior:
         digest = checks.data_hash(x, y)
-        chosen = system(self.ppl)
+        chosen: Any = system(self.ppl)
+        if _ONLY_ASKED.get():
+            chosen = _Untouched(chosen)
         with chosen.session("float64", "cpu", threads=1):
             sketch = Program.of(
                 chosen,
@@ -195,7 +229,7 @@ class Method(ABC):
             )
         self._check_priors(sketch)
         regression = sketch.likelihood.task == "regression"
-        y = y.astype(np.float64) if regression else self._labels(sketch, y)
+        y = y.astype(np.float64) if regression else labels(sketch, y)
         if hasattr(sketch.likelihood, "check_values"):
             sketch.likelihood.check_values(y)
         standardisation = None
@@ -256,12 +290,6 @@ class Method(ABC):
                     + message("a prior that this method knows the meaning of", prior, advice)
                 )
 
-    def _labels(self, program: Program, y: np.ndarray) -> np.ndarray:
-        """Class labels, checked; a Bernoulli target is a float in both systems."""
-        bernoulli = getattr(program.likelihood, "family", type(program.likelihood).__name__) == "Bernoulli"
-        labels = checks.check_labels(y, program.classes(y))
-        return labels.astype(np.float64) if bernoulli else labels
-
     def _dtype(self, chosen: Any, device: str) -> str:
         if self.dtype != "auto":
             return self.dtype
@@ -271,6 +299,50 @@ class Method(ABC):
     def settings(self) -> dict[str, Any]:
         """The hyper-parameters as plain values, for manifests and attributes."""
         return {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+
+def labels(program: Program, y: np.ndarray) -> np.ndarray:
+    """Class labels, checked; a Bernoulli target is a float in both systems."""
+    bernoulli = getattr(program.likelihood, "family", type(program.likelihood).__name__) == "Bernoulli"
+    checked = checks.check_labels(y, program.classes(y))
+    return checked.astype(np.float64) if bernoulli else checked
+
+
+# --- a fit that is only asked for -----------------------------------------------------------------
+
+_ONLY_ASKED = contextvars.ContextVar("only asked", default=False)
+
+
+class _Begun(BaseException):
+    """A fit has come to its first computation. No error: those who catch errors are not to take it for one."""
+
+
+def _begin(*_: Any, **__: Any) -> NoReturn:
+    raise _Begun
+
+
+class _BeginsAtOnce:
+    """A progress to which nothing can be reported."""
+
+    task = staticmethod(_begin)
+
+
+class _Untouched:
+    """A system that traces models and computes nothing: whoever asks it for a number has begun.
+
+    What is made of a function may be made, and is not called, since many methods make theirs before they look.
+    """
+
+    MAKING = ("value_and_grad", "hessian", "jacobian", "compile", "compile_for", "batched")
+    COMPUTING = ("seeds", "jvp", "vjp")
+
+    def __init__(self, of: Any):
+        self._of = of
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.MAKING:
+            return lambda *_, **__: _begin
+        return _begin if name in self.COMPUTING else getattr(self._of, name)
 
 
 def plain(value: Any) -> Any:

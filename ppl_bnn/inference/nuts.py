@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ppl_bnn.errors import InputError, message
+from ppl_bnn.inference.effort import Size
 from ppl_bnn.inference.hamiltonian import Hamiltonian
 from ppl_bnn.inference.stepping import check_whole
 from ppl_bnn.inference.stream import Arrays
@@ -75,6 +76,14 @@ class NUTS(Hamiltonian):
                     "at most 20 (a million steps per draw)", repr(self.max_tree_depth), "max_tree_depth=12"
                 )
             )
+
+    @property
+    def weakness(self) -> str:
+        return "Nothing, as chains grow long; within a budget chains may stay in modes of their own: see bnn.diagnose."
+
+    def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
+        most = 2.0**self.max_tree_depth - 1.0
+        return 1.0, min(127.0, most), most
 
     def trajectory(self) -> dict[str, Any]:
         return {"max_tree_depth": self.max_tree_depth}

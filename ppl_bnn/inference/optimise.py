@@ -7,6 +7,7 @@ stops where its step size says, not where the gradient does.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.errors import DivergenceError, InputError, message
+from ppl_bnn.inference.effort import Effort
 from ppl_bnn.inference.method import Start, Stopwatch, resolve_start
 from ppl_bnn.language import ops
 from ppl_bnn.ppl.protocol import Problem, site_seed
@@ -25,6 +27,8 @@ PATIENCE = 2
 SHRINK = 2.0**-8
 # Steps without a better score of the held-out rows after which early stopping stops.
 WAIT = 1000
+# Iterations of L-BFGS at most.
+REFINING = 500
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,14 @@ def find_mode(
         compile_seconds=adam.compile_seconds,
         run_seconds=watch(),
     )
+
+
+def effort_of_mode(steps: int, polish: bool = True) -> Effort:
+    """What `find_mode` takes: the learning rate halves eight times, and L-BFGS comes after Adam."""
+    whole = math.ceil(steps / CHUNK) * CHUNK
+    shortest = min(whole, CHUNK * (1 + PATIENCE * (1 + round(-math.log2(SHRINK)))))
+    # L-BFGS looks at its function once or twice in an iteration, and ends by itself after a hundred or so.
+    return Effort(shortest, min(whole, 5000) + 100 * polish, whole + 3 * REFINING * polish)
 
 
 class _Plateau:
@@ -373,7 +385,7 @@ class Refinement:
         *,
         held: Collection[str] = (),
         changes: Changes | None = None,
-        steps: int = 500,
+        steps: int = REFINING,
     ) -> dict[str, np.ndarray]:
         """The mode reached from u (NumPy) with the sites `held` kept where they are."""
         from scipy.optimize import minimize

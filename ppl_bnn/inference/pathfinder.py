@@ -11,6 +11,7 @@ import numpy as np
 
 from ppl_bnn.errors import DivergenceError, InputError, UnsupportedError, message
 from ppl_bnn.inference.drawn import Drawn
+from ppl_bnn.inference.effort import Effort, Size, effort_of_start
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, resolve_start
 from ppl_bnn.inference.optimise import flat_sites, starting_point
 from ppl_bnn.inference.sampler import tempered, tempered_log_joint
@@ -243,6 +244,23 @@ class Pathfinder(Method):
                 f"{self.name} importance: "
                 + message("True or False", repr(self.importance), "importance=False for the mixture of paths")
             )
+
+    @property
+    def weakness(self) -> str:
+        return (
+            "It is a Gaussian of low rank found on the way to a mode, weighted by importance: in hundreds of "
+            "dimensions few draws carry all weight (k-hat says so)."
+        )
+
+    def effort(self, size: Size) -> Effort:
+        # A density is about a third of a gradient, and a line search looks once or twice.
+        looks = 1.5 + self.elbo_draws / 3.0
+        found = Effort(
+            self.paths * 2.0,
+            self.paths * self.max_iterations * looks,
+            self.paths * (20.0 * self.max_iterations + self.max_iterations * looks) + self.draws,
+        )
+        return found.after(effort_of_start(self.start, size, self.paths))
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()

@@ -31,6 +31,7 @@ from ppl_bnn.inference.chains import (
     strand_names,
 )
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
+from ppl_bnn.inference.effort import Effort, Size, effort_of_start
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, missing_sites
 from ppl_bnn.inference.stepping import check_whole, check_within
 from ppl_bnn.inference.stream import Arrays, Stream
@@ -189,6 +190,21 @@ class Sampler(Method):
         latents = problem.program.latents
         size = sum(site.size for site in latents)
         return Target(problem, latent_names(problem.program), size, float(self.temperature))
+
+    def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float] | None:
+        """The fewest, the usual and the most gradients over all rows that a transition takes; None: nobody has said."""
+        return None
+
+    def effort(self, size: Size) -> Effort | None:
+        each = self.gradients_of_a_draw(size)
+        if each is None:
+            return None
+        transitions = self.chains * (self.warmup + self.draws)
+        # Until a rule holds there may be any number of draws. A chain looks for its first step size, too.
+        most = math.inf if self.until is not None else each[2] * transitions + 100.0 * self.chains
+        found = Effort(each[0] * transitions, each[1] * transitions, most, parallel=self.chains)
+        points = self.starting_points if getattr(self.start, "finds_points", False) else 1
+        return found.after(effort_of_start(self.start, size, points))
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         return self.sample(problem, progress)

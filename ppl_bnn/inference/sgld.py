@@ -61,6 +61,12 @@ class SGLD(StochasticGradient):
     preconditioner: str | None = None
     correction: str | None = None
 
+    @property
+    def weakness(self) -> str:
+        if self.correction == "metropolis":
+            return "Nothing, as chains grow long; it walks where others run, and stays near the mode that it begins in."
+        return super().weakness
+
     def check(self) -> None:
         if self.preconditioner is not None and self.preconditioner not in PRECONDITIONERS:
             raise unknown_name("preconditioner", self.preconditioner, PRECONDITIONERS)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ppl_bnn.errors import BudgetError, DivergenceError, InputError, UnsupportedError, message
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
+from ppl_bnn.inference.effort import Effort, Size
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.sampler import tempered
 from ppl_bnn.inference.stepping import check_whole, check_within, refuse_free_parameters
@@ -133,6 +134,24 @@ class SMC(Method):
     def _estimate(self) -> str:
         """What the product of the means of the weights estimates."""
         return "log_evidence" if self.temperature == 1.0 else "log_normaliser"
+
+    @property
+    def weakness(self) -> str:
+        return (
+            "Nothing, as particles grow many; in many dimensions it needs many temperatures and moves, and too few of "
+            "either leave too little spread."
+        )
+
+    def effort(self, size: Size) -> Effort:
+        swarm = float(self.runs * self.particles)
+        most = (
+            math.inf
+            if self.until is not None
+            else swarm * 1000.0 * (1 + (self.moves + SEARCHES) * self.max_leapfrog)
+        )
+        # Some twenty temperatures, at each so many moves of a dozen steps.
+        usual = swarm * 20.0 * (1.0 + self.moves * min(12.0, self.max_leapfrog))
+        return Effort(swarm * (1.0 + self.moves), usual, most, together=self.particles)
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()

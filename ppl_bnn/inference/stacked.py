@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.errors import InputError, message, unknown_name
+from ppl_bnn.inference.effort import Effort, Size
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.ppl.protocol import Problem, map_data, site_seed
 from ppl_bnn.progress import Progress
@@ -80,6 +81,16 @@ class Stacked(Method):
                 f"{self.name}, validation: "
                 + message("a share of rows between 0 and 1", repr(share), "validation=0.2")
             )
+
+    @property
+    def weakness(self) -> str:
+        return f"Weights are those that predict best, which is not what the posterior says. {self.member.weakness}"
+
+    def effort(self, size: Size) -> Effort | None:
+        share = 1.0 - self.validation if self.by == "validation" else 1.0
+        kept = dataclasses.replace(size, rows=max(1, round(size.rows * share)))
+        found = self.member.effort(kept)
+        return None if found is None else found.times(share)
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()

@@ -18,6 +18,7 @@ import numpy as np
 
 from ppl_bnn.errors import InputError, message, unknown_name
 from ppl_bnn.inference.chains import Kernel
+from ppl_bnn.inference.effort import Size
 from ppl_bnn.inference.sampler import Sampler, Target
 from ppl_bnn.inference.stepping import check_whole, check_within, rows_per_step
 from ppl_bnn.ppl.protocol import map_data
@@ -197,6 +198,22 @@ class StochasticGradient(Sampler):
         return first, count, cycle
 
     # -- the kernel
+
+    @property
+    def weakness(self) -> str:
+        return (
+            "Its steps have no Metropolis correction: variances are too large, most where the posterior is narrowest. "
+            "Chains stay near the mode that they begin in."
+        )
+
+    def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
+        share = size.share(self.batch_size)
+        least = self.thinning * share
+        most = 2.0 * least + 1.0 if self.control_variates else least
+        if self.schedule == "cyclical":
+            # Thinnings that explore have no draw of their own.
+            most /= 1.0 - self.exploration
+        return least, most, most * (1.0 + (self.schedule == "cyclical")) + 1.0
 
     def kernel(self, target: Target) -> Kernel:
         import jax

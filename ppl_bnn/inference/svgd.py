@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ppl_bnn.errors import unknown_name
+from ppl_bnn.inference.effort import Effort, Size, effort_of_start
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, resolve_start
 from ppl_bnn.inference.stepping import (
     State,
@@ -135,6 +136,21 @@ class SVGD(Method):
             check_within(self.name, "bandwidth", self.bandwidth, 0, math.inf, "None, for the median")
         if self.batch_size is not None:
             check_whole(self.name, "batch_size", self.batch_size, 1, "128, or None for all rows")
+
+    @property
+    def weakness(self) -> str:
+        return (
+            "In many dimensions particles repel each other too little: variances are too small, the more so the fewer "
+            "particles there are."
+        )
+
+    def effort(self, size: Size) -> Effort:
+        found = Effort.exactly(
+            self.steps * self.particles * size.share(self.batch_size),
+            together=self.particles,
+            operations=4.0 * self.steps * self.particles**2 * size.parameters,
+        )
+        return found.after(effort_of_start(self.start, size, self.particles))
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()

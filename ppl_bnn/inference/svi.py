@@ -20,6 +20,7 @@ from ppl_bnn.errors import DivergenceError, InputError, UnsupportedError, messag
 from ppl_bnn.inference.autoguide import KEPT, system_guide
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.drawn import Drawn
+from ppl_bnn.inference.effort import Effort, Size, effort_of_start
 from ppl_bnn.inference.families import Family, family_of
 from ppl_bnn.inference.guides import Guide, GuideApproximation
 from ppl_bnn.inference.mean_field import MeanField
@@ -250,6 +251,33 @@ class SVI(Method):
         given = {field: getattr(self, field) for field in unasked}
         # A start may hold arrays, which have no truth value of their own.
         return [name for name, value in unasked.items() if given[name] is not value and given[name] != value]
+
+    @property
+    def weakness(self) -> str:
+        narrow = (
+            "It puts no mass where the posterior has none, rather than some wherever it has: variances are too small, "
+            "and of several modes it has one."
+        )
+        if self.guide == "normal":
+            return (
+                f"{narrow} Its weights are independent, which costs uncertainty between the data above all."
+            )
+        return narrow
+
+    def effort(self, size: Size) -> Effort:
+        steps = self.steps * self.particles * self.restarts * getattr(self.guide, "components", 1)
+        fewest = steps / 10 if self.stop else steps
+        share = size.share(self.batch_size)
+        # A guide with all correlations holds its factor, the gradient of it, and Adam's two moments.
+        dense = self.guide == "fullrank"
+        found = Effort(
+            fewest * share,
+            0.5 * (fewest + steps) * share,
+            steps * share,
+            numbers=4.0 * size.parameters**2 * dense,
+            operations=6.0 * steps * size.parameters**2 * dense,
+        )
+        return found.after(effort_of_start(self.start, size, self.restarts))
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()

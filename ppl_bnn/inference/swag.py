@@ -12,8 +12,16 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ppl_bnn.errors import DivergenceError, InputError, message, unknown_name
+from ppl_bnn.inference.effort import Effort, Size, effort_of_start
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
-from ppl_bnn.inference.optimise import Mode, find_modes, flat_sites, stacked_rows, starting_point
+from ppl_bnn.inference.optimise import (
+    Mode,
+    effort_of_mode,
+    find_modes,
+    flat_sites,
+    stacked_rows,
+    starting_point,
+)
 from ppl_bnn.inference.stepping import (
     check_whole,
     check_within,
@@ -200,6 +208,20 @@ class SWAG(Method):
         if self.schedule not in SCHEDULES:
             raise unknown_name("schedule", self.schedule, SCHEDULES)
 
+    @property
+    def weakness(self) -> str:
+        return (
+            "Its Gaussian is that of the noise of batches at one mode, and its width is that of the learning rate: too "
+            "narrow where the data say little, too wide where they say much."
+        )
+
+    def effort(self, size: Size) -> Effort:
+        batch = self._batch(size.rows)
+        every = math.ceil(size.rows / batch) if self.every is None else self.every
+        steps = (self.burn_in + self.collections) * every * size.share(batch)
+        begin = effort_of_mode(self.steps) if self.start is None else effort_of_start(self.start, size)
+        return Effort(steps, steps + 1, steps + 1, numbers=self.rank * size.parameters).after(begin)
+
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         (outcome,) = self.run_together([problem], progress)
         if isinstance(outcome, DivergenceError):
@@ -224,8 +246,11 @@ class SWAG(Method):
                 found[index] = outcome
         return found
 
+    def _batch(self, rows: int) -> int:
+        return min(128, max(1, rows // 10)) if self.batch_size is None else self.batch_size
+
     def _size(self, problem: Problem) -> int:
-        size = min(128, max(1, problem.rows // 10)) if self.batch_size is None else self.batch_size
+        size = self._batch(problem.rows)
         # As many rows as there are, drawn with replacement, are not all rows: rows must be taken apart for any size.
         if size != problem.rows:
             rows_per_step(self.name, problem, size)
