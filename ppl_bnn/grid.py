@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -42,6 +43,8 @@ from ppl_bnn.ppl.protocol import resolve_device
 from ppl_bnn.progress import Progress, Task, resolve
 
 LOCK = ".lock"
+# What a run that was killed before its manifest was there can leave in a folder.
+_BEGUN = re.compile(r"\.lock|\.probe-.*|\.grid\.part\.json")
 
 
 class GridInterrupted(KeyboardInterrupt):
@@ -199,9 +202,10 @@ class Grid:
         tasks = plan.tasks()
         folder = comparison.writable(out)
         with _locked(folder):
+            # First of all, so that a folder with anything else in it is that of a grid, whenever a kill comes.
+            comparison.write_whole(folder / MANIFEST, lambda path: path.write_text(plan.manifest(self)))
             store = Store(folder / CELLS)
             store.folder.mkdir(exist_ok=True)
-            comparison.write_whole(folder / MANIFEST, lambda path: path.write_text(plan.manifest(self)))
             waiting = [
                 index
                 for index, planned in enumerate(plan.cells)
@@ -465,7 +469,7 @@ def _refuse_occupied(grid: Grid, out: str | os.PathLike[str]) -> None:
     """A grid that has grown, or of which something has changed, has labels in common with what it was on each axis."""
     before, folder = read_manifest(out), Path(out)
     if before is None:
-        if folder.is_dir() and any(entry.name != LOCK for entry in folder.iterdir()):
+        if folder.is_dir() and not all(_BEGUN.fullmatch(entry.name) for entry in folder.iterdir()):
             came = f"{folder}, with other files"
             raise InputError(
                 "out: " + message("a new or an empty folder, or that of this grid", came, "another folder")
