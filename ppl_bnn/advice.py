@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,13 +34,15 @@ if TYPE_CHECKING:
 FEASIBLE = ("yes", "likely", "unlikely", "no", "refused")
 # How long one gradient is measured for, in seconds, and how often at least and at most.
 MEASURING, FEWEST, MOST = 0.3, 5, 200
+# Columns of the advice as text.
+WIDTH = 110
 # How many gradients are computed at once to learn what one of many costs.
 MANY = 32
 # What a step of a method takes besides its gradient (drawing, updating, and in Pyro building what it differentiates),
 # in gradients: the range over methods that comparisons/performance/advice.py has measured.
-STEP: dict[str, tuple[float, float]] = {"numpyro": (0.7, 3.0), "pyro": (1.0, 6.0)}
+STEP: dict[str, tuple[float, float]] = {"numpyro": (1.0, 6.0), "pyro": (1.0, 6.0)}
 # Compiling, in times that the gradient alone took to compile; the same script.
-COMPILING: dict[str, float] = {"numpyro": 10.0, "pyro": 1.0}
+COMPILING: dict[str, float] = {"numpyro": 6.0, "pyro": 1.0}
 # Matrices are multiplied at this many operations a second by one core at the very least.
 OPERATIONS = 2e9
 # What of the machine's memory a fit may hold.
@@ -87,14 +90,19 @@ class Advice:
         size = f"{facts['rows']:.0f} rows"
         if measured:
             size = f"{facts['parameters']:.0f} parameters, {size}; a gradient takes {measured}"
-        lines = [f"{size}. Within {_duration(self.seconds)} on {facts['cores']:.0f} cores:"]
-        width = max(len(str(name)) for name in self.table.index)
+        lines = [f"{size}. Within {_duration(self.seconds)} on {facts['cores']:.0f} cores:", ""]
+        width = max(len("method"), *(len(str(name)) for name in self.table.index))
+        lines.append(f"{'method':<{width}}  {'in time':<8}  {'about':<8}  at most")
         for name, row in self.table.iterrows():
-            times = ""
-            if not math.isnan(row["seconds"]):
-                times = f"{_duration(row['seconds_low'])} to {_duration(row['seconds_high'])}"
+            about, most = (
+                ("", "") if math.isnan(row["seconds"]) else map(_duration, row[["seconds", "seconds_high"]])
+            )
+            beginning = f"{name:<{width}}  {row['feasible']:<8}  {about:<8}  {most:<8}  "
             told = row["reason"] or row["weakness"]
-            lines.append(f"{name:<{width}}  {row['feasible']:<8}  {times:<16}  {told}")
+            indent = " " * len(beginning)
+            lines.append(
+                textwrap.fill(beginning + told, max(WIDTH, len(indent) + 40), subsequent_indent=indent)
+            )
         return "\n".join(lines)
 
 

@@ -83,7 +83,8 @@ class NUTS(Hamiltonian):
 
     def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
         most = 2.0**self.max_tree_depth - 1.0
-        return 1.0, min(127.0, most), most
+        # Networks of 100 to 600 weights took about as many as they have weights.
+        return 1.0, min(float(max(15, min(size.parameters, 500))), most), most
 
     def trajectory(self) -> dict[str, Any]:
         return {"max_tree_depth": self.max_tree_depth}
