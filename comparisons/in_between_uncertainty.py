@@ -1,0 +1,498 @@
+"""In-between uncertainty: what methods claim to know in a gap between their training rows.
+
+Source: A. Y. K. Foong, Y. Li, J. M. Hernandez-Lobato and R. E. Turner (2019), "In-between uncertainty in Bayesian
+neural networks". For each input of a table the rows are sorted by it, the middle third is tested on and the two outer
+thirds are trained on: one split per input, and mean and standard error over inputs. Rows of equal value keep the order
+of the table. Where an input takes few values the thirds share some, so that there is no gap in it: the column `tied` is
+the share of test rows whose value of that input is among the training rows', and every claim is also looked at on the
+splits where it is small.
+
+The model is that of `uci_regression.py`: one hidden layer of 50 ReLU, weights N(0, 1 / fan-in), noise that is
+inferred, on standardised inputs and targets; training stops early there, for the reason given there. Laplace has the
+full Gauss-Newton matrix at such a point, and the noise of the largest evidence; its draws are put through the network
+("sampled"), or through the linearised network, of which it is the posterior. MCMC is an ensemble of chains of
+microcanonical Langevin dynamics, and NUTS, which is a reference on those splits where it converged in function space.
+
+What the source says (recalled, not verified): mean-field variational inference is over-confident in the gap, sampled
+Laplace under-fits, linearised Laplace and MCMC do well. Beside the tables, a curve: rows at both ends of an interval,
+and the standard deviation of f in the middle of it, over that of NUTS.
+
+    python comparisons/in_between_uncertainty.py [--tiny] [--out DIR] [--tables NAME ...] [--checkpoint DIR] [--jobs N]
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from study import (
+    BLACK,
+    BLUE,
+    GREY,
+    NOT_REPRODUCED,
+    NOT_RUN,
+    REPRODUCED,
+    SKY,
+    VERMILION,
+    Study,
+    Verdict,
+    command_line,
+    kept,
+    paired,
+    panels,
+)
+from uci_regression import (
+    MAP,
+    MEAN_FIELD,
+    NO_REFERENCE,
+    NUTS,
+    SAMPLED,
+    cell_rows,
+    chosen,
+    converged_splits,
+    early,
+    failures,
+    judge_reference,
+    laplace,
+    load,
+    mean_field,
+    network,
+    reference,
+    run_grid,
+    sampling_ensemble,
+    score_rows,
+)
+from uci_regression import Sizes as UCISizes
+
+import ppl_bnn as bnn
+from ppl_bnn.data import Splits, Table
+from ppl_bnn.inference.method import Outcome
+
+LINEARISED, THROUGH = "Laplace, linearised", "Laplace, sampled"
+TABLES = ("yacht", "energy", "concrete")
+# The share of tied test rows up to which a split is said to have a gap.
+MOST_TIED = 0.2
+LEVEL = 0.9
+# Rows of the curve lie in these two intervals, and so does none between.
+LEFT, RIGHT = (-1.0, -0.7), (0.5, 1.0)
+NOISE = 0.1
+
+
+@dataclass(frozen=True)
+class Sizes(UCISizes):
+    """Those of `uci_regression.py`, of which the splits have no meaning here. inputs: the first so many of each table.
+    curve_rows: of the curve; curve: at how many inputs it is drawn."""
+
+    tables: tuple[str, ...] = TABLES
+    inputs: int | None = None
+    nuts_draws: int = 250
+    nuts_depth: int = 9
+    curve_rows: int = 60
+    curve: int = 121
+
+
+FULL = Sizes()
+TINY = Sizes(
+    tables=("diabetes",),
+    inputs=2,
+    rows=45,
+    width=3,
+    steps=200,
+    svi_steps=200,
+    chains=2,
+    warmup=20,
+    draws=20,
+    thinning=5,
+    nuts_chains=2,
+    nuts_draws=20,
+    nuts_depth=5,
+    curve_rows=20,
+    curve=31,
+)
+
+
+# --- splits and methods -------------------------------------------------------------------------------
+
+
+def gaps(x: np.ndarray) -> tuple[Splits, np.ndarray]:
+    """The splits of x (N, D), one per input: the middle third of the rows, sorted by it, is the test part.
+
+    Rows [N / 3, 2 N / 3) in sorted order, both ends rounded down; equal values keep their order. And `tied` (D,): the
+    share of the test rows whose value of that input a training row has, too.
+    """
+    rows = len(x)
+    first, last = rows // 3, 2 * rows // 3
+    order = np.argsort(x, axis=0, kind="stable").T
+    test, train = order[:, first:last], np.concatenate([order[:, :first], order[:, last:]], axis=1)
+    tied = [np.isin(x[test[d], d], x[train[d], d]).mean() for d in range(x.shape[1])]
+    return Splits(train, test), np.array(tied)
+
+
+@dataclass(frozen=True)
+class SampledLaplace(bnn.Laplace):
+    """The same Gaussian, whose draws go through the network itself."""
+
+    def run(self, problem: Any, progress: Any) -> Outcome:
+        outcome = super().run(problem, progress)
+        approximation: Any = outcome.approximation
+        return replace(outcome, approximation=replace(approximation, predictives=("sampled",)))
+
+
+def methods(sizes: Sizes) -> dict[str, Any]:
+    return {
+        MAP: early(sizes),
+        MEAN_FIELD: mean_field(sizes),
+        THROUGH: laplace(sizes, SampledLaplace),
+        LINEARISED: laplace(sizes),
+        SAMPLED: sampling_ensemble(sizes),
+        NUTS: reference(sizes),
+    }
+
+
+# --- the curve ----------------------------------------------------------------------------------------
+
+
+def curve_data(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """x (N, 1), half of it in either interval, and y = cos(4 x + 0.8) + e, e ~ N(0, NOISE^2)."""
+    rng = np.random.default_rng(0)
+    half = rows // 2
+    x = np.concatenate([rng.uniform(*LEFT, size=half), rng.uniform(*RIGHT, size=rows - half)])
+    return x[:, None], np.cos(4.0 * x + 0.8) + NOISE * rng.normal(size=rows)
+
+
+def curve_of(sizes: Sizes, label: str, method: Any, device: str) -> dict[str, Any]:
+    """Mean and standard deviation of f along the curve by one method, and whether its chains converged."""
+    x, y = curve_data(sizes.curve_rows)
+    grid = np.linspace(LEFT[0] - 0.3, RIGHT[1] + 0.3, sizes.curve)
+    model = network(50 if sizes.width is None else sizes.width)
+    posterior = bnn.fit(model, x, y, method, seed=0, standardise=True, device=device)
+    prediction = posterior.predict(grid[:, None], device=device)
+    found: dict[str, Any] = {
+        "x": grid,
+        "mean": prediction.mean,
+        "sd": np.sqrt(prediction.mean_function_variance),
+        "verdict": "",
+    }
+    if label == NUTS:
+        found["verdict"] = bnn.diagnose(posterior).verdict
+    return found
+
+
+def curve_rows(curves: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The standard deviation of f in the middle of the gap and amid the rows, by method, and over that of NUTS.
+
+    The middle: a fifth of the gap about its centre. Amid the rows: both intervals. Means over inputs. Without the
+    second where NUTS did not converge.
+    """
+    centre, width = 0.5 * (LEFT[1] + RIGHT[0]), RIGHT[0] - LEFT[1]
+    rows: list[dict[str, Any]] = []
+    good = curves[NUTS]["verdict"] == "converged"
+
+    def sds(name: str) -> tuple[float, float]:
+        x, sd = curves[name]["x"], curves[name]["sd"]
+        amid = ((x >= LEFT[0]) & (x <= LEFT[1])) | ((x >= RIGHT[0]) & (x <= RIGHT[1]))
+        return float(sd[np.abs(x - centre) <= 0.1 * width].mean()), float(sd[amid].mean())
+
+    of_gap, of_rows = sds(NUTS)
+    for name in curves:
+        in_gap, amid = sds(name)
+        row: dict[str, Any] = {"method": name, "sd_in_gap": in_gap, "sd_amid_rows": amid}
+        row["reference"] = curves[NUTS]["verdict"] if good else f"{NO_REFERENCE}: {curves[NUTS]['verdict']}"
+        if good:
+            row |= {"in_gap_to_nuts": in_gap / of_gap, "amid_rows_to_nuts": amid / of_rows}
+        rows.append(row)
+    return rows
+
+
+# --- verdicts -----------------------------------------------------------------------------------------
+
+
+def column(cells: Sequence[Mapping[str, Any]], method: str, name: str) -> dict[tuple[str, str], float]:
+    """One figure of one method, by (table, split); failed cells and blanks are left out."""
+    return {
+        (cell["data"], cell["split"]): cell[name]
+        for cell in cells
+        if cell["method"] == method and not cell["failure"] and cell[name] != ""
+    }
+
+
+def differences(
+    cells: Sequence[Mapping[str, Any]], name: str, first: str, second: str, logarithm: bool = False
+) -> np.ndarray:
+    """first - second of a figure (of its logarithm), split by split, where both have it."""
+    one, other = column(cells, first, name), column(cells, second, name)
+    change = np.log if logarithm else np.asarray
+    both = [key for key in one if key in other]
+    return change(np.array([one[key] for key in both])) - change(np.array([other[key] for key in both]))
+
+
+def told(values: Sequence[float] | np.ndarray) -> str:
+    """Mean, standard error, and on how many splits a difference is above zero."""
+    if not len(values):
+        return "none"
+    mean, error = paired(values)
+    return f"{mean:+.3f} +- {error:.3f} ({np.count_nonzero(np.asarray(values) > 0)} of {len(values)} above 0)"
+
+
+def clear(values: Sequence[float] | np.ndarray) -> bool:
+    """Above zero by two standard errors."""
+    if len(values) < 2:
+        return False
+    mean, error = paired(values)
+    return mean > 2.0 * error
+
+
+def with_gap(cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The cells of splits whose thirds share few values."""
+    return [cell for cell in cells if cell["tied"] <= MOST_TIED]
+
+
+def judge_over_confident(cells: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Reproduced where intervals of mean-field SVI hold too few rows, and fewer than those of MCMC do."""
+
+    def missing(part: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+        short = LEVEL - np.array(list(column(part, MEAN_FIELD, "coverage_90").values()))
+        return short, differences(part, "coverage_90", SAMPLED, MEAN_FIELD)
+
+    short, fewer = missing(cells)
+    spread = [
+        cell["gap_sd_ratio"] for cell in cells if cell["method"] == MEAN_FIELD and cell["gap_sd_ratio"] != ""
+    ]
+    ratio = (
+        f"; standard deviation of f over that of NUTS, geometric mean of {len(spread)} splits, "
+        f"{math.exp(float(np.mean(np.log(spread)))):.2f}"
+        if spread
+        else f"; {NO_REFERENCE} for its spread"
+    )
+    real = missing(with_gap(cells))
+    return Verdict(
+        "mean-field VI is over-confident in the gap (recalled)",
+        REPRODUCED if clear(short) and clear(fewer) else NOT_REPRODUCED,
+        f"0.9 less the coverage of its 90 % intervals {told(short)}; coverage of the {SAMPLED} less its own "
+        f"{told(fewer)}; where there is a gap {told(real[0])} and {told(real[1])}{ratio}",
+    )
+
+
+def judge_under_fits(cells: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Reproduced where the RMSE of the same Gaussian is larger through the network than through the linearised one."""
+
+    def larger(part: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        return differences(part, "rmse", THROUGH, LINEARISED, logarithm=True)
+
+    found = larger(cells)
+    scores = differences(cells, "log_score", LINEARISED, THROUGH)
+    return Verdict(
+        "sampled Laplace under-fits (recalled)",
+        REPRODUCED if clear(found) else NOT_REPRODUCED,
+        f"log of its RMSE over that of linearised Laplace {told(found)}, where there is a gap "
+        f"{told(larger(with_gap(cells)))}; log score of the linearised less its own {told(scores)} nats per row",
+    )
+
+
+def judge_do_well(cells: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Reproduced where the log scores of both are above that of mean-field SVI."""
+
+    def above(part: Sequence[Mapping[str, Any]], name: str, other: str = MEAN_FIELD) -> np.ndarray:
+        return differences(part, "log_score", name, other)
+
+    named = (LINEARISED, SAMPLED)
+    text = "; ".join(
+        f"{name}: {told(above(cells, name))}, where there is a gap {told(above(with_gap(cells), name))}, against MAP "
+        f"{told(above(cells, name, MAP))}"
+        for name in named
+    )
+    return Verdict(
+        "linearised Laplace and MCMC do well in the gap (recalled)",
+        REPRODUCED if all(clear(above(cells, name)) for name in named) else NOT_REPRODUCED,
+        f"log score less that of mean-field SVI, nats per row: {text}",
+    )
+
+
+def judge_curve(rows: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Reproduced where mean-field SVI loses more of the spread of NUTS in the gap than amid the rows."""
+    claim = "on a curve, mean-field VI loses its spread in the gap, not amid the rows (ours)"
+    own = {row["method"]: row for row in rows}
+    if "in_gap_to_nuts" not in own[MEAN_FIELD]:
+        each = ", ".join(f"{name} {row['sd_in_gap']:.3f}" for name, row in own.items())
+        return Verdict(
+            claim, NOT_RUN, f"{own[MEAN_FIELD]['reference']}; standard deviation in the gap: {each}"
+        )
+    each = ", ".join(
+        f"{name} {row['in_gap_to_nuts']:.2f} and {row['amid_rows_to_nuts']:.2f}"
+        for name, row in own.items()
+        if name not in (NUTS, MAP)
+    )
+    in_gap, amid = own[MEAN_FIELD]["in_gap_to_nuts"], own[MEAN_FIELD]["amid_rows_to_nuts"]
+    return Verdict(
+        claim,
+        REPRODUCED if in_gap < 1.0 and in_gap < amid else NOT_REPRODUCED,
+        f"standard deviation of f over that of NUTS in the middle of the gap and amid the rows: {each}",
+    )
+
+
+# --- figures ------------------------------------------------------------------------------------------
+
+COLOURS = {MAP: GREY, MEAN_FIELD: VERMILION, THROUGH: SKY, LINEARISED: BLUE, SAMPLED: BLACK, NUTS: BLACK}
+
+
+def draw_splits(path: Path, cells: Sequence[Mapping[str, Any]], tables: Sequence[str]) -> None:
+    """Log score less that of MAP, and coverage, input by input; hollow where the split has no gap."""
+    figure, axes = panels(3.0 + 4.6 * len(tables), 8.0, columns=len(tables), rows=2)
+    for at, data in enumerate(tables):
+        own = [cell for cell in cells if cell["data"] == data]
+        inputs = list(dict.fromkeys(cell["input"] for cell in own))
+        base = {cell["input"]: cell["log_score"] for cell in own if cell["method"] == MAP}
+        for line, name in enumerate(("log_score", "coverage_90")):
+            panel = axes[line, at]
+            for step, label in enumerate(COLOURS):
+                if line == 0 and label == MAP:
+                    continue
+                for cell in own:
+                    if cell["method"] != label or cell["failure"] or base.get(cell["input"], "") == "":
+                        continue
+                    value = cell[name] - (base[cell["input"]] if line == 0 else 0.0)
+                    colour = COLOURS[label]
+                    panel.plot(
+                        inputs.index(cell["input"]) + 0.12 * (step - 2.5),
+                        value,
+                        "*" if label == NUTS else "o",
+                        color=colour,
+                        markerfacecolor=colour if cell["tied"] <= MOST_TIED else "white",
+                        markersize=6,
+                    )
+            panel.axhline(0.0 if line == 0 else LEVEL, color=BLACK, linewidth=0.8)
+            panel.set_xticks(range(len(inputs)), inputs, rotation=40, ha="right", fontsize=8)
+            if line == 0:
+                # One method far below all others would leave no room for these.
+                panel.set_yscale("symlog", linthresh=1.0)
+                panel.set_title(data)
+        axes[0, 0].set_ylabel("log score less that of MAP, nats per row")
+        axes[1, 0].set_ylabel("coverage of 90 % intervals")
+    handles = [
+        axes[0, 0].plot([], [], "*" if label == NUTS else "o", color=colour, label=label)[0]
+        for label, colour in COLOURS.items()
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False)
+    figure.savefig(path)
+
+
+def draw_curves(path: Path, curves: Mapping[str, Mapping[str, Any]], rows: int) -> None:
+    """f along the curve, mean and two standard deviations, a panel for each method."""
+    x, y = curve_data(rows)
+    figure, axes = panels(11.0, 6.4, columns=3, rows=2)
+    for panel, (name, found) in zip(axes.ravel(), curves.items(), strict=True):
+        grid, mean, sd = found["x"], found["mean"], found["sd"]
+        colour = COLOURS[name]
+        panel.fill_between(grid, mean - 2.0 * sd, mean + 2.0 * sd, color=colour, alpha=0.25, linewidth=0)
+        panel.plot(grid, mean, color=colour)
+        panel.plot(grid, np.cos(4.0 * grid + 0.8), color=GREY, linestyle="dotted", label="truth")
+        panel.plot(x[:, 0], y, ".", color=BLACK, markersize=3)
+        panel.set(title=name, ylim=(-3.2, 3.2), xlabel="x")
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    for panel in axes[:, 0]:
+        panel.set_ylabel("f, with 2 standard deviations")
+    figure.savefig(path)
+
+
+# --- all of it ----------------------------------------------------------------------------------------
+
+
+def computed(
+    study: Study, name: str, folder: Path, jobs: int, shared: bool, device: str, tiny: bool
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of the tables of scores and of cells, of one table."""
+    sizes: Sizes = study.sizes
+    table: Table = load(name, sizes.rows)
+    split, tied = gaps(table.x[:, : sizes.inputs])
+    table = replace(table, splits=split)
+    grid = bnn.Grid(
+        models={"network": network(50 if sizes.width is None else sizes.width)},
+        data={name: table},
+        methods=methods(sizes),
+        splits="published",
+        reference=NUTS,
+        device=device,
+    )
+    result = run_grid(study, table, grid, folder, jobs, "sequential" if tiny else "local")
+    of_split = {f"published[{d}]": (table.feature_names[d], float(tied[d])) for d in range(len(tied))}
+    cells = [
+        {
+            "data": cell["data"],
+            "input": of_split[cell["split"]][0],
+            "tied": of_split[cell["split"]][1],
+            **{key: value for key, value in cell.items() if key != "data"},
+        }
+        for cell in cell_rows(result, shared)
+    ]
+    study.numbers[name] = {"rows": len(table.y), "inputs": len(tied), "failures": failures(cells)}
+    return score_rows(result, cells, name, shared), cells
+
+
+def main(
+    tiny: bool = False,
+    out: str | Path | None = None,
+    tables: Sequence[str] | None = None,
+    checkpoint: str | Path | None = None,
+    jobs: int = 1,
+    shared: bool = False,
+    device: str = "auto",
+) -> Study:
+    """Run the study and write tables, figures and verdicts to `out`; see `Study.begin` for where that is.
+
+    tables: others than yacht, energy and concrete. checkpoint: a folder with a grid for each table and the curves, in
+    which an interrupted run goes on. jobs: cells at once. shared: others compute on this machine meanwhile, so that
+    seconds and memory are left out. device: "auto", "cpu" or "cuda[:i]".
+    """
+    sizes = TINY if tiny else FULL
+    sizes = replace(sizes, tables=chosen(tables, sizes.tables) or sizes.tables)
+    study = Study.begin(sizes, "in_between_uncertainty", tiny, out)
+    rows: list[dict[str, Any]] = []
+    cells: list[dict[str, Any]] = []
+    curves: dict[str, dict[str, Any]] = {}
+    used = methods(sizes)
+    with ExitStack() as stack:
+        folder = Path(checkpoint or stack.enter_context(tempfile.TemporaryDirectory(prefix="gap_")))
+        of_curves = replace(sizes, tables=())
+        for label, method in used.items():
+            curves[label] = kept(
+                folder / "curves",
+                label.replace(", ", "-").replace(" ", "-"),
+                of_curves,
+                lambda label=label, method=method: curve_of(sizes, label, method, device),
+            )
+        study.say("curves drawn")
+        for name in sizes.tables:
+            more, own = computed(study, name, folder / name, jobs, shared, device, tiny)
+            rows += more
+            cells += own
+    study.numbers["methods"] = {label: repr(method) for label, method in used.items()}
+    study.numbers["seconds are of a machine with other work, and left out"] = shared
+    study.numbers["not run at this size"] = [name for name in TABLES if name not in sizes.tables and not tiny]
+    study.tables = {"scores": rows, "cells": cells, "curve": curve_rows(curves)}
+    for verdict in (
+        judge_over_confident(cells),
+        judge_under_fits(cells),
+        judge_do_well(cells),
+        judge_curve(study.tables["curve"]),
+        judge_reference(cells, sizes.tables),
+    ):
+        study.judge(verdict)
+    draw_splits(study.out / "splits.png", cells, sizes.tables)
+    draw_curves(study.out / "curves.png", curves, sizes.curve_rows)
+    study.write()
+    study.say(f"written to {study.out}; NUTS converged on {len(converged_splits(cells))} splits")
+    return study
+
+
+if __name__ == "__main__":
+    parser = command_line(__doc__, "checkpoint", "shared")
+    parser.add_argument("--tables", nargs="+", help=f"of {', '.join(TABLES)}")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at once")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda[:i]")
+    main(**vars(parser.parse_args()))

@@ -1,0 +1,632 @@
+"""UCI regression on the standard splits: one network by eight methods, beside what is published.
+
+Source of the protocol: J. M. Hernandez-Lobato and R. P. Adams (2015), "Probabilistic backpropagation for scalable
+learning of Bayesian neural networks"; Y. Gal and Z. Ghahramani (2016), "Dropout as a Bayesian approximation"; B.
+Lakshminarayanan, A. Pritzel and C. Blundell (2017), "Simple and scalable predictive uncertainty estimation using deep
+ensembles". One hidden layer of 50 ReLU (100 on protein), inputs and target standardised on the training rows, scores in
+original units, and their mean and standard error over the 20 standard splits (5 of protein). The errors are
+sd / sqrt(J) over J splits, as the published tables have them; those that allow for shared training rows (Nadeau and
+Bengio 2003) stand in a column of their own.
+
+One model for all methods, the zoo's `regression_mlp`, in units of the standardised target:
+
+    W1_jk ~ N(0, 1 / F)    W2_k ~ N(0, 1 / H)    b ~ N(0, 1)    s ~ HalfNormal(1)    y_n ~ N(f(x_n), s^2).
+
+The noise s is inferred. At the joint mode of weights and noise the noise collapses: networks of this size pass
+through nearly all rows of a small table, and then a smaller s is always the more probable one (of yacht its log score
+was -17 000 on a test part). So wherever a network is trained it stops early, on a tenth of its training rows, and
+that point is what Laplace expands about, with the noise set by the evidence, and where chains and SWAG begin. Nothing
+else is tuned on a validation part: the published MC dropout chose its rate and its noise so. Published numbers are
+marked "read" (from the logs of the authors' repository) or "recalled" (not verified). NUTS is the reference on tables
+of at most 2000 rows, on those splits on which it converged in function space; elsewhere there is no reference.
+
+Sizes. The default is what two cores can do: the first splits of yacht, energy, concrete and power-plant, the last by
+the cheaper methods alone, and no protein. `--full` is all of it, for a larger machine. A grid per table does the work
+(`bnn.Grid`), cell by cell, in the folder of --checkpoint: a run that was interrupted goes on there, and one with more
+splits computes what is new.
+
+    python comparisons/uci_regression.py [--tiny] [--full] [--tables NAME ...] [--splits N] [--checkpoint DIR]
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from study import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    NOT_REPRODUCED,
+    NOT_RUN,
+    ORANGE,
+    PINK,
+    REPRODUCED,
+    SKY,
+    VERMILION,
+    Study,
+    Verdict,
+    command_line,
+    paired,
+    panels,
+)
+
+import ppl_bnn as bnn
+from ppl_bnn.data import Table
+from ppl_bnn.errors import InputError, message, unknown_name
+from ppl_bnn.grid_result import COSTS, GridResult
+
+# Hidden units by table.
+WIDTHS = {"yacht": 50, "energy": 50, "concrete": 50, "power-plant": 50, "protein": 100}
+MAP, KRON, LAST = "MAP, stopped early", "Laplace, Kronecker", "Laplace, last layer"
+MEAN_FIELD, FULL_RANK = "SVI, mean-field", "SVI, full rank"
+ENSEMBLE, SWAG, SAMPLED, NUTS = "deep ensemble", "SWAG", "sampling ensemble", "NUTS"
+CHEAP = (MAP, KRON, LAST, MEAN_FIELD, ENSEMBLE)
+# The chains of an ensemble have a bias of their own, far above the rounding of the log density.
+DTYPE = "float32"
+# The share of the training rows on which training is stopped early.
+HELD = 0.1
+OURS, READ, RECALLED, NO_REFERENCE = "ours", "read", "recalled", "no reference"
+DROPOUT, PBP, THEIR_ENSEMBLE = "MC dropout", "PBP", "deep ensembles"
+# (RMSE, its standard error, log likelihood, its standard error), from the logs of the authors' repository.
+READ_DROPOUT = {
+    "yacht": (0.666, 0.049, -1.250, 0.015),
+    "energy": (0.539, 0.014, -1.212, 0.005),
+    "concrete": (4.826, 0.161, -2.937, 0.025),
+    "power-plant": (4.014, 0.037, -2.808, 0.009),
+    "protein": (4.274, 0.021, -2.871, 0.001),
+}
+# Log likelihoods.
+RECALLED_LOG_SCORES = {
+    PBP: {"yacht": -1.634, "energy": -2.042, "concrete": -3.161, "power-plant": -2.837},
+    THEIR_ENSEMBLE: {"yacht": -1.18, "energy": -1.38, "concrete": -3.06, "power-plant": -2.79},
+}
+GAPS = ("gap_mean", "gap_sd_ratio", "gap_mean_floor", "gap_sd_floor")
+# What a row of the table of scores takes from that of a grid.
+COLUMNS = (
+    "splits", "failures", "log_score", "log_score_se", "rmse", "rmse_se", "log_score_to_best", "log_score_to_best_se",
+    "crps", "coverage_90", "width_90", "r_hat", "ess_min", "k_hat", "gradient_evaluations", "seconds",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is computed.
+
+    tables: which. splits: the first so many of a table of at most `small` rows, large_splits: of a larger one, which
+    has the methods `on_large` (None: all but NUTS) and mini-batches of `batch` rows in SVI. width: in place of those of
+    the protocol. members: of the deep ensemble. chains: of the sampling ensemble, each of `draws` draws that are
+    `thinning` steps apart, after `warmup` stretches of as many.
+    """
+
+    tables: tuple[str, ...] = ("yacht", "energy", "concrete", "power-plant")
+    splits: int = 5
+    large_splits: int = 3
+    small: int = 2000
+    on_large: tuple[str, ...] | None = CHEAP
+    width: int | None = None
+    rows: int | None = None
+    steps: int = 20_000
+    svi_steps: int = 20_000
+    svi_rate: float = 0.01
+    full_rank_rate: float = 0.003
+    batch: int = 500
+    members: int = 5
+    collections: int = 100
+    chains: int = 8
+    warmup: int = 2000
+    draws: int = 200
+    thinning: int = 20
+    nuts_chains: int = 4
+    nuts_draws: int = 500
+    nuts_depth: int = 10
+
+
+STORED = Sizes()
+FULL = replace(STORED, tables=tuple(WIDTHS), splits=20, large_splits=20, on_large=None)
+TINY = Sizes(
+    tables=("diabetes",),
+    splits=2,
+    width=3,
+    rows=50,
+    steps=200,
+    svi_steps=200,
+    members=2,
+    collections=20,
+    chains=2,
+    warmup=20,
+    draws=20,
+    thinning=5,
+    nuts_chains=2,
+    nuts_draws=20,
+    nuts_depth=5,
+)
+
+
+# --- what is fitted, and how --------------------------------------------------------------------------
+
+
+def network(width: int) -> Any:
+    """The model of all methods: one hidden layer of ReLU, weights N(0, 1 / fan-in), noise that is inferred."""
+    return bnn.zoo.load("regression_mlp", width=width, activation="relu")
+
+
+def early(sizes: Sizes, dtype: str = "auto") -> Any:
+    """A network trained until rows held out are predicted best: on the way to a mode."""
+    return bnn.MAP(steps=sizes.steps, validation=HELD, polish=False, dtype=dtype)
+
+
+def laplace(sizes: Sizes, kind: Any = bnn.Laplace, **settings: Any) -> Any:
+    """The Gaussian about such a point, with the noise that has the largest evidence."""
+    return kind(start=early(sizes), optimise=False, noise="evidence", **settings)
+
+
+def sampling_ensemble(sizes: Sizes) -> Any:
+    """Chains of microcanonical Langevin dynamics, each from a network of its own, whose draws count alike."""
+    member = bnn.MCLMC(
+        start=early(sizes, DTYPE),
+        chains=1,
+        warmup=sizes.warmup,
+        draws=sizes.draws,
+        thinning=sizes.thinning,
+        dtype=DTYPE,
+    )
+    # A chain whose tuning collapses is left out, and a note of the cell says so.
+    return bnn.Ensemble(member, size=sizes.chains, tolerate=sizes.chains // 4)
+
+
+def reference(sizes: Sizes) -> Any:
+    """NUTS; its chains begin at networks of their own, so that R-hat can tell of modes."""
+    return bnn.NUTS(
+        chains=sizes.nuts_chains,
+        warmup=sizes.nuts_draws,
+        draws=sizes.nuts_draws,
+        max_tree_depth=sizes.nuts_depth,
+        start=early(sizes),
+    )
+
+
+def mean_field(sizes: Sizes, batch: int | None = None) -> Any:
+    return bnn.SVI(
+        guide="diagonal",
+        estimator="local",
+        divergence="analytic",
+        steps=sizes.svi_steps,
+        learning_rate=sizes.svi_rate,
+        batch_size=batch,
+    )
+
+
+def methods(sizes: Sizes, rows: int) -> dict[str, Any]:
+    """The methods of a table of so many rows, by their labels."""
+    large = rows > sizes.small
+    batch = sizes.batch if large else None
+    found = {
+        MAP: early(sizes),
+        KRON: laplace(sizes, structure="kron"),
+        LAST: laplace(sizes, weights="last_layer"),
+        MEAN_FIELD: mean_field(sizes, batch),
+        FULL_RANK: bnn.SVI(
+            guide="fullrank",
+            steps=sizes.svi_steps,
+            learning_rate=sizes.full_rank_rate,
+            batch_size=batch,
+        ),
+        ENSEMBLE: bnn.Ensemble(early(sizes), size=sizes.members),
+        SWAG: bnn.SWAG(start=early(sizes), collections=sizes.collections),
+        SAMPLED: sampling_ensemble(sizes),
+        NUTS: reference(sizes),
+    }
+    if large:
+        kept = tuple(name for name in found if name != NUTS) if sizes.on_large is None else sizes.on_large
+        found = {name: found[name] for name in kept}
+    return found
+
+
+def load(name: str, rows: int | None = None) -> Table:
+    """The table, or as many of its first rows: then without published splits, which are of all."""
+    table = bnn.data.load(name)
+    return table if rows is None else replace(table, x=table.x[:rows], y=table.y[:rows], splits=None)
+
+
+def splits_of(sizes: Sizes, table: Table) -> str:
+    """The first splits that the literature uses, as many as are asked for or there are; else random ones."""
+    count = sizes.splits if len(table.y) <= sizes.small else sizes.large_splits
+    if table.splits is None:
+        return f"random:{count}@0.9"
+    return f"published:{min(count, len(table.splits.train))}"
+
+
+def run_grid(
+    study: Study, table: Table, grid: Any, folder: Path, jobs: int | None, engine: str = "local"
+) -> GridResult:
+    """Compute what the folder does not have, and say how much that was."""
+    count = len(grid.cells)
+    study.say(f"{table.name}: {count} cells in {folder}")
+    result = grid.run(folder, engine=engine, jobs=None if engine == "sequential" else jobs)
+    study.say(f"{table.name}: {len(result.cells)} of {count} cells, {result.failures} failed")
+    return result
+
+
+# --- tables -------------------------------------------------------------------------------------------
+
+
+def plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Blanks in place of numbers that there are none of."""
+    return {
+        name: "" if isinstance(value, float | np.floating) and math.isnan(value) else value
+        for name, value in row.items()
+    }
+
+
+def cell_rows(result: GridResult, shared: bool) -> list[dict[str, Any]]:
+    """A row for each cell; gaps where NUTS has converged alone, as anything else is no reference.
+
+    shared: without what tells of the machine, which had other work.
+    """
+    left_out = {"model", "key", "reference", "begun", "process", *(COSTS if shared else ())}
+    frame: Any = result.cells.drop(columns=[name for name in result.cells.columns if name in left_out])
+    rows = [plain(row) for row in frame.to_dict("records")]
+    good = converged_splits(rows)
+    for row in rows:
+        if (row["data"], row["split"]) not in good:
+            row |= dict.fromkeys(GAPS, "")
+    return rows
+
+
+def failures(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Which cells gave no posterior, and why."""
+    return [f"{cell['split']}, {cell['method']}: {cell['failure']}" for cell in cells if cell["failure"]]
+
+
+def converged_splits(cells: Sequence[Mapping[str, Any]], method: str = NUTS) -> set[tuple[str, str]]:
+    """(data, split) of the cells whose chains have converged in function space."""
+    return {
+        (cell["data"], cell["split"])
+        for cell in cells
+        if cell["method"] == method and cell["converged"] == "yes" and not cell["failure"]
+    }
+
+
+def gap_of(cells: Sequence[Mapping[str, Any]], data: str, method: str) -> dict[str, Any]:
+    """Distance to NUTS, the mean over the splits on which that has converged, and how many these are of how many."""
+    good = converged_splits(cells)
+    asked = [cell for cell in cells if cell["data"] == data and cell["method"] == NUTS]
+    own = [
+        cell
+        for cell in cells
+        if cell["method"] == method and cell["data"] == data and (data, cell["split"]) in good
+    ]
+    if not good & {(data, cell["split"]) for cell in asked}:
+        return {"reference": NO_REFERENCE}
+    row: dict[str, Any] = {"reference": f"NUTS on {len(own)} of {len(asked)} splits"}
+    if method == NUTS:
+        return row
+    for name in GAPS:
+        values = [cell[name] for cell in own if cell[name] != ""]
+        row[name] = float(np.mean(values)) if values else ""
+    return row
+
+
+def score_rows(
+    result: GridResult, cells: Sequence[Mapping[str, Any]], data: str, shared: bool
+) -> list[dict[str, Any]]:
+    """A row for each method: means over splits with errors sd / sqrt(J), and the corrected ones beside them."""
+    frames: list[Any] = [result.table(corrected=way).reset_index() for way in (False, True)]
+    table, corrected = (frame.to_dict("records") for frame in frames)
+    rows = []
+    for row, other in zip(table, corrected, strict=True):
+        name = row["method"]
+        found = {"data": data, "method": name, "status": OURS}
+        found |= {column: row[column] for column in COLUMNS if column in row}
+        for score in ("log_score", "rmse"):
+            found[f"{score}_se_corrected"] = other.get(f"{score}_se", "")
+        if shared:
+            found.pop("seconds", None)
+        own = [cell for cell in cells if cell["method"] == name and cell["data"] == data]
+        found["converged"] = ", ".join(
+            f"{word}: {count}"
+            for word in ("yes", "no", "per mode", "in doubt")
+            if (count := sum(cell["converged"] == word for cell in own))
+        )
+        rows.append(plain(found | gap_of(cells, data, name)))
+    return rows
+
+
+def published_rows(tables: Sequence[str]) -> list[dict[str, Any]]:
+    """What others have published on these tables."""
+    rows: list[dict[str, Any]] = []
+    for data in tables:
+        if data in READ_DROPOUT:
+            rmse, rmse_se, log_score, log_score_se = READ_DROPOUT[data]
+            count = 5 if data == "protein" else 20
+            row = {"data": data, "method": DROPOUT, "status": READ, "splits": count, "log_score": log_score}
+            rows.append(row | {"log_score_se": log_score_se, "rmse": rmse, "rmse_se": rmse_se})
+        rows += [
+            {"data": data, "method": name, "status": RECALLED, "log_score": values[data]}
+            for name, values in RECALLED_LOG_SCORES.items()
+            if data in values
+        ]
+    return rows
+
+
+# --- verdicts -----------------------------------------------------------------------------------------
+
+
+def scored(rows: Sequence[Mapping[str, Any]], data: str) -> list[Mapping[str, Any]]:
+    """The methods of this study that came through on every split of a table, with a standard error."""
+    return [
+        row
+        for row in rows
+        if row["data"] == data
+        and row["status"] == OURS
+        and row["failures"] == 0
+        and row.get("log_score_se", "") != ""
+    ]
+
+
+def better_by(
+    row: Mapping[str, Any], score: str, published: float, error: float = 0.0
+) -> tuple[float, float]:
+    """How much better a method is than a published mean, and the standard error of that: the two are not paired."""
+    sign = -1.0 if score == "rmse" else 1.0
+    return sign * (row[score] - published), math.hypot(row[f"{score}_se"], error)
+
+
+def judge_dropout(rows: Sequence[Mapping[str, Any]], data: str) -> Verdict:
+    """Reproduced where neither score of our best is worse than that of MC dropout by two standard errors."""
+    claim = f"{data}: the best method here predicts as well as the published MC dropout (ours)"
+    own = scored(rows, data)
+    if data not in READ_DROPOUT or not own:
+        why = "there is no published MC dropout" if data not in READ_DROPOUT else "not run at this size"
+        return Verdict(claim, NOT_RUN, f"{why}; --full runs all tables and splits" if not own else why)
+    rmse, rmse_se, log_score, log_score_se = READ_DROPOUT[data]
+
+    def compared(row: Mapping[str, Any]) -> tuple[bool, str]:
+        in_log, log_error = better_by(row, "log_score", log_score, log_score_se)
+        in_rmse, rmse_error = better_by(row, "rmse", rmse, rmse_se)
+        return in_log >= -2.0 * log_error and in_rmse >= -2.0 * rmse_error, (
+            f"{row['method']}: log score {row['log_score']:.3f} +- {row['log_score_se']:.3f}, better by {in_log:+.3f} "
+            f"+- {log_error:.3f}; RMSE {row['rmse']:.3f} +- {row['rmse_se']:.3f}, lower by {in_rmse:+.3f} +- "
+            f"{rmse_error:.3f}"
+        )
+
+    best = max(own, key=lambda row: row["log_score"])
+    good, text = compared(best)
+    named = [row for row in own if row["method"] == SAMPLED and row is not best]
+    also = "".join(f"; {compared(row)[1]}" for row in named)
+    return Verdict(
+        claim,
+        REPRODUCED if good else NOT_REPRODUCED,
+        f"{text}{also} (there log score {log_score:.3f} +- {log_score_se:.3f}, RMSE {rmse:.3f} +- {rmse_se:.3f}, tuned "
+        f"on a validation part); {best['splits']:g} splits here, the best of {len(own)} methods named after the fact",
+    )
+
+
+def judge_recalled(rows: Sequence[Mapping[str, Any]], method: str, published: str) -> Verdict:
+    """Reproduced where a method of ours is nowhere worse than a recalled log likelihood by two standard errors."""
+    claim = (
+        f"{method} here is no worse than the published {published} in log likelihood (recalled, not verified)"
+    )
+    found = {
+        row["data"]: better_by(row, "log_score", RECALLED_LOG_SCORES[published][row["data"]])
+        for data in RECALLED_LOG_SCORES[published]
+        for row in scored(rows, data)
+        if row["method"] == method
+    }
+    if not found:
+        return Verdict(claim, NOT_RUN, "none of its tables was run at this size")
+    text = ", ".join(f"{data} {mean:+.3f} +- {error:.3f}" for data, (mean, error) in found.items())
+    good = all(mean >= -2.0 * error for mean, error in found.values())
+    return Verdict(
+        claim, REPRODUCED if good else NOT_REPRODUCED, f"better by {text} nats per row, errors of ours alone"
+    )
+
+
+def judge_reference(cells: Sequence[Mapping[str, Any]], tables: Sequence[str]) -> Verdict:
+    """Whether NUTS converged in function space, table by table."""
+    claim = "NUTS is a reference for this network (ours)"
+    texts, every = [], True
+    for data in tables:
+        own = [cell for cell in cells if cell["data"] == data and cell["method"] == NUTS]
+        if not own:
+            texts.append(f"{data}: {NO_REFERENCE}, not run on so many rows")
+            continue
+        good = sum((data, cell["split"]) in converged_splits(cells) for cell in own)
+        every &= good == len(own)
+        rhats = [cell["r_hat"] for cell in own if cell["r_hat"] != ""]
+        worst = f", R-hat of f at most {max(rhats):.3f}" if rhats else ""
+        texts.append(
+            f"{data}: converged on {good} of {len(own)} splits{worst}" + ("" if good else f": {NO_REFERENCE}")
+        )
+    if not any(cell["method"] == NUTS for cell in cells):
+        return Verdict(claim, NOT_RUN, "; ".join(texts))
+    return Verdict(claim, REPRODUCED if every else NOT_REPRODUCED, "; ".join(texts))
+
+
+def judge_narrow(cells: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Reproduced where its standard deviation of f is below that of NUTS by two standard errors of the log ratio."""
+    claim = "the epistemic spread of mean-field SVI is below that of the posterior (ours)"
+    good = converged_splits(cells)
+    logs = [
+        math.log(cell["gap_sd_ratio"])
+        for cell in cells
+        if cell["method"] == MEAN_FIELD
+        and (cell["data"], cell["split"]) in good
+        and cell["gap_sd_ratio"] != ""
+    ]
+    if len(logs) < 2:
+        return Verdict(claim, NOT_RUN, f"{NO_REFERENCE}: NUTS converged on {len(good)} splits")
+    mean, error = paired(logs)
+    return Verdict(
+        claim,
+        REPRODUCED if mean < -2.0 * error else NOT_REPRODUCED,
+        f"standard deviation of f at test rows over that of NUTS, geometric mean over {len(logs)} splits: "
+        f"{math.exp(mean):.3f} (two standard errors: {math.exp(mean - 2 * error):.3f} to "
+        f"{math.exp(mean + 2 * error):.3f})",
+    )
+
+
+# --- figures ------------------------------------------------------------------------------------------
+
+STYLES = {
+    MAP: (GREY, "o"),
+    KRON: (BLUE, "s"),
+    LAST: (SKY, "D"),
+    MEAN_FIELD: (VERMILION, "^"),
+    FULL_RANK: (ORANGE, "v"),
+    ENSEMBLE: (GREEN, "P"),
+    SWAG: (PINK, "X"),
+    SAMPLED: (BLACK, "o"),
+    NUTS: (BLACK, "*"),
+}
+
+
+def draw_scores(path: Path, rows: Sequence[Mapping[str, Any]], tables: Sequence[str]) -> None:
+    """Log score, RMSE and coverage by method, a column for each table; bands and lines are published means."""
+    names = [name for name in STYLES if any(row["method"] == name for row in rows)]
+    figure, axes = panels(3.4 + 3.2 * len(tables), 9.0, columns=len(tables), rows=3)
+    for column, data in enumerate(tables):
+        own = {row["method"]: row for row in rows if row["data"] == data}
+        for line, (score, label) in enumerate(
+            (
+                ("log_score", "log score, nats"),
+                ("rmse", "RMSE"),
+                ("coverage_90", "coverage of 90 % intervals"),
+            )
+        ):
+            panel = axes[line, column]
+            for place, name in enumerate(names):
+                if own.get(name, {}).get(score, "") == "":
+                    continue
+                colour, marker = STYLES[name]
+                error = own[name].get(f"{score}_se", "")
+                bar = 2.0 * error if error != "" else None
+                panel.errorbar(own[name][score], place, xerr=bar, fmt=marker, color=colour, capsize=3)
+            _draw_published(panel, own, score)
+            panel.set_yticks(range(len(names)), names if column == 0 else [""] * len(names))
+            panel.set(xlabel=label, ylim=(len(names) - 0.5, -0.5))
+            panel.grid(axis="x", color="0.9")
+            if line == 0:
+                panel.set_title(data)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(path)
+
+
+def _draw_published(panel: Any, own: Mapping[str, Mapping[str, Any]], score: str) -> None:
+    if score == "coverage_90":
+        panel.axvline(0.9, color=BLACK, linewidth=0.8)
+        return
+    if DROPOUT in own:
+        mean, error = own[DROPOUT][score], own[DROPOUT][f"{score}_se"]
+        panel.axvspan(
+            mean - 2 * error,
+            mean + 2 * error,
+            color=ORANGE,
+            alpha=0.35,
+            linewidth=0,
+            label=f"{DROPOUT} ({READ}), +- 2 s.e.",
+        )
+    for name, line in ((PBP, "dotted"), (THEIR_ENSEMBLE, "dashed")):
+        if own.get(name, {}).get(score, "") != "":
+            panel.axvline(own[name][score], color=GREY, linestyle=line, label=f"{name} ({RECALLED})")
+
+
+# --- all of it ----------------------------------------------------------------------------------------
+
+
+def chosen(tables: Sequence[str] | None, known: Sequence[str]) -> tuple[str, ...] | None:
+    """The tables that were named; raises UnknownNameError for one that is none of the study's."""
+    for name in tables or ():
+        if name not in known:
+            raise unknown_name("table", name, known)
+    return tuple(tables) if tables else None
+
+
+def main(
+    tiny: bool = False,
+    out: str | Path | None = None,
+    full: bool = False,
+    tables: Sequence[str] | None = None,
+    splits: int | None = None,
+    checkpoint: str | Path | None = None,
+    jobs: int = 1,
+    shared: bool = False,
+    device: str = "auto",
+) -> Study:
+    """Run the study and write tables, figures and verdicts to `out`; see `Study.begin` for where that is.
+
+    full: all tables and splits; by default what two cores can do. tables, splits: others than these. checkpoint: a
+    folder with a grid for each table, in which an interrupted run goes on. jobs: cells at once. shared: others compute
+    on this machine meanwhile, so that seconds and memory are left out. device: "auto", "cpu" or "cuda[:i]".
+    """
+    if splits is not None and splits < 2:
+        raise InputError("splits: " + message("two at least, for a standard error", repr(splits), "splits=3"))
+    sizes = TINY if tiny else FULL if full else STORED
+    asked = chosen(tables, sizes.tables if tiny else tuple(WIDTHS)) or sizes.tables
+    sizes = replace(sizes, tables=asked)
+    if splits is not None:
+        sizes = replace(sizes, splits=splits, large_splits=splits)
+    study = Study.begin(sizes, "uci_regression", tiny, out)
+    rows: list[dict[str, Any]] = []
+    cells: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        folder = Path(checkpoint or stack.enter_context(tempfile.TemporaryDirectory(prefix="uci_")))
+        for name in sizes.tables:
+            table = load(name, sizes.rows)
+            used = methods(sizes, len(table.y))
+            width = WIDTHS[name] if sizes.width is None else sizes.width
+            grid = bnn.Grid(
+                models={f"{width} ReLU": network(width)},
+                data={name: table},
+                methods=used,
+                splits=splits_of(sizes, table),
+                reference=NUTS if NUTS in used else None,
+                device=device,
+            )
+            engine = "sequential" if tiny else "local"
+            result = run_grid(study, table, grid, folder / name, jobs, engine)
+            own = cell_rows(result, shared)
+            cells += own
+            rows += score_rows(result, own, name, shared)
+            study.numbers[name] = {
+                "rows": len(table.y),
+                "inputs": table.x.shape[1],
+                "width": width,
+                "methods": {label: repr(method) for label, method in used.items()},
+                "failures": failures(own),
+            }
+    study.numbers["seconds are of a machine with other work, and left out"] = shared
+    everything = (*sizes.tables, *(name for name in WIDTHS if name not in sizes.tables and not tiny))
+    study.tables = {"scores": [*rows, *published_rows(everything)], "cells": cells}
+    for name in everything:
+        study.judge(judge_dropout(rows, name))
+    for verdict in (
+        judge_recalled(rows, ENSEMBLE, THEIR_ENSEMBLE),
+        judge_recalled(rows, MEAN_FIELD, PBP),
+        judge_reference(cells, sizes.tables),
+        judge_narrow(cells),
+    ):
+        study.judge(verdict)
+    draw_scores(study.out / "scores.png", study.tables["scores"], sizes.tables)
+    study.write()
+    study.say(f"written to {study.out}")
+    return study
+
+
+if __name__ == "__main__":
+    parser = command_line(__doc__, "checkpoint", "splits", "shared")
+    parser.add_argument("--full", action="store_true", help="all tables and splits, for a larger machine")
+    parser.add_argument("--tables", nargs="+", help=f"of {', '.join(WIDTHS)}")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at once")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda[:i]")
+    main(**vars(parser.parse_args()))
