@@ -225,6 +225,8 @@ def computed(
     begun, clock = time.time(), time.perf_counter()
     with _peak_memory() as peak, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        # Another process was writing what this one read: it compiled it itself.
+        warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache")
         try:
             record = _fitted(_read(work), x, y, train, test, seed)
         except Exception as error:

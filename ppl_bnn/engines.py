@@ -7,8 +7,9 @@ them back as they are finished.
 
 Processes of this machine are started afresh for each call and never forked, since neither the threads of XLA nor those
 of torch survive a fork. Each has its share of the cores for all its libraries, ends when the process that started it
-does, and has a ceiling for its memory; where there are GPUs each sees one of them. What a cluster's own processes may
-use is the business of the cluster.
+does, and has a ceiling for its memory; where there are GPUs each sees one of them. What one of them compiles with JAX
+the others read, from a folder that is removed at the end (or one of the user's own, JAX_COMPILATION_CACHE_DIR). What a
+cluster's own processes may use is the business of the cluster.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ USUAL_MEMORY = 2 * 2**30
 SHARE = 0.9
 # Seconds between two looks of a process at its memory and at who started it.
 INTERVAL = 0.25
+# Where the processes of this machine keep what they compile, in a folder of their own.
+PROGRAMS = "programs"
 # The exit status of a process that went over its ceiling.
 OVER_CEILING = 77
 # Seconds in which a cluster has to answer.
@@ -404,6 +407,10 @@ def _settle(told: _Told) -> None:
     # Ctrl-C reaches every process of a terminal; the one that was asked hears it and ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["NPROC"] = str(told.share.threads)
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        # Every fit binds its model anew, which is a new program to JAX: each piece would compile all of its own.
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(told.folder) / PROGRAMS)
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
     if told.share.gpus == ():
         os.environ["JAX_PLATFORMS"] = "cpu"
     elif told.share.gpus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from ppl_bnn.grid_result import COSTS
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCAL = Engine("local")
-NAMES = ("OMP_NUM_THREADS", "NPROC", "CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS")
+NAMES = ("OMP_NUM_THREADS", "NPROC", "CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS", "JAX_COMPILATION_CACHE_DIR")
 
 
 def seen(number: int, array: np.ndarray, seconds: float = 0.3) -> dict[str, Any]:
@@ -79,9 +80,15 @@ def test_each_process_has_its_share_of_the_cores_and_a_gpu(monkeypatch: pytest.M
     assert {(each["OMP_NUM_THREADS"], each["NPROC"]) for each in found.values()} == {(threads, threads)}
     # One copy of the array for all: a process has it in shared memory.
     assert {(each["sum"], each["type"]) for each in found.values()} == {(300_000.0, "memmap")}
+    # One folder of programs for all, which is gone.
+    (programs,) = {each["JAX_COMPILATION_CACHE_DIR"] for each in found.values()}
+    assert Path(programs).is_absolute()
+    assert not Path(programs).parent.exists()
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/of/my/own")
     found = outcomes(seen, [(0, large, 0.0)], jobs=1, device="cpu")
     assert found[0]["process"] != os.getpid()
     assert found[0]["JAX_PLATFORMS"] == "cpu"
+    assert found[0]["JAX_COMPILATION_CACHE_DIR"] == "/of/my/own"
     assert os.environ.get("NPROC") is None
 
 
@@ -226,6 +233,35 @@ def _status(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return " Z "
+
+
+@pytest.mark.slow
+def test_what_one_process_compiles_the_others_read_and_the_bits_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = Grid(
+        models=["linear_regression"],
+        data=["diabetes"],
+        methods={"map": bnn.MAP(steps=300), "laplace": bnn.Laplace(steps=300)},
+        splits="random:2@0.9",
+        reference="laplace",
+        device="cpu",
+    )
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    with monkeypatch.context() as patch:
+        # The folder of one use, which stays.
+        patch.setattr(engines.tempfile, "TemporaryDirectory", lambda **_: contextlib.nullcontext(str(kept)))
+        shared = grid.run(tmp_path / "shared", jobs=1)
+    assert len(list((kept / engines.PROGRAMS).glob("*-cache"))) > 1
+    # No program takes long enough to be kept.
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "none"))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1e9")
+    alone = grid.run(tmp_path / "alone", jobs=1)
+    assert not list((tmp_path / "none").glob("*-cache"))
+    columns = [name for name in alone.cells.columns if name not in COSTS]
+    pd.testing.assert_frame_equal(shared.cells[columns], alone.cells[columns], check_exact=True)
+    assert shared.notes == alone.notes
 
 
 # --- clusters ---------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import functools
 import json
 import math
 import time
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,14 @@ class FromPrior(Method):
 class Refuses(Method):
     def run(self, problem: Any, progress: Progress) -> Outcome:
         raise UnsupportedError("not this\nmodel")
+
+
+@dataclass(frozen=True)
+class Warns(Zero):
+    def run(self, problem: Any, progress: Progress) -> Outcome:
+        for words in ("Error reading persistent compilation cache entry for 'f': cut short", "of mine"):
+            warnings.warn(words, UserWarning, stacklevel=1)
+        return super().run(problem, progress)
 
 
 def table(seed: int, rows: int = 30, name: str = "made") -> Table:
@@ -208,6 +217,12 @@ def test_a_cell_that_fails_is_a_row_with_its_reason(finished: Any) -> None:
     failed = finished[0].cells.query("method == 'refuses'")
     assert set(failed["failure"]) == {"UnsupportedError: not this model"}
     assert failed[["log_score", "rmse", "gap_mean"]].isna().all(axis=None)
+
+
+def test_warnings_of_a_fit_are_kept_but_not_what_another_process_had_to_do_with(tmp_path: Path) -> None:
+    grid = small(data={"one": table(1)}, methods={"warns": Warns(ppl="pyro")}, reference=None, seeds=1)
+    result = grid.run(tmp_path, engine="sequential")
+    assert [said["warnings"] for said in result.notes.values()] == ["of mine", "of mine"]
 
 
 def test_progress_counts_cells_and_failures_and_foretells_the_end(finished: Any) -> None:
