@@ -1,4 +1,4 @@
-"""The command line: `ppl-bnn compare`, `bench`, and to look around: `models`, `show`, `prior`, `data`.
+"""The command line: `ppl-bnn compare`, `report`, `bench`, and to look around: `models`, `show`, `prior`, `data`.
 
 Names, numbers and folders are checked before data are read, and data before a framework is imported, so that a typing
 error costs a fraction of a second. Exit codes: 0 all methods finished; 1 a method failed (its row says why); 2 bad
@@ -243,14 +243,15 @@ def compare(
     ] = False,
     out: _Out = None,
     report: Annotated[
-        bool, typer.Option("--report", help="Write report.html, too: a page to read and to show.")
+        bool,
+        typer.Option("--report", help="Write report.html, too: a page to read and to show; also of a grid."),
     ] = False,
     grid: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.toml",
             help="Many models, data sets, splits, methods and seeds, as the file says; of the other options only those "
-            "below and --out count.",
+            "below, --out and --report count.",
             show_default=False,
         ),
     ] = None,
@@ -274,7 +275,7 @@ def compare(
     started = time.monotonic()
     _check_grid_options(context, grid)
     if grid is not None:
-        _run_grid(grid, out, engine, jobs, resume)
+        _run_grid(grid, out, engine, jobs, resume, report)
         return
     names = _names(methods)
     systems = _systems(names, ppl)
@@ -313,7 +314,12 @@ def compare(
                 feature_names=table.feature_names,
                 class_names=table.class_names,
                 target_name=table.target_name,
-                card={"name": table.name, "provenance": table.provenance, "licence": table.licence},
+                card={
+                    "model": plan.name,
+                    "name": table.name,
+                    "provenance": table.provenance,
+                    "licence": table.licence,
+                },
             )
     except KeyboardInterrupt as interrupt:
         bars.rest()
@@ -334,7 +340,7 @@ def compare(
         from ppl_bnn.reporting.page import report as write
 
         with _warnings_told(errors):
-            write(result, plan.out / REPORT, title=f"{plan.name} on {table.name}")
+            write(result, plan.out / REPORT)
         kept.append(REPORT)
     if quick:
         console.print("[yellow]--quick: nothing here is expected to have converged, or to mean anything.[/]")
@@ -350,7 +356,8 @@ def _check_grid_options(context: typer.Context, grid: Path | None) -> None:
     """Refuse what would not count: options of a single comparison beside --grid, those of a grid without it."""
     typed = [name for name in context.params if _typed(context, name)]
     of_grid = ("engine", "jobs", "resume")
-    wrong = [name for name in typed if (name in of_grid) is (grid is None) and name not in ("grid", "out")]
+    of_both = ("grid", "out", "report")
+    wrong = [name for name in typed if (name in of_grid) is (grid is None) and name not in of_both]
     if not wrong:
         return
     called = ", ".join(f"--{name.strip('_')}" if name != "model" else "MODEL" for name in wrong)
@@ -366,7 +373,9 @@ def _typed(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _run_grid(file: Path, out: Path | None, engine: str, jobs: int | None, resume: bool) -> None:
+def _run_grid(
+    file: Path, out: Path | None, engine: str, jobs: int | None, resume: bool, report: bool
+) -> None:
     from ppl_bnn.grid import Grid
 
     grid = Grid.from_toml(file)
@@ -377,7 +386,13 @@ def _run_grid(file: Path, out: Path | None, engine: str, jobs: int | None, resum
         errors.print(sentence, markup=False, style="dim", soft_wrap=True)
     with _warnings_told(errors):
         result = grid.run(folder, engine, jobs, resume, progress=Bars())
+        if report:
+            from ppl_bnn.reporting.page import report as write
+
+            write(result, folder / REPORT)
     _show_grid(_console(), result)
+    if report:
+        _console().print(REPORT, markup=False)
     if result.failures:
         raise typer.Exit(1)
 
@@ -841,11 +856,85 @@ def _keep_notes(folder: Path, result: Comparison) -> None:
 
 
 def _kept(result: Comparison) -> list[str]:
-    return [f"{name}.nc" for name in result.trees] + ["comparison.csv", NOTES, "figure.png"]
+    return [f"{name}.nc" for name in result.trees] + [
+        "comparison.csv",
+        NOTES,
+        "figure.png",
+        "comparison.json",
+    ]
 
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+
+
+# --- report -----------------------------------------------------------------------------------------------
+
+
+@app.command()
+@_told
+def report(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="What `ppl-bnn compare` kept, with or without --grid.", show_default=False
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="The page.", show_default=f"DIR/{REPORT}")
+    ] = None,
+    title: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Its heading.", show_default="the model and the data")
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METHOD",
+            help="Of a grid: which of its methods the others are measured against.",
+            show_default="that of the grid",
+        ),
+    ] = None,
+) -> None:
+    """Write the page of a comparison or of a grid that was kept, also while it is being computed.
+
+    Nothing is fitted again. The page is one file that needs no other.
+    """
+    result = _read(folder, reference)
+    from ppl_bnn.reporting.page import report as write
+
+    errors = _console(error=True)
+    with _warnings_told(errors):
+        page = write(result, out or folder / REPORT, title=title)
+    if missing := getattr(result, "missing", 0):
+        errors.print(f"{missing} cells have not been computed.", markup=False)
+    _console().print(str(page), markup=False, soft_wrap=True)
+
+
+def _read(folder: Path, reference: str | None) -> Comparison | GridResult:
+    """What lies in a folder: the result of a grid, or a comparison."""
+    from ppl_bnn import comparison, grid_result
+
+    if grid_result.read_manifest(folder) is not None:
+        return grid_result.GridResult.load(folder, reference)
+    if comparison.read_manifest(folder) is None:
+        if not folder.exists():
+            came = f"{folder}, which does not exist"
+        elif (folder / "comparison.csv").is_file():
+            came = f"{folder}, whose comparison was kept before its predictions were"
+        else:
+            came = f"{folder}, without {grid_result.MANIFEST} and {comparison.MANIFEST}"
+        raise InputError(
+            "DIR: "
+            + message("the folder of a comparison or of a grid", came, "the --out of `ppl-bnn compare`")
+        )
+    if reference is not None:
+        raise InputError(
+            "--reference: "
+            + message(
+                "a grid to go with it", f"{folder}, a comparison, whose gaps are measured", "no --reference"
+            )
+        )
+    return comparison.Comparison.load(folder)
 
 
 # --- models, data -----------------------------------------------------------------------------------------

@@ -6,15 +6,17 @@ method that fails is a row with its reason. `COLUMNS` says what each column of t
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import inspect
+import json
 import math
 import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,13 +35,16 @@ from ppl_bnn.errors import (
     unknown_name,
 )
 from ppl_bnn.inference.method import Method
-from ppl_bnn.posterior import Posterior
+from ppl_bnn.posterior import FitInfo, Posterior
 from ppl_bnn.ppl.protocol import Model, Program, map_data, resolve_device, row_count, system, written_in
 from ppl_bnn.predictive import Prediction
 from ppl_bnn.progress import Progress, resolve
+from ppl_bnn.storage import decoded, encoded
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from ppl_bnn.diagnostics.diagnose import Diagnosis
 
 COLUMNS: dict[str, str] = {
     "reference": "'reference' where the gaps are measured against this method, with what keeps it from being one: "
@@ -89,6 +94,9 @@ _CLASSIFICATION = ("accuracy", "brier", "ece")
 MOST_VALUES = 2**26
 FEWEST_DRAWS = 100
 _WORDS = ("reference", "kind", "ppl", "target", "converged", "failure")
+# What lies in the folder of a comparison beside its trees, its table and its figure, so that it can be read again.
+KIND, FORMAT = "ppl_bnn comparison", 1
+MANIFEST, TEST_ROWS, PREDICTION = "comparison.json", "comparison.safetensors", ".prediction.safetensors"
 
 
 class ComparisonInterrupted(KeyboardInterrupt):
@@ -97,6 +105,14 @@ class ComparisonInterrupted(KeyboardInterrupt):
     def __init__(self, text: str, partial: Comparison):
         super().__init__(text)
         self.partial = partial
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a posterior came about, without the posterior itself. shape: its chains and draws."""
+
+    info: FitInfo
+    shape: tuple[int, int]
 
 
 @dataclass(eq=False)
@@ -108,6 +124,8 @@ class Comparison:
     posteriors, predictions (at the test rows), trees, diagnoses: by method, those that finished. failures: method ->
     reason.
     data: what was compared on (rows, names, units, hashes). test_inputs, test_targets: the test rows, original units.
+    fits: method -> how its posterior came about, which is known where the posterior is not at hand.
+    drawn: of a comparison that was read from a folder, the predictions of its pictures at the inputs `drawn_at`.
     """
 
     table: pd.DataFrame
@@ -121,6 +139,41 @@ class Comparison:
     test_inputs: Any
     test_targets: np.ndarray
     failures: dict[str, str] = field(default_factory=dict)
+    fits: dict[str, Fit] = field(default_factory=dict)
+    drawn: dict[str, Prediction] = field(default_factory=dict)
+    drawn_at: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        self.fits = {name: Fit(each.info, each.shape) for name, each in self.posteriors.items()} | self.fits
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Comparison:
+        """What `compare(..., out=folder)` or `save(folder)` kept, also of a run that is not finished.
+
+        Everything is there but `posteriors`: a model is code, and is in no folder (`Posterior.save` keeps single ones).
+        Table, notes, predictions and trees are the same to the last bit, and so is a report of them.
+
+        Raises
+        ------
+        InputError: no folder of a comparison, or a damaged one. UnsupportedError: one of a newer format.
+        """
+        words = read_manifest(folder)
+        if words is None:
+            raise InputError(
+                "folder: "
+                + message(
+                    "the folder of a comparison", f"{folder}, without {MANIFEST}", "the `out` of `compare`"
+                )
+            )
+        try:
+            return _read(Path(folder), words)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                "folder: "
+                + message(
+                    "a whole comparison", f"{folder}, damaged: {reason(error)}", "computing it once more"
+                )
+            ) from error
 
     def __repr__(self) -> str:
         return f"Comparison({', '.join(self.table.index)}; reference={self.reference!r})"
@@ -163,14 +216,19 @@ class Comparison:
         return "\n\n".join(parts) + "\n"
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write `<method>.nc` per tree, `comparison.csv` and `figure.png` to `folder`, and give its path.
+        """Write `<method>.nc` per tree, `comparison.csv`, `figure.png` and what `load` needs besides to `folder`, and
+        give its path.
 
         Each file appears whole or not at all. Raises InputError where the folder cannot be written.
         """
         folder = writable(folder)
+        _write_test_rows(folder, self.test_inputs, self.test_targets)
         for name, tree in self.trees.items():
             _write_tree(folder, name, tree)
+        for name in self.predictions:
+            _write_prediction(folder, self, name)
         _write_table(folder, self.table)
+        _write_words(folder, self)
         _write_figure(folder, self)
         return folder
 
@@ -207,9 +265,10 @@ def compare(
     standardise
         Fit on standardised inputs and targets; all scores are in original units all the same.
     out
-        A folder: as soon as a method is done its tree goes to `<name>.nc` and the table to `comparison.csv`; a figure
-        `figure.png` follows at the end. Files of those names that lie there from before are removed first, so
-        that the folder tells of one run.
+        A folder: as soon as a method is done its tree goes to `<name>.nc`, its prediction to
+        `<name>.prediction.safetensors`, the table to `comparison.csv` and all else that `Comparison.load` needs to
+        `comparison.json`; a figure `figure.png` follows at the end. Files of those names that lie there from before are
+        removed first, so that the folder tells of one run.
     card
         What else is known of the data (name, licence, ...), kept in `Comparison.data`.
 
@@ -616,15 +675,23 @@ class _Run:
 
     def clear(self, names: Mapping[str, Any]) -> None:
         if self.folder is not None:
-            for file in ["comparison.csv", "figure.png", *(f"{name}.nc" for name in names)]:
+            of_methods = [f"{name}{ending}" for name in names for ending in (".nc", PREDICTION)]
+            for file in ["comparison.csv", "figure.png", MANIFEST, TEST_ROWS, *of_methods]:
                 (self.folder / file).unlink(missing_ok=True)
 
     def add(self, record: Record) -> None:
-        if self.folder is not None and record.tree is not None:
-            _write_tree(self.folder, record.name, record.tree)
         self.records[record.name] = record
-        if self.folder is not None:
-            _write_table(self.folder, self.table()[0])
+        if self.folder is None:
+            return
+        found = self.comparison()
+        if len(self.records) == 1:
+            _write_test_rows(self.folder, self.x_test, self.y_test)
+        if record.tree is not None:
+            _write_tree(self.folder, record.name, record.tree)
+        if record.prediction is not None:
+            _write_prediction(self.folder, found, record.name)
+        _write_table(self.folder, found.table)
+        _write_words(self.folder, found)
 
     def interrupted(self, during: str) -> ComparisonInterrupted:
         partial = self.comparison()
@@ -632,7 +699,7 @@ class _Run:
         where = (
             "in the `partial` of this exception"
             if self.folder is None
-            else f"in {self.folder} (comparison.csv and one .nc file each)"
+            else f"in {self.folder} (comparison.csv and one .nc file each; Comparison.load reads it again)"
             if partial.posteriors
             else "nowhere, as nothing was finished"
         )
@@ -815,6 +882,214 @@ def _write_table(folder: Path, table: pd.DataFrame) -> None:
 def _write_figure(folder: Path, comparison: Comparison) -> None:
     figure = comparison.figure()
     write_whole(folder / "figure.png", lambda path: figure.savefig(path, dpi=100))
+
+
+def _write_words(folder: Path, comparison: Comparison) -> None:
+    """Everything that is no array and no tree."""
+    table = comparison.table
+    content = {
+        "kind": KIND,
+        "format": FORMAT,
+        "reference": comparison.reference,
+        "data": _storable(comparison.data),
+        "columns": list(table.columns),
+        "rows": [[str(name), *row] for name, row in zip(table.index, table.to_numpy().tolist(), strict=True)],
+        "notes": [[name, column, note] for (name, column), note in comparison.notes.items()],
+        "failures": comparison.failures,
+        "fits": {name: _words_of_fit(fit) for name, fit in comparison.fits.items()},
+        "diagnoses": {name: dataclasses.asdict(found) for name, found in comparison.diagnoses.items()},
+        "trees": list(comparison.trees),
+        "predictions": list(comparison.predictions),
+    }
+    text = json.dumps(encoded(content), indent=1, allow_nan=False) + "\n"
+    write_whole(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def _words_of_fit(fit: Fit) -> dict[str, Any]:
+    info = {
+        each.name: _storable(getattr(fit.info, each.name))
+        for each in dataclasses.fields(fit.info)
+        if each.name != "history"
+    }
+    return {"info": info, "shape": list(fit.shape)}
+
+
+def _storable(value: Any) -> Any:
+    """Plain values for a file; of anything else, such as what a user says of the data, the words that it has."""
+    if isinstance(value, Mapping):
+        return {str(name): _storable(each) for name, each in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [_storable(each) for each in value]
+    try:
+        return encoded(value)
+    except UnsupportedError:
+        return str(value)
+
+
+def _write_test_rows(folder: Path, x: Any, y: np.ndarray) -> None:
+    inputs = {f"inputs/{name}": value for name, value in x.items()} if isinstance(x, Mapping) else {"x": x}
+    _write_arrays(folder / TEST_ROWS, {**inputs, "targets": y}, {})
+
+
+def _write_prediction(folder: Path, comparison: Comparison, name: str) -> None:
+    """A prediction of the test rows, the loss curves of its fit, and what is drawn of it elsewhere."""
+    words, arrays = _parts_of_prediction(comparison.predictions[name], "test/")
+    said = {"test": words}
+    if name in comparison.fits:
+        history = comparison.fits[name].info.history
+        arrays |= {f"history/{key}": np.asarray(value) for key, value in history.items()}
+    at, drawn = _drawn(comparison, name)
+    if at is not None and drawn is not None:
+        said["drawn"], more = _parts_of_prediction(drawn, "drawn/")
+        arrays |= {**more, "drawn_at": at}
+    _write_arrays(folder / f"{name}{PREDICTION}", arrays, said)
+
+
+def _parts_of_prediction(prediction: Prediction, where: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    names = None if prediction.class_names is None else list(prediction.class_names)
+    words = {"family": prediction.family, "class_names": names, "censored": prediction.censored}
+    arrays = {f"{where}parameters/{name}": value for name, value in prediction.parameters.items()}
+    for name in ("log_weights", "epistemic_within"):
+        if (value := getattr(prediction, name)) is not None:
+            arrays[f"{where}{name}"] = value
+    return words, arrays
+
+
+def _write_arrays(file: Path, arrays: Mapping[str, Any], words: Mapping[str, Any]) -> None:
+    from safetensors.numpy import save_file
+
+    # Not np.ascontiguousarray, which gives a number an axis.
+    whole = {name: np.asarray(value, order="C") for name, value in arrays.items()}
+    write_whole(file, lambda path: save_file(whole, path, metadata={"words": json.dumps(words)}))
+
+
+def _drawn(comparison: Comparison, name: str) -> tuple[np.ndarray | None, Prediction | None]:
+    """The prediction of a method where curves or maps are drawn, which cannot be had again without the model."""
+    posterior, prediction = comparison.posteriors.get(name), comparison.predictions[name]
+    if posterior is None:
+        return comparison.drawn_at, comparison.drawn.get(name)
+    figures = _below("ppl_bnn.reporting.figures")
+    at = figures.drawn_at(comparison.test_inputs, comparison.test_targets, prediction)
+    if at is None:
+        return None, None
+    try:
+        return at, figures.predicted_for_drawing(posterior, at, comparison.data.get("seed", 0))
+    except Warning:
+        raise
+    except Exception:
+        # A model that refuses such inputs has no curve; its row of the table is no worse for it.
+        return None, None
+
+
+def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """What `comparison.json` in a folder says; None where there is none.
+
+    Raises
+    ------
+    InputError: a manifest of something else, or damaged. UnsupportedError: one of a newer format.
+    """
+    file = Path(folder) / MANIFEST
+    try:
+        words = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError("folder: " + message(f"a manifest, {file}", str(error), "another folder")) from error
+    if not isinstance(words, dict) or words.get("kind") != KIND:
+        raise InputError(
+            "folder: " + message(f"the manifest of a {KIND}", f"{file}, of something else", "another folder")
+        )
+    if words.get("format", 0) > FORMAT:
+        raise UnsupportedError(
+            "folder: " + message(f"format {FORMAT}", f"format {words['format']}", "a newer ppl-bnn")
+        )
+    return decoded(words)
+
+
+def _read(folder: Path, words: Mapping[str, Any]) -> Comparison:
+    import pandas as pd
+
+    columns = words["columns"]
+    names = [name for name, *_ in words["rows"]]
+    table = pd.DataFrame([row for _, *row in words["rows"]], index=names, columns=columns)
+    for column in columns:
+        table[column] = table[column].astype(object if column in _WORDS else float)
+    table.index.name = "method"
+    rows = _read_arrays(folder / TEST_ROWS)[0]
+    predictions: dict[str, Prediction] = {}
+    drawn: dict[str, Prediction] = {}
+    drawn_at: np.ndarray | None = None
+    histories: dict[str, dict[str, np.ndarray]] = {}
+    for name in words["predictions"]:
+        arrays, said = _read_arrays(folder / f"{name}{PREDICTION}")
+        predictions[name] = _prediction_of(said["test"], _under(arrays, "test/"))
+        histories[name] = _under(arrays, "history/")
+        if "drawn" in said:
+            drawn[name] = _prediction_of(said["drawn"], _under(arrays, "drawn/"))
+            drawn_at = arrays["drawn_at"]
+    fits = {}
+    for name, fit in words["fits"].items():
+        info = fit["info"] | {"warnings": tuple(fit["info"]["warnings"])}
+        fits[name] = Fit(FitInfo(history=histories.get(name, {}), **info), tuple(fit["shape"]))
+    data = dict(words["data"])
+    for name in ("feature_names", "class_names"):
+        if data.get(name) is not None:
+            data[name] = tuple(data[name])
+    return Comparison(
+        table=table,
+        posteriors={},
+        predictions=predictions,
+        trees={name: _read_tree(folder / f"{name}.nc") for name in words["trees"]},
+        diagnoses={name: _diagnosis_of(found) for name, found in words["diagnoses"].items()},
+        reference=words["reference"],
+        notes={(name, column): note for name, column, note in words["notes"]},
+        data=data,
+        test_inputs=_under(rows, "inputs/") or rows["x"],
+        test_targets=rows["targets"],
+        failures=dict(words["failures"]),
+        fits=fits,
+        drawn=drawn,
+        drawn_at=drawn_at,
+    )
+
+
+def _read_arrays(file: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="numpy") as opened:
+            arrays = {name: opened.get_tensor(name) for name in list(opened.keys())}
+            return arrays, json.loads(opened.metadata()["words"])
+    except SafetensorError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _read_tree(file: Path) -> Any:
+    import xarray
+
+    with xarray.open_datatree(file, engine="h5netcdf") as tree:
+        return tree.load()
+
+
+def _prediction_of(words: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Prediction:
+    return Prediction(
+        words["family"],
+        _under(arrays, "parameters/"),
+        log_weights=arrays.get("log_weights"),
+        epistemic_within=arrays.get("epistemic_within"),
+        class_names=words["class_names"],
+        censored=words["censored"],
+    )
+
+
+def _diagnosis_of(words: Mapping[str, Any]) -> Diagnosis:
+    from ppl_bnn.diagnostics.diagnose import Diagnosis
+
+    return Diagnosis(**{**words, "reasons": tuple(words["reasons"]), "advice": tuple(words["advice"])})
+
+
+def _under(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): each for name, each in arrays.items() if name.startswith(prefix)}
 
 
 # --- pieces -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,8 @@ class GridResult:
     a fit stand under "warnings".
     axes: name of the axis -> labels, in the order of the grid. asked: how many cells the grid has. left_out: pairs of
     models and data that do not go together, each with the reason.
+    absent: the cells that have not been computed. settings: "methods": label -> class, fields and versions; "models":
+    label -> bound arguments and likelihood; "standardise", "device".
     """
 
     cells: pd.DataFrame
@@ -84,6 +86,8 @@ class GridResult:
     asked: int
     left_out: tuple[str, ...] = ()
     folder: Path | None = None
+    absent: tuple[cells.Cell, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"GridResult({len(self.cells)} of {self.asked} cells, {self.failures} failed; {self.folder})"
@@ -138,7 +142,24 @@ class GridResult:
             len(asked),
             tuple(manifest["left_out"]),
             Path(folder),
+            tuple(cell for cell in asked if cell.key not in rows),
+            _settings([cell for cell in asked if cell.key in rows], store),
         )
+
+    def by_split(self, score: str = "log_score") -> pd.DataFrame:
+        """The mean of a column over seeds: one row for each model, data set and split, one column for each method.
+
+        NaN where a method has no result; methods without any, and splits without any, are not there.
+        """
+        import pandas as pd
+
+        every: Any = self.cells
+        done = every[(every["failure"] == "") & every[score].notna()]
+        names = ["model", "data", "split"]
+        if done.empty:
+            return pd.DataFrame(index=pd.MultiIndex.from_arrays([[], [], []], names=names))
+        found = done.pivot_table(index=names, columns="method", values=score, aggfunc="mean", sort=False)
+        return found[[name for name in self.axes["methods"] if name in found.columns]]
 
     def table(self, *, corrected: bool = True) -> pd.DataFrame:
         """One row for each model, data set and method, which are its index.
@@ -174,7 +195,7 @@ class GridResult:
                 by_split = _by_split(block, score)
                 if by_split.empty:
                     continue
-                best = _best(by_split, larger)
+                best = best_method(by_split, larger)
                 for name in by_split.columns:
                     found[name] |= _compared(by_split, name, score, best, self.reference, ratio)
             for column in _MEANS:
@@ -340,6 +361,22 @@ def _floor(of: Mapping[str, np.ndarray], classes: bool) -> tuple[float, float] |
         return comparison.reason(error)
 
 
+def _settings(finished: list[cells.Cell], store: cells.Store) -> dict[str, Any]:
+    """What was asked of methods and models, from the first cell of each: all cells of one run have it alike."""
+    found: dict[str, Any] = {"methods": {}, "models": {}}
+    for cell in finished:
+        if cell.method in found["methods"] and cell.model in found["models"]:
+            continue
+        parts = store.parts(cell.key)
+        if parts is None or "method" not in parts:
+            continue
+        found["methods"].setdefault(cell.method, parts["method"])
+        model = {name: parts["model"][name] for name in ("arguments", "likelihood")}
+        found["models"].setdefault(cell.model, model)
+        found |= {name: parts[name] for name in ("standardise", "device")}
+    return found
+
+
 # --- tables ---------------------------------------------------------------------------------------------------
 
 
@@ -349,8 +386,8 @@ def _by_split(block: Any, column: str) -> Any:
     return done.pivot_table(index="split", columns="method", values=column, aggfunc="mean", sort=False)
 
 
-def _best(by_split: Any, larger: bool) -> str:
-    """The method with the best mean, of those that have results on the most splits."""
+def best_method(by_split: Any, larger: bool) -> str:
+    """The method with the best mean, of those that have results on the most splits (rows; methods are columns)."""
     counts = by_split.notna().sum()
     means = by_split.loc[:, counts == counts.max()].mean()
     return str(means.idxmax() if larger else means.idxmin())

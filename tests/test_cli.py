@@ -289,9 +289,17 @@ def test_quick_comparison_of_a_file(csv: Path) -> None:
     folder = Path("ppl-bnn-results") / "regression_mlp-small-quick"
     assert f"Kept in {folder}/" in out
     assert {entry.name for entry in folder.iterdir()} == {
-        "map.nc", "laplace.nc", "comparison.csv", "comparison.md", "figure.png", "report.html",
+        "map.nc", "laplace.nc", "comparison.csv", "comparison.md", "figure.png", "report.html", "comparison.json",
+        "comparison.safetensors", "map.prediction.safetensors", "laplace.prediction.safetensors",
     }  # fmt: skip
     assert "<h1>regression_mlp on small</h1>" in (folder / "report.html").read_text(encoding="utf-8")
+    # The page can be had again from what was kept, without a fit.
+    code, said, err = invoke("report", folder, "--out", "again.html")
+    assert (code, said, err) == (0, "again.html\n", "")
+    assert Path("again.html").read_bytes() == (folder / "report.html").read_bytes()
+    code, _, err = invoke("report", folder, "--reference", "map")
+    assert code == 2
+    assert "--reference: expected a grid to go with it" in err
     import pandas as pd
 
     table = pd.read_csv(folder / "comparison.csv", index_col=0)
@@ -334,6 +342,37 @@ def test_a_grid_is_run_shown_and_not_computed_twice(csv: Path) -> None:
     assert code == 0, err
     assert again == out
     assert files == {file: file.stat().st_mtime_ns for file in folder.glob("cells/*")}
+    code, again, err = invoke("compare", "--grid", "two.toml", "--engine", "sequential", "--report")
+    assert code == 0, err
+    assert again == f"{out}report.html\n"
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "<h1>linear_regression on small</h1>" in page
+    code, again, err = invoke("report", folder, "--out", "other.html", "--title", "Two", "--reference", "map")
+    assert (code, again) == (0, "other.html\n"), err
+    other = Path("other.html").read_text(encoding="utf-8")
+    assert "<h1>Two</h1>" in other
+    assert "The reference map is not one throughout" in other
+    code, _, err = invoke("report", folder, "--reference", "mop")
+    assert code == 2
+    assert "did you mean 'map'" in err
+
+
+def test_a_folder_of_neither_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "comparison.csv").write_text("method\n")
+    (tmp_path / "other").mkdir()
+    started = time.perf_counter()
+    for folder, said in (
+        ("nowhere", "which does not exist"),
+        ("old", "whose comparison was kept before its predictions were"),
+        ("other", "without grid.json and comparison.json"),
+    ):
+        code, out, err = invoke("report", folder)
+        assert (code, out) == (2, "")
+        assert "DIR: expected the folder of a comparison or of a grid" in err
+        assert said in err
+        assert err.count("\n") == 1
+    assert time.perf_counter() - started < 5.0  # far above what it takes, far below what a fit takes
 
 
 @pytest.mark.parametrize(

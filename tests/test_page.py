@@ -27,15 +27,18 @@ from scipy import stats
 from sklearn.metrics import accuracy_score, brier_score_loss, mean_squared_error
 
 from ppl_bnn import scores
-from ppl_bnn.comparison import COLUMNS, Comparison, compare
+from ppl_bnn.comparison import COLUMNS, Comparison, Fit, compare
 from ppl_bnn.errors import InputError, UnsupportedError
+from ppl_bnn.posterior import FitInfo
 from ppl_bnn.predictive import Prediction
 from ppl_bnn.reporting import comparison_figures as figures
+from ppl_bnn.reporting import html as parts
 from ppl_bnn.reporting import page as module
 from ppl_bnn.reporting.comparison_figures import Findings, function_draws, rank_curves
 from ppl_bnn.reporting.page import all_numbers, page, report
+from ppl_bnn.reporting.panels import pareto_front
 from ppl_bnn.reporting.verdict import BEST, LEVEL, row_scores, standing, verdict
-from tests.test_comparison import Approximate, Exact, Fails, Mode, line
+from tests.test_comparison import Approximate, Exact, Fails, FromPrior, Mode, classifier, line
 
 HOSTILE = "<b onmouseover=\"alert('x')\">&amp; $a_b$ {{ 7*7 }}</b>"
 
@@ -335,7 +338,7 @@ def test_every_figure_is_a_matplotlib_figure_of_its_own(fitted: Comparison, clas
 
 def test_the_front_is_what_nothing_beats_in_both(rng: np.random.Generator) -> None:
     seconds, gaps = np.exp(rng.normal(size=40)), rng.uniform(size=40)
-    front = figures._front(seconds, gaps)
+    front = pareto_front(seconds, gaps)
     beaten = [
         any((seconds < seconds[i]) & (gaps <= gaps[i]) | (seconds <= seconds[i]) & (gaps < gaps[i]))
         for i in range(40)
@@ -654,7 +657,7 @@ def test_bad_arguments_are_told_before_anything_is_drawn(
     fitted: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_pictures", lambda findings: pytest.fail("something was drawn"))
-    with pytest.raises(InputError, match="a Comparison; came dict"):
+    with pytest.raises(InputError, match="a Comparison or a GridResult; came dict"):
         report({}, tmp_path / "a.html")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"ends in .html; came .*a.pdf"):
         report(fitted, tmp_path / "a.pdf")
@@ -666,7 +669,7 @@ def test_bad_arguments_are_told_before_anything_is_drawn(
     (tmp_path / "folder.html").mkdir()
     with pytest.raises(InputError, match="it is a folder"):
         report(fitted, tmp_path / "folder.html")
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(parts.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedError, match="pyarrow"):
         report(fitted, tmp_path / "a.html", numbers="parquet")
     assert {file.name for file in tmp_path.iterdir()} == {"file", "folder.html"}
@@ -674,6 +677,120 @@ def test_bad_arguments_are_told_before_anything_is_drawn(
 
 def test_the_same_comparison_gives_the_same_bytes(classes: Comparison) -> None:
     assert page(classes) == page(classes)
+
+
+# --- a comparison that was kept ---------------------------------------------------------------------------
+
+
+def test_a_comparison_that_was_kept_has_the_same_page(fitted: Comparison, made: str, tmp_path: Path) -> None:
+    again = Comparison.load(fitted.save(tmp_path / "kept"))
+    assert again.posteriors == {}
+    assert page(again) == made
+    pd.testing.assert_frame_equal(again.table, fitted.table)
+    assert (again.notes, again.failures) == (fitted.notes, fitted.failures)
+    assert again.markdown() == fitted.markdown()
+    for name, prediction in fitted.predictions.items():
+        for parameter, value in prediction.parameters.items():
+            np.testing.assert_array_equal(again.predictions[name].parameters[parameter], value)
+    # And once more, from what was read.
+    assert page(Comparison.load(again.save(tmp_path / "twice"))) == made
+    assert {file.name for file in (tmp_path / "twice").iterdir()} == {
+        file.name for file in (tmp_path / "kept").iterdir()
+    }
+
+
+def test_the_folder_of_a_run_has_all_of_it_at_any_time(rng: np.random.Generator, tmp_path: Path) -> None:
+    x = rng.normal(size=(40, 2))
+    y = (x[:, 0] + 0.3 * rng.normal(size=40) > 0.0).astype(int)
+    (tmp_path / "late.prediction.safetensors").write_text("of an earlier run")
+    methods = {
+        "prior": FromPrior(ppl="pyro"),
+        "broken": Fails(ppl="pyro"),
+        "late": Fails(ppl="pyro", error=KeyboardInterrupt()),
+    }
+    with pytest.raises(KeyboardInterrupt) as caught:
+        compare(
+            classifier, (x[:30], y[:30]), (x[30:], y[30:]), methods, reference="prior", device="cpu", out=tmp_path,
+            feature_names=["a", "b"], class_names=["no", "yes"], card={"odd": {1: Path("x")}, "set": {3.5}},
+        )  # fmt: skip
+    partial = caught.value.partial  # type: ignore[attr-defined]
+    again = Comparison.load(tmp_path)
+    assert list(again.table.index) == ["prior", "broken"]
+    text = page(again)
+    assert text == page(partial)
+    # Maps over the two inputs were drawn from what was kept of the posterior.
+    assert "Map of the most probable class by prior" in text
+    assert not (tmp_path / "late.prediction.safetensors").exists()
+
+
+def test_every_kind_of_prediction_is_kept_as_it_was(rng: np.random.Generator, tmp_path: Path) -> None:
+    weights = np.log([0.25, 0.75])
+    within = np.full((2, 6), 0.04)
+    given = {
+        "weighted": Prediction(
+            "Normal", {"loc": rng.normal(size=(2, 6)), "scale": np.ones((2, 6))}, weights, within
+        ),
+        "heavy": Prediction(
+            "StudentT", {name: 1.5 + rng.uniform(size=(3, 6)) for name in ("df", "loc", "scale")}
+        ),
+    }
+    made = told({name: np.zeros(6) for name in given}, "heavy")
+    made.predictions.update(given)
+    made.test_inputs = {"words": np.arange(12).reshape(6, 2), "size": rng.normal(size=6)}
+    made.table.loc["heavy", ["rmse", "crps"]] = [np.inf, -0.0]
+    made.notes["heavy", "rmse"] = HOSTILE
+    made.table.index.name = "method"
+    made.fits["heavy"] = Fit(
+        FitInfo(
+            "SVI", "pyro", 3, "float64", "cpu", 1.0, 2.0, None, {"loss": rng.normal(size=50)},
+            {"steps": 50, "guide": ("normal", None), "rates": {"first": 0.1}}, {"torch": "2.0"}, "hash", ("said",),
+            {"elbo": math.nan, "elbo_se": 1.0 / 3.0},
+        ),
+        (1, 3),
+    )  # fmt: skip
+    again = Comparison.load(made.save(tmp_path))
+    pd.testing.assert_frame_equal(again.table, made.table, check_names=False, check_dtype=False)
+    assert again.notes == made.notes
+    info = again.fits["heavy"].info
+    np.testing.assert_array_equal(info.history["loss"], made.fits["heavy"].info.history["loss"])
+    assert (info.warnings, info.figures["elbo_se"]) == (("said",), 1.0 / 3.0)
+    text = page(again)
+    assert text == page(made)
+    assert "Loss of heavy over 50 steps" in text
+    for name, value in made.test_inputs.items():
+        np.testing.assert_array_equal(again.test_inputs[name], value)
+        assert again.test_inputs[name].dtype == value.dtype
+    for name, prediction in given.items():
+        np.testing.assert_array_equal(
+            again.predictions[name].log_prob(made.test_targets), prediction.log_prob(made.test_targets)
+        )
+        np.testing.assert_array_equal(again.predictions[name].epistemic, prediction.epistemic)
+
+
+def test_a_folder_that_is_no_comparison_or_damaged_is_told(rng: np.random.Generator, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"the folder of a comparison; came .*without comparison\.json"):
+        Comparison.load(tmp_path / "nowhere")
+    kept = told(around(rng, a=0.0, b=0.1)).save(tmp_path / "kept")
+    victim = kept / "b.prediction.safetensors"
+    victim.write_bytes(victim.read_bytes()[:-8])
+    with pytest.raises(InputError, match=r"a whole comparison; came .*b\.prediction"):
+        Comparison.load(kept)
+    victim.unlink()
+    with pytest.raises(InputError, match="a whole comparison"):
+        Comparison.load(kept)
+    manifest = kept / "comparison.json"
+    words = json.loads(manifest.read_text())
+    for changed, error, said in (
+        ({**words, "format": 99}, UnsupportedError, "a newer ppl-bnn"),
+        ({**words, "kind": "recipe"}, InputError, "of something else"),
+        ({name: words[name] for name in ("kind", "format")}, InputError, "damaged: KeyError"),
+    ):
+        manifest.write_text(json.dumps(changed))
+        with pytest.raises(error, match=said):
+            Comparison.load(kept)
+    manifest.write_text("{")
+    with pytest.raises(InputError, match="a manifest"):
+        Comparison.load(kept)
 
 
 # --- in a browser -----------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 """Figures of a comparison: one function for each, from a `Comparison` to a matplotlib Figure.
 
-A figure is made of panels that can also be drawn one by one, as a page on a narrow screen wants them: a `Picture` holds
-them, with what is seen in words and the numbers that are drawn. As in `reporting.figures` nothing goes through pyplot.
-What ArviZ draws itself it draws from the trees of a comparison, and from `function_draws` in function space.
+They are made of panels (`reporting.panels`). What ArviZ draws itself it draws from the trees of a comparison, and from
+`function_draws` in function space.
 """
 
 from __future__ import annotations
@@ -17,43 +16,54 @@ import numpy as np
 
 from ppl_bnn.diagnostics.importance import K_LIMIT, LeaveOneOut, leave_one_out
 from ppl_bnn.errors import InputError, UnsupportedError, message
-from ppl_bnn.posterior import DRAWN
 from ppl_bnn.predictive import Prediction
 from ppl_bnn.reporting.figures import (
     BLUE,
     CLASS_COLOURS,
     GREY,
     LEVEL,
-    ORANGE,
     SKY,
     VERMILION,
     draw_class_map,
     draw_classes,
     draw_curve,
     draw_reliability,
+    drawn_along,
+    drawn_over,
     evenly,
     grid_points,
     marked_targets,
     predicted_event,
+    predicted_for_drawing,
     reliability_of,
     single_input,
 )
-from ppl_bnn.reporting.summary import STANDARD_ERRORS, duration, seconds_of
+from ppl_bnn.reporting.panels import (
+    INK,
+    Panel,
+    Picture,
+    cost_drawer,
+    forest_panel,
+    frame_of,
+    height_for,
+    log_ticks,
+    names_below,
+    plain,
+    plain_axes,
+    short,
+    together,
+    with_error,
+)
+from ppl_bnn.reporting.summary import duration, seconds_of
 from ppl_bnn.reporting.verdict import row_scores
 from ppl_bnn.scores import paired_difference, pit
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from ppl_bnn.comparison import Comparison
 
-INK, LINES_OF_GRID = "black", "0.92"
-# Inches; a panel is read at about this width on a telephone.
-WIDTH, HEIGHT = 3.6, 2.7
-# Places along a curve; places along each side of a map; draws that are enough for either.
-PLACES, SIDE, ENOUGH = 160, 60, 1000
 # More marks than these are drawn as pixels.
 MANY = 400
 # Rows whose mean function is looked at for the worst R-hat; simulated runs behind the band of ranks.
@@ -62,29 +72,6 @@ ROWS_RANKED, SIMULATIONS = 100, 1000
 FEWEST_RANKS, BAND = 20, 0.99
 BINS_OF_PIT = 10
 STEPS_DRAWN = 200
-LONGEST_NAME = 24
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One panel: its title, how to draw it on axes, what is seen there in words, and its height in inches."""
-
-    title: str
-    draw: Callable[[Axes], None]
-    words: str
-    height: float = HEIGHT
-
-
-@dataclass(frozen=True)
-class Picture:
-    """What one figure shows. numbers: a table of what is drawn. missing: why there is nothing to draw, or ""."""
-
-    key: str
-    title: str
-    caption: str
-    panels: tuple[Panel, ...] = ()
-    numbers: pd.DataFrame | None = None
-    missing: str = ""
 
 
 class Findings:
@@ -115,14 +102,12 @@ class Findings:
         return {name: loo for name, loo in found.items() if not loo.reason}
 
     def at(self, name: str, x: np.ndarray) -> Prediction | None:
-        """The prediction of a method at other inputs, by no more draws than a picture needs; None if it has no "
-        "posterior."""
+        """The prediction of a method at the inputs of a picture; None if it has no posterior, and none was kept."""
         posterior = self.comparison.posteriors.get(name)
-        if posterior is None:
-            return None
-        held = posterior.approximation.draws_held
-        few = posterior.approximation.kinds[0] in DRAWN and held is not None and held > ENOUGH
-        return posterior.predict(x, draws=ENOUGH if few else None, seed=self.comparison.data.get("seed", 0))
+        if posterior is not None:
+            return predicted_for_drawing(posterior, x, self.comparison.data.get("seed", 0))
+        kept = self.comparison.drawn_at
+        return self.comparison.drawn.get(name) if kept is not None and np.array_equal(kept, x) else None
 
 
 # --- accuracy against cost --------------------------------------------------------------------------------
@@ -155,12 +140,13 @@ def cost(found: Findings) -> Picture:
             continue
         lost = [p[0] for p in points if p not in usable]
         words = f"{label} behind the best, in {unit}, against seconds: " + "; ".join(
-            f"{name} {duration(seconds)}, {_with_error(gap, error)}" for name, seconds, gap, error in usable
+            f"{name} {duration(seconds)}, {with_error(gap, error)}" for name, seconds, gap, error in usable
         )
         if lost:
             words += f". Without a place on these axes: {', '.join(lost)}"
         title = f"{label[0].upper()}{label[1:]} against time"
-        panels.append(Panel(title, _cost_drawer(usable, label, unit), words + "."))
+        heading = f"{label} behind the best\n({unit}; better is up)"
+        panels.append(Panel(title, cost_drawer(usable, heading, smaller=True), words + "."))
     return Picture(
         "cost",
         "Accuracy against cost",
@@ -169,7 +155,7 @@ def cost(found: Findings) -> Picture:
         "logarithmic axis. The line joins those that no other method beats in both; where bars reach the line, the "
         "order is not established.",
         tuple(panels),
-        _frame(rows),
+        frame_of(rows),
         "" if panels else "No method has both a finite score and a time.",
     )
 
@@ -185,58 +171,6 @@ def behind(values: Mapping[str, np.ndarray], name: str, column: str) -> tuple[fl
         both = sum(math.sqrt(max(-float(np.mean(values[each])), 0.0)) for each in (best, name))
         gap, error = (gap / both, error / both) if both > 0.0 else (0.0, 0.0)
     return gap, error
-
-
-def _cost_drawer(points: list[tuple[str, float, float, float]], label: str, unit: str) -> Any:
-    def draw(axes: Axes) -> None:
-        seconds = np.array([point[1] for point in points])
-        gaps = np.array([point[2] for point in points])
-        errors = np.nan_to_num(np.array([point[3] for point in points]))
-        front = _front(seconds, gaps)
-        axes.set_xscale("log")
-        reach = np.concatenate([gaps - STANDARD_ERRORS * errors, gaps + STANDARD_ERRORS * errors])
-        low, high = float(reach.min()), float(reach.max())
-        margin = 0.12 * (high - low) or 0.1
-        axes.set_ylim(high + margin, low - margin)
-        axes.set_xlim(seconds.min() / 1.8, seconds.max() * 1.8)
-        axes.step(
-            [*seconds[front], axes.get_xlim()[1]],
-            [*gaps[front], gaps[front][-1]],
-            where="post",
-            color=ORANGE,
-            linewidth=1.6,
-            label="front: nothing is better and faster",
-            zorder=2,
-        )
-        axes.vlines(
-            seconds,
-            gaps - STANDARD_ERRORS * errors,
-            gaps + STANDARD_ERRORS * errors,
-            color=BLUE,
-            linewidth=1.3,
-            alpha=0.6,
-            label="two standard errors of the difference",
-            zorder=3,
-        )
-        axes.plot(seconds, gaps, "o", color=BLUE, markersize=5.5, label="a method", zorder=4)
-        _label_points(axes, seconds, gaps, [point[0] for point in points])
-        _log_ticks(axes, "x", _round_duration)
-        axes.set_xlabel("wall time of the fit")
-        axes.set_ylabel(f"{label} behind the best\n({unit}; better is up)")
-        _plain_axes(axes)
-
-    return draw
-
-
-def _front(seconds: np.ndarray, gaps: np.ndarray) -> np.ndarray:
-    """Indices of the points than which no other is both faster and better, from fast to slow."""
-    order = np.lexsort((gaps, seconds))
-    kept, least = [], math.inf
-    for index in order:
-        if gaps[index] < least:
-            kept.append(int(index))
-            least = float(gaps[index])
-    return np.array(kept)
 
 
 # --- predictions beside the reference ---------------------------------------------------------------------
@@ -258,7 +192,8 @@ def beside_reference(found: Findings) -> Picture:
         return Picture("predictions", "Predictions", "", missing="No method gave predictions.")
     if not classes and single_input(x) and (y.ndim == 1 or censored):
         return _curves(found)
-    if classes and not isinstance(x, Mapping) and x.ndim == 2 and x.shape[1] == 2 and comparison.posteriors:
+    kept = comparison.posteriors or comparison.drawn
+    if classes and not isinstance(x, Mapping) and x.ndim == 2 and x.shape[1] == 2 and kept:
         return _maps(found)
     if found.reference is not None and len(found.names) > 1:
         return _against_reference(found)
@@ -277,8 +212,7 @@ def _curves(found: Findings) -> Picture:
     comparison, reference = found.comparison, found.reference
     inputs = comparison.test_inputs[:, 0]
     names = comparison.data.get("feature_names")
-    margin = 0.15 * float(inputs.max() - inputs.min())
-    grid = np.linspace(inputs.min() - margin, inputs.max() + margin, PLACES)
+    grid = drawn_along(comparison.test_inputs)
     drawn: dict[str, tuple[np.ndarray, Prediction]] = {}
     for name in found.names:
         at_grid = found.at(name, grid[:, None])
@@ -314,7 +248,7 @@ def _curves(found: Findings) -> Picture:
             axes.set_ylim(low - pad, high + pad)
             axes.set_xlabel(plain(names[0] if names else "x"))
             axes.set_ylabel(plain(comparison.data["target_name"]))
-            _plain_axes(axes)
+            plain_axes(axes)
 
         return draw
 
@@ -330,7 +264,7 @@ def _curves(found: Findings) -> Picture:
             text += f", in the median {np.median(width / theirs):.2f} times that of {reference}"
         return text + "."
 
-    frame = _frame(
+    frame = frame_of(
         {"method": name, "x": at, "mean": m, "lower_90": a, "upper_90": b}
         for name, columns in edges.items()
         for at, m, a, b in zip(*columns, strict=True)
@@ -361,9 +295,7 @@ def _maps(found: Findings) -> Picture:
     comparison, reference = found.comparison, found.reference
     x, y = comparison.test_inputs, np.asarray(comparison.test_targets).astype(int)
     names = comparison.data.get("feature_names")
-    low, high = x.min(axis=0), x.max(axis=0)
-    margin = np.where(high > low, 0.15 * (high - low), 1.0)
-    across, up = (np.linspace(low[i] - margin[i], high[i] + margin[i], SIDE) for i in (0, 1))
+    across, up = drawn_over(x)
     points = grid_points(across, up)
     drawn = {name: prediction for name in found.names if (prediction := found.at(name, points)) is not None}
     some = evenly(np.arange(len(y), dtype=np.float64))
@@ -389,7 +321,7 @@ def _maps(found: Findings) -> Picture:
             text += f", and of the same class as {reference} on {np.mean(same):.0%} of it"
         return text + "."
 
-    frame = _frame(
+    frame = frame_of(
         {"method": name, "x_0": a, "x_1": b, **{f"probability_{c}": p for c, p in enumerate(row)}}
         for name, prediction in drawn.items()
         for (a, b), row in zip(points, prediction.probabilities, strict=True)
@@ -466,7 +398,7 @@ def _against_reference(found: Findings) -> Picture:
         f"Each test row: what a method predicts against what {reference} predicts, with the standard deviation of "
         f"the mean function of {reference} as a bar across. On the dashed line they agree.",
         tuple(panels),
-        _frame(rows),
+        frame_of(rows),
     )
 
 
@@ -509,7 +441,7 @@ def _agreement_drawer(
         axes.set_ylim(low - pad, high + pad)
         axes.set_xlabel(short(reference))
         axes.set_ylabel(short(name))
-        _plain_axes(axes)
+        plain_axes(axes)
 
     return draw
 
@@ -550,7 +482,7 @@ def _intervals(found: Findings) -> Picture:
             axes.set_ylim(min(ends.min(), truth.min()) - pad, max(ends.max(), truth.max()) + pad)
             axes.set_xlabel(f"observed {plain(comparison.data['target_name'])}")
             axes.set_ylabel("predicted, with 90 % interval")
-            _plain_axes(axes)
+            plain_axes(axes)
 
         return draw
 
@@ -565,7 +497,7 @@ def _intervals(found: Findings) -> Picture:
         "Predictive means with central 90 % intervals of observations against what was observed; on the dashed line "
         "the mean is right.",
         tuple(Panel(title(comparison, name), drawer(name), words(name)) for name in found.names),
-        _frame(
+        frame_of(
             {"method": name, "observed": t, "mean": m, "lower_90": a, "upper_90": b}
             for name, columns in parts.items()
             for t, m, a, b in zip(truth, *columns, strict=True)
@@ -599,7 +531,7 @@ def _reliability(found: Findings) -> Picture:
             axes.set_xlabel(plain(predicted_event(prediction)))
             axes.set_ylabel("share that came true")
             axes.set_xlim(-0.03, 1.03)
-            _plain_axes(axes)
+            plain_axes(axes)
 
         made = reliability_of(prediction, labels)
         rows += [
@@ -618,7 +550,7 @@ def _reliability(found: Findings) -> Picture:
         "intervals. Calibrated probabilities lie on the dashed line. A probability integral transform is not defined "
         "for classes.",
         tuple(panels),
-        _frame(rows),
+        frame_of(rows),
         "" if panels else "No method gave predictions.",
     )
 
@@ -671,7 +603,7 @@ def _pit(found: Findings) -> Picture:
             axes.set_ylim(0.0, tallest)
             axes.set_xlabel("PIT: predicted probability of less\nthan what was observed")
             axes.set_ylabel("density")
-            _plain_axes(axes)
+            plain_axes(axes)
 
         return draw
 
@@ -693,7 +625,7 @@ def _pit(found: Findings) -> Picture:
         "the observations fell: flat if calibrated, high at both ends if the distribution is too narrow, a hump if "
         "it is too wide. The grey band holds a bin of a calibrated method in 90 % of cases, each bin by itself.",
         tuple(panels),
-        _frame(
+        frame_of(
             {"method": name, "row": index, "pit": value}
             for name, v in values.items()
             for index, value in enumerate(v)
@@ -726,7 +658,7 @@ def _draw_coverages(axes: Axes, values: Mapping[str, np.ndarray]) -> None:
     axes.set_xlim(0.0, 1.0)
     axes.set_xlabel("probability of the interval")
     axes.set_ylabel("share inside, minus that")
-    _plain_axes(axes)
+    plain_axes(axes)
 
 
 # --- expected log predictive density ----------------------------------------------------------------------
@@ -748,7 +680,7 @@ def elpd(found: Findings) -> Picture:
     if len(entries) > 1:
         rows += [_difference("test rows, mean", *entry) for entry in entries]
         panels.append(
-            _forest_panel(
+            forest_panel(
                 f"On {len(found.comparison.test_targets)} test rows",
                 entries,
                 "log score minus the best,\nnats per test row",
@@ -768,7 +700,7 @@ def elpd(found: Findings) -> Picture:
         entries.sort(key=lambda entry: -entry[1])
         rows += [_difference("leave-one-out, sum", *entry) for entry in entries]
         panels.append(
-            _forest_panel(
+            forest_panel(
                 f"By leave-one-out over {len(found_loo[best])} training rows",
                 entries,
                 "ELPD minus the best,\nnats in all",
@@ -783,7 +715,7 @@ def elpd(found: Findings) -> Picture:
         "importance sampling (ArviZ); draws of an approximation are taken at their word there, and hollow marks have "
         "rows for which it fails.",
         tuple(panels),
-        _frame(rows),
+        frame_of(rows),
         "" if panels else "There are no two methods to compare.",
     )
 
@@ -796,58 +728,6 @@ def _difference(where: str, name: str, value: float, error: float, doubtful: boo
         "standard_error": error,
         "pareto_k_above_limit": doubtful,
     }
-
-
-def _forest_panel(
-    heading: str, entries: Sequence[tuple[str, float, float, bool]], label: str, hollow: str = ""
-) -> Panel:
-    """entries: (name, value, standard error, hollow), drawn from above."""
-
-    def draw(axes: Axes) -> None:
-        finite = [
-            abs(value) + STANDARD_ERRORS * (error if math.isfinite(error) else 0.0)
-            for _, value, error, _ in entries
-            if math.isfinite(value)
-        ]
-        reach = 1.12 * max(finite, default=0.0) or 1.0
-        positive = max(
-            (
-                value + STANDARD_ERRORS * (error if math.isfinite(error) else 0.0)
-                for _, value, error, _ in entries
-                if math.isfinite(value)
-            ),
-            default=0.0,
-        )
-        axes.set_xlim(-reach, max(0.15 * reach, 1.12 * positive))
-        axes.axvline(0.0, color=GREY, linewidth=1.0, linestyle="--", zorder=1)
-        for place, (_, value, error, open_mark) in enumerate(entries):
-            if math.isinf(value):
-                axes.plot(-reach, place, "<", color=BLUE, markersize=6.0, clip_on=False, zorder=4)
-                continue
-            if error > 0.0:
-                half = STANDARD_ERRORS * error
-                axes.hlines(place, value - half, value + half, color=BLUE, linewidth=1.6, alpha=0.6, zorder=2)
-            axes.plot(
-                value,
-                place,
-                "o",
-                color=BLUE,
-                markersize=6.0,
-                markerfacecolor="none" if open_mark else BLUE,
-                zorder=3,
-            )
-        axes.plot([], [], "o-", color=BLUE, markersize=6.0, label="difference, two standard errors")
-        if any(entry[3] for entry in entries):
-            axes.plot([], [], "o", color=BLUE, markersize=6.0, markerfacecolor="none", label=hollow)
-        _names_below(axes, [entry[0] for entry in entries])
-        axes.set_xlabel(label)
-        _plain_axes(axes)
-
-    words = f"{heading}, {label.replace(chr(10), ' ')}: " + "; ".join(
-        f"{name} {_with_error(value, error)}{' (not to be relied on)' if open_mark else ''}"
-        for name, value, error, open_mark in entries
-    )
-    return Panel(heading, draw, words + ".", _height(len(entries)))
 
 
 # --- ranks in function space ------------------------------------------------------------------------------
@@ -866,8 +746,8 @@ def function_draws(comparison: Comparison, name: str) -> Any:
 
     Raises UnsupportedError for a method that is not of chains, or whose predictions are not those of its draws.
     """
-    posterior, tree = comparison.posteriors.get(name), comparison.trees.get(name)
-    if posterior is None or posterior.kind != "chains":
+    fit, tree = comparison.fits.get(name), comparison.trees.get(name)
+    if fit is None or comparison.table.loc[name, "kind"] != "chains":
         raise UnsupportedError(
             "function_draws: "
             + message("a method of chains", f"{name!r}, which is none", "NUTS or another sampler")
@@ -875,7 +755,7 @@ def function_draws(comparison: Comparison, name: str) -> Any:
     from xarray import Dataset, DataTree
 
     prediction = comparison.predictions[name]
-    chains, draws = posterior.shape
+    chains, draws = fit.shape
     found: dict[str, Any] = {}
     if prediction.draws == chains * draws:
         means = prediction.component_mean()
@@ -947,7 +827,7 @@ def ranks(found: Findings) -> Picture:
         "rows and, of the mean function at the test rows, that with the largest R-hat: weights themselves can be "
         "exchanged without any change to the function, and are not ranked.",
         tuple(panels),
-        _frame(rows),
+        frame_of(rows),
         "" if panels else "No method has several chains.",
     )
 
@@ -1054,7 +934,7 @@ def _ranks_drawer(made: RankCurves) -> Any:
         axes.set_xlim(0.0, 1.0)
         axes.set_xlabel("rank among all draws (share)")
         axes.set_ylabel("distribution minus uniform")
-        _plain_axes(axes)
+        plain_axes(axes)
 
     return draw
 
@@ -1070,8 +950,8 @@ def losses_figure(comparison: Comparison) -> Figure:
 def losses(found: Findings) -> Picture:
     panels, rows = [], []
     for name in found.names:
-        posterior = found.comparison.posteriors.get(name)
-        history = {} if posterior is None else posterior.info.history
+        fit = found.comparison.fits.get(name)
+        history = {} if fit is None else fit.info.history
         curves = np.asarray(history.get("loss", history.get("member_loss", ())), dtype=np.float64)
         if curves.ndim == 1:
             curves = curves[:, None]
@@ -1100,7 +980,7 @@ def losses(found: Findings) -> Picture:
         "each as a band. The axis shows what comes after the first tenth of the steps in full; earlier losses may "
         "lie above it. Losses of different methods are different quantities.",
         tuple(panels),
-        _frame(rows),
+        frame_of(rows),
         "" if panels else "No method keeps a loss curve.",
     )
 
@@ -1138,7 +1018,7 @@ def _losses_drawer(made: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, np.n
         axes.set_ylim(lowest - pad, highest + pad)
         axes.set_xlabel("step")
         axes.set_ylabel("loss, nats")
-        _plain_axes(axes)
+        plain_axes(axes)
 
     return draw
 
@@ -1185,7 +1065,7 @@ def gap(found: Findings) -> Picture:
             f"Distance of the mean function from that of {reference} in its epistemic standard deviations: "
             + "; ".join(f"{row['method']} {row['gap_mean']:.2f}" for row in rows)
             + f".{noise}",
-            _height(len(names)),
+            height_for(len(names)),
         ),
         Panel(
             "Spread",
@@ -1195,7 +1075,7 @@ def gap(found: Findings) -> Picture:
             f"Epistemic standard deviation over that of {reference}: "
             + "; ".join(f"{row['method']} {row['gap_sd_ratio']:.2f}" for row in rows)
             + f".{noise_ratio}",
-            _height(len(names)),
+            height_for(len(names)),
         ),
     )
     return Picture(
@@ -1205,7 +1085,7 @@ def gap(found: Findings) -> Picture:
         "the epistemic standard deviation divided by its own; 1 is right. Grey is what two halves of the draws of "
         f"{reference} differ by: sampling noise alone. Logarithmic axes; an arrow is a value beyond the edge.",
         panels,
-        _frame(rows),
+        frame_of(rows),
     )
 
 
@@ -1217,10 +1097,10 @@ def _draw_gaps(axes: Axes, names: list[str], values: list[float], floor: float |
     if floor is not None and floor > 0.0:
         axes.axvspan(low, floor, color=GREY, alpha=0.22, linewidth=0, label="sampling noise alone")
     _draw_marks_inside(axes, values, low, high)
-    _log_ticks(axes, "x", lambda value: f"{value:g}")
-    _names_below(axes, names)
+    log_ticks(axes, "x", lambda value: f"{value:g}")
+    names_below(axes, names)
     axes.set_xlabel("mean off by (sd of the reference)")
-    _plain_axes(axes)
+    plain_axes(axes)
 
 
 def _draw_ratios(axes: Axes, names: list[str], values: list[float], floor: float | None) -> None:
@@ -1233,10 +1113,10 @@ def _draw_ratios(axes: Axes, names: list[str], values: list[float], floor: float
         axes.axvspan(1.0 / ratio, ratio, color=GREY, alpha=0.22, linewidth=0, label="sampling noise alone")
     axes.axvline(1.0, color=GREY, linewidth=1.0, linestyle="--", label="that of the reference", zorder=1)
     _draw_marks_inside(axes, values, 1.0 / reach, reach)
-    _log_ticks(axes, "x", lambda value: f"{value:g}")
-    _names_below(axes, names)
+    log_ticks(axes, "x", lambda value: f"{value:g}")
+    names_below(axes, names)
     axes.set_xlabel("spread over that of the reference")
-    _plain_axes(axes)
+    plain_axes(axes)
 
 
 def _draw_marks_inside(axes: Axes, values: Sequence[float], low: float, high: float) -> None:
@@ -1274,7 +1154,7 @@ def pareto_k_picture(found: Findings) -> Picture:
                 "k-hat of p(w, D) / q(w), good below 0.7: "
                 + "; ".join(f"{name} {k:.2f}" for name, k in hats)
                 + ".",
-                _height(len(hats)),
+                height_for(len(hats)),
             )
         )
     per_row = {name: np.ravel(loo.elpd_data.pareto_k.values) for name, loo in found.left_out.items()}
@@ -1294,7 +1174,7 @@ def pareto_k_picture(found: Findings) -> Picture:
                     for name, ks in per_row.items()
                 )
                 + ".",
-                _height(len(per_row)),
+                height_for(len(per_row)),
             )
         )
     return Picture(
@@ -1305,7 +1185,7 @@ def pareto_k_picture(found: Findings) -> Picture:
         "about its predictions. Then, k of leaving out one training row after the other; above 0.7 leave-one-out "
         "cannot be relied on for that row. Arrows stand for infinite values.",
         tuple(panels),
-        _frame(rows),
+        frame_of(rows),
         "" if panels else "No method has a density, or rows that can be left out.",
     )
 
@@ -1316,9 +1196,9 @@ def _draw_k_hats(axes: Axes, hats: Sequence[tuple[str, float]]) -> None:
     axes.set_xlim(low, high)
     axes.axvline(K_LIMIT, color=GREY, linewidth=1.0, linestyle="--", label="limit 0.7", zorder=1)
     _draw_marks_inside(axes, [k for _, k in hats], low, high)
-    _names_below(axes, [name for name, _ in hats])
+    names_below(axes, [name for name, _ in hats])
     axes.set_xlabel("k-hat")
-    _plain_axes(axes)
+    plain_axes(axes)
 
 
 def _draw_row_ks(axes: Axes, per_row: Mapping[str, np.ndarray]) -> None:
@@ -1349,9 +1229,9 @@ def _draw_row_ks(axes: Axes, per_row: Mapping[str, np.ndarray]) -> None:
                 rasterized=many,
                 zorder=3,
             )
-    _names_below(axes, list(per_row))
+    names_below(axes, list(per_row))
     axes.set_xlabel("Pareto k")
-    _plain_axes(axes)
+    plain_axes(axes)
 
 
 # --- all of them ------------------------------------------------------------------------------------------
@@ -1368,177 +1248,7 @@ PICTURES: dict[str, Callable[[Findings], Picture]] = {
 }
 
 
-def together(picture: Picture) -> Figure:
-    """All panels of a picture in one figure, with one legend; where there are none, its reason."""
-    if not picture.panels:
-        figure = new_figure(2.0 * WIDTH, HEIGHT)
-        figure.text(0.5, 0.5, plain(picture.missing), ha="center", va="center", wrap=True, fontsize=9)
-        return figure
-    count = len(picture.panels)
-    columns = min(count, 3 if count != 4 else 2)
-    rows = math.ceil(count / columns)
-    height = max(panel.height for panel in picture.panels)
-    figure = new_figure(columns * WIDTH * 1.1, rows * height * 1.15 + 0.6)
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes in grid[count:]:
-        axes.set_axis_off()
-    for axes, panel in zip(grid, picture.panels, strict=False):
-        panel.draw(axes)
-        axes.set_title(plain(panel.title), fontsize=10)
-    entries = legend_entries(grid[:count])
-    if entries:
-        figure.legend(
-            entries.values(),
-            entries.keys(),
-            loc="outside lower center",
-            ncols=min(len(entries), columns + 1),
-            frameon=False,
-            fontsize=9,
-        )
-    figure.suptitle(picture.title, fontsize=12)
-    return figure
-
-
-def legend_entries(panels: Iterable[Axes]) -> dict[str, Any]:
-    """Label -> handle, each label once, over several axes."""
-    found: dict[str, Any] = {}
-    for axes in panels:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    return found
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of a size in inches, on a canvas of its own."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-# --- pieces -----------------------------------------------------------------------------------------------
-
-
-def plain(text: str) -> str:
-    """Text of a user's for matplotlib, to which two dollar signs would be mathematics."""
-    return str(text).replace("$", r"\$")
-
-
-def short(name: str) -> str:
-    """A name that fits beside an axis."""
-    if len(name) > LONGEST_NAME:
-        half = (LONGEST_NAME - 1) // 2
-        name = f"{name[:half]}…{name[-half:]}"
-    return plain(name)
-
-
 def title(comparison: Comparison, name: str) -> str:
     """A method with its standing."""
     standing = comparison.table.loc[name, "reference"]
     return f"{name}: {standing}" if standing else name
-
-
-def _frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    import pandas as pd
-
-    return pd.DataFrame.from_records(list(rows))
-
-
-def _height(entries: int) -> float:
-    return max(1.5, 0.85 + 0.27 * entries)
-
-
-def _round_duration(seconds: float) -> str:
-    if seconds < 0.95:
-        return f"{1000 * seconds:g} ms"
-    return f"{seconds:g} s" if seconds < 950.0 else f"{seconds:.0e} s".replace("e+0", "e")
-
-
-def _with_error(value: float, error: float) -> str:
-    if not math.isfinite(error) or error == 0.0:
-        return f"{value:.3g}"
-    return f"{value:.3g} (standard error {error:.2g})"
-
-
-def _plain_axes(axes: Axes) -> None:
-    axes.grid(color=LINES_OF_GRID, zorder=0)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=8)
-    axes.xaxis.label.set_fontsize(8.5)
-    axes.yaxis.label.set_fontsize(8.5)
-
-
-def _names_below(axes: Axes, names: Sequence[str]) -> None:
-    """Names down the vertical axis, the first at the top."""
-    axes.set_yticks(range(len(names)), [short(name) for name in names])
-    axes.set_ylim(len(names) - 0.5, -0.5)
-
-
-def _log_ticks(axes: Axes, which: str, text: Callable[[float], str]) -> None:
-    """At most six ticks at 1, 2, 5 times a power of ten, in words instead of in mathematics."""
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in ((1, 2, 5), (1, 3), (1,)):
-        ticks = [step * 10.0**power for power in powers for step in steps]
-        ticks = [tick for tick in ticks if low <= tick <= high]
-        if len(ticks) <= 6:
-            break
-    else:
-        ticks = ticks[:: math.ceil(len(ticks) / 6)]
-    axis.set_ticks(ticks, [text(tick) for tick in ticks])
-    axis.set_ticks([], minor=True)
-
-
-def _label_points(axes: Axes, x: np.ndarray, y: np.ndarray, names: Sequence[str]) -> None:
-    """Names beside points, each where it is least in the way of others (in points, of a panel of the usual size)."""
-    wide, tall, line, letter = 205.0, 150.0, 9.5, 4.5
-    left, right = np.log(axes.get_xlim())
-    bottom, top = axes.get_ylim()
-    at = np.column_stack([(np.log(x) - left) / (right - left) * wide, (y - bottom) / (top - bottom) * tall])
-    boxes = [(px - 4.0, py - 4.0, px + 4.0, py + 4.0) for px, py in at]
-    for index in np.argsort(at[:, 0], kind="stable"):
-        name = short(str(names[index]))
-        width = letter * len(name)
-        options = []
-        for dx, dy, ha, va in (
-            (5, 4, "left", "bottom"),
-            (5, -4, "left", "top"),
-            (-5, 4, "right", "bottom"),
-            (-5, -4, "right", "top"),
-            (0, 7, "center", "bottom"),
-            (0, -7, "center", "top"),
-            (5, 12, "left", "bottom"),
-            (5, -12, "left", "top"),
-            (-5, 12, "right", "bottom"),
-            (-5, -12, "right", "top"),
-        ):
-            px, py = at[index] + (dx, dy)
-            x0 = px if ha == "left" else px - width if ha == "right" else px - 0.5 * width
-            y0 = py if va == "bottom" else py - line if va == "top" else py - 0.5 * line
-            box = (x0, y0, x0 + width, y0 + line)
-            crowded = sum(_overlap(box, other) for number, other in enumerate(boxes) if number != index)
-            outside = max(0.0, -x0) + max(0.0, box[2] - wide) + max(0.0, -y0) + max(0.0, box[3] - tall)
-            options.append((crowded + line * outside, len(options), (dx, dy, ha, va), box))
-        _, _, (dx, dy, ha, va), box = min(options)
-        boxes.append(box)
-        axes.annotate(
-            name,
-            (x[index], y[index]),
-            xytext=(dx, dy),
-            textcoords="offset points",
-            ha=ha,
-            va=va,
-            fontsize=8,
-            color=INK,
-            zorder=5,
-        )
-
-
-def _overlap(first: tuple[float, ...], second: tuple[float, ...]) -> float:
-    wide = min(first[2], second[2]) - max(first[0], second[0])
-    tall = min(first[3], second[3]) - max(first[1], second[1])
-    return max(wide, 0.0) * max(tall, 0.0)

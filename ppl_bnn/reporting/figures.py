@@ -17,6 +17,7 @@ from ppl_bnn.diagnostics.function_space import (
 )
 from ppl_bnn.errors import InputError, UnsupportedError, message
 from ppl_bnn.mixing import Mixing
+from ppl_bnn.posterior import DRAWN, Posterior
 from ppl_bnn.predictive import Prediction
 from ppl_bnn.scores import coverage
 
@@ -33,6 +34,8 @@ MOST_POINTS = 300
 BINS = 10
 # Of what is expected before data: functions drawn as curves, functions drawn as maps, places along an axis of a map.
 CURVES, MAPS, PLACES = 20, 6, 90
+# Of what is drawn of a comparison: places along a curve; places along each side of a map; draws that are enough.
+ALONG, SIDE, ENOUGH = 160, 60, 1000
 # Contour lines of class probabilities.
 LINES = (0.1, 0.3, 0.5, 0.7, 0.9)
 CLASS_COLOURS = (BLUE, ORANGE, "#009E73", VERMILION, SKY, "#CC79A7", GREY, "#F0E442")
@@ -258,6 +261,42 @@ def _mean_interval(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
 def grid_points(across: np.ndarray, up: np.ndarray) -> np.ndarray:
     """The inputs (A B, 2) that `draw_class_map` wants predictions of: all places, row after row from below."""
     return np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
+
+
+def drawn_along(x: np.ndarray) -> np.ndarray:
+    """Places of a curve over a single input x (N, 1), a little beyond its rows on either side."""
+    margin = 0.15 * float(x[:, 0].max() - x[:, 0].min())
+    return np.linspace(x[:, 0].min() - margin, x[:, 0].max() + margin, ALONG)
+
+
+def drawn_over(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Places of a map over two inputs x (N, 2): along the first, and along the second."""
+    low, high = x.min(axis=0), x.max(axis=0)
+    margin = np.where(high > low, 0.15 * (high - low), 1.0)
+    across, up = (np.linspace(low[i] - margin[i], high[i] + margin[i], SIDE) for i in (0, 1))
+    return across, up
+
+
+def drawn_at(x: Any, y: np.ndarray, prediction: Prediction) -> np.ndarray | None:
+    """Inputs at which curves or maps of a comparison are drawn, beside test rows x, y; None where only rows are."""
+    if isinstance(x, Mapping) or x.ndim != 2:
+        return None
+    if prediction.is_classes:
+        return grid_points(*drawn_over(x)) if x.shape[1] == 2 else None
+    return drawn_along(x)[:, None] if single_input(x) and (y.ndim == 1 or prediction.censored) else None
+
+
+def predicted_for_drawing(posterior: Posterior, x: np.ndarray, seed: int) -> Prediction:
+    """The prediction of a picture, by no more draws than it needs; of classes only their probabilities, which are all
+    that a map shows."""
+    held = posterior.approximation.draws_held
+    few = posterior.approximation.kinds[0] in DRAWN and held is not None and held > ENOUGH
+    found = posterior.predict(x, draws=ENOUGH if few else None, seed=seed)
+    if not found.is_classes:
+        return found
+    # A mean of ones may be rounded to a little more than one.
+    probabilities = np.minimum(found.mean, 1.0)[None]
+    return Prediction(found.family, {"probs": probabilities}, class_names=found.class_names)
 
 
 def draw_class_map(

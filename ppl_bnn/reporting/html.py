@@ -1,0 +1,331 @@
+"""What pages are made of: one self-contained HTML file with tables, pictures as inline SVG, and downloads.
+
+Everything is in the file: pictures as SVG that takes its colours from the page (so that one picture serves a light
+screen, a dark one and paper), numbers as downloads made of the file itself, some forty lines of script for sorting and
+for the theme. A content security policy forbids a page to ask for anything else. The templates beside this file have
+`base.html` (head, style, script), `parts.html` (tables, pictures) and one file for each kind of page.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import io
+import math
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ppl_bnn.errors import InputError, UnsupportedError, message
+from ppl_bnn.reporting.figures import BLUE, CLASS_COLOURS, GREY, ORANGE, SKY, VERMILION
+from ppl_bnn.reporting.panels import INK, WIDTH, Panel, Picture, legend_entries, new_figure
+from ppl_bnn.reporting.terminal import Column, number
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# What a picture is drawn in -> what the page calls it: one picture for light, dark and paper.
+THEME = {
+    "#000000": "ink",
+    "#ebebeb": "grid",
+    "#ffffff": "paper",
+    BLUE.lower(): "blue",
+    SKY.lower(): "sky",
+    ORANGE.lower(): "orange",
+    VERMILION.lower(): "vermilion",
+    GREY.lower(): "grey",
+    CLASS_COLOURS[2].lower(): "green",
+    CLASS_COLOURS[5].lower(): "pink",
+    CLASS_COLOURS[7].lower(): "yellow",
+}
+DOTS_PER_INCH = 150
+# Rows of a table that goes into the page for download; a larger one is for `numbers`.
+MOST_ROWS = 4000
+FORMATS = ("csv", "parquet")
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "ppl_bnn",
+    "font.size": 8.5,
+    "axes.linewidth": 0.8,
+    "xtick.major.width": 0.8,
+    "ytick.major.width": 0.8,
+    "text.color": INK,
+}
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+def checked_path(path: str | os.PathLike[str]) -> Path:
+    """A path that can be written, its folder made; InputError where it cannot, or does not end in .html."""
+    target = Path(path)
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise InputError(
+            "path: " + message("a file name that ends in .html", f"{str(path)!r}", f"{target.stem}.html")
+        )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir():
+            raise IsADirectoryError(None, "it is a folder")
+        probe = target.with_name(f".{target.name}.part")
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise InputError(
+            "path: "
+            + message(
+                "a file that can be written",
+                f"{target} ({type(error).__name__}: {error.strerror or error})",
+                "another folder",
+            )
+        ) from error
+    return target
+
+
+def check_format(numbers: str | None) -> None:
+    """Refuse a format of numbers that is unknown, or that nothing here can write."""
+    if numbers is not None and numbers not in FORMATS:
+        raise InputError("numbers: " + message("None, 'csv' or 'parquet'", repr(numbers), "numbers='csv'"))
+    engines = ("pyarrow", "fastparquet")
+    if numbers == "parquet" and not any(importlib.util.find_spec(name) for name in engines):
+        raise UnsupportedError(
+            "numbers: "
+            + message(
+                "pyarrow or fastparquet, with which pandas writes Parquet",
+                "neither",
+                "pip install pyarrow, or numbers='csv'",
+            )
+        )
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write beside the file and rename: a reader never sees half of it."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_bytes(content)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_numbers(target: Path, frames: Mapping[str, pd.DataFrame], form: str) -> None:
+    """Tables beside a page: that called "table" as `<stem>.<form>`, any other as `<stem>-<name>.<form>`."""
+    for name, frame in frames.items():
+        buffer = io.BytesIO()
+        if form == "csv":
+            buffer.write(frame.to_csv(index=False).encode())
+        else:
+            frame.to_parquet(buffer, index=False)
+        ending = "" if name == "table" else f"-{name}"
+        write_whole(target.with_name(f"{target.stem}{ending}.{form}"), buffer.getvalue())
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A page from a template of this room."""
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("ppl_bnn", "reporting"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    loader = environment.loader
+    assert loader is not None
+    style, script = (loader.get_source(environment, name)[0] for name in ("page.css", "page.js"))
+    return environment.get_template(template).render(
+        # Of exactly this text: no other script can run.
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        style=Markup(style),
+        script=Markup(script),
+        **values,
+    )
+
+
+# --- tables -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """text: what is shown. order: what is sorted by, "" for a blank. mark: "best", "level" or "". notes: numbers."""
+
+    text: str
+    order: str = ""
+    mark: str = ""
+    notes: tuple[int, ...] = ()
+    alarm: bool = False
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One sortable table: its heading, what its first column has, (heading, explanation) of each other column, rows of
+    a name, a remark and cells, and a foot of one text for each column."""
+
+    heading: str
+    columns: Sequence[tuple[str, str]]
+    rows: Sequence[tuple[str, str, Sequence[Cell]]]
+    foot: Sequence[str] = ()
+    first: str = "method"
+
+
+def heading_of(column: Column) -> str:
+    """The heading in one line, without the hyphens that a narrow terminal needs."""
+    return column.heading.replace("-\n", "").replace("\n", " ")
+
+
+def cell_of(row: Mapping[Any, Any], column: Column, mark: str = "", notes: tuple[int, ...] = ()) -> Cell:
+    value = row[column.source]
+    if isinstance(value, str):
+        return Cell(value or "–", value, mark, notes, alarm=value not in ("", "yes"))
+    if math.isnan(value):
+        return Cell("–", "", "", notes)
+    text = number(value, column.digits)
+    error = float(row[column.error]) if column.error else math.nan
+    if not math.isnan(error):
+        text += f" ± {number(error, column.digits)}"
+    return Cell(minus(text), repr(float(value)), mark, notes)
+
+
+def minus(text: str) -> str:
+    return text.replace("-", "−")
+
+
+# --- pictures ---------------------------------------------------------------------------------------------
+
+
+def pictures_of(functions: Mapping[str, Callable[[Any], Picture]], findings: Any) -> list[Picture]:
+    """All pictures; one that cannot be drawn says why, and the others are drawn all the same."""
+    made = []
+    for key, function in functions.items():
+        try:
+            made.append(function(findings))
+        except Warning:
+            # A caller who has turned warnings into errors wants to see them.
+            raise
+        except Exception as error:
+            made.append(_failed(key, key.replace("_", " ").capitalize(), error))
+    return made
+
+
+def _failed(key: str, title: str, error: Exception) -> Picture:
+    return Picture(key, title, "", missing=f"This could not be drawn: {type(error).__name__}: {error}")
+
+
+def shown(picture: Picture) -> dict[str, Any]:
+    """A picture as the templates take it."""
+    from markupsafe import Markup
+
+    panels, entries, drawn = [], {}, []
+    try:
+        drawn = [_drawn(panel, f"{picture.key}{index}-") for index, panel in enumerate(picture.panels)]
+    except Warning:
+        raise
+    except Exception as error:
+        picture = _failed(picture.key, picture.title, error)
+    for panel, (drawing, found) in zip(picture.panels, drawn, strict=True):
+        panels.append({"title": panel.title, "svg": Markup(drawing), "words": panel.words})
+        for label, swatch in found.items():
+            entries.setdefault(label, Markup(swatch))
+    numbers = picture.numbers
+    small = numbers is not None and 0 < len(numbers) <= MOST_ROWS
+    return {
+        "key": picture.key,
+        "title": picture.title,
+        "caption": picture.caption,
+        "missing": picture.missing,
+        "panels": panels,
+        "legend": [(label.replace(r"\$", "$"), swatch) for label, swatch in entries.items()],
+        "download": download(numbers) if small and numbers is not None else "",
+        "rows": 0 if numbers is None else len(numbers),
+    }
+
+
+def _drawn(panel: Panel, prefix: str) -> tuple[str, dict[str, str]]:
+    """A panel as SVG that takes its colours from the page, and label -> SVG of each entry of its legend."""
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        # Letters that matplotlib's font does not have are drawn by whoever shows the page.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure = new_figure(WIDTH, panel.height)
+        axes = figure.subplots()
+        panel.draw(axes)
+        entries = legend_entries([axes])
+        axes.set_facecolor("none")
+        drawing = _svg(figure, prefix, f'role="img" aria-label="{_attribute(panel.words)}"')
+        swatches = {}
+        for index, (label, handle) in enumerate(entries.items()):
+            small = new_figure(0.36, 0.17)
+            small.set_layout_engine("none")
+            small.legend([handle], [""], loc="center", frameon=False, borderpad=0.0, handletextpad=0.0,
+                         borderaxespad=0.0, handlelength=2.2, numpoints=1, scatterpoints=1)  # fmt: skip
+            swatches[label] = _svg(small, f"{prefix}l{index}-", 'aria-hidden="true"')
+    return drawing, swatches
+
+
+def _svg(figure: Any, prefix: str, attributes: str) -> str:
+    """A figure as an <svg> element to stand inside a page: no namespaces, ids of its own, colours by name."""
+    buffer = io.StringIO()
+    figure.savefig(
+        buffer, format="svg", transparent=True, dpi=DOTS_PER_INCH, metadata={"Date": None, "Creator": None}
+    )
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
+    box = re.search(r'viewBox="[^"]*"', text)
+    assert box is not None
+    text = re.sub(r"<svg[^>]*>", f"<svg {box.group()} {attributes}>", text, count=1)
+    return re.sub(r"<[^>]+>", lambda tag: _themed(tag.group(), prefix), text)
+
+
+def _themed(tag: str, prefix: str) -> str:
+    """One tag: shorter numbers, the page's colours and letters, ids that no other picture has."""
+    if tag.startswith("<svg"):
+        return tag
+    tag = tag.replace("xlink:href", "href")
+    tag = re.sub(r'\bid="', f'id="{prefix}', tag)
+    tag = re.sub(r"url\(#", f"url(#{prefix}", tag)
+    tag = re.sub(r'href="#', f'href="#{prefix}', tag)
+    if tag.startswith("<image"):
+        return tag
+    tag = re.sub(
+        r"(?<=[:\s])#[0-9a-f]{6}\b",
+        lambda found: f"var(--{THEME[found.group()]})" if found.group() in THEME else found.group(),
+        tag,
+    )
+    # "font: 8px 'DejaVu Sans', ..." or "font-family: 'DejaVu Sans', ...", as the version of matplotlib has it.
+    tag = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--letters)", tag)
+    return re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found.group()):.2f}", tag)
+
+
+def _attribute(text: str) -> str:
+    from markupsafe import escape
+
+    return str(escape(text))
+
+
+def download(frame: pd.DataFrame, *, exact: bool = False) -> str:
+    """A table as the address of a download that is made of the page itself; eight digits, or with `exact` all."""
+    content = frame.to_csv(index=False, float_format=None if exact else "%.8g").encode()
+    return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(content).decode()}"
+
+
+# --- words ------------------------------------------------------------------------------------------------
+
+
+def in_words(value: Any) -> str:
+    """A plain value, or one made of such, as text."""
+    if value is None:
+        return "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {in_words(each)}" for key, each in value.items()) or "none"
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return ", ".join(in_words(each) for each in value) or "none"
+    return str(value)
