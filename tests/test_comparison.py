@@ -316,7 +316,12 @@ def test_files_of_what_finished(result: Any) -> None:
         "exact.nc",
         "wide.nc",
         "map.nc",
+        "exact.prediction.safetensors",
+        "wide.prediction.safetensors",
+        "map.prediction.safetensors",
         "comparison.csv",
+        "comparison.json",
+        "comparison.safetensors",
         "figure.png",
     }
     read = pd.read_csv(out / "comparison.csv", index_col="method", keep_default_na=True)
@@ -335,7 +340,13 @@ def test_ctrl_c_keeps_what_is_finished_and_says_where(rows: Any, tmp_path: Path)
     assert str(tmp_path) in str(caught.value)
     assert "finished: first" in str(caught.value)
     assert list(caught.value.partial.table.index) == ["first"]
-    assert {path.name for path in tmp_path.iterdir()} == {"first.nc", "comparison.csv"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "first.nc",
+        "first.prediction.safetensors",
+        "comparison.csv",
+        "comparison.json",
+        "comparison.safetensors",
+    }
     assert list(pd.read_csv(tmp_path / "comparison.csv")["method"]) == ["first"]
     with pytest.raises(ComparisonInterrupted, match="partial"):
         compare(line, *rows, methods)
