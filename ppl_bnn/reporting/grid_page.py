@@ -216,7 +216,10 @@ def _failed(result: GridResult) -> tuple[Sheet | None, int]:
 def _absent(result: GridResult) -> list[str]:
     """Cells that have not been computed, by model, data and method."""
     count = Counter((cell.model, cell.data, cell.method) for cell in result.absent)
-    return [f"{model} on {data} by {method}: {n} cells" for (model, data, method), n in count.items()]
+    return [
+        f"{model} on {data} by {method}: {n} cell{'s' if n > 1 else ''}"
+        for (model, data, method), n in count.items()
+    ]
 
 
 def _notes(result: GridResult) -> tuple[list[str], int]:
