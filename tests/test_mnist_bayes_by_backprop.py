@@ -95,6 +95,8 @@ def test_published_errors_are_met_or_not(script: Any) -> None:
         assert script.judge_published(rows_of(script), method, full).verdict == script.REPRODUCED
     worse = script.judge_published(rows_of(script, SGD=0.4), script.SGD, full)
     assert worse.verdict == script.NOT_REPRODUCED
+    one = [row for row in rows_of(script, SGD=0.4) if row["seed"] == 0]
+    assert script.judge_published(one, script.SGD, full).verdict == script.NOT_REPRODUCED
 
 
 def test_the_error_of_a_published_error_counts_seeds_and_test_images(script: Any) -> None:
