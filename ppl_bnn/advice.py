@@ -78,7 +78,7 @@ class Advice:
     @property
     def feasible(self) -> list[str]:
         """The methods that end in time as far as one can tell: "yes" and "likely"."""
-        return [str(name) for name in self.table.index[self.table["feasible"].isin(FEASIBLE[:2])]]
+        return [name for name, row in _rows(self.table) if row["feasible"] in FEASIBLE[:2]]
 
     def __str__(self) -> str:
         facts = self.facts
@@ -93,10 +93,10 @@ class Advice:
         lines = [f"{size}. Within {_duration(self.seconds)} on {facts['cores']:.0f} cores:", ""]
         width = max(len("method"), *(len(str(name)) for name in self.table.index))
         lines.append(f"{'method':<{width}}  {'in time':<8}  {'about':<8}  at most")
-        for name, row in self.table.iterrows():
-            about, most = (
-                ("", "") if math.isnan(row["seconds"]) else map(_duration, row[["seconds", "seconds_high"]])
-            )
+        for name, row in _rows(self.table):
+            about, most = "", ""
+            if not math.isnan(row["seconds"]):
+                about, most = _duration(row["seconds"]), _duration(row["seconds_high"])
             beginning = f"{name:<{width}}  {row['feasible']:<8}  {about:<8}  {most:<8}  "
             told = row["reason"] or row["weakness"]
             indent = " " * len(beginning)
@@ -145,9 +145,13 @@ def advise(
         if error is not None:
             refused[label] = error
     told = {str(error): error for error in refused.values()}
-    if len(refused) == len(asked) and len(told) == 1 and isinstance(*told.values(), InputError | ModelError):
+    if (
+        len(refused) == len(asked)
+        and len(told) == 1
+        and isinstance(error := next(iter(told.values())), InputError | ModelError)
+    ):
         # It is the model or the data that is refused, and not the methods.
-        raise next(iter(told.values()))
+        raise error
     fitting = {label: method for label, method in asked.items() if label not in refused}
     served = [name for name in SYSTEMS if any(_ppl(method, spoken) == name for method in fitting.values())]
     probes = {
@@ -362,7 +366,11 @@ _NUMBERS = (
 )
 
 
-def _table(rows: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+def _rows(table: pd.DataFrame) -> list[tuple[str, dict[str, Any]]]:
+    return [(str(name), {str(key): value for key, value in row.items()}) for name, row in table.iterrows()]
+
+
+def _table(rows: dict[str, dict[str, Any]]) -> pd.DataFrame:
     import pandas as pd
 
     columns = ["feasible", *_NUMBERS, "reason", "weakness"]

@@ -31,7 +31,7 @@ from ppl_bnn.errors import (
     unknown_name,
 )
 from ppl_bnn.inference.checkpoint import Checkpoint, identity
-from ppl_bnn.inference.method import Method
+from ppl_bnn.inference.method import Method, labels
 from ppl_bnn.mixing import LOG_LIKELIHOOD, PREDICTOR, quantities
 from ppl_bnn.posterior import MEMORY, Posterior
 from ppl_bnn.ppl.protocol import Model, Problem, Program, map_data, row_count, site_seed, system, written_in
@@ -812,7 +812,7 @@ class _Simulator:
             return posterior
         method = self.method if self.method.ppl == self.ppl else replace(self.method, ppl=self.ppl)
         program = next(iter(first._programs.values()))
-        y = method._labels(program, y) if first.task == "classification" else y.astype(np.float64)
+        y = labels(program, y) if first.task == "classification" else y.astype(np.float64)
         data_hash = checks.data_hash(first.inputs, y)
         again = replace(first, targets=y, info=replace(first.info, seed=seed, data_hash=data_hash))
         outcome = again._with(lambda problem: method.run(problem, Silent()))

@@ -141,7 +141,8 @@ class MCLMC(Sampler):
 
     def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
         if self.thinning is not None:
-            return (2.0 * self.thinning,) * 3
+            each = 2.0 * self.thinning
+            return each, each, each
         return 2.0, 60.0, 2.0 * MOST_STEPS
 
     def kernel(self, target: Target) -> Kernel:
