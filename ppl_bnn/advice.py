@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 FEASIBLE = ("yes", "likely", "unlikely", "no", "refused")
 # How long one gradient is measured for, in seconds, and how often at least and at most.
 MEASURING, FEWEST, MOST = 0.3, 5, 200
-# Columns of the advice as text.
-WIDTH = 110
 # How many gradients are computed at once to learn what one of many costs.
 MANY = 32
 # What a step of a method takes besides its gradient (drawing, updating, and in Pyro building what it differentiates),
@@ -81,6 +79,10 @@ class Advice:
         return [name for name, row in _rows(self.table) if row["feasible"] in FEASIBLE[:2]]
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int = 110) -> str:
+        """The table in words, in lines of so many columns."""
         facts = self.facts
         measured = ", ".join(
             f"{1000.0 * facts[f'gradient_seconds_{name}']:.3g} ms in {name}"
@@ -91,17 +93,17 @@ class Advice:
         if measured:
             size = f"{facts['parameters']:.0f} parameters, {size}; a gradient takes {measured}"
         lines = [f"{size}. Within {_duration(self.seconds)} on {facts['cores']:.0f} cores:", ""]
-        width = max(len("method"), *(len(str(name)) for name in self.table.index))
-        lines.append(f"{'method':<{width}}  {'in time':<8}  {'about':<8}  at most")
+        longest = max(len("method"), *(len(str(name)) for name in self.table.index))
+        lines.append(f"{'method':<{longest}}  {'in time':<8}  {'about':<8}  at most")
         for name, row in _rows(self.table):
             about, most = "", ""
             if not math.isnan(row["seconds"]):
                 about, most = _duration(row["seconds"]), _duration(row["seconds_high"])
-            beginning = f"{name:<{width}}  {row['feasible']:<8}  {about:<8}  {most:<8}  "
+            beginning = f"{name:<{longest}}  {row['feasible']:<8}  {about:<8}  {most:<8}  "
             told = row["reason"] or row["weakness"]
             indent = " " * len(beginning)
             lines.append(
-                textwrap.fill(beginning + told, max(WIDTH, len(indent) + 40), subsequent_indent=indent)
+                textwrap.fill(beginning + told, max(width, len(indent) + 40), subsequent_indent=indent)
             )
         return "\n".join(lines)
 

@@ -35,6 +35,7 @@ import numpy as np
 from ppl_bnn import checks, comparison, processes, scores
 from ppl_bnn.data import Table
 from ppl_bnn.errors import BNNError, InputError, message
+from ppl_bnn.files import in_order
 from ppl_bnn.inference.checkpoint import identity
 from ppl_bnn.inference.method import Method, versions
 from ppl_bnn.ppl.protocol import resolve_device
@@ -264,9 +265,7 @@ def packed(words: Mapping[str, Any], parts: str, arrays: Mapping[str, np.ndarray
     from safetensors.numpy import save
 
     metadata = {"cell": json.dumps(encoded({"format": FORMAT, **words}), allow_nan=False), "parts": parts}
-    # By itself ascontiguousarray makes an array (1,) of a scalar.
-    arrays = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in arrays.items()}
-    return save(arrays, metadata=metadata)
+    return save(in_order(arrays), metadata=metadata)
 
 
 def _fitted(

@@ -1,4 +1,4 @@
-"""The command line: `ppl-bnn compare`, `report`, `bench`, and to look around: `models`, `show`, `prior`, `data`.
+"""The command line: `ppl-bnn compare`, `report`, `advise`, `bench`; to look around `models`, `show`, `prior`, `data`.
 
 Names, numbers and folders are checked before data are read, and data before a framework is imported, so that a typing
 error costs a fraction of a second. Exit codes: 0 all methods finished; 1 a method failed (its row says why); 2 bad
@@ -581,8 +581,12 @@ def _plan(
     seed: int,
     quick: bool,
     out: Path | None,
+    keeps: bool = True,
 ) -> _Plan:
-    """Everything that the words stand for; what can be refused without reading data is refused first."""
+    """Everything that the words stand for; what can be refused without reading data is refused first.
+
+    keeps: whether anything will be written to the folder.
+    """
     from ppl_bnn import data as tables
     from ppl_bnn import zoo
 
@@ -609,7 +613,8 @@ def _plan(
         model = _DEFAULT_MODEL[known_task]
     function, sketch = None, None
     if model is not None:
-        _check_folder(_folder(out, model, source, quick))
+        if keeps:
+            _check_folder(_folder(out, model, source, quick))
         function = zoo.from_file(model, **arguments) if is_file else zoo.load(model, **arguments)
         features = 1 if is_csv else tables.datasets()[source].features
         sketch, _ = _sketch(function, features)
@@ -631,7 +636,8 @@ def _plan(
     if quick:
         train, test = train[: QUICK_ROWS["train"]], test[: QUICK_ROWS["test"]]
     folder = _folder(out, model, source, quick)
-    _check_folder(folder)
+    if keeps:
+        _check_folder(folder)
     size = None if sketch is None else sketch.parameters
     return _Plan(name, function, table, train, test, folder, size, unread)
 
@@ -938,6 +944,51 @@ def _read(folder: Path, reference: str | None) -> Comparison | GridResult:
 
 
 # --- models, data -----------------------------------------------------------------------------------------
+
+
+# --- advise -----------------------------------------------------------------------------------------------
+
+
+@app.command()
+@_told
+def advise(
+    model: _Model = None,
+    data: _Data = None,
+    target: _Target = None,
+    drop: _Drop = None,
+    task: _Task = None,
+    set_: _Set = None,
+    seconds: Annotated[float, typer.Option(help="How long a fit may take.")] = 300.0,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Rows of models/methods.toml, separated by commas, such as nuts,laplace-kron.",
+            show_default="all",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda[:i].")] = "auto",
+) -> None:
+    """Say which methods end in time on this machine, before any of them is fitted, and what each gets wrong."""
+    names = None if methods is None else [word.strip() for word in methods.split(",") if word.strip()]
+    plan = _plan(model, data, target, drop or [], task, set_ or [], 0, False, None, keeps=False)
+    from ppl_bnn.advice import advise as ask
+
+    console = _console()
+    found = ask(
+        plan.model,
+        plan.table.x[plan.train],
+        plan.table.y[plan.train],
+        seconds=seconds,
+        methods=names,
+        device=device,
+        standardise=True,
+    )
+    console.print(f"{plan.name} on {plan.table.name}", markup=False, style="bold")
+    console.print(found.text(console.width), markup=False, soft_wrap=True)
+
+
+# --- bench ------------------------------------------------------------------------------------------------
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

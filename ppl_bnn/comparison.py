@@ -34,6 +34,7 @@ from ppl_bnn.errors import (
     message,
     unknown_name,
 )
+from ppl_bnn.files import write_arrays, write_whole
 from ppl_bnn.inference.method import Method
 from ppl_bnn.posterior import FitInfo, Posterior
 from ppl_bnn.ppl.protocol import Model, Program, map_data, resolve_device, row_count, system, written_in
@@ -861,16 +862,6 @@ def writable(out: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write beside the file and rename: a reader, or a run that is stopped, never sees half of it."""
-    part = path.with_name(f".{path.stem}.part{path.suffix}")
-    try:
-        write(part)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def _write_tree(folder: Path, name: str, tree: Any) -> None:
     write_whole(folder / f"{name}.nc", lambda path: tree.to_netcdf(path, engine="h5netcdf"))
 
@@ -956,11 +947,7 @@ def _parts_of_prediction(prediction: Prediction, where: str) -> tuple[dict[str, 
 
 
 def _write_arrays(file: Path, arrays: Mapping[str, Any], words: Mapping[str, Any]) -> None:
-    from safetensors.numpy import save_file
-
-    # Not np.ascontiguousarray, which gives a number an axis.
-    whole = {name: np.asarray(value, order="C") for name, value in arrays.items()}
-    write_whole(file, lambda path: save_file(whole, path, metadata={"words": json.dumps(words)}))
+    write_whole(file, lambda path: write_arrays(path, arrays, {"words": json.dumps(words)}))
 
 
 def _drawn(comparison: Comparison, name: str) -> tuple[np.ndarray | None, Prediction | None]:

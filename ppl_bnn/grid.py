@@ -37,6 +37,7 @@ from ppl_bnn import data as tables
 from ppl_bnn.cells import Cell, Store, Work
 from ppl_bnn.data import Table
 from ppl_bnn.errors import InputError, message, unknown_name
+from ppl_bnn.files import write_whole
 from ppl_bnn.grid_result import CELLS, FORMAT, KIND, MANIFEST, GridResult, read_manifest
 from ppl_bnn.inference.method import Method
 from ppl_bnn.ppl.protocol import resolve_device
@@ -203,7 +204,7 @@ class Grid:
         folder = comparison.writable(out)
         with _locked(folder):
             # First of all, so that a folder with anything else in it is that of a grid, whenever a kill comes.
-            comparison.write_whole(folder / MANIFEST, lambda path: path.write_text(plan.manifest(self)))
+            write_whole(folder / MANIFEST, lambda path: path.write_text(plan.manifest(self)))
             store = Store(folder / CELLS)
             store.folder.mkdir(exist_ok=True)
             waiting = [

@@ -19,6 +19,7 @@ import numpy as np
 
 from ppl_bnn import cells, comparison, scores
 from ppl_bnn.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.files import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -243,12 +244,10 @@ class GridResult:
                 "folder: " + message("a folder", "none, for a result that has none", "save(folder)")
             )
         place = comparison.writable(folder if folder is not None else str(self.folder))
-        comparison.write_whole(place / "cells.csv", lambda path: self.cells.to_csv(path, index=False))
-        comparison.write_whole(place / "table.csv", lambda path: self.table().to_csv(path))
+        write_whole(place / "cells.csv", lambda path: self.cells.to_csv(path, index=False))
+        write_whole(place / "table.csv", lambda path: self.table().to_csv(path))
         if _has_pyarrow():
-            comparison.write_whole(
-                place / "cells.parquet", lambda path: self.cells.to_parquet(path, index=False)
-            )
+            write_whole(place / "cells.parquet", lambda path: self.cells.to_parquet(path, index=False))
         return place
 
 

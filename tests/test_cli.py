@@ -167,6 +167,26 @@ def test_a_model_is_shown_with_its_sites() -> None:
     assert (code, "ppl-bnn show MODEL --data iris" in err) == (2, True)
 
 
+def test_methods_are_advised_before_a_fit(csv: Path) -> None:
+    before = sorted(Path().iterdir())
+    wanted = ("--data", csv, "--target", "y", "--methods", "map, mc-dropout")
+    code, out, err = invoke("advise", "linear_regression", *wanted, "--seconds", "3000")
+    assert (code, err) == (0, "")
+    assert "linear_regression on" in out
+    assert "Within 50 min on" in out
+    assert "\nmap         yes " in out
+    assert "\nmc-dropout  refused " in out
+    assert sorted(Path().iterdir()) == before
+    for arguments, word in (
+        (("--seconds", "-1"), "seconds"),
+        (("--methods", "nutz"), "nuts"),
+        (("--methods", ","), "methods"),
+    ):
+        code, _, err = invoke("advise", "linear_regression", "--data", csv, "--target", "y", *arguments)
+        assert code == 2
+        assert word in err
+
+
 def test_a_prior_is_pictured(csv: Path) -> None:
     code, out, err = invoke(
         "prior", "linear_regression", "--data", csv, "--target", "y", "--draws", "50", "--out", "before"

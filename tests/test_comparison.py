@@ -352,20 +352,6 @@ def test_ctrl_c_keeps_what_is_finished_and_says_where(rows: Any, tmp_path: Path)
         compare(line, *rows, methods)
 
 
-def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
-    target = tmp_path / "table.csv"
-    target.write_text("before")
-
-    def broken(path: Path) -> None:
-        path.write_text("half")
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        module.write_whole(target, broken)
-    assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]
-    assert target.read_text() == "before"
-
-
 def test_high_pareto_k_is_a_note_and_no_warning() -> None:
     # Two rows far out decide the posterior: leaving one out cannot be done by reweighting.
     x = np.array([[0.0], [0.1], [-0.1], [8.0], [-9.0]])

@@ -22,6 +22,7 @@ from scipy import stats
 
 import ppl_bnn as bnn
 from ppl_bnn import cells, comparison, scores, splits
+from ppl_bnn import grid as grid_module
 from ppl_bnn.comparison import compare
 from ppl_bnn.data import Splits, Table
 from ppl_bnn.errors import InputError, UnknownNameError, UnsupportedError
@@ -537,12 +538,12 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(times(tmp_path)) == 3
 
 
-@pytest.mark.parametrize("step", ["writable", "write_whole"])
+@pytest.mark.parametrize(("where", "step"), [(comparison, "writable"), (grid_module, "write_whole")])
 def test_a_run_that_was_killed_before_it_had_a_manifest_can_be_begun_again(
-    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: Any, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is on disk at that moment stays there, as after a kill."""
-    real = getattr(comparison, step)
+    real = getattr(where, step)
 
     def killed(place: Any, *rest: Any) -> Any:
         # The files of either step, which it has no time to remove or to rename.
@@ -553,11 +554,11 @@ def test_a_run_that_was_killed_before_it_had_a_manifest_can_be_begun_again(
             place.with_name(".grid.part.json").write_text("{")
         raise MemoryError
 
-    monkeypatch.setattr(comparison, step, killed)
+    monkeypatch.setattr(where, step, killed)
     with pytest.raises(MemoryError):
         one().run(tmp_path / "new", engine="sequential")
     assert [entry.name for entry in (tmp_path / "new").iterdir() if entry.name != ".lock"]
-    monkeypatch.setattr(comparison, step, real)
+    monkeypatch.setattr(where, step, real)
     assert one().run(tmp_path / "new", engine="sequential").missing == 0
 
 

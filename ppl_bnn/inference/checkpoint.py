@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.errors import InputError, message
+from ppl_bnn.files import write_arrays
 from ppl_bnn.inference.method import Method, plain
 from ppl_bnn.inference.pretrained import is_network, weights_of
 from ppl_bnn.posterior import Posterior
@@ -92,12 +93,8 @@ class Checkpoint:
         """Write what `state` gives, if the last time is long enough ago, or if this is the end."""
         if self.path is None or (not last and time.monotonic() - self._written < INTERVAL):
             return
-        from safetensors.numpy import save_file
-
         temporary = self.path.with_suffix(".part")
-        # By itself ascontiguousarray makes an array (1,) of a scalar.
-        arrays = {name: np.ascontiguousarray(v).reshape(np.shape(v)) for name, v in state().items()}
-        save_file(arrays, temporary, metadata={"fingerprint": json.dumps(self.fingerprint)})
+        write_arrays(temporary, state(), {"fingerprint": json.dumps(self.fingerprint)})
         temporary.replace(self.path)
         self._written = time.monotonic()
 

@@ -264,8 +264,8 @@ def _with_dropout(program: Program, rates: Mapping[str, float], randomness: Any)
 def _linear_uses(problem: Problem) -> tuple[Any, dict[str, Any], list[LinearUse]]:
     """One row of data (all where they interact), values of all sites, and what the linear maps are used for."""
     program, system = problem.program, problem.system
-    draws = program.prior_draws(problem.x, problem.y, problem.seed, 1)
-    u = {name: system.asarray(value[0]) for name, value in draws.items()}
+    # Anywhere will do: maps are known by the arrays that they are given, whatever their values.
+    u = {site.name: system.asarray(np.full(site.unconstrained_shape, 0.1)) for site in program.sites.values()}
     w = program.constrain(u, problem.x, problem.y)
     row = problem.x if program.coupled else map_data(lambda a: a[:1], problem.x)
     with NetworkFunction(w), RecordLinear(values=w) as record:

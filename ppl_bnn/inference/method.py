@@ -177,7 +177,7 @@ class Method(ABC):
 
     @final
     def refusal(self, model: Model, x: Any, y: Any, **options: Any) -> BNNError | None:
-        """The error with which `fit` would refuse, and None where it would begin to compute, which this does not.
+        """The error with which `fit` would refuse; None where it would begin, which this does not.
 
         options: those of `fit`. The model is traced, as every fit does first.
         """
@@ -212,7 +212,7 @@ class Method(ABC):
         digest = checks.data_hash(x, y)
         chosen: Any = system(self.ppl)
         if _ONLY_ASKED.get():
-            chosen = _Untouched(chosen)
+            chosen = _Unseeded(chosen)
         with chosen.session("float64", "cpu", threads=1):
             sketch = Program.of(
                 chosen,
@@ -327,22 +327,20 @@ class _BeginsAtOnce:
     task = staticmethod(_begin)
 
 
-class _Untouched:
-    """A system that traces models and computes nothing: whoever asks it for a number has begun.
+class _Unseeded:
+    """A system without randomness: whoever asks it for a draw, as starting points from the prior are, has begun.
 
-    What is made of a function may be made, and is not called, since many methods make theirs before they look.
+    Everything else is as it was, since some methods look at the curvature of a prior, or at the linear maps of one row,
+    to see what they are to refuse.
     """
 
-    MAKING = ("value_and_grad", "hessian", "jacobian", "compile", "compile_for", "batched")
-    COMPUTING = ("seeds", "jvp", "vjp")
+    seeds = staticmethod(_begin)
 
     def __init__(self, of: Any):
         self._of = of
 
     def __getattr__(self, name: str) -> Any:
-        if name in self.MAKING:
-            return lambda *_, **__: _begin
-        return _begin if name in self.COMPUTING else getattr(self._of, name)
+        return getattr(self._of, name)
 
 
 def plain(value: Any) -> Any:

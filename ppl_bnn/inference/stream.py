@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.errors import InputError, message
+from ppl_bnn.files import write_arrays
 from ppl_bnn.inference.checkpoint import INTERVAL, Checkpoint
 
 Arrays = dict[str, np.ndarray]
@@ -76,13 +77,11 @@ class Stream:
         """Keep `draws`, (chains, count, ...) from draw number `first` on, and the state after them."""
         if not self.keeps:
             return
-        from safetensors.numpy import save_file
-
         count = next(iter(draws.values())).shape[1] if draws else 0
         if count:
             path = self._path(first)
             temporary = path.with_suffix(".part")
-            save_file({name: np.ascontiguousarray(value) for name, value in draws.items()}, temporary)
+            write_arrays(temporary, draws)
             temporary.replace(path)
         written = {**state, "draws_written": np.array(first + count)}
         self.checkpoint.keep(lambda: written, last=True)

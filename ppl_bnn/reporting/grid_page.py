@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppl_bnn import cells
 from ppl_bnn.comparison import COLUMNS
+from ppl_bnn.files import write_whole
 from ppl_bnn.grid_result import LARGER_IS_BETTER, GridResult
 from ppl_bnn.reporting.grid_figures import PICTURES
 from ppl_bnn.reporting.grid_verdict import GridFindings, Pair, grid_verdict
@@ -30,7 +31,6 @@ from ppl_bnn.reporting.html import (
     rendered,
     shown,
     write_numbers,
-    write_whole,
 )
 from ppl_bnn.reporting.panels import Picture
 from ppl_bnn.reporting.summary import duration
@@ -78,7 +78,8 @@ def write(result: GridResult, target: Path, title: str | None, numbers: str | No
     """Write the page of a result, and with `numbers` all that it shows beside it (see `reporting.page.report`)."""
     findings = GridFindings(result)
     pictures = pictures_of(PICTURES, findings)
-    write_whole(target, page(result, title=title, pictures=pictures, findings=findings).encode())
+    content = page(result, title=title, pictures=pictures, findings=findings).encode()
+    write_whole(target, lambda path: path.write_bytes(content))
     if numbers is not None:
         write_numbers(target, all_numbers(result, pictures), numbers)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppl_bnn.errors import InputError, UnsupportedError, message
+from ppl_bnn.files import write_whole
 from ppl_bnn.reporting.figures import BLUE, CLASS_COLOURS, GREY, ORANGE, SKY, VERMILION
 from ppl_bnn.reporting.panels import INK, WIDTH, Panel, Picture, legend_entries, new_figure
 from ppl_bnn.reporting.terminal import Column, number
@@ -103,16 +104,6 @@ def check_format(numbers: str | None) -> None:
         )
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write beside the file and rename: a reader never sees half of it."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_bytes(content)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def write_numbers(target: Path, frames: Mapping[str, pd.DataFrame], form: str) -> None:
     """Tables beside a page: that called "table" as `<stem>.<form>`, any other as `<stem>-<name>.<form>`."""
     for name, frame in frames.items():
@@ -122,7 +113,10 @@ def write_numbers(target: Path, frames: Mapping[str, pd.DataFrame], form: str) -
         else:
             frame.to_parquet(buffer, index=False)
         ending = "" if name == "table" else f"-{name}"
-        write_whole(target.with_name(f"{target.stem}{ending}.{form}"), buffer.getvalue())
+        write_whole(
+            target.with_name(f"{target.stem}{ending}.{form}"),
+            lambda path, buffer=buffer: path.write_bytes(buffer.getvalue()),
+        )
 
 
 def rendered(template: str, **values: Any) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppl_bnn.comparison import COLUMNS, Comparison
 from ppl_bnn.errors import InputError, message
+from ppl_bnn.files import write_whole
 from ppl_bnn.grid_result import GridResult
 from ppl_bnn.reporting import grid_page
 from ppl_bnn.reporting.comparison_figures import PICTURES, Findings
@@ -32,7 +33,6 @@ from ppl_bnn.reporting.html import (
     rendered,
     shown,
     write_numbers,
-    write_whole,
 )
 from ppl_bnn.reporting.panels import Picture
 from ppl_bnn.reporting.terminal import FIDELITY, PREDICTION, Column, number
@@ -87,7 +87,8 @@ def report(
         return target
     findings = Findings(result)
     pictures = _pictures(findings)
-    write_whole(target, page(result, title=title, pictures=pictures, findings=findings).encode())
+    content = page(result, title=title, pictures=pictures, findings=findings).encode()
+    write_whole(target, lambda path: path.write_bytes(content))
     if numbers is not None:
         write_numbers(target, all_numbers(result, pictures), numbers)
     return target
