@@ -38,7 +38,7 @@ def methods(tiny: bool) -> dict[str, Any]:
     return found | {
         "NUTS, numpyro": bnn.NUTS(**few),
         "MCLMC, numpyro": bnn.MCLMC(**(few | ({"thinning": 3} if tiny else {}))),
-        "SGLD, numpyro": bnn.SGLD(batch_size=40, **few),
+        "SGLD, numpyro": bnn.SGLD(batch_size=10 if tiny else 40, **few),
         "Ensemble of MAP, numpyro": bnn.Ensemble(bnn.MAP(steps=steps), 3 if tiny else 10),
     }
 
