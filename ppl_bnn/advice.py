@@ -36,11 +36,11 @@ FEASIBLE = ("yes", "likely", "unlikely", "no", "refused")
 MEASURING, FEWEST, MOST = 0.3, 5, 200
 # How many gradients are computed at once to learn what one of many costs.
 MANY = 32
-# What a step of a method takes besides its gradient (drawing, updating, and in Pyro building what it differentiates),
-# in gradients: the range over methods that comparisons/performance/advice.py has measured.
-STEP: dict[str, tuple[float, float]] = {"numpyro": (1.0, 6.0), "pyro": (1.0, 6.0)}
+# What a step of a method takes, in gradients that are called one by one: less where a compiled loop calls none, more
+# for what it draws and updates besides. The range over methods that comparisons/performance/advice.py has measured.
+STEP: dict[str, tuple[float, float]] = {"numpyro": (0.3, 4.5), "pyro": (0.8, 2.0)}
 # Compiling, in times that the gradient alone took to compile; the same script.
-COMPILING: dict[str, float] = {"numpyro": 6.0, "pyro": 1.0}
+COMPILING: dict[str, float] = {"numpyro": 4.0, "pyro": 1.0}
 # Matrices are multiplied at this many operations a second by one core at the very least.
 OPERATIONS = 2e9
 # What of the machine's memory a fit may hold.
