@@ -41,7 +41,8 @@ MANY = 32
 STEP: dict[str, tuple[float, float]] = {"numpyro": (0.3, 4.5), "pyro": (0.8, 2.0)}
 # Compiling, in times that the gradient alone took to compile; the same script.
 COMPILING: dict[str, float] = {"numpyro": 4.0, "pyro": 1.0}
-# Matrices are multiplied at this many operations a second by one core at the very least.
+# Operations of linear algebra a second at the very least; ten and fifty times as many are taken for the usual and the
+# best case. A guess, wide on purpose, and not measured as the constants above are.
 OPERATIONS = 2e9
 # What of the machine's memory a fit may hold.
 SHARE_OF_MEMORY = 0.5
