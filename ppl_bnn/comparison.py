@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bnn import checks, scores
+from ppl_bnn import checks, files, scores
 from ppl_bnn.errors import (
     BNNError,
     DeviceError,
@@ -975,22 +975,8 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
     ------
     InputError: a manifest of something else, or damaged. UnsupportedError: one of a newer format.
     """
-    file = Path(folder) / MANIFEST
-    try:
-        words = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
-        raise InputError("folder: " + message(f"a manifest, {file}", str(error), "another folder")) from error
-    if not isinstance(words, dict) or words.get("kind") != KIND:
-        raise InputError(
-            "folder: " + message(f"the manifest of a {KIND}", f"{file}, of something else", "another folder")
-        )
-    if words.get("format", 0) > FORMAT:
-        raise UnsupportedError(
-            "folder: " + message(f"format {FORMAT}", f"format {words['format']}", "a newer ppl-bnn")
-        )
-    return decoded(words)
+    words = files.read_manifest(Path(folder) / MANIFEST, KIND, FORMAT)
+    return None if words is None else decoded(words)
 
 
 def _read(folder: Path, words: Mapping[str, Any]) -> Comparison:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ppl_bnn.errors import InputError, UnsupportedError, message
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
@@ -18,6 +21,32 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def read_manifest(file: Path, kind: str, newest: int) -> dict[str, Any] | None:
+    """The JSON manifest of a folder; None where there is no such file.
+
+    kind: what it has to say that it is of, under "kind". newest: the format that is known.
+
+    Raises
+    ------
+    InputError: a manifest of something else, or damaged. UnsupportedError: one of a newer format.
+    """
+    try:
+        words = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError("folder: " + message(f"a manifest, {file}", str(error), "another folder")) from error
+    if not isinstance(words, dict) or words.get("kind") != kind:
+        raise InputError(
+            "folder: " + message(f"the manifest of a {kind}", f"{file}, of something else", "another folder")
+        )
+    if words.get("format", 0) > newest:
+        raise UnsupportedError(
+            "folder: " + message(f"format {newest}", f"format {words['format']}", "a newer ppl-bnn")
+        )
+    return words
 
 
 def write_arrays(

@@ -6,7 +6,6 @@ taken split by split, so that what a split has in common for all methods (odd te
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections import Counter
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bnn import cells, comparison, scores
-from ppl_bnn.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn import cells, comparison, files, scores
+from ppl_bnn.errors import InputError, message, unknown_name
 from ppl_bnn.files import write_whole
 
 if TYPE_CHECKING:
@@ -258,22 +257,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
     ------
     InputError: a manifest of something else, or damaged. UnsupportedError: one of a newer format.
     """
-    file = Path(folder) / MANIFEST
-    try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
-        raise InputError("folder: " + message(f"a manifest, {file}", str(error), "another folder")) from error
-    if not isinstance(manifest, dict) or manifest.get("kind") != KIND:
-        raise InputError(
-            "folder: " + message(f"the manifest of a {KIND}", f"{file}, of something else", "another")
-        )
-    if manifest.get("format", 0) > FORMAT:
-        raise UnsupportedError(
-            "folder: " + message(f"format {FORMAT}", f"format {manifest['format']}", "a newer ppl-bnn")
-        )
-    return manifest
+    return files.read_manifest(Path(folder) / MANIFEST, KIND, FORMAT)
 
 
 # --- rows -----------------------------------------------------------------------------------------------------

@@ -25,10 +25,10 @@ class Effort:
 
     fewest, usual, most: evaluations of the gradient of the log joint over all rows, counted as
     `info.gradient_evaluations` counts them. Fewest and most are bounds, usual is a guess, from what networks of some
-    hundred weights took where that was looked at; where the settings say the number, all three are that number. parallel: how many cores can
-    share them. together: how many are computed in one call, which for small networks costs far less than one by one.
-    numbers: how many numbers are held at once, besides some copies of the parameters. operations:
-    additions and multiplications of linear algebra, besides the gradients.
+    hundred weights took where that was looked at; where the settings say the number, all three are that number.
+    parallel: how many cores can share them. together: how many are computed in one call, which for small networks costs
+    far less than one by one. numbers: how many numbers are held at once, besides some copies of the parameters.
+    operations: additions and multiplications of linear algebra, besides the gradients.
     """
 
     fewest: float
