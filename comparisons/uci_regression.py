@@ -13,13 +13,13 @@ One model for all methods, the zoo's `regression_mlp`, in units of the standardi
     W1_jk ~ N(0, 1 / F)    W2_k ~ N(0, 1 / H)    b ~ N(0, 1)    s ~ HalfNormal(1)    y_n ~ N(f(x_n), s^2).
 
 The noise s is inferred. At the joint mode of weights and noise the noise collapses: networks of this size pass
-through nearly all rows of a small table, and then a smaller s is always the more probable one, whatever becomes of other
-rows. So (decided after the first runs on yacht had shown it) wherever a network is trained it stops early, on a tenth of its training
-rows, and that point is what Laplace expands about, with the noise set by the evidence, and where chains and SWAG
-begin. Nothing else is tuned on a validation part: the published MC dropout chose its rate and its noise so. Published
-numbers are marked "read" (from the logs of the authors' repository) or "recalled" (not verified). NUTS is the
-reference on tables of at most 2000 rows, on those splits on which it converged in function space; elsewhere there is
-no reference.
+through nearly all rows of a small table, and then a smaller s is always the more probable one, whatever becomes of
+other rows. So (decided after the first runs on yacht had shown it) wherever a network is trained it stops early, on a
+tenth of its training rows, and that point is what Laplace expands about, with the noise set by the evidence, and where
+chains and SWAG begin. Nothing else is tuned on a validation part: the published MC dropout chose its rate and its
+noise so. Published numbers are marked "read" (from the logs of the authors' repository) or "recalled" (not verified).
+NUTS is the reference on tables of at most 2000 rows, on those splits on which it converged in function space;
+elsewhere there is no reference.
 
 Sizes. The default is what two cores can do: the first splits of yacht, energy, concrete and power-plant, the last by
 the cheaper methods alone, and no protein. `--full` is all of it, for a larger machine. A grid per table does the work
