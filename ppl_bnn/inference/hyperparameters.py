@@ -29,20 +29,24 @@ from ppl_bnn.language.likelihoods import Gaussian
 from ppl_bnn.ppl.protocol import Problem
 
 
-def log_densities(
-    problem: Problem, u: Mapping[str, np.ndarray], positions: np.ndarray
-) -> tuple[float, float]:
-    """Log likelihood at u, and the log prior density (with log |dw/du|) of the positions of the flat vector.
+def log_likelihood(problem: Problem, u: Mapping[str, np.ndarray]) -> float:
+    """log p(y | x, w(u)), over all rows."""
+    program, system = problem.program, problem.system
+    total = program._cached(
+        "log likelihood", lambda: system.compile(lambda u, x, y: program.log_likelihood(u, x, y).sum())
+    )
+    return float(total(system_values(problem, u), problem.x, problem.y))
+
+
+def log_prior(problem: Problem, u: Mapping[str, np.ndarray], positions: np.ndarray) -> float:
+    """The log prior density (with log |dw/du|) of the positions of the flat vector, at u.
 
     Raises
     ------
     UnsupportedError: a part of a site whose elements depend on each other.
     """
-    system, program = problem.system, problem.program
-    total = program._cached(
-        "log likelihood", lambda: system.compile(lambda u, x, y: program.log_likelihood(u, x, y).sum())
-    )
-    likelihood = float(total(system_values(problem, u), problem.x, problem.y))
+    if not len(positions):
+        return 0.0
     inside = np.zeros(max(at.stop for at in site_slices(problem).values()), dtype=bool)
     inside[positions] = True
     prior = 0.0
@@ -58,7 +62,7 @@ def log_densities(
                     + message("a prior that is independent over elements", "one that is not", "whole layers")
                 )
             prior += float(elements[chosen].sum())
-    return likelihood, prior
+    return prior
 
 
 # --- noise ----------------------------------------------------------------------------------------
@@ -69,14 +73,28 @@ def noise_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> tuple[str, ...
     program, system = problem.program, problem.system
     if not isinstance(program.likelihood, Gaussian):
         return ()
+    known: dict[str, tuple[str, ...]] = program._cached("noise sites", dict)
+    if "all" in known:
+        return known["all"]
     x, y = first_rows(problem)
     w = program.constrain(system_values(problem, u), x, y)
+    if program.language and not program.has_local:
+        if isinstance(network_output(program.model, w, x).likelihood.noise, int | float):
+            known["all"] = ()
+            return ()
+
+    def finite(values: Mapping[str, Any]) -> np.ndarray:
+        return np.isfinite(system.to_numpy(program.predictor(values, x))[0])
+
     found = []
     for name in latent_names(problem):
-        eta = system.to_numpy(program.predictor({**w, name: w[name] * float("nan")}, x))[0]
+        eta = finite({**w, name: w[name] * float("nan")})
         outputs = len(eta) // 2
-        if np.isfinite(eta[:outputs]).all() and not np.isfinite(eta[outputs:]).all():
+        if eta[:outputs].all() and not eta[outputs:].all():
             found.append(name)
+    # What a site reaches is the same at every u, but where the network overflows it cannot be seen.
+    if finite(w).all():
+        known["all"] = tuple(found)
     return tuple(found)
 
 
@@ -235,8 +253,7 @@ class Tuning:
         """The evidence at the mode u as a function of factors; prior (Q,): its curvature there, at factors of 1."""
         problem = self.problem
         determinant = self.curvature_at(u).determinant(prior, self.groups)
-        likelihood, _ = log_densities(problem, u, self.positions)
-        noise = gaussian_noise(problem, u).likelihood if self.noise else likelihood
+        likelihood = gaussian_noise(problem, u).likelihood if self.noise else log_likelihood(problem, u)
         tuned = ~np.isin(np.asarray(self.names), self.held)[self.groups]
         kept = self.positions[~tuned]
         return Evidence.of(
@@ -245,10 +262,10 @@ class Tuning:
             prior=np.where(tuned, self.precision, prior),
             mode=flat_latents(problem, u)[self.positions],
             location=self.location,
-            likelihood=noise,
+            likelihood=likelihood,
             names=self.names,
             held=self.held,
-            log_prior_held=log_densities(problem, u, kept)[1] if len(kept) else 0.0,
+            log_prior_held=log_prior(problem, u, kept),
         )
 
     def prior(self, u: Mapping[str, np.ndarray]) -> np.ndarray:

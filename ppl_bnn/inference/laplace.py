@@ -36,7 +36,7 @@ from ppl_bnn.inference.evidence import (
     maximise,
 )
 from ppl_bnn.inference.flat_vector import flat_latents, latent_names, site_slices
-from ppl_bnn.inference.hyperparameters import Tuning, gaussian_noise, log_densities, noise_sites
+from ppl_bnn.inference.hyperparameters import Tuning, gaussian_noise, log_likelihood, log_prior, noise_sites
 from ppl_bnn.inference.jacobian import linear_maps, refuse_interacting_rows
 from ppl_bnn.inference.kronecker import (
     KroneckerBlock,
@@ -445,11 +445,9 @@ class _Fit:
     ) -> Outcome:
         covariance = approximation.covariance
         if "log_evidence" not in self.figures:
-            likelihood, prior = log_densities(
-                self.problem, u, np.arange(self._size) if positions is None else positions
-            )
+            prior = log_prior(self.problem, u, np.arange(self._size) if positions is None else positions)
             volume = 0.5 * (covariance.size * np.log(2.0 * np.pi) + covariance.log_determinant)
-            self.figures["log_evidence"] = float(likelihood + prior + volume)
+            self.figures["log_evidence"] = float(log_likelihood(self.problem, u) + prior + volume)
         if self.method.restarts > 1:
             self.standing = self.figures["log_evidence"] + self._log_prior_held(u, positions)
         return Outcome(
@@ -476,7 +474,7 @@ class _Fit:
         if self.method.noise == "evidence":
             for name in noise_sites(self.problem, u):
                 outside[site_slices(self.problem)[name]] = False
-        return log_densities(self.problem, u, np.flatnonzero(outside))[1]
+        return log_prior(self.problem, u, np.flatnonzero(outside))
 
     # -- the mode
 
@@ -858,20 +856,25 @@ class _Fit:
         tuning = Tuning.of(problem, u, positions, method.tune, with_noise, curvature_at)
         search: Any = method.search
         scale = 1.0
+        prior: Any = None
+        evidence: Evidence | None = None
         if method.objective == "validation":
             factors = self._validated(tuning, positions)
         else:
             if method.during_training:
                 found, u = self._alternated(tuning, u, held)
             else:
+                prior = self._tuned_prior(tuning, u)
+                evidence = tuning.evidence(u, prior)
                 maximiser = {"fixed_point": fixed_point, "maximise": maximise}[search]
-                found = maximiser(tuning.evidence(u, self._tuned_prior(tuning, u)), tune_noise=with_noise)
+                found = maximiser(evidence, tune_noise=with_noise)
             factors, scale = found.factors, found.scale
             self.warnings += found.warnings
         if method.objective == "validation" and method.during_training:
             u = self.refinement.mode(u, held=held, changes=tuning.changes(factors, scale))
-        prior = self._tuned_prior(tuning, u)
-        evidence = tuning.evidence(u, prior)
+        if evidence is None:
+            prior = self._tuned_prior(tuning, u)
+            evidence = tuning.evidence(u, prior)
         self.figures["log_evidence"] = evidence.log_evidence(factors, scale)
         self.figures["effective_parameters"] = float(evidence.effective_parameters(factors, scale).sum())
         curvature = curvature_at(u)
@@ -939,8 +942,7 @@ class _Fit:
         """The log joint at u under the tuned hyper-parameters: the evidence without the volume, and what is held."""
         outside = np.setdiff1d(np.arange(self._size), positions)
         volume = 0.5 * (covariance.size * np.log(2.0 * np.pi) + covariance.log_determinant)
-        held = log_densities(self.problem, u, outside)[1] if len(outside) else 0.0
-        return float(self.figures["log_evidence"] - volume + held)
+        return float(self.figures["log_evidence"] - volume + log_prior(self.problem, u, outside))
 
     def _check_mode(
         self, u: Mapping[str, np.ndarray], covariance: Any, tuning: Tuning, factors: Any, scale: float

@@ -260,6 +260,10 @@ def _as_prior(approximation: LaplaceGaussian) -> GaussianPrior:
 def predictor_columns(problem: Problem) -> int:
     """D, the number of columns of the predictor."""
     program, system = problem.program, problem.system
-    x, y = map_data(lambda a: a[:1], problem.x), problem.y[:1]
-    prior = {name: system.asarray(value[0]) for name, value in program.prior_draws(x, y, 0, 1).items()}
-    return int(program.predictor(program.constrain(prior, x, y), x).shape[-1])
+
+    def count() -> int:
+        x, y = map_data(lambda a: a[:1], problem.x), problem.y[:1]
+        prior = {name: system.asarray(value[0]) for name, value in program.prior_draws(x, y, 0, 1).items()}
+        return int(program.predictor(program.constrain(prior, x, y), x).shape[-1])
+
+    return program._cached("predictor columns", count)
