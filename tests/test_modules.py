@@ -1134,7 +1134,7 @@ def test_what_cannot_look_inside_says_so() -> None:
             alone,
             bnn.SVI(ppl="pyro", estimator="local", guide="normal"),
             UnsupportedError,
-            "weights of linear maps",
+            "none that can be seen: a module.*estimator='plain'",
         ),
         (alone, bnn.SVI(ppl="pyro", estimator="flipout"), UnsupportedError, "weights of linear maps"),
         (before, bnn.MCDropout(ppl="pyro"), UnsupportedError, "layer 'net'.*came one that is computed"),

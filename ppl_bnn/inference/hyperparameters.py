@@ -78,10 +78,10 @@ def noise_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> tuple[str, ...
         return known["all"]
     x, y = first_rows(problem)
     w = program.constrain(system_values(problem, u), x, y)
-    if program.language and not program.has_local:
-        if isinstance(network_output(program.model, w, x).likelihood.noise, int | float):
-            known["all"] = ()
-            return ()
+    seen = program.language and not program.has_local
+    if seen and isinstance(network_output(program.model, w, x).likelihood.noise, int | float):
+        known["all"] = ()
+        return ()
 
     def finite(values: Mapping[str, Any]) -> np.ndarray:
         return np.isfinite(system.to_numpy(program.predictor(values, x))[0])

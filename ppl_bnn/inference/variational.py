@@ -95,8 +95,7 @@ class Objective:
         self._native = program.native
         if estimator != "plain":
             self._check_language()
-            self._weights, shared = linear_weights(problem, guide)
-            self._check_weights()
+            self._weights, shared = linear_weights(problem, guide, estimator)
             refuse_shared(shared, estimator, approximate)
             if estimator == "local":
                 self.shared = tuple(shared)
@@ -123,17 +122,6 @@ class Objective:
                     f"a model in the language, whose linear maps can be seen, for estimator={self.estimator!r}",
                     f"a plain {self.problem.system.name} model",
                     "estimator='plain'",
-                )
-            )
-
-    def _check_weights(self) -> None:
-        if not self._weights:
-            raise UnsupportedError(
-                "SVI: "
-                + message(
-                    f"independent normals on weights of linear maps, for estimator={self.estimator!r}",
-                    "none with " + ", ".join(sorted({type(block).__name__ for block in self.guide.blocks})),
-                    "guide='normal', or {'hidden*': 'normal', ...}",
                 )
             )
 
@@ -245,8 +233,15 @@ def _one_point(problem: Problem) -> tuple[dict[str, Any], Any, Any]:
     return u, map_data(lambda a: a[:2], problem.x), problem.y[:2]
 
 
-def linear_weights(problem: Problem, guide: Guide) -> tuple[tuple[str, ...], dict[str, SharedUse]]:
-    """Sites of independent normals that are weights or biases of linear maps, and those not used once per row."""
+def linear_weights(
+    problem: Problem, guide: Guide, estimator: str
+) -> tuple[tuple[str, ...], dict[str, SharedUse]]:
+    """Sites of independent normals that are weights or biases of linear maps, and those not used once per row.
+
+    Raises
+    ------
+    UnsupportedError: there are none.
+    """
     program = problem.program
     u, x, y = _one_point(problem)
     w = program.constrain(u, x, y)
@@ -263,4 +258,16 @@ def linear_weights(problem: Problem, guide: Guide) -> tuple[tuple[str, ...], dic
         for name in guide.normal_sites
         if name in used and sites[name].shape == sites[name].unconstrained_shape
     )
+    if not names:
+        came = "none with " + ", ".join(sorted({type(block).__name__ for block in guide.blocks}))
+        advice = "guide='normal', or {'hidden*': 'normal', ...}"
+        if not used:
+            came = "none that can be seen: a module keeps its own, and a product written out is no bnn.linear"
+            advice = "estimator='plain', or bnn.dense in its place"
+        raise UnsupportedError(
+            "SVI: "
+            + message(
+                f"independent normals on weights of linear maps, for estimator={estimator!r}", came, advice
+            )
+        )
     return names, shared_weights(program.model, w, x, names)
