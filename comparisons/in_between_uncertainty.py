@@ -74,7 +74,6 @@ from uci_regression import Sizes as UCISizes
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, priors
 from ppl_bnn.data import Splits, Table
-from ppl_bnn.inference.method import Outcome
 
 LINEARISED, THROUGH = "Laplace, linearised", "Laplace, sampled"
 TABLES = ("yacht", "energy", "concrete")
@@ -141,21 +140,11 @@ def gaps(x: np.ndarray) -> tuple[Splits, np.ndarray]:
     return Splits(train, test), np.array(tied)
 
 
-@dataclass(frozen=True)
-class SampledLaplace(bnn.Laplace):
-    """The same Gaussian, whose draws go through the network itself."""
-
-    def run(self, problem: Any, progress: Any) -> Outcome:
-        outcome = super().run(problem, progress)
-        approximation: Any = outcome.approximation
-        return replace(outcome, approximation=replace(approximation, predictives=("sampled",)))
-
-
 def methods(sizes: Sizes) -> dict[str, Any]:
     return {
         MAP: early(sizes),
         MEAN_FIELD: mean_field(sizes),
-        THROUGH: laplace(sizes, SampledLaplace),
+        THROUGH: laplace(sizes, predictive="sampled"),
         LINEARISED: laplace(sizes),
         SAMPLED: sampling_ensemble(sizes),
         NUTS: reference(sizes),

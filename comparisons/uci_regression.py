@@ -172,9 +172,9 @@ def early(sizes: Sizes, dtype: str = "auto") -> Any:
     return bnn.MAP(steps=sizes.steps, validation=HELD, polish=False, dtype=dtype)
 
 
-def laplace(sizes: Sizes, kind: Any = bnn.Laplace, **settings: Any) -> Any:
+def laplace(sizes: Sizes, **settings: Any) -> Any:
     """The Gaussian about such a point, with the noise that has the largest evidence."""
-    return kind(start=early(sizes), optimise=False, noise="evidence", **settings)
+    return bnn.Laplace(start=early(sizes), optimise=False, noise="evidence", **settings)
 
 
 def sampling_ensemble(sizes: Sizes) -> Any:

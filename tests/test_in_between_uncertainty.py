@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import ppl_bnn as bnn
-
 FOLDER = Path(__file__).parents[1] / "comparisons"
 
 
@@ -153,22 +151,6 @@ def test_a_curve_without_a_reference_has_no_verdict(script: Any) -> None:
 
 
 # --- all of it ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_draws_of_sampled_laplace_go_through_the_network(script: Any) -> None:
-    x, y = script.curve_data(20)
-    plain, through = (
-        bnn.fit(script.network(3), x, y, script.laplace(script.TINY, kind), device="cpu", standardise=True)
-        for kind in (bnn.Laplace, script.SampledLaplace)
-    )
-    grid = np.linspace(-1.0, 1.0, 5)[:, None]
-    np.testing.assert_array_equal(
-        through.predict(grid, device="cpu").mean, plain.predict(grid, kind="sampled", device="cpu").mean
-    )
-    assert not np.array_equal(
-        through.predict(grid, device="cpu").mean, plain.predict(grid, device="cpu").mean
-    )
 
 
 @pytest.mark.slow

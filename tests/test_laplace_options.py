@@ -272,6 +272,8 @@ def test_sampled_and_reduced_curvatures_are_the_same_in_both_systems():
         ({"engine": "guide", "tune": "global"}, UnsupportedError, "engine='curvature'"),
         ({"engine": "guide", "noise": "mode"}, UnsupportedError, "engine='curvature'"),
         ({"engine": "guide", "marginal": ["s"]}, UnsupportedError, "engine='curvature'"),
+        ({"engine": "guide", "predictive": "linearised"}, UnsupportedError, "engine='curvature'"),
+        ({"predictive": "linearized"}, UnknownNameError, "did you mean 'linearised'"),
     ],
     ids=str,
 )
@@ -337,6 +339,7 @@ def two_tailed(x, y=None):
         (scaled, {"tune": "global"}, UnsupportedError, r"marginal=\['scale'\]"),
         (two_tailed, {"tune": "tensor"}, UnsupportedError, "Normal prior"),
         (only_noise, {"noise": "mode"}, UnsupportedError, "at least one weight"),
+        (small_network, {"predictive": "probit"}, UnsupportedError, "'linearised', 'sampled' for Gaussian"),
         (small_network, {"structure": "lowrank", "rank": 99}, InputError, "at most the 14 weights"),
         (
             small_network,
@@ -860,6 +863,23 @@ def test_every_likelihood_predicts_in_every_kind_that_it_has(ppl, model):
     wrong = "probit" if posterior.task == "regression" else "bridges"
     with pytest.raises(UnknownNameError, match="kind of prediction"):
         posterior.predict(new, kind=wrong)
+
+
+@pytest.mark.parametrize("kind", ["sampled", "bridge"])
+@PYRO_FIRST
+def test_the_predictive_of_a_method_is_what_predict_gives_unasked(ppl, kind, tmp_path):
+    rng = np.random.default_rng(1)
+    x, new = rng.normal(size=(30, 2)), rng.normal(size=(6, 2))
+    y = targets_for(small_classifier, x, rng)
+    plain = fit(small_classifier, x, y, ppl, steps=300)
+    chosen = fit(small_classifier, x, y, ppl, steps=300, predictive=kind)
+    assert chosen.approximation.kinds[0] == kind
+    assert sorted(chosen.approximation.kinds) == sorted(plain.approximation.kinds)
+    wanted = plain.predict(new, kind=kind).probabilities
+    assert np.array_equal(chosen.predict(new).probabilities, wanted)
+    assert not np.array_equal(wanted, plain.predict(new).probabilities)
+    chosen.save(tmp_path / "kept")
+    assert np.array_equal(bnn.load(tmp_path / "kept", small_classifier).predict(new).probabilities, wanted)
 
 
 def test_logistic_regression_against_its_own_formulas(ppl):

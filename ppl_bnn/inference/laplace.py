@@ -50,7 +50,7 @@ from ppl_bnn.inference.kronecker import (
     refuse_uneven,
 )
 from ppl_bnn.inference.laplace_gaussian import LaplaceGaussian, predictor_columns
-from ppl_bnn.inference.linearised import kinds_of
+from ppl_bnn.inference.linearised import KINDS, kinds_of
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, missing_sites
 from ppl_bnn.inference.optimise import (
     REFINING,
@@ -132,6 +132,7 @@ class Laplace(Method):
     prior_approximation: str | None = None
     engine: str = "curvature"
     repair: str | None = None
+    predictive: str | None = None
     steps: int = 20_000
     learning_rate: float = 0.02
     tolerance: float = 1e-4
@@ -157,6 +158,7 @@ class Laplace(Method):
             ("engine", self.engine, ("curvature", "guide")),
             ("prior_approximation", self.prior_approximation, (None, "mean", "kron")),
             ("repair", self.repair, (None, "clip")),
+            ("predictive", self.predictive, (None, *KINDS, "sampled")),
         ):
             if value not in known:
                 raise unknown_name(f"{name} of Laplace", str(value), tuple(map(str, known)))
@@ -270,9 +272,10 @@ class Laplace(Method):
                     or self.weights != "all"
                     or self.structure != "full"
                     or self.noise != "gaussian"
+                    or self.predictive not in (None, "sampled")
                 ),
                 "the defaults with engine='guide', which has a full Hessian and nothing else",
-                "another structure, weights, noise or tuning",
+                "another structure, weights, noise, tuning or predictive",
                 "engine='curvature'",
             ),
         ):
@@ -406,6 +409,7 @@ class _Fit:
         if exact and not getattr(problem.program.likelihood, "has_fisher", True):
             problem.program.likelihood.fisher(None)
         self._check_names()
+        self._kinds()
         if problem.program.language:
             somewhere = _somewhere(problem)
             check_bounded(problem, somewhere, method.marginal)
@@ -628,10 +632,24 @@ class _Fit:
         }
 
     def _kinds(self) -> tuple[str, ...]:
-        program = self.problem.program
-        if not program.language:
-            return ("sampled",)
-        return (*kinds_of(program.likelihood, predictor_columns(self.problem)), "sampled")
+        """The kinds of prediction that there are, the default first."""
+        program, wanted = self.problem.program, self.method.predictive
+        kinds = ("sampled",)
+        if program.language:
+            kinds = (*kinds_of(program.likelihood, predictor_columns(self.problem)), "sampled")
+        if wanted is None:
+            return kinds
+        if wanted not in kinds:
+            raise UnsupportedError(
+                "Laplace: predictive: "
+                + message(
+                    f"{', '.join(map(repr, kinds))} for {type(program.likelihood).__name__}"
+                    + ("" if program.language else " in a plain model"),
+                    repr(wanted),
+                    f"predictive={kinds[0]!r}",
+                )
+            )
+        return (wanted, *(kind for kind in kinds if kind != wanted))
 
     def _check_names(self) -> None:
         names = latent_names(self.problem)
