@@ -590,7 +590,7 @@ def mixture_density(sizes: Sizes) -> Drawn:
     x, y = (x - 0.5) * 3.5, (y - 0.5) * 3.5
     model = bnn.zoo.load("mixture_density", sigma=2.0)
     start = bnn.MAP(ppl=sizes.ppl, steps=min(5000, sizes.steps))
-    posterior, how = sampled(sizes, model, x[:, None], y, start=start)
+    posterior, how = sampled(sizes, model, x[:, None], y, start=start, **shorter(sizes, 500, 8))
     grid, values = np.linspace(-2.2, 2.2, 2 * sizes.places), np.linspace(-2.6, 2.6, 2 * sizes.places)
     prediction = posterior.predict(grid[:, None], draws=min(1000, sizes.draws))
     figure, ((axes,),) = panels(6.4, 4.2)
@@ -1027,15 +1027,21 @@ def one_layer_digits(sizes: Sizes) -> Drawn:
     return least_sure(sizes, "a layer of ten tanh units", fit, 200, said)
 
 
-def resnet(sizes: Sizes) -> Drawn:
+def by_modes(sizes: Sizes, name: str, what: str, most: int, steps: int, said: str) -> Drawn:
+    """The figure of a model of the zoo whose posterior is stood for by modes found from different starts."""
+
     def fit(x: np.ndarray, y: np.ndarray) -> tuple[Any, str]:
-        member = bnn.MAP(ppl=sizes.ppl, steps=min(600, sizes.steps), polish=False)
+        member = bnn.MAP(ppl=sizes.ppl, steps=min(steps, sizes.steps), polish=False)
         size = 2 if sizes.sequential else 4
-        posterior = fitted(bnn.zoo.load("resnet"), x, y, bnn.Ensemble(member, size=size, ppl=sizes.ppl))
+        posterior = fitted(bnn.zoo.load(name), x, y, bnn.Ensemble(member, size=size, ppl=sizes.ppl))
         return posterior, told(posterior, f"An ensemble of {size} modes")
 
+    return least_sure(sizes, what, fit, most, said)
+
+
+def resnet(sizes: Sizes) -> Drawn:
     said = "Its members are modes found from different starts, and what they disagree about is what is not known."
-    return least_sure(sizes, "a residual network", fit, 500, said)
+    return by_modes(sizes, "resnet", "a residual network", 500, 600, said)
 
 
 def by_svi(sizes: Sizes, name: str, what: str, said: str) -> Drawn:
@@ -1055,8 +1061,8 @@ def lstm_classifier(sizes: Sizes) -> Drawn:
 
 
 def transformer_classifier(sizes: Sizes) -> Drawn:
-    said = "It reads sixteen patches of 2 x 2 pixels, each beside all others."
-    return by_svi(sizes, "transformer_classifier", "a transformer of six channels", said)
+    said = "It reads sixteen patches of 2 x 2 pixels, each beside all others; its members are modes."
+    return by_modes(sizes, "transformer_classifier", "a transformer of six channels", 600, 1500, said)
 
 
 # --- graphs -------------------------------------------------------------------------------------------
