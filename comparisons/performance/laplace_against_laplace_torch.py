@@ -9,7 +9,8 @@ are warm; what compiling took is printed as a fact.
 That both sides do the same work is checked: at the model's own prior precision evidence and predictive variance agree,
 and our tuned evidence is not below theirs.
 
-Peak memory is that of a process of its own, less what it held before the fit.
+Peak memory is that of a process of its own, less what it held before the fit; of ours once with what compiling takes,
+and once more in the same process.
 """
 
 from __future__ import annotations
@@ -272,50 +273,70 @@ def _first_rows(problem: Problem) -> Problem:
     return Problem(problem.x[:20], problem.y[:20], problem.model, problem.weights, problem.kind)
 
 
+def timed(
+    case: Case,
+    problems: dict[str, Problem],
+    name: str,
+    ppl: str,
+    tiny: bool,
+    rounds: int | None,
+    facts: dict[str, Any],
+) -> Ratio:
+    """Both sides measured in turn; `problems` and `facts` are added to."""
+    if case.task not in problems:
+        problems[case.task] = Problem.make(case.task, tiny)
+    problem = problems[case.task]
+    with double():
+        ours, theirs = Ours(problem, case, ppl), Theirs(problem, case, 3 if tiny else 100)
+        check(ours, theirs)
+        ratio = alternate(
+            f"{name}: fit, tune and predict",
+            case.target,
+            "1/s",
+            ours.rate,
+            theirs.rate,
+            rounds or case.rounds,
+        )
+    print(ratio, flush=True)
+    if not tiny:
+        assert ours.evidence > theirs.evidence - 0.01 * abs(theirs.evidence), (
+            ours.evidence,
+            theirs.evidence,
+        )
+    facts[f"{name}: log evidence tuned, ours and theirs"] = f"{ours.evidence:.2f} and {theirs.evidence:.2f}"
+    facts[f"{name}: ours with compiling, seconds"] = round(ours.first, 2)
+    facts[f"{name}: theirs, seconds"] = ", ".join(f"{k} {v:.3g}" for k, v in theirs.seconds.items())
+    return ratio
+
+
 def main(
-    tiny: bool = False, rounds: int | None = None, store: bool = False, only: str = "", ppl: str = "numpyro"
+    tiny: bool = False,
+    rounds: int | None = None,
+    store: bool = False,
+    only: str = "",
+    ppl: str = "numpyro",
+    memory: bool = False,
 ) -> dict[str, float]:
+    """memory: nothing but what each side holds, which does not ask for a quiet machine."""
     ratios: list[Ratio] = []
     facts: dict[str, Any] = {}
-    steps = 3 if tiny else 100
     problems: dict[str, Problem] = {}
     for case in CASES:
         name = f"{case.task}, {case.name}, {ppl}"
         if only and not any(part in name for part in only.split(";")):
             continue
-        if case.task not in problems:
-            problems[case.task] = Problem.make(case.task, tiny)
-        problem = problems[case.task]
-        with double():
-            ours, theirs = Ours(problem, case, ppl), Theirs(problem, case, steps)
-            check(ours, theirs)
-            ratio = alternate(
-                f"{name}: fit, tune and predict",
-                case.target,
-                "1/s",
-                ours.rate,
-                theirs.rate,
-                rounds or case.rounds,
-            )
-        print(ratio, flush=True)
+        if not memory:
+            ratios.append(timed(case, problems, name, ppl, tiny, rounds, facts))
+            if store:
+                # What took minutes to measure is kept before the next thing is.
+                keep("laplace_against_laplace_torch", ratios, facts)
         if not tiny:
-            assert ours.evidence > theirs.evidence - 0.01 * abs(theirs.evidence), (
-                ours.evidence,
-                theirs.evidence,
+            compiling, again = peak(case, "ours", ppl)
+            facts[f"{name}: peak memory, MiB"] = (
+                f"ours {compiling}, compiling, and {again} the second time; theirs {peak(case, 'theirs', ppl)[0]}"
             )
-        facts[f"{name}: log evidence tuned, ours and theirs"] = (
-            f"{ours.evidence:.2f} and {theirs.evidence:.2f}"
-        )
-        facts[f"{name}: ours with compiling, seconds"] = round(ours.first, 2)
-        facts[f"{name}: theirs, seconds"] = ", ".join(f"{k} {v:.3g}" for k, v in theirs.seconds.items())
-        ratios.append(ratio)
-        if store:
-            # What took minutes to measure is kept before the next thing is.
-            keep("laplace_against_laplace_torch", [ratio], facts)
-        if not tiny:
-            facts[f"{name}: peak memory, MiB, ours and theirs"] = " and ".join(
-                peak(case, side, ppl) for side in ("ours", "theirs")
-            )
+            if store:
+                keep("laplace_against_laplace_torch", ratios, facts)
     return report("laplace_against_laplace_torch", ratios, facts, store)
 
 
@@ -331,19 +352,24 @@ import laplace, laplace.curvature
 def resident(what):
     return int(re.search(what + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 
-with script.double():
+def rise(action):
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
     before = resident("VmRSS")
+    result = action()
+    print(max(0, round(resident("VmHWM") - before)))
+    return result
+
+with script.double():
     if {side!r} == "ours":
-        script.Ours(problem, case, {ppl!r})
+        ours = rise(lambda: script.Ours(problem, case, {ppl!r}))
+        rise(ours.work)
     else:
-        script.Theirs(problem, case, 2).rate(0)
-    print(resident("VmHWM") - before)
+        rise(lambda: script.Theirs(problem, case, 2).rate(0))
 """
 
 
-def peak(case: Case, side: str, ppl: str) -> str:
-    """MiB by which the high-water mark rises over fit, tuning and prediction, compiling included."""
+def peak(case: Case, side: str, ppl: str) -> list[str]:
+    """MiB by which the high-water mark rises over fit, tuning and prediction: ours compiling, and once more."""
     script = _PEAK.format(name=case.name, task=case.task, side=side, ppl=ppl)
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script],
@@ -352,7 +378,7 @@ def peak(case: Case, side: str, ppl: str) -> str:
         text=True,
         check=True,
     )
-    return f"{float(run.stdout.split()[-1]):.0f}"
+    return run.stdout.split()[-2:] if side == "ours" else run.stdout.split()[-1:]
 
 
 if __name__ == "__main__":
@@ -361,6 +387,7 @@ if __name__ == "__main__":
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--only", default="", help="cases whose name holds one of these, split by ;")
     parser.add_argument("--ppl", default="numpyro")
+    parser.add_argument("--memory", action="store_true", help="memory alone")
     parser.add_argument("--store", action="store_true", help="keep the figures in results/")
     options = parser.parse_args()
-    main(options.tiny, options.rounds, options.store, options.only, options.ppl)
+    main(options.tiny, options.rounds, options.store, options.only, options.ppl, options.memory)
