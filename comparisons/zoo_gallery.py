@@ -1001,47 +1001,59 @@ def least_sure(
     )
 
 
-def lenet(sizes: Sizes) -> Drawn:
-    def fit(x: np.ndarray, y: np.ndarray) -> tuple[Any, str]:
-        method = bnn.Laplace(
-            ppl=sizes.ppl,
-            weights="last_layer",
-            steps=min(400, sizes.steps),
-            learning_rate=0.003,
-            polish=False,
-        )
-        posterior = fitted(bnn.zoo.load("lenet"), x, y, method)
-        return posterior, told(posterior, "Laplace on the last layer")
-
-    return least_sure(sizes, "a LeNet-5", fit, 600, "Only the weights of the last layer have a spread here.")
-
-
 def one_layer_digits(sizes: Sizes) -> Drawn:
     def fit(x: np.ndarray, y: np.ndarray) -> tuple[Any, str]:
-        model = bnn.noncentred(bnn.zoo.load("one_layer_digits"))
-        start = bnn.SVI(ppl=sizes.ppl, steps=min(2000, sizes.steps), elbo_draws=50)
-        posterior, how = sampled(sizes, model, x, y, start=start, **shorter(sizes, 300, 7))
-        return posterior, f"Non-centred: {how}"
+        # Draws of the prior, the joint mode and the best independent normals are where all weights are next to nothing.
+        rng, inputs, hidden = np.random.default_rng(SEED), x.shape[1], 10
+        somewhere = {
+            "hidden0.variance": 1.0 / inputs,
+            "hidden0.weight": rng.normal(size=(inputs, hidden)) / math.sqrt(inputs),
+            "hidden0.bias": np.zeros(hidden),
+            "output.variance": 1.0 / hidden,
+            "output.weight": rng.normal(size=(hidden, 9)) / math.sqrt(hidden),
+            "output.bias": np.zeros(9),
+        }
+        method = bnn.MAP(
+            ppl=sizes.ppl, steps=min(2000, sizes.steps), polish=False, validation=0.1, start=somewhere
+        )
+        model = bnn.zoo.load("one_layer_digits")
+        start = fitted(model, x, y, method)
+        posterior, how = sampled(sizes, model, x, y, start=start, **shorter(sizes, 500, 8))
+        return posterior, f"All begun at one network: {how}"
 
     said = "With so few rows many weights would do, and they disagree about these."
-    return least_sure(sizes, "a layer of ten tanh units", fit, 200, said)
+    return least_sure(sizes, "a layer of ten tanh units", fit, 400, said)
 
 
-def by_modes(sizes: Sizes, name: str, what: str, most: int, steps: int, said: str) -> Drawn:
-    """The figure of a model of the zoo whose posterior is stood for by modes found from different starts."""
+def by_networks(
+    sizes: Sizes, name: str, what: str, most: int, steps: int, said: str, validation: float | None = None
+) -> Drawn:
+    """The figure of a model of the zoo whose posterior is stood for by networks trained from different starts.
+
+    validation: the share of the rows on which training is stopped; None: each goes to a mode.
+    """
 
     def fit(x: np.ndarray, y: np.ndarray) -> tuple[Any, str]:
-        member = bnn.MAP(ppl=sizes.ppl, steps=min(steps, sizes.steps), polish=False)
+        member = bnn.MAP(ppl=sizes.ppl, steps=min(steps, sizes.steps), polish=False, validation=validation)
         size = 2 if sizes.sequential else 4
         posterior = fitted(bnn.zoo.load(name), x, y, bnn.Ensemble(member, size=size, ppl=sizes.ppl))
-        return posterior, told(posterior, f"An ensemble of {size} modes")
+        kind = "modes" if validation is None else "networks stopped early"
+        return posterior, told(posterior, f"An ensemble of {size} {kind}")
 
     return least_sure(sizes, what, fit, most, said)
 
 
+def lenet(sizes: Sizes) -> Drawn:
+    said = (
+        "Its members were stopped when they did best on a tenth of the rows: at the joint mode the prior of so many "
+        "weights outweighs so few rows, and the network says nothing at all."
+    )
+    return by_networks(sizes, "lenet", "a LeNet-5", 600, 600, said, validation=0.1)
+
+
 def resnet(sizes: Sizes) -> Drawn:
     said = "Its members are modes found from different starts, and what they disagree about is what is not known."
-    return by_modes(sizes, "resnet", "a residual network", 500, 600, said)
+    return by_networks(sizes, "resnet", "a residual network", 500, 600, said)
 
 
 def by_svi(sizes: Sizes, name: str, what: str, said: str) -> Drawn:
@@ -1062,7 +1074,7 @@ def lstm_classifier(sizes: Sizes) -> Drawn:
 
 def transformer_classifier(sizes: Sizes) -> Drawn:
     said = "It reads sixteen patches of 2 x 2 pixels, each beside all others; its members are modes."
-    return by_modes(sizes, "transformer_classifier", "a transformer of six channels", 600, 1500, said)
+    return by_networks(sizes, "transformer_classifier", "a transformer of six channels", 600, 1500, said)
 
 
 # --- graphs -------------------------------------------------------------------------------------------

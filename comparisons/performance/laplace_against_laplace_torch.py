@@ -341,6 +341,8 @@ def main(
 
 
 _PEAK = """
+import ctypes
+import gc
 import re
 from pathlib import Path
 import laplace_against_laplace_torch as script
@@ -353,6 +355,8 @@ def resident(what):
     return int(re.search(what + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 
 def rise(action):
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # or what was freed before would be used again, and not be seen
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
     before = resident("VmRSS")
     result = action()
