@@ -16,6 +16,7 @@ and once more in the same process.
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
@@ -375,13 +376,11 @@ with script.double():
 def peak(case: Case, side: str, ppl: str) -> list[str]:
     """MiB by which the high-water mark rises over fit, tuning and prediction: ours compiling, and once more."""
     script = _PEAK.format(name=case.name, task=case.task, side=side, ppl=ppl)
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    run = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    if run.returncode == -signal.SIGKILL:
+        return ["more than this machine has (its process was killed)"] * 2
+    run.check_returncode()
     return run.stdout.split()[-2:] if side == "ours" else run.stdout.split()[-1:]
 
 
