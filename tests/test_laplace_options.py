@@ -364,6 +364,8 @@ def test_what_a_model_has_no_place_for_is_refused(ppl, model, settings, error, s
     y = np.arange(12) % 3 if model is small_classifier else rng.normal(size=12)
     with pytest.raises(error, match=says):
         fit(model, x, y, ppl, steps=100, **settings)
+    found = bnn.Laplace(ppl=ppl, steps=100, **settings).refusal(model, x, y)
+    assert isinstance(found, error)
 
 
 # --- linear models in closed form -----------------------------------------------------------------

@@ -636,7 +636,10 @@ class _Fit:
         program, wanted = self.problem.program, self.method.predictive
         kinds = ("sampled",)
         if program.language:
-            kinds = (*kinds_of(program.likelihood, predictor_columns(self.problem)), "sampled")
+            kinds = (
+                *kinds_of(program.likelihood, predictor_columns(self.problem, _somewhere(self.problem))),
+                "sampled",
+            )
         if wanted is None:
             return kinds
         if wanted not in kinds:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ppl_bnn.errors import UnsupportedError, message
 from ppl_bnn.inference.covariance import STRUCTURES, Diagonal, Kronecker, Rotated
-from ppl_bnn.inference.flat_vector import site_slices
+from ppl_bnn.inference.flat_vector import first_rows, site_slices, system_values
 from ppl_bnn.inference.jacobian import jacobians, linear_factors, linear_maps
 from ppl_bnn.inference.linearised import KINDS, joint_predictive, predictive
 from ppl_bnn.language.transforms import GaussianPrior, with_precision_factors
@@ -257,13 +257,12 @@ def _as_prior(approximation: LaplaceGaussian) -> GaussianPrior:
     return GaussianPrior(mode, joint=((tuple(mode), covariance.precision()),))
 
 
-def predictor_columns(problem: Problem) -> int:
-    """D, the number of columns of the predictor."""
-    program, system = problem.program, problem.system
+def predictor_columns(problem: Problem, u: Mapping[str, np.ndarray]) -> int:
+    """D, the number of columns of the predictor; u: any point."""
+    program = problem.program
 
     def count() -> int:
-        x, y = map_data(lambda a: a[:1], problem.x), problem.y[:1]
-        prior = {name: system.asarray(value[0]) for name, value in program.prior_draws(x, y, 0, 1).items()}
-        return int(program.predictor(program.constrain(prior, x, y), x).shape[-1])
+        x, y = first_rows(problem)
+        return int(program.predictor(program.constrain(system_values(problem, u), x, y), x).shape[-1])
 
     return program._cached("predictor columns", count)
