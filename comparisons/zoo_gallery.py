@@ -1047,10 +1047,7 @@ def lenet(sizes: Sizes) -> Drawn:
         posterior = fitted(bnn.zoo.load("lenet"), x, y, method)
         return posterior, told(posterior, f"SGHMC, 2 chains of {method.draws} draws")
 
-    said = (
-        "These are draws by stochastic gradients, begun at draws of the prior. Its joint mode says nothing about any "
-        "digit: there the prior of so many weights outweighs so few rows."
-    )
+    said = "These are draws by stochastic gradients, of two chains that began at draws of the prior."
     return least_sure(sizes, "a LeNet-5", fit, 600, said)
 
 

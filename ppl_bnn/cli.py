@@ -943,9 +943,6 @@ def _read(folder: Path, reference: str | None) -> Comparison | GridResult:
     return comparison.Comparison.load(folder)
 
 
-# --- models, data -----------------------------------------------------------------------------------------
-
-
 # --- advise -----------------------------------------------------------------------------------------------
 
 
@@ -1018,6 +1015,9 @@ def bench(
         arguments += ["--out", str(Path("ppl-bnn-results") / name)]
     if status := studies.run(name, arguments):
         raise typer.Exit(status)
+
+
+# --- models, data -----------------------------------------------------------------------------------------
 
 
 @app.command()

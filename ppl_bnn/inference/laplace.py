@@ -35,7 +35,7 @@ from ppl_bnn.inference.evidence import (
     fixed_point,
     maximise,
 )
-from ppl_bnn.inference.flat_vector import flat_latents, latent_names, site_slices
+from ppl_bnn.inference.flat_vector import flat_latents, latent_names, site_slices, somewhere
 from ppl_bnn.inference.hyperparameters import Tuning, gaussian_noise, log_likelihood, log_prior, noise_sites
 from ppl_bnn.inference.jacobian import linear_maps, refuse_interacting_rows
 from ppl_bnn.inference.kronecker import (
@@ -411,9 +411,9 @@ class _Fit:
         self._check_names()
         self._kinds()
         if problem.program.language:
-            somewhere = _somewhere(problem)
-            check_bounded(problem, somewhere, method.marginal)
-            self._check_settings(somewhere)
+            anywhere = somewhere(problem)
+            check_bounded(problem, anywhere, method.marginal)
+            self._check_settings(anywhere)
         if method.marginal:
             mode = self._marginal_mode()
         else:
@@ -637,7 +637,7 @@ class _Fit:
         kinds = ("sampled",)
         if program.language:
             kinds = (
-                *kinds_of(program.likelihood, predictor_columns(self.problem, _somewhere(self.problem))),
+                *kinds_of(program.likelihood, predictor_columns(self.problem)),
                 "sampled",
             )
         if wanted is None:
@@ -1040,18 +1040,6 @@ class _Fit:
         factors = tuning.ones
         factors[tuned] = found.factors
         return factors
-
-
-def _somewhere(problem: Problem) -> dict[str, np.ndarray]:
-    """A point that tells what any would. No two elements of a site are alike there, or a prior whose curvature changes
-    with the value would look as if it had one for the whole tensor.
-    """
-    return {
-        name: (0.1 + 0.2 * np.modf(np.arange(1, site.size + 1) * 0.6180339887498949)[0]).reshape(
-            site.unconstrained_shape
-        )
-        for name, site in problem.program.sites.items()
-    }
 
 
 def _rows_of(problem: Problem, rows: np.ndarray) -> Problem:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ppl_bnn.errors import UnsupportedError, message
 from ppl_bnn.inference.covariance import STRUCTURES, Diagonal, Kronecker, Rotated
-from ppl_bnn.inference.flat_vector import first_rows, site_slices, system_values
+from ppl_bnn.inference.flat_vector import first_rows, site_slices, somewhere, system_values
 from ppl_bnn.inference.jacobian import jacobians, linear_factors, linear_maps
 from ppl_bnn.inference.linearised import KINDS, joint_predictive, predictive
 from ppl_bnn.language.transforms import GaussianPrior, with_precision_factors
@@ -257,12 +257,13 @@ def _as_prior(approximation: LaplaceGaussian) -> GaussianPrior:
     return GaussianPrior(mode, joint=((tuple(mode), covariance.precision()),))
 
 
-def predictor_columns(problem: Problem, u: Mapping[str, np.ndarray]) -> int:
-    """D, the number of columns of the predictor; u: any point."""
+def predictor_columns(problem: Problem) -> int:
+    """D, the number of columns of the predictor."""
     program = problem.program
 
     def count() -> int:
         x, y = first_rows(problem)
-        return int(program.predictor(program.constrain(system_values(problem, u), x, y), x).shape[-1])
+        u = system_values(problem, somewhere(problem))
+        return int(program.predictor(program.constrain(u, x, y), x).shape[-1])
 
     return program._cached("predictor columns", count)

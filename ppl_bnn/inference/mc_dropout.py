@@ -12,6 +12,7 @@ import numpy as np
 
 from ppl_bnn.errors import InputError, UnsupportedError, message, unknown_name
 from ppl_bnn.inference.effort import Effort, Size, effort_of_start
+from ppl_bnn.inference.flat_vector import somewhere, system_values
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
 from ppl_bnn.inference.optimise import flat_sites, starting_point
 from ppl_bnn.inference.stepping import (
@@ -263,10 +264,9 @@ def _with_dropout(program: Program, rates: Mapping[str, float], randomness: Any)
 
 def _linear_uses(problem: Problem) -> tuple[Any, dict[str, Any], list[LinearUse]]:
     """One row of data (all where they interact), values of all sites, and what the linear maps are used for."""
-    program, system = problem.program, problem.system
-    # Anywhere will do: maps are known by the arrays that they are given, whatever their values.
-    u = {site.name: system.asarray(np.full(site.unconstrained_shape, 0.1)) for site in program.sites.values()}
-    w = program.constrain(u, problem.x, problem.y)
+    program = problem.program
+    # Maps are known by the arrays that they are given, whatever their values.
+    w = program.constrain(system_values(problem, somewhere(problem)), problem.x, problem.y)
     row = problem.x if program.coupled else map_data(lambda a: a[:1], problem.x)
     with NetworkFunction(w), RecordLinear(values=w) as record:
         program.model(row, None)
