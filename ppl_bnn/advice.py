@@ -22,10 +22,19 @@ import numpy as np
 from ppl_bnn import checks
 from ppl_bnn.engines import machine_memory
 from ppl_bnn.errors import BNNError, InputError, ModelError, UnsupportedError, message, unknown_name
-from ppl_bnn.inference.chains import cores
 from ppl_bnn.inference.effort import Effort, Size
 from ppl_bnn.inference.method import Method, labels
-from ppl_bnn.ppl.protocol import SYSTEMS, Model, Program, map_data, row_count, system, threads_for, written_in
+from ppl_bnn.ppl.protocol import (
+    SYSTEMS,
+    Model,
+    Program,
+    cores,
+    map_data,
+    row_count,
+    system,
+    threads_for,
+    written_in,
+)
 from ppl_bnn.support import declared
 
 if TYPE_CHECKING:

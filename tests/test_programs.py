@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,44 @@ def test_memory_does_not_change_a_prediction(ppl: str) -> None:
             program._compiled.clear()
             eta = program.predictor_draws(w, rows, memory=memory)
             np.testing.assert_allclose(eta, expected, rtol=1e-12)
+
+
+def test_cores_do_not_change_a_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = RNG.normal(size=(1800, FEATURES))
+    found = {}
+    with system("numpyro").session("float64", "cpu"):
+        _, program, x, y = program_of("numpyro", model)
+        w = program.constrain_draws(program.prior_draws(x, y, 0, 300), x, y)
+        for threads in ("1", "2", "3"):
+            monkeypatch.setenv("NPROC", threads)
+            program._compiled.clear()
+            # Few rows are one chunk, whose draws the threads share; many rows are several.
+            found[threads] = [program.predictor_draws(w, rows) for rows in (new[:400], new)]
+    for one, two, three in zip(*found.values(), strict=True):
+        np.testing.assert_allclose(two, one, rtol=1e-12)
+        np.testing.assert_allclose(three, one, rtol=1e-12)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_of_the_calls_on_threads_few_are_held_and_an_error_ends_them(ppl: str, threads: int) -> None:
+    made, ended = 0, []
+
+    def calls() -> Iterator[tuple[int]]:
+        nonlocal made
+        for number in range(50):
+            assert made - len(ended) <= threads
+            made += 1
+            yield (number,)
+
+    def call(number: int) -> None:
+        if number == 7:
+            raise ZeroDivisionError
+        ended.append(number)
+
+    with system(ppl).session("float32", "cpu"), pytest.raises(ZeroDivisionError):
+        system(ppl).each(call, calls(), threads)
+    assert ended[:7] == list(range(7)) if threads == 1 else set(range(7)) <= set(ended)
+    assert made <= 8 + threads
 
 
 def test_rows_that_interact_are_not_cut(ppl: str) -> None:

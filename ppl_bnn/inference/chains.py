@@ -8,7 +8,6 @@ them where they are vectorised. How transitions are cut into chunks, and chunks 
 from __future__ import annotations
 
 import functools
-import os
 import queue
 import threading
 import time
@@ -22,7 +21,7 @@ import numpy as np
 from ppl_bnn.errors import BudgetError, DivergenceError, InputError, message
 from ppl_bnn.inference.method import Stopwatch
 from ppl_bnn.inference.stream import Arrays, Stream
-from ppl_bnn.ppl.protocol import Problem, site_seed
+from ppl_bnn.ppl.protocol import Problem, cores, site_seed
 from ppl_bnn.progress import Progress, Silent
 
 CHAIN_METHODS = ("auto", "threads", "vectorised", "sequential", "devices")
@@ -125,11 +124,6 @@ def strand_names(kernel: Kernel, how: str, chains: int) -> list[str]:
     """A name for each thing that advances by itself."""
     together = kernel.pooled or how == "vectorised"
     return ["chains"] if together else [f"chain-{index}" for index in range(chains)]
-
-
-def cores() -> int:
-    """The cores of this process, which a container or a scheduler may have bound to fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache

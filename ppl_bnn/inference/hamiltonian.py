@@ -27,13 +27,13 @@ import numpy as np
 
 from ppl_bnn import processes
 from ppl_bnn.errors import InputError, UnsupportedError, message, unknown_name
-from ppl_bnn.inference.chains import CHAIN_METHODS, Kernel, Meter, Sampled, cores, no_finite_start
+from ppl_bnn.inference.chains import CHAIN_METHODS, Kernel, Meter, Sampled, no_finite_start
 from ppl_bnn.inference.method import Outcome, Stopwatch
 from ppl_bnn.inference.sampler import Sampler, Target, latent_names
 from ppl_bnn.inference.stepping import check_within
 from ppl_bnn.inference.warm_start import spread
 from ppl_bnn.posterior import Approximation
-from ppl_bnn.ppl.protocol import SYSTEMS, Problem, Program, map_data, site_seed, system
+from ppl_bnn.ppl.protocol import SYSTEMS, Problem, Program, cores, map_data, site_seed, system
 from ppl_bnn.progress import Progress
 
 MASS_MATRICES = ("diagonal", "dense", "block")

@@ -5,8 +5,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -25,6 +29,7 @@ from ppl_bnn.ppl.protocol import (
     Site,
     TracedSite,
     constrained_parameter,
+    cores,
     described,
     resolve_device,
 )
@@ -475,11 +480,46 @@ class NumPyro:
     def batched(self, function: Callable[..., Any], size: int) -> Callable[..., None]:
         compiled = jax.jit(lambda w, x: jax.lax.map(lambda one: function(one, x), w, batch_size=size))
 
+        traced: set[Any] = set()
+        tracing = threading.Lock()
+
         def filled(w: Any, x: Any, into: np.ndarray) -> None:
-            result = np.asarray(compiled(w, x))
+            shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves((w, x)))
+            key = shapes, jax.config.jax_default_device
+            # A model runs while it is traced, under handlers that NumPyro has one stack of for all threads.
+            with nullcontext() if key in traced else tracing:
+                result = np.asarray(compiled(w, x))
+                traced.add(key)
             into[...] = result[tuple(slice(length) for length in into.shape)]
 
         return filled
+
+    def threads(self) -> int:
+        # XLA computes one program after another and shares a small product among cores at a loss: two cores with
+        # programs of their own took half the time. NPROC is what XLA itself reads.
+        return max(1, int(os.environ.get("NPROC") or cores()))
+
+    def each(self, function: Callable[..., None], calls: Iterable[tuple[Any, ...]], threads: int) -> None:
+        if threads == 1:
+            for call in calls:
+                function(*call)
+            return
+        float64, device = jax.config.jax_enable_x64, jax.config.jax_default_device
+
+        def computed(call: tuple[Any, ...]) -> None:
+            # What JAX is told for a while it is told for one thread.
+            with jax.enable_x64(float64), jax.default_device(device):
+                function(*call)
+
+        # No call is made before its turn, for its arguments take memory, and an interrupt waits for few.
+        waiting: deque[Future[None]] = deque()
+        with ThreadPoolExecutor(threads, thread_name_prefix="predict") as pool:
+            for call in calls:
+                waiting.append(pool.submit(computed, call))
+                if len(waiting) > threads:
+                    waiting.popleft().result()
+            while waiting:
+                waiting.popleft().result()
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.jit(function)

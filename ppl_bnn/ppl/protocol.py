@@ -11,8 +11,9 @@ import importlib
 import importlib.util
 import inspect
 import math
+import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -35,6 +36,9 @@ Model = Callable[..., Any]
 SYSTEMS = ("numpyro", "pyro")
 # Bytes and rows of a chunk of predictions on a CPU, where the budget allows more.
 CACHE, CACHE_ROWS = 2**24, 2000
+# The same where every core has a chunk of its own, and how many times the weights of a draw it is at least: weights
+# are read again for every chunk of rows.
+OWN_CACHE, OWN_CACHE_ROWS, OWN_CACHE_WEIGHTS = 2**21, 500, 4
 # Bytes that the activations of a density over many draws may take.
 DENSITY_MEMORY = 2**28
 # Coordinates up to which a draw from the prior costs less than what compiling it well would add.
@@ -175,6 +179,14 @@ class System(Protocol):
 
         So no more than `size` results are held besides `into`, which may be shorter than what comes (padding).
         """
+        ...
+
+    def threads(self) -> int:
+        """How many programs are computed at once to advantage on a CPU; 1: one that has all cores to itself."""
+        ...
+
+    def each(self, function: Callable[..., None], calls: Iterable[tuple[Any, ...]], threads: int) -> None:
+        """function(*call) for every call, on so many threads; one more call than that waits, and no further."""
         ...
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]: ...
@@ -736,15 +748,22 @@ class Program:
         """eta (S, N, D) of function(w, x, shared) over draws w; `one`: a single set of constrained values."""
         count, rows = len(next(iter(w.values()))), row_count(x)
         per_row, held = self._bytes_per_row(one, x)
-        work, row_chunk = memory, rows
+        weights = sum(8 * math.prod(value.shape[1:]) for value in w.values())
+        work, row_chunk, threads = memory, rows, 1
         if _on_cpu(self.system.asarray(np.zeros(1))):
             # Activations that stay in the cache are not written to memory; larger batches were up to six times slower.
-            work, row_chunk = min(memory, CACHE), min(rows, CACHE_ROWS)
-        row_chunk = rows if self.coupled else max(1, min(row_chunk, work // per_row))
+            work, row_chunk, threads = CACHE, CACHE_ROWS, self.system.threads()
+            if threads > 1:
+                work, row_chunk = int(np.clip(OWN_CACHE_WEIGHTS * weights, OWN_CACHE, CACHE)), OWN_CACHE_ROWS
+            work = min(memory // threads, work)
+        row_chunk = rows if self.coupled else max(1, min(rows, row_chunk, work // per_row))
         batch = max(1, min(count, work // (per_row * row_chunk)))
-        per_draw = sum(8 * math.prod(value.shape[1:]) for value in w.values()) + held * row_chunk
         # The values of a call are held up to four times: in the batches, joined, and handed over.
-        draw_chunk = int(np.clip(memory // (4 * per_draw), batch, count))
+        draw_chunk = memory // (4 * (weights + threads * held * row_chunk))
+        # Rows that are one chunk leave the draws to be shared out among threads, where there is work for them.
+        if row_chunk == rows and count * rows * per_row >= threads * OWN_CACHE:
+            draw_chunk = min(draw_chunk, -(-count // threads))
+        draw_chunk = int(np.clip(draw_chunk, batch, count))
 
         def columns(w: Mapping[str, Array], given: tuple[Any, Any]) -> Array:
             # Each column of eta in one piece: what reads a prediction reads it column by column.
@@ -754,11 +773,21 @@ class Program:
         result = np.empty(
             (count, held // 8, rows), dtype=self.system.to_numpy(self.system.asarray(np.zeros(1))).dtype
         )
-        for start, stop in chunks(count, draw_chunk):
-            values = {name: self.system.asarray(padded(v[start:stop], draw_chunk)) for name, v in w.items()}
-            for first, last in chunks(rows, row_chunk):
-                part = map_data(lambda a, i=first, j=last: self.system.asarray(padded(a[i:j], row_chunk)), x)
-                batched(values, (part, shared), result[start:stop, :, first:last])
+
+        def draws(piece: tuple[int, int]) -> dict[str, Array]:
+            return {name: self.system.asarray(padded(v[slice(*piece)], draw_chunk)) for name, v in w.items()}
+
+        def fill(values: dict[str, Array], of_draws: tuple[int, int], of_rows: tuple[int, int]) -> None:
+            part = map_data(lambda a: self.system.asarray(padded(a[slice(*of_rows)], row_chunk)), x)
+            batched(values, (part, shared), result[slice(*of_draws), :, slice(*of_rows)])
+
+        pieces = (
+            (values, of_draws, of_rows)
+            for of_draws in chunks(count, draw_chunk)
+            for values in [draws(of_draws)]
+            for of_rows in chunks(rows, row_chunk)
+        )
+        self.system.each(fill, pieces, threads)
         return result.transpose(0, 2, 1)
 
     def _seeded_predictor_draws(
@@ -920,6 +949,11 @@ def _log_prior(sites: list[TracedSite], jacobian: bool, row_scale: float = 1.0) 
 
 def _on_cpu(array: Array) -> bool:
     return "cpu" in str(getattr(array, "device", "cpu")).lower()
+
+
+def cores() -> int:
+    """The cores of this process, which a container or a scheduler may have bound to fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:

@@ -6,7 +6,7 @@ import functools
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -682,6 +682,14 @@ class Pyro:
                 target[start : start + size] = piece[: len(into) - start, *kept]
 
         return filled
+
+    def threads(self) -> int:
+        # torch shares each of its operations among cores.
+        return 1
+
+    def each(self, function: Callable[..., None], calls: Iterable[tuple[Any, ...]], threads: int) -> None:
+        for call in calls:
+            function(*call)
 
     def _recorded(
         self, function: Callable[..., Any], w: Mapping[str, Any], x: Any, size: int
