@@ -28,6 +28,7 @@ from sklearn.metrics import accuracy_score, brier_score_loss, mean_squared_error
 
 from ppl_bnn import scores
 from ppl_bnn.comparison import COLUMNS, Comparison, Fit, compare
+from ppl_bnn.diagnostics.diagnose import Diagnosis
 from ppl_bnn.errors import InputError, UnsupportedError
 from ppl_bnn.posterior import FitInfo
 from ppl_bnn.predictive import Prediction
@@ -253,6 +254,31 @@ def test_what_has_not_converged_is_not_recommended(rng: np.random.Generator, con
     # Chains that nobody could judge are no better than those that were found wanting.
     unknown = {"kind": "chains", "converged": ""}
     assert verdict(told(around(rng, bad=0.0, good=-0.5), bad=unknown)).method is None
+
+
+@pytest.mark.parametrize(
+    ("judged", "said"),
+    [
+        (
+            "undecided",
+            ["laplace is an approximation of which its own diagnostics do not decide whether it is adequate"],
+        ),
+        (
+            "inadequate",
+            ["laplace is not adequate as an approximation of the posterior, whatever it predicts"],
+        ),
+        ("adequate as far as seen", []),
+    ],
+)
+def test_what_diagnostics_leave_open_is_said_and_bars_nothing(
+    rng: np.random.Generator, judged: str, said: list[str]
+) -> None:
+    comparison = told(around(rng, laplace=0.0, svi=-0.5))
+    comparison.diagnoses["laplace"] = Diagnosis(judged, ("Pareto k-hat is inf",), ())
+    found = verdict(comparison)
+    assert found.method == "laplace"
+    mine = [text for text in found.doubts if text.startswith("laplace")]
+    assert mine == [f"{text}: Pareto k-hat is inf." for text in said]
 
 
 def test_a_reference_that_has_not_converged_is_said_first_and_rests_nothing(rng: np.random.Generator) -> None:

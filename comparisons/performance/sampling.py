@@ -15,7 +15,8 @@ round, in alternating order:
 - our NUTS over the one by hand, in gradients per second of a whole run, and in effective draws per gradient, which
   should be equal within its error over rounds;
 - NUTS from the best of several warm starts over the one by hand, in effective draws per second; the fit of the start
-  counts.
+  counts. One of them has shorter trees, too, and the facts say what these give without a warm start: functions mix
+  before weights turn around.
 
     python comparisons/performance/sampling.py [--only diabetes] [--rounds 3] [--store] [--tiny] [--checkpoint DIR]
 """
@@ -46,6 +47,7 @@ from ppl_bnn.mixing import mixing
 from ppl_bnn.predictive import Prediction
 
 BY_HAND, NUTS, WARM, MCLMC = "NUTS by hand", "NUTS", "NUTS, warm start", "MCLMC"
+SHORTER = "trees of 63"
 PROBES = 50
 
 
@@ -79,6 +81,11 @@ def samplers(sizes: Sizes) -> dict[str, Callable[[], Any]]:
         NUTS: lambda: bnn.NUTS(warmup=sizes.warmup, **common),
         WARM: lambda: bnn.NUTS(warmup=short, **kept, **common),
         f"{WARM}, longer": lambda: bnn.NUTS(warmup=2 * short, **kept, **common),
+        f"{WARM} at a mode": lambda: bnn.NUTS(warmup=short, start=mode, **common),
+        f"{WARM} at a mode, {SHORTER}": lambda: bnn.NUTS(
+            warmup=short, start=mode, max_tree_depth=6, **common
+        ),
+        f"{NUTS}, {SHORTER}": lambda: bnn.NUTS(warmup=sizes.warmup, max_tree_depth=6, **common),
         MCLMC: lambda: bnn.MCLMC(warmup=3 * short, **twice),
         f"{MCLMC}, longer warm-up": lambda: bnn.MCLMC(warmup=sizes.warmup, start=mode, **twice),
         f"{MCLMC}, adjusted": lambda: bnn.MCLMC(adjusted=True, warmup=sizes.warmup, start=mode, **common),

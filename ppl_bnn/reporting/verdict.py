@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ppl_bnn import scores
+from ppl_bnn.diagnostics.diagnose import INADEQUATE, UNDECIDED
 from ppl_bnn.reporting.summary import (
     STANDARD_ERRORS,
     between,
@@ -372,11 +373,27 @@ def _doubts(comparison: Comparison, reference_doubt: str) -> tuple[str, ...]:
         if amiss and not (reference_doubt and name == reference):
             reasons = _reasons(comparison, name)
             found.append(f"{name} {amiss}{': ' if reasons else ''}{reasons}.")
+        if not amiss and (unsettled := _unsettled(comparison, name)):
+            found.append(f"{name} {unsettled}: {_reasons(comparison, name)}.")
         target = comparison.table.loc[name, "target"]
         if target and name != reference:
             found.append(f"{name} aimed at something else than the posterior: {target}.")
     found += [f"{name} gave no posterior: {reason}" for name, reason in comparison.failures.items()]
     return tuple(found)
+
+
+def _unsettled(comparison: Comparison, name: str) -> str:
+    """What the diagnosis of an approximation leaves open or finds wrong, as the end of a sentence; "" for neither.
+
+    It is no bar to a recommendation: an approximation may predict well and be far from the posterior.
+    """
+    diagnosis = comparison.diagnoses.get(name)
+    if diagnosis is None or not diagnosis.reasons:
+        return ""
+    return {
+        UNDECIDED: "is an approximation of which its own diagnostics do not decide whether it is adequate",
+        INADEQUATE: "is not adequate as an approximation of the posterior, whatever it predicts",
+    }.get(diagnosis.verdict, "")
 
 
 def _reasons(comparison: Comparison, name: str, most: int = 2) -> str:
