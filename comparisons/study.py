@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn import data
+from ppl_bnn.files import write_whole
 from ppl_bnn.inference.method import versions
 
 REPRODUCED, NOT_REPRODUCED, CORRECTED, NOT_RUN = "reproduced", "not reproduced", "corrected", "not run"
@@ -197,9 +198,8 @@ def kept(
         # First of the two, so that where the part is there, so are they.
         np.savez(arrays, **held)  # pyright: ignore[reportArgumentType]
     plain = {key: value for key, value in part.items() if key not in held}
-    temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps({"sizes": of, "arrays": list(held), "part": plain}))
-    temporary.replace(path)
+    words = json.dumps({"sizes": of, "arrays": list(held), "part": plain})
+    write_whole(path, lambda part: part.write_text(words))
     return part
 
 

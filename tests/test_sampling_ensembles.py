@@ -146,8 +146,16 @@ def test_the_package_of_the_source_is_met_or_not(script: Any) -> None:
     assert "0.40 (0.40 to 0.40)" in good.numbers
     slow = script.judge_bde(table(script, SAMPLED={"seconds": [60.0, 60.0]}), "1.0.2")
     worse = script.judge_bde(table(script, SAMPLED={"log_score": [0.9, 0.92]}), "1.0.2")
-    as_a_normal = script.judge_bde(table(script, SAMPLED={"nll": [-0.85, -0.83]}), "1.0.2")
-    assert slow.verdict == worse.verdict == as_a_normal.verdict == script.NOT_REPRODUCED
+    assert slow.verdict == worse.verdict == script.NOT_REPRODUCED
+    assert script.judge_bde_as_normal(table(script), "").verdict == script.NOT_RUN
+    assert script.judge_bde_as_normal(table(script), "1.0.2").verdict == script.REPRODUCED
+    as_a_normal = table(script, SAMPLED={"nll": [-0.85, -0.83]})
+    assert script.judge_bde(as_a_normal, "1.0.2").verdict == script.REPRODUCED
+    assert script.judge_bde_as_normal(as_a_normal, "1.0.2").verdict == script.NOT_REPRODUCED
+    # Splits on which the package did not run count for neither.
+    more = [*table(script), {**table(script, SAMPLED={"log_score": [0.0, 0.0]})[0], "split": 2, "nll": 9.0}]
+    assert script.judge_bde(more, "1.0.2").numbers == good.numbers
+    assert script.judge_bde_as_normal(more, "1.0.2").verdict == script.REPRODUCED
 
 
 def test_nuts_is_a_reference_only_where_it_converged(script: Any) -> None:

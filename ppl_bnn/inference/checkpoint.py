@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.errors import InputError, message
-from ppl_bnn.files import write_arrays
+from ppl_bnn.files import write_arrays, write_whole
 from ppl_bnn.inference.method import Method, plain
 from ppl_bnn.inference.pretrained import is_network, weights_of
 from ppl_bnn.posterior import Posterior
@@ -93,9 +93,8 @@ class Checkpoint:
         """Write what `state` gives, if the last time is long enough ago, or if this is the end."""
         if self.path is None or (not last and time.monotonic() - self._written < INTERVAL):
             return
-        temporary = self.path.with_suffix(".part")
-        write_arrays(temporary, state(), {"fingerprint": json.dumps(self.fingerprint)})
-        temporary.replace(self.path)
+        words = {"fingerprint": json.dumps(self.fingerprint)}
+        write_whole(self.path, lambda path: write_arrays(path, state(), words))
         self._written = time.monotonic()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.errors import InputError, message
-from ppl_bnn.files import write_arrays
+from ppl_bnn.files import write_arrays, write_whole
 from ppl_bnn.inference.checkpoint import INTERVAL, Checkpoint
 
 Arrays = dict[str, np.ndarray]
@@ -79,10 +79,7 @@ class Stream:
             return
         count = next(iter(draws.values())).shape[1] if draws else 0
         if count:
-            path = self._path(first)
-            temporary = path.with_suffix(".part")
-            write_arrays(temporary, draws)
-            temporary.replace(path)
+            write_whole(self._path(first), lambda path: write_arrays(path, draws))
         written = {**state, "draws_written": np.array(first + count)}
         self.checkpoint.keep(lambda: written, last=True)
         self._written = time.monotonic()
