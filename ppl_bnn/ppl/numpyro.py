@@ -507,7 +507,7 @@ class NumPyro:
         float64, device = jax.config.jax_enable_x64, jax.config.jax_default_device
 
         def computed(call: tuple[Any, ...]) -> None:
-            # What JAX is told for a while it is told for one thread.
+            # What JAX is told for the length of a block it is told for one thread.
             with jax.enable_x64(float64), jax.default_device(device):
                 function(*call)
 
