@@ -190,7 +190,7 @@ def test_a_tiny_run_writes_everything(script: Any, tmp_path: Path) -> None:
     for name in FIGURES:
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
     content = json.loads((tmp_path / "results.json").read_text())
-    assert len(content["verdicts"]) == len(study.verdicts) == 10
+    assert len(content["verdicts"]) == len(study.verdicts) == 11
     assert content["verdicts"][-1]["verdict"] == script.NOT_RUN
     methods = {row["method"] for row in study.tables["scores"]}
     assert methods == set(script.COLOURS) - {script.BDE}
