@@ -16,6 +16,7 @@ import numpy as np
 
 from ppl_bnn import scores
 from ppl_bnn.diagnostics.diagnose import INADEQUATE, UNDECIDED
+from ppl_bnn.diagnostics.importance import K_LIMIT
 from ppl_bnn.reporting.summary import (
     STANDARD_ERRORS,
     between,
@@ -374,7 +375,7 @@ def _doubts(comparison: Comparison, reference_doubt: str) -> tuple[str, ...]:
             reasons = _reasons(comparison, name)
             found.append(f"{name} {amiss}{': ' if reasons else ''}{reasons}.")
         if not amiss and (unsettled := _unsettled(comparison, name)):
-            found.append(f"{name} {unsettled}: {_reasons(comparison, name)}.")
+            found.append(f"{name} {unsettled}.")
         target = comparison.table.loc[name, "target"]
         if target and name != reference:
             found.append(f"{name} aimed at something else than the posterior: {target}.")
@@ -388,12 +389,15 @@ def _unsettled(comparison: Comparison, name: str) -> str:
     It is no bar to a recommendation: an approximation may predict well and be far from the posterior.
     """
     diagnosis = comparison.diagnoses.get(name)
-    if diagnosis is None or not diagnosis.reasons:
+    if diagnosis is None or diagnosis.verdict not in (UNDECIDED, INADEQUATE):
         return ""
-    return {
-        UNDECIDED: "is an approximation of which its own diagnostics do not decide whether it is adequate",
-        INADEQUATE: "is not adequate as an approximation of the posterior, whatever it predicts",
-    }.get(diagnosis.verdict, "")
+    if diagnosis.verdict == INADEQUATE:
+        return "is not adequate as an approximation of the posterior, whatever it predicts; the notes say in what"
+    text = "is an approximation of which its own diagnostics do not decide whether it is adequate"
+    k = float(diagnosis.figures.get("pareto_k", math.nan))
+    return (
+        f"{text}: Pareto k-hat is {k:.2f}, above {K_LIMIT}" if k > K_LIMIT else f"{text}; the notes say why"
+    )
 
 
 def _reasons(comparison: Comparison, name: str, most: int = 2) -> str:
