@@ -487,16 +487,24 @@ def judge_stacking_loo(rows: Sequence[Mapping[str, Any]]) -> Verdict:
 
 
 def judge_order(rows: Sequence[Mapping[str, Any]]) -> Verdict:
-    """Reproduced where two methods are in one order by the one score and in the other by the other, on average."""
+    """Reproduced where two methods are in one order by the one score and in the other by the other, both in the mean
+    over the splits that the two share."""
     names = list(dict.fromkeys(row["method"] for row in rows if row["method"] != NUTS))
     means = {
         name: (-column(rows, name, "nll").mean(), column(rows, name, "log_score").mean()) for name in names
     }
+
+    def ahead(one: str, two: str, score: str) -> float:
+        of_one, of_two = (
+            {row["split"]: row[score] for row in rows if row["method"] == name} for name in (one, two)
+        )
+        return float(np.mean([of_one[split] - of_two[split] for split in of_one.keys() & of_two.keys()]))
+
     swapped = [
         (one, two)
         for at, one in enumerate(names)
         for two in names[at + 1 :]
-        if (means[one][0] - means[two][0]) * (means[one][1] - means[two][1]) < 0.0
+        if ahead(one, two, "nll") * ahead(one, two, "log_score") > 0.0
     ]
     text = "; ".join(f"{name}: {-each[0]:.3f} and {each[1]:.3f}" for name, each in means.items())
     found = "; ".join(f"{one} and {two}" for one, two in swapped) or "none"

@@ -139,6 +139,14 @@ def test_a_tuned_deep_ensemble_corrects_the_published_one_or_not(script: Any) ->
     assert script.judge_deep_ensemble(worse).verdict == script.REPRODUCED
 
 
+def test_methods_are_ordered_on_the_splits_that_they_share(script: Any) -> None:
+    # Over all its splits bde would be the better one by the NLL and the worse one by the log score.
+    hard = [{**row, "split": 2} for row in table(script)[:1]]
+    hard[0] |= {"nll": 5.0, "log_score": 9.0}
+    found = script.judge_order([*table(script), *hard])
+    assert f"{script.SAMPLED} and {script.BDE}" not in found.numbers
+
+
 def test_the_package_of_the_source_is_met_or_not(script: Any) -> None:
     assert script.judge_bde(table(script), "").verdict == script.NOT_RUN
     good = script.judge_bde(table(script), "1.0.2")
