@@ -15,8 +15,7 @@ round, in alternating order:
 - our NUTS over the one by hand, in gradients per second of a whole run, and in effective draws per gradient, which
   should be equal within its error over rounds;
 - NUTS from the best of several warm starts over the one by hand, in effective draws per second; the fit of the start
-  counts. One of them has shorter trees, too, and the facts say what these give without a warm start: functions mix
-  before weights turn around.
+  counts. One of them has shorter trees, too, and the facts say what these give without a warm start.
 
     python comparisons/performance/sampling.py [--only diabetes] [--rounds 3] [--store] [--tiny] [--checkpoint DIR]
 """

@@ -495,8 +495,8 @@ class NumPyro:
         return filled
 
     def threads(self) -> int:
-        # XLA computes one program after another and shares a small product among cores at a loss: two cores with
-        # programs of their own took half the time. NPROC is what XLA itself reads.
+        # XLA computes one program after another and shares a small product among cores at a loss; cores that have
+        # programs of their own do not. NPROC is what XLA itself reads.
         return max(1, int(os.environ.get("NPROC") or cores()))
 
     def each(self, function: Callable[..., None], calls: Iterable[tuple[Any, ...]], threads: int) -> None:
@@ -504,11 +504,11 @@ class NumPyro:
             for call in calls:
                 function(*call)
             return
-        float64, device = jax.config.jax_enable_x64, jax.config.jax_default_device
+        dtype = "float64" if jax.config.jax_enable_x64 else "float32"
 
         def computed(call: tuple[Any, ...]) -> None:
-            # What JAX is told for the length of a block it is told for one thread.
-            with jax.enable_x64(float64), jax.default_device(device):
+            # What a session sets belongs to a thread; several are for CPUs alone.
+            with self.session(dtype, "cpu"):
                 function(*call)
 
         # No call is made before its turn, for its arguments take memory, and an interrupt waits for few.
