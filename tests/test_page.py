@@ -263,14 +263,14 @@ OPEN = "laplace is an approximation of which its own diagnostics do not decide w
     ("judged", "figures", "said"),
     [
         ("undecided", {"pareto_k": math.inf}, [f"{OPEN}: Pareto k-hat is inf, above 0.7."]),
-        ("undecided", {"pareto_k": 0.5}, [f"{OPEN}; the notes say why."]),
-        ("undecided", {}, [f"{OPEN}; the notes say why."]),
+        ("undecided", {"pareto_k": 0.5}, [f"{OPEN}; its diagnosis says why."]),
+        ("undecided", {}, [f"{OPEN}; its diagnosis says why."]),
         (
             "inadequate",
             {},
             [
-                "laplace is not adequate as an approximation of the posterior, whatever it predicts; the notes say in "
-                "what."
+                "laplace is not adequate as an approximation of the posterior, whatever it predicts; its diagnosis "
+                "says in what."
             ],
         ),
         ("adequate as far as seen", {"pareto_k": 0.5}, []),

@@ -392,19 +392,21 @@ def _unsettled(comparison: Comparison, name: str) -> str:
     if diagnosis is None or diagnosis.verdict not in (UNDECIDED, INADEQUATE):
         return ""
     if diagnosis.verdict == INADEQUATE:
-        return "is not adequate as an approximation of the posterior, whatever it predicts; the notes say in what"
+        return "is not adequate as an approximation of the posterior, whatever it predicts; its diagnosis says in what"
     text = "is an approximation of which its own diagnostics do not decide whether it is adequate"
     k = float(diagnosis.figures.get("pareto_k", math.nan))
     return (
-        f"{text}: Pareto k-hat is {k:.2f}, above {K_LIMIT}" if k > K_LIMIT else f"{text}; the notes say why"
+        f"{text}: Pareto k-hat is {k:.2f}, above {K_LIMIT}"
+        if k > K_LIMIT
+        else f"{text}; its diagnosis says why"
     )
 
 
 def _reasons(comparison: Comparison, name: str, most: int = 2) -> str:
-    """The first reasons of a diagnosis; the notes have all of them."""
+    """The first reasons of a diagnosis, all of which the page has below its fits."""
     diagnosis = comparison.diagnoses.get(name)
     reasons = [] if diagnosis is None else [str(reason).rstrip(".") for reason in diagnosis.reasons]
-    more = f"; and {len(reasons) - most} more, in the notes" if len(reasons) > most else ""
+    more = f"; and {len(reasons) - most} more, in its diagnosis" if len(reasons) > most else ""
     return "; ".join(reasons[:most]) + more
 
 
