@@ -25,7 +25,6 @@ import functools
 import hashlib
 import json
 import math
-import multiprocessing
 import os
 import signal
 import sys
@@ -33,7 +32,6 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,7 +41,8 @@ import numpy as np
 from study import NOT_REPRODUCED, NOT_RUN, REPRODUCED, Study, Verdict
 
 import ppl_bnn as bnn
-from ppl_bnn import zoo
+from ppl_bnn import engines, zoo
+from ppl_bnn.engines import Engine, Lost
 from ppl_bnn.errors import unknown_name
 from ppl_bnn.inference.method import versions
 from ppl_bnn.ppl.protocol import SYSTEMS, system
@@ -131,6 +130,11 @@ def computed(cell: Cell, sizes: Sizes) -> dict[str, Any]:
                 fitted(cell, sizes)
         except (_TookTooLong, Exception) as raised:
             error = raised
+    return record_of(cell, time.perf_counter() - begun, error)
+
+
+def record_of(cell: Cell, seconds: float, error: BaseException | None) -> dict[str, Any]:
+    """What is stored of a cell that took so long and ended in this error, or in none."""
     record: dict[str, Any] = dict(zip(("model", "method", "system"), cell, strict=True))
     record["outcome"] = WORKS
     if error is not None:
@@ -138,7 +142,6 @@ def computed(cell: Cell, sizes: Sizes) -> dict[str, Any]:
         text = (str(error).strip().splitlines() or [""])[0]
         record |= {"outcome": REFUSED if kind in REFUSALS else FAILED, "error": kind}
         record["message"] = text[:LONGEST_TEXT]
-    seconds = time.perf_counter() - begun
     now = datetime.now(UTC).date().isoformat()
     return record | {"seconds": round(seconds, 2), "date": now, "versions": versions()}
 
@@ -262,20 +265,20 @@ def seconds_of(declarations: Declarations, store: Store) -> dict[Cell, float]:
 
 def outcomes(cells: Sequence[Cell], sizes: Sizes, workers: int) -> Iterator[tuple[Cell, dict[str, Any]]]:
     """Each cell with what it came to, as they are finished."""
-    if workers == 1:
-        for index, cell in enumerate(cells):
-            yield cell, computed(cell, sizes)
-            if index % 20 == 19 and "jax" in sys.modules:
-                # What was compiled for one cell serves no other.
-                sys.modules["jax"].clear_caches()
-        return
-    # Spawned, because forked processes inherit the locks of JAX's threads.
-    with ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=50
-    ) as pool:
-        running = {pool.submit(computed, cell, sizes): cell for cell in cells}
-        for each in as_completed(running):
-            yield running[each], each.result()
+    # By the name under which other processes find it, which is not that of a script being run.
+    from zoo_matrix import computed
+
+    engine = Engine("sequential" if workers == 1 else "local")
+    tasks = [(cell, sizes) for cell in cells]
+    for done, (number, found) in enumerate(
+        engines.outcomes(engine, computed, tasks, jobs=workers, device="cpu")
+    ):
+        if isinstance(found, Lost):
+            found = record_of(cells[number], sizes.limit, RuntimeError(f"the process ended: {found.reason}"))
+        yield cells[number], found
+        if workers == 1 and done % 20 == 19 and "jax" in sys.modules:
+            # What was compiled for one cell serves no other; other processes are replaced when they have grown.
+            sys.modules["jax"].clear_caches()
 
 
 def table(declarations: Declarations, store: Store) -> list[dict[str, str]]:
