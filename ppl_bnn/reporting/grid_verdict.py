@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ppl_bnn.diagnostics.importance import K_LIMIT
 from ppl_bnn.grid_result import LARGER_IS_BETTER, GridResult, best_method
 from ppl_bnn.reporting.summary import STANDARD_ERRORS, between, duration, listed, relative
 from ppl_bnn.reporting.verdict import BEST, LEVEL
@@ -171,6 +172,23 @@ class GridFindings:
         count = int(bad.sum())
         return f"cannot be said to have converged in {count} of {len(done)} cells" if count else ""
 
+    def unsettled(self, pair: Pair, name: str) -> str:
+        """In how many cells the diagnostics of an approximation decide nothing, in a sentence; "" for none.
+
+        It is no bar to a recommendation: an approximation may predict well and be far from the posterior.
+        """
+        block = self._cells_of(pair, name)
+        if "k_hat" not in block:
+            return ""
+        judged = block[(block["failure"] == "") & (block["kind"] == "iid") & block["k_hat"].notna()]
+        count = int((judged["k_hat"] > K_LIMIT).sum())
+        return (
+            f"{name} is an approximation of which its own diagnostics do not decide whether it is adequate: Pareto "
+            f"k-hat is above {K_LIMIT} in {count} of {len(judged)} cells."
+            if count
+            else ""
+        )
+
     def _cells_of(self, pair: Pair, name: str) -> Any:
         return self.cells[pair][self.cells[pair]["method"] == name]
 
@@ -308,7 +326,9 @@ def _of_pair(findings: GridFindings, pair: Pair, reference_doubts: Mapping[Any, 
     lags = findings.behind(pair, SCORE)
     # Failures of a single pair are told over all, with their reasons.
     told = findings.amiss if len(findings.blocks) > 1 else findings.not_converged
-    doubts = tuple(f"{method} {amiss}." for method in map(str, block.index) if (amiss := told(pair, method)))
+    methods = [str(method) for method in block.index]
+    doubts = tuple(f"{method} {amiss}." for method in methods if (amiss := told(pair, method)))
+    doubts += tuple(text for method in methods if (text := findings.unsettled(pair, method)))
     if not lags:
         return PairVerdict(
             pair, name, None, "No method finished, so there is nothing to recommend.", "", (), doubts
