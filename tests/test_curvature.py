@@ -413,6 +413,25 @@ def test_every_structure_of_every_model(ppl, name, curvature, monkeypatch):
 
 
 @pytest.mark.parametrize("curvature", CURVATURES)
+@pytest.mark.parametrize("name", ["sampled noise", "places"])
+def test_low_rank_leaves_a_site_apart_its_whole_block(ppl, name, curvature, monkeypatch):
+    wanted = oracle(name, curvature)
+    with prepared(ppl, name) as (problem, u):
+        for dense in (curvature_module.DENSE, 0):
+            monkeypatch.setattr(curvature_module, "DENSE", dense)
+            for site in (latent_names(problem)[0], latent_names(problem)[-1]):
+                own = np.zeros(len(wanted), dtype=bool)
+                own[site_slices(problem)[site]] = True
+                total = low_rank(np.where(own | own[:, None], 0.0, wanted), 2)
+                block = wanted[np.ix_(own, own)]
+                total[np.ix_(own, own)] = low_rank(block, len(block))
+                keywords = {"curvature": curvature, "structure": "lowrank", "rank": 2}
+                close(data_curvature(problem, u, apart=(site,), **keywords)[0].matrix(), total, 1e-8)
+        with pytest.raises(InputError, match=f"a rank from 1 to {len(wanted) - np.count_nonzero(own)}"):
+            data_curvature(problem, u, structure="lowrank", rank=len(wanted), apart=(site,))
+
+
+@pytest.mark.parametrize("curvature", CURVATURES)
 @pytest.mark.parametrize("name", ["sampled noise", "places", "anything"])
 def test_chunks_change_nothing(ppl, name, curvature, monkeypatch):
     memories: dict[str, tuple[int, ...]] = dict.fromkeys(("full", "diag", "kron"), (1, 20_000))

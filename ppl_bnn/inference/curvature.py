@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -58,6 +58,7 @@ def data_curvature(
     samples: int = 1,
     structure: str = "full",
     rank: int | None = None,
+    apart: Sequence[str] = (),
     sharing: str = "expand",
     positions: np.ndarray | None = None,
     seed: int = 0,
@@ -79,8 +80,9 @@ def data_curvature(
         each, exact within it;
       - "diag": `DiagonalCurvature`, the exact diagonal;
       - "lowrank": `FactorCurvature` with sqrt(lambda_i) v_i', the `rank` largest eigenpairs, of which those that are
-      not
-        positive are left out.
+        not positive are left out. The sites of `apart` have a block of their own beside them, exact within it: what
+        the likelihood adds to the network (its noise) is one direction among many, and dropped it would have the
+        spread of its prior.
     positions: those of the flat vector to restrict it to, in increasing order (a sub-network); of "kron", whole
     sites only.
     memory: bytes that may be held besides the result.
@@ -102,8 +104,10 @@ def data_curvature(
         if value not in known:
             raise unknown_name(f"{name} of a curvature", value, known)
     where = Where.of(problem, positions)
-    if structure == "lowrank" and (rank is None or not 1 <= rank <= where.count):
-        raise InputError("rank: " + message(f"a rank from 1 to {where.count}", repr(rank), "rank=20"))
+    own = _of_sites(problem, where, apart if structure == "lowrank" else ())
+    most = int(np.count_nonzero(~own))
+    if structure == "lowrank" and (rank is None or not 1 <= rank <= most):
+        raise InputError("rank: " + message(f"a rank from 1 to {most}", repr(rank), "rank=20"))
     if fisher == "sampled" and samples < 1:
         raise InputError("samples: " + message("at least one sample", repr(samples), "samples=1"))
     if curvature == "hessian":
@@ -116,7 +120,7 @@ def data_curvature(
                     "curvature='ggn', or structure='full', 'diag' or 'lowrank'",
                 )
             )
-        return _Hessian(problem, u, where, memory).structured(structure, rank, seed)
+        return _Hessian(problem, u, where, memory).structured(structure, rank, own, seed)
     rows = _Rows(problem, u, where, _cotangents(problem, u, curvature, fisher, samples, seed), memory)
     if structure == "full":
         return rows.full()
@@ -125,7 +129,17 @@ def data_curvature(
     if structure == "kron":
         return rows.kronecker(sharing)
     assert rank is not None
-    return rows.low_rank(rank, seed)
+    return rows.low_rank(rank, own, seed)
+
+
+def _of_sites(problem: Problem, where: Where, names: Sequence[str]) -> np.ndarray:
+    """(Q,) whether a position belongs to one of these sites."""
+    local = site_slices(problem, where.sites)
+    found = np.zeros(where.size, dtype=bool)
+    for name in names:
+        if name in local:
+            found[local[name]] = True
+    return where.chosen(found)
 
 
 def refuse_large_blocks(problem: Problem, u: Mapping[str, np.ndarray], positions: np.ndarray) -> None:
@@ -359,18 +373,22 @@ class _Rows:
         ]
         return KroneckerCurvature(blocks), self.passes
 
-    def low_rank(self, rank: int, seed: int) -> tuple[DataCurvature, float]:
-        """Eigenpairs from a dense matrix, or its dual, where one is small; else from products with vectors."""
+    def low_rank(self, rank: int, own: np.ndarray, seed: int) -> tuple[DataCurvature, float]:
+        """Eigenpairs from a dense matrix, or its dual, where one is small; else from products with vectors.
+
+        own: (Q,) the positions of what has a block of its own.
+        """
         size = self.where.count
         width = np.asarray(self.cotangents(self.plan.eta, slice(0, 1))).shape[-1]
         terms = self.problem.rows * width
         if size <= DENSE or (terms <= DENSE and 8 * terms * size <= self.memory):
             curvature, passes = self.full()
-            if isinstance(curvature, FactorCurvature):
-                values, vectors = _largest(curvature.factor @ curvature.factor.T, rank)
-                return FactorCurvature(_positive(values, vectors.T @ curvature.factor, dual=True)), passes
-            values, vectors = _largest(curvature.matrix(), rank)
-            return FactorCurvature(_positive(values, vectors.T)), passes
+            if not isinstance(curvature, FactorCurvature):
+                return _low_rank(curvature.matrix(), rank, own), passes
+            factor = np.where(own, 0.0, curvature.factor)
+            values, vectors = _largest(factor @ factor.T, rank)
+            block = curvature.factor[:, own].T @ curvature.factor[:, own]
+            return _with_block(_positive(values, vectors.T @ factor, dual=True), block, own), passes
         # What is held fits between two products, or is made again for each.
         held = 8 * self.problem.rows * self.plan.floats(self.problem, width)
         kept = list(self.chunks()) if held <= self.memory else None
@@ -383,8 +401,7 @@ class _Rows:
                 self._add_product(total, v, part)
             return self.where.chosen(total)
 
-        values, vectors = _arnoldi(product, size, rank, seed)
-        return FactorCurvature(_positive(values, vectors.T)), self.passes
+        return _low_rank_of_products(product, rank, own, seed), self.passes
 
     def _add_product(self, total: np.ndarray, v: np.ndarray, part: Factors) -> None:
         """total += B'(B v) for the rows of a chunk, from factors: no gradient of a weight for any row."""
@@ -421,6 +438,35 @@ def _squares(inputs: np.ndarray, gradients: np.ndarray, memory: int) -> np.ndarr
         each = inputs[start:stop, None].transpose(0, 1, 3, 2) @ gradients[start:stop]
         total += np.einsum("bcio,bcio->io", each, each)
     return total
+
+
+def _low_rank(matrix: np.ndarray, rank: int, own: np.ndarray) -> FactorCurvature:
+    """The largest eigenpairs of what is not of its own, and the block of what is."""
+    rest = np.where(own | own[:, None], 0.0, matrix)
+    values, vectors = _largest(rest, rank)
+    return _with_block(_positive(values, vectors.T), matrix[np.ix_(own, own)], own)
+
+
+def _low_rank_of_products(
+    product: Callable[[np.ndarray], np.ndarray], rank: int, own: np.ndarray, seed: int
+) -> FactorCurvature:
+    """`_low_rank` of a matrix that is known by its products with vectors (Q,)."""
+    values, vectors = _arnoldi(
+        lambda v: np.where(own, 0.0, product(np.where(own, 0.0, np.ravel(v)))), len(own), rank, seed
+    )
+    units = np.eye(len(own))[own] if own.any() else np.zeros((0, len(own)))
+    block = np.array([product(unit)[own] for unit in units]).reshape(len(units), len(units))
+    return _with_block(_positive(values, vectors.T), 0.5 * (block + block.T), own)
+
+
+def _with_block(rows: np.ndarray, block: np.ndarray, own: np.ndarray) -> FactorCurvature:
+    """Rows of a factor, and below them those of a block over the positions `own`."""
+    if not own.any():
+        return FactorCurvature(rows)
+    values, vectors = np.linalg.eigh(block)
+    below = np.zeros((len(values), len(own)))
+    below[:, own] = vectors.T
+    return FactorCurvature(np.concatenate([rows, _positive(values, below)]))
 
 
 def _largest(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
@@ -470,12 +516,13 @@ class _Hessian:
     memory: int
     passes: float = 0.0
 
-    def structured(self, structure: str, rank: int | None, seed: int) -> tuple[DataCurvature, float]:
+    def structured(
+        self, structure: str, rank: int | None, own: np.ndarray, seed: int
+    ) -> tuple[DataCurvature, float]:
         size = self.where.count
         if structure == "lowrank" and size > DENSE:
             assert rank is not None
-            values, vectors = _arnoldi(lambda v: self.products(np.ravel(v)[None])[0], size, rank, seed)
-            return FactorCurvature(_positive(values, vectors.T)), self.passes
+            return _low_rank_of_products(lambda v: self.products(v[None])[0], rank, own, seed), self.passes
         matrix = None if structure == "diag" else np.empty((size, size))
         diagonal = np.empty(size)
         step = self._sizes[1]
@@ -491,8 +538,7 @@ class _Hessian:
         matrix = 0.5 * (matrix + matrix.T)
         if structure == "lowrank":
             assert rank is not None
-            values, vectors = _largest(matrix, rank)
-            return FactorCurvature(_positive(values, vectors.T)), self.passes
+            return _low_rank(matrix, rank, own), self.passes
         return FullCurvature(matrix), self.passes
 
     @cached_property

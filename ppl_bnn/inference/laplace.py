@@ -81,7 +81,7 @@ RUNAWAY = 1.0
 class Laplace(Method):
     """A Gaussian at the mode; its precision is the curvature of the data plus the prior's own.
 
-    structure: "full", "kron" (K-FAC), "diag" or "lowrank" with `rank` eigenpairs.
+    structure: "full", "kron" (K-FAC), "diag" or "lowrank" with `rank` eigenpairs, beside which the noise has a block.
     curvature: "ggn" (Gauss-Newton, with the Fisher information of p(y | eta), "exact" or, fisher="sampled", from
     `samples` targets drawn for each row), "empirical" (gradients at the observed targets), "hessian" (exact, it may
     be indefinite). sharing: "expand" or "reduce", for linear maps with several places in a row (Eschenhagen et al.
@@ -513,12 +513,17 @@ class _Fit:
         """Refuse what model and settings make impossible, before the mode is trained; u may be any point."""
         method, problem = self.method, self.problem
         positions = self._positions(u, any_largest=True)
-        if method.rank is not None and method.rank > len(positions):
+        slices = site_slices(problem)
+        noise = [
+            position
+            for name in noise_sites(problem, u)
+            for position in range(*slices[name].indices(self._size))
+        ]
+        weights = int(np.count_nonzero(~np.isin(positions, noise)))
+        if method.rank is not None and method.rank > weights:
             raise InputError(
                 "Laplace: rank: "
-                + message(
-                    f"at most the {len(positions)} weights there are", repr(method.rank), "structure='full'"
-                )
+                + message(f"at most the {weights} weights there are", repr(method.rank), "structure='full'")
             )
         if method.noise == "evidence":
             gaussian_noise(problem, u)
@@ -737,6 +742,7 @@ class _Fit:
             samples=method.samples,
             structure=structure,
             rank=method.rank if structure == "lowrank" else None,
+            apart=noise_sites(self.problem, u) if structure == "lowrank" else (),
             sharing=method.sharing,
             positions=None if len(positions) == self._size else positions,
             seed=self.problem.seed,
