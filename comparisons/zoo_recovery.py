@@ -26,6 +26,7 @@ Each model is kept in <out>/models as soon as it has finished; --checkpoint keep
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import time
@@ -149,8 +150,11 @@ class Subject:
 
     @property
     def source(self) -> str:
-        """SHA-256 of the model's file: what is kept belongs to it."""
-        return hashlib.sha256(bnn.zoo.models()[self.name].path.read_bytes()).hexdigest()
+        """SHA-256 of the code of the model's file, without its card and comments: what is kept belongs to it."""
+        tree = ast.parse(bnn.zoo.models()[self.name].path.read_text(encoding="utf-8"))
+        if ast.get_docstring(tree) is not None:
+            del tree.body[0]
+        return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
 
     @property
     def model(self) -> Any:
