@@ -10,15 +10,21 @@ s_k^2 = mu_k^2 + sigma_k^2, so that
 Corrected here. The note prints the cost as <nu, nu> / 2 with nu = log(1 + gamma^2), and the code of that day computed
 this, the sum of squares. Its layers add (x @ sigma) eps with one eps for each row and unit, where independent weights
 have a spread of sqrt(x^2 @ sigma^2). A shift and a scale of each input are trained along without a prior. "0.89 by
-Pearson" is Spearman's in its own table. And the s_k are as many as the weights and not paid for: the ELBO is a bound
-on the largest likelihood that a prior of this family can have, log p(y | s), not on an evidence.
+Pearson" is Spearman's in its own table, and is judged as that. And the s_k are as many as the weights and not paid
+for: the ELBO is a bound on the largest likelihood that a prior of this family can have, log p(y | s), not on an
+evidence.
 
-(a) is the model as derived, fitted by `bnn.SVI` with `priors.EmpiricalBayes`: on it the claims are judged. (b) switches
-on each departure alone, in a loop of this file's own, since such a loss is not the ELBO of a model. (c) has the network
-without regularisation, weight decay tuned on a validation part, and a mode under a unit prior. (d) has Laplace with
-precisions tuned by the evidence, and NUTS on the nearest hierarchical model: its draws are the reference for every
-method at that width. Widths are a subset of the source's, and steps fewer than its 50000: a fit says whether its loss
-had reached a plateau, and its rows are the source's split, standardised on the training part.
+(a) is the model as derived, fitted by `bnn.SVI` with `priors.EmpiricalBayes`: on it the claims are judged. (b)
+switches on each departure alone, in a loop of this file's own, since such a loss is not the ELBO of a model. (c) has
+the network without regularisation, weight decay tuned on a validation part, and a mode under a unit prior. (d) has
+Laplace with precisions tuned by the evidence, and NUTS on the nearest hierarchical model: its draws are the reference
+for every method at that width.
+
+Other than in the source: widths are a subset of its 1 to 37; steps are 7000, 10000 in (b) and 6000 in other
+architectures instead of 50000, and a fit says whether its loss had reached a plateau; Adam's rate is 0.1, 0.05 in (b)
+and 0.03 in other architectures instead of 0.01, held for half of the steps and then lowered, with the mean of the
+later iterates; predictions are of 500 draws, 250 in other architectures, instead of 5000. Rows are the source's split,
+standardised on the training part.
 
     PPL_BNN_DATA=... python comparisons/empirical_bayes_alzheimers.py [--tiny] [--out DIR] [--cache DIR]
 """
@@ -53,6 +59,7 @@ from study import (
     Study,
     Verdict,
     command_line,
+    paired,
     panels,
 )
 
@@ -77,8 +84,9 @@ ACTIVE = 2.0
 STRETCH = 500
 # Fits within so many nats of the largest ELBO are what is left to choose from: 3 % of e^-loss on the table's 1719 rows.
 NEAR = 50.0
-# Mean test AUC of the Bayesian networks in the source's own table.
+# Of the source's own table: the mean test AUC of its Bayesian networks, and Spearman's correlation with their ELBO.
 SOURCE_AUC = 0.910
+SOURCE_SPEARMAN = 0.888
 NO_REFERENCE = "no reference"
 
 
@@ -984,8 +992,23 @@ def judge_overfitting(claim: str, bayes: Sequence[Row], classic: Sequence[Row], 
     return Verdict(claim, NOT_REPRODUCED if bad else REPRODUCED, text)
 
 
-def judge_range(claim: str, ours: Sequence[Row], theirs: Sequence[Row]) -> Verdict:
-    """Reproduced where the mean test AUC is the higher one at every width; which widths are clear is told."""
+def at_edge(found: Sequence[Row], tried: Sequence[float]) -> str:
+    """What a verdict adds where the precision that was chosen is the first or the last of those that were tried."""
+    ends = {min(tried), max(tried)}
+    at = {row["width"]: row["precision"] for row in found if row["precision"] in ends}
+    if not at:
+        return ""
+    return (
+        "; the precision chosen is at the edge of what was tried, so that a better one may lie beyond, at width "
+        + ", ".join(f"{width} ({precision:g})" for width, precision in sorted(at.items()))
+    )
+
+
+def judge_range(claim: str, ours: Sequence[Row], theirs: Sequence[Row], note: str = "") -> Verdict:
+    """Reproduced where the mean test AUC is the higher one at every width; which widths are clear is told.
+
+    note: what is to be known of the rival.
+    """
     one, two = by_width(ours, "auc_test"), by_width(theirs, "auc_test")
     shared = [width for width in one if width in two]
     differences = {width: float(one[width].mean() - two[width].mean()) for width in shared}
@@ -1003,6 +1026,7 @@ def judge_range(claim: str, ours: Sequence[Row], theirs: Sequence[Row]) -> Verdi
         f"{np.mean([two[w].mean() for w in shared]):.3f}; higher at {len(shared) - len(lost)} of {len(shared)} widths, "
         f"by two standard errors over seeds at {len(clear)}"
         + (f"; not higher at {', '.join(map(str, lost))}" if lost else "")
+        + note
     )
     return Verdict(claim, NOT_REPRODUCED if lost else REPRODUCED, text)
 
@@ -1076,19 +1100,22 @@ def correlations(found: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def judge_correlation(found: Sequence[Row], table: Sequence[Row]) -> Verdict:
-    """Reproduced where the 95 % interval of Pearson's correlation over all fits is above 0 and reaches 0.89."""
-    claim = "train ELBO and test ROC-AUC correlate by 0.89"
+    """Reproduced where the 95 % interval of Spearman's correlation over all fits is above 0 and holds the source's
+    0.888, which is Spearman's. Pearson's is told, and so are both over parts of the fits.
+    """
+    claim = "train ELBO and test ROC-AUC correlate by 0.89 (Spearman's, in the source's table)"
     named = {row["fits"]: row for row in table}
     whole = named["all fits"]
-    if "pearson" not in whole:
+    if "spearman" not in whole:
         return Verdict(claim, NOT_RUN, f"{len(found)} fits are too few")
     text = "; ".join(
-        f"{case} (n={row['count']}): Pearson {row['pearson']:.2f} [{row['pearson_low']:.2f}, "
-        f"{row['pearson_high']:.2f}], Spearman {row['spearman']:.2f}"
+        f"{case} (n={row['count']}): Spearman {row['spearman']:.2f} [{row['spearman_low']:.2f}, "
+        f"{row['spearman_high']:.2f}], Pearson {row['pearson']:.2f} [{row['pearson_low']:.2f}, "
+        f"{row['pearson_high']:.2f}]"
         for case, row in named.items()
         if "spearman" in row
     )
-    good = whole["pearson_high"] >= 0.89 and whole["pearson_low"] > 0.0
+    good = whole["spearman_low"] > 0.0 and whole["spearman_low"] <= SOURCE_SPEARMAN <= whole["spearman_high"]
     return Verdict(claim, REPRODUCED if good else NOT_REPRODUCED, text)
 
 
@@ -1158,26 +1185,68 @@ def judge_start(found: Sequence[Row], relatives: Sequence[Row]) -> Verdict:
     return Verdict(claim, REPRODUCED if all(good) else NOT_REPRODUCED, text)
 
 
+def settled_count(found: Sequence[Row]) -> str:
+    return f"{sum(bool(row['converged']) for row in found)} of {len(found)}"
+
+
 def judge_departure(variant: str, table: Sequence[Row]) -> Verdict:
-    """What a departure does, beside the loss as derived in the same loop, over the same widths and seeds."""
+    """What a departure does, beside the loss as derived in the same loop, over the same widths and seeds: corrected
+    where it moves one of four figures by more than two standard errors of paired differences.
+    """
+    claim = f"departure of the source's code: {variant}"
     base = {(row["width"], row["seed"]): row for row in table if row["variant"] == "as derived"}
     pairs = [(row, base[row["width"], row["seed"]]) for row in table if row["variant"] == variant]
-
-    def of(name: str) -> str:
+    if len(pairs) < 2:
+        return Verdict(claim, NOT_RUN, f"{len(pairs)} paired fits have no standard error")
+    texts, moved = [], []
+    for name, words in (
+        ("auc_test", "test AUC"),
+        ("log_score_test", "test log score"),
+        ("active_weights", "active weights"),
+        ("elbo_of_its_q", "ELBO as derived of what it finds"),
+    ):
         ours, theirs = (np.array([pair[k][name] for pair in pairs], float) for k in (0, 1))
-        difference = ours - theirs
-        error = difference.std(ddof=1) / math.sqrt(len(difference)) if len(difference) > 1 else math.inf
-        return (
-            f"{ours.mean():.4g} against {theirs.mean():.4g} (paired {difference.mean():+.3g} +- {error:.2g})"
+        mean, error = paired(ours - theirs)
+        texts.append(
+            f"{words} {ours.mean():.4g} against {theirs.mean():.4g} (paired {mean:+.3g} +- {error:.2g})"
         )
-
+        if abs(mean) > 2.0 * error:
+            moved.append(words)
     own = np.mean([row["objective"] - row["elbo_of_its_q"] for row, _ in pairs])
     return Verdict(
-        f"departure of the source's code: {variant}",
-        CORRECTED,
-        f"test AUC {of('auc_test')}, test log score {of('log_score_test')}, active weights {of('active_weights')}, "
-        f"ELBO as derived of what it finds {of('elbo_of_its_q')}; its own objective is {own:+.1f} nats from that ELBO"
-        + (f". The source's mean test AUC is {SOURCE_AUC:.3f}" if variant == "all three" else ""),
+        claim,
+        CORRECTED if moved else NOT_REPRODUCED,
+        f"{', '.join(texts)}; its own objective is {own:+.1f} nats from that ELBO. Beyond two errors: "
+        f"{', '.join(moved) or 'nothing'}. Converged after {pairs[0][0]['steps']} steps: "
+        f"{settled_count([row for row, _ in pairs])}, as derived {settled_count([row for _, row in pairs])}; of fits "
+        "that had not, this is the state on the way",
+    )
+
+
+def judge_source(table: Sequence[Row], ones: int, zeros: int) -> Verdict:
+    """What the source ran, all three departures at once: reproduced where no run collapsed and the mean test AUC is
+    the source's to two standard errors, of the runs and of the test rows.
+
+    ones, zeros: test rows of either label. Collapsed: an AUC that is not above a half by two of its standard errors.
+    """
+    claim = f"all three departures, which is what the source ran, have its mean test AUC of {SOURCE_AUC:.3f}"
+    found = [row for row in table if row["variant"] == "all three"]
+    if len(found) < 2:
+        return Verdict(claim, NOT_RUN, f"{len(found)} fits have no standard error")
+    areas = column(found, "auc_test")
+    mean, error = paired(areas)
+    error = math.hypot(error, auc_error(mean, ones, zeros))
+    lost = int((areas < 0.5 + 2.0 * auc_error(0.5, ones, zeros)).sum())
+    good = lost == 0 and abs(mean - SOURCE_AUC) <= 2.0 * error
+    rest = [row for row in table if row["variant"] == "as derived"]
+    return Verdict(
+        claim,
+        REPRODUCED if good else NOT_REPRODUCED,
+        f"mean test AUC {mean:.3f} +- {error:.3f} over {len(found)} runs at widths "
+        f"{', '.join(str(width) for width in sorted({row['width'] for row in found}))}, of which {lost} collapsed to "
+        f"a prediction without information (AUC from {areas.min():.3f} to {areas.max():.3f}); converged "
+        f"{settled_count(found)}, and of the fits as derived beside them {settled_count(rest)}; the source's is over "
+        "widths 1 to 37, with 50000 steps at rate 0.01",
     )
 
 
@@ -1242,7 +1311,8 @@ def judge_all(study: Study) -> None:
     study.judge(
         judge_range("test ROC-AUC above the classic network on the whole range of widths", bayes, classic)
     )
-    study.judge(judge_range("and above weight decay tuned on a validation part (ours)", bayes, decay))
+    claim = "and above weight decay tuned on a validation part (ours)"
+    study.judge(judge_range(claim, bayes, decay, at_edge(decay, sizes.decays)))
     study.judge(judge_correlation(bayes, tables["correlations"]))
     # A bound that selects has to select among optima, whatever start they were reached from.
     every = [*bayes, *other]
@@ -1252,12 +1322,13 @@ def judge_all(study: Study) -> None:
     study.judge(judge_architectures(tables.get("architectures", [])))
     for variant in sizes.variants[1:]:
         study.judge(judge_departure(variant, tables["departures"]))
+    study.judge(judge_source(tables["departures"], ones, len(data.y_test) - ones))
     study.judge(
         Verdict(
             "'0.89 by Pearson'",
             CORRECTED,
-            "in the source's own table 0.89 is Spearman's correlation (0.888); Pearson's, of e^-loss, is 0.916. Both "
-            "are in the table of correlations here, with intervals",
+            f"in the source's own table 0.89 is Spearman's correlation ({SOURCE_SPEARMAN}); Pearson's, of e^-loss, is "
+            "0.916 (read there, not computed here). Both are in the table of correlations here, with intervals",
         )
     )
     study.judge(judge_reference(tables["reference"]))

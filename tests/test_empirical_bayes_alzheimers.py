@@ -254,15 +254,21 @@ def test_groups_of_optima_are_those_that_are_apart(script):
 
 
 @pytest.mark.parametrize(
-    ("r", "verdict"), [(0.95, "reproduced"), (0.6, "not reproduced"), (-0.95, "not reproduced")]
+    ("swapped", "r", "verdict"),
+    [(4, 0.888, "reproduced"), (8, 0.552, "not reproduced"), (0, 1.0, "not reproduced")],
 )
-def test_correlation_is_judged_by_its_interval(script, r, verdict):
-    x = (STEPS - STEPS.mean()) / STEPS.std()
-    rest = NOISE - NOISE.mean() - x * (x @ NOISE) / 12.0
-    found = fits(elbo=-600.0 + x, auc_test=0.9 + 0.01 * (r * x + math.sqrt(1.0 - r**2) * rest / rest.std()))
+def test_correlation_is_judged_by_the_interval_of_spearmans(script, swapped, r, verdict):
+    rank = np.arange(12.0)
+    rank[[0, swapped]] = rank[[swapped, 0]]
+    # Pearson's is far above 0.89 in each case: one fit is far from all others in both.
+    far = np.where(np.arange(12) == 11, 1000.0, 0.0)
+    found = fits(elbo=np.arange(12.0) + far, auc_test=0.5 + 1e-4 * (rank + far))
     table = script.correlations(found)
-    assert table[0]["pearson"] == pytest.approx(r)
+    assert table[0]["spearman"] == pytest.approx(r, abs=1e-3)
+    assert table[0]["pearson"] > 0.99
     assert script.judge_correlation(found, table).verdict == verdict
+    down = fits(elbo=np.arange(12.0), auc_test=0.5 - 1e-4 * rank)
+    assert script.judge_correlation(down, script.correlations(down)).verdict == "not reproduced"
     few = found[:3]
     assert script.judge_correlation(few, script.correlations(few)).verdict == "not run"
 
@@ -314,15 +320,56 @@ def test_architectures_and_reference_are_judged_from_numbers(script):
     )
 
 
-def test_a_departure_is_compared_with_the_same_width_and_seed(script):
-    keys = ("auc_test", "log_score_test", "active_weights", "elbo_of_its_q", "objective")
-    table = [
-        {"variant": variant, "width": width, "seed": seed} | dict.fromkeys(keys, base + width + seed)
-        for variant, base in (("as derived", 1.0), ("shared noise", 1.5))
+def departures(**auc: float) -> list[dict[str, Any]]:
+    """Fits of variants at two widths and seeds, each with its mean test AUC."""
+    keys = ("log_score_test", "active_weights", "elbo_of_its_q", "objective")
+    return [
+        {
+            "variant": variant.replace("_", " "),
+            "width": width,
+            "seed": seed,
+            "steps": 10,
+            "converged": seed == 0,
+        }
+        | dict.fromkeys(keys, 1.0)
+        | {"auc_test": mean + 0.001 * (seed - 0.5) * (1.0 if variant == "as_derived" else -1.0)}
+        for variant, mean in auc.items()
         for width in (2, 8)
         for seed in (0, 1)
     ]
-    assert "(paired +0.5 +- 0)" in script.judge_departure("shared noise", table).numbers
+
+
+def test_a_departure_is_compared_with_the_same_width_and_seed(script):
+    found = script.judge_departure("shared noise", departures(as_derived=0.9, shared_noise=0.8))
+    assert found.verdict == "corrected"
+    assert "(paired -0.1 +- 0.00058)" in found.numbers
+    assert "Beyond two errors: test AUC." in found.numbers
+    assert "steps: 2 of 4, as derived 2 of 4" in found.numbers
+    same = script.judge_departure("shared noise", departures(as_derived=0.9, shared_noise=0.9002))
+    assert same.verdict == "not reproduced"
+    assert script.judge_departure("shared noise", departures(as_derived=0.9)).verdict == "not run"
+
+
+def test_what_the_source_ran_is_held_to_its_own_area(script):
+    near = departures(as_derived=0.9, all_three=0.915)
+    assert script.judge_source(near, 150, 280).verdict == "reproduced"
+    assert (
+        script.judge_source(departures(as_derived=0.9, all_three=0.8), 150, 280).verdict == "not reproduced"
+    )
+    # One run without information is enough, however wide it makes the interval.
+    near[-1]["auc_test"] = 0.51
+    lost = script.judge_source(near, 150, 280)
+    assert lost.verdict == "not reproduced"
+    assert "of which 1 collapsed" in lost.numbers
+    assert script.judge_source(departures(as_derived=0.9), 150, 280).verdict == "not run"
+
+
+def test_a_rival_at_the_edge_of_what_was_tried_is_named(script):
+    decay = [{"width": 4, "precision": 3.0}, {"width": 10, "precision": 30.0}]
+    assert script.at_edge(decay, (0.3, 3.0, 30.0)).endswith("at width 10 (30)")
+    assert script.at_edge(decay[:1], (0.3, 3.0, 30.0)) == ""
+    ours, theirs = fits(auc_test=0.9 + 1e-3 * NOISE), fits(auc_test=0.8 + 1e-3 * NOISE)
+    assert script.judge_range("claim", ours, theirs, "; as told").numbers.endswith("; as told")
 
 
 # --- all of it --------------------------------------------------------------------------------------------
