@@ -453,8 +453,9 @@ def _plain(value: float, digits: int) -> str:
 
 
 def _with_error(row: Any, column: str) -> str:
-    error = row.get(f"{column}_se", math.nan)
-    return _plain(row[column], 3) + ("" if math.isnan(error) else f" ± {_plain(error, 3)}")
+    # A table has no column that would be blank in all its rows, as differences to the best of a single method are.
+    value, error = row.get(column, math.nan), row.get(f"{column}_se", math.nan)
+    return _plain(value, 3) + ("" if math.isnan(error) else f" ± {_plain(error, 3)}")
 
 
 def _failures(result: GridResult) -> dict[str, str]:

@@ -377,6 +377,45 @@ def test_a_grid_is_run_shown_and_not_computed_twice(csv: Path) -> None:
     assert "did you mean 'map'" in err
 
 
+ALONE = (
+    GRID[: GRID.index("[methods.laplace]")].replace('reference = "laplace"\n', "")
+    + """
+[methods.map]
+ppl = "pyro"
+settings = { steps = 20 }
+"""
+)
+
+
+def test_a_grid_of_one_method_is_shown(csv: Path) -> None:
+    Path("alone.toml").write_text(ALONE.replace("small.csv", str(csv)))
+    code, out, err = invoke("compare", "--grid", "alone.toml", "--engine", "sequential")
+    assert code == 0, out + err
+    # It is behind none: the column is there, and blank.
+    assert "behind best" in out
+    assert re.search(r"\n *map +2 +-?\d+\.\d+ ± \d+\.\d+ +- +\d", out)
+
+
+def test_a_grid_in_which_one_method_alone_has_a_result_says_why(
+    csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Any, problem: Any, progress: Any) -> None:
+        raise ppl_bnn.errors.CurvatureError("the curvature is singular")
+
+    monkeypatch.setattr(ppl_bnn.Laplace, "run", fail)
+    Path("alone.toml").write_text(f"{ALONE}[methods.laplace]\n".replace("small.csv", str(csv)))
+    code, out, _ = invoke("compare", "--grid", "alone.toml", "--engine", "sequential")
+    assert code == 1
+    assert re.search(r"\n *map +2 +-?\d+\.\d+ ± \d+\.\d+ +- +\d", out)
+    assert re.search(r"\n *laplace +0 +- +- ", out)
+    assert out.count("by laplace, seed 0: CurvatureError: the curvature is singular") == 2
+
+    monkeypatch.setattr(ppl_bnn.MAP, "run", fail)
+    code, out, _ = invoke("compare", "--grid", "alone.toml", "--engine", "sequential", "--anew")
+    assert code == 1
+    assert out.count("CurvatureError") == 4
+
+
 def test_a_folder_of_neither_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "comparison.csv").write_text("method\n")
