@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import Any
 
 import ppl_bnn as bnn
-from ppl_bnn import dist, likelihoods, ops, priors
+from ppl_bnn import dist, likelihoods, priors
 
 DATA = "counts_simulated"
 
@@ -44,8 +44,7 @@ def model(
     that of the logarithm of a typical count.
     """
     prior = priors.Normal(0.0, "fan_in", sigma)
-    h = ops.tanh(bnn.dense("hidden0", x, width, prior))
-    f = bnn.dense("output", h, 1, prior, bias=priors.Normal(0.0, level))
+    f = bnn.mlp(x, [width, 1], "tanh", prior, bias=[True, priors.Normal(0.0, level)])
     if overdispersed:
         likelihood = likelihoods.NegativeBinomial(bnn.sample("concentration", dist.LogNormal(1.0, 1.0)))
     else:

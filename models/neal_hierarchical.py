@@ -42,6 +42,5 @@ def model(
         base = bnn.sample(f"{name}.base", dist.Normal(0.0, 1.0).expand(shape).to_event())
         return bnn.deterministic(name, base / ops.sqrt(fan_in * precision))
 
-    h = ops.tanh(bnn.dense("hidden0", x, width, group))
-    f = bnn.dense("output", h, classes, group, bias=priors.Normal())
+    f = bnn.mlp(x, [width, classes], "tanh", group, bias=[True, priors.Normal()])
     bnn.observe(y, f, likelihoods.Categorical())

@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import Any
 
 import ppl_bnn as bnn
-from ppl_bnn import likelihoods, ops, priors
+from ppl_bnn import likelihoods, priors
 
 DATA = "diabetes_levels"
 
@@ -42,7 +42,6 @@ def model(
     x: (N, F). y: (N,), labels 0..classes-1 in their order. sigma: prior standard deviation of a weight, times
     sqrt(fan-in). concentration: the larger, the more alike the classes before data.
     """
-    prior = priors.Normal(0.0, "fan_in", sigma)
     cuts = priors.CutPoints(concentration)("cuts", classes)
-    h = ops.tanh(bnn.dense("hidden0", x, width, prior))
-    bnn.observe(y, bnn.dense("output", h, 1, prior, bias=False), likelihoods.Ordinal(cuts))
+    f = bnn.mlp(x, [width, 1], "tanh", priors.Normal(0.0, "fan_in", sigma), bias=[True, False])
+    bnn.observe(y, f, likelihoods.Ordinal(cuts))

@@ -28,7 +28,7 @@ from __future__ import annotations
 from typing import Any
 
 import ppl_bnn as bnn
-from ppl_bnn import dist, likelihoods, ops, priors
+from ppl_bnn import dist, likelihoods, priors
 
 DATA = "survival_simulated"
 
@@ -41,6 +41,5 @@ def model(x: Any, y: Any = None, *, width: int = 10, sigma: float = 1.0, level: 
     """
     shape = bnn.sample("shape", dist.LogNormal(0.0, 0.5))
     prior = priors.Normal(0.0, "fan_in", sigma)
-    h = ops.tanh(bnn.dense("hidden0", x, width, prior))
-    f = bnn.dense("output", h, 1, prior, bias=priors.Normal(0.0, level))
+    f = bnn.mlp(x, [width, 1], "tanh", prior, bias=[True, priors.Normal(0.0, level)])
     bnn.observe(y, f, likelihoods.Censored(likelihoods.Weibull(shape)))

@@ -477,6 +477,13 @@ def test_priors_may_differ_between_layers_and_for_biases() -> None:
     assert [site.family for site in sites.values()] == ["Laplace", "Normal", "Normal", "Normal"]
     assert sites["hidden0.bias"].arguments["scale"] == 3.0
     assert list(asked(lambda: bnn.mlp(X, [WIDTH, 2], bias=False))) == ["hidden0.weight", "output.weight"]
+    sites = asked(
+        lambda: bnn.mlp(X, [WIDTH, 3, 2], prior=priors.Laplace(), bias=[True, False, priors.Normal()])
+    )
+    assert {name: site.family for name, site in sites.items() if name.endswith("bias")} == {
+        "hidden0.bias": "Laplace",
+        "output.bias": "Normal",
+    }
     assert asked(lambda: bnn.dense("a", X, np.int64(2)))["a.weight"].shape == (FEATURES, 2)
 
 
@@ -486,6 +493,11 @@ def test_priors_may_differ_between_layers_and_for_biases() -> None:
         (lambda: bnn.mlp(X, []), ModelError, "at least one width"),
         (lambda: bnn.mlp(X, 5), ModelError, "a list of at least one width; came 5"),
         (lambda: bnn.mlp(X, [3, 1], prior=[priors.Normal()]), ModelError, "2 priors, one per layer; came 1"),
+        (
+            lambda: bnn.mlp(X, [3, 1], bias=[True]),
+            ModelError,
+            "2 biases, one per layer; came 1; try one of True",
+        ),
         (lambda: bnn.mlp(X, [3, 1], "rellu"), UnknownNameError, "did you mean 'relu'"),
         (lambda: bnn.mlp(X, [3, 1], prior="normal"), ModelError, "a prior; came 'normal'"),
         (lambda: bnn.dense("a", X, 0), ModelError, "positive whole number as width; came 0"),

@@ -31,25 +31,32 @@ def mlp(
     widths: Sequence[int],
     activation: str | Callable[[Any], Any] = "relu",
     prior: Prior | Sequence[Prior] | None = None,
-    bias: bool | Prior = True,
+    bias: bool | Prior | Sequence[bool | Prior] = True,
 ) -> Any:
     """A multi-layer perceptron; the last of `widths` is the number of outputs.
 
-    Layers are named `hidden0`, `hidden1`, ..., `output`. `prior` is one prior for all layers or one per layer.
-    With a single width it is the linear model. x: (N, features); result (N, widths[-1]).
+    Layers are named `hidden0`, `hidden1`, ..., `output`. `prior` is one prior for all layers or a list of one per
+    layer. `bias` is True, False, or a prior of its own, for all layers or a list of one per layer. With a single width
+    it is the linear model. x: (N, features); result (N, widths[-1]).
     """
     if not isinstance(widths, Iterable) or not (widths := list(widths)):
         raise ModelError("mlp: " + message("a list of at least one width", repr(widths), "[50, 1]"))
-    each: list[Any] = list(prior) if isinstance(prior, list | tuple) else [prior] * len(widths)
-    if len(each) != len(widths):
-        raise ModelError(
-            "mlp: "
-            + message(f"{len(widths)} priors, one per layer", str(len(each)), "one prior for all layers")
-        )
+    priors = _for_each_layer(len(widths), prior, "priors", "one prior")
+    biases = _for_each_layer(len(widths), bias, "biases", "one of True, False or a prior")
     nonlinearity = ops.activation(activation)
     for layer, width in enumerate(widths[:-1]):
-        x = nonlinearity(dense(f"hidden{layer}", x, width, each[layer], bias))
-    return dense("output", x, widths[-1], each[-1], bias)
+        x = nonlinearity(dense(f"hidden{layer}", x, width, priors[layer], biases[layer]))
+    return dense("output", x, widths[-1], priors[-1], biases[-1])
+
+
+def _for_each_layer(layers: int, given: Any, what: str, one: str) -> list[Any]:
+    """What each layer is given: a list has one for each of them, anything else is for all."""
+    each = list(given) if isinstance(given, list | tuple) else [given] * layers
+    if len(each) != layers:
+        raise ModelError(
+            "mlp: " + message(f"{layers} {what}, one per layer", str(len(each)), f"{one} for all layers")
+        )
+    return each
 
 
 def cnn(
