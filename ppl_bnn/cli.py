@@ -267,6 +267,19 @@ def compare(
         bool,
         typer.Option("--resume/--anew", help="For a grid: go on with what is there, or compute it anew."),
     ] = True,
+    retry_failed: Annotated[
+        bool,
+        typer.Option("--retry-failed", help="For a grid: compute cells anew that have failed."),
+    ] = False,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="For a grid: what a process of this machine may hold, such as 4GB or 500MB; a cell that needs more "
+            "has failed.",
+            show_default="a fair part of the machine's",
+        ),
+    ] = None,
 ) -> None:
     """Fit one model by several methods and show what each gives and costs.
 
@@ -275,7 +288,7 @@ def compare(
     started = time.monotonic()
     _check_grid_options(context, grid)
     if grid is not None:
-        _run_grid(grid, out, engine, jobs, resume, report)
+        _run_grid(grid, out, engine, jobs, resume, retry_failed, memory, report)
         return
     names = _names(methods)
     systems = _systems(names, ppl)
@@ -355,12 +368,14 @@ def compare(
 def _check_grid_options(context: typer.Context, grid: Path | None) -> None:
     """Refuse what would not count: options of a single comparison beside --grid, those of a grid without it."""
     typed = [name for name in context.params if _typed(context, name)]
-    of_grid = ("engine", "jobs", "resume")
+    of_grid = ("engine", "jobs", "resume", "retry_failed", "memory")
     of_both = ("grid", "out", "report")
     wrong = [name for name in typed if (name in of_grid) is (grid is None) and name not in of_both]
     if not wrong:
         return
-    called = ", ".join(f"--{name.strip('_')}" if name != "model" else "MODEL" for name in wrong)
+    called = ", ".join(
+        f"--{name.strip('_').replace('_', '-')}" if name != "model" else "MODEL" for name in wrong
+    )
     if grid is None:
         raise InputError("--grid: " + message(f"a grid, which {called} is about", "none", "--grid FILE.toml"))
     raise InputError(
@@ -374,8 +389,16 @@ def _typed(context: typer.Context, name: str) -> bool:
 
 
 def _run_grid(
-    file: Path, out: Path | None, engine: str, jobs: int | None, resume: bool, report: bool
+    file: Path,
+    out: Path | None,
+    engine: str,
+    jobs: int | None,
+    resume: bool,
+    retry_failed: bool,
+    memory: str | None,
+    report: bool,
 ) -> None:
+    ceiling = None if memory is None else _ceiling(memory, engine)
     from ppl_bnn.grid import Grid
 
     grid = Grid.from_toml(file)
@@ -385,7 +408,9 @@ def _run_grid(
     for sentence in grid.left_out:
         errors.print(sentence, markup=False, style="dim", soft_wrap=True)
     with _warnings_told(errors):
-        result = grid.run(folder, engine, jobs, resume, progress=Bars())
+        result = grid.run(
+            folder, engine, jobs, resume, progress=Bars(), retry_failed=retry_failed, memory=ceiling
+        )
         if report:
             from ppl_bnn.reporting.page import report as write
 
@@ -395,6 +420,33 @@ def _run_grid(
         _console().print(REPORT, markup=False)
     if result.failures:
         raise typer.Exit(1)
+
+
+# Bytes of a unit, as it is written: MB and mB are two things, and a size without a unit is a guess.
+_UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def _ceiling(memory: str, engine: str) -> int:
+    """The bytes of a size such as 4GB, for a grid whose processes are of this machine."""
+    found = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})", memory.strip(), re.ASCII)
+    count = 0 if found is None else int(float(found[1]) * _UNITS[found[2]])
+    if count < _UNITS["MiB"]:
+        raise InputError(
+            "--memory: "
+            + message(
+                f"a size of 1MiB or more with its unit, one of {', '.join(_UNITS)}",
+                repr(memory),
+                "--memory 4GB",
+            )
+        )
+    from ppl_bnn.engines import Engine
+
+    if Engine.of(engine).kind != "local":
+        raise InputError(
+            "--memory: "
+            + message("processes of this machine to hold to it", f"--engine {engine}", "no --memory")
+        )
+    return count
 
 
 _GRID_HEADINGS = {
@@ -439,8 +491,16 @@ def _show_grid(console: Console, result: GridResult) -> None:
         "standard deviations. Every column: table.csv; every cell: cells.csv.",
         style="dim",
     )
-    for key, reason in _failures(result).items():
+    failures = _failures(result)
+    for key, reason in failures.items():
         console.print(f"{key}: {reason}", markup=False, soft_wrap=True)
+    if failures:
+        advice = "A cell that has failed counts as finished: --retry-failed computes it anew."
+        if any("memory" in reason.lower() for reason in failures.values()):
+            advice += (
+                " For want of memory give a process more with --memory, or run fewer at once with --jobs."
+            )
+        console.print(advice, markup=False, soft_wrap=True)
     if result.missing:
         console.print(f"{result.missing} of {result.asked} cells have not been computed.", markup=False)
     console.print(f"Kept in {result.folder}/", markup=False, style="bold", soft_wrap=True)

@@ -416,6 +416,39 @@ def test_a_grid_in_which_one_method_alone_has_a_result_says_why(
     assert out.count("CurvatureError") == 4
 
 
+def test_cells_that_failed_are_computed_anew_on_demand(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, problem: Any, progress: Any) -> None:
+        raise MemoryError("no room")
+
+    Path("alone.toml").write_text(ALONE.replace("small.csv", str(csv)))
+    command = ("compare", "--grid", "alone.toml", "--engine", "sequential")
+    with monkeypatch.context() as patched:
+        patched.setattr(ppl_bnn.MAP, "run", fail)
+        code, out, _ = invoke(*command)
+        assert code == 1
+        assert "--retry-failed computes it anew. For want of memory give a process more with --memory" in out
+    code, out, _ = invoke(*command)
+    assert code == 1
+    assert out.count("MemoryError: no room") == 2
+    code, out, err = invoke(*command, "--retry-failed")
+    assert code == 0, out + err
+    assert "--retry-failed" not in out
+
+
+def test_what_a_process_may_hold_is_a_size(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def run(self: Any, *_: Any, **options: Any) -> None:
+        given.append((options["memory"], options["retry_failed"]))
+        raise KeyboardInterrupt("seen")
+
+    monkeypatch.setattr("ppl_bnn.grid.Grid.run", run)
+    Path("alone.toml").write_text(ALONE.replace("small.csv", str(csv)))
+    for words in (["--memory", "4GB"], ["--memory", "1.5 GiB"], ["--memory", "500MB", "--retry-failed"], []):
+        assert invoke("compare", "--grid", "alone.toml", *words)[0] == 130
+    assert given == [(4 * 10**9, False), (3 * 2**29, False), (5 * 10**8, True), (None, False)]
+
+
 def test_a_folder_of_neither_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "comparison.csv").write_text("method\n")
@@ -441,6 +474,14 @@ def test_a_folder_of_neither_is_refused_at_once(tmp_path: Path) -> None:
         (("--jobs", "2"), "which --jobs is about"),
         (("--grid", "nowhere.toml"), "nowhere.toml"),
         (("--grid", "two.toml", "--engine", "cloud"), "unknown engine"),
+        (("--retry-failed",), "which --retry-failed is about"),
+        (("--memory", "4GB"), "which --memory is about"),
+        (("--grid", "two.toml", "--memory", "4"), "with its unit, one of MB, GB"),
+        (("--grid", "two.toml", "--memory", "4gb"), "came '4gb'; try --memory 4GB"),
+        (("--grid", "two.toml", "--memory", "-4GB"), "came '-4GB'"),
+        (("--grid", "two.toml", "--memory", "1e3MB"), "came '1e3MB'"),
+        (("--grid", "two.toml", "--memory", "0.5MB"), "a size of 1MiB or more"),
+        (("--grid", "two.toml", "--memory", "4GB", "--engine", "sequential"), "try no --memory"),
     ],
 )
 def test_what_a_grid_is_not_told_that_way_is_refused(
