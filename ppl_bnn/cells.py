@@ -10,7 +10,6 @@ its header. It appears whole or not at all.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import hashlib
@@ -20,7 +19,6 @@ import math
 import os
 import re
 import socket
-import textwrap
 import time
 import types
 import warnings
@@ -34,9 +32,10 @@ import numpy as np
 
 from ppl_bnn import checks, comparison, processes, scores
 from ppl_bnn.data import Table
+from ppl_bnn.engines import gpus
 from ppl_bnn.errors import BNNError, InputError, message
 from ppl_bnn.files import in_order
-from ppl_bnn.inference.checkpoint import identity
+from ppl_bnn.inference.identity import identity, source
 from ppl_bnn.inference.method import Method, versions
 from ppl_bnn.ppl.protocol import resolve_device
 from ppl_bnn.predictive import Prediction
@@ -107,28 +106,23 @@ def of_model(model: Callable[..., Any], sketch: Sketch | None) -> dict[str, Any]
         given = dict(zip(inspect.signature(function.func).parameters, function.args, strict=False))
         function, arguments = function.func, given | function.keywords | arguments
     function = inspect.unwrap(function)
-    if isinstance(function, types.FunctionType):
-        held = [cell.cell_contents for cell in function.__closure__ or ()]
-    else:
-        function, held = type(function), [getattr(function, "__dict__", {})]
+    code = function if isinstance(function, types.FunctionType) else type(function)
     return {
-        "source": hashlib.sha256(_source(function).encode()).hexdigest(),
+        "source": hashlib.sha256(source(code).encode()).hexdigest(),
+        "function": identity(function),
         "arguments": identity(arguments),
-        "held": [identity(value) for value in held],
         "sites": None if sketch is None else [[site.name, site.prior, *site.shape] for site in sketch.sites],
         "likelihood": None if sketch is None else sketch.likelihood,
     }
 
 
-def of_method(method: Method) -> dict[str, Any]:
-    """What a method is: its class and its fields, and the versions that its results depend on."""
-    fields = {each.name: identity(getattr(method, each.name)) for each in dataclasses.fields(method)}
-    found = versions()
-    used = ("ppl-bnn", *_ENGINES[method.ppl])
+def of_method(method: Method, ppl: str) -> dict[str, Any]:
+    """What a method is, and the versions that its results depend on in the system that runs it."""
+    known = versions()
     return {
         "class": f"{type(method).__module__}.{type(method).__qualname__}",
-        "fields": fields,
-        "versions": {name: found[name] for name in used},
+        "fields": {each.name: identity(getattr(method, each.name)) for each in dataclasses.fields(method)},
+        "versions": {name: known[name] for name in ("ppl-bnn", *_ENGINES[ppl])},
     }
 
 
@@ -143,54 +137,12 @@ def of_split(split: Split) -> str:
 
 
 def of_device(device: str) -> str:
-    """The kind of a device: which of several GPUs computed a number does not change it."""
-    return resolve_device(device)[0]
+    """The kind of a device: which of several GPUs computed a number does not change it.
 
-
-def _source(function: Any) -> str:
-    """The file that a function (or class) is in, or of a script the parts that it reaches; without comments."""
-    if function.__module__ != "__main__":
-        with suppress(OSError, TypeError, SyntaxError):
-            return ast.unparse(ast.parse(Path(str(inspect.getsourcefile(function))).read_bytes()))
-    found: dict[str, str] = {}
-    _reach(function.__qualname__, function, found)
-    return "\n".join(f"{name} = {text}" for name, text in found.items())
-
-
-def _reach(name: str, value: Any, found: dict[str, str]) -> None:
-    """Write down a function, and all of its module that it names: functions, classes and plain values."""
-    if name in found:
-        return
-    if not (inspect.isfunction(value) or inspect.isclass(value)):
-        if isinstance(value, bool | int | float | str | tuple | list | dict | np.ndarray):
-            found[name] = repr(identity(value))
-        return
-    found[name] = _text(value)
-    if inspect.isfunction(value):
-        for other in _names(value.__code__):
-            reached = value.__globals__.get(other)
-            if getattr(reached, "__module__", value.__module__) == value.__module__:
-                _reach(other, reached, found)
-
-
-def _text(value: Any) -> str:
-    try:
-        return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(value))))
-    except (OSError, TypeError, SyntaxError):
-        # Typed in, and nowhere kept.
-        return repr(_instructions(value.__code__)) if inspect.isfunction(value) else value.__qualname__
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
-
-
-def _instructions(code: types.CodeType) -> list[Any]:
-    inner = [_instructions(each) if isinstance(each, types.CodeType) else each for each in code.co_consts]
-    return [code.co_code.hex(), code.co_names, inner]
+    "auto" is what it comes to where the cells are planned.
+    """
+    kind = resolve_device(device)[0]
+    return ("cuda" if gpus() else "cpu") if kind == "auto" else kind
 
 
 # --- how it is computed ---------------------------------------------------------------------------------------
@@ -230,9 +182,10 @@ def computed(
         warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache")
         try:
             record = _fitted(_read(work), x, y, train, test, seed)
+            arrays, figures = _kept(record)
         except Exception as error:
             record = comparison.Record("", failure=comparison.reason(error))
-        arrays, figures = _kept(record)
+            arrays, figures = {}, {}
     said = dict.fromkeys(
         " ".join(str(each.message).split()) for each in caught if issubclass(each.category, UserWarning)
     )

@@ -26,7 +26,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -231,7 +231,7 @@ def outcomes(
     jobs: int | None = None,
     device: str = "auto",
     memory: int | None = None,
-) -> Iterator[tuple[int, Any]]:
+) -> Generator[tuple[int, Any], None, None]:
     """(number of the task, `function(*task)`) for each of the tasks, as they are finished.
 
     function, tasks: what can be pickled; large arrays among the arguments are shared between processes of this machine.

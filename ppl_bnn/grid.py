@@ -24,7 +24,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -40,7 +40,7 @@ from ppl_bnn.errors import InputError, message, unknown_name
 from ppl_bnn.files import write_whole
 from ppl_bnn.grid_result import CELLS, FORMAT, KIND, MANIFEST, GridResult, read_manifest
 from ppl_bnn.inference.method import Method
-from ppl_bnn.ppl.protocol import resolve_device
+from ppl_bnn.ppl.protocol import resolve_device, written_in
 from ppl_bnn.progress import Progress, Task, resolve
 
 LOCK = ".lock"
@@ -207,27 +207,32 @@ class Grid:
             write_whole(folder / MANIFEST, lambda path: path.write_text(plan.manifest(self)))
             store = Store(folder / CELLS)
             store.folder.mkdir(exist_ok=True)
-            waiting = [
-                index
-                for index, planned in enumerate(plan.cells)
-                if not resume or _unfinished(store, planned.cell, retry_failed)
-            ]
+            waiting = plan.waiting(store, resume, retry_failed)
+            if not resume:
+                # What is there would be taken for finished, should this run be stopped.
+                for index in waiting:
+                    store.path(plan.cells[index].cell.key).unlink(missing_ok=True)
             meter = _Meter(plan, waiting, store, resolve(progress))
+            outcomes = engines.outcomes(
+                place,
+                cells.computed,
+                [tasks[index] for index in waiting],
+                jobs=jobs,
+                device=self.device,
+                memory=memory,
+            )
             try:
-                results = engines.outcomes(
-                    place,
-                    cells.computed,
-                    [tasks[index] for index in waiting],
-                    jobs=jobs,
-                    device=self.device,
-                    memory=memory,
-                )
-                for number, content in results:
-                    index = waiting[number]
-                    if isinstance(content, engines.Lost):
-                        content = cells.lost(content.reason, plan.cells[index].parts)
-                    store.write(plan.cells[index].cell.key, content)
-                    meter.finished(index)
+                # Closed at once whatever ends this, so that no process goes on with cells that nobody takes.
+                with closing(outcomes) as results:
+                    for number, content in results:
+                        index = waiting[number]
+                        if isinstance(content, engines.Lost):
+                            content = cells.lost(content.reason, plan.cells[index].parts)
+                        store.write(plan.cells[index].cell.key, content)
+                        meter.finished(index)
+                meter.close()
+                result = GridResult.load(folder)
+                result.save()
             except KeyboardInterrupt as error:
                 partial = GridResult.load(folder)
                 partial.save()
@@ -235,8 +240,6 @@ class Grid:
                 raise GridInterrupted(text, partial) from error
             finally:
                 meter.close()
-            result = GridResult.load(folder)
-            result.save()
         return result
 
 
@@ -358,6 +361,17 @@ class _Plan:
     tables: dict[str, Table]
     left_out: tuple[str, ...]
 
+    def waiting(self, store: Store, resume: bool, retry_failed: bool) -> list[int]:
+        """The cells to compute, by their place; of those that are one (the same fit under two labels) the first."""
+        first: dict[str, int] = {}
+        for index, planned in enumerate(self.cells):
+            first.setdefault(planned.cell.key, index)
+        return [
+            index
+            for index in first.values()
+            if not resume or _unfinished(store, self.cells[index].cell, retry_failed)
+        ]
+
     def tasks(self) -> list[tuple[Any, ...]]:
         """The arguments of `cells.computed` for each cell.
 
@@ -411,19 +425,19 @@ class _Plan:
 def _planned(grid: Grid) -> _Plan:
     found = {label: tables.load(each) if isinstance(each, str) else each for label, each in grid.data.items()}
     parted = {label: splits.splits_of(table, grid._splits_of(label)) for label, table in found.items()}
-    methods = {label: cells.of_method(method) for label, method in grid.methods.items()}
     hashes = {label: cells.of_data(table) for label, table in found.items()}
-    pairs: dict[tuple[str, str], dict[str, Any]] = {}
+    pairs: dict[tuple[str, str], tuple[dict[str, Any], str | None]] = {}
     works: dict[tuple[str, str, str], Work] = {}
     left_out: list[str] = []
     for data, table in found.items():
         for name, model in grid.models.items():
-            bound = comparison.bind_classes(model, table.y, table.class_names) if table.class_names else model
+            of_classes = table.task == "classification"
+            bound = comparison.bind_classes(model, table.y, table.class_names) if of_classes else model
             sketch = _sketch(bound, table)
             if sketch is not None and sketch.task != table.task:
                 left_out.append(f"{name} is a model for {sketch.task}, and {data} for {table.task}.")
                 continue
-            pairs[data, name] = cells.of_model(bound, sketch)
+            pairs[data, name] = cells.of_model(bound, sketch), _own_system(bound, table, sketch)
             for label, method in grid.methods.items():
                 names = tuple(table.feature_names)
                 works[name, data, label] = Work(
@@ -436,14 +450,14 @@ def _planned(grid: Grid) -> _Plan:
     planned = []
     for position in range(max(map(len, parted.values()))):
         for seed in grid.seeds:
-            for (data, name), of_model in pairs.items():
+            for (data, name), (of_model, own) in pairs.items():
                 if position >= len(parted[data]):
                     continue
                 split = parted[data][position]
-                for label, of_method in methods.items():
+                for label, method in grid.methods.items():
                     parts = {
                         "model": of_model,
-                        "method": of_method,
+                        "method": cells.of_method(method, own or method.ppl),
                         "data": hashes[data],
                         "split": cells.of_split(split),
                         "seed": seed,
@@ -461,6 +475,18 @@ def _sketch(model: Any, table: Table) -> zoo.Sketch | None:
         return zoo.sketch(model, table.x.shape[1])
     except Exception:
         return None
+
+
+def _own_system(model: Any, table: Table, sketch: zoo.Sketch | None) -> str | None:
+    """The system that a model is written in, which then fits it whatever the method says; None for the language."""
+    if sketch is not None:
+        return None
+    try:
+        spoken = written_in(model, table.x, table.y, "numpyro")
+    except Exception:
+        # Its cells will say why it cannot be fitted.
+        return None
+    return None if spoken == "language" else spoken
 
 
 # --- the folder -------------------------------------------------------------------------------------------
@@ -521,14 +547,18 @@ class _Meter:
 
     def __init__(self, plan: _Plan, waiting: Sequence[int], store: Store, progress: Progress):
         self._plan, self._store = plan, store
-        self._left = set(waiting)
+        # Each cell under all its labels.
+        self._alike: dict[str, list[int]] = {}
+        for index, planned in enumerate(plan.cells):
+            self._alike.setdefault(planned.cell.key, []).append(index)
+        self._left = {alike for index in waiting for alike in self._alike[plan.cells[index].cell.key]}
         self._seconds: dict[tuple[str, str, str], list[float]] = {}
         self._failed = 0
         for index, planned in enumerate(plan.cells):
             if index not in self._left:
                 self._take(planned.cell)
         self._begun, self._busy = time.monotonic(), 0.0
-        self._task: Task = progress.task("Grid", len(plan.cells))
+        self._task: Task | None = progress.task("Grid", len(plan.cells))
         self._tell()
 
     def _take(self, cell: Cell) -> float:
@@ -539,8 +569,9 @@ class _Meter:
         return seconds
 
     def finished(self, index: int) -> None:
-        self._left.discard(index)
-        self._busy += self._take(self._plan.cells[index].cell)
+        cell = self._plan.cells[index].cell
+        self._left.difference_update(self._alike[cell.key])
+        self._busy += self._take(cell)
         self._tell()
 
     def seconds_left(self) -> float:
@@ -552,7 +583,7 @@ class _Meter:
             return math.nan
         means = {labels: float(np.mean(seconds)) for labels, seconds in self._seconds.items()}
         usual = float(np.mean([second for seconds in self._seconds.values() for second in seconds]))
-        left = [self._plan.cells[index].cell for index in self._left]
+        left = {cell.key: cell for index in self._left for cell in [self._plan.cells[index].cell]}.values()
         work = sum(means.get((cell.model, cell.data, cell.method), usual) for cell in left)
         return work * passed / self._busy
 
@@ -560,8 +591,11 @@ class _Meter:
         figures = {"failed": float(self._failed)}
         if not math.isnan(left := self.seconds_left()):
             figures["minutes_left"] = left / 60.0
-        self._task.update(len(self._plan.cells) - len(self._left), **figures)
+        if self._task is not None:
+            self._task.update(len(self._plan.cells) - len(self._left), **figures)
 
     def close(self) -> None:
-        with suppress(Exception):
-            self._task.close()
+        task, self._task = self._task, None
+        if task is not None:
+            with suppress(Exception):
+                task.close()

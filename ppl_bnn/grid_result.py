@@ -127,13 +127,13 @@ class GridResult:
         store = cells.Store(Path(folder) / CELLS)
         asked = [cells.Cell(*entry) for entry in manifest["cells"]]
         found = {cell.key: words for cell in asked if (words := store.words(cell.key)) is not None}
-        rows = {cell.key: _row(cell, found[cell.key]) for cell in asked if cell.key in found}
+        rows = {cell.labels: _row(cell, found[cell.key]) for cell in asked if cell.key in found}
         notes = {key: dict(words.get("notes", {})) for key, words in found.items()}
         for key, words in found.items():
             if words.get("warnings"):
                 notes[key]["warnings"] = " ".join(words["warnings"])
         if reference is not None:
-            _measure_gaps([cell for cell in asked if cell.key in rows], reference, found, store, rows, notes)
+            _measure_gaps([cell for cell in asked if cell.key in found], reference, found, store, rows, notes)
         return cls(
             _frame(list(rows.values())),
             {key: said for key, said in notes.items() if said},
@@ -142,8 +142,8 @@ class GridResult:
             len(asked),
             tuple(manifest["left_out"]),
             Path(folder),
-            tuple(cell for cell in asked if cell.key not in rows),
-            _settings([cell for cell in asked if cell.key in rows], store),
+            tuple(cell for cell in asked if cell.key not in found),
+            _settings([cell for cell in asked if cell.key in found], store),
         )
 
     def by_split(self, score: str = "log_score") -> pd.DataFrame:
@@ -294,7 +294,7 @@ def _measure_gaps(
     reference: str,
     found: Mapping[str, Mapping[str, Any]],
     store: cells.Store,
-    rows: dict[str, dict[str, Any]],
+    rows: dict[tuple[Any, ...], dict[str, Any]],
     notes: dict[str, dict[str, str]],
 ) -> None:
     """Each cell against that of the reference for the same model, data, split and seed; one such group at a time."""
@@ -309,12 +309,12 @@ def _measure_gaps(
                 if not found[cell.key]["failure"]:
                     notes[cell.key].setdefault("gap_mean", why)
             continue
-        rows[target.key]["reference"] = comparison.standing(rows[target.key])
+        rows[target.labels]["reference"] = comparison.standing(rows[target.labels])
         classes = found[target.key]["task"] == "classification"
         of = store.arrays(target.key)
         floor = _floor(of, classes)
         for cell in group:
-            row, said = rows[cell.key], notes[cell.key]
+            row, said = rows[cell.labels], notes[cell.key]
             if found[cell.key]["failure"]:
                 continue
             if isinstance(floor, str):
@@ -322,7 +322,9 @@ def _measure_gaps(
             else:
                 row["gap_mean_floor"], row["gap_sd_floor"] = floor
             if cell is target:
-                said["gap_mean"] = "The reference has no gap to itself."
+                # The same fit under another label has one, which is zero, and shares these notes.
+                if sum(other.key == cell.key for other in group) == 1:
+                    said["gap_mean"] = "The reference has no gap to itself."
                 continue
             try:
                 row["gap_mean"], row["gap_sd_ratio"] = cells.gap(store.arrays(cell.key), of, classes)

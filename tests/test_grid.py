@@ -371,6 +371,16 @@ def test_tables_are_saved_and_read_again(finished: Any) -> None:
 # --- what a cell is -----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Held:
+    """A scale that a network tells, whose `repr` leaves most of it out."""
+
+    weights: np.ndarray
+
+    def __float__(self) -> float:
+        return float(self.weights[0])
+
+
 def key(**changes: Any) -> str:
     return small(data={"one": table(1)}, methods={"exact": METHODS["exact"]}, **changes).cells[0].key
 
@@ -388,9 +398,16 @@ def test_a_key_changes_with_all_that_a_result_depends_on(monkeypatch: pytest.Mon
         "split": key(splits="random:1-1@0.8"),
         "seed": key(seeds=[5]),
         "units": key(standardise=True),
-        "device": key(device="cpu"),
+        "device": key(device="cuda"),
+        "a network": key(models={"line": functools.partial(line, scale=Held(np.full(3000, 2.0)))}),
+        "another network": key(models={"line": functools.partial(line, scale=Held(np.full(3000, 3.0)))}),
     }
     assert key() == first
+    # What "auto" comes to on this machine, and so another cell where there is a GPU.
+    assert key(device="cpu") == first
+    monkeypatch.setattr(cells, "gpus", lambda: ("0",))
+    assert key() == changed["device"]
+    monkeypatch.undo()
     assert key(models={"called otherwise": line}, seeds=1) == first
     assert len({first, *changed.values()}) == 1 + len(changed), changed
     monkeypatch.setattr(cells, "versions", lambda: {"ppl-bnn": "9", "torch": "1", "pyro-ppl": "1"})
@@ -510,6 +527,91 @@ def test_finished_cells_are_not_computed_again(tmp_path: Path) -> None:
     written = times(tmp_path)
     assert grown.run(tmp_path, engine="sequential", resume=False).missing == 0
     assert sum(when != written[other] for other, when in times(tmp_path).items()) == 4
+
+
+def test_one_fit_under_two_labels_is_computed_once_and_is_two_rows(tmp_path: Path) -> None:
+    twice = replace(
+        one(), methods={"exact": METHODS["exact"], "again": METHODS["exact"], "off": METHODS["off"]}
+    )
+    said = Told()
+    result = twice.run(tmp_path, engine="sequential", progress=said)
+    assert list(result.cells["method"]) == ["exact", "again", "off"]
+    assert (result.missing, result.absent, len(times(tmp_path))) == (0, (), 2)
+    exact, again, off = (row for _, row in result.cells.iterrows())
+    assert exact["log_score"] == again["log_score"] != off["log_score"]
+    assert (again["gap_mean"], again["gap_sd_ratio"]) == (0.0, 1.0)
+    assert math.isnan(exact["gap_mean"])
+    assert [done for done, _ in said[1:-1]] == [0, 2, 3]
+    assert GridResult.load(tmp_path).missing == 0
+
+
+def test_classes_are_bound_to_a_table_whose_classes_have_no_names(tmp_path: Path) -> None:
+    nameless = replace(classes(), class_names=None)
+    grid = Grid([labels], [nameless], {"prior": FromPrior(ppl="pyro")}, "random:1@0.8")
+    result = grid.run(tmp_path, engine="sequential")
+    assert result.failures == 0, result.cells["failure"][0]
+    assert len(cells.Store(tmp_path / "cells").arrays(result.cells["key"][0])["mean"][0]) == 3
+
+
+def test_the_versions_of_a_key_are_of_the_system_that_fits() -> None:
+    """A model of one system's own is fitted there, whatever the method says."""
+    import pyro
+    import pyro.distributions as pd_
+
+    def plain(x: Any, y: Any = None) -> None:
+        slope = pyro.sample("slope", pd_.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", pd_.Normal(x @ slope, 0.5), obs=y)
+
+    (planned,) = Grid([plain], [table(1)], {"zero": Zero()}, "random:1@0.8")._plan.cells
+    assert set(json.loads(planned.parts)["method"]["versions"]) == {"ppl-bnn", "pyro-ppl", "torch"}
+
+
+def test_what_ends_after_a_fit_is_a_row_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def greedy(*_: Any) -> None:
+        raise MemoryError("no room for two halves")
+
+    monkeypatch.setattr(scores, "halves", greedy)
+    result = one().run(tmp_path, engine="sequential")
+    assert result.missing == 0
+    assert "no room for two halves" in result.cells["failure"][0]
+
+
+def test_nothing_goes_on_behind_a_run_that_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+
+    def outcomes(*_: Any, **__: Any) -> Any:
+        try:
+            yield 0, b""
+            yield 1, b""
+        finally:
+            closed.append("workers")
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(grid_module.engines, "outcomes", outcomes)
+    monkeypatch.setattr(cells.Store, "write", interrupt)
+    with pytest.raises(GridInterrupted, match="0 of 3 cells"):
+        one().run(tmp_path, engine="sequential")
+    assert closed == ["workers"]
+
+
+def test_what_is_computed_anew_is_not_taken_for_finished_when_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(self: Any, problem: Any, progress: Any) -> Outcome:
+        raise KeyboardInterrupt
+
+    one().run(tmp_path, engine="sequential")
+    monkeypatch.setattr(Zero, "run", interrupt)
+    with pytest.raises(GridInterrupted, match="2 of 3 cells"):
+        one().run(tmp_path, engine="sequential", resume=False)
+    assert GridResult.load(tmp_path).missing == 1
 
 
 def test_failed_cells_are_tried_again_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

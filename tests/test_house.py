@@ -39,6 +39,7 @@ SHARED_BY_METHODS = {
     "guides",
     "hamiltonian",
     "hyperparameters",
+    "identity",
     "jacobian",
     "kronecker",
     "laplace_gaussian",

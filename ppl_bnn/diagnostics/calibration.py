@@ -30,7 +30,8 @@ from ppl_bnn.errors import (
     message,
     unknown_name,
 )
-from ppl_bnn.inference.checkpoint import Checkpoint, identity
+from ppl_bnn.inference.checkpoint import Checkpoint
+from ppl_bnn.inference.identity import identity
 from ppl_bnn.inference.method import Method, labels
 from ppl_bnn.mixing import LOG_LIKELIHOOD, PREDICTOR, quantities
 from ppl_bnn.posterior import MEMORY, Posterior

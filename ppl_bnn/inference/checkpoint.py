@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import time
@@ -15,9 +14,8 @@ import numpy as np
 
 from ppl_bnn.errors import InputError, message
 from ppl_bnn.files import write_arrays, write_whole
-from ppl_bnn.inference.method import Method, plain
+from ppl_bnn.inference.identity import identity
 from ppl_bnn.inference.pretrained import is_network, weights_of
-from ppl_bnn.posterior import Posterior
 from ppl_bnn.ppl.protocol import Problem
 
 # Seconds between two writings: what an interruption costs at most.
@@ -141,22 +139,3 @@ def fingerprint(
         "seed": problem.seed,
         "dtype": problem.dtype,
     }
-
-
-def identity(value: Any) -> Any:
-    """What a setting is, in plain values that are the same in every process: a `repr` tells where a function lies in
-    memory, and leaves out the middle of an array."""
-    if isinstance(value, Posterior):
-        value = value.approximation.arrays()
-    if isinstance(value, Mapping):
-        return {str(key): identity(each) for key, each in value.items()}
-    if isinstance(value, np.ndarray):
-        content = np.ascontiguousarray(value)
-        return f"{value.dtype} {value.shape} {hashlib.sha256(content).hexdigest()}"
-    if isinstance(value, Method):
-        return plain(value)
-    if callable(value):
-        function = getattr(value, "func", value)
-        named = function if hasattr(function, "__qualname__") else type(function)
-        return f"{named.__module__}.{named.__qualname__}"
-    return plain(value)

@@ -94,7 +94,7 @@ def is_network(start: Any, problem: Problem) -> bool:
     A flat dict by the names of the sites holds their values as they are. A dict is a `state_dict` where torch has
     marked it as one, or where it holds tensors of torch under names that are not those of the sites.
     """
-    if _is_torch_module(start) or _is_nnx(start):
+    if _is_torch_module(start) or is_nnx(start):
         return True
     if not isinstance(start, Mapping) or not start:
         return False
@@ -126,7 +126,7 @@ def weights_of(module: Any, problem: Problem) -> dict[str, np.ndarray]:
     elif isinstance(module, Mapping) and not any(isinstance(value, Mapping) for value in module.values()):
         layers = _state_layers(module)
     else:
-        layers = _in_order_of(wanted, _flax_layers(_nnx_parameters(module) if _is_nnx(module) else module))
+        layers = _in_order_of(wanted, _flax_layers(_nnx_parameters(module) if is_nnx(module) else module))
     _check(wanted, layers)
     values = {}
     for each, layer in zip(wanted, layers, strict=True):
@@ -260,7 +260,8 @@ def _is_torch_module(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-def _is_nnx(value: Any) -> bool:
+def is_nnx(value: Any) -> bool:
+    """Whether this is a module of Flax NNX, found without importing it."""
     return any(
         kind.__module__.startswith("flax.nnx") and kind.__name__ == "Module" for kind in type(value).__mro__
     )
