@@ -79,7 +79,7 @@ class Study:
         self.say(str(verdict))
 
     def write(self) -> None:
-        """Tables as CSV, verdicts as lines, and everything but the tables as JSON."""
+        """Tables as CSV, verdicts as lines, and everything but the tables as JSON, with the day and the versions."""
         self.out.mkdir(parents=True, exist_ok=True)
         for name, rows in self.tables.items():
             write_table(self.out / f"{name}.csv", rows)
@@ -88,6 +88,7 @@ class Study:
             "sizes": asdict(self.sizes),
             "numbers": self.numbers,
             "verdicts": [asdict(each) for each in self.verdicts],
+            "stamp": stamp(),
         }
         (self.out / "results.json").write_text(json.dumps(content, indent=1) + "\n")
 
@@ -116,6 +117,22 @@ def paired(differences: Sequence[float] | np.ndarray) -> tuple[float, float]:
 def judge_better(claim: str, mean: float, error: float, text: str) -> Verdict:
     """Reproduced where a paired difference is above zero by two standard errors."""
     return Verdict(claim, REPRODUCED if mean > 2.0 * error else NOT_REPRODUCED, text)
+
+
+def no_worse(mean: float, error: float, margin: float) -> str:
+    """The verdict on a difference that is not to be below zero, from its mean and standard error.
+
+    Not reproduced where it is below zero by two errors; reproduced where it is not below -margin by as much; else the
+    error is too wide to tell, which is no verdict: not run.
+    """
+    if mean + 2.0 * error < 0.0:
+        return NOT_REPRODUCED
+    return REPRODUCED if mean - 2.0 * error >= -margin else NOT_RUN
+
+
+def told(mean: float, error: float, more: str = "better", less: str = "worse", digits: int = 3) -> str:
+    """A difference in words, as in "worse by 0.054 +- 0.041"."""
+    return f"{less if mean < 0.0 else more} by {abs(mean):.{digits}f} +- {error:.{digits}f}"
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -51,6 +51,29 @@ def test_numbers_that_are_asked_for_take_the_place_of_those_of_the_sizes(study: 
         study.Study.begin(Sizes(), "any", True, tmp_path, splits=7)
 
 
+def test_no_worse_is_shown_refuted_or_cannot_be_told(study: Any) -> None:
+    for mean, error, expected in (
+        (0.5, 0.1, study.REPRODUCED),
+        (-0.02, 0.03, study.REPRODUCED),
+        (-0.02, 0.005, study.NOT_REPRODUCED),
+        (-0.5, 0.1, study.NOT_REPRODUCED),
+        (-0.054, 0.041, study.NOT_RUN),
+        (0.05, 1.5, study.NOT_RUN),
+    ):
+        assert study.no_worse(mean, error, 0.1) == expected, (mean, error)
+    assert study.told(-0.054, 0.041) == "worse by 0.054 +- 0.041"
+    assert study.told(0.054, 0.041, "lower", "higher") == "lower by 0.054 +- 0.041"
+
+
+def test_what_is_written_says_when_and_with_which_versions(study: Any, tmp_path: Path) -> None:
+    found = study.Study(Sizes(), tmp_path)
+    found.judge(study.Verdict("claim", study.CORRECTED, "numbers"))
+    found.write()
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert content["stamp"]["versions"]["numpy"] == np.__version__
+    assert (tmp_path / "verdicts.txt").read_text() == "CORRECTED: claim: numbers\n"
+
+
 def test_a_part_is_computed_once_and_comes_back_bit_by_bit(study: Any, tmp_path: Path) -> None:
     computed: list[int] = []
     part = {
