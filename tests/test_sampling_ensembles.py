@@ -96,7 +96,7 @@ def table(script: Any, **changed: dict[str, list[float]]) -> list[dict[str, Any]
             "pareto_k": [1, 2],
         },
         script.HELD_EQUAL: {"rmse": [0.13, 0.14], "nll": [-0.85, -0.84], "log_score": [0.90, 0.91]},
-        script.HELD_STACKED: {"rmse": [0.13, 0.14], "nll": [-0.84, -0.83], "log_score": [0.92, 0.932]},
+        script.HELD_STACKED: {"rmse": [0.13, 0.14], "nll": [-0.84, -0.832], "log_score": [0.92, 0.932]},
         script.TUNED: {"rmse": [0.15, 0.16], "nll": [-0.6, -0.7], "log_score": [0.7, 0.71]},
         script.BDE: {
             "rmse": [0.12, 0.13],
@@ -125,6 +125,8 @@ def table(script: Any, **changed: dict[str, list[float]]) -> list[dict[str, Any]
         ("judge_stacking", {"HELD_STACKED": {"log_score": [0.93, 0.9]}}),
         ("judge_stacking_loo", {"STACKED": {"log_score": [0.94, 0.98]}}),
         ("judge_order", {"HELD_STACKED": {"nll": [-0.86, -0.86]}}),
+        # In the mean alone: one of the two splits has it the other way round.
+        ("judge_order", {"HELD_STACKED": {"nll": [-0.86, -0.80]}}),
         ("judge_coverage", {"SAMPLED": {"coverage_50": [0.5, 0.6]}}),
     ],
 )
@@ -135,8 +137,29 @@ def test_each_verdict_can_come_out_either_way(script: Any, judge: str, otherwise
 
 def test_a_tuned_deep_ensemble_corrects_the_published_one_or_not(script: Any) -> None:
     assert script.judge_deep_ensemble(table(script)).verdict == script.CORRECTED
-    worse = table(script, TUNED={"rmse": [0.37, 0.1], "nll": [0.18, -1.0]})
-    assert script.judge_deep_ensemble(worse).verdict == script.REPRODUCED
+    same = table(script, TUNED={"rmse": [0.37, 0.1], "nll": [0.18, -1.0]})
+    assert script.judge_deep_ensemble(same).verdict == script.REPRODUCED
+    for worse in ({"rmse": [0.5, 0.1], "nll": [0.18, -1.0]}, {"rmse": [0.15, 0.1], "nll": [0.5, -1.0]}):
+        assert script.judge_deep_ensemble(table(script, TUNED=worse)).verdict == script.NOT_REPRODUCED
+
+
+def test_a_choice_at_the_edge_of_what_was_tried_is_named(script: Any) -> None:
+    def tuning(best: float) -> list[dict[str, Any]]:
+        return [
+            {"split": 0, "sigma": sigma, "rate": 0.01, "held_out_log_score": -abs(sigma - best)}
+            for sigma in (0.3, 1.0, 3.0)
+        ]
+
+    inside, edge = (script.judge_tuned(table(script), tuning(best)).numbers for best in (1.0, 0.3))
+    assert inside.endswith("it chose sigma 1 on 1 of 1 splits, rate 0.01 on 1 of 1 splits")
+    assert "at the edge of what was tried (sigma 0.3, 1, 3)" in edge
+    assert "edge" in script.judge_deep_ensemble(table(script), tuning(0.3)).numbers
+
+
+def test_splits_that_chose_the_settings_are_told_from_the_others(script: Any) -> None:
+    found = script.judge_tuned(table(script), tried=1).numbers
+    assert "0.2550 +- 0.0050, on the 1 splits that chose no settings 0.2600" in found
+    assert "chose no settings 50%: 0.6100" in script.judge_coverage(table(script), tried=1).numbers
 
 
 def test_methods_are_ordered_on_the_splits_that_they_share(script: Any) -> None:
@@ -157,6 +180,15 @@ def test_the_package_of_the_source_is_met_or_not(script: Any) -> None:
     assert slow.verdict == worse.verdict == script.NOT_REPRODUCED
     assert script.judge_bde_as_normal(table(script), "").verdict == script.NOT_RUN
     assert script.judge_bde_as_normal(table(script), "1.0.2").verdict == script.REPRODUCED
+    assert script.judge_bde_rmse(table(script), "").verdict == script.NOT_RUN
+    assert script.judge_bde_rmse(table(script), "1.0.2").verdict == script.REPRODUCED
+    larger = script.judge_bde_rmse(table(script, SAMPLED={"rmse": [0.126, 0.137]}), "1.0.2")
+    assert larger.verdict == script.NOT_REPRODUCED
+    assert "higher by 0.0065 +- 0.0005" in larger.numbers
+    # Too wide an error shows nothing, either way.
+    wide = {"SAMPLED": {"nll": [-0.62, -1.18], "log_score": [0.64, 1.24], "rmse": [0.10, 0.16]}}
+    for judge in (script.judge_bde, script.judge_bde_as_normal, script.judge_bde_rmse):
+        assert judge(table(script, **wide), "1.0.2").verdict == script.NOT_RUN
     as_a_normal = table(script, SAMPLED={"nll": [-0.85, -0.83]})
     assert script.judge_bde(as_a_normal, "1.0.2").verdict == script.REPRODUCED
     assert script.judge_bde_as_normal(as_a_normal, "1.0.2").verdict == script.NOT_REPRODUCED
@@ -198,7 +230,7 @@ def test_a_tiny_run_writes_everything(script: Any, tmp_path: Path) -> None:
     for name in FIGURES:
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
     content = json.loads((tmp_path / "results.json").read_text())
-    assert len(content["verdicts"]) == len(study.verdicts) == 11
+    assert len(content["verdicts"]) == len(study.verdicts) == 12
     assert content["verdicts"][-1]["verdict"] == script.NOT_RUN
     methods = {row["method"] for row in study.tables["scores"]}
     assert methods == set(script.COLOURS) - {script.BDE}
