@@ -19,8 +19,10 @@ import importlib
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -41,8 +43,9 @@ USUAL_MEMORY = 2 * 2**30
 SHARE = 0.9
 # Seconds between two looks of a process at its memory and at who started it.
 INTERVAL = 0.25
-# Where the processes of this machine keep what they compile, in a folder of their own.
-PROGRAMS = "programs"
+# Where the processes of this machine keep what they compile, in a folder of the call: the number of the process that
+# made it follows.
+_FOLDER, PROGRAMS = "ppl-bnn-", "programs"
 # The exit status of a process that went over its ceiling.
 OVER_CEILING = 77
 # Seconds in which a cluster has to answer.
@@ -172,6 +175,12 @@ def gpus() -> tuple[str, ...]:
         return tuple(found[: found.index("-1")] if "-1" in found else found)
     folder = Path("/proc/driver/nvidia/gpus")
     return tuple(str(index) for index in range(len(list(folder.iterdir())))) if folder.is_dir() else ()
+
+
+def device_inside(engine: Engine, device: str) -> str:
+    """What `device` is called where the work is done: a process elsewhere sees its own GPU alone, as the first."""
+    kind, _ = resolve_device(device)
+    return device if engine.kind == "sequential" or kind != "cuda" else kind
 
 
 def machine_memory() -> int | None:
@@ -346,7 +355,8 @@ def _place(engine: Engine, jobs: int | None, device: str, memory: int | None) ->
         yield "sequential", 1
     elif engine.kind == "local":
         count, allowed = share(jobs, device, memory)
-        with tempfile.TemporaryDirectory(prefix="ppl-bnn-") as folder:
+        _sweep()
+        with tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{os.getpid()}-") as folder:
             yield _processes(allowed, folder), count
     else:
         with _CLUSTERS[engine.kind](engine.address, device) as (backend, room):
@@ -355,6 +365,27 @@ def _place(engine: Engine, jobs: int | None, device: str, memory: int | None) ->
                     "engine: " + message("a cluster with processes", f"{engine}, without", "some")
                 )
             yield backend, min(room, jobs or room)
+
+
+def _sweep() -> None:
+    """Remove the folders of calls whose process was killed: their programs serve nobody."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
+        owner = folder.name.removeprefix(_FOLDER).partition("-")[0]
+        if owner.isdigit() and not _lives(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lives(process: int) -> bool:
+    """Whether there is such a process; where nobody can say, there is."""
+    if sys.platform == "win32":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _processes(allowed: Share, folder: str) -> Any:
@@ -522,6 +553,11 @@ def _ray(address: str, device: str) -> Iterator[tuple[Any, int]]:
             return super().configure(max(2, n_jobs), parallel, **settings)
 
     mine = not ray.is_initialized()
+    if not mine and address != "auto":
+        came = f"ray://{address}, while this process is connected to another already"
+        raise InputError(
+            "engine: " + message("the cluster of this process", came, "'ray://auto', or ray.shutdown()")
+        )
     if mine:
         where = address if address == "auto" or "://" in address else f"ray://{address}"
         try:
@@ -532,7 +568,8 @@ def _ray(address: str, device: str) -> Iterator[tuple[Any, int]]:
             ) from error
     try:
         resources = ray.cluster_resources()
-        on_gpus = resolve_device(device)[0] == "cuda"
+        kind = resolve_device(device)[0]
+        on_gpus = kind == "cuda" or (kind == "auto" and resources.get("GPU", 0) >= 1)
         room = int(resources.get("GPU" if on_gpus else "CPU", 0))
         if room == 1:
             raise InputError(

@@ -25,7 +25,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -200,7 +200,7 @@ class Grid:
             raise InputError("resume: " + message("True or False", repr(resume), "resume=True"))
         _refuse_occupied(self, out)
         plan = self._plan
-        tasks = plan.tasks()
+        tasks = plan.tasks(engines.device_inside(place, self.device))
         folder = comparison.writable(out)
         with _locked(folder):
             # First of all, so that a folder with anything else in it is that of a grid, whenever a kill comes.
@@ -372,8 +372,8 @@ class _Plan:
             if not resume or _unfinished(store, self.cells[index].cell, retry_failed)
         ]
 
-    def tasks(self) -> list[tuple[Any, ...]]:
-        """The arguments of `cells.computed` for each cell.
+    def tasks(self, device: str) -> list[tuple[Any, ...]]:
+        """The arguments of `cells.computed` for each cell. device: what it is called where they are computed.
 
         Raises
         ------
@@ -382,7 +382,7 @@ class _Plan:
         written = {}
         for labels, work in self.works.items():
             try:
-                written[labels] = work.written()
+                written[labels] = replace(work, device=device).written()
             except Exception as error:
                 what = f"{type(error).__name__}: {error}"
                 raise InputError(

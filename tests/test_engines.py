@@ -92,6 +92,31 @@ def test_each_process_has_its_share_of_the_cores_and_a_gpu(monkeypatch: pytest.M
     assert os.environ.get("NPROC") is None
 
 
+def test_a_process_sees_its_gpu_as_the_first() -> None:
+    assert [engines.device_inside(LOCAL, each) for each in ("auto", "cpu", "cuda", "cuda:1")] == [
+        "auto",
+        "cpu",
+        "cuda",
+        "cuda",
+    ]
+    assert engines.device_inside(Engine("dask", "host:1"), "cuda:1") == "cuda"
+    assert engines.device_inside(Engine("sequential"), "cuda:1") == "cuda:1"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="processes are looked up as in POSIX")
+def test_what_a_killed_call_left_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    names = [f"ppl-bnn-{ended.pid}-abc", f"ppl-bnn-{os.getpid()}-abc", "ppl-bnn-other", "mine"]
+    for name in names:
+        (tmp_path / name / "programs").mkdir(parents=True)
+    assert outcomes(dies, [(0,)], jobs=1) == {0: 0}
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(names[1:])
+
+
 def test_a_piece_that_ends_its_process_is_lost_and_the_others_are_not() -> None:
     found = outcomes(dies, [(number,) for number in range(5)], jobs=2)
     lost = found.pop(2)
@@ -302,6 +327,12 @@ def ray() -> Iterator[str]:
     subprocess.run([*command, "stop", "--force"], **quiet)
 
 
+@pytest.fixture
+def ray_client(ray: str) -> str:
+    """The same cluster by its address, as from another machine."""
+    return "ray://127.0.0.1:26001"
+
+
 def cluster_grid() -> Grid:
     return Grid(
         models=["linear_regression"],
@@ -316,7 +347,7 @@ def cluster_grid() -> Grid:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("place", ["dask", "ray"])
+@pytest.mark.parametrize("place", ["dask", "ray", "ray_client"])
 def test_a_grid_on_a_cluster_is_the_grid_of_this_machine(
     place: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -335,7 +366,7 @@ def test_a_grid_on_a_cluster_is_the_grid_of_this_machine(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("place", ["dask", "ray"])
+@pytest.mark.parametrize("place", ["dask", "ray", "ray_client"])
 def test_a_piece_that_ends_its_process_is_lost_on_a_cluster(
     place: str, request: pytest.FixtureRequest
 ) -> None:

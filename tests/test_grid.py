@@ -21,7 +21,7 @@ import pytest
 from scipy import stats
 
 import ppl_bnn as bnn
-from ppl_bnn import cells, comparison, scores, splits
+from ppl_bnn import cells, comparison, processes, scores, splits
 from ppl_bnn import grid as grid_module
 from ppl_bnn.comparison import compare
 from ppl_bnn.data import Splits, Table
@@ -565,6 +565,12 @@ def test_the_versions_of_a_key_are_of_the_system_that_fits() -> None:
 
     (planned,) = Grid([plain], [table(1)], {"zero": Zero()}, "random:1@0.8")._plan.cells
     assert set(json.loads(planned.parts)["method"]["versions"]) == {"ppl-bnn", "pyro-ppl", "torch"}
+
+
+def test_a_numbered_gpu_is_the_only_one_that_a_process_elsewhere_sees() -> None:
+    for device in ("cuda", "cpu"):
+        (work, *_) = one()._plan.tasks(device)[0]
+        assert processes.read(work).device == device
 
 
 def test_what_ends_after_a_fit_is_a_row_with_its_reason(
