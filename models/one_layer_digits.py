@@ -1,13 +1,14 @@
-"""Digits by one hidden layer with two learned scales: the neural network of posteriordb.
+"""Digits by one hidden layer with two learned scales, after the neural network of posteriordb.
 
     v_1, v_2 ~ InverseGamma(nu / 2, nu q / 2), one for each layer, with its own q
     alpha_jk ~ N(0, v_1), biases too      h_n = tanh(x_n alpha)                               H = width hidden units
     beta_kc  ~ N(0, v_2), biases too      f_n = (0, h_n beta)      P(y_n = c | x_n) = exp(f_nc) / sum_c' exp(f_nc')
 
-The first class has the logit 0, the others c = 2..C have one each. nu = 1/2 and q = (0.05 / M^2)^2 with M the inputs of
-the layer (F or H), a vague prior with most of its mass at tiny scales and a tail that reaches far. In the program of
-posteriordb the two numbers stand the other way round, nu = (0.05 / M^2)^2 and q = 1/2, which is log-uniform to all
-digits and has no draws that a computer can hold; `exchanged=True` is that program, for comparison with its draws.
+The first class has the logit 0 (1 with `exchanged`), the others c = 2..C have one each. nu = 1/2 and q = (0.05 / M^2)^2
+with M the inputs of the layer (F or H), a vague prior with most of its mass at tiny scales and a tail that reaches far.
+The program of posteriordb has these two numbers, too, but biases ~ N(0, 1), and the first class has the logit 1. An
+early version (commit 0c9534e) has biases as here and the numbers the other way round, nu = (0.05 / M^2)^2 and q = 1/2,
+which is log-uniform to all digits and has no draws that a computer can hold; `exchanged=True` is that program.
 
 Sizes: (F + 1) H + (H + 1) (C - 1) + 2 numbers (751 on its default data).
 Default data: digits (1797 images of 8 x 8 pixels, 10 classes), standardised; `mnist` for the images of posteriordb.
@@ -34,7 +35,7 @@ DATA = "digits"
 def model(x: Any, y: Any = None, *, classes: int = 10, width: int = 10, exchanged: bool = False) -> None:
     """One hidden layer of `width` tanh units, `classes` - 1 free logits, and one variance for each layer.
 
-    x: (N, F). y: (N,), labels 0..classes-1. exchanged: the prior of the variances as the program of posteriordb has it.
+    x: (N, F). y: (N,), labels 0..classes-1. exchanged: the early version of the program.
     """
 
     def layer(name: str, inputs: int) -> priors.Normal:
@@ -45,5 +46,6 @@ def model(x: Any, y: Any = None, *, classes: int = 10, width: int = 10, exchange
 
     h = ops.tanh(bnn.dense("hidden0", x, width, layer("hidden0", int(x.shape[1]))))
     logits = bnn.dense("output", h, classes - 1, layer("output", width))
-    f = ops.concatenate([ops.zeros_like(logits[:, :1]), logits])
+    first = (ops.ones_like if exchanged else ops.zeros_like)(logits[:, :1])
+    f = ops.concatenate([first, logits])
     bnn.observe(y, f, likelihoods.Categorical())

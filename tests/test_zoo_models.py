@@ -274,14 +274,11 @@ def wide_network(w: Values, x: np.ndarray, y: np.ndarray) -> float:
     return total + regression(layers(w, x, relu)[:, 0], y, 0.7)
 
 
-def one_layer_digits(
-    w: Values, x: np.ndarray, y: np.ndarray, numbers: tuple[tuple[float, float], ...] = ()
-) -> float:
-    numbers = numbers or tuple((0.5, (0.05 / inputs**2) ** 2) for inputs in (FEATURES, UNITS))
+def one_layer_digits(w: Values, x: np.ndarray, y: np.ndarray) -> float:
     total = 0.0
-    for layer, (degrees, scale) in zip(("hidden0", "output"), numbers, strict=True):
-        variance = w[f"{layer}.variance"]
-        total += stats.invgamma(degrees / 2.0, scale=degrees * scale / 2.0).logpdf(variance)
+    for layer, inputs in (("hidden0", FEATURES), ("output", UNITS)):
+        variance, q = w[f"{layer}.variance"], (0.05 / inputs**2) ** 2
+        total += stats.invgamma(0.25, scale=0.25 * q).logpdf(variance)
         total += normal(w[f"{layer}.weight"], np.sqrt(variance))
         total += normal(w[f"{layer}.bias"], np.sqrt(variance))
     free = layers({name: value for name, value in w.items() if "variance" not in name}, x, np.tanh)
@@ -289,9 +286,20 @@ def one_layer_digits(
 
 
 def of_posteriordb(w: Values, x: np.ndarray, y: np.ndarray) -> float:
-    """With the shape and the scale that stand in its program."""
-    numbers = tuple(((0.05 / inputs**2) ** 2, 0.5) for inputs in (FEATURES, UNITS))
-    return one_layer_digits(w, x, y, numbers)
+    """nn_rbm1bJ10.stan of posteriordb at commit 0c9534e, line by line; its y counts classes from 1."""
+    ones, total = np.ones((ROWS, 1)), 0.0
+    alpha = np.vstack([w["hidden0.bias"], w["hidden0.weight"]])
+    beta = np.vstack([w["output.bias"], w["output.weight"]])
+    hidden = np.tanh(np.hstack([ones, x]) @ alpha)
+    v = np.hstack([ones, np.hstack([ones, hidden]) @ beta])
+    for matrix, inputs, sigma2 in (
+        (alpha, FEATURES, w["hidden0.variance"]),
+        (beta, UNITS, w["output.variance"]),
+    ):
+        nu, s2 = (0.05 / inputs**2) ** 2, 0.5
+        total += stats.invgamma(nu / 2.0, scale=nu * s2 / 2.0).logpdf(sigma2)
+        total += normal(matrix, np.sqrt(sigma2))
+    return float(total) + logits(v, y)
 
 
 def latent_inputs(w: Values, x: np.ndarray, y: np.ndarray) -> float:
