@@ -1,10 +1,11 @@
 """Regression by a network most of whose weights are zero: a spike and a slab for each.
 
-    w ~ probability N(0, slab^2 / n) + (1 - probability) N(0, (slab / 100)^2 / n),      n the fan-in of its layer
+    w ~ probability N(0, slab^2 / n) + (1 - probability) N(0, (slab / 100)^2 / n)
     h_n = tanh(x_n W1 + b1)      f_n = h_n W2 + b2      s ~ HalfNormal(noise_scale)      y_n | x_n ~ N(f_n, s^2)
 
-With relaxed=True the spike is at zero exactly, and a gate z between 0 and 1 stands before each weight:
-w = slab z e / sqrt(n) with e ~ N(0, 1) and z from the concrete distribution at temperature 1/2.
+n is the fan-in of its layer, 1 for a bias. With relaxed=True a gate z between 0 and 1 stands before each weight, and
+the spike is what gates near 0 leave (an atom at zero only as the temperature goes to 0): w = slab z e / sqrt(n) with
+e ~ N(0, 1) and z from the concrete distribution at temperature 1/2.
 
 Sizes: with H hidden units (F + 2) H + 2 numbers (122 on its default data), nearly twice that where relaxed.
 Default data: diabetes (442 rows, 10 features, one target), standardised: a few features carry most of what is known.

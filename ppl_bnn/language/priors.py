@@ -246,14 +246,15 @@ class SpikeAndSlab:
     `slab` and `spike` are standard deviations; spike is slab / 100 unless given. The narrower it is, the deeper the
     well at zero, and the harder it is for any method to leave it.
 
-    Relaxed (relaxed=True), with the spike at zero exactly and a gate z between 0 and 1 in front of each weight, from
-    the concrete distribution (Maddison, Mnih and Teh 2017; Jang, Gu and Poole 2017), RelaxedBernoulli in both systems:
+    Relaxed (relaxed=True), with a gate z between 0 and 1 in front of each weight, from the concrete distribution
+    (Maddison, Mnih and Teh 2017; Jang, Gu and Poole 2017), RelaxedBernoulli in both systems:
 
         w = slab * z * e,   e ~ N(0, 1),   logit(z) = (logit(probability) + noise) / temperature,
 
-    with noise from the standard logistic distribution. As `temperature` falls (0.5 unless given), gates go to 0 or 1,
-    and w to a spike and slab. The latent sites are `name.logit`, logit(z) on the real line, and `name.base`, e; the
-    gate `name.gate` and the weight `name` are deterministic sites.
+    with noise from the standard logistic distribution. The spike is what gates near 0 leave: no w is zero exactly. As
+    `temperature` falls (0.5 unless given), gates go to 0 or 1, and w to a slab and an atom at zero. The latent sites
+    are `name.logit`, logit(z) on the real line, and `name.base`, e; the gate `name.gate` and the weight `name` are
+    deterministic sites.
 
     With scale="fan_in" both standard deviations are divided by sqrt(fan_in); a number multiplies both.
     """
