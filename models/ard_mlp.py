@@ -10,10 +10,12 @@ Source: D. J. C. MacKay, Bayesian non-linear modelling for the prediction compet
 Learning for Neural Networks (1996), chapters 1 and 4.
 
 What is hard about its posterior: r_j and the weights out of input j are known as a product only. The latent variables
-are r_j and W1_jk / r_j, so an input that does nothing makes no funnel, but one that does makes a curved ridge. Of
-several inputs that say the same, any may be the relevant one: modes that the sampler has to cross. The posterior of r_j
-for an idle input is its prior cut off from above, never a spike at zero: read r_j beside its prior. MAP and
-Laplace fit one point of the ridge; with many hidden units r_j is well determined and they do well.
+are r_j and e_jk = sqrt(F) W1_jk / r_j, so an input that does nothing makes no funnel, but one that does makes a curved
+ridge. Of several inputs that say the same, any may be the relevant one: modes that the sampler has to cross. The
+posterior of r_j for an idle input is its prior cut off from above, never a spike at zero: read r_j beside its prior.
+MAP and Laplace fit one point of the ridge, and a poor one: at the mode sum_k e_jk^2 is about 1 for an input in use,
+where draws have about H, so that r_j is too large for its weights by about sqrt(H), and these cost next to nothing: the
+mode overfits, and the more hidden units, the more. Rank inputs by draws.
 """
 
 from __future__ import annotations
