@@ -11,11 +11,11 @@ Default data: breast_cancer (569 rows, 30 features, 2 classes), standardised. Th
 Source: D. Basov, Bayesian neural networks (in Russian, a public note with its repository); scales for whole tensors,
 `per="tensor"`, in A. Wu et al., Deterministic variational inference for robust Bayesian neural networks (2019).
 
-What is hard about its posterior: it has none until a variational fit has found the scales, so `SVI` serves it and all
-other methods refuse it by name (`transforms.with_prior_scales` is the model at the scales found, for them). The bound
-is one on log p(y | s) with as many free scales as weights, which nothing charges for: it is no evidence to choose a
-width by. The optima are far apart: some starts find a fit that uses the features and some leave most weights idle, so
-several are needed (`SVI(restarts=)`), and the bound tells them apart.
+What is hard about its posterior: it has none until a variational fit has found the scales, so `SVI` and ensembles of it
+serve it, and all other methods refuse it by name (`transforms.with_prior_scales` is the model at the scales found, for
+them). The bound is one on log p(y | s) with as many free scales as weights, which nothing charges for: it is no
+evidence to choose a width by. The optima are far apart: some starts find a fit that uses the features and some leave
+most weights idle, so several are needed (`SVI(restarts=)`), and the bound tells them apart.
 """
 
 from __future__ import annotations

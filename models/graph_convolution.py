@@ -1,6 +1,6 @@
 """Classification of the nodes of a graph: a node and its neighbours are added up before each linear map.
 
-    A_nm = 1 where rows are neighbours, else 0, A_nn = 0      S = D^(-1/2) (A + 1) D^(-1/2)      D_nn = 1 + sum_m A_nm
+    A_nm = 1 where rows are neighbours, else 0, A_nn = 0   S = D^(-1/2) (A + identity) D^(-1/2)   D_nn = 1 + sum_m A_nm
     W1_jk ~ N(0, sigma^2 / F)    b1_k ~ N(0, sigma^2)         h = tanh(S x W1 + b1)              H = width hidden units
     W2_kc ~ N(0, sigma^2 / H)    b2_c ~ N(0, sigma^2)         f = S h W2 + b2                    c = 1..C
     P(y_n = c | x) = exp(f_nc) / sum_c' exp(f_nc')
@@ -20,9 +20,10 @@ training rows, and what is said of one changes with those that come along: predi
 an adjacency in the data a prediction is about a graph of as many nodes.
 
 What is hard about its posterior: adding up makes neighbours alike, so a label speaks for a whole neighbourhood, a wrong
-label or a wrong edge too, and the posterior is as narrow as if they were right. S has a null space on dense graphs, and
-what lies in it is known from the prior alone. Copies of modes and separable classes are those of classification_mlp.
-Rows interact: no mini-batches, no curvature by factors.
+label or a wrong edge too, and the posterior is as narrow as if they were right. Where most rows have the same
+neighbours, the rows of S x span few directions, and what of W1 is orthogonal to them keeps its prior. Copies of modes
+and separable classes are those of classification_mlp. Rows interact: no mini-batches, no local reparameterisation or
+Flipout, and of Laplace curvature="hessian" or engine="guide" alone.
 """
 
 from __future__ import annotations
