@@ -5,7 +5,7 @@
     W2_k ~ N(0, sigma^2 / H)     b2 ~ N(0, sigma^2)           f_n = x_n . a + tanh(x_n W1 + b1) W2 + b2
     s ~ HalfNormal(noise_scale)  y_n | x_n ~ N(f_n, s^2)
 
-Given what came before, rows are independent: their product is the density of the series after its first F values.
+Given the weights, the density of the series after its first F values is the product over rows of p(y_n | x_n).
 
 Sizes: (F + 2) H + F + 2 numbers (60 on its default data).
 Default data: mackey_glass (400 rows, 8 lags of a chaotic series with measurement noise), standardised. Its rows are

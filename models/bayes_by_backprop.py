@@ -7,7 +7,7 @@
 Sizes: with the two hidden layers of the default (F + 1) H + (H + 1) H + H + 1 numbers (661 on its default data).
 Default data: diabetes (442 rows, 10 features, one target), standardised: a linear fit leaves a noise of about 0.7.
 Source: C. Blundell, J. Cornebise, K. Kavukcuoglu and D. Wierstra, Weight uncertainty in neural networks (2015), whose
-method is `SVI(guide="normal")`. Widths, scales and a noise of 1 are those of a well-known exercise on a sine curve.
+method is `SVI(guide="normal")`. Widths and scales are those of a well-known exercise on a sine curve; its noise is 1.
 
 What is hard about its posterior: the mixture has a sharp peak at zero with broad shoulders, so each weight is asked
 whether it is in use, and there are as many answers as subsets. The divergence from it has no closed form. A mean-field

@@ -11,12 +11,13 @@ Source: D. J. C. MacKay, The evidence framework applied to classification networ
 Learning for Neural Networks (1996). A logit for every class, rather than C - 1 of them, keeps the prior the same for
 all classes.
 
-What is hard about its posterior: adding one number to all logits of a row changes nothing, so a direction of the
-last layer has its prior for a posterior; with the symmetric copies of every mode (see regression_mlp) convergence
-is to be judged by probabilities and the log likelihood. Where classes can be separated the likelihood rises with
-the size of the weights and only the prior bounds it: the posterior is strongly skewed towards large weights, the
-mode is far from the mean, and a Gaussian around the mode has much of its mass where the fit is bad. Laplace is
-usable because it linearises; draws of the network itself from the same Gaussian are not.
+What is hard about its posterior: adding one number to all logits of a row changes nothing, so H + 1 directions of the
+last layer, one for each hidden unit and one for the biases, have their prior for a posterior; with the symmetric copies
+of every mode (see regression_mlp) convergence is to be judged by probabilities and the log likelihood. Where classes
+can be separated the likelihood rises with the size of the weights and only the prior bounds it: the posterior is
+strongly skewed towards large weights, the mode is far from the mean, and a Gaussian around the mode has much of its
+mass where the fit is bad. Laplace is usable because it linearises; draws of the network itself from the same Gaussian
+are not.
 """
 
 from __future__ import annotations

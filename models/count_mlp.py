@@ -2,7 +2,7 @@
 
     W1_jk ~ N(0, sigma^2 / F)    b1_k ~ N(0, sigma^2)    h_n = tanh(x_n W1 + b1)           H = width hidden units
     W2_k  ~ N(0, sigma^2 / H)    b2   ~ N(0, level^2)    m_n = exp(h_n W2 + b2)
-    r ~ LogNormal(1, 1)          y_n | x_n ~ NegativeBinomial, mean m_n and variance m_n + m_n^2 / r
+    log r ~ N(1, 1)              y_n | x_n ~ NegativeBinomial, mean m_n and variance m_n + m_n^2 / r
 
 With overdispersed=False there is no r, and y_n | x_n ~ Poisson(m_n), whose variance is m_n.
 

@@ -11,8 +11,8 @@ Source: S. Ghosh, J. Yao and F. Doshi-Velez, Structured variational learning of 
 priors (2018); the slab c is that of J. Piironen and A. Vehtari, Sparsity information and regularization in the
 horseshoe and other shrinkage priors (2017).
 
-What is hard about its posterior: a unit's weights are a product of three variables, of which the data see one. The
-half-Cauchy tails of r and tau let scales wander over orders of magnitude, and which units are on is settled anew at
+What is hard about its posterior: a unit's weights are products of three variables, and the data see the product alone.
+The half-Cauchy tails of r and tau let scales wander over orders of magnitude, and which units are on is settled anew at
 every copy of a mode (see regression_mlp): chains differ in who does the work and agree in what is done. NUTS wants
 small steps (target_accept=0.95 or more); a Gaussian in log r is a poor picture of "all or nothing", and its mean-field
 version cuts the tie between scale and weights, which is what carries the shrinkage.

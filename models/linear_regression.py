@@ -10,8 +10,8 @@ is Gaussian in closed form; with s sampled, only the one-dimensional integral ov
 
 What is hard about its posterior: nothing, and that is its use. It has one mode and is close to Gaussian, so every
 method should agree with NUTS here; a method that does not is wrong, or was stopped too early. Correlated features
-make correlated weights: mean-field SVI gets their means right and their standard deviations too small, by the
-factor sqrt((1 - R_j^2)) where R_j^2 is how well feature j is predicted by the others.
+make correlated weights: mean-field SVI gets their means right and their standard deviations too small, by about the
+factor sqrt(1 - R_j^2) where R_j^2 is how well feature j is predicted by the others.
 """
 
 from __future__ import annotations

@@ -8,10 +8,11 @@ Default data: breast_cancer (569 rows, 30 features, 2 classes), standardised, fo
 Source: D. J. Spiegelhalter and S. L. Lauritzen, Sequential updating of conditional probabilities on directed
 graphical structures (1990); C. M. Bishop, Pattern Recognition and Machine Learning (2006), section 4.5.
 
-What is hard about its posterior: little, for its density is log-concave: one mode, and MAP is that of scikit-learn's
-penalised fit. Where a plane separates the classes, and with 30 features one does here, the likelihood has no maximum:
-it rises with the length of w, the prior alone holds it back, and the posterior leans towards long w. Then the mode is
-shorter than the mean, and a Gaussian around it is too sure in one direction and not sure enough in the other.
+What is hard about its posterior: little, for its density is log-concave: one mode, and MAP is scikit-learn's penalised
+fit with C = scale^2 and the intercept penalised too (a column of ones, fit_intercept=False). Where a plane separates
+the classes, and with 30 features one does here, the likelihood has no maximum: it rises with the length of w, the prior
+alone holds it back, and the posterior leans towards long w. Then the mode is shorter than the mean, and a Gaussian
+around it is too sure in one direction and not sure enough in the other.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@
     c ~ N(0, 1)            u ~ HalfNormal(1)    d_g ~ N(0, 1)           b_g = c + u d_g
     f_n = sum_k h_nk v_k,g(n) + b_g(n)          s ~ HalfNormal(noise_scale)          y_n | x_n ~ N(f_n, s^2)
 
-Where t and u are 0 all groups are one (complete pooling); where they are large each is fitted by itself.
+Where t and u are 0 all groups have one head, and differ by what the hidden layer makes of `column` alone; where they
+are large each head is fitted by itself.
 
 Sizes: (F + G + 2) H + G + 4 numbers (118 on its default data).
 Default data: diabetes (442 rows, 10 features, one target), standardised; its groups are the two sexes (column 1).
@@ -14,9 +15,10 @@ Groups 0, 1, 2, ... in a column as it comes are cuts=(0.5, 1.5, ...).
 Source: B. Bakker and T. Heskes, Task clustering and gating for Bayesian multitask learning (2003); A. Gelman and
 J. Hill, Data Analysis Using Regression and Multilevel/Hierarchical Models (2007), chapter 12, on partial pooling.
 
-What is hard about its posterior: t and u are known from G groups only, and with two of them hardly beyond their prior:
-say what it is. Differences e are in units of t, so that t near 0 makes no funnel; with many groups of many rows the
-centred form would mix better. The copies of each mode (see regression_mlp) turn all heads at once.
+What is hard about its posterior: u is known from G groups only, t from H (G - 1) differences, of which the data see
+few. Two groups bound both from above and hardly from below: report them beside their prior. Differences e are in units
+of t, so that t near 0 makes no funnel; with many groups of many rows the centred form would mix better. The copies of
+each mode (see regression_mlp) turn all heads at once.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@
 Sizes: (F + C + 1) H + C + 3 numbers (176 on its default data).
 Default data: wine (178 rows, 13 features, 3 classes), standardised.
 Source: R. M. Neal, Bayesian Learning for Neural Networks (1996), chapters 1 and 3. The mean of t_g is
-1 / scale^2; his own `degrees`, a half or so, are vaguer than the 4 here. A group has the variance 1 / t_g whatever its
-fan-in, so the prior over f has a limit as H grows.
+1 / scale^2; his own `degrees`, a half or so, are vaguer than the 4 here. A weight has the variance 1 / (fan-in t_g), so
+what a group adds to a unit has 1 / t_g whatever the fan-in (for inputs of size 1), and the prior over f has a limit as
+H grows.
 
 What is hard about its posterior: how large the weights are is learned from as many of them as the group holds. Centred,
 weights and scale make a funnel, and the joint density has a spike at zero weights that MAP falls into; here the

@@ -14,8 +14,8 @@ distribution are M. Betancourt, Ordinal regression (2019).
 What is hard about its posterior: less than with a logit for each class (see classification_mlp): one function serves
 all of them, and no direction is left to its prior. The scale of f is seen through the cut points only: large weights
 and cut points far apart say the same as small and close, with one difference, how sharp the borders are, which takes
-many rows. A class that hardly occurs leaves its two cut points together, in a corner of the simplex. The symmetric
-copies of every mode (see regression_mlp) are there as ever.
+many rows. A class that hardly occurs draws its two cut points together, or, at an end, its one cut point far out: p
+lies near a face of the simplex. The symmetric copies of every mode (see regression_mlp) are there as ever.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Classification of images by a small residual network, normalised without reference to other rows.
 
-    w ~ N(0, sigma^2 / fan-in)      fan-in of a convolution: 3 x 3 times its channels
+    w ~ N(0, sigma^2 / fan-in), fan-in of a convolution: k k times its channels       the bias of dense ~ N(0, sigma^2)
     FRN(x) = x / sqrt(mean of x^2 over places + 10^-6) * gain + bias        gain ~ N(1, 1/16)      bias ~ N(0, 1)
     a(x) = max(x, t)                                                        t ~ N(0, 1/16)
     h_0 = a(FRN(conv(image)))     h_(l+1) = a(FRN(conv(a(FRN(conv(h_l))))) + S(h_l))      a block for each of `channels`
     f = dense(mean of h over places)        P(y_n = c | x_n) = exp(f_nc) / sum_c' exp(f_nc')        c = 1..C
 
-S is the identity or, where a block has a stride of 2 and other channels, a convolution 1 x 1. Gains, biases and
-thresholds t are one for each channel. Batch normalisation would tie the rows of a batch together, and there would be no
-distribution of a row given the weights: filter response normalisation looks at one row.
+S is the identity or, where a block has a stride of 2 or other channels, a convolution 1 x 1. Convolutions have no bias;
+gains, biases and thresholds t are one for each channel. Batch normalisation would tie the rows of a batch together, and
+there would be no distribution of a row given the weights: filter response normalisation looks at one row.
 
 Sizes: 826 numbers on its default data. He's network of 6 b + 2 layers is channels=(16, 32, 64), blocks=b.
 Default data: digits (1797 images of 8 x 8 pixels, 10 classes), standardised. `mnist` is `--data mnist`.

@@ -2,7 +2,7 @@
 
     W1_jk ~ N(0, sigma^2 / F)    b1_k ~ N(0, sigma^2)    h_n = tanh(x_n W1 + b1)           H = width hidden units
     W2_k  ~ N(0, sigma^2 / H)    b2   ~ N(0, sigma^2)    f_n = h_n W2 + b2
-    s ~ HalfNormal(noise_scale)      e ~ Gamma(2, 1/10)      v = 2 + e
+    s ~ HalfNormal(noise_scale)      e ~ Gamma(2, rate 1/10)      v = 2 + e
     y_n | x_n ~ f_n + s t_v          a standard deviation of s sqrt(v / (v - 2))
 
 Above two degrees of freedom the noise has a variance, and a prediction a mean. With df given, v = df and there is no e.
@@ -15,9 +15,10 @@ the prior of v, without the 2, is that of M. A. Juarez and M. F. J. Steel, Model
 data based on skew-t distributions (2010).
 
 What is hard about its posterior: besides the symmetric copies of every mode (see regression_mlp), a row that lies off
-can be an outlier under small v, or the network can bend towards it under large v; with several such rows there are
-modes for who is which. -log p(y | f) is not convex, and its Hessian is negative for outliers: the Fisher information
-takes its place in Laplace. Large v can hardly be told apart: there the posterior of e is its prior, with a long tail.
+can be an outlier under small v, or the network can bend towards it under large v; with several such rows there is a
+mode for each choice of the outliers. -log p(y | f) is not convex, and its Hessian is negative for outliers: the Fisher
+information takes its place in Laplace. Large v can hardly be told apart: there the posterior of e is its prior, with a
+long tail.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     W1_jk ~ N(0, sigma^2 / F)    b1_k ~ N(0, sigma^2)    h_n = tanh(x_n W1 + b1)           H = width hidden units
     W2_k  ~ N(0, sigma^2 / H)    b2   ~ N(0, level^2)    f_n = h_n W2 + b2
-    k ~ LogNormal(0, 1 / 2)      P(T_n > t | x_n) = exp(-(t / exp(f_n))^k)
+    log k ~ N(0, 1 / 4)          P(T_n > t | x_n) = exp(-(t / exp(f_n))^k)
     y_n = (T_n, 1) where the event was seen; (c_n, 0) where T_n > c_n is all that is known
 
 Of those with a scale exp(f_n), 37 % outlive it. Times are stretched by exp(f_n) (accelerated failure times) and the

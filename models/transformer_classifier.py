@@ -15,9 +15,9 @@ architecture (2020), for LN in front; patches are A. Dosovitskiy et al., An imag
 
 What is hard about its posterior: queries and keys matter as a product only, and so do values and the map after them:
 any invertible matrix between the two of a head changes nothing but the prior, a whole manifold where a network of tanh
-units has isolated copies. A bias of the keys changes nothing at all. With few images p_t is its prior for positions at
-the rim. Samplers see curved valleys, Gaussians around a mode one place on the manifold: judge by probabilities. Weights
-are used at every position, so local reparameterisation is refused.
+units has isolated copies. A bias of the keys changes nothing at all. At a position where all images look alike p_t acts
+much as a bias does and is known together with d only. Samplers see curved valleys, Gaussians around a mode one place on
+the manifold: judge by probabilities. Weights are used at every position, so local reparameterisation is refused.
 """
 
 from __future__ import annotations
