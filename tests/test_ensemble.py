@@ -320,8 +320,11 @@ def test_rows_that_belong_together_are_not_drawn():
         bnn.coupled()
         bnn.observe(y, bnn.mlp(x, [1]), likelihoods.Gaussian(0.5))
 
-    for method in (Ensemble(MAP(), 2, bootstrap=True), MAP(validation=0.2)):
-        with pytest.raises(UnsupportedError, match="taken apart"):
+    for method, instead in (
+        (Ensemble(MAP(), 2, bootstrap=True), "bootstrap=False"),
+        (MAP(validation=0.2), "validation=None"),
+    ):
+        with pytest.raises(UnsupportedError, match=f"taken apart.*; try {instead}$"):
             bnn.fit(coupled, X, Y, method)
 
 

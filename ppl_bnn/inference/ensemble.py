@@ -465,7 +465,8 @@ class Ensemble(Method):
         watch = Stopwatch()
         if self.bootstrap:
             # Whether rows can be taken apart is asked of one row fewer than there are.
-            rows_per_step(f"{self.name} bootstrap", problem, max(1, problem.rows - 1))
+            fewer = max(1, problem.rows - 1)
+            rows_per_step(f"{self.name} bootstrap", problem, fewer, advice="bootstrap=False")
         outcomes: dict[int, Outcome] = {}
         failed: dict[int, BNNError] = {}
         problems = {index: self._problem(problem, index) for index in range(self.size)}

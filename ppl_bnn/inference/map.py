@@ -150,7 +150,8 @@ class MAP(Method):
                     "at least 2 rows, one to hold out and one to fit", str(problem.rows), "validation=None"
                 )
             )
-        rows_per_step(f"{self.name} validation", problem, len(held_out(problem, self.validation)[0]))
+        rows = len(held_out(problem, self.validation)[0])
+        rows_per_step(f"{self.name} validation", problem, rows, advice="validation=None")
 
     def _outcome(self, mode: Mode) -> Outcome:
         figures = {"log_joint": mode.log_joint, "converged": float(mode.converged)}

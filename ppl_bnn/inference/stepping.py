@@ -51,9 +51,15 @@ def check_within(method: str, field: str, value: Any, low: float, high: float, a
 
 
 def rows_per_step(
-    method: str, problem: Problem, batch_size: int | None, streamed: bool = False
+    method: str,
+    problem: Problem,
+    batch_size: int | None,
+    streamed: bool = False,
+    advice: str = "batch_size=None",
 ) -> int | None:
     """The rows of a batch, None where every step takes all rows; streamed rows always come in batches.
+
+    advice: what to try with a model whose rows cannot be taken apart.
 
     Raises
     ------
@@ -73,7 +79,7 @@ def rows_per_step(
             + message(
                 "a model whose rows can be taken apart, for mini-batches",
                 f"{'bnn.rows' if program.has_local else 'bnn.coupled'} in the model",
-                "batch_size=None",
+                advice,
             )
         )
     if not program.language and "population" not in inspect.signature(program.native).parameters:
@@ -83,7 +89,7 @@ def rows_per_step(
                 "a plain model (x, y=None, *, population=None), which says so that its rows can be taken apart, for "
                 "mini-batches",
                 "a model without that argument",
-                "batch_size=None",
+                advice,
             )
         )
     return batch_size

@@ -253,9 +253,9 @@ class SWAG(Method):
         size = self._batch(problem.rows)
         # As many rows as there are, drawn with replacement, are not all rows: rows must be taken apart for any size.
         if size != problem.rows:
-            rows_per_step(self.name, problem, size)
+            rows_per_step(self.name, problem, size, advice="NUTS or SVI")
         elif problem.rows > 1:
-            rows_per_step(self.name, problem, size - 1)
+            rows_per_step(self.name, problem, size - 1, advice="NUTS or SVI")
         return size
 
     # -- where it begins
