@@ -288,9 +288,20 @@ def test_other_verdicts_follow_their_numbers(script):
     assert script.judge_minibatches([fit, fit, fit | {"elbo": -60.0}], 0.1).verdict == script.NOT_REPRODUCED
 
 
+def test_variances_are_of_both_parameters_of_the_guide(script):
+    rng = np.random.default_rng(0)
+    gradients = {"w.loc": rng.normal(size=(50, 2)), "w.rho": 3.0 * rng.normal(size=(50, 2))}
+    found = script.variances(gradients)
+    for column, name in (("variance_loc", "w.loc"), ("variance_scale", "w.rho")):
+        assert found[column] == pytest.approx(np.trace(np.cov(gradients[name], rowvar=False)))
+    with pytest.raises(KeyError, match="rho"):
+        script.variances({"w.loc": gradients["w.loc"], "w.scale": gradients["w.rho"]})
+
+
 @pytest.mark.slow
 def test_a_tiny_run_writes_tables_figures_and_verdicts(script, tmp_path, capsys):
     study = script.main(tiny=True, out=tmp_path)
+    assert all(row["variance_scale"] > 0.0 for row in study.tables["estimators"])
     said = capsys.readouterr().out
     content = json.loads((tmp_path / "results.json").read_text())
     assert len(content["verdicts"]) >= 13
