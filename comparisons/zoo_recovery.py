@@ -12,11 +12,13 @@ have their truth and their posterior in common. The verdict needs no error: each
 binomial number of simulations, and twice the mean of the p-values of all inputs is a p-value however they depend on
 each other (V. Vovk and R. Wang, Combining p-values via averaging, Biometrika 107, 2020). A model is not recovered
 where the least p-value over quantities and levels is below 1 % over their number. A simulation of which the chains have
-not converged in function space is counted, told, and judged with the rest: it is a draw like any other. Ranks of the
-truth among draws are `bnn.simulation_based_calibration`'s, one compiled program serving all simulations of a model.
+not converged in function space is counted, told, and judged with the rest: it is a draw like any other; where most
+have not, nothing is said of the model. Twenty simulations find what is grossly wrong and no more: each verdict says how
+far the intervals for f would have to be off. Ranks of the truth among draws are `bnn.simulation_based_calibration`'s,
+one compiled program serving all simulations of a model.
 
 Models of a thousand weights and more are asked for less: an ensemble of modes fitted to such data predicts new rows
-better than the prior predictive does, by the log score. Two of them also recover themselves at a smaller size. Where
+better than the prior predictive does, by the log score. Two of them are also asked for the first at a smaller size. Where
 rows interact there are no held-out inputs, and what NUTS refuses it refuses here: both are named.
 
     python comparisons/zoo_recovery.py [--tiny] [--only NAME ...] [--out DIR] [--checkpoint DIR]
@@ -288,9 +290,24 @@ def coverages(found: Calibration) -> list[Coverage]:
     ]
 
 
-def verdict_of(parts: Sequence[Coverage], simulations: int) -> str:
+def unseen(level: float, simulations: int, quantities: int) -> tuple[float, float]:
+    """The coverages, from and to, of intervals for f that pass for intervals of `level`.
+
+    All held-out inputs are taken to be covered alike, and `quantities` coverages to be judged in all.
+    """
+    from scipy.stats import binomtest
+
+    passing = [
+        count / simulations
+        for count in range(simulations + 1)
+        if 2.0 * binomtest(count, simulations, level).pvalue >= ERROR_RATE / quantities
+    ]
+    return passing[0], passing[-1]
+
+
+def verdict_of(parts: Sequence[Coverage], simulations: int, not_converged: int = 0) -> str:
     """Whether a model recovers itself."""
-    if simulations < FEWEST or not parts:
+    if simulations < FEWEST or not parts or 2 * not_converged > simulations:
         return UNDECIDED
     return RECOVERED if min(part.p for part in parts) >= ERROR_RATE / len(parts) else NOT_RECOVERED
 
@@ -394,7 +411,11 @@ def recovered(
     reasons = sorted(set(found.failures.values()))
     return {
         "kind": "recovery",
-        "row": row | {"verdict": verdict_of(parts, found.simulations), "reason": "; ".join(reasons)[:300]},
+        "row": row
+        | {
+            "verdict": verdict_of(parts, found.simulations, found.not_converged),
+            "reason": "; ".join(reasons)[:300],
+        },
         "coverage": [vars(part) for part in parts],
         "seconds": time.perf_counter() - begun,
     }
@@ -492,9 +513,15 @@ def part_of(
 
 
 def stored_part(subject: Subject, folder: Path) -> dict[str, Any] | None:
-    """What is kept of a model, if anything is."""
+    """What is kept of a model, if anything is, with the verdict on its numbers."""
     path = folder / f"{subject.file}.json"
-    return json.loads(path.read_text())["part"] if path.exists() else None
+    if not path.exists():
+        return None
+    part = json.loads(path.read_text())["part"]
+    if part["kind"] == "recovery":
+        row, parts = part["row"], [Coverage(**each) for each in part["coverage"]]
+        row["verdict"] = verdict_of(parts, row["simulations"], row["not_converged"])
+    return part
 
 
 def verdict_word(part: Mapping[str, Any]) -> Verdict:
@@ -518,10 +545,24 @@ def verdict_word(part: Mapping[str, Any]) -> Verdict:
     known = {RECOVERED: REPRODUCED, NOT_RECOVERED: NOT_REPRODUCED}
     least = row.get("least_p", np.nan)
     lost = f"; {row['failed']} failed" if row["failed"] else ""
+    limits = "; ".join(
+        f"from {low:.0%} to {high:.0%} would have passed for {level:.0%}"
+        for level in LEVELS
+        for low, high in [unseen(level, row["simulations"], len(part["coverage"]))]
+    )
     return Verdict(
         f"{label} recovers itself",
         known.get(verdict, NOT_RUN),
-        f"{verdict}: {'; '.join(words) or 'nothing finished'}; least p {least:.3g}; {doubts}{lost}",
+        f"{verdict}: {'; '.join(words)}; least p {least:.3g} (of f, {limits}); {doubts}{lost}"
+        if words
+        else f"{verdict}: nothing finished; {doubts}{lost}",
+    )
+
+
+def words_of_missing(subject: Subject) -> Verdict:
+    """Of a model that is not in the folder."""
+    return Verdict(
+        f"{subject.label} recovers itself, or is better than its prior", NOT_RUN, "not in this run"
     )
 
 
@@ -615,6 +656,9 @@ def main(
         )
     parts = [part for subject in every if (part := stored_part(subject, folder)) is not None]
     tables(study, parts)
+    for subject in every:
+        if stored_part(subject, folder) is None:
+            study.judge(words_of_missing(subject))
     drawn(parts, study.out / "coverage.png")
     study.write()
     study.say(f"written to {study.out}")

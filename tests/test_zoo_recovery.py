@@ -108,6 +108,19 @@ def test_a_posterior_that_is_too_narrow_or_too_wide_is_not_recovered(study: Any)
         assert study.verdict_of(parts, 20) == study.NOT_RECOVERED
         assert study.verdict_of(parts, 5) == study.UNDECIDED
     assert study.verdict_of([], 20) == study.UNDECIDED
+    # Of chains that have not converged, most of them, nothing is said.
+    assert study.verdict_of(parts, 20, not_converged=10) == study.NOT_RECOVERED
+    assert study.verdict_of(parts, 20, not_converged=11) == study.UNDECIDED
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9])
+def test_what_would_have_passed_is_said(study: Any, level: float) -> None:
+    low, high = study.unseen(level, 20, 4)
+    for count in range(21):
+        ranks = np.where(np.arange(20) < count, 100, 0)[:, None].repeat(3, axis=1)
+        part = study.covered("f", ranks, 199, level)
+        assert part.share == count / 20
+        assert (part.p >= study.ERROR_RATE / 4) is (low <= count / 20 <= high)
 
 
 # --- what is compared -----------------------------------------------------------------------------
