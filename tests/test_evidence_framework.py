@@ -143,10 +143,18 @@ def test_other_verdicts_follow_their_numbers(script):
     settled, moving = ({"last_change": change, "rounds": 9} for change in (1e-5, 1e-3))
     assert script.judge_convergence([settled]).verdict == script.REPRODUCED
     assert script.judge_convergence([settled, moving]).verdict == script.NOT_REPRODUCED
-    evidence, scores = np.array([-3.0, -2.0, -1.0]), np.array([-0.6, -0.5, -0.4])
-    assert script.judge_picked(evidence, scores).verdict == script.REPRODUCED
-    assert script.judge_picked(evidence, scores[::-1]).verdict == script.NOT_REPRODUCED
-    assert script.judge_picked(np.ones(3), scores).verdict == script.NOT_RUN
+    # Four starts in three modes: the best comes twice, and counts once.
+    evidence, scores = np.array([-3.0, -2.0, -1.0, -1.0]), np.array([-0.6, -0.5, -0.4, -0.4])
+    rows = scores[:, None] + 0.1 * np.random.default_rng(0).normal(size=(4, 100))
+    rows[3] = rows[2]
+    found = script.judge_picked(evidence, rows)
+    assert found.verdict == script.REPRODUCED
+    assert "3 different modes from 4 starts" in found.numbers
+    assert script.judge_picked(evidence, rows[::-1]).verdict == script.NOT_REPRODUCED
+    # Better in the mean, by less than test rows can tell.
+    near = np.array([-0.5, -0.5, -0.499, -0.499])[:, None] + (rows - rows.mean(axis=1, keepdims=True))
+    assert script.judge_picked(evidence, near).verdict == script.NOT_REPRODUCED
+    assert script.judge_picked(np.ones(4), rows).verdict == script.NOT_RUN
     diagnosis = {
         word: SimpleNamespace(verdict=word, reasons=("r",)) for word in ("converged", "not converged")
     }
@@ -155,6 +163,53 @@ def test_other_verdicts_follow_their_numbers(script):
     assert (
         script.judge_reference({"a": (p, diagnosis["not converged"], 0.0)}).verdict == script.NOT_REPRODUCED
     )
+
+
+def test_slips_are_corrected_only_where_they_do_harm(script):
+    found = {"probit_by_hand_off": 1e-15, "slip_changes_sides": 0.04}
+    assert script.judge_slip(found, 0.2, 0.1).verdict == script.CORRECTED
+    for harmless in ({"slip_changes_sides": 0.0}, {"probit_by_hand_off": 0.1}):
+        assert script.judge_slip(found | harmless, 0.1, 0.1).verdict == script.NOT_REPRODUCED
+    rows = [
+        {"alpha": alpha, "log_evidence_ggn": right, "wrong_sign": alpha, "lost_powers": -alpha}
+        for alpha, right in ((0.1, -3.0), (0.3, -1.0), (1.0, -2.0))
+    ]
+    verdict, numbers = script.judge_proof(rows)
+    assert verdict.verdict == script.CORRECTED
+    assert numbers == {"best_on_grid": 0.3, "wrong_sign": 1.0, "lost_powers": 0.1}
+    for name in ("wrong_sign", "lost_powers"):
+        inside = [row | {name: row["log_evidence_ggn"]} for row in rows]
+        assert script.judge_proof(inside)[0].verdict == script.NOT_REPRODUCED
+    assert script.judge_gaussian(0.3, -0.4, 1e8, -0.7, (0.3, 0.02)).verdict == script.CORRECTED
+    assert script.judge_gaussian(0.3, -0.4, 0.3, -0.41, (0.01, 0.02)).verdict == script.NOT_REPRODUCED
+
+
+def test_finer_precisions_are_judged_at_an_optimum_and_by_an_error(script):
+    one = {"log_evidence": -41.0, "log_score": -0.40, "error": 0.1, "alpha": "0.3", "warnings": ""}
+    row = one | {"log_evidence": -40.0, "log_score": -0.38}
+    assert script.judge_finer("layer", row, one, (0.02, 0.005)).verdict == script.REPRODUCED
+    assert script.judge_finer("layer", row, one, (0.02, 0.015)).verdict == script.NOT_REPRODUCED
+    less = row | {"log_evidence": -42.0}
+    assert script.judge_finer("layer", less, one, (0.02, 0.005)).verdict == script.NOT_REPRODUCED
+    stopped = row | {"warnings": "the alternation stopped in round 3, where no part of a step raised it"}
+    assert script.judge_finer("layer", stopped, one, (0.02, 0.005)).verdict == script.NOT_RUN
+
+
+def test_without_a_reference_no_gap_to_it_is_judged(script):
+    gaps = {"point": 0.05, "probit": 0.03, "linearised": 0.03, "sampled": 0.2}
+    assert script.judge_variance(gaps, 0.003).verdict == script.REPRODUCED
+    assert script.judge_variance(gaps | {"probit": 0.06}, 0.003).verdict == script.NOT_REPRODUCED
+    none = script.NO_REFERENCE
+    assert script.judge_variance(dict.fromkeys(gaps, none), 0.003).verdict == script.NOT_RUN
+    fit = {"gap_to_nuts": 0.05, "elbo": -50.0, "log_score": -0.4, "gamma": 9.0, "log_evidence": -40.0}
+    near = fit | {"gap_to_nuts": 0.02}
+    assert script.judge_variational(fit, near, 0.003).verdict == script.REPRODUCED
+    assert script.judge_variational(near, fit, 0.003).verdict == script.NOT_REPRODUCED
+    assert script.judge_hessian(fit, near, 0.003).verdict == script.REPRODUCED
+    assert script.judge_hessian(near, fit, 0.003).verdict == script.NOT_REPRODUCED
+    lost = fit | {"gap_to_nuts": none}
+    assert script.judge_variational(lost, lost, 0.003).verdict == script.NOT_RUN
+    assert script.judge_hessian(lost, lost, 0.003).verdict == script.NOT_RUN
 
 
 def test_verdict_on_the_evidence_names_the_nearest_correction(script):
