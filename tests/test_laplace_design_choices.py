@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import json
 import math
 import re
 from itertools import product
@@ -65,6 +66,9 @@ def test_numbers_are_finite_and_files_exist(study, run):
         image = matplotlib.image.imread(run["folder"] / f"{name}.png")
         assert image.std() > 0.01
     assert len((run["folder"] / "verdicts.txt").read_text().splitlines()) == len(run["verdicts"])
+    content = json.loads((run["folder"] / "results.json").read_text())
+    assert len(content["verdicts"]) == len(run["verdicts"])
+    assert content["sizes"]["splits"] == 1
 
 
 def test_the_lost_term_is_what_makes_gamma_tunable(study):
@@ -119,6 +123,45 @@ def test_verdicts_follow_the_numbers(study):
     assert study.judge_contrast("a", np.array([[0.1, -0.1, 0.1]])).verdict == study.NOT_REPRODUCED
     assert study.judge_contrast("a", None).verdict == study.NOT_RUN
     assert study.judge_default(found, "regression").verdict == study.REPRODUCED
+
+
+def test_the_nearest_to_nuts_is_so_in_mean_and_spread(study):
+    """Linearised predictions of one mode share the gap of the mean: the spread decides between them."""
+
+    def judged(own: tuple[float, float], other: tuple[float, float]) -> str:
+        nuts = dict.fromkeys(study.AXES, "") | {"weights": "NUTS", "log_score": -1.0}
+        choices = [
+            dict(zip(study.AXES, ("all", structure, "ggn", study.WRITTEN, "linearised"), strict=True))
+            | {"gap_mean": mean, "gap_sd_ratio": ratio}
+            for structure, (mean, ratio) in (("full", own), ("diag", other))
+        ]
+        rows = [nuts | {"gap_mean": 0.04, "gap_sd_ratio": 0.99}, *choices]
+        found = study.Found([{"task": "regression", "split": 0} | row for row in rows])
+        return study.judge_reference(found, "regression").verdict
+
+    assert judged((0.25, 0.95), (0.25, 0.44)) == study.REPRODUCED
+    assert judged((0.25, 0.44), (0.25, 0.95)) == study.NOT_REPRODUCED
+    assert judged((0.25, 0.95), (0.24, 0.99)) == study.REPRODUCED
+    assert judged((1.20, 1.41), (0.48, 0.59)) == study.NOT_REPRODUCED
+
+
+def test_calibration_is_that_of_the_default_whatever_others_do(study):
+    def judged(ece: list[float], other: list[float]) -> str:
+        rows = []
+        for choice, values in (
+            (("MAP", "", "", "", ""), [0.05, 0.06, 0.055]),
+            (study.DEFAULT, ece),
+            (("all", "full", "ggn", study.AFTER, "linearised"), other),
+        ):
+            for split, value in enumerate(values):
+                scores = {"log_score": 0.0, "confidence": 0.95 + 0.001 * split, "accuracy": 0.9, "ece": value}
+                named = dict(zip(study.AXES, choice, strict=True))
+                rows.append({"task": "classification", "split": split, **named, **scores})
+        return study.judge_confidence(study.Found(rows)).verdict
+
+    low, high = [0.01, 0.02, 0.016], [0.05, 0.06, 0.056]
+    assert judged(low, high) == study.REPRODUCED
+    assert judged(high, low) == study.NOT_REPRODUCED
 
 
 def test_a_choice_that_failed_in_one_split_is_not_averaged_over_the_others(study):
