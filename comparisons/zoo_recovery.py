@@ -17,9 +17,10 @@ have not, nothing is said of the model. Twenty simulations find what is grossly 
 far the intervals for f would have to be off. Ranks of the truth among draws are `bnn.simulation_based_calibration`'s,
 one compiled program serving all simulations of a model.
 
-Models of a thousand weights and more, and the ResNet, whose gradient is dear, are asked for less: an ensemble of modes fitted to such data predicts new rows
-better than the prior predictive does, by the log score. Two of them are also asked for the first at a smaller size. Where
-rows interact there are no held-out inputs, and what NUTS refuses it refuses here: both are named.
+Models of a thousand weights and more, and the ResNet, whose gradient is dear, are asked for less: an ensemble of modes
+fitted to such data predicts new rows better than the prior predictive does, by the log score. Two of them are also
+asked for the first at a smaller size. Where rows interact there are no held-out inputs, and what NUTS refuses it
+refuses here: both are named.
 
     python comparisons/zoo_recovery.py [--tiny] [--only NAME ...] [--out DIR] [--checkpoint DIR]
 
