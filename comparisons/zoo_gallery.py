@@ -185,26 +185,41 @@ def draw_other(
         axes.plot(grid, edge, ":", color=VERMILION, linewidth=1.8, label=label, zorder=3)
 
 
-def plane(x: np.ndarray, sizes: Sizes, margin: float = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Places along both inputs around the rows x (N, 2), and all points (A A, 2)."""
+def plane(
+    x: np.ndarray, sizes: Sizes, margin: float = 1.0, finer: int = 1
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Places along both inputs around the rows x (N, 2), `finer` times as many as usual, and all points (A A, 2)."""
     low, high = x.min(axis=0) - margin, x.max(axis=0) + margin
-    across, up = (np.linspace(low[i], high[i], sizes.places) for i in (0, 1))
+    across, up = (np.linspace(low[i], high[i], finer * sizes.places) for i in (0, 1))
     return across, up, grid_points(across, up)
 
 
-def draw_map(axes: Any, across: np.ndarray, up: np.ndarray, prediction: Any, x: Any, y: Any) -> None:
-    draw_class_map(axes, across, up, prediction)
+def draw_map(
+    axes: Any, across: np.ndarray, up: np.ndarray, prediction: Any, x: Any, y: Any, steep: bool = False
+) -> None:
+    """A map of class probabilities with its rows. steep: of two classes, with the one line at a half, unlabelled."""
     classes = prediction.classes
+    draw_class_map(axes, across, up, prediction, levels=[] if steep else None)
+    if steep:
+        values = prediction.probabilities[:, 1].reshape(len(up), len(across))
+        # Matplotlib warns of a level that is nowhere reached.
+        if values.min() < 0.5 < values.max():
+            axes.contour(across, up, values, levels=[0.5], colors="black", linewidths=2.2)
     draw_classes(axes, x, y, [f"class {label}" for label in range(classes)], size=5.0)
     axes.set(xlabel="$x_1$", ylabel="$x_2$", xlim=(across[0], across[-1]), ylim=(up[0], up[-1]))
 
 
-def two_maps(x: np.ndarray, y: np.ndarray, sizes: Sizes, margin: float, posteriors: Mapping[str, Any]) -> Any:
-    """A figure of what two posteriors, by their titles, say of the same rows x (N, 2)."""
-    across, up, points = plane(x, sizes, margin)
+def two_maps(
+    x: np.ndarray, y: np.ndarray, sizes: Sizes, margin: float, posteriors: Mapping[str, Any], steep: str = ""
+) -> Any:
+    """A figure of what two posteriors, by their titles, say of the same rows x (N, 2).
+
+    steep: the title of one whose probabilities go from 0 to 1 within the width of a line.
+    """
     figure, axes = panels(6.8, 4.2, 2)
     for each, (title, posterior) in zip(axes[0], posteriors.items(), strict=True):
-        draw_map(each, across, up, posterior.predict(points), x, y)
+        across, up, points = plane(x, sizes, margin, 4 if title == steep else 1)
+        draw_map(each, across, up, posterior.predict(points), x, y, title == steep)
         each.set_title(title)
     axes[0, 1].set(ylabel="", yticklabels=[])
     legend(figure, axes[0, 0])
@@ -362,14 +377,20 @@ def last_layer(sizes: Sizes) -> Drawn:
     x, y = wave(24, 1)
     method = bnn.Laplace(ppl=sizes.ppl, steps=min(5000, sizes.steps))
     posterior = fitted(bnn.zoo.load("last_layer"), x[:, None], y, method)
-    grid = np.linspace(-8.0, 8.0, sizes.grid)
+    # Logarithmic beyond the rows: the last of the units saturate fifty times as far out.
+    near, far = np.linspace(-3.0, 3.0, sizes.grid), np.geomspace(3.0, 1000.0, sizes.grid)
+    grid = np.concatenate([-far[::-1], near[1:-1], far])
     figure, axes = curve(grid, posterior.predict(grid[:, None]), x, y)
+    axes.set_xscale("symlog", linthresh=3.0, linscale=1.5)
+    axes.set_xticks([-1000, -100, -10, -2, 0, 2, 10, 100, 1000], minor=False)
+    axes.set_xticks([], minor=True)
+    axes.xaxis.set_major_formatter("{x:g}")
     legend(figure, axes)
     return Drawn(
         figure,
-        "The rows of `regression_mlp`, seen from further away. The features are one network that was found, and only "
-        "their weights are unsure: outside the data all units saturate, so the inner band stops growing, and a "
-        "prediction far away is as sure as the last feature lets it be.",
+        "The rows of `regression_mlp`, seen from far away (the axis is logarithmic beyond 3). The features are one "
+        "network that was found, and only their weights are unsure. Outside the data the inner band widens as long as "
+        "there are units that do not saturate yet, here up to about 100, and then hardly any more.",
         told(posterior, "Laplace"),
     )
 
@@ -407,7 +428,7 @@ def wide_network(sizes: Sizes) -> Drawn:
     return Drawn(
         figure,
         "14 rows of sin(2x) with known noise 0.1, and 200 relu units. Dashed and dotted is the Gaussian process that "
-        "the network tends to as it grows wider, in closed form: the network's mean and inner band lie on it.",
+        "the network tends to as it grows wider, in closed form: the network's mean and inner band lie close to it.",
         how,
     )
 
@@ -602,7 +623,7 @@ def mixture_density(sizes: Sizes) -> Drawn:
     return Drawn(
         figure,
         "200 rows of an inverse problem: in the middle an input has three answers. Blue: the predictive density, each "
-        "column by its own maximum. Its mean (dashed) is between the branches, where there is nothing.",
+        "column by its own maximum. Its mean (dashed) is mostly between the branches, where there is nothing.",
         f"Begun at modes: {how}",
     )
 
@@ -973,10 +994,11 @@ def evidence_framework(sizes: Sizes) -> Drawn:
     posterior = fitted(bnn.zoo.load("evidence_framework"), x, y, method)
     titled = {"maximum likelihood": likelihood, "precision by the evidence": posterior}
     return Drawn(
-        two_maps(x, y, sizes, 0.5, titled),
+        two_maps(x, y, sizes, 0.5, titled, steep="maximum likelihood"),
         "60 rows of two classes that overlap (of `comparisons/evidence_framework.py`). Maximum likelihood bends the "
-        "boundary around single rows and is certain on both sides of it. The precision that the evidence chose, "
-        f"{posterior.info.figures[ALL]:.2g}, leaves a smooth boundary and probabilities that admit the overlap.",
+        "boundary around single rows and is certain on both sides of it: its other lines would lie on that of 0.5. The "
+        f"precision that the evidence chose, {posterior.info.figures[ALL]:.2g}, leaves a smooth boundary and "
+        "probabilities that admit the overlap.",
         f"Left: MAP under a prior precision of {FLAT:g}. Right: {told(posterior, 'Laplace with tuned precision')}",
     )
 
@@ -1177,7 +1199,12 @@ def active_learning(sizes: Sizes) -> Drawn:
         later = chosen[len(first) :]
         each.plot(pool[later], y[later], "s", color=ORANGE, markeredgecolor=BLACK, markersize=6, label="then")
         for number, row in enumerate(later, 1):
-            each.annotate(str(number), (pool[row], y[row]), (0, 7), textcoords="offset points", ha="center")
+            # Below the lower of two neighbours, whose numbers would lie on each other above them.
+            below = any(abs(other - row) == 1 and y[other] > y[row] for other in later)
+            shift, vertical = ((0, -7), "top") if below else ((0, 7), "bottom")
+            each.annotate(
+                str(number), (pool[row], y[row]), shift, textcoords="offset points", ha="center", va=vertical
+            )
         each.set(xlabel="$x$", title=title, xlim=(-2.8, 2.8), ylim=(-2.6, 2.6))
         errors.append(float(np.sqrt(np.mean((fit.predict(pool[:, None]).mean - np.sin(2.0 * pool)) ** 2))))
     axes[0, 0].set_ylabel("$y$")
@@ -1227,8 +1254,9 @@ def section(captions: Mapping[str, Mapping[str, str]]) -> str:
     """The part of models/README.md between its two marks, in the order of the names."""
     parts = [
         "The data are made for the pictures. Bands and intervals are of 90 %: the inner band of a curve is of the mean "
-        "function (what is not known), the outer one of observations. After each caption stand the method and what "
-        "`bnn.diagnose` says of the fit. `python comparisons/zoo_gallery.py` draws all of it."
+        "function (what is not known), the outer one of observations, except where a legend says otherwise. After each "
+        "caption stand the method and what `bnn.diagnose` says of the fit. `python comparisons/zoo_gallery.py` draws "
+        "all of it."
     ]
     for name in sorted(captions, key=lambda name: (name in EXAMPLES, name)):
         entry = captions[name]
