@@ -157,14 +157,23 @@ def test_costs_are_what_lies_between_cells_and_after_them(study: Any) -> None:
     # 30 ms between and 20 after, over 4 s.
     assert found["share"] == pytest.approx(0.05 / 4.0)
     local = {"engine": "local", **found}
-    assert study.judge_costs([local]).verdict == study.REPRODUCED
-    assert study.judge_costs([local, {**local, "share": 0.021}]).verdict == study.NOT_REPRODUCED
-    assert study.judge_costs([]).verdict == study.NOT_REPRODUCED
+    assert study.judge_costs([local], 0.5, 2).verdict == study.REPRODUCED
+    assert study.judge_costs([local, {**local, "share": 0.021}], 0.5, 2).verdict == study.NOT_REPRODUCED
+    assert study.judge_costs([], 0.5, 2).verdict == study.NOT_REPRODUCED
+    # A machine with other work: as many processes as cores are its own.
+    busy = study.judge_costs([local], 6.6, 2)
+    assert busy.verdict == study.NOT_RUN
+    assert "6.6 on 2 cores" in busy.numbers
+    assert study.judge_costs([{**local, "median_cell_seconds": 21.0}], 0.5, 2).verdict == study.NOT_RUN
 
 
 def test_verdicts_on_memory(study: Any) -> None:
     sizes = study.Sizes()
-    numbers = {"peak_bytes": 2 * (sizes.ceiling + study.ALLOWANCE), "peak_worker_bytes": sizes.ceiling}
+    numbers = {
+        "peak_bytes": 2 * (sizes.ceiling + study.ALLOWANCE),
+        "peak_worker_bytes": sizes.ceiling + 2**20,
+        "peak_main_bytes": 2**27,
+    }
     good, failures = {"cells": 4, "finished": 4, "differing": []}, {"a": "MemoryError: it needed more"}
 
     def verdicts(numbers: Any = numbers, failures: Any = failures, neighbours: Any = good) -> list[bool]:
@@ -177,6 +186,9 @@ def test_verdicts_on_memory(study: Any) -> None:
     assert verdicts(neighbours={**good, "finished": 3}) == [False, True]
     assert verdicts(neighbours={**good, "differing": ["rmse"]}) == [False, True]
     assert verdicts(numbers={**numbers, "peak_bytes": 2**33}) == [True, False]
+    # One process above its own share, while all together stay below theirs.
+    assert verdicts(numbers={**numbers, "peak_worker_bytes": sizes.ceiling + 2**29}) == [True, False]
+    assert verdicts(numbers={**numbers, "peak_main_bytes": 2**30}) == [True, False]
 
 
 @NEEDS_PROC
