@@ -341,8 +341,10 @@ def judge_remembers(found: Found, method: str) -> Verdict:
 
 
 def judge_joint(found: Found) -> Verdict:
-    """Reproduced where half and more of what fine-tuning lacks of joint training is made up, in every seed."""
-    claim = f"{KRON}: comes near joint training, which a sequence of exact posteriors would be"
+    """Reproduced where half and more of the accuracy that fine-tuning lacks of joint training is made up, in every
+    seed. The log score is told and has no say.
+    """
+    claim = f"{KRON}: comes near joint training in accuracy, which a sequence of exact posteriors would be"
     last = found.tasks
     own, fine, joint = (found.values(method, last) for method in (KRON, FINE_TUNING, JOINT))
     share = (own - fine) / (joint - fine)
