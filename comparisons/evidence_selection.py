@@ -550,7 +550,7 @@ def draw(path: Path, grids: Sequence[Grid]) -> None:
         for axis in (left, *others):
             axis.set(xscale="log", xlabel="prior standard deviation $\\gamma$")
         left.set(ylabel="log evidence, nats", title=f"{grid.task}: evidence")
-        left.legend(frameon=False, fontsize=8, loc="lower right")
+        left.legend(frameon=False, fontsize=8, loc="upper left")
         others[-1].legend(
             frameon=False, fontsize=9, title="hidden units", bbox_to_anchor=(1.0, 1.0), loc="upper left"
         )

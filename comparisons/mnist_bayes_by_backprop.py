@@ -287,6 +287,8 @@ def draw_errors(path: Path, rows: Sequence[Mapping[str, Any]], sizes: Sizes) -> 
                 panel.plot(at[0], RECALLED[name][width], "_", color=GREEN, markersize=14, label=label)
     panel.set_xticks(range(len(sizes.widths)), [str(width) for width in sizes.widths])
     panel.set(xlabel="units in each hidden layer", ylabel="test error, %", ylim=(0.0, None))
+    # Marks of one width beside each other, not over the whole axis.
+    panel.set_xlim(-0.6, len(sizes.widths) - 0.4)
     if not whole(sizes):
         panel.set_title(f"smoke test: {sizes.rows[0]} images of {sizes.table}", fontsize=11)
     panel.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
