@@ -409,7 +409,7 @@ def test_coverages_and_reliability_are_those_of_the_scores(fitted: Comparison, c
         transform = numbers[numbers["method"] == name]["pit"].to_numpy()
         found = scores.coverages(prediction, fitted.test_targets, (0.3, 0.8, 0.9))
         for level, share in zip(found["level"], found["coverage"], strict=True):
-            assert figures._covered(transform, level) == pytest.approx(share)
+            assert np.mean(np.abs(transform - 0.5) <= 0.5 * level) == pytest.approx(share)
     drawn = figures.calibration(Findings(classes)).numbers
     assert drawn is not None
     good = drawn[drawn["method"] == "good"]
@@ -417,6 +417,65 @@ def test_coverages_and_reliability_are_those_of_the_scores(fitted: Comparison, c
     probability = classes.predictions["good"].probabilities[:, 1]
     assert np.average(good["probability"], weights=good["rows"]) == pytest.approx(probability.mean())
     assert np.average(good["share"], weights=good["rows"]) == pytest.approx(classes.test_targets.mean())
+
+
+@pytest.fixture(scope="module")
+def counted() -> Comparison:
+    """2000 counts of Poisson(0.5), predicted by that and by a mixture of other rates."""
+    rng = np.random.default_rng(2)
+    rates = {"true": np.full((1, 2000), 0.5), "mixed": rng.gamma(2.0, 0.6, size=(20, 2000))}
+    made = told({name: np.zeros(2000) for name in rates}, "true")
+    made.predictions.update({name: Prediction("Poisson", {"rate": rate}) for name, rate in rates.items()})
+    made.test_targets, made.table["rmse"] = rng.poisson(0.5, size=2000), 1.0
+    return made
+
+
+def test_of_counts_pit_is_randomised_and_coverage_that_of_the_scores(counted: Comparison) -> None:
+    picture = figures.calibration(Findings(counted))
+    numbers = picture.numbers
+    assert numbers is not None
+    transform = numbers[numbers["method"] == "true"]["pit"]
+    # The middle of each jump has four values for nine rows in ten, and is far from uniform.
+    assert stats.kstest(transform, "uniform").pvalue > 0.01
+    levels = (0.02, 0.5, 0.61, 0.8, 0.95, 0.98)
+    for name, prediction in counted.predictions.items():
+        found = scores.coverages(prediction, counted.test_targets, levels)["coverage"]
+        made = figures.transformed(prediction, counted.test_targets)
+        assert [made.covered(level) for level in levels] == list(found)
+        said = ", ".join(f"{share:.0%}" for share in found[[1, 3, 4]])
+        assert f"{name} {said}" in picture.panels[0].words
+    assert "true 9" in picture.panels[0].words
+    assert "lines above zero are no fault" in picture.caption
+    assert picture.panels[1].title == "true: randomised PIT"
+    assert "randomised" not in str(figures.calibration(Findings(told({"a": np.zeros(30)}))))
+
+
+def test_coverage_and_width_at_several_levels_stand_beside_the_pictures(
+    counted: Comparison, classes: Comparison
+) -> None:
+    made = page(counted)
+    sheet = made[made.index('id="calibration-table"') :]
+    sheet = sheet[: sheet.index("</table>")]
+    numbers = all_numbers(counted, ())["intervals"].set_index("method")
+    assert sheet.index("50 % cover") < sheet.index("95 % width")
+    for name, prediction in counted.predictions.items():
+        found = scores.coverages(prediction, counted.test_targets)
+        row = sheet[sheet.index(f'data-order="{name}"') :]
+        orders = re.findall(r'<td data-order="([^"]*)">', row)[:10]
+        for place, level in enumerate((50, 80, 90, 95)):
+            assert numbers.loc[name, f"coverage_{level}"] == found["coverage"][place]
+            assert numbers.loc[name, f"width_{level}"] == found["width"][place]
+            assert [float(order) for order in orders[2 * place : 2 * place + 2]] == [
+                found["coverage"][place],
+                found["width"][place],
+            ]
+        expected = scores.pit_uniformity(prediction, counted.test_targets)
+        assert tuple(numbers.loc[name, ["pit_distance", "pit_p"]]) == expected
+        assert [float(order) for order in orders[8:]] == list(expected)
+    assert numbers.loc["mixed", "pit_p"] < 0.001
+    assert sheet.count("&lt; 0.001") == 1
+    assert "calibration-table" not in page(classes)
+    assert "intervals" not in all_numbers(classes, ())
 
 
 def test_ranks_of_chains_that_agree_stay_in_their_band(rng: np.random.Generator) -> None:
@@ -947,6 +1006,46 @@ def test_a_browser_shows_it_at_any_width_light_and_dark_and_asks_for_nothing(
     assert found["down"][-1] == "broken"
     descending = fitted.table["rmse"][found["down"][:-1]].to_numpy()
     assert (np.diff(descending) <= 0.0).all()
+
+
+SORTED = """<!doctype html><body><iframe src="PAGE"></iframe><script>
+document.querySelector("iframe").addEventListener("load", (event) => {
+  const table = event.target.contentWindow.document.querySelector("table.sortable"), found = {};
+  const names = () => [...table.tBodies[0].rows].map((row) => row.cells[0].dataset.order);
+  for (const way of ["up", "down"]) {
+    table.tHead.rows[0].cells[1].querySelector("button").click();
+    found[way] = names();
+  }
+  document.body.dataset.found = JSON.stringify(found);
+});
+</script>"""
+
+
+@pytest.mark.slow
+def test_what_is_infinite_is_sorted_as_what_it_is(
+    browser: str, requested: tuple[int, list[str]], tmp_path: Path
+) -> None:
+    # A density of 0 in one row makes the mean minus infinity, which stood anywhere.
+    values = {
+        "b": -1.0,
+        "worst": -math.inf,
+        "c": -3.0,
+        "best": math.inf,
+        "gone": math.nan,
+        "a": 0.5,
+        "z": -20.0,
+    }
+    finite = {name: value if math.isfinite(value) else 0.0 for name, value in values.items()}
+    made = told({name: np.full(4, value) for name, value in finite.items()})
+    made.table["log_score"] = pd.Series(values)
+    (tmp_path / "report.html").write_text(page(made), encoding="utf-8")
+    probe = tmp_path / "probe.html"
+    probe.write_text(SORTED.replace("PAGE", "report.html"), encoding="utf-8")
+    became, said = shown(browser, requested[0], probe, tmp_path / "profile")
+    assert said == []
+    found = json.loads(html.unescape(re.findall(r'data-found="([^"]*)"', became)[0]))
+    assert found["up"] == ["worst", "z", "c", "b", "a", "best", "gone"]
+    assert found["down"] == ["best", "a", "b", "c", "z", "worst", "gone"]
 
 
 @pytest.mark.slow

@@ -56,9 +56,10 @@ from ppl_bnn.reporting.panels import (
 )
 from ppl_bnn.reporting.summary import duration, seconds_of
 from ppl_bnn.reporting.verdict import row_scores
-from ppl_bnn.scores import paired_difference, pit
+from ppl_bnn.scores import coverages, paired_difference, pit, pit_uniformity
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -71,6 +72,8 @@ ROWS_RANKED, SIMULATIONS = 100, 1000
 # Of ranks: fewest draws of a chain for a band, and its level. An alarm by chance should be rare.
 FEWEST_RANKS, BAND = 20, 0.99
 BINS_OF_PIT = 10
+# Central intervals whose coverage and width are told as numbers.
+LEVELS = (0.5, 0.8, 0.9, 0.95)
 STEPS_DRAWN = 200
 
 
@@ -100,6 +103,32 @@ class Findings:
         """PSIS-LOO of each tree of which rows can be left out."""
         found = {name: leave_one_out(tree) for name, tree in self.comparison.trees.items()}
         return {name: loo for name, loo in found.items() if not loo.reason}
+
+    @cached_property
+    def transforms(self) -> tuple[dict[str, Transform], str]:
+        """Where the test targets fell in the predictions of each method that are numbers; and why not, for the rest."""
+        made, refused = {}, ""
+        for name in self.names:
+            try:
+                made[name] = transformed(self.comparison.predictions[name], self.comparison.test_targets)
+            except (UnsupportedError, InputError) as error:
+                refused = str(error)
+        return made, refused
+
+    @cached_property
+    def intervals(self) -> pd.DataFrame:
+        """A row for each method whose predictions are numbers: `coverage_50`, `width_50` and so on, of central
+        intervals at `LEVELS`, and the `pit_distance` and `pit_p` of `scores.pit_uniformity`."""
+        rows = []
+        for name in self.transforms[0]:
+            prediction, y = self.comparison.predictions[name], self.comparison.test_targets
+            found = coverages(prediction, y, LEVELS)
+            row: dict[str, Any] = {"method": name}
+            for level, share, width in zip(found["level"], found["coverage"], found["width"], strict=True):
+                row |= {f"coverage_{100 * level:.0f}": share, f"width_{100 * level:.0f}": width}
+            row["pit_distance"], row["pit_p"] = pit_uniformity(prediction, y)
+            rows.append(row)
+        return frame_of(rows)
 
     def at(self, name: str, x: np.ndarray) -> Prediction | None:
         """The prediction of a method at the inputs of a picture; None if it has no posterior, and none was kept."""
@@ -510,7 +539,7 @@ def _intervals(found: Findings) -> Picture:
 
 def calibration_figure(comparison: Comparison) -> Figure:
     """Reliability diagrams of classes; of numbers the coverage of central intervals at every level, and histograms of
-    the probability integral transform.
+    the probability integral transform, which is randomised where the numbers are counts.
     """
     return together(calibration(Findings(comparison)))
 
@@ -555,101 +584,138 @@ def _reliability(found: Findings) -> Picture:
     )
 
 
+@dataclass(frozen=True)
+class Transform:
+    """Where in its predictive distribution each target fell: F_n just below it and F_n at it, which differ for counts
+    only, and `pit`, a point between the two that is uniform where predictions are calibrated."""
+
+    below: np.ndarray
+    at: np.ndarray
+    pit: np.ndarray
+
+    def covered(self, level: float) -> float:
+        """`scores.coverage` of central intervals: a target lies in one where F_n at it reaches the lower quantile, and
+        F_n below it not the upper one, so that no quantile has to be found."""
+        low, high = 0.5 * (1.0 - level), 0.5 * (1.0 + level)
+        return float(np.mean((self.at >= low) & (self.below < high)))
+
+
+def transformed(prediction: Prediction, y: np.ndarray) -> Transform:
+    """The transform of each target (and output), in one row of numbers.
+
+    Raises
+    ------
+    UnsupportedError, InputError: what has no distribution function of its targets.
+    """
+    drawn = np.clip(np.ravel(pit(prediction, y, seed=0)), 0.0, 1.0)
+    if not prediction.is_counts:
+        return Transform(drawn, drawn, drawn)
+    values = np.asarray(y, dtype=np.float64)
+    return Transform(np.ravel(prediction.cdf(values - 1.0)), np.ravel(prediction.cdf(values)), drawn)
+
+
 def _pit(found: Findings) -> Picture:
-    comparison = found.comparison
-    values: dict[str, np.ndarray] = {}
-    refused = ""
-    for name in found.names:
-        try:
-            prediction = comparison.predictions[name]
-            transform = pit(prediction, comparison.test_targets)
-        except (UnsupportedError, InputError) as error:
-            refused = str(error)
-            continue
-        values[name] = np.clip(np.ravel(transform), 0.0, 1.0)
+    values, refused = found.transforms
     heading = "Reliability and probability integral transform"
     if not values:
         return Picture("calibration", heading, "", missing=refused or "No method gave predictions.")
+    counted = any(found.comparison.predictions[name].is_counts for name in values)
     panels = [
         Panel(
             "Coverage of central intervals",
-            lambda axes: _draw_coverages(axes, values),
+            lambda axes: _draw_coverages(axes, values, counted),
             "Share of test targets in central intervals of 50, 80 and 95 %: "
             + "; ".join(
-                f"{name} {', '.join(f'{_covered(v, level):.0%}' for level in (0.5, 0.8, 0.95))}"
+                f"{name} {', '.join(f'{v.covered(level):.0%}' for level in (0.5, 0.8, 0.95))}"
                 for name, v in values.items()
             )
             + ".",
         )
     ]
-    rows = len(next(iter(values.values())))
+    rows = len(next(iter(values.values())).pit)
     bins = min(BINS_OF_PIT, max(2, rows // 8))
-    counts = {name: np.histogram(v, np.linspace(0.0, 1.0, bins + 1))[0] for name, v in values.items()}
+    counts = {name: np.histogram(v.pit, np.linspace(0.0, 1.0, bins + 1))[0] for name, v in values.items()}
     from scipy.stats import binom
 
     band = binom.ppf([0.05, 0.95], rows, 1.0 / bins) / rows * bins
     tallest = max(1.3 * band[1], *(float(c.max()) / rows * bins for c in counts.values())) * 1.05
+    called = "randomised PIT" if counted else "PIT"
 
     def drawer(name: str) -> Any:
         def draw(axes: Axes) -> None:
             edges = np.linspace(0.0, 1.0, bins + 1)
             axes.stairs(
-                counts[name] / rows * bins, edges, fill=True, color=SKY, alpha=0.6, label="density of PIT"
+                counts[name] / rows * bins,
+                edges,
+                fill=True,
+                color=SKY,
+                alpha=0.6,
+                label=f"density of {called}",
             )
             axes.stairs(counts[name] / rows * bins, edges, color=BLUE, linewidth=1.0)
             axes.axhspan(band[0], band[1], color=GREY, alpha=0.18, linewidth=0, label="90 % where calibrated")
             axes.axhline(1.0, color=GREY, linewidth=1.0, linestyle="--")
             axes.set_xlim(0.0, 1.0)
             axes.set_ylim(0.0, tallest)
-            axes.set_xlabel("PIT: predicted probability of less\nthan what was observed")
+            axes.set_xlabel(f"{called}: predicted probability of less\nthan what was observed")
             axes.set_ylabel("density")
             plain_axes(axes)
 
         return draw
 
+    transform = "randomised probability integral transform" if counted else "probability integral transform"
     panels += [
         Panel(
-            f"{name}: PIT",
+            f"{name}: {called}",
             drawer(name),
-            f"Histogram of the probability integral transform of {name}, {bins} bins from 0 to 1 in rows: "
+            f"Histogram of the {transform} of {name}, {bins} bins from 0 to 1 in rows: "
             f"{', '.join(str(int(c)) for c in counts[name])}; {rows / bins:.1f} expected in each.",
             2.1,
         )
         for name in values
     ]
+    whole = (
+        "Intervals of counts end at whole numbers and hold more than they promise even where a method is calibrated: "
+        "lines above zero are no fault. "
+        if counted
+        else "below zero intervals are too narrow. "
+    )
+    drawn = (
+        "The distribution function jumps at a count, and the transform is a point drawn at random within the jump. "
+        if counted
+        else ""
+    )
     return Picture(
         "calibration",
         heading,
         "First, by how much the share of test targets inside central intervals differs from what the interval "
-        "promises; below zero intervals are too narrow. Then, for each method, where in its predictive distribution "
-        "the observations fell: flat if calibrated, high at both ends if the distribution is too narrow, a hump if "
-        "it is too wide. The grey band holds a bin of a calibrated method in 90 % of cases, each bin by itself.",
+        f"promises{'. ' if counted else '; '}{whole}Then, for each method, where in its predictive distribution the "
+        "observations fell: flat if calibrated, high at both ends if the distribution is too narrow, a hump if it is "
+        f"too wide. {drawn}The grey band holds a bin of a calibrated method in 90 % of cases, each bin by itself.",
         tuple(panels),
         frame_of(
             {"method": name, "row": index, "pit": value}
             for name, v in values.items()
-            for index, value in enumerate(v)
+            for index, value in enumerate(v.pit)
         ),
     )
 
 
-def _covered(values: np.ndarray, level: float) -> float:
-    """The share of PIT values inside the central interval of a level: that of targets inside the interval."""
-    return float(np.mean(np.abs(values - 0.5) <= 0.5 * level))
-
-
-def _draw_coverages(axes: Axes, values: Mapping[str, np.ndarray]) -> None:
+def _draw_coverages(axes: Axes, values: Mapping[str, Transform], counted: bool) -> None:
     from scipy.stats import binom
 
     levels = np.linspace(0.01, 0.99, 99)
-    rows = len(next(iter(values.values())))
-    low, high = (binom.ppf(tail, rows, levels) / rows - levels for tail in (0.05, 0.95))
-    axes.fill_between(levels, low, high, color=GREY, alpha=0.18, linewidth=0, label="90 % where calibrated")
+    rows = len(next(iter(values.values())).pit)
+    if not counted:
+        low, high = (binom.ppf(tail, rows, levels) / rows - levels for tail in (0.05, 0.95))
+        axes.fill_between(
+            levels, low, high, color=GREY, alpha=0.18, linewidth=0, label="90 % where calibrated"
+        )
     axes.axhline(0.0, color=GREY, linewidth=1.0, linestyle="--")
     for index, (name, v) in enumerate(values.items()):
         axes.plot(
             levels,
-            [_covered(v, level) - level for level in levels],
+            [v.covered(level) - level for level in levels],
             color=CLASS_COLOURS[index % len(CLASS_COLOURS)],
             linestyle=("-", "--", "-.", ":")[index % 4],
             linewidth=1.5,

@@ -160,13 +160,14 @@ class Cell:
 @dataclass(frozen=True)
 class Sheet:
     """One sortable table: its heading, what its first column has, (heading, explanation) of each other column, rows of
-    a name, a remark and cells, and a foot of one text for each column."""
+    a name, a remark and cells, a foot of one text for each column, and a sentence below."""
 
     heading: str
     columns: Sequence[tuple[str, str]]
     rows: Sequence[tuple[str, str, Sequence[Cell]]]
     foot: Sequence[str] = ()
     first: str = "method"
+    below: str = ""
 
 
 def heading_of(column: Column) -> str:
@@ -184,7 +185,12 @@ def cell_of(row: Mapping[Any, Any], column: Column, mark: str = "", notes: tuple
     error = float(row[column.error]) if column.error else math.nan
     if not math.isnan(error):
         text += f" ± {number(error, column.digits)}"
-    return Cell(minus(text), repr(float(value)), mark, notes)
+    return Cell(minus(text), order_of(float(value)), mark, notes)
+
+
+def order_of(value: float) -> str:
+    """A number as the script of a page reads it, to which "inf" would be none."""
+    return repr(value) if math.isfinite(value) else "Infinity" if value > 0.0 else "-Infinity"
 
 
 def minus(text: str) -> str:

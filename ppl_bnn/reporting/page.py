@@ -18,7 +18,7 @@ from ppl_bnn.errors import InputError, message
 from ppl_bnn.files import write_whole
 from ppl_bnn.grid_result import GridResult
 from ppl_bnn.reporting import grid_page
-from ppl_bnn.reporting.comparison_figures import PICTURES, Findings
+from ppl_bnn.reporting.comparison_figures import LEVELS, PICTURES, Findings
 from ppl_bnn.reporting.html import (
     Cell,
     Sheet,
@@ -90,15 +90,20 @@ def report(
     content = page(result, title=title, pictures=pictures, findings=findings).encode()
     write_whole(target, lambda path: path.write_bytes(content))
     if numbers is not None:
-        write_numbers(target, all_numbers(result, pictures), numbers)
+        write_numbers(target, all_numbers(result, pictures, findings), numbers)
     return target
 
 
-def all_numbers(comparison: Comparison, pictures: Sequence[Picture] | None = None) -> dict[str, pd.DataFrame]:
-    """Everything that a report shows, as tables: "table", "rows" (scores of each test row) and one for each picture."""
+def all_numbers(
+    comparison: Comparison,
+    pictures: Sequence[Picture] | None = None,
+    findings: Findings | None = None,
+) -> dict[str, pd.DataFrame]:
+    """Everything that a report shows, as tables: "table", "rows" (scores of each test row), of numbers "intervals"
+    (coverage and width at several levels, and how far PIT is from uniform) and one for each picture."""
     import pandas as pd
 
-    findings = Findings(comparison)
+    findings = Findings(comparison) if findings is None else findings
     pictures = _pictures(findings) if pictures is None else pictures
     found = {"table": comparison.table.reset_index()}
     scored = {
@@ -126,6 +131,8 @@ def all_numbers(comparison: Comparison, pictures: Sequence[Picture] | None = Non
         ]
         or [pd.DataFrame()]
     )
+    if len(findings.intervals):
+        found["intervals"] = findings.intervals
     for picture in pictures:
         if picture.numbers is not None and len(picture.numbers):
             found[picture.key] = picture.numbers
@@ -155,6 +162,7 @@ def page(
         notes=notes.listed,
         glossary=[(name, COLUMNS[name]) for name in comparison.table.columns if name in COLUMNS],
         pictures=[shown(picture) for picture in pictures],
+        intervals=_intervals(findings),
         table_download=download(comparison.table.reset_index()),
         data=_data_card(comparison),
         fits=_fits(comparison),
@@ -251,6 +259,47 @@ def _sheet(
         [(heading_of(column), COLUMNS.get(column.source, "")) for column in columns],
         rows,
         foot,
+    )
+
+
+def _intervals(findings: Findings) -> Sheet | None:
+    """Coverage and width of central intervals, and whether PIT is uniform; None where nothing predicts numbers."""
+    frame = findings.intervals
+    if not len(frame):
+        return None
+    columns = []
+    for level in LEVELS:
+        percent = f"{100 * level:.0f}"
+        columns += [
+            (
+                Column(f"{percent} % cover", f"coverage_{percent}", 2),
+                f"share of test targets in the central {percent} % interval",
+            ),
+            (
+                Column(f"{percent} % width", f"width_{percent}", -3),
+                f"mean width of the central {percent} % interval; units of y",
+            ),
+        ]
+    columns += [
+        (
+            Column("PIT off by", "pit_distance", 2),
+            "largest distance between the share of PIT values up to u, and u",
+        ),
+        (Column("p value", "pit_p", 3), "of that distance, by a Kolmogorov-Smirnov test"),
+    ]
+    rows = []
+    for row in frame.to_dict(orient="records"):
+        cells = [cell_of(row, column) for column, _ in columns]
+        if row["pit_p"] < 0.001:
+            cells[-1] = Cell("< 0.001", cells[-1].order)
+        rows.append((str(row["method"]), "", cells))
+    return Sheet(
+        "Central intervals, and PIT against uniform",
+        [(heading_of(column), said) for column, said in columns],
+        rows,
+        below="Cover: the share of test targets inside; width: the mean, in units of the target. PIT off by: the "
+        "largest distance of its distribution from the uniform one. The p value takes rows as independent, which "
+        "those that one fit has predicted are not: it is small too often.",
     )
 
 
