@@ -12,6 +12,7 @@ inferred, on standardised inputs and targets; training stops early there, for th
 full Gauss-Newton matrix at such a point, and the noise of the largest evidence; its draws are put through the network
 ("sampled"), or through the linearised network, of which it is the posterior. MCMC is an ensemble of chains of
 microcanonical Langevin dynamics, and NUTS, which is a reference on those splits where it converged in function space.
+The column gradient_evaluations leaves out, for Laplace, the training of that point; chains count that of their start.
 
 What the source says (recalled, not verified): mean-field variational inference is over-confident in the gap, sampled
 Laplace under-fits, linearised Laplace and MCMC do well. Beside the tables, a curve under a wider prior and with known
@@ -327,8 +328,12 @@ def judge_do_well(cells: Sequence[Mapping[str, Any]]) -> Verdict:
     )
 
 
+# A spread below so much of that of NUTS is lost.
+KEEPS = 0.8
+
+
 def judge_curve(rows: Sequence[Mapping[str, Any]]) -> Verdict:
-    """Reproduced where mean-field SVI loses more of the spread of NUTS in the gap than amid the rows."""
+    """Reproduced where mean-field SVI has less than KEEPS of the spread of NUTS in the gap, and more amid the rows."""
     claim = "on a curve, mean-field VI loses its spread in the gap, not amid the rows (ours)"
     own = {row["method"]: row for row in rows}
     if "in_gap_to_nuts" not in own[MEAN_FIELD]:
@@ -347,7 +352,7 @@ def judge_curve(rows: Sequence[Mapping[str, Any]]) -> Verdict:
     in_gap, amid = own[MEAN_FIELD]["in_gap_to_nuts"], own[MEAN_FIELD]["amid_rows_to_nuts"]
     return Verdict(
         claim,
-        REPRODUCED if in_gap < 1.0 and in_gap < amid else NOT_REPRODUCED,
+        REPRODUCED if in_gap < KEEPS < amid else NOT_REPRODUCED,
         f"standard deviation of f over that of NUTS in the middle of the gap and amid the rows: {each}; the first over "
         f"the second: {rise}",
     )
@@ -395,6 +400,7 @@ def draw_splits(path: Path, cells: Sequence[Mapping[str, Any]], tables: Sequence
         axes[0, 0].plot([], [], "*" if label == NUTS else "o", color=colour, label=label)[0]
         for label, colour in COLOURS.items()
     ]
+    handles += axes[0, 0].plot([], [], "o", color=GREY, markerfacecolor="white", label="no gap in that input")
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path)
 

@@ -130,7 +130,14 @@ def curves_of(script: Any, in_gap: float, amid: float, verdict: str) -> dict[str
 
 @pytest.mark.parametrize(
     ("in_gap", "amid", "expected"),
-    [(0.2, 0.9, "REPRODUCED"), (0.9, 0.2, "NOT_REPRODUCED"), (1.2, 1.5, "NOT_REPRODUCED")],
+    [
+        (0.2, 0.9, "REPRODUCED"),
+        (0.9, 0.2, "NOT_REPRODUCED"),
+        (1.2, 1.5, "NOT_REPRODUCED"),
+        # Lost in both places; lost in neither.
+        (0.2, 0.7, "NOT_REPRODUCED"),
+        (0.9, 1.0, "NOT_REPRODUCED"),
+    ],
 )
 def test_the_curve_tells_the_gap_from_the_rows(
     script: Any, in_gap: float, amid: float, expected: str
