@@ -118,10 +118,21 @@ def _told(command: Callable[..., None]) -> Callable[..., None]:
             _complain(f"{type(error).__name__}: {error}")
             raise typer.Exit(2) from None
         except KeyboardInterrupt as error:
-            _complain(str(error) or "interrupted; nothing was finished, so nothing was kept")
+            _complain(str(error) or "interrupted")
             raise typer.Exit(130) from None
 
     return told
+
+
+@contextlib.contextmanager
+def _keeping(folder: Path) -> Iterator[None]:
+    """Have Ctrl-C that does not say itself what was kept name the folder in which it lies, if anything does."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if str(error) or not (folder.is_dir() and any(entry.name[0] != "." for entry in folder.iterdir())):
+            raise
+        raise KeyboardInterrupt(f"interrupted; what was finished until then lies in {folder}") from None
 
 
 def _in_options(text: str) -> str:
@@ -304,7 +315,24 @@ def compare(
     _tell_of_prior(errors, plan)
     if "numpyro" in systems.values():
         _remember_compilations()
+    with _keeping(plan.out):
+        failed = _fit_and_show(errors, plan, chosen, measure, seed, device, quick, report)
+    _console().print(f"[dim]{_seconds(time.monotonic() - started)} in all[/]")
+    if failed:
+        raise typer.Exit(1)
 
+
+def _fit_and_show(
+    errors: Console,
+    plan: _Plan,
+    chosen: dict[str, Method],
+    measure: str | None,
+    seed: int,
+    device: str,
+    quick: bool,
+    report: bool,
+) -> bool:
+    """Fit, show and keep what was planned; whether a method failed."""
     from ppl_bnn.comparison import compare as run
     from ppl_bnn.reporting.terminal import show
 
@@ -360,9 +388,7 @@ def compare(
     # A path that is broken into lines cannot be copied; a list of names can.
     console.print(f"[bold]Kept in {escape(str(plan.out))}/[/]", soft_wrap=True)
     console.print(", ".join(kept))
-    console.print(f"[dim]{_seconds(time.monotonic() - started)} in all[/]")
-    if result.failures:
-        raise typer.Exit(1)
+    return bool(result.failures)
 
 
 def _check_grid_options(context: typer.Context, grid: Path | None) -> None:
@@ -401,25 +427,26 @@ def _run_grid(
     ceiling = None if memory is None else _ceiling(memory, engine)
     from ppl_bnn.grid import Grid
 
-    grid = Grid.from_toml(file)
-    errors = _console(error=True)
     folder = out or Path("ppl-bnn-results") / file.stem
-    errors.print(f"{grid}: {len(grid.cells)} cells", markup=False, soft_wrap=True)
-    for sentence in grid.left_out:
-        errors.print(sentence, markup=False, style="dim", soft_wrap=True)
-    with _warnings_told(errors):
-        result = grid.run(
-            folder, engine, jobs, resume, progress=Bars(), retry_failed=retry_failed, memory=ceiling
-        )
-        if report:
-            from ppl_bnn.reporting.page import report as write
+    with _keeping(folder):
+        grid = Grid.from_toml(file)
+        errors = _console(error=True)
+        errors.print(f"{grid}: {len(grid.cells)} cells", markup=False, soft_wrap=True)
+        for sentence in grid.left_out:
+            errors.print(sentence, markup=False, style="dim", soft_wrap=True)
+        with _warnings_told(errors):
+            result = grid.run(
+                folder, engine, jobs, resume, progress=Bars(), retry_failed=retry_failed, memory=ceiling
+            )
+            if report:
+                from ppl_bnn.reporting.page import report as write
 
-            write(result, folder / REPORT)
-    _show_grid(_console(), result)
-    if report:
-        _console().print(REPORT, markup=False)
-    if result.failures:
-        raise typer.Exit(1)
+                write(result, folder / REPORT)
+        _show_grid(_console(), result)
+        if report:
+            _console().print(REPORT, markup=False)
+        if result.failures:
+            raise typer.Exit(1)
 
 
 # Bytes of a unit, as it is written: MB and mB are two things, and a size without a unit is a guess.
@@ -1074,7 +1101,10 @@ def bench(
     told = any(each in ("--help", "-h", "--out") or each.startswith("--out=") for each in arguments)
     if "/" not in name and not told and name in studies.studies():
         arguments += ["--out", str(Path("ppl-bnn-results") / name)]
-    if status := studies.run(name, arguments):
+    written = re.search(r"(?:^|\0)--out[=\0]([^\0]+)", "\0".join(arguments))
+    with _keeping(Path(written[1])) if written else contextlib.nullcontext():
+        status = studies.run(name, arguments)
+    if status:
         raise typer.Exit(status)
 
 

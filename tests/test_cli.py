@@ -563,6 +563,61 @@ def test_interrupt_keeps_what_is_finished(csv: Path, monkeypatch: pytest.MonkeyP
     assert "finished: none" in err
 
 
+def interrupted(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("at", ["ppl_bnn.reporting.page.report", "ppl_bnn.comparison._write_figure"])
+def test_an_interrupt_after_the_fits_says_where_they_lie(
+    at: str, csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(at, interrupted)
+    code, _, err = invoke(
+        "compare", "linear_regression", "--data", csv, "--target", "y", "--quick", "--out", "kept", "--report",
+        "--methods", "map", "--ppl", "pyro",
+    )  # fmt: skip
+    assert code == 130
+    assert err.endswith("error: interrupted; what was finished until then lies in kept\n")
+    assert Path("kept/map.nc").exists()
+
+
+def test_an_interrupt_of_a_grid_outside_of_its_cells_says_where_they_lie(
+    csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("alone.toml").write_text(ALONE.replace("small.csv", str(csv)))
+    command = ("compare", "--grid", "alone.toml", "--engine", "sequential", "--out", "kept")
+    with monkeypatch.context() as patched:
+        # Before there is anything, nothing is said of anything.
+        patched.setattr("ppl_bnn.grid._planned", interrupted)
+        code, _, err = invoke(*command)
+        assert (code, err) == (130, "error: interrupted\n")
+    with monkeypatch.context() as patched:
+        patched.setattr("ppl_bnn.grid_result.GridResult.save", interrupted)
+        code, _, err = invoke(*command)
+    assert code == 130
+    assert "error: interrupted; what was finished until then lies in kept\n" in err
+    assert len(list(Path("kept/cells").iterdir())) == 2
+    monkeypatch.setattr("ppl_bnn.grid._planned", interrupted)
+    code, _, err = invoke(*command)
+    assert (code, err) == (130, "error: interrupted; what was finished until then lies in kept\n")
+
+
+@pytest.mark.parametrize("words", [(), ("--out", "kept"), ("--out=kept",)])
+def test_an_interrupt_of_a_study_says_where_it_writes(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ppl_bnn import studies
+
+    folder = Path("kept" if words else "ppl-bnn-results/evidence_framework")
+    monkeypatch.setattr(studies.subprocess, "run", interrupted)
+    code, _, err = invoke("bench", "evidence_framework", *words)
+    assert (code, err) == (130, "error: interrupted\n")
+    folder.mkdir(parents=True)
+    (folder / "table.csv").write_text("")
+    code, _, err = invoke("bench", "evidence_framework", *words)
+    assert (code, err) == (130, f"error: interrupted; what was finished until then lies in {folder}\n")
+
+
 def test_a_method_that_fails_is_a_red_row_and_exit_code_1(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Any, problem: Any, progress: Any) -> None:
         raise ppl_bnn.errors.CurvatureError("the curvature is singular")
