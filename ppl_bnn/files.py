@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,21 @@ from ppl_bnn.errors import InputError, UnsupportedError, message
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write beside the file and rename: a reader, or a run that is stopped, never sees half of it."""
-    part = path.with_name(f".{path.stem}.part{path.suffix}")
+    """Write beside the file and rename: a reader, or a run that is stopped, never sees half of it.
+
+    Of several who write one file at a time each writes a part of its own, and the last to end has written the file.
+    """
+    part = part_of(path)
     try:
         write(part)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def part_of(path: Path) -> Path:
+    """A name beside a file, of the same ending, that nobody else takes: what is there before it is whole."""
+    return path.with_name(f".{path.stem}.part-{os.getpid()}-{uuid.uuid4().hex[:8]}{path.suffix}")
 
 
 def read_manifest(file: Path, kind: str, newest: int) -> dict[str, Any] | None:

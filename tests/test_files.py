@@ -29,6 +29,33 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     assert target.read_text() == "after"
 
 
+def test_two_who_write_one_file_do_not_meet(tmp_path: Path) -> None:
+    target = tmp_path / "page.html"
+    parts: list[Path] = []
+
+    def outer(path: Path) -> None:
+        parts.append(path)
+        path.write_text("half of the first")
+        # Another begins, and ends, while this one is at it.
+        write_whole(target, inner)
+        assert target.read_text() == "the second"
+        path.write_text("the first")
+
+    def inner(path: Path) -> None:
+        parts.append(path)
+        assert not path.exists()
+        path.write_text("the second")
+
+    write_whole(target, outer)
+    assert target.read_text() == "the first"
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    assert len(set(parts)) == 2
+    for path in parts:
+        assert path.parent == tmp_path
+        assert path.name.startswith(f".page.part-{os.getpid()}-")
+        assert path.suffix == ".html"
+
+
 def test_arrays_come_back_in_shape_and_with_their_words(tmp_path: Path) -> None:
     arrays = {
         "number": np.array(2.5),

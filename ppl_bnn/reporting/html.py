@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppl_bnn.errors import InputError, UnsupportedError, message
-from ppl_bnn.files import write_whole
+from ppl_bnn.files import part_of, write_whole
 from ppl_bnn.reporting.figures import BLUE, CLASS_COLOURS, GREY, ORANGE, SKY, VERMILION
 from ppl_bnn.reporting.panels import INK, WIDTH, Panel, Picture, legend_entries, new_figure
 from ppl_bnn.reporting.terminal import Column, number
@@ -73,7 +73,7 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
             raise IsADirectoryError(None, "it is a folder")
-        probe = target.with_name(f".{target.name}.part")
+        probe = part_of(target)
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
