@@ -45,7 +45,7 @@ from ppl_bnn.progress import Progress, Task, resolve
 
 LOCK = ".lock"
 # What a run that was killed before its manifest was there can leave in a folder.
-_BEGUN = re.compile(r"\.lock|\.probe-.*|\.grid\.part\.json")
+_BEGUN = re.compile(r"\.lock|\.probe-.*|\.grid\.part.*\.json")
 
 
 class GridInterrupted(KeyboardInterrupt):

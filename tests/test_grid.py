@@ -26,6 +26,7 @@ from ppl_bnn import grid as grid_module
 from ppl_bnn.comparison import compare
 from ppl_bnn.data import Splits, Table
 from ppl_bnn.errors import InputError, UnknownNameError, UnsupportedError
+from ppl_bnn.files import part_of
 from ppl_bnn.grid import Grid, GridInterrupted
 from ppl_bnn.grid_result import COSTS, GridResult
 from ppl_bnn.inference.method import Method, Outcome
@@ -659,7 +660,7 @@ def test_a_run_that_was_killed_before_it_had_a_manifest_can_be_begun_again(
             Path(place).mkdir()
             (Path(place) / ".probe-abc").write_bytes(b"0")
         else:
-            place.with_name(".grid.part.json").write_text("{")
+            part_of(place).write_text("{")
         raise MemoryError
 
     monkeypatch.setattr(where, step, killed)
