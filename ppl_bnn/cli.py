@@ -355,11 +355,11 @@ def _fit_and_show(
                 feature_names=table.feature_names,
                 class_names=table.class_names,
                 target_name=table.target_name,
-                card={
-                    "model": plan.name,
-                    "name": table.name,
-                    "provenance": table.provenance,
-                    "licence": table.licence,
+                card={"model": plan.name}
+                | {
+                    name: value
+                    for name, value in table.card().items()
+                    if name in ("name", "description", "provenance", "licence")
                 },
             )
     except KeyboardInterrupt as interrupt:

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bnn import checks
 from ppl_bnn.errors import BNNError, InputError, message, unknown_name
 from ppl_bnn.provenance import SOURCES, DatasetCard, Source
 
@@ -90,6 +91,30 @@ class Table:
                 "x[:, None] for a single feature, y.ravel() for a column of targets",
             )
         _refuse_duplicates(self.feature_names, f"table {self.name!r}")
+
+    def card(self) -> dict[str, Any]:
+        """What is known of the table, in plain values; what is not known is not there.
+
+        `name`, `task`, `description` (with the units, where the source gives them), `rows`, `features` (how many),
+        `feature_names`, `target_name`, `class_names`, `published_splits` (how many), `ordered`, `provenance`,
+        `licence`, and `hash`, the SHA-256 of x and y.
+        """
+        known = {
+            "name": self.name,
+            "task": self.task,
+            "description": self.description,
+            "rows": len(self.y),
+            "features": len(self.feature_names),
+            "feature_names": list(self.feature_names),
+            "target_name": self.target_name,
+            "class_names": list(self.class_names or ()),
+            "published_splits": 0 if self.splits is None else len(self.splits.train),
+            "ordered": self.ordered,
+            "provenance": self.provenance,
+            "licence": self.licence,
+            "hash": checks.data_hash(self.x, self.y),
+        }
+        return {name: value for name, value in known.items() if value}
 
     def split(self, seed: int = 0, test_fraction: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
         """Row numbers `(train, test)` of one random split, the same for the same seed.

@@ -76,7 +76,7 @@ class GridResult:
     axes: name of the axis -> labels, in the order of the grid. asked: how many cells the grid has. left_out: pairs of
     models and data that do not go together, each with the reason.
     absent: the cells that have not been computed. settings: "methods": label -> class, fields and versions; "models":
-    label -> bound arguments and likelihood; "standardise", "device".
+    label -> bound arguments and likelihood; "data": label -> `Table.card`, where it was kept; "standardise", "device".
     """
 
     cells: pd.DataFrame
@@ -143,7 +143,7 @@ class GridResult:
             tuple(manifest["left_out"]),
             Path(folder),
             tuple(cell for cell in asked if cell.key not in found),
-            _settings([cell for cell in asked if cell.key in found], store),
+            _settings([cell for cell in asked if cell.key in found], store, manifest),
         )
 
     def by_split(self, score: str = "log_score") -> pd.DataFrame:
@@ -346,9 +346,10 @@ def _floor(of: Mapping[str, np.ndarray], classes: bool) -> tuple[float, float] |
         return comparison.reason(error)
 
 
-def _settings(finished: list[cells.Cell], store: cells.Store) -> dict[str, Any]:
-    """What was asked of methods and models, from the first cell of each: all cells of one run have it alike."""
-    found: dict[str, Any] = {"methods": {}, "models": {}}
+def _settings(finished: list[cells.Cell], store: cells.Store, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked of methods and models, from the first cell of each: all cells of one run have it alike; and the
+    cards of the data, which manifests of before have not."""
+    found: dict[str, Any] = {"methods": {}, "models": {}, "data": dict(manifest.get("data", {}))}
     for cell in finished:
         if cell.method in found["methods"] and cell.model in found["models"]:
             continue

@@ -7,6 +7,7 @@ import functools
 import gzip
 import hashlib
 import http.server
+import json
 import os
 import struct
 import threading
@@ -22,7 +23,7 @@ import scipy.stats
 import sklearn.datasets
 from sklearn.model_selection import train_test_split
 
-from ppl_bnn import data
+from ppl_bnn import checks, data
 from ppl_bnn.errors import BNNError, InputError, UnknownNameError
 
 UCI = ("concrete", "energy", "power-plant", "protein", "yacht", "airfoil", "bikesharing")
@@ -111,6 +112,30 @@ def test_unknown_names_are_refused_with_the_nearest():
 
 
 # --- splits --------------------------------------------------------------------------------------------------
+
+
+def test_the_card_of_a_table_is_what_is_known_of_it(tmp_path):
+    iris = data.load("iris")
+    card = iris.card()
+    assert json.loads(json.dumps(card)) == card
+    assert card == {
+        "name": "iris",
+        "task": "classification",
+        "description": "Three species of iris from sepals and petals (cm).",
+        "rows": 150,
+        "features": 4,
+        "feature_names": iris.feature_names,
+        "target_name": iris.target_name,
+        "class_names": ["setosa", "versicolor", "virginica"],
+        "provenance": data.datasets()["iris"].source,
+        "licence": data.datasets()["iris"].licence,
+        "hash": checks.data_hash(iris.x, iris.y),
+    }
+    changed = replace(iris, x=iris.x + 1e-9)
+    assert changed.card()["hash"] != card["hash"]
+    assert data.load("mackey_glass").card()["ordered"] is True
+    # Of a file nobody knows a licence.
+    assert "licence" not in data.read_csv(write(tmp_path, "a,b\n1,2\n3,4\n"), "b").card()
 
 
 def test_split_is_a_partition_fixed_by_its_seed():

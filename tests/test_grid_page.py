@@ -22,6 +22,7 @@ import pytest
 from scipy import stats
 
 from ppl_bnn import cells, grid_result
+from ppl_bnn.data import Table
 from ppl_bnn.errors import InputError, UnknownNameError
 from ppl_bnn.grid_result import GridResult
 from ppl_bnn.reporting import grid_figures, grid_page
@@ -306,6 +307,7 @@ def test_what_failed_and_what_is_missing_is_counted(whole: GridResult, text: str
     assert "mlp on late by nuts: 3 cells" in said
     assert "2 of 120 cells" in said
     assert whole.left_out[0] in said
+    assert "--retry-failed" in said
 
 
 def test_chance_is_that_of_a_t_distribution(rng: np.random.Generator) -> None:
@@ -518,6 +520,33 @@ def test_settings_hosts_and_dates_are_there(text: str) -> None:
         "2023-11-14 22:17 UTC", "ppl-bnn 9.8", "standardise True", "The approximation has no density.",
     ):  # fmt: skip
         assert words in said, words
+
+
+def test_the_data_have_their_cards(whole: GridResult, tmp_path: Path) -> None:
+    card = Table(
+        "ours", np.zeros((3, 50)), np.zeros(3), [f"f{n}" for n in range(50)], "y", "regression",
+        description="Nothing (m).", provenance=HOSTILE, licence="CC0",
+    ).card()  # fmt: skip
+    # The manifest has them since cards are kept; one from before has none.
+    manifest = {
+        "kind": grid_result.KIND, "format": grid_result.FORMAT, "reference": None, "axes": whole.axes, "cells": [],
+        "left_out": [], "data": {"one": card},
+    }  # fmt: skip
+    file = tmp_path / grid_result.MANIFEST
+    file.write_text(json.dumps(manifest))
+    assert GridResult.load(tmp_path).settings["data"] == {"one": card}
+    file.write_text(json.dumps({key: value for key, value in manifest.items() if key != "data"}))
+    assert GridResult.load(tmp_path).settings["data"] == {}
+    text = page(replace(whole, settings={**whole.settings, "data": {"one": card}}), pictures=[])
+    said = Read(text).said
+    for words in (
+        "description Nothing (m).", "rows 3", "features 50", "f38, f39, ... (50 in all)", "target name y",
+        f"provenance {HOSTILE}", "licence CC0", f"hash of the rows {card['hash']}",
+    ):  # fmt: skip
+        assert words in said, words
+    assert HOSTILE not in text
+    assert said.index("hash of the rows") < said.index("nuts: SVI") < said.index("ppl-bnn 9.8")
+    assert "hash of the rows" not in Read(page(whole, pictures=[])).said
 
 
 def test_many_failures_are_counted_and_not_all_listed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,8 @@ THEME = {
 DOTS_PER_INCH = 150
 # Rows of a table that goes into the page for download; a larger one is for `numbers`.
 MOST_ROWS = 4000
+# Names of features that a card of data shows.
+MOST_NAMES = 40
 FORMATS = ("csv", "parquet")
 _STYLE: Any = {
     "svg.fonttype": "none",
@@ -318,6 +320,31 @@ def download(frame: pd.DataFrame, *, exact: bool = False) -> str:
 
 
 # --- words ------------------------------------------------------------------------------------------------
+
+
+_CALLED = {
+    "hash": "hash of the rows",
+    "train_hash": "hash of the training rows",
+    "test_hash": "hash of the test rows",
+    "ordered": "in time order",
+}
+
+
+def data_card(words: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What is known of data, such as `Table.card`: name and text of each; of many names the first."""
+    return [
+        (_CALLED.get(name, name.replace("_", " ")), _shortened(value))
+        for name, value in words.items()
+        if value is not None and value != ""
+    ]
+
+
+def _shortened(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) <= MOST_NAMES:
+        return in_words(value)
+    return f"{in_words(value[:MOST_NAMES])}, ... ({len(value)} in all)"
 
 
 def in_words(value: Any) -> str:

@@ -25,6 +25,7 @@ from ppl_bnn.reporting.html import (
     cell_of,
     check_format,
     checked_path,
+    data_card,
     download,
     heading_of,
     in_words,
@@ -164,7 +165,7 @@ def page(
         pictures=[shown(picture) for picture in pictures],
         intervals=_intervals(findings),
         table_download=download(comparison.table.reset_index()),
-        data=_data_card(comparison),
+        data=data_card(comparison.data),
         fits=_fits(comparison),
         versions=_versions(comparison),
     )
@@ -334,16 +335,6 @@ def _subtitle(comparison: Comparison) -> str:
     data = comparison.data
     rows = f"{data.get('train_rows', '?')} training rows and {data.get('test_rows', '?')} test rows"
     return f"{comparison.task.capitalize()} of {data.get('target_name', 'y')}, {rows}"
-
-
-def _data_card(comparison: Comparison) -> list[tuple[str, str]]:
-    """All that is known of the data, the names of people first."""
-    words = {"train_hash": "hash of the training rows", "test_hash": "hash of the test rows"}
-    return [
-        (words.get(key, key.replace("_", " ")), in_words(value))
-        for key, value in comparison.data.items()
-        if value is not None
-    ]
 
 
 def _fits(comparison: Comparison) -> list[dict[str, Any]]:
