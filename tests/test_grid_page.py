@@ -380,7 +380,9 @@ def test_ranks_leave_out_what_has_gaps(rng: np.random.Generator) -> None:
 # --- the figures ------------------------------------------------------------------------------------------
 
 
-def test_every_figure_is_a_matplotlib_figure_of_its_own(whole: GridResult) -> None:
+def test_every_figure_is_a_matplotlib_figure_of_its_own(whole: GridResult, measured: GridResult) -> None:
+    for function in (grid_figures.gap_figure, grid_figures.elpd_figure, grid_figures.k_hat_figure):
+        function(measured).savefig(io.BytesIO(), format="png", dpi=30)
     for function in (grid_figures.cost_figure, grid_figures.differences_figure, grid_figures.ranks_figure):
         function(made({"d": {"a": [0.0, 1.0], "b": [0.5, 0.0]}})).savefig(io.BytesIO(), format="png", dpi=30)
     simple = replace(whole, cells=whole.cells[whole.cells["data"] != "毫克"].copy())
@@ -423,6 +425,87 @@ def test_what_is_drawn_are_the_numbers_of_the_table(whole: GridResult) -> None:
     assert rmse is not None
     worse = rmse[(rmse["method"] == "map")]["difference"]
     assert (worse < 0.0).all()
+
+
+@pytest.fixture(scope="module")
+def measured() -> GridResult:
+    """Two data sets of four splits with gaps, leave-one-out and k-hat in all cells, other numbers in each split."""
+    rng = np.random.default_rng(3)
+    scores = {data: around(rng, 4, nuts=0.0, svi=-0.02, laplace=-0.05, map=-0.4) for data in ("one", "two")}
+    found = made(
+        scores,
+        reference="nuts",
+        nuts={"kind": "chains", "gap_mean_floor": 0.06, "gap_sd_floor": 1.08, "pareto_k_loo": 0.4},
+        svi={"gap_mean": 0.3, "gap_sd_ratio": 0.7, "k_hat": 1.1, "pareto_k_loo": 0.5},
+        laplace={"gap_mean": 0.15, "gap_sd_ratio": 1.3, "k_hat": 0.5, "pareto_k_loo": 0.95},
+        map={"kind": "point", "gap_mean": 0.4, "gap_sd_ratio": 0.0},
+    )
+    frame = found.cells
+    with_elpd = frame["method"] != "map"
+    frame.loc[with_elpd, "elpd_loo"] = -90.0 + 40.0 * frame.loc[with_elpd, "log_score"]
+    for column in ("gap_mean", "gap_sd_ratio", "k_hat"):
+        frame[column] *= np.exp(0.2 * rng.normal(size=len(frame)))
+    worst = frame.index[(frame["method"] == "svi") & (frame["data"] == "two")][0]
+    frame.loc[worst, "k_hat"] = math.inf
+    return found
+
+
+def test_gaps_elpd_and_k_hat_are_drawn_as_means_over_splits(measured: GridResult) -> None:
+    findings, every = GridFindings(measured), measured.cells
+    means = every.groupby(["model", "data", "method"])[
+        ["gap_mean", "gap_sd_ratio", "k_hat", "elpd_loo"]
+    ].mean()
+
+    def ours(row: Any) -> Any:
+        return means.loc[row["model"], row["data"], row["method"]]  # type: ignore[index]
+
+    gaps = grid_figures.gap(findings)
+    assert gaps.numbers is not None
+    assert [panel.title for panel in gaps.panels] == [
+        f"{data}: {what}" for data in ("one", "two") for what in ("mean function", "spread")
+    ]
+    assert set(gaps.numbers["method"]) == {"svi", "laplace", "map"}
+    for _, row in gaps.numbers.iterrows():
+        assert row["gap_mean"] == pytest.approx(ours(row)["gap_mean"])
+        assert row["gap_sd_ratio"] == pytest.approx(ours(row)["gap_sd_ratio"])
+        assert f"{row['method']} {row['gap_mean']:.2f}" in gaps.panels[2 * (row["data"] == "two")].words
+    assert "Between two halves of nuts: 0.06." in gaps.panels[0].words
+    assert "Between two halves of nuts: 1.08." in gaps.panels[1].words
+
+    elpd = grid_figures.elpd(findings)
+    assert elpd.numbers is not None
+    assert len(elpd.numbers) == 2 * 3
+    for (data, name), row in elpd.numbers.set_index(["data", "method"]).iterrows():  # type: ignore[misc]
+        block = every[every["data"] == data].pivot(index="split", columns="method", values="elpd_loo")
+        best = block.mean().idxmax()
+        assert row["to"] == best
+        assert row["difference"] == pytest.approx((block[name] - block[best]).mean())
+    # Pareto k of Laplace is above 0.7, and its ELPD is drawn as what it is.
+    assert all(panel.words.count("(not to be relied on)") == 1 for panel in elpd.panels)
+    assert re.search(r"laplace -?[\d.]+ [^;]*\(not to be relied on\)", elpd.panels[0].words)
+
+    hats = grid_figures.k_hat(findings)
+    assert hats.numbers is not None
+    assert set(hats.numbers["method"]) == {"svi", "laplace"}
+    for _, row in hats.numbers.iterrows():
+        block = every[(every["data"] == row["data"]) & (every["method"] == row["method"])]
+        assert row["k_hat"] == pytest.approx(ours(row)["k_hat"])
+        assert row["largest"] == block["k_hat"].max()
+        assert row["splits"] == 4
+    assert "svi inf (inf)" in hats.panels[1].words
+
+
+def test_what_no_cell_has_is_not_drawn(rng: np.random.Generator) -> None:
+    bare = GridFindings(made({"d": around(rng, 3, a=0.0, b=-0.1)}, reference="a"))
+    for function, said in (
+        (grid_figures.gap, "No method has a gap that could be measured."),
+        (grid_figures.elpd, "There are no two methods with a leave-one-out ELPD on the same split."),
+        (grid_figures.k_hat, "No method has a density."),
+    ):
+        picture = function(bare)
+        assert (picture.panels, picture.missing) == ((), said)
+    lonely = GridFindings(made({"d": around(rng, 3, a=0.0, b=-0.1)}))
+    assert grid_figures.gap(lonely).missing == "No reference was named."
 
 
 # --- the page ---------------------------------------------------------------------------------------------
@@ -565,9 +648,17 @@ def test_a_report_of_a_grid_is_one_file_and_numbers_come_on_demand(
     assert path.read_text(encoding="utf-8") == text
     assert {file.name for file in path.parent.iterdir()} == {
         "grid.html", "grid.csv", "grid-cells.csv", "grid-cost.csv", "grid-differences.csv", "grid-to_reference.csv",
-        "grid-ranks.csv",
+        "grid-ranks.csv", "grid-gap.csv",
     }  # fmt: skip
-    assert set(all_numbers(whole)) == {"table", "cells", "cost", "differences", "to_reference", "ranks"}
+    assert set(all_numbers(whole)) == {
+        "table",
+        "cells",
+        "cost",
+        "differences",
+        "to_reference",
+        "ranks",
+        "gap",
+    }
     assert (
         pd.read_csv(tmp_path / "new" / "grid.csv")["method"].tolist() == ["nuts", "svi", "map", HOSTILE] * 3
     )

@@ -43,10 +43,12 @@ from ppl_bnn.reporting.panels import (
     Panel,
     Picture,
     cost_drawer,
+    draw_gaps,
+    draw_marks_inside,
+    draw_ratios,
     forest_panel,
     frame_of,
     height_for,
-    log_ticks,
     names_below,
     plain,
     plain_axes,
@@ -1127,7 +1129,7 @@ def gap(found: Findings) -> Picture:
     panels = (
         Panel(
             "Mean function",
-            lambda axes: _draw_gaps(axes, names, [row["gap_mean"] for row in rows], floor if known else None),
+            lambda axes: draw_gaps(axes, names, [row["gap_mean"] for row in rows], floor if known else None),
             f"Distance of the mean function from that of {reference} in its epistemic standard deviations: "
             + "; ".join(f"{row['method']} {row['gap_mean']:.2f}" for row in rows)
             + f".{noise}",
@@ -1135,7 +1137,7 @@ def gap(found: Findings) -> Picture:
         ),
         Panel(
             "Spread",
-            lambda axes: _draw_ratios(
+            lambda axes: draw_ratios(
                 axes, names, [row["gap_sd_ratio"] for row in rows], floor_ratio if known else None
             ),
             f"Epistemic standard deviation over that of {reference}: "
@@ -1153,47 +1155,6 @@ def gap(found: Findings) -> Picture:
         panels,
         frame_of(rows),
     )
-
-
-def _draw_gaps(axes: Axes, names: list[str], values: list[float], floor: float | None) -> None:
-    usable = [value for value in [*values, floor or 0.0] if value > 0.0 and math.isfinite(value)]
-    low, high = min(usable, default=0.1) / 2.0, max(usable, default=1.0) * 2.0
-    axes.set_xscale("log")
-    axes.set_xlim(low, high)
-    if floor is not None and floor > 0.0:
-        axes.axvspan(low, floor, color=GREY, alpha=0.22, linewidth=0, label="sampling noise alone")
-    _draw_marks_inside(axes, values, low, high)
-    log_ticks(axes, "x", lambda value: f"{value:g}")
-    names_below(axes, names)
-    axes.set_xlabel("mean off by (sd of the reference)")
-    plain_axes(axes)
-
-
-def _draw_ratios(axes: Axes, names: list[str], values: list[float], floor: float | None) -> None:
-    usable = [abs(math.log(value)) for value in [*values, floor or 1.0] if 0.0 < value < math.inf]
-    reach = math.exp(max(*usable, math.log(2.0))) * 1.2
-    axes.set_xscale("log")
-    axes.set_xlim(1.0 / reach, reach)
-    if floor is not None:
-        ratio = math.exp(abs(math.log(floor)))
-        axes.axvspan(1.0 / ratio, ratio, color=GREY, alpha=0.22, linewidth=0, label="sampling noise alone")
-    axes.axvline(1.0, color=GREY, linewidth=1.0, linestyle="--", label="that of the reference", zorder=1)
-    _draw_marks_inside(axes, values, 1.0 / reach, reach)
-    log_ticks(axes, "x", lambda value: f"{value:g}")
-    names_below(axes, names)
-    axes.set_xlabel("spread over that of the reference")
-    plain_axes(axes)
-
-
-def _draw_marks_inside(axes: Axes, values: Sequence[float], low: float, high: float) -> None:
-    for place, value in enumerate(values):
-        if low <= value <= high:
-            axes.plot(value, place, "o", color=BLUE, markersize=6.5, zorder=3)
-        else:
-            # What has no place on the axis stands at the edge that it lies beyond.
-            at, mark = (low, "<") if value < low else (high, ">")
-            axes.plot(at, place, mark, color=BLUE, markersize=7.0, clip_on=False, zorder=4)
-    axes.plot([], [], "o", color=BLUE, markersize=6.5, label="a method")
 
 
 # --- Pareto k ---------------------------------------------------------------------------------------------
@@ -1261,7 +1222,7 @@ def _draw_k_hats(axes: Axes, hats: Sequence[tuple[str, float]]) -> None:
     low, high = min([0.0, *finite]) - 0.1, max([1.2, *finite]) + 0.2
     axes.set_xlim(low, high)
     axes.axvline(K_LIMIT, color=GREY, linewidth=1.0, linestyle="--", label="limit 0.7", zorder=1)
-    _draw_marks_inside(axes, [k for _, k in hats], low, high)
+    draw_marks_inside(axes, [k for _, k in hats], low, high)
     names_below(axes, [name for name, _ in hats])
     axes.set_xlabel("k-hat")
     plain_axes(axes)

@@ -6,9 +6,11 @@ They are made of panels (`reporting.panels`), one for each model and data set.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from ppl_bnn.diagnostics.importance import K_LIMIT
 from ppl_bnn.errors import InputError, message, unknown_name
 from ppl_bnn.grid_result import LARGER_IS_BETTER, GridResult
 from ppl_bnn.reporting.figures import BLUE, GREY
@@ -17,6 +19,9 @@ from ppl_bnn.reporting.panels import (
     Panel,
     Picture,
     cost_drawer,
+    draw_gaps,
+    draw_marks_inside,
+    draw_ratios,
     forest_panel,
     frame_of,
     height_for,
@@ -140,29 +145,11 @@ def _differences(found: GridFindings, to: str, score: str) -> Picture:
         base = found.best(pair, score) if to == "best" else reference
         if base not in block.index or score not in block or math.isnan(float(block.loc[base, score])):
             continue
-        entries = [(str(base), 0.0, 0.0, False)]
-        splits = found.splits(pair, score)
-        for name in splits.columns:
-            difference = sign * float(block.loc[name].get(f"{score}_to_{to}", math.nan))
-            if name == base or math.isnan(difference):
-                continue
-            few = bool((splits[name].isna() & splits[base].notna()).any())
-            error = float(block.loc[name, f"{score}_to_{to}_se"])
-            entries.append((str(name), difference, error, few))
-        if len(entries) < 2:
+        made = _paired(found, pair, str(base), to, score)
+        if len(made) < 2:
             continue
-        entries.sort(key=lambda entry: -entry[1])
-        rows += [
-            {
-                **_labels(pair, name),
-                "score": score,
-                "to": str(base),
-                "difference": difference,
-                "standard_error": error,
-                "splits": int((splits[name].notna() & splits[base].notna()).sum()),
-            }
-            for name, difference, error, _ in entries
-        ]
+        rows += made
+        entries = [(row["method"], row["difference"], row["standard_error"], row.pop("few")) for row in made]
         theirs = f"that of {base if to == 'reference' else 'the best'}"
         label = f"{called} minus {theirs}" if sign > 0.0 else f"{theirs} minus {called}"
         label += ",\nmean over splits"
@@ -177,6 +164,71 @@ def _differences(found: GridFindings, to: str, score: str) -> Picture:
         tuple(panels),
         frame_of(rows),
         "" if panels else "There are no two methods with results on the same split.",
+    )
+
+
+def _paired(found: GridFindings, pair: Pair, base: str, to: str, score: str) -> list[dict[str, Any]]:
+    """Method by method, the best first, the difference to `base` (above zero is better), its standard error and over
+    how many splits it is; "few": whether `base` has more."""
+    block, splits = found.blocks[pair], found.splits(pair, score)
+    sign = 1.0 if LARGER_IS_BETTER[score] else -1.0
+    rows = []
+    for name in splits.columns:
+        difference, error = 0.0, 0.0
+        if name != base:
+            difference = sign * float(block.loc[name].get(f"{score}_to_{to}", math.nan))
+            error = float(block.loc[name].get(f"{score}_to_{to}_se", math.nan))
+        if math.isnan(difference):
+            continue
+        rows.append(
+            {
+                **_labels(pair, str(name)),
+                "score": score,
+                "to": base,
+                "difference": difference,
+                "standard_error": error,
+                "splits": int((splits[name].notna() & splits[base].notna()).sum()),
+                "few": bool((splits[name].isna() & splits[base].notna()).any()),
+            }
+        )
+    return sorted(rows, key=lambda row: (-row["difference"], row["method"] != base))
+
+
+# --- expected log predictive density ----------------------------------------------------------------------
+
+
+def elpd_figure(result: GridResult) -> Figure:
+    """Differences of the leave-one-out ELPD to the best method, paired over splits, with two standard errors: a forest
+    plot for each model and data set, with hollow marks where Pareto k says that it is not to be relied on."""
+    return together(elpd(GridFindings(result)))
+
+
+def elpd(found: GridFindings) -> Picture:
+    score, panels, rows = "elpd_loo", [], []
+    for pair, block in found.blocks.items():
+        base = found.best(pair, score)
+        made = [] if base is None else _paired(found, pair, base, "best", score)
+        if len(made) < 2:
+            continue
+        for row in made:
+            del row["few"]
+            row["pareto_k"] = float(block.loc[row["method"]].get("pareto_k_loo", math.nan))
+        rows += made
+        entries = [
+            (row["method"], row["difference"], row["standard_error"], not row["pareto_k"] <= K_LIMIT)
+            for row in made
+        ]
+        label = "ELPD minus that of the best, nats\nover the training rows, mean over splits"
+        panels.append(forest_panel(found.name(pair), entries, label, "a Pareto k above 0.7"))
+    return Picture(
+        "elpd",
+        "Expected log predictive density",
+        "Mean differences of the leave-one-out ELPD of the training rows (PSIS, summed) to the best method, taken "
+        "split by split, with two corrected standard errors; below zero is worse. Hollow: in some cell Pareto k is "
+        "above 0.7, and ELPD is not to be relied on.",
+        tuple(panels),
+        frame_of(rows),
+        "" if panels else "There are no two methods with a leave-one-out ELPD on the same split.",
     )
 
 
@@ -243,11 +295,157 @@ def _draw_ranks(axes: Axes, made: Ranks) -> None:
     plain_axes(axes)
 
 
+# --- the gap to the reference -----------------------------------------------------------------------------
+
+_GAPS = ("gap_mean", "gap_mean_floor", "gap_sd_ratio", "gap_sd_floor")
+
+
+def gap_figure(result: GridResult) -> Figure:
+    """How far the mean function and the spread of each method are from the reference, in means over splits, beside
+    sampling noise alone: two panels for each model and data set."""
+    return together(gap(GridFindings(result)))
+
+
+def gap(found: GridFindings) -> Picture:
+    reference, heading = found.result.reference, "Gap to the reference, and the noise floor"
+    if reference is None:
+        return Picture("gap", heading, "", missing="No reference was named.")
+    panels, rows = [], []
+    for pair, block in found.blocks.items():
+        made = [
+            {**_labels(pair, str(name)), **{column: _number(block, name, column) for column in _GAPS}}
+            for name in block.index
+            if name != reference and math.isfinite(_number(block, name, "gap_mean"))
+        ]
+        if not made:
+            continue
+        made.sort(key=lambda row: row["gap_mean"])
+        # The floor is that of the reference, which all splits have on which anything was measured.
+        owner = reference if reference in block.index else made[0]["method"]
+        floor, ratio = (_number(block, owner, column) for column in ("gap_mean_floor", "gap_sd_floor"))
+        rows += made
+        names = [row["method"] for row in made]
+        for title, draw, column, noise, said in (
+            ("mean function", draw_gaps, "gap_mean", floor, "Mean function off by (sd of the reference)"),
+            (
+                "spread",
+                draw_ratios,
+                "gap_sd_ratio",
+                ratio,
+                "Epistemic standard deviation over that of the reference",
+            ),
+        ):
+            known = math.isfinite(noise) and noise > 0.0
+            values = [row[column] for row in made]
+            words = "; ".join(f"{name} {value:.2f}" for name, value in zip(names, values, strict=True))
+            panels.append(
+                Panel(
+                    f"{found.name(pair)}: {title}",
+                    partial(_draw_gap, draw, names, values, noise if known else None),
+                    f"{found.name(pair)}: {said}, means over splits: {words}."
+                    + (f" Between two halves of {reference}: {noise:.2f}." if known else ""),
+                    height_for(len(names)),
+                )
+            )
+    return Picture(
+        "gap",
+        heading,
+        f"First, how far the mean function is from that of {reference}, in its epistemic standard deviations. Then, "
+        "the epistemic standard deviation divided by its own; 1 is right. Means over splits. Grey is what two halves "
+        f"of the draws of {reference} differ by: sampling noise alone. Logarithmic axes; an arrow is a value beyond "
+        "the edge.",
+        tuple(panels),
+        frame_of(rows),
+        "" if panels else "No method has a gap that could be measured.",
+    )
+
+
+def _number(block: Any, name: str, column: str) -> float:
+    return float(block.loc[name].get(column, math.nan))
+
+
+def _draw_gap(
+    draw: Callable[..., None],
+    names: Sequence[str],
+    values: Sequence[float],
+    floor: float | None,
+    axes: Axes,
+) -> None:
+    draw(axes, names, values, floor)
+
+
+# --- k-hat ------------------------------------------------------------------------------------------------
+
+
+def k_hat_figure(result: GridResult) -> Figure:
+    """k-hat of each approximation as an importance proposal, its mean over splits and its largest value in any cell: a
+    panel for each model and data set."""
+    return together(k_hat(GridFindings(result)))
+
+
+def k_hat(found: GridFindings) -> Picture:
+    panels, rows = [], []
+    for pair, block in found.blocks.items():
+        splits = found.splits(pair, "k_hat")
+        made = [
+            {
+                **_labels(pair, str(name)),
+                "k_hat": float(splits[name].dropna().mean()),
+                "largest": _number(block, name, "k_hat"),
+                "splits": int(splits[name].notna().sum()),
+            }
+            for name in splits.columns
+        ]
+        if not made:
+            continue
+        rows += made
+        words = "; ".join(f"{row['method']} {row['k_hat']:.2f} ({row['largest']:.2f})" for row in made)
+        panels.append(
+            Panel(
+                found.name(pair),
+                partial(_draw_k_hats, made),
+                f"{found.name(pair)}: k-hat of p(w, D) / q(w), good below 0.7, mean over splits (and the largest of "
+                f"any cell): {words}.",
+                height_for(len(made)),
+            )
+        )
+    return Picture(
+        "k_hat",
+        "k-hat of the approximations",
+        "k-hat of the importance weights p(w, D) / q(w) of each approximation with a density: its mean over splits, "
+        "and a line to the largest of any cell. Above 0.7 it is no proposal for importance sampling; over hundreds of "
+        "weights that is nearly always so, and says little about its predictions. An arrow stands for an infinite "
+        "value.",
+        tuple(panels),
+        frame_of(rows),
+        "" if panels else "No method has a density.",
+    )
+
+
+def _draw_k_hats(made: Sequence[Mapping[str, Any]], axes: Axes) -> None:
+    finite = [value for row in made for value in (row["k_hat"], row["largest"]) if math.isfinite(value)]
+    low, high = min([0.0, *finite]) - 0.1, max([1.2, *finite]) + 0.2
+    axes.set_xlim(low, high)
+    axes.axvline(K_LIMIT, color=GREY, linewidth=1.0, linestyle="--", label="limit 0.7", zorder=1)
+    for place, row in enumerate(made):
+        if math.isfinite(row["k_hat"]):
+            axes.hlines(
+                place, row["k_hat"], min(row["largest"], high), color=BLUE, linewidth=1.6, alpha=0.6, zorder=2
+            )
+    draw_marks_inside(axes, [row["k_hat"] for row in made], low, high)
+    names_below(axes, [row["method"] for row in made])
+    axes.set_xlabel("k-hat, mean over splits")
+    plain_axes(axes)
+
+
 # --- all of them ------------------------------------------------------------------------------------------
 
 PICTURES: Mapping[str, Callable[[GridFindings], Picture]] = {
     "cost": cost,
     "differences": differences,
     "to_reference": differences_to_reference,
+    "elpd": elpd,
     "ranks": ranks,
+    "gap": gap,
+    "k_hat": k_hat,
 }

@@ -223,6 +223,53 @@ def forest_panel(
     return Panel(heading, draw, words + ".", height_for(len(entries)))
 
 
+# --- the gap to a reference -------------------------------------------------------------------------------
+
+
+def draw_gaps(axes: Axes, names: Sequence[str], values: Sequence[float], floor: float | None) -> None:
+    """How far mean functions are from that of a reference, and below which gap there is sampling noise alone."""
+    usable = [value for value in [*values, floor or 0.0] if value > 0.0 and math.isfinite(value)]
+    low, high = min(usable, default=0.1) / 2.0, max(usable, default=1.0) * 2.0
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    if floor is not None and floor > 0.0:
+        axes.axvspan(low, floor, color=GREY, alpha=0.22, linewidth=0, label="sampling noise alone")
+    draw_marks_inside(axes, values, low, high)
+    log_ticks(axes, "x", lambda value: f"{value:g}")
+    names_below(axes, names)
+    axes.set_xlabel("mean off by (sd of the reference)")
+    plain_axes(axes)
+
+
+def draw_ratios(axes: Axes, names: Sequence[str], values: Sequence[float], floor: float | None) -> None:
+    """Spreads over that of a reference, and up to which ratio on either side there is sampling noise alone."""
+    usable = [abs(math.log(value)) for value in [*values, floor or 1.0] if 0.0 < value < math.inf]
+    reach = math.exp(max(*usable, math.log(2.0))) * 1.2
+    axes.set_xscale("log")
+    axes.set_xlim(1.0 / reach, reach)
+    if floor is not None:
+        ratio = math.exp(abs(math.log(floor)))
+        axes.axvspan(1.0 / ratio, ratio, color=GREY, alpha=0.22, linewidth=0, label="sampling noise alone")
+    axes.axvline(1.0, color=GREY, linewidth=1.0, linestyle="--", label="that of the reference", zorder=1)
+    draw_marks_inside(axes, values, 1.0 / reach, reach)
+    log_ticks(axes, "x", lambda value: f"{value:g}")
+    names_below(axes, names)
+    axes.set_xlabel("spread over that of the reference")
+    plain_axes(axes)
+
+
+def draw_marks_inside(axes: Axes, values: Sequence[float], low: float, high: float) -> None:
+    """A mark for each value, one below the other; at the edge what lies beyond it."""
+    for place, value in enumerate(values):
+        if low <= value <= high:
+            axes.plot(value, place, "o", color=BLUE, markersize=6.5, zorder=3)
+        else:
+            # What has no place on the axis stands at the edge that it lies beyond.
+            at, mark = (low, "<") if value < low else (high, ">")
+            axes.plot(at, place, mark, color=BLUE, markersize=7.0, clip_on=False, zorder=4)
+    axes.plot([], [], "o", color=BLUE, markersize=6.5, label="a method")
+
+
 # --- pieces -----------------------------------------------------------------------------------------------
 
 
