@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import ppl_bnn as bnn
+from ppl_bnn import advice as module
 from ppl_bnn import likelihoods, priors
-from ppl_bnn.advice import FEASIBLE
 from ppl_bnn.errors import BNNError, InputError, ModelError, UnknownNameError, UnsupportedError
 from ppl_bnn.inference.effort import Effort, Size
 from ppl_bnn.inference.method import Method
@@ -166,12 +166,42 @@ def test_a_budget_decides(problem: Any) -> None:
         assert "14 parameters, 25 rows" in text
     kept = bnn.advise(*problem, seconds=1e-9, methods=[bnn.NUTS(until="rhat<1.01", budget=60)]).table
     assert kept["seconds_high"].tolist() == [60.0]
-    # Between the two a budget that the usual fit keeps and the longest does not.
-    row = ample.table.loc["nuts"]
-    middle = math.sqrt(float(row["seconds"]) * float(row["seconds_high"]))
-    assert (
-        bnn.advise(*problem, seconds=middle, methods=["nuts"]).table.loc["nuts", "feasible"] in FEASIBLE[:3]
-    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Uncertain(Method):
+    """A method of 10, usually 100 and at most 1000 gradients, which does nothing."""
+
+    def effort(self, size: Size) -> Effort:
+        return Effort(10.0, 100.0, 1000.0)
+
+    def run(self, problem: Problem, progress: Progress) -> Any:
+        return progress.task("uncertain", 1)
+
+
+def test_each_word_is_for_the_fit_that_the_budget_allows(
+    problem: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A machine on which a gradient takes 10 ms and compiling it 50 ms, whatever else it does.
+    measured = module._Probe(Size(25, 14, 1), "numpyro", 0.01, 0.05, lambda count: (0.01, 0.05))
+    monkeypatch.setattr(module, "_probe", lambda *_: measured)
+    monkeypatch.setattr(module, "STEP", {"numpyro": (0.5, 2.0)})
+    monkeypatch.setattr(module, "COMPILING", {"numpyro": 4.0})
+    # 10 gradients of half of 10 ms; 100 of 10 ms, and .2 s of compiling; 1000 of twice that, and .6 s.
+    expected = [0.05, 1.2, 20.6]
+    for seconds, word, reason in (
+        (20.7, "yes", ""),
+        (20.5, "likely", ""),
+        (1.3, "likely", ""),
+        (1.1, "unlikely", "It usually takes 1.2 s."),
+        (0.06, "unlikely", "It usually takes 1.2 s."),
+        (0.04, "no", "It takes 0.05 s at the very least."),
+    ):
+        asked = bnn.advise(*problem, seconds=seconds, methods=[Uncertain()])
+        (row,) = asked.table.to_dict(orient="records")
+        assert (row["feasible"], row["reason"]) == (word, reason), seconds
+        assert [row[name] for name in ("seconds_low", "seconds", "seconds_high")] == pytest.approx(expected)
+        assert asked.feasible == (["uncertain"] if word in ("yes", "likely") else [])
 
 
 def test_refusals_come_last_and_with_their_reason(problem: Any) -> None:
