@@ -417,6 +417,7 @@ class _Plan:
                 "seeds": list(grid.seeds),
             },
             "left_out": list(self.left_out),
+            "data": {label: table.card() for label, table in self.tables.items()},
             "cells": [list(asdict(planned.cell).values()) for planned in self.cells],
         }
         return json.dumps(content, indent=1) + "\n"

@@ -362,6 +362,7 @@ def test_tables_are_saved_and_read_again(finished: Any) -> None:
     pd.testing.assert_frame_equal(again.table(), result.table())
     assert again.notes == result.notes
     assert (again.reference, again.axes["seeds"]) == ("exact", [0, 1])
+    assert again.settings["data"] == {"one": table(1).card(), "two": table(2).card()}
     read = pd.read_csv(out / "cells.csv", keep_default_na=False, na_values={"log_score": ""})
     assert list(read["method"]) == list(result.cells["method"])
     np.testing.assert_array_equal(read["log_score"], result.cells["log_score"])
