@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
@@ -39,6 +40,7 @@ from ppl_bnn.reporting.comparison_figures import Findings, function_draws, rank_
 from ppl_bnn.reporting.page import all_numbers, page, report
 from ppl_bnn.reporting.panels import pareto_front
 from ppl_bnn.reporting.verdict import BEST, LEVEL, row_scores, standing, verdict
+from ppl_bnn.reporting.verdict import _coverage as coverage_in_words
 from tests.test_comparison import Approximate, Exact, Fails, FromPrior, Mode, classifier, line
 
 HOSTILE = "<b onmouseover=\"alert('x')\">&amp; $a_b$ {{ 7*7 }}</b>"
@@ -448,6 +450,14 @@ def test_of_counts_pit_is_randomised_and_coverage_that_of_the_scores(counted: Co
     assert "lines above zero are no fault" in picture.caption
     assert picture.panels[1].title == "true: randomised PIT"
     assert "randomised" not in str(figures.calibration(Findings(told({"a": np.zeros(30)}))))
+
+
+def test_of_counts_intervals_are_not_too_wide_by_their_nature(counted: Comparison) -> None:
+    table = counted.table.assign(coverage_90=pd.Series({"true": 0.98, "mixed": 0.8}))
+    scored = replace(counted, table=table)
+    said = {name: " ".join(coverage_in_words(scored, name)) for name in ("true", "mixed")}
+    assert said["true"].endswith("end at whole numbers, and hold more than they promise by right.")
+    assert "too narrow" in said["mixed"]
 
 
 def test_coverage_and_width_at_several_levels_stand_beside_the_pictures(

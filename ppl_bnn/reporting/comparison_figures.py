@@ -124,7 +124,10 @@ class Findings:
         rows = []
         for name in self.transforms[0]:
             prediction, y = self.comparison.predictions[name], self.comparison.test_targets
-            found = coverages(prediction, y, LEVELS)
+            try:
+                found = coverages(prediction, y, LEVELS)
+            except UnsupportedError:
+                continue
             row: dict[str, Any] = {"method": name}
             for level, share, width in zip(found["level"], found["coverage"], found["width"], strict=True):
                 row |= {f"coverage_{100 * level:.0f}": share, f"width_{100 * level:.0f}": width}

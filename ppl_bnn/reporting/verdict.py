@@ -311,6 +311,8 @@ def _coverage(comparison: Comparison, name: str) -> tuple[str, ...]:
     text = f"The 90 % intervals of {name} hold {covered:.0%} of the test targets"
     if abs(covered - 0.9) <= STANDARD_ERRORS * error:
         return (f"{text}, within two standard errors ({100 * error:.1f} points each) of what they promise.",)
+    if covered > 0.9 and comparison.predictions[name].is_counts:
+        return (f"{text}: those of counts end at whole numbers, and hold more than they promise by right.",)
     return (
         f"{text}, more than two standard errors ({100 * error:.1f} points each) from what they promise: they are too "
         f"{'narrow' if covered < 0.9 else 'wide'}.",
