@@ -16,6 +16,7 @@ from ppl_bnn import likelihoods, priors
 from ppl_bnn.errors import InputError
 from ppl_bnn.inference import autoguide, checkpoint
 from ppl_bnn.inference.checkpoint import Checkpoint
+from ppl_bnn.inference.identity import identity
 from ppl_bnn.inference.svi import SVI
 
 RNG = np.random.default_rng(3)
@@ -148,7 +149,8 @@ def test_a_guide_written_by_hand_goes_on_as_well(
 
     with safe_open(tmp_path / "fit" / "restart0.safetensors", framework="numpy") as file:
         fingerprint = json.loads(file.metadata()["fingerprint"])
-    assert fingerprint["settings"]["guide"] == f"{__name__}.{guide.__name__}"
+    assert fingerprint["settings"]["guide"] == identity(guide)
+    assert fingerprint["settings"]["guide"]["function"] == f"{__name__}.{guide.__name__}"
 
 
 def test_what_is_resumed_is_what_was_kept(eager: None, tmp_path: Path) -> None:
