@@ -150,8 +150,7 @@ _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "laplace-guide": ("Laplace", {"engine": "guide"}),
     "laplace-kron": ("Laplace", {"structure": "kron"}),
     "laplace-diag": ("Laplace", {"structure": "diag"}),
-    # As many eigenpairs as the linear models here have weights: nothing is left out.
-    "laplace-lowrank": ("Laplace", {"structure": "lowrank", "rank": 4}),
+    "laplace-lowrank": ("Laplace", {"structure": "lowrank", "rank": 3}),
     "nuts": ("NUTS", {}),
     "hmc": ("HMC", {}),
     "chees": ("ChEES", {}),
@@ -179,7 +178,8 @@ METHODS: dict[str, Row] = {
     "laplace-guide": Row("laplace-guide", "posterior", {}),
     "laplace-kron": Row("laplace-kron", "independent sites", {}),
     "laplace-diag": Row("laplace-diag", "mean field", {}),
-    "laplace-lowrank": Row("laplace-lowrank", "posterior", {}),
+    # As many eigenpairs as there are weights: nothing is left out.
+    "laplace-lowrank": Row("laplace-lowrank", "posterior", {"rank": 4}),
     "nuts": Row(
         "nuts",
         "posterior",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -330,6 +331,13 @@ def ray() -> Iterator[str]:
 @pytest.fixture
 def ray_client(ray: str) -> str:
     """The same cluster by its address, as from another machine."""
+    # The server for others is begun by the head, which does not wait for it.
+    ends = time.monotonic() + 60.0
+    while time.monotonic() < ends:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", 26001), timeout=1.0).close()
+            break
+        time.sleep(0.2)
     return "ray://127.0.0.1:26001"
 
 
