@@ -343,6 +343,22 @@ def test_array_functions_mean_the_same_everywhere(name: str) -> None:
             assert chosen.to_numpy(function(chosen.asarray(x))).dtype == np.float32
 
 
+def test_probabilities_sum_to_one_in_single_precision() -> None:
+    """Also where logits are large and near each other, as those of a network that was sampled under wide priors."""
+    rng = np.random.default_rng(0)
+    x = (300.0 + rng.normal(size=(200, 1)) * 50.0 + rng.normal(size=(200, 10))).astype(np.float32)
+    wanted = scipy.special.softmax(x.astype(np.float64), axis=-1)
+    values = [ops.softmax(x)]
+    for ppl in ("numpyro", "pyro"):
+        chosen = system(ppl)
+        with chosen.session("float32", "cpu"):
+            values.append(chosen.to_numpy(ops.softmax(chosen.asarray(x))))
+    for found in values:
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found.astype(np.float64).sum(-1), 1.0, rtol=0.0, atol=2e-6)
+        np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-12)
+
+
 def test_slopes_of_activations_are_equal_between_the_systems() -> None:
     for name, function in ops.ACTIVATIONS.items():
         slopes = []
