@@ -639,35 +639,37 @@ def judge_bde(rows: Sequence[Mapping[str, Any]], version: str) -> Verdict:
 def judge_bde_as_normal(rows: Sequence[Mapping[str, Any]], version: str) -> Verdict:
     """The second score of the source, which asks of a mixture what a normal would give."""
     claim = "as good by the score of the source, of the moment-matched normal (ours)"
-    if not version:
-        return Verdict(claim, NOT_RUN, "no interpreter with bde was named (--bde)")
-    mine = beside_bde(rows)
-    theirs = column(mine, BDE, "nll")
-    differences = paired(theirs - column(mine, SAMPLED, "nll"))
-    verdict = no_worse(*differences, NATS)
-    return Verdict(
-        claim,
-        verdict,
-        f"bde {version} on {len(theirs)} splits: NLL {mean_and_error(theirs)}, ours "
-        f"{told(*differences, 'lower', 'higher', 4)} (no worse: by {NATS:g} nats, two errors allowed for)"
-        + (": cannot be told from so few splits" if verdict == NOT_RUN else ""),
-    )
+    return judged_beside_bde(rows, version, claim, "nll", lambda theirs: NATS, f"{NATS:g} nats")
 
 
 def judge_bde_rmse(rows: Sequence[Mapping[str, Any]], version: str) -> Verdict:
     """The first score of the source: the root mean square error of the mean."""
     claim = "as good by the RMSE, the first score of the source (ours)"
+    return judged_beside_bde(
+        rows, version, claim, "rmse", lambda theirs: SHARE * float(theirs.mean()), f"{SHARE:.0%}"
+    )
+
+
+def judged_beside_bde(
+    rows: Sequence[Mapping[str, Any]],
+    version: str,
+    claim: str,
+    score: str,
+    margin: Callable[[np.ndarray], float],
+    said: str,
+) -> Verdict:
+    """No worse by a score of which less is better; said: the margin in words."""
     if not version:
         return Verdict(claim, NOT_RUN, "no interpreter with bde was named (--bde)")
     mine = beside_bde(rows)
-    theirs = column(mine, BDE, "rmse")
-    differences = paired(theirs - column(mine, SAMPLED, "rmse"))
-    verdict = no_worse(*differences, SHARE * float(theirs.mean()))
+    theirs = column(mine, BDE, score)
+    differences = paired(theirs - column(mine, SAMPLED, score))
+    verdict = no_worse(*differences, margin(theirs))
     return Verdict(
         claim,
         verdict,
-        f"bde {version} on {len(theirs)} splits: RMSE {mean_and_error(theirs)}, ours "
-        f"{told(*differences, 'lower', 'higher', 4)} (no worse: by {SHARE:.0%}, two errors allowed for)"
+        f"bde {version} on {len(theirs)} splits: {score.upper()} {mean_and_error(theirs)}, ours "
+        f"{told(*differences, 'lower', 'higher', 4)} (no worse: by {said}, two errors allowed for)"
         + (": cannot be told from so few splits" if verdict == NOT_RUN else ""),
     )
 

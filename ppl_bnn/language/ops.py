@@ -152,26 +152,24 @@ def log_softmax(x: Array) -> Array:
 
     Taken off afterwards, as logsumexp(x) is, x of size 100 in float32 would leave probabilities that miss 1 by 1e-5.
     """
-    xp = namespace(x)
-    if xp.__name__ == "torch":
-        return xp.log_softmax(x, dim=-1)
-    if xp.__name__ == "jax.numpy":
-        return sys.modules["jax"].nn.log_softmax(x, axis=-1)
-    from scipy.special import log_softmax as reference
-
-    return reference(x, axis=-1)
+    return _over_last_axis("log_softmax", x)
 
 
 def logsumexp(x: Array) -> Array:
     """log of the sum of exponentials over the last axis."""
+    return _over_last_axis("logsumexp", x)
+
+
+def _over_last_axis(name: str, x: Array) -> Array:
+    """What torch, JAX and SciPy call alike."""
     xp = namespace(x)
     if xp.__name__ == "torch":
-        return xp.logsumexp(x, dim=-1)
+        return getattr(xp, name)(x, dim=-1)
     if xp.__name__ == "jax.numpy":
-        return sys.modules["jax"].nn.logsumexp(x, axis=-1)
-    from scipy.special import logsumexp as reference
+        return getattr(sys.modules["jax"].nn, name)(x, axis=-1)
+    import scipy.special
 
-    return reference(x, axis=-1)
+    return getattr(scipy.special, name)(x, axis=-1)
 
 
 def sum(x: Array, axis: int | None = None) -> Array:
