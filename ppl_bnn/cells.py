@@ -15,9 +15,7 @@ import functools
 import hashlib
 import inspect
 import json
-import math
 import os
-import re
 import socket
 import time
 import types
@@ -30,10 +28,10 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn import checks, comparison, processes, scores
+from ppl_bnn import calibration, checks, comparison, processes, scores
 from ppl_bnn.data import Table
 from ppl_bnn.engines import gpus
-from ppl_bnn.errors import BNNError, InputError, message
+from ppl_bnn.errors import BNNError, InputError, UnsupportedError, message
 from ppl_bnn.files import in_order
 from ppl_bnn.inference.identity import identity, source
 from ppl_bnn.inference.method import Method, versions
@@ -47,9 +45,6 @@ FORMAT = 1
 SUFFIX = ".safetensors"
 # What is kept of a fit that no column of a comparison has.
 COLUMNS: dict[str, str] = {
-    "parameters": "how many unconstrained numbers the method infers",
-    "peak_memory": "the most that the process held in memory while the cell was computed, in MB of 10^6 bytes: what "
-    "frameworks and earlier cells hold included, processes of single chains not; blank where the system does not say",
     "seconds": "wall time of the cell: fit, prediction, scores, diagnosis",
     "begun": "when it was begun, seconds since 1970",
     "process": "the host and the number of the process that computed it",
@@ -61,6 +56,7 @@ ARRAYS: dict[str, str] = {
     "variance": "its variance over draws, of the same shape",
     "half_means": "(2, ...), the same of the two halves of the draws (`scores.noise_floor`)",
     "half_variances": "(2, ...)",
+    **calibration.ARRAYS,
 }
 # Which packages a result of a system depends on.
 _ENGINES = {"numpyro": ("numpyro", "jax"), "pyro": ("pyro-ppl", "torch")}
@@ -176,21 +172,20 @@ def computed(
     work: what `Work.written` gives. parts: what its key is made of, as JSON. x, y: the whole table, original units.
     """
     begun, clock = time.time(), time.perf_counter()
-    with _peak_memory() as peak, warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         # Another process was writing what this one read: it compiled it itself.
         warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache")
         try:
             record = _fitted(_read(work), x, y, train, test, seed)
-            arrays, figures = _kept(record)
+            arrays = _kept(record, y[test])
         except Exception as error:
-            record = comparison.Record("", failure=comparison.reason(error))
-            arrays, figures = {}, {}
+            record, arrays = comparison.Record("", failure=comparison.reason(error)), {}
     said = dict.fromkeys(
         " ".join(str(each.message).split()) for each in caught if issubclass(each.category, UserWarning)
     )
     words = {
-        "figures": record.figures | figures,
+        "figures": record.figures,
         "notes": record.notes,
         "failure": record.failure,
         "warnings": list(said),
@@ -198,7 +193,6 @@ def computed(
         "rows": [len(train), len(test)],
         "task": None if record.prediction is None else _task(record.prediction),
         "costs": {
-            "peak_memory": peak(),
             "seconds": time.perf_counter() - clock,
             "begun": begun,
             "process": f"{socket.gethostname()}:{os.getpid()}",
@@ -243,18 +237,21 @@ def _fitted(
     )
 
 
-def _kept(record: comparison.Record) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays of a finished fit, and figures besides those of a comparison; what there is none of is a note."""
+def _kept(record: comparison.Record, y: np.ndarray) -> dict[str, np.ndarray]:
+    """The arrays of a finished fit; what there is none of is a note. y: the test targets."""
     posterior, prediction = record.posterior, record.prediction
     if posterior is None or prediction is None:
-        return {}, {}
-    figures = {"parameters": float(posterior._with(lambda problem: problem.program.parameter_count))}
+        return {}
     arrays = {} if record.pointwise is None else {"log_score": record.pointwise}
+    with suppress(UnsupportedError, InputError):
+        # Of what has a distribution function of its targets.
+        of = calibration.Event if prediction.is_classes else calibration.Transform
+        arrays |= of.of(prediction, y).arrays()
     try:
         arrays |= {"mean": prediction.mean, "variance": prediction.mean_function_variance}
     except BNNError as error:
         record.notes["gap_mean"] = comparison.reason(error)
-        return arrays, figures
+        return arrays
     try:
         halves = scores.halves(prediction, comparison.chain_of_draws(posterior, prediction))
         arrays |= {
@@ -263,38 +260,11 @@ def _kept(record: comparison.Record) -> tuple[dict[str, np.ndarray], dict[str, A
         }
     except BNNError as error:
         record.notes["gap_mean_floor"] = comparison.reason(error)
-    return arrays, figures
+    return arrays
 
 
 def _task(prediction: Prediction) -> str:
     return "classification" if prediction.is_classes else "regression"
-
-
-@contextmanager
-def _peak_memory() -> Iterator[Callable[[], float]]:
-    """How to ask for the most memory held since the block began, in MB; NaN where nobody says.
-
-    Linux keeps the peak of a process and forgets it when told to; elsewhere there is only that of the whole life of a
-    process, which says something of a cell where no earlier one of the same process took more.
-    """
-    before = _high_water()
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-        before = 0.0
-    yield lambda: found if (found := _high_water()) > before else math.nan
-
-
-def _high_water() -> float:
-    with suppress(OSError, TypeError):
-        found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-        return int(found[1]) * 1024 / 1e6  # type: ignore[index]
-    with suppress(ImportError):
-        import resource
-        import sys
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
-    return math.nan
 
 
 # --- how far from another -------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from ppl_bnn.errors import (
 )
 from ppl_bnn.files import write_arrays, write_whole
 from ppl_bnn.inference.method import Method
+from ppl_bnn.memory import peak_memory
 from ppl_bnn.posterior import FitInfo, Posterior
 from ppl_bnn.ppl.protocol import Model, Program, map_data, resolve_device, row_count, system, written_in
 from ppl_bnn.predictive import Prediction
@@ -85,6 +86,10 @@ COLUMNS: dict[str, str] = {
     "run_seconds": "wall time of the fit without compilation",
     "predict_seconds": "wall time of the first prediction of the test rows, its compilation included",
     "gradient_evaluations": "gradients of the log joint over all rows (a mini-batch counts as its share)",
+    "peak_memory": "the most memory that the process held while the method was fitted, predicted and was judged, in MB "
+    "of 10^6 bytes: what frameworks and earlier methods hold included, processes of single chains and the memory of a "
+    "GPU not; blank where the system does not say",
+    "parameters": "how many unconstrained numbers the method infers",
     "failure": "why the method gave no posterior; blank where it did",
 }
 _REGRESSION = ("rmse", "crps", "coverage_90", "width_90", "concordance")
@@ -502,6 +507,15 @@ def fitted(
     name: str, fit: Callable[[], Posterior], x_test: Any, y_test: np.ndarray, seed: int, device: str
 ) -> Record:
     """Everything about one method that needs no other; what fails in fit or prediction is the row's reason."""
+    with peak_memory() as peak:
+        record = _fitted(name, fit, x_test, y_test, seed, device)
+    record.figures["peak_memory"] = peak()
+    return record
+
+
+def _fitted(
+    name: str, fit: Callable[[], Posterior], x_test: Any, y_test: np.ndarray, seed: int, device: str
+) -> Record:
     record = Record(name)
     try:
         record.posterior = posterior = fit()
@@ -518,6 +532,7 @@ def fitted(
             "run_seconds": posterior.info.run_seconds,
             "predict_seconds": seconds,
             "gradient_evaluations": posterior.info.gradient_evaluations,
+            "parameters": float(posterior._with(lambda problem: problem.program.parameter_count)),
         }
     except Warning:
         # A caller who has turned warnings into errors wants to see them.

@@ -146,6 +146,10 @@ class GridResult:
             _settings([cell for cell in asked if cell.key in found], store, manifest),
         )
 
+    def arrays(self, key: str) -> dict[str, np.ndarray]:
+        """The arrays that were kept of a cell (`cells.ARRAYS`), from the folder; none of a cell that failed."""
+        return {} if self.folder is None else cells.Store(self.folder / CELLS).arrays(key)
+
     def by_split(self, score: str = "log_score") -> pd.DataFrame:
         """The mean of a column over seeds: one row for each model, data set and split, one column for each method.
 

@@ -285,6 +285,9 @@ def test_costs_are_those_the_methods_report(result: Any) -> None:
     assert row["predict_seconds"] > 0.0
     assert math.isnan(result[0].table.loc["map", "gradient_evaluations"])
     assert "does not count" in result[0].notes["map", "gradient_evaluations"]
+    # JAX with what else is loaded takes a hundred megabytes at least.
+    assert row["parameters"] == 3.0
+    assert 1e2 < row["peak_memory"] < 1e6
 
 
 def test_standardised_fits_are_scored_in_original_units(rows: Any) -> None:

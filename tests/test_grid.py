@@ -23,6 +23,7 @@ from scipy import stats
 import ppl_bnn as bnn
 from ppl_bnn import cells, comparison, processes, scores, splits
 from ppl_bnn import grid as grid_module
+from ppl_bnn.calibration import Event
 from ppl_bnn.comparison import compare
 from ppl_bnn.data import Splits, Table
 from ppl_bnn.errors import InputError, UnknownNameError, UnsupportedError
@@ -32,6 +33,8 @@ from ppl_bnn.grid_result import COSTS, GridResult
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.posterior import Chains, Point
 from ppl_bnn.progress import Progress
+from ppl_bnn.reporting.grid_figures import calibration
+from ppl_bnn.reporting.grid_verdict import GridFindings
 
 NOISE = 0.5
 
@@ -204,6 +207,22 @@ def test_a_cell_has_what_a_comparison_has(finished: Any) -> None:
                     np.testing.assert_allclose(one, other, rtol=1e-12, err_msg=f"{name} {column}")
 
 
+def test_calibration_of_a_grid_is_that_of_its_cells(finished: Any) -> None:
+    """Pooled over cells with equally many test rows: the mean of what the scores say of each."""
+    result = finished[0]
+    picture = calibration(GridFindings(result))
+    assert picture.numbers is not None
+    assert [panel.title for panel in picture.panels] == [
+        f"{data}: {what}" for data in ("one", "two") for what in ("coverage", "PIT")
+    ]
+    rows = picture.numbers.set_index(["data", "method"])
+    for (data, name), block in result.cells.query("failure == ''").groupby(["data", "method"]):
+        assert rows.loc[(data, name), "rows"] == block["test_rows"].sum()
+        assert rows.loc[(data, name), "coverage_90"] == pytest.approx(block["coverage_90"].mean(), abs=1e-12)
+    assert ("one", "refuses") not in rows.index
+    assert result.arrays(result.cells["key"].iloc[3]) == {}
+
+
 def test_costs_of_a_cell_are_kept(finished: Any) -> None:
     done = finished[0].cells.query("failure == ''")
     assert set(done["parameters"]) == {3.0}
@@ -257,6 +276,14 @@ def test_a_model_is_not_fitted_to_a_table_of_another_task(tmp_path: Path) -> Non
     assert math.isnan(row["rmse"])
     found = result.table()
     assert found.loc[("labels", "three", "prior"), "accuracy"] == row["accuracy"]
+    event = Event.from_arrays(result.arrays(row["key"]))
+    assert event.happened.mean() == row["accuracy"]
+    picture = calibration(GridFindings(result))
+    assert [panel.title for panel in picture.panels] == [
+        "line on one: coverage",
+        "line on one: PIT",
+        "labels on three: reliability",
+    ]
     with pytest.raises(InputError, match="a model for the task"):
         _ = replace(grid, models=[labels], data={"one": table(1)}).cells
 

@@ -501,6 +501,7 @@ def test_what_no_cell_has_is_not_drawn(rng: np.random.Generator) -> None:
         (grid_figures.gap, "No method has a gap that could be measured."),
         (grid_figures.elpd, "There are no two methods with a leave-one-out ELPD on the same split."),
         (grid_figures.k_hat, "No method has a density."),
+        (grid_figures.calibration, "No cell keeps where its test targets fell in its predictions."),
     ):
         picture = function(bare)
         assert (picture.panels, picture.missing) == ((), said)

@@ -28,6 +28,7 @@ from scipy import stats
 from sklearn.metrics import accuracy_score, brier_score_loss, mean_squared_error
 
 from ppl_bnn import scores
+from ppl_bnn.calibration import Transform
 from ppl_bnn.comparison import COLUMNS, Comparison, Fit, compare
 from ppl_bnn.diagnostics.diagnose import Diagnosis
 from ppl_bnn.errors import InputError, UnsupportedError
@@ -442,7 +443,7 @@ def test_of_counts_pit_is_randomised_and_coverage_that_of_the_scores(counted: Co
     levels = (0.02, 0.5, 0.61, 0.8, 0.95, 0.98)
     for name, prediction in counted.predictions.items():
         found = scores.coverages(prediction, counted.test_targets, levels)["coverage"]
-        made = figures.transformed(prediction, counted.test_targets)
+        made = Transform.of(prediction, counted.test_targets)
         assert [made.covered(level) for level in levels] == list(found)
         said = ", ".join(f"{share:.0%}" for share in found[[1, 3, 4]])
         assert f"{name} {said}" in picture.panels[0].words

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ppl_bnn.calibration import LEVELS, Event, Transform
 from ppl_bnn.diagnostics.importance import K_LIMIT, LeaveOneOut, leave_one_out
 from ppl_bnn.errors import InputError, UnsupportedError, message
 from ppl_bnn.predictive import Prediction
 from ppl_bnn.reporting.figures import (
     BLUE,
-    CLASS_COLOURS,
     GREY,
     LEVEL,
     SKY,
@@ -35,7 +35,6 @@ from ppl_bnn.reporting.figures import (
     marked_targets,
     predicted_event,
     predicted_for_drawing,
-    reliability_of,
     single_input,
 )
 from ppl_bnn.reporting.panels import (
@@ -43,6 +42,7 @@ from ppl_bnn.reporting.panels import (
     Panel,
     Picture,
     cost_drawer,
+    draw_coverages,
     draw_gaps,
     draw_marks_inside,
     draw_ratios,
@@ -58,7 +58,7 @@ from ppl_bnn.reporting.panels import (
 )
 from ppl_bnn.reporting.summary import duration, seconds_of
 from ppl_bnn.reporting.verdict import row_scores
-from ppl_bnn.scores import coverages, paired_difference, pit, pit_uniformity
+from ppl_bnn.scores import coverages, paired_difference, pit_uniformity
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,8 +74,6 @@ ROWS_RANKED, SIMULATIONS = 100, 1000
 # Of ranks: fewest draws of a chain for a band, and its level. An alarm by chance should be rare.
 FEWEST_RANKS, BAND = 20, 0.99
 BINS_OF_PIT = 10
-# Central intervals whose coverage and width are told as numbers.
-LEVELS = (0.5, 0.8, 0.9, 0.95)
 STEPS_DRAWN = 200
 
 
@@ -112,7 +110,7 @@ class Findings:
         made, refused = {}, ""
         for name in self.names:
             try:
-                made[name] = transformed(self.comparison.predictions[name], self.comparison.test_targets)
+                made[name] = Transform.of(self.comparison.predictions[name], self.comparison.test_targets)
             except (UnsupportedError, InputError) as error:
                 refused = str(error)
         return made, refused
@@ -567,7 +565,7 @@ def _reliability(found: Findings) -> Picture:
             axes.set_xlim(-0.03, 1.03)
             plain_axes(axes)
 
-        made = reliability_of(prediction, labels)
+        made = Event.of(prediction, labels).binned()
         rows += [
             {"method": name, "probability": a, "share": b, "rows": c}
             for a, b, c in zip(made["probability"], made["share"], made["rows"], strict=True)
@@ -589,36 +587,6 @@ def _reliability(found: Findings) -> Picture:
     )
 
 
-@dataclass(frozen=True)
-class Transform:
-    """Where in its predictive distribution each target fell: F_n just below it and F_n at it, which differ for counts
-    only, and `pit`, a point between the two that is uniform where predictions are calibrated."""
-
-    below: np.ndarray
-    at: np.ndarray
-    pit: np.ndarray
-
-    def covered(self, level: float) -> float:
-        """`scores.coverage` of central intervals: a target lies in one where F_n at it reaches the lower quantile, and
-        F_n below it not the upper one, so that no quantile has to be found."""
-        low, high = 0.5 * (1.0 - level), 0.5 * (1.0 + level)
-        return float(np.mean((self.at >= low) & (self.below < high)))
-
-
-def transformed(prediction: Prediction, y: np.ndarray) -> Transform:
-    """The transform of each target (and output), in one row of numbers.
-
-    Raises
-    ------
-    UnsupportedError, InputError: what has no distribution function of its targets.
-    """
-    drawn = np.clip(np.ravel(pit(prediction, y, seed=0)), 0.0, 1.0)
-    if not prediction.is_counts:
-        return Transform(drawn, drawn, drawn)
-    values = np.asarray(y, dtype=np.float64)
-    return Transform(np.ravel(prediction.cdf(values - 1.0)), np.ravel(prediction.cdf(values)), drawn)
-
-
 def _pit(found: Findings) -> Picture:
     values, refused = found.transforms
     heading = "Reliability and probability integral transform"
@@ -628,7 +596,7 @@ def _pit(found: Findings) -> Picture:
     panels = [
         Panel(
             "Coverage of central intervals",
-            lambda axes: _draw_coverages(axes, values, counted),
+            lambda axes: draw_coverages(axes, values, counted),
             "Share of test targets in central intervals of 50, 80 and 95 %: "
             + "; ".join(
                 f"{name} {', '.join(f'{v.covered(level):.0%}' for level in (0.5, 0.8, 0.95))}"
@@ -704,32 +672,6 @@ def _pit(found: Findings) -> Picture:
             for index, value in enumerate(v.pit)
         ),
     )
-
-
-def _draw_coverages(axes: Axes, values: Mapping[str, Transform], counted: bool) -> None:
-    from scipy.stats import binom
-
-    levels = np.linspace(0.01, 0.99, 99)
-    rows = len(next(iter(values.values())).pit)
-    if not counted:
-        low, high = (binom.ppf(tail, rows, levels) / rows - levels for tail in (0.05, 0.95))
-        axes.fill_between(
-            levels, low, high, color=GREY, alpha=0.18, linewidth=0, label="90 % where calibrated"
-        )
-    axes.axhline(0.0, color=GREY, linewidth=1.0, linestyle="--")
-    for index, (name, v) in enumerate(values.items()):
-        axes.plot(
-            levels,
-            [v.covered(level) - level for level in levels],
-            color=CLASS_COLOURS[index % len(CLASS_COLOURS)],
-            linestyle=("-", "--", "-.", ":")[index % 4],
-            linewidth=1.5,
-            label=plain(name),
-        )
-    axes.set_xlim(0.0, 1.0)
-    axes.set_xlabel("probability of the interval")
-    axes.set_ylabel("share inside, minus that")
-    plain_axes(axes)
 
 
 # --- expected log predictive density ----------------------------------------------------------------------

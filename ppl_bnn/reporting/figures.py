@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ppl_bnn.calibration import BINS, Event
 from ppl_bnn.diagnostics.function_space import (
     ESS_PER_CHAIN,
     RHAT_LIMIT,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 BLUE, SKY, ORANGE, VERMILION, GREY = "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#666666"
 LEVEL = 0.9
 MOST_POINTS = 300
-BINS = 10
 # Of what is expected before data: functions drawn as curves, functions drawn as maps, places along an axis of a map.
 CURVES, MAPS, PLACES = 20, 6, 90
 # Of what is drawn of a comparison: places along a curve; places along each side of a map; draws that are enough.
@@ -565,31 +565,11 @@ def predicted_event(prediction: Prediction) -> str:
     return f"probability of {prediction.class_names[1] if prediction.class_names else 'class 1'}"
 
 
-def reliability_of(prediction: Prediction, labels: np.ndarray) -> dict[str, np.ndarray]:
-    """What a reliability diagram shows, for each bin with rows: mean `probability`, `share` that came true, `rows`.
-
-    Of class 1, or of the most probable class where there are more than two.
-    """
-    if prediction.classes == 2:
-        probability, happened = prediction.probabilities[:, 1], labels == 1
-    else:
-        probability = prediction.probabilities.max(axis=1)
-        happened = prediction.probabilities.argmax(axis=1) == labels
-    which = np.clip((probability * BINS).astype(int), 0, BINS - 1)
-    rows = np.bincount(which, minlength=BINS)
-    used = rows > 0
-    return {
-        "probability": np.bincount(which, weights=probability, minlength=BINS)[used] / rows[used],
-        "share": np.bincount(which, weights=happened, minlength=BINS)[used] / rows[used],
-        "rows": rows[used],
-    }
-
-
 def draw_reliability(axes: Axes, prediction: Prediction, labels: np.ndarray) -> None:
-    """`reliability_of` a prediction on given axes, with 90 % Clopper-Pearson intervals of the shares."""
+    """`calibration.Event` of a prediction in bins on given axes, with 90 % Clopper-Pearson intervals of the shares."""
     from scipy.stats import beta
 
-    found = reliability_of(prediction, labels)
+    found = Event.of(prediction, labels).binned()
     centre, share, rows = found["probability"], found["share"], found["rows"]
     hits, tail = np.round(share * rows), 0.5 * (1.0 - LEVEL)
     misses = rows - hits

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ppl_bnn.calibration import LEVELS
 from ppl_bnn.diagnostics.importance import K_LIMIT
 from ppl_bnn.errors import InputError, message, unknown_name
 from ppl_bnn.grid_result import LARGER_IS_BETTER, GridResult
@@ -19,22 +20,29 @@ from ppl_bnn.reporting.panels import (
     Panel,
     Picture,
     cost_drawer,
+    draw_coverages,
     draw_gaps,
     draw_marks_inside,
     draw_ratios,
+    draw_transforms,
     forest_panel,
     frame_of,
     height_for,
+    line_of,
     names_below,
+    plain,
     plain_axes,
     together,
     with_error,
 )
-from ppl_bnn.reporting.summary import duration
+from ppl_bnn.reporting.summary import duration, listed
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from ppl_bnn.calibration import Transform
 
 
 # --- accuracy against cost --------------------------------------------------------------------------------
@@ -229,6 +237,105 @@ def elpd(found: GridFindings) -> Picture:
         tuple(panels),
         frame_of(rows),
         "" if panels else "There are no two methods with a leave-one-out ELPD on the same split.",
+    )
+
+
+# --- calibration ------------------------------------------------------------------------------------------
+
+
+def calibration_figure(result: GridResult) -> Figure:
+    """For each model and data set: of classes a reliability diagram; of numbers the coverage of central intervals at
+    every level and the distribution of the probability integral transform, minus what they are where calibrated."""
+    return together(calibration(GridFindings(result)))
+
+
+def calibration(found: GridFindings) -> Picture:
+    panels, rows = [], []
+    for pair in found.blocks:
+        transforms, events = found.calibrations(pair)
+        if transforms:
+            panels += _of_numbers(found.name(pair), transforms)
+            rows += [
+                {**_labels(pair, name), "rows": len(each.pit)}
+                | {f"coverage_{100 * level:.0f}": each.covered(level) for level in LEVELS}
+                for name, each in transforms.items()
+            ]
+        if events:
+            binned = {name: each.binned() for name, each in events.items()}
+            panels.append(_of_classes(found.name(pair), binned))
+            rows += [
+                {**_labels(pair, name), "probability": a, "share": b, "rows": int(c)}
+                for name, each in binned.items()
+                for a, b, c in zip(each["probability"], each["share"], each["rows"], strict=True)
+            ]
+    return Picture(
+        "calibration",
+        "Calibration",
+        "Of numbers, by how much the share of test targets inside central intervals differs from what the interval "
+        "promises (below zero intervals are too narrow; those of counts end at whole numbers, and hold more by right), "
+        "and the same for the share of targets below each predicted quantile (PIT), which shows predictions that are "
+        "too low or too high. Of classes, how often what was given a probability came true. The test rows of all "
+        "splits and seeds together: the grey band holds a calibrated method in 90 % of cases, level by level, if all "
+        "of these rows were independent, and is too narrow where splits or seeds share them.",
+        tuple(panels),
+        frame_of(rows),
+        "" if panels else "No cell keeps where its test targets fell in its predictions.",
+    )
+
+
+def _of_numbers(name: str, transforms: Mapping[str, Transform]) -> list[Panel]:
+    counted = any(each.of_counts for each in transforms.values())
+    shares = "; ".join(
+        f"{method} {', '.join(f'{each.covered(level):.0%}' for level in LEVELS)}"
+        for method, each in transforms.items()
+    )
+    levels = listed([f"{100 * level:.0f}" for level in LEVELS])
+    quarters = "; ".join(
+        f"{method} {', '.join(f'{float((each.pit <= level).mean()):.0%}' for level in (0.25, 0.5, 0.75))}"
+        for method, each in transforms.items()
+    )
+    return [
+        Panel(
+            f"{name}: coverage",
+            lambda axes: draw_coverages(axes, transforms, counted),
+            f"{name}: share of test targets in central intervals of {levels} %: {shares}.",
+        ),
+        Panel(
+            f"{name}: {'randomised ' if counted else ''}PIT",
+            lambda axes: draw_transforms(axes, transforms),
+            f"{name}: share of test targets below the predicted quartiles, 25, 50 and 75 %: {quarters}.",
+        ),
+    ]
+
+
+def _of_classes(name: str, binned: Mapping[str, Mapping[str, np.ndarray]]) -> Panel:
+    def draw(axes: Axes) -> None:
+        axes.plot([0.0, 1.0], [0.0, 1.0], "--", color=GREY, linewidth=1.0, label="calibrated", zorder=1)
+        for index, (method, each) in enumerate(binned.items()):
+            axes.plot(
+                each["probability"],
+                each["share"],
+                marker="o",
+                markersize=3.5,
+                label=plain(method),
+                **line_of(index),
+            )
+        axes.set_xlim(-0.03, 1.03)
+        axes.set_ylim(-0.03, 1.03)
+        axes.set_xlabel("predicted probability of class 1, or of the\nmost probable class of several")
+        axes.set_ylabel("share that came true")
+        plain_axes(axes)
+
+    said = "; ".join(
+        f"{method} "
+        + ", ".join(
+            f"{a:.2f} to {b:.2f} ({int(c)} rows)"
+            for a, b, c in zip(each["probability"], each["share"], each["rows"], strict=True)
+        )
+        for method, each in binned.items()
+    )
+    return Panel(
+        f"{name}: reliability", draw, f"{name}: predicted probability to share that came true: {said}."
     )
 
 
@@ -445,6 +552,7 @@ PICTURES: Mapping[str, Callable[[GridFindings], Picture]] = {
     "differences": differences,
     "to_reference": differences_to_reference,
     "elpd": elpd,
+    "calibration": calibration,
     "ranks": ranks,
     "gap": gap,
     "k_hat": k_hat,

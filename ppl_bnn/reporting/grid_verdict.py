@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ppl_bnn.calibration import Event, Transform
 from ppl_bnn.diagnostics.importance import K_LIMIT
 from ppl_bnn.grid_result import LARGER_IS_BETTER, GridResult, best_method
 from ppl_bnn.reporting.summary import STANDARD_ERRORS, between, duration, listed, relative
@@ -188,6 +189,17 @@ class GridFindings:
             if count
             else ""
         )
+
+    def calibrations(self, pair: Pair) -> tuple[dict[str, Transform], dict[str, Event]]:
+        """Where the test rows of all cells fell in the predictions of each method: of numbers, and of classes."""
+        transforms, events = {}, {}
+        for name in self.blocks[pair].index:
+            kept = [self.result.arrays(key) for key in self._cells_of(pair, name)["key"]]
+            if of_numbers := [Transform.from_arrays(each) for each in kept if "pit" in each]:
+                transforms[str(name)] = Transform.joined(of_numbers)
+            if of_classes := [Event.from_arrays(each) for each in kept if "event" in each]:
+                events[str(name)] = Event.joined(of_classes)
+        return transforms, events
 
     def _cells_of(self, pair: Pair, name: str) -> Any:
         return self.cells[pair][self.cells[pair]["method"] == name]

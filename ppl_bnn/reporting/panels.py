@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bnn.reporting.figures import BLUE, GREY, ORANGE
+from ppl_bnn.reporting.figures import BLUE, CLASS_COLOURS, GREY, ORANGE
 from ppl_bnn.reporting.summary import STANDARD_ERRORS
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from ppl_bnn.calibration import Transform
 
 INK, LINES_OF_GRID = "black", "0.92"
 # Inches; a panel is read at about this width on a telephone.
@@ -256,6 +258,57 @@ def draw_ratios(axes: Axes, names: Sequence[str], values: Sequence[float], floor
     names_below(axes, names)
     axes.set_xlabel("spread over that of the reference")
     plain_axes(axes)
+
+
+def draw_coverages(axes: Axes, values: Mapping[str, Transform], counted: bool) -> None:
+    """By how much the share of targets inside central intervals differs from what these promise, at every level.
+
+    counted: whether targets are counts, whose intervals hold more by right.
+    """
+    from scipy.stats import binom
+
+    levels = np.linspace(0.01, 0.99, 99)
+    rows = min(len(each.pit) for each in values.values())
+    if not counted:
+        low, high = (binom.ppf(tail, rows, levels) / rows - levels for tail in (0.05, 0.95))
+        axes.fill_between(
+            levels, low, high, color=GREY, alpha=0.18, linewidth=0, label="90 % where calibrated"
+        )
+    axes.axhline(0.0, color=GREY, linewidth=1.0, linestyle="--")
+    for index, (name, each) in enumerate(values.items()):
+        shares = np.array([each.covered(level) for level in levels])
+        axes.plot(levels, shares - levels, label=plain(name), **line_of(index))
+    axes.set_xlim(0.0, 1.0)
+    axes.set_xlabel("probability of the interval")
+    axes.set_ylabel("share inside, minus that")
+    plain_axes(axes)
+
+
+def draw_transforms(axes: Axes, values: Mapping[str, Transform]) -> None:
+    """The distribution of each probability integral transform minus the uniform one, on which calibrated ones lie."""
+    from scipy.stats import binom
+
+    levels = np.linspace(0.01, 0.99, 99)
+    rows = min(len(each.pit) for each in values.values())
+    low, high = (binom.ppf(tail, rows, levels) / rows - levels for tail in (0.05, 0.95))
+    axes.fill_between(levels, low, high, color=GREY, alpha=0.18, linewidth=0, label="90 % where calibrated")
+    axes.axhline(0.0, color=GREY, linewidth=1.0, linestyle="--")
+    for index, (name, each) in enumerate(values.items()):
+        below = np.searchsorted(np.sort(each.pit), levels, side="right") / len(each.pit)
+        axes.plot(levels, below - levels, label=plain(name), **line_of(index))
+    axes.set_xlim(0.0, 1.0)
+    axes.set_xlabel("predicted probability of less\nthan what was observed (PIT)")
+    axes.set_ylabel("share of rows below, minus that")
+    plain_axes(axes)
+
+
+def line_of(index: int) -> dict[str, Any]:
+    """How the line of the method in this place looks: told apart by its dashes, too, and 32 of them by both."""
+    return {
+        "color": CLASS_COLOURS[index % len(CLASS_COLOURS)],
+        "linestyle": ("-", "--", "-.", ":")[(index + index // len(CLASS_COLOURS)) % 4],
+        "linewidth": 1.5,
+    }
 
 
 def draw_marks_inside(axes: Axes, values: Sequence[float], low: float, high: float) -> None:

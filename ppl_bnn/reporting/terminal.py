@@ -68,6 +68,7 @@ FIDELITY = (
     Column("run\n(s)", "run_seconds", 1),
     Column("predict\n(s)", "predict_seconds", 1, spare=True),
     Column("gradients", "gradient_evaluations", 0, spare=True),
+    Column("memory\n(MB)", "peak_memory", 0, spare=True),
 )
 _LEGENDS = {
     "regression": "cover, width: of the central 90 % intervals.",
