@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn import calibration, checks, comparison, processes, scores
+from ppl_bnn import checks, comparison, processes, reliability, scores
 from ppl_bnn.data import Table
 from ppl_bnn.engines import gpus
 from ppl_bnn.errors import BNNError, InputError, UnsupportedError, message
@@ -56,7 +56,7 @@ ARRAYS: dict[str, str] = {
     "variance": "its variance over draws, of the same shape",
     "half_means": "(2, ...), the same of the two halves of the draws (`scores.noise_floor`)",
     "half_variances": "(2, ...)",
-    **calibration.ARRAYS,
+    **reliability.ARRAYS,
 }
 # Which packages a result of a system depends on.
 _ENGINES = {"numpyro": ("numpyro", "jax"), "pyro": ("pyro-ppl", "torch")}
@@ -245,7 +245,7 @@ def _kept(record: comparison.Record, y: np.ndarray) -> dict[str, np.ndarray]:
     arrays = {} if record.pointwise is None else {"log_score": record.pointwise}
     with suppress(UnsupportedError, InputError):
         # Of what has a distribution function of its targets.
-        of = calibration.Event if prediction.is_classes else calibration.Transform
+        of = reliability.Event if prediction.is_classes else reliability.Transform
         arrays |= of.of(prediction, y).arrays()
     try:
         arrays |= {"mean": prediction.mean, "variance": prediction.mean_function_variance}

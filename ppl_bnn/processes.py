@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import multiprocessing
 import os
 import pickle
 import signal
@@ -24,6 +25,11 @@ from typing import Any
 IDLE = 300.0
 # What libraries of linear algebra read, before they are loaded, about their threads.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+def allowed() -> bool:
+    """Whether this process may start others, which daemonic ones, as the workers of Dask are, may not."""
+    return not multiprocessing.current_process().daemon
 
 
 def unordered(

@@ -23,7 +23,6 @@ from scipy import stats
 import ppl_bnn as bnn
 from ppl_bnn import cells, comparison, processes, scores, splits
 from ppl_bnn import grid as grid_module
-from ppl_bnn.calibration import Event
 from ppl_bnn.comparison import compare
 from ppl_bnn.data import Splits, Table
 from ppl_bnn.errors import InputError, UnknownNameError, UnsupportedError
@@ -33,6 +32,7 @@ from ppl_bnn.grid_result import COSTS, GridResult
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.posterior import Chains, Point
 from ppl_bnn.progress import Progress
+from ppl_bnn.reliability import Event
 from ppl_bnn.reporting.grid_figures import calibration
 from ppl_bnn.reporting.grid_verdict import GridFindings
 

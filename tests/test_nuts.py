@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import multiprocessing
 import threading
 import time
 from dataclasses import dataclass, field
@@ -285,6 +286,21 @@ def test_a_model_that_cannot_go_to_other_processes_is_fitted_here_with_a_warning
     posterior = fit(NUTS(draws=3, warmup=3, chains=2, ppl="pyro"), model)
     assert posterior.shape == (2, 3)
     assert any("one after another" in warning for warning in posterior.info.warnings)
+
+
+def test_a_process_that_may_start_no_others_fits_chains_one_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    method = NUTS(draws=3, warmup=3, chains=2, ppl="pyro")
+    apart = fit(method)
+    # What Dask makes of its workers; joblib's processes are not to be had there.
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    here = fit(method)
+    assert here.info.warnings == apart.info.warnings
+    assert same(here, apart)
+    asked = fit(dataclasses.replace(method, chain_method="processes"))
+    assert any("may start no others" in warning for warning in asked.info.warnings)
+    assert same(asked, apart)
 
 
 def test_chains_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,12 +28,12 @@ from scipy import stats
 from sklearn.metrics import accuracy_score, brier_score_loss, mean_squared_error
 
 from ppl_bnn import scores
-from ppl_bnn.calibration import Transform
 from ppl_bnn.comparison import COLUMNS, Comparison, Fit, compare
 from ppl_bnn.diagnostics.diagnose import Diagnosis
 from ppl_bnn.errors import InputError, UnsupportedError
 from ppl_bnn.posterior import FitInfo
 from ppl_bnn.predictive import Prediction
+from ppl_bnn.reliability import Transform
 from ppl_bnn.reporting import comparison_figures as figures
 from ppl_bnn.reporting import html as parts
 from ppl_bnn.reporting import page as module

@@ -681,7 +681,7 @@ def _records(
     simulator: _Simulator, simulations: int, finished: Mapping[int, _Record], jobs: int
 ) -> Generator[tuple[int, _Record]]:
     waiting = [index for index in range(simulations) if index not in finished]
-    if jobs == 1 or len(waiting) < 2:
+    if jobs == 1 or len(waiting) < 2 or not processes.allowed():
         for index in waiting:
             yield index, simulator(index)
         return

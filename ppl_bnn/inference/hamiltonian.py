@@ -346,15 +346,14 @@ def _run_pyro(job: _PyroJob, problem: Problem, meter: Meter) -> Sampled:
     method = job.method
     chain_method = method.chain_method
     if chain_method == "auto":
-        chain_method = "sequential" if problem.device.startswith("cuda") else "processes"
+        alone = problem.device.startswith("cuda") or not processes.allowed()
+        chain_method = "sequential" if alone else "processes"
     warnings: tuple[str, ...] = ()
     results: list[dict[str, Any]] | None = None
     if chain_method == "processes" and method.chains > 1:
         results, reason = _in_processes(job, problem, meter)
         if results is None:
-            warnings = (
-                f"chains ran one after another, since the model cannot go to other processes: {reason}",
-            )
+            warnings = (f"chains ran one after another, since they cannot go to other processes: {reason}",)
     if results is None:
 
         def tell(chain: int, *figures: float) -> None:
@@ -473,6 +472,8 @@ def _in_processes(job: _PyroJob, problem: Problem, meter: Meter) -> tuple[list[d
 
     The processes are started afresh, never forked from this one: the threads of JAX and torch do not survive a fork.
     """
+    if not processes.allowed():
+        return None, "this one is daemonic, as the workers of Dask are, and may start no others"
     program, count = problem.program, job.method.chains
     try:
         blob = processes.written(

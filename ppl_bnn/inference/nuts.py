@@ -48,8 +48,8 @@ class NUTS(Hamiltonian):
     many modes there are. Where it is to tell of that, begin in several: MAP(), fitted once per chain, or an ensemble.
 
     chain_method: in NumPyro "threads", "vectorised", "sequential" or "devices", see `Sampler`; in Pyro "processes"
-    (over the cores; what "auto" means on a CPU) or "sequential". checkpoint, until, budget and `bnn.extend` are
-    NumPyro's.
+    (over the cores; what "auto" means on a CPU, but in a daemonic process, as the workers of Dask are, which may start
+    no others) or "sequential". checkpoint, until, budget and `bnn.extend` are NumPyro's.
 
     temperature: T of the target p(w | D)^(1/T), in both systems.
 

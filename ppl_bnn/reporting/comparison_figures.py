@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bnn.calibration import LEVELS, Event, Transform
 from ppl_bnn.diagnostics.importance import K_LIMIT, LeaveOneOut, leave_one_out
 from ppl_bnn.errors import InputError, UnsupportedError, message
 from ppl_bnn.predictive import Prediction
+from ppl_bnn.reliability import LEVELS, Event, Transform
 from ppl_bnn.reporting.figures import (
     BLUE,
     GREY,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bnn.calibration import BINS, Event
 from ppl_bnn.diagnostics.function_space import (
     ESS_PER_CHAIN,
     RHAT_LIMIT,
@@ -20,6 +19,7 @@ from ppl_bnn.errors import InputError, UnsupportedError, message
 from ppl_bnn.mixing import Mixing
 from ppl_bnn.posterior import DRAWN, Posterior
 from ppl_bnn.predictive import Prediction
+from ppl_bnn.reliability import BINS, Event
 from ppl_bnn.scores import coverage
 
 if TYPE_CHECKING:
@@ -566,7 +566,7 @@ def predicted_event(prediction: Prediction) -> str:
 
 
 def draw_reliability(axes: Axes, prediction: Prediction, labels: np.ndarray) -> None:
-    """`calibration.Event` of a prediction in bins on given axes, with 90 % Clopper-Pearson intervals of the shares."""
+    """`reliability.Event` of a prediction in bins on given axes, with 90 % Clopper-Pearson intervals of the shares."""
     from scipy.stats import beta
 
     found = Event.of(prediction, labels).binned()

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ppl_bnn.calibration import LEVELS
 from ppl_bnn.diagnostics.importance import K_LIMIT
 from ppl_bnn.errors import InputError, message, unknown_name
 from ppl_bnn.grid_result import LARGER_IS_BETTER, GridResult
+from ppl_bnn.reliability import LEVELS
 from ppl_bnn.reporting.figures import BLUE, GREY
 from ppl_bnn.reporting.grid_verdict import SCORE, GridFindings, Pair, Ranks, words_of_ranks
 from ppl_bnn.reporting.panels import (
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ppl_bnn.calibration import Transform
+    from ppl_bnn.reliability import Transform
 
 
 # --- accuracy against cost --------------------------------------------------------------------------------

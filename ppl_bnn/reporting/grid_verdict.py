@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ppl_bnn.calibration import Event, Transform
 from ppl_bnn.diagnostics.importance import K_LIMIT
 from ppl_bnn.grid_result import LARGER_IS_BETTER, GridResult, best_method
+from ppl_bnn.reliability import Event, Transform
 from ppl_bnn.reporting.summary import STANDARD_ERRORS, between, duration, listed, relative
 from ppl_bnn.reporting.verdict import BEST, LEVEL
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ppl_bnn.calibration import Transform
+    from ppl_bnn.reliability import Transform
 
 INK, LINES_OF_GRID = "black", "0.92"
 # Inches; a panel is read at about this width on a telephone.
