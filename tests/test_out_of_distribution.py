@@ -298,10 +298,14 @@ def test_a_reference_is_one_only_where_there_are_gaps(script: Any) -> None:
         }
         for seed in range(2)
     ]
-    assert script.judge_reference(gaps, [], script.LENET).verdict == script.REPRODUCED
+    assert script.judge_reference(gaps, {}, script.LENET).verdict == script.REPRODUCED
     gaps[1]["sd_ratio"] = 0.6
-    assert script.judge_reference(gaps, [], script.LENET).verdict == script.NOT_REPRODUCED
-    nothing = script.judge_reference([], ["seed 0 not converged: R-hat is 2"], script.LENET)
+    assert script.judge_reference(gaps, {}, script.LENET).verdict == script.NOT_REPRODUCED
+    of_both = {
+        script.LENET: ["seed 0 not converged: R-hat is 2"],
+        script.TRANSFORMER: ["seed 1 not converged: R-hat is 3"],
+    }
+    nothing = script.judge_reference([], of_both, script.LENET)
     assert nothing.verdict == script.NOT_RUN
     assert "R-hat is 2" in nothing.numbers
 
