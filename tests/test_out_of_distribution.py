@@ -308,6 +308,7 @@ def test_a_reference_is_one_only_where_there_are_gaps(script: Any) -> None:
     nothing = script.judge_reference([], of_both, script.LENET)
     assert nothing.verdict == script.NOT_RUN
     assert "R-hat is 2" in nothing.numbers
+    assert "R-hat is 3" not in nothing.numbers
 
 
 # --- what compiles ------------------------------------------------------------------------------------
