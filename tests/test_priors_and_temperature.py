@@ -308,6 +308,10 @@ def test_cells_that_have_not_converged_are_counted_and_named(script: Any) -> Non
     assert "fully connected, Laplace: 1" in found.numbers
     shrinks = script.judge_shrinks(rows, script.LAPLACE)
     assert "7 of the 8 cells behind it have converged (largest R-hat 1.700)" in shrinks.numbers
+    assert shrinks.verdict == script.NOT_RUN
+    assert "nothing is decided, as chains are far apart" in shrinks.numbers
+    bad["rhat"] = 1.02
+    assert script.judge_shrinks(rows, script.LAPLACE).verdict == script.REPRODUCED
 
 
 def test_nuts_is_a_reference_only_where_it_converged(script: Any) -> None:
