@@ -19,7 +19,7 @@ stochastic-gradient Hamiltonian Monte Carlo over all weights; Laplace, post hoc,
 whole network of this size here, so it is NUTS on the last layer given the features of MAP, which is the posterior that
 a Laplace approximation of the last layer approximates.
 
-Cut to what two cores can do: 3000 of 60 000 training rows, 10 epochs of each descent, three seeds; KMNIST alone is
+Cut to an hour of one processor: 3000 of 60 000 training rows, 10 epochs of each descent, three seeds; KMNIST alone is
 elsewhere, and the networks on colour images of the source are left out. Its percentages, kept beside, are of whole
 tables.
 
