@@ -110,6 +110,8 @@ class Sizes:
     has the methods `on_large` (None: all but NUTS) and mini-batches of `batch` rows in SVI. width: in place of those of
     the protocol. members: of the deep ensemble. chains: of the sampling ensemble, each of `draws` draws that are
     `thinning` steps apart, after `warmup` stretches of as many.
+    nuts_draws: of each chain of NUTS; nuts_longer: of which tables more, namely where chains are in one mode, so that
+    a reference can be had by draws alone.
     """
 
     tables: tuple[str, ...] = ("yacht", "energy", "concrete", "power-plant")
@@ -132,6 +134,7 @@ class Sizes:
     thinning: int = 20
     nuts_chains: int = 4
     nuts_draws: int = 300
+    nuts_longer: tuple[tuple[str, int], ...] = (("concrete", 1000),)
     nuts_depth: int = 9
 
 
@@ -619,7 +622,8 @@ def main(
         folder = Path(checkpoint or stack.enter_context(tempfile.TemporaryDirectory(prefix="uci_")))
         for name in sizes.tables:
             table = load(name, sizes.rows)
-            used = methods(sizes, len(table.y))
+            longer = max(sizes.nuts_draws, dict(sizes.nuts_longer).get(name, 0))
+            used = methods(replace(sizes, nuts_draws=longer), len(table.y))
             width = WIDTHS[name] if sizes.width is None else sizes.width
             grid = bnn.Grid(
                 models={f"{width} ReLU": network(width)},
