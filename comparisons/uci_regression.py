@@ -110,8 +110,8 @@ class Sizes:
     has the methods `on_large` (None: all but NUTS) and mini-batches of `batch` rows in SVI. width: in place of those of
     the protocol. members: of the deep ensemble. chains: of the sampling ensemble, each of `draws` draws that are
     `thinning` steps apart, after `warmup` stretches of as many.
-    nuts_draws: of each chain of NUTS; nuts_longer: of which tables more, namely where chains are in one mode, so that
-    a reference can be had by draws alone.
+    nuts_draws: of each chain of NUTS; nuts_longer: of which tables more, namely where chains nearly agree after so
+    many, so that more of them may make a reference.
     """
 
     tables: tuple[str, ...] = ("yacht", "energy", "concrete", "power-plant")

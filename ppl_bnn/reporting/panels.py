@@ -265,40 +265,36 @@ def draw_coverages(axes: Axes, values: Mapping[str, Transform], counted: bool) -
 
     counted: whether targets are counts, whose intervals hold more by right.
     """
+    _draw_shares(axes, values, lambda each, level: each.covered(level), band=not counted)
+    axes.set_xlabel("probability of the interval")
+    axes.set_ylabel("share inside, minus that")
+
+
+def draw_transforms(axes: Axes, values: Mapping[str, Transform]) -> None:
+    """The distribution of each probability integral transform minus the uniform one, on which calibrated ones lie."""
+    _draw_shares(axes, values, lambda each, level: float(np.mean(each.pit <= level)), band=True)
+    axes.set_xlabel("predicted probability of less\nthan what was observed (PIT)")
+    axes.set_ylabel("share of rows below, minus that")
+
+
+def _draw_shares(
+    axes: Axes, values: Mapping[str, Transform], share: Callable[[Transform, float], float], band: bool
+) -> None:
+    """Shares of rows that should be their level, minus that; with what so many independent rows differ by."""
     from scipy.stats import binom
 
     levels = np.linspace(0.01, 0.99, 99)
-    rows = min(len(each.pit) for each in values.values())
-    if not counted:
+    if band:
+        rows = min(len(each.pit) for each in values.values())
         low, high = (binom.ppf(tail, rows, levels) / rows - levels for tail in (0.05, 0.95))
         axes.fill_between(
             levels, low, high, color=GREY, alpha=0.18, linewidth=0, label="90 % where calibrated"
         )
     axes.axhline(0.0, color=GREY, linewidth=1.0, linestyle="--")
     for index, (name, each) in enumerate(values.items()):
-        shares = np.array([each.covered(level) for level in levels])
+        shares = np.array([share(each, level) for level in levels])
         axes.plot(levels, shares - levels, label=plain(name), **line_of(index))
     axes.set_xlim(0.0, 1.0)
-    axes.set_xlabel("probability of the interval")
-    axes.set_ylabel("share inside, minus that")
-    plain_axes(axes)
-
-
-def draw_transforms(axes: Axes, values: Mapping[str, Transform]) -> None:
-    """The distribution of each probability integral transform minus the uniform one, on which calibrated ones lie."""
-    from scipy.stats import binom
-
-    levels = np.linspace(0.01, 0.99, 99)
-    rows = min(len(each.pit) for each in values.values())
-    low, high = (binom.ppf(tail, rows, levels) / rows - levels for tail in (0.05, 0.95))
-    axes.fill_between(levels, low, high, color=GREY, alpha=0.18, linewidth=0, label="90 % where calibrated")
-    axes.axhline(0.0, color=GREY, linewidth=1.0, linestyle="--")
-    for index, (name, each) in enumerate(values.items()):
-        below = np.searchsorted(np.sort(each.pit), levels, side="right") / len(each.pit)
-        axes.plot(levels, below - levels, label=plain(name), **line_of(index))
-    axes.set_xlim(0.0, 1.0)
-    axes.set_xlabel("predicted probability of less\nthan what was observed (PIT)")
-    axes.set_ylabel("share of rows below, minus that")
     plain_axes(axes)
 
 
