@@ -156,7 +156,7 @@ def test_costs_are_what_lies_between_cells_and_after_them(study: Any) -> None:
     assert found["cpu_per_cell"] == pytest.approx(0.15)
     # 30 ms between and 20 after, over 4 s.
     assert found["share"] == pytest.approx(0.05 / 4.0)
-    local = {"engine": "local", **found}
+    local = {"engine": "local", "made_for_seconds": 2.0, **found}
     assert study.judge_costs([local], 0.5, 2).verdict == study.REPRODUCED
     assert study.judge_costs([local, {**local, "share": 0.021}], 0.5, 2).verdict == study.NOT_REPRODUCED
     assert study.judge_costs([], 0.5, 2).verdict == study.NOT_REPRODUCED
@@ -164,7 +164,16 @@ def test_costs_are_what_lies_between_cells_and_after_them(study: Any) -> None:
     busy = study.judge_costs([local], 6.6, 2)
     assert busy.verdict == study.NOT_RUN
     assert "6.6 on 2 cores" in busy.numbers
-    assert study.judge_costs([{**local, "median_cell_seconds": 21.0}], 0.5, 2).verdict == study.NOT_RUN
+    slow = study.judge_costs([{**local, "median_cell_seconds": 6.1}], 0.5, 2)
+    assert slow.verdict == study.NOT_RUN
+    assert "2 s that they were made for" in slow.numbers
+
+
+def test_cells_are_made_as_long_as_they_are_to_take(study: Any) -> None:
+    sizes = replace(study.Sizes(), cell_seconds=2.0, probe_steps=200)
+    assert study.steps_for(sizes, 0.5) == 800
+    assert study.steps_for(sizes, 0.6) == 667
+    assert study.steps_for(sizes, 1e6) == 1
 
 
 def test_verdicts_on_memory(study: Any) -> None:
