@@ -222,6 +222,33 @@ def test_a_tiny_run_is_kept_by_model_and_goes_on(
         study.main(tiny=True, out=tmp_path, only=["linear_regresion"])
 
 
+@pytest.mark.slow
+def test_costly_models_stop_early_on_more_data_sets_and_an_interrupted_run_goes_on(
+    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = study.Subject("wide_network", {"width": 3})
+    monkeypatch.setattr(study, "COSTLY", ("wide_network",))
+    fit, fits = study.bnn.fit, []
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        fits.append(arguments[3])
+        if len(fits) == 3:
+            raise KeyboardInterrupt
+        return fit(*arguments, **options)
+
+    monkeypatch.setattr(study.bnn, "fit", counted)
+    with pytest.raises(KeyboardInterrupt):
+        study.scored(subject, study.TINY, tmp_path, lambda words: None)
+    assert fits[0].member.validation == study.HELD_OUT
+    assert not fits[0].member.polish
+    found = study.scored(subject, study.TINY, tmp_path, lambda words: None)
+    assert len(fits) == 3 + 2
+    assert found["row"]["simulations"] == study.TIMES * study.TINY.scored == 4
+    assert "stopped early" in found["row"]["method"]
+    undisturbed = study.scored(subject, study.TINY, None, lambda words: None)
+    assert undisturbed["row"] == found["row"]
+
+
 def test_the_time_left_is_that_of_the_simulations_to_come(
     study: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
