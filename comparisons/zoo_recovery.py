@@ -22,8 +22,8 @@ Models of a thousand weights and more are asked for less, as are the ResNet and 
 dear: an ensemble of modes fitted to such data predicts new rows better than the prior predictive does, by the log
 score. Those of these two are not polished but stopped early, and have twice as many data sets: at their modes, which
 know nothing of what is uncertain, five had not shown it of the ResNet. One of the large models, the wide network, is
-also asked for the first at a smaller size. Where rows interact there are no held-out inputs, and what NUTS refuses it
-refuses here: both are named.
+also asked for the first at a smaller size, and spike and slab in its relaxed form, too. Where rows interact there are
+no held-out inputs, and what NUTS refuses it refuses here: both are named.
 
     python comparisons/zoo_recovery.py [--tiny] [--only NAME ...] [--out DIR] [--checkpoint DIR]
 
@@ -89,9 +89,11 @@ LONGER: dict[str, dict[str, Any]] = {
 }
 # Models whose scales and weights are a funnel: the same joint distribution in coordinates without one.
 NONCENTRED = ("one_layer_digits",)
-# A model of too many weights for NUTS at this price, at a size that is not.
-SMALLER: dict[str, dict[str, Any]] = {
+# Models that are also asked with other arguments: one of too many weights for NUTS at this price, at a size that it can
+# afford, and one in whose wells chains stay, in the form that has slopes instead.
+OTHERWISE: dict[str, dict[str, Any]] = {
     "wide_network": {"width": 50},
+    "spike_and_slab": {"relaxed": True},
 }
 
 
@@ -148,7 +150,7 @@ TINY = Sizes(
 
 @dataclass(frozen=True)
 class Subject:
-    """A model of the zoo at some size."""
+    """A model of the zoo, with keywords other than its defaults."""
 
     name: str
     keywords: dict[str, Any] = field(default_factory=dict)
@@ -162,7 +164,7 @@ class Subject:
     @property
     def file(self) -> str:
         """The name of the file that it is kept in."""
-        return f"{self.name}-smaller" if self.keywords else self.name
+        return "-".join([self.name, *self.keywords])
 
     @property
     def source(self) -> str:
@@ -190,15 +192,15 @@ class Subject:
 
 
 def subjects(tiny: bool) -> list[Subject]:
-    """All of the zoo, the few at a smaller size after the model that they are of; one of each kind where tiny."""
+    """All of the zoo, with other arguments after the model that they are of; one of each kind where tiny."""
     if tiny:
         few = ("linear_regression", "empirical_bayes", "graph_convolution")
         return [*map(Subject, few), Subject("wide_network", {"width": 10})]
     found = []
     for name in bnn.zoo.models():
         found.append(Subject(name))
-        if name in SMALLER:
-            found.append(Subject(name, SMALLER[name]))
+        if name in OTHERWISE:
+            found.append(Subject(name, OTHERWISE[name]))
     return found
 
 
@@ -675,8 +677,8 @@ def main(
 ) -> Study:
     """Run the study and write tables, the figure and verdicts to `out`; see `Study.begin` for where that is.
 
-    only: names of models, smaller sizes included; tables hold all models that are kept in `out`. checkpoint: a folder
-    in which finished simulations are kept, so that a model that was interrupted goes on.
+    only: names of models, or of the files of those with other arguments; tables hold all models that are kept in `out`.
+    checkpoint: a folder in which finished simulations are kept, so that a model that was interrupted goes on.
     """
     sizes = TINY if tiny else FULL
     study = Study.begin(sizes, "zoo_recovery", tiny, out)

@@ -158,14 +158,23 @@ def test_every_model_of_the_zoo_is_asked(study: Any) -> None:
     names = [subject.name for subject in study.subjects(False)]
     assert set(names) == set(bnn.zoo.models())
     assert len({subject.file for subject in study.subjects(False)}) == len(names)
-    for name in (*study.SMALLER, *study.SCALES):
+    for name in (*study.OTHERWISE, *study.SCALES, *study.LONGER, *study.NONCENTRED):
         assert name in bnn.zoo.models()
     for subject in study.subjects(False):
         features = subject.features
         size = bnn.zoo.sketch(subject.model, features).parameters
-        if subject.keywords:
+        if "width" in subject.keywords:
             default = bnn.zoo.sketch(bnn.zoo.load(subject.name), features).parameters
             assert size <= study.FULL.most_weights < default
+
+
+def test_chains_that_differ_from_the_others_are_said(study: Any) -> None:
+    subject = study.Subject("one_layer_digits")
+    assert subject.apart == "noncentred"
+    sites = study.bound(subject.model, study.inputs(subject, 5, 0)).sites
+    assert "hidden0.weight.base" in sites
+    assert "max_tree_depth=10" in study.Subject("latent_inputs").apart
+    assert study.Subject("regression_mlp").apart == ""
 
 
 # --- a tiny run -----------------------------------------------------------------------------------
