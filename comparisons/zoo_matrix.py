@@ -133,8 +133,8 @@ def computed(cell: Cell, sizes: Sizes) -> dict[str, Any]:
     return record_of(cell, time.perf_counter() - begun, error)
 
 
-def record_of(cell: Cell, seconds: float, error: BaseException | None) -> dict[str, Any]:
-    """What is stored of a cell that took so long and ended in this error, or in none."""
+def record_of(cell: Cell, seconds: float | None, error: BaseException | None) -> dict[str, Any]:
+    """What is stored of a cell that took so long, None where nobody knows, and ended in this error, or in none."""
     record: dict[str, Any] = dict(zip(("model", "method", "system"), cell, strict=True))
     record["outcome"] = WORKS
     if error is not None:
@@ -143,7 +143,11 @@ def record_of(cell: Cell, seconds: float, error: BaseException | None) -> dict[s
         record |= {"outcome": REFUSED if kind in REFUSALS else FAILED, "error": kind}
         record["message"] = text[:LONGEST_TEXT]
     now = datetime.now(UTC).date().isoformat()
-    return record | {"seconds": round(seconds, 2), "date": now, "versions": versions()}
+    return record | {
+        "seconds": None if seconds is None else round(seconds, 2),
+        "date": now,
+        "versions": versions(),
+    }
 
 
 @contextlib.contextmanager
@@ -253,7 +257,7 @@ def seconds_of(declarations: Declarations, store: Store) -> dict[Cell, float]:
     """How long each cell may take, by cells of the same row and system that are there."""
     known: dict[tuple[str, str], list[float]] = {}
     for (_, row, ppl), record in store.cells.items():
-        if record["outcome"] != REFUSED:
+        if record["outcome"] != REFUSED and record["seconds"] is not None:
             known.setdefault((row, ppl), []).append(record["seconds"])
     return {
         cell: 1.0
@@ -274,7 +278,7 @@ def outcomes(cells: Sequence[Cell], sizes: Sizes, workers: int) -> Iterator[tupl
         engines.outcomes(engine, computed, tasks, jobs=workers, device="cpu")
     ):
         if isinstance(found, Lost):
-            found = record_of(cells[number], sizes.limit, RuntimeError(f"the process ended: {found.reason}"))
+            found = record_of(cells[number], None, RuntimeError(f"the process ended: {found.reason}"))
         yield cells[number], found
         if workers == 1 and done % 20 == 19 and "jax" in sys.modules:
             # What was compiled for one cell serves no other; other processes are replaced when they have grown.
@@ -347,9 +351,10 @@ def main(
             guess = seconds_of(declarations, store)
             minutes = math.ceil(sum(guess[each] for each in left) / workers / 60)
             wrong = contradiction(declarations, record)
+            took = "" if record["seconds"] is None else f" in {record['seconds']:.1f} s"
             study.say(
-                f"{done} of {len(cells)}, {minutes} min left: {', '.join(cell)}: {record['outcome']} in "
-                f"{record['seconds']:.1f} s" + (f" CONTRADICTION: {wrong}" if wrong else "")
+                f"{done} of {len(cells)}, {minutes} min left: {', '.join(cell)}: {record['outcome']}{took}"
+                + (f" CONTRADICTION: {wrong}" if wrong else "")
             )
     finally:
         store.tidy(declarations)

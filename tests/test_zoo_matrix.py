@@ -358,6 +358,20 @@ def test_a_cell_without_an_end_is_ended(matrix: Any, monkeypatch: pytest.MonkeyP
     assert record["seconds"] < 30.0
 
 
+def test_a_cell_whose_process_ended_has_failed_after_nobody_knows_how_long(
+    matrix: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lost(engine: Any, function: Any, tasks: list[Any], **_: Any) -> Any:
+        return ((number, matrix.Lost("it was killed")) for number in range(len(tasks)))
+
+    monkeypatch.setattr(matrix.engines, "outcomes", lost)
+    matrix.main(tiny=True, out=tmp_path)
+    records = matrix.Store(tmp_path / "cells.jsonl").cells.values()
+    assert {(each["outcome"], each["seconds"]) for each in records} == {("failed", None)}
+    assert all("it was killed" in each["message"] for each in records)
+    assert "map, pyro: failed CONTRADICTION" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", DECLARED.models)
 def test_data_of_a_cell_are_drawn_from_its_model(matrix: Any, name: str) -> None:
     model, x, y = matrix.problem(name)
