@@ -69,6 +69,7 @@ from uci_regression import (
     run_grid,
     sampling_ensemble,
     score_rows,
+    with_longer,
 )
 from uci_regression import Sizes as UCISizes
 
@@ -437,7 +438,7 @@ def computed(
     grid = bnn.Grid(
         models={"network": network(50 if sizes.width is None else sizes.width)},
         data={name: table},
-        methods=methods(sizes),
+        methods=methods(with_longer(sizes, name)),
         splits="published",
         reference=NUTS,
         device=device,

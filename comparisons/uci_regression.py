@@ -221,6 +221,11 @@ def mean_field(sizes: Sizes, batch: int | None = None) -> Any:
     )
 
 
+def with_longer(sizes: Sizes, name: str) -> Sizes:
+    """The sizes of one table: with more draws of NUTS where `nuts_longer` says so."""
+    return replace(sizes, nuts_draws=max(sizes.nuts_draws, dict(sizes.nuts_longer).get(name, 0)))
+
+
 def methods(sizes: Sizes, rows: int) -> dict[str, Any]:
     """The methods of a table of so many rows, by their labels."""
     large = rows > sizes.small
@@ -622,8 +627,7 @@ def main(
         folder = Path(checkpoint or stack.enter_context(tempfile.TemporaryDirectory(prefix="uci_")))
         for name in sizes.tables:
             table = load(name, sizes.rows)
-            longer = max(sizes.nuts_draws, dict(sizes.nuts_longer).get(name, 0))
-            used = methods(replace(sizes, nuts_draws=longer), len(table.y))
+            used = methods(with_longer(sizes, name), len(table.y))
             width = WIDTHS[name] if sizes.width is None else sizes.width
             grid = bnn.Grid(
                 models={f"{width} ReLU": network(width)},
