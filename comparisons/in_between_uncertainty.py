@@ -8,12 +8,12 @@ the share of test rows whose value of that input is among the training rows', an
 splits where it is small.
 
 The model is that of `uci_regression.py`: one hidden layer of 50 ReLU, weights N(0, 1 / fan-in), noise that is inferred,
-on standardised inputs and targets; training stops early there, for the reason given there. Laplace has the full Gauss-
-Newton matrix at such a point, and the noise of the largest evidence; its draws are put through the network ("sampled"),
-or through the linearised network, of which it is the posterior. MCMC is an ensemble of chains of microcanonical
-Langevin dynamics, and NUTS, which is a reference on those splits where it converged in function space; on concrete,
-where after few draws its chains nearly agree, it has more of them. The column gradient_evaluations leaves out, for
-Laplace, the training of that point; chains count that of their start.
+on standardised inputs and targets; training stops early there, for the reason given there. Laplace has the full
+Gauss-Newton matrix at such a point, and the noise of the largest evidence; its draws are put through the network
+("sampled"), or through the linearised network, of which it is the posterior. MCMC is an ensemble of chains of
+microcanonical Langevin dynamics, and NUTS, which is a reference on those splits where it converged in function space;
+on concrete, where after few draws its chains nearly agree, it has more of them. The column gradient_evaluations leaves
+out, for Laplace, the training of that point; chains count that of their start.
 
 What the source says (recalled, not verified): mean-field variational inference is over-confident in the gap, sampled
 Laplace under-fits, linearised Laplace and MCMC do well. Beside the tables, a curve under a wider prior and with known
