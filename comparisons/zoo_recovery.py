@@ -82,7 +82,7 @@ SCALES = {"ard_mlp": ("hidden0.weight.scale",), "ordinal_mlp": ("cuts.probabilit
 # models are asked for, with members that stop early, by a share of the rows, and so many times the data sets.
 COSTLY = ("resnet", "transformer_classifier")
 HELD_OUT, TIMES = 0.2, 2
-# Models whose chains do not converge at the settings of the others, and those at which most of them do.
+# Models whose chains do not converge at the settings of the others, and settings at which more of them do.
 LONGER: dict[str, dict[str, Any]] = {
     "latent_inputs": {"warmup": 1000, "draws": 3000, "target_accept": 0.99, "max_tree_depth": 10},
     "mixture_density": {"warmup": 1000, "draws": 4000},
