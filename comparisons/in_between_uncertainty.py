@@ -374,6 +374,10 @@ def draw_splits(path: Path, cells: Sequence[Mapping[str, Any]], tables: Sequence
         base = {cell["input"]: cell["log_score"] for cell in own if cell["method"] == MAP}
         for line, name in enumerate(("log_score", "coverage_90")):
             panel = axes[line, at]
+            if line == 0:
+                # One method far below all others would leave no room for these.
+                panel.set_yscale("symlog", linthresh=1.0)
+            panel.margins(y=0.08)
             for step, label in enumerate(COLOURS):
                 if line == 0 and label == MAP:
                     continue
@@ -393,8 +397,6 @@ def draw_splits(path: Path, cells: Sequence[Mapping[str, Any]], tables: Sequence
             panel.axhline(0.0 if line == 0 else LEVEL, color=BLACK, linewidth=0.8)
             panel.set_xticks(range(len(inputs)), inputs, rotation=40, ha="right", fontsize=8)
             if line == 0:
-                # One method far below all others would leave no room for these.
-                panel.set_yscale("symlog", linthresh=1.0)
                 panel.set_title(data)
         axes[0, 0].set_ylabel("log score less MAP's, nats")
         axes[1, 0].set_ylabel("coverage of 90 % intervals")
