@@ -81,7 +81,7 @@ SCALES = {"ard_mlp": ("hidden0.weight.scale",), "ordinal_mlp": ("cuts.probabilit
 # Of few weights, and with a gradient so dear that one simulation takes NUTS a quarter of an hour: asked for what large
 # models are asked for, with members that stop early, by a share of the rows, and so many times the data sets.
 COSTLY = ("resnet", "transformer_classifier")
-HELD_OUT, TIMES = 0.2, 2
+VALIDATION, TIMES = 0.2, 2
 # Models whose chains do not converge at the settings of the others, and settings at which more of them do.
 LONGER: dict[str, dict[str, Any]] = {
     "latent_inputs": {"warmup": 1000, "draws": 3000, "target_accept": 0.99, "max_tree_depth": 10},
@@ -150,7 +150,7 @@ TINY = Sizes(
 
 @dataclass(frozen=True)
 class Subject:
-    """A model of the zoo, with keywords other than its defaults."""
+    """A model of the zoo, with the keywords in which it differs from its defaults."""
 
     name: str
     keywords: dict[str, Any] = field(default_factory=dict)
@@ -470,7 +470,7 @@ def scored(
     told = TimeLeft(subject.label, say).task("", count)
     # Where a gradient is dear the last digits of a mode, which predictions do not need, are most of the cost.
     member = bnn.MAP(
-        steps=sizes.steps, polish=not costly, validation=HELD_OUT if costly else None, ppl=sizes.ppl
+        steps=sizes.steps, polish=not costly, validation=VALIDATION if costly else None, ppl=sizes.ppl
     )
     method = bnn.Ensemble(member, size=sizes.members, ppl=sizes.ppl)
 

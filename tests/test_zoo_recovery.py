@@ -248,7 +248,7 @@ def test_costly_models_stop_early_on_more_data_sets_and_an_interrupted_run_goes_
     monkeypatch.setattr(study.bnn, "fit", counted)
     with pytest.raises(KeyboardInterrupt):
         study.scored(subject, study.TINY, tmp_path, lambda words: None)
-    assert fits[0].member.validation == study.HELD_OUT
+    assert fits[0].member.validation == study.VALIDATION
     assert not fits[0].member.polish
     found = study.scored(subject, study.TINY, tmp_path, lambda words: None)
     assert len(fits) == 3 + 2
