@@ -263,7 +263,8 @@ def labels_for(labels: np.ndarray, curve: np.ndarray, level: float) -> float:
 def saved(labels: np.ndarray, ours: np.ndarray, random: np.ndarray) -> tuple[float, float]:
     """Labels that a choice (seed, L) needs fewer than choice at random for the score at which that ends.
 
-    Of the mean curves, with the standard error of the jackknife over seeds; minus infinity where it is never reached.
+    Of the mean curves, with the standard error of the jackknife over seeds; minus infinity where it is never reached,
+    with an infinite error, which a choice has too that needs one of the seeds to reach it.
     """
 
     def of(kept: np.ndarray) -> float:
@@ -274,6 +275,8 @@ def saved(labels: np.ndarray, ours: np.ndarray, random: np.ndarray) -> tuple[flo
     if count < 2 or not np.isfinite(whole):
         return whole, float("inf")
     parts = np.array([of(np.delete(np.arange(count), seed)) for seed in range(count)])
+    if not np.all(np.isfinite(parts)):
+        return whole, float("inf")
     return whole, float(np.sqrt((count - 1) / count * np.sum((parts - parts.mean()) ** 2)))
 
 
@@ -285,9 +288,14 @@ def judge(task: Task, rows: Sequence[Mapping[str, Any]], strategy: str) -> tuple
     mean, error = paired((ours - random)[:, 1:].mean(axis=1))
     at_end, error_at_end = paired((ours - random)[:, -1])
     fewer, fewer_error = saved(labels, ours, random)
+    known = (
+        f"jackknife {fewer_error:.0f}"
+        if np.isfinite(fewer_error)
+        else "without one of the seeds it never has"
+    )
     enough = (
         f"it needs {labels[-1] - fewer:.0f} labels for what choice at random has at {labels[-1]}, "
-        f"{fewer:.0f} fewer (jackknife {fewer_error:.0f})"
+        f"{fewer:.0f} fewer ({known})"
         if np.isfinite(fewer)
         else f"it does not reach what choice at random has at {labels[-1]}"
     )

@@ -107,6 +107,11 @@ def test_saved_labels_are_those_between_two_straight_lines(study: Any, rng: np.r
     assert error == pytest.approx(stats.sem(shifts[:, 0]) / 0.02)
     never, unknown = study.saved(labels, random - 1.0, random)
     assert (never, unknown) == (-math.inf, math.inf)
+    # Two seeds of which one alone never gets there: together they do, and nothing is known of the error.
+    two = random[:2] + np.array([[0.3], [-0.2]])
+    fewer, unknown = study.saved(labels, two, random[:2])
+    assert fewer > 0.0
+    assert unknown == math.inf
 
 
 def rows(gain: float, noise: float, rng: np.random.Generator) -> list[dict[str, Any]]:
