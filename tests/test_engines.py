@@ -315,7 +315,13 @@ def ray() -> Iterator[str]:
         "stdout": subprocess.DEVNULL,
         "stderr": subprocess.DEVNULL,
         "check": True,
-        "env": {**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+        "env": {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(folders),
+            # Ray's server for clients forks while its threads call into gRPC, whose handlers of forks then abort the
+            # child now and then ("Check failed: next_worker->initialized_cv"); the child needs none of them.
+            "GRPC_ENABLE_FORK_SUPPORT": "0",
+        },
     }
     alone = [
         "--port=26379",
