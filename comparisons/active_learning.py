@@ -264,7 +264,7 @@ def saved(labels: np.ndarray, ours: np.ndarray, random: np.ndarray) -> tuple[flo
     """Labels that a choice (seed, L) needs fewer than choice at random for the score at which that ends.
 
     Of the mean curves, with the standard error of the jackknife over seeds; minus infinity where it is never reached,
-    with an infinite error, which a choice has too that needs one of the seeds to reach it.
+    with an infinite error, as has a single seed, or a choice that reaches it only with some one of its seeds.
     """
 
     def of(kept: np.ndarray) -> float:
@@ -288,11 +288,7 @@ def judge(task: Task, rows: Sequence[Mapping[str, Any]], strategy: str) -> tuple
     mean, error = paired((ours - random)[:, 1:].mean(axis=1))
     at_end, error_at_end = paired((ours - random)[:, -1])
     fewer, fewer_error = saved(labels, ours, random)
-    known = (
-        f"jackknife {fewer_error:.0f}"
-        if np.isfinite(fewer_error)
-        else "without one of the seeds it never has"
-    )
+    known = f"jackknife {fewer_error:.0f}" if np.isfinite(fewer_error) else "with an error that is not known"
     enough = (
         f"it needs {labels[-1] - fewer:.0f} labels for what choice at random has at {labels[-1]}, "
         f"{fewer:.0f} fewer ({known})"
