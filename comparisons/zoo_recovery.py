@@ -76,24 +76,43 @@ SECONDS_BETWEEN_WORDS = 20.0
 RECOVERED, NOT_RECOVERED, UNDECIDED = "recovered", "not recovered", "undecided"
 BETTER, NOT_BETTER, LEFT_OUT = "better than its prior", "not better than its prior", "left out"
 
-# Scales that are not single numbers and that data can tell, by model; single numbers are all looked at.
-SCALES = {"ard_mlp": ("hidden0.weight.scale",), "ordinal_mlp": ("cuts.probabilities",)}
-# Of few weights, and with a gradient so dear that one simulation takes NUTS a quarter of an hour: asked for what large
-# models are asked for, with members that stop early, by a share of the rows, and so many times the data sets.
-COSTLY = ("resnet", "transformer_classifier")
+# Members of ensembles that stop early do so by this share of the rows, and are fitted to so many times the data sets.
 VALIDATION, TIMES = 0.2, 2
-# Models whose chains do not converge at the settings of the others, and settings at which more of them do.
-LONGER: dict[str, dict[str, Any]] = {
-    "latent_inputs": {"warmup": 1000, "draws": 3000, "target_accept": 0.99, "max_tree_depth": 10},
-    "mixture_density": {"warmup": 1000, "draws": 4000},
-}
-# Models whose scales and weights are a funnel: the same joint distribution in coordinates without one.
-NONCENTRED = ("one_layer_digits",)
-# Models that are also asked with other arguments: one of too many weights for NUTS at this price, at a size that it can
-# afford, and one in whose wells chains stay, in the form that has slopes instead.
-OTHERWISE: dict[str, dict[str, Any]] = {
-    "wide_network": {"width": 50},
-    "spike_and_slab": {"relaxed": True},
+
+
+@dataclass(frozen=True)
+class Apart:
+    """In what a model is asked otherwise than the others.
+
+    chains: settings, by their names in `Sizes`, at which more of its chains converge. noncentred: the same joint
+    distribution in coordinates in which scales and weights are no funnel. costly: of few weights, and with a gradient
+    so dear that one simulation takes NUTS a quarter of an hour: asked for what large models are asked for. scales:
+    those that are not single numbers and that data can tell; single numbers are all looked at. also: keywords of the
+    model with which it is asked once more.
+    """
+
+    chains: dict[str, Any] = field(default_factory=dict)
+    noncentred: bool = False
+    costly: bool = False
+    scales: tuple[str, ...] = ()
+    also: dict[str, Any] = field(default_factory=dict)
+
+
+APART = {
+    "ard_mlp": Apart(scales=("hidden0.weight.scale",)),
+    "bayes_by_backprop": Apart(chains={"max_tree_depth": 10}),
+    "latent_inputs": Apart(
+        chains={"warmup": 1000, "draws": 6000, "target_accept": 0.99, "max_tree_depth": 10}
+    ),
+    "mixture_density": Apart(chains={"warmup": 1000, "draws": 4000}),
+    "one_layer_digits": Apart(noncentred=True),
+    "ordinal_mlp": Apart(scales=("cuts.probabilities",)),
+    "resnet": Apart(costly=True),
+    # In its wells chains stay; the relaxed form has slopes instead.
+    "spike_and_slab": Apart(also={"relaxed": True}),
+    "transformer_classifier": Apart(costly=True),
+    # Of too many weights for NUTS at this price, but not at this size.
+    "wide_network": Apart(also={"width": 50}),
 }
 
 
@@ -177,13 +196,17 @@ class Subject:
     @property
     def model(self) -> Any:
         found = bnn.zoo.load(self.name, **self.keywords)
-        return bnn.noncentred(found) if self.name in NONCENTRED else found
+        return bnn.noncentred(found) if self.apart.noncentred else found
 
     @property
-    def apart(self) -> str:
-        """In what its chains differ from those of the others, in words."""
-        settings = [f"{name}={value}" for name, value in LONGER.get(self.name, {}).items()]
-        return ", ".join([*settings, *(["noncentred"] if self.name in NONCENTRED else [])])
+    def apart(self) -> Apart:
+        return APART.get(self.name, Apart())
+
+    @property
+    def words_of_chains(self) -> str:
+        """In what its chains differ from those of the others."""
+        settings = [f"{name}={value}" for name, value in self.apart.chains.items()]
+        return ", ".join([*settings, *(["noncentred"] if self.apart.noncentred else [])])
 
     @property
     def features(self) -> int:
@@ -199,8 +222,8 @@ def subjects(tiny: bool) -> list[Subject]:
     found = []
     for name in bnn.zoo.models():
         found.append(Subject(name))
-        if name in OTHERWISE:
-            found.append(Subject(name, OTHERWISE[name]))
+        if name in APART and APART[name].also:
+            found.append(Subject(name, APART[name].also))
     return found
 
 
@@ -376,7 +399,7 @@ def recovered(
     subject: Subject, sizes: Sizes, checkpoint: Path | None, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """The row of a model that is simulated and sampled, with its coverages."""
-    sizes = replace(sizes, **LONGER.get(subject.name, {}))
+    sizes = replace(sizes, **subject.apart.chains)
     x = inputs(subject, sizes.rows + sizes.held_out, sizes.seed)
     model, begun = subject.model, time.perf_counter()
     program = bound(model, x[: sizes.rows])
@@ -393,7 +416,7 @@ def recovered(
         nuts,
         simulations=sizes.simulations,
         draws=sizes.ranked,
-        functions=functions(program, SCALES.get(subject.name, ())),
+        functions=functions(program, subject.apart.scales),
         probe=x[sizes.rows :],
         figures=judged,
         seed=sizes.seed,
@@ -411,8 +434,8 @@ def recovered(
         "draws": sizes.draws,
         "not_converged": found.not_converged,
     }
-    if subject.apart:
-        row["apart"] = subject.apart
+    if subject.words_of_chains:
+        row["apart"] = subject.words_of_chains
     if found.simulations:
         row |= {
             "divergences": float(np.sum(figures["divergences"])),
@@ -465,7 +488,7 @@ def scored(
     model, begun = subject.model, time.perf_counter()
     x = inputs(subject, sizes.scored_rows + sizes.test_rows, sizes.seed)
     train, test = slice(sizes.scored_rows), slice(sizes.scored_rows, None)
-    costly = subject.name in COSTLY
+    costly = subject.apart.costly
     count = sizes.scored * (TIMES if costly else 1)
     told = TimeLeft(subject.label, say).task("", count)
     # Where a gradient is dear the last digits of a mode, which predictions do not need, are most of the cost.
@@ -524,7 +547,7 @@ def one(
             raise UnsupportedError(
                 "rows interact (bnn.coupled): f at a held-out input depends on what comes along, and has no one truth"
             )
-        if weights <= sizes.most_weights and subject.name not in COSTLY:
+        if weights <= sizes.most_weights and not subject.apart.costly:
             part = recovered(subject, sizes, checkpoint, say)
         else:
             part = scored(subject, sizes, checkpoint, say)
@@ -549,9 +572,12 @@ def part_of(
     checkpoint: Path | None,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """What is kept of a model, computed where it is not there or its file has changed since."""
+    """What is kept of a model, computed where it is not there or its file, or what is asked of chains, has changed."""
     stored = stored_part(subject, folder)
-    if stored is not None and stored["source"] != subject.source:
+    if stored is not None and (stored["source"], stored["row"].get("apart", "")) != (
+        subject.source,
+        subject.words_of_chains,
+    ):
         (folder / f"{subject.file}.json").unlink()
     return kept(folder, subject.file, sizes, lambda: one(subject, sizes, checkpoint, say))
 

@@ -10,6 +10,10 @@ of torch survive a fork. Each has its share of the cores for all its libraries, 
 does, and has a ceiling for its memory; where there are GPUs each sees one of them. What one of them compiles with JAX
 the others read, from a folder that is removed at the end (or one of the user's own, JAX_COMPILATION_CACHE_DIR). What a
 cluster's own processes may use is the business of the cluster.
+
+Ray's server for clients, to which "ray://HOST:PORT" leads, forks while its threads are at work in gRPC. Where gRPC's
+handlers of a fork are on, the child is aborted now and then, and the client told that it could not connect: start the
+head with GRPC_ENABLE_FORK_SUPPORT=0 in its environment.
 """
 
 from __future__ import annotations
@@ -564,7 +568,12 @@ def _ray(address: str, device: str) -> Iterator[tuple[Any, int]]:
             ray.init(address=where, log_to_driver=False, logging_level="ERROR")
         except ConnectionError as error:
             raise InputError(
-                "engine: " + message("a cluster that answers", f"{where}: {error}", "ray start --head")
+                "engine: "
+                + message(
+                    "a cluster that answers",
+                    f"{where}: {error}",
+                    "GRPC_ENABLE_FORK_SUPPORT=0 ray start --head",
+                )
             ) from error
     try:
         resources = ray.cluster_resources()

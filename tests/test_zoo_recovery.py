@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 from pathlib import Path
@@ -129,7 +130,7 @@ def test_what_would_have_passed_is_said(study: Any, level: float) -> None:
 def test_functions_are_those_of_the_model(study: Any) -> None:
     x = study.inputs(study.Subject("ard_mlp"), 6, 0)
     program = study.bound(bnn.zoo.load("ard_mlp"), x)
-    found = study.functions(program, study.SCALES["ard_mlp"])
+    found = study.functions(program, study.APART["ard_mlp"].scales)
     assert set(found) == {"f", "noise", "hidden0.weight.scale"}
     eta = np.random.default_rng(0).normal(size=(4, 6, 2))
     w = {"noise": np.arange(4.0), "hidden0.weight.scale": np.arange(40.0).reshape(4, 10, 1)}
@@ -158,8 +159,10 @@ def test_every_model_of_the_zoo_is_asked(study: Any) -> None:
     names = [subject.name for subject in study.subjects(False)]
     assert set(names) == set(bnn.zoo.models())
     assert len({subject.file for subject in study.subjects(False)}) == len(names)
-    for name in (*study.OTHERWISE, *study.SCALES, *study.LONGER, *study.NONCENTRED):
+    for name, apart in study.APART.items():
         assert name in bnn.zoo.models()
+        assert apart != study.Apart()
+        assert {field.name for field in dataclasses.fields(study.Sizes)} >= set(apart.chains)
     for subject in study.subjects(False):
         features = subject.features
         size = bnn.zoo.sketch(subject.model, features).parameters
@@ -170,11 +173,11 @@ def test_every_model_of_the_zoo_is_asked(study: Any) -> None:
 
 def test_chains_that_differ_from_the_others_are_said(study: Any) -> None:
     subject = study.Subject("one_layer_digits")
-    assert subject.apart == "noncentred"
+    assert subject.words_of_chains == "noncentred"
     sites = study.bound(subject.model, study.inputs(subject, 5, 0)).sites
     assert "hidden0.weight.base" in sites
-    assert "max_tree_depth=10" in study.Subject("latent_inputs").apart
-    assert study.Subject("regression_mlp").apart == ""
+    assert "max_tree_depth=10" in study.Subject("latent_inputs").words_of_chains
+    assert study.Subject("regression_mlp").words_of_chains == ""
 
 
 # --- a tiny run -----------------------------------------------------------------------------------
@@ -227,6 +230,13 @@ def test_a_tiny_run_is_kept_by_model_and_goes_on(
     stored.write_text(json.dumps(content))
     with pytest.raises(AssertionError, match="computed again"):
         study.main(tiny=True, out=tmp_path)
+    # So is one whose chains are asked for something else.
+    content["part"]["source"] = study.Subject("linear_regression").source
+    stored.write_text(json.dumps(content))
+    study.main(tiny=True, out=tmp_path)
+    monkeypatch.setitem(study.APART, "linear_regression", study.Apart(chains={"warmup": 16}))
+    with pytest.raises(AssertionError, match="computed again"):
+        study.main(tiny=True, out=tmp_path)
     with pytest.raises(UnknownNameError, match="linear_regression"):
         study.main(tiny=True, out=tmp_path, only=["linear_regresion"])
 
@@ -236,7 +246,7 @@ def test_costly_models_stop_early_on_more_data_sets_and_an_interrupted_run_goes_
     study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = study.Subject("wide_network", {"width": 3})
-    monkeypatch.setattr(study, "COSTLY", ("wide_network",))
+    monkeypatch.setitem(study.APART, "wide_network", study.Apart(costly=True))
     fit, fits = study.bnn.fit, []
 
     def counted(*arguments: Any, **options: Any) -> Any:
