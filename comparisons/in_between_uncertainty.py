@@ -461,6 +461,16 @@ def computed(
     return score_rows(result, cells, name, shared), cells
 
 
+def settings(sizes: Sizes) -> dict[str, str]:
+    """What each method is, and once more for a table where it differs."""
+    found = {label: repr(method) for label, method in methods(sizes).items()}
+    for name in sizes.tables:
+        for label, method in methods(with_longer(sizes, name)).items():
+            if repr(method) != found[label]:
+                found[f"{label}, on {name}"] = repr(method)
+    return found
+
+
 def main(
     tiny: bool = False,
     out: str | Path | None = None,
@@ -498,7 +508,7 @@ def main(
             more, own = computed(study, name, folder / name, jobs, shared, device, tiny)
             rows += more
             cells += own
-    study.numbers["methods"] = {label: repr(method) for label, method in used.items()}
+    study.numbers["methods"] = settings(sizes)
     study.numbers["seconds are of a machine with other work, and left out"] = shared
     study.numbers["not run at this size"] = [name for name in TABLES if name not in sizes.tables and not tiny]
     study.tables = {"scores": rows, "cells": cells, "curve": curve_rows(curves)}

@@ -58,6 +58,14 @@ def test_some_splits_of_the_tables_have_a_gap_and_some_have_none(script: Any) ->
     assert tied.min() <= script.MOST_TIED
 
 
+def test_methods_that_differ_on_a_table_are_said_once_more(script: Any) -> None:
+    found = script.settings(script.FULL)
+    assert set(found) == {*script.methods(script.FULL), f"{script.NUTS}, on concrete"}
+    assert "draws=1000" in found[f"{script.NUTS}, on concrete"]
+    stored = json.loads((FOLDER / "results" / "in_between_uncertainty" / "results.json").read_text())
+    assert set(stored["numbers"]["methods"]) == set(found)
+
+
 # --- verdicts -----------------------------------------------------------------------------------------
 
 
