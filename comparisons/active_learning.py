@@ -16,7 +16,9 @@ Three tasks: two classes in a plane, where a fifth of the pool has labels of a c
 labels at a time (the source asks for one); and the diabetes table, a regression with much noise. The posterior is
 Laplace's, linearised; each mode is looked for from the one before.
 
-    python comparisons/active_learning.py [--tiny] [--out DIR] [--task NAME]
+    python comparisons/active_learning.py [--tiny] [--out DIR] [--checkpoint DIR] [--task NAME]
+
+An hour of two cores. With --checkpoint each finished run is kept, and an interrupted study goes on.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from study import (
     Verdict,
     command_line,
     judge_better,
+    kept,
     paired,
     panels,
 )
@@ -50,7 +53,11 @@ COIN = 1.2
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is computed. labels: how many are known at the end of each task; batch: digits asked for at a time."""
+    """How much is computed.
+
+    labels: how many are known at the end of each task. batch: digits asked for at a time. steps: of the search for the
+    first mode, before its polish; again: of that for each later one, which begins at the one before.
+    """
 
     seeds: int = 10
     plane_labels: int = 60
@@ -60,6 +67,7 @@ class Sizes:
     test_rows: int = 500
     batch: int = 10
     steps: int = 1500
+    again: int = 300
 
 
 FULL = Sizes()
@@ -72,6 +80,7 @@ TINY = Sizes(
     test_rows=30,
     batch=10,
     steps=60,
+    again=40,
 )
 
 
@@ -219,7 +228,8 @@ def rounds(
     rng = np.random.default_rng(5000 + seed)
     known, mode, table = list(data.first), None, []
     while True:
-        posterior, mode = posterior_of(task.model, data.x[known], data.y[known], sizes.steps, seed, mode)
+        steps = sizes.steps if mode is None else sizes.again
+        posterior, mode = posterior_of(task.model, data.x[known], data.y[known], steps, seed, mode)
         prediction = posterior.predict(data.x_test)
         row = {"task": task.name, "strategy": strategy, "seed": seed, "labels": len(known)}
         row["log_score"] = float(prediction.log_prob(data.y_test).mean())
@@ -354,8 +364,24 @@ def draw_curves(path: Path, done: Mapping[str, Task], rows: Sequence[Mapping[str
 # --- all of it ----------------------------------------------------------------------------------------
 
 
-def main(tiny: bool = False, out: str | Path | None = None, task: str | None = None) -> Study:
-    """Run the study; `task` is the one to run alone."""
+def run_of(task: Task, strategy: str, seed: int, sizes: Sizes) -> dict[str, Any]:
+    """What is kept of one run: its curve, and what share of the labels that it asked for a coin decided."""
+    table, known, _ = rounds(task, strategy, seed, sizes)
+    data = task.data(sizes, seed)
+    asked = data.x[known[len(data.first) :], 0]
+    return {"curve": table, "coins": float((asked > COIN).mean()) if task.name == "plane" else None}
+
+
+def main(
+    tiny: bool = False,
+    out: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    task: str | None = None,
+) -> Study:
+    """Run the study and write tables, the figure and verdicts to `out`; see `Study.begin` for where that is.
+
+    checkpoint: a folder in which finished runs are kept. task: the one to run alone.
+    """
     sizes = TINY if tiny else FULL
     study = Study.begin(sizes, "active_learning", tiny, out)
     done = {name: each for name, each in tasks(sizes).items() if task in (None, name)}
@@ -366,12 +392,15 @@ def main(tiny: bool = False, out: str | Path | None = None, task: str | None = N
     for name, each in done.items():
         for seed in range(sizes.seeds):
             for strategy in each.strategies:
-                table, known, _ = rounds(each, strategy, seed, sizes)
-                rows += table
-                if name == "plane":
-                    data = each.data(sizes, seed)
-                    asked = known[len(data.first) :]
-                    coins[strategy].append(float((data.x[asked, 0] > COIN).mean()))
+                run = kept(
+                    checkpoint,
+                    f"{name}-{strategy}-{seed}",
+                    sizes,
+                    lambda each=each, strategy=strategy, seed=seed: run_of(each, strategy, seed, sizes),
+                )
+                rows += run["curve"]
+                if run["coins"] is not None:
+                    coins[strategy].append(run["coins"])
             study.say(f"{name}: seed {seed + 1} of {sizes.seeds}")
     study.tables["curves"] = rows
     for name, each in done.items():
@@ -391,6 +420,6 @@ def main(tiny: bool = False, out: str | Path | None = None, task: str | None = N
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__)
+    parser = command_line(__doc__, "checkpoint")
     parser.add_argument("--task", help="plane, digits or diabetes alone")
     main(**vars(parser.parse_args()))

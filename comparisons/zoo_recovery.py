@@ -100,7 +100,7 @@ class Apart:
 
 APART = {
     "ard_mlp": Apart(scales=("hidden0.weight.scale",)),
-    "bayes_by_backprop": Apart(chains={"max_tree_depth": 10}),
+    "bayes_by_backprop": Apart(chains={"draws": 1000, "max_tree_depth": 10}),
     "latent_inputs": Apart(
         chains={"warmup": 1000, "draws": 6000, "target_accept": 0.99, "max_tree_depth": 10}
     ),

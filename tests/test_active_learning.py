@@ -169,8 +169,10 @@ def test_a_run_asks_for_each_row_once_and_the_first_round_is_shared(study: Any) 
 
 
 @pytest.mark.slow
-def test_a_tiny_run_writes_tables_figures_and_verdicts(study: Any, tmp_path: Path) -> None:
-    found = study.main(tiny=True, out=tmp_path)
+def test_a_tiny_run_writes_tables_figures_and_verdicts(
+    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = study.main(tiny=True, out=tmp_path, checkpoint=tmp_path / "kept")
     content = json.loads((tmp_path / "results.json").read_text())
     # Two choices for each task of classes, one for numbers, and the coins.
     assert len(content["verdicts"]) == 6
@@ -185,5 +187,10 @@ def test_a_tiny_run_writes_tables_figures_and_verdicts(study: Any, tmp_path: Pat
     labels, values = study.curves(own, study.RANDOM, "log_score")
     assert labels.tolist() == [20, 30]
     assert values.shape == (2, 2)
+    # What has finished is not computed again.
+    monkeypatch.setattr(study, "run_of", None)
+    again = study.main(tiny=True, out=tmp_path / "again", checkpoint=tmp_path / "kept")
+    assert again.tables == found.tables
+    assert again.numbers == found.numbers
     with pytest.raises(SystemExit, match="no task 'chess'"):
         study.main(tiny=True, out=tmp_path, task="chess")
