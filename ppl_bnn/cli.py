@@ -726,7 +726,7 @@ def _plan(
     folder = _folder(out, model, source, quick)
     if keeps:
         _check_folder(folder)
-    size = None if sketch is None else sketch.parameters
+    size = None if sketch is None else sketch.shared
     return _Plan(name, function, table, train, test, folder, size, unread)
 
 
@@ -1138,7 +1138,9 @@ def models(
         sketch, why = _sketch(zoo.load(card.name), features)
         if why:
             unread[card.name] = why
-        task, size = ("?", "?") if sketch is None else (sketch.task, _digits(sketch.parameters))
+        task, size = ("?", "?") if sketch is None else (sketch.task, _digits(sketch.shared))
+        if sketch is not None and sketch.per_row:
+            size += f"\n+{_digits(sketch.per_row)} a row"
         what = Text.assemble(card.summary, "\n", (f"Methods: {support.summary(card.name)}.", "dim"))
         grid.add_row(card.name, what, f"{task}\n{card.data or '-'}", size)
     console.print(grid)
@@ -1222,9 +1224,12 @@ def _show_sites(console: Console, sketch: Sketch, title: str) -> None:
     grid = _list(("site", "prior", "shape", "numbers"), right=(3,))
     for site in sketch.sites:
         shape = " x ".join(map(str, site.shape)) or "-"
-        grid.add_row(site.name, Text(site.prior), shape, _digits(site.size))
+        each = "each row: " if site.per_row else ""
+        grid.add_row(site.name, Text(site.prior), each + shape, _digits(site.size))
     grid.add_section()
-    grid.add_row("in all", "", "", _digits(sketch.parameters), style="bold")
+    grid.add_row("in all", "", "", _digits(sketch.shared), style="bold")
+    if sketch.per_row:
+        grid.add_row("and for each row", "", "", _digits(sketch.per_row), style="bold")
     console.print(Text(title, style="bold"))
     console.print(grid)
     computed = any("..." in words for words in (sketch.likelihood, *(site.prior for site in sketch.sites)))

@@ -20,7 +20,7 @@ import math
 import os
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -187,12 +187,14 @@ def _arrays(inputs: Any) -> Any:
 class SiteSketch:
     """A site as one run met it: what it is drawn from in words, and its shape.
 
-    In the words a number stands as it was given, and "..." for what is computed from other sites.
+    In the words a number stands as it was given, and "..." for what is computed from other sites. per_row: whether
+    each row has one of its own, of this shape.
     """
 
     name: str
     prior: str
     shape: tuple[int, ...]
+    per_row: bool = False
 
     @property
     def size(self) -> int:
@@ -203,14 +205,24 @@ class SiteSketch:
 class Sketch:
     """What one run of a model tells.
 
-    parameters: how many numbers it infers. task: "regression" or "classification". sites: those numbers, site by site.
-    likelihood: what the targets are drawn from, in words.
+    parameters: how many numbers it infers, with those of one row where rows have their own. task: "regression" or
+    "classification". sites: those numbers, site by site. likelihood: what the targets are drawn from, in words.
     """
 
     parameters: int
     task: str
     sites: tuple[SiteSketch, ...] = field(default=(), compare=False)
     likelihood: str = field(default="", compare=False)
+
+    @property
+    def per_row(self) -> int:
+        """How many of `parameters` each row has of its own."""
+        return sum(site.size for site in self.sites if site.per_row)
+
+    @property
+    def shared(self) -> int:
+        """How many of `parameters` all rows share."""
+        return self.parameters - self.per_row
 
 
 def sketch(model: Model, inputs: Any) -> Sketch:
@@ -249,6 +261,15 @@ class _Sketching(Interpretation):
         self.sites: list[SiteSketch] = []
         self.task = ""
         self.likelihood = ""
+        self.in_rows = False
+
+    @contextlib.contextmanager
+    def rows(self) -> Iterator[None]:
+        self.in_rows = True
+        try:
+            yield
+        finally:
+            self.in_rows = False
 
     def process(self, msg: Message) -> None:
         import numpy as np
@@ -259,8 +280,10 @@ class _Sketching(Interpretation):
             shape = draw_shape(given) if isinstance(given, Distribution) else np.shape(given)
             if msg.arguments.get("obs") is None:
                 prior = _call(given.family, given.arguments) if msg.kind == "sample" else "none: a parameter"
-                self.sites.append(SiteSketch(msg.name, prior, tuple(map(int, shape))))
+                self.sites.append(SiteSketch(msg.name, prior, tuple(map(int, shape)), self.in_rows))
             msg.answer(np.ones(shape))
+        elif msg.kind == "rows":
+            msg.answer(self.rows())
         elif msg.kind == "observe":
             likelihood = msg.arguments["likelihood"]
             self.task = likelihood.task

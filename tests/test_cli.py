@@ -525,6 +525,17 @@ def test_the_model_of_the_contributors_guide_is_one() -> None:
     assert re.search(r"in all +242\b", out)
 
 
+def test_variables_of_rows_are_told_from_those_of_all() -> None:
+    code, out, err = invoke("show", "latent_inputs")
+    assert code == 0, err
+    assert re.search(r"^ *z .*each row: 1 +1\b", out, re.MULTILINE)
+    assert re.search(r"in all +132\b", out)
+    assert re.search(r"and for each row +1\b", out)
+    _, listed, _ = invoke("models")
+    assert re.search(r"^ *latent_inputs .* 132\b", listed, re.MULTILINE)
+    assert listed.count("+1 a row") == 1
+
+
 def test_show_takes_the_example_of_a_file() -> None:
     Path("mine.py").write_text(
         "import ppl_bnn as bnn\nfrom ppl_bnn import likelihoods, ops\n\n"

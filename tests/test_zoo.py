@@ -114,7 +114,9 @@ def test_a_model_of_a_dict_and_of_rows_that_interact_is_sketched_on_an_example()
         bnn.observe(y, bnn.mlp(x["a"], [1]) + shift, likelihoods.Gaussian(1.0))
 
     # Two weights, a bias, and the variable of one row; without an example nobody knows the names of a dict.
-    assert zoo.sketch(shifted, {"a": np.ones((4, 2))}).parameters == 4
+    found = zoo.sketch(shifted, {"a": np.ones((4, 2))})
+    assert (found.parameters, found.per_row) == (4, 1)
+    assert [site.name for site in found.sites if site.per_row] == ["shift"]
     with pytest.raises(IndexError):
         zoo.sketch(shifted, 2)
 
