@@ -27,7 +27,8 @@ no held-out inputs, and what NUTS refuses it refuses here: both are named.
 
     python comparisons/zoo_recovery.py [--tiny] [--only NAME ...] [--out DIR] [--checkpoint DIR]
 
-Each model is kept in <out>/models as soon as it has finished; --checkpoint keeps its simulations too.
+Each model is kept in <out>/models as soon as it has finished; --checkpoint keeps its simulations too. What it cost is
+`gradients_per_draw`: `seconds` are of whatever else the machine did meanwhile.
 """
 
 from __future__ import annotations
