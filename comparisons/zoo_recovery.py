@@ -44,6 +44,7 @@ from typing import Any
 
 import numpy as np
 from study import (
+    BLACK,
     BLUE,
     GREY,
     NOT_REPRODUCED,
@@ -666,10 +667,12 @@ def drawn(parts: Sequence[Mapping[str, Any]], path: Path) -> None:
         axis.set_yticks(range(len(rows)))
         axis.set_yticklabels([row["model"] for row in rows] if level == LEVELS[0] else [])
     for label, row in zip(axes[0][0].get_yticklabels(), rows, strict=True):
-        if row["verdict"] == NOT_RECOVERED:
-            label.set_color(VERMILION)
+        label.set_color({NOT_RECOVERED: VERMILION, UNDECIDED: GREY}.get(row["verdict"], BLACK))
     axes[0][1].legend(loc="lower left", fontsize=8, frameon=False)
-    figure.suptitle("with two standard errors, over simulations", fontsize=10)
+    verdicts = {row["verdict"] for row in rows}
+    legend = {NOT_RECOVERED: "red: not recovered", UNDECIDED: "grey: undecided"}
+    words = [text for verdict, text in legend.items() if verdict in verdicts]
+    figure.suptitle("; ".join(["with two standard errors, over simulations", *words]), fontsize=10)
     figure.savefig(path)
 
 
