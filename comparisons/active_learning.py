@@ -16,7 +16,7 @@ Three tasks: two classes in a plane, where a fifth of the pool has labels of a c
 labels at a time (the source asks for one); and the diabetes table, a regression with much noise, which is known. The
 posterior is Laplace's, linearised; each mode is looked for from the one before.
 
-Two choices were made after a first run, of which the verdicts on digits and diabetes said nothing about choosing. With
+Two choices were made by hand after a first run, whose verdicts on digits and diabetes said nothing of choosing. With
 weights of digits of scale 1 / sqrt(fan-in) the mode of few labels is the network of zeros, to which all rows are worth
 the same: the scale is three times as large, by the log score of random labels of one seed among 1, 2, 3 and 5. And
 where noise is inferred the mode of fewer labels than weights has none: what is known is about what 100 random labels
@@ -170,7 +170,7 @@ def diabetes(sizes: Sizes, seed: int) -> Data:
     return Data(x[pool], y[pool], x[test], y[test], known_first(y[pool], 10, seed))
 
 
-def with_known_noise(x: Any, y: Any = None) -> None:
+def known_noise(x: Any, y: Any = None) -> None:
     """The zoo's `regression_mlp` of five units, told how much noise there is."""
     f = bnn.mlp(x, [5, 1], "tanh", bnn.priors.Normal(0.0, "fan_in"))
     bnn.observe(y, f, bnn.likelihoods.Gaussian(NOISE))
@@ -202,7 +202,7 @@ def tasks(sizes: Sizes) -> dict[str, Task]:
             "diabetes",
             "diabetes",
             diabetes,
-            with_known_noise,
+            known_noise,
             (INFORMATION, RANDOM),
             sizes.diabetes_labels,
             3,

@@ -1224,7 +1224,7 @@ def _show_sites(console: Console, sketch: Sketch, title: str) -> None:
     grid = _list(("site", "prior", "shape", "numbers"), right=(3,))
     for site in sketch.sites:
         shape = " x ".join(map(str, site.shape)) or "-"
-        each = "each row: " if site.per_row else ""
+        each = "each row: " if site.local else ""
         grid.add_row(site.name, Text(site.prior), each + shape, _digits(site.size))
     grid.add_section()
     grid.add_row("in all", "", "", _digits(sketch.shared), style="bold")

@@ -187,14 +187,14 @@ def _arrays(inputs: Any) -> Any:
 class SiteSketch:
     """A site as one run met it: what it is drawn from in words, and its shape.
 
-    In the words a number stands as it was given, and "..." for what is computed from other sites. per_row: whether
+    In the words a number stands as it was given, and "..." for what is computed from other sites. local: whether
     each row has one of its own, of this shape.
     """
 
     name: str
     prior: str
     shape: tuple[int, ...]
-    per_row: bool = False
+    local: bool = False
 
     @property
     def size(self) -> int:
@@ -217,7 +217,7 @@ class Sketch:
     @property
     def per_row(self) -> int:
         """How many of `parameters` each row has of its own."""
-        return sum(site.size for site in self.sites if site.per_row)
+        return sum(site.size for site in self.sites if site.local)
 
     @property
     def shared(self) -> int:

@@ -116,7 +116,7 @@ def test_a_model_of_a_dict_and_of_rows_that_interact_is_sketched_on_an_example()
     # Two weights, a bias, and the variable of one row; without an example nobody knows the names of a dict.
     found = zoo.sketch(shifted, {"a": np.ones((4, 2))})
     assert (found.parameters, found.per_row) == (4, 1)
-    assert [site.name for site in found.sites if site.per_row] == ["shift"]
+    assert [site.name for site in found.sites if site.local] == ["shift"]
     with pytest.raises(IndexError):
         zoo.sketch(shifted, 2)
 

@@ -118,9 +118,10 @@ def test_sizes_are_those_of_the_card(name: str) -> None:
     classes = {"classes": 3} if "classes" in card.arguments else {}
     sketch = zoo.sketch(zoo.load(name, **classes), 10)
     assert (sketch.parameters, sketch.task) == (COUNTS[name], known.task)
-    assert zoo.sketch(zoo.load(name), known.features).parameters == DEFAULTS[name]
-    per_row = 1 if name == "latent_inputs" else 0
-    assert f"{DEFAULTS[name] - per_row}" in card.docstring.replace(" ", "")
+    default = zoo.sketch(zoo.load(name), known.features)
+    assert default.parameters == DEFAULTS[name]
+    assert default.per_row == (1 if name == "latent_inputs" else 0)
+    assert f"{default.shared}" in card.docstring.replace(" ", "")
 
 
 # --- densities, written out again -----------------------------------------------------------------
