@@ -548,9 +548,20 @@ def _ray(address: str, device: str) -> Iterator[tuple[Any, int]]:
     ray: Any = importlib.import_module("ray")
     backend: Any = importlib.import_module("ray.util.joblib.ray_backend").RayBackend
 
+    # Pieces whose threads may be at work yet.
+    given: list[Any] = []
+    lock = threading.Lock()
+
     class Ray(backend):
         # Its pool calls back as each piece is finished, which is all that joblib needs for it.
         supports_return_generator = True
+
+        def submit(self, func: Any, callback: Any = None) -> Any:
+            # A piece that was finished gives the next, in a thread of its own.
+            piece = super().submit(func, callback)
+            with lock:
+                given[:] = [*(each for each in given if not each.ready()), piece]
+            return piece
 
         def configure(self, n_jobs: int = 1, parallel: Any = None, **settings: Any) -> int:
             # For a single one joblib would take this process.
@@ -567,6 +578,8 @@ def _ray(address: str, device: str) -> Iterator[tuple[Any, int]]:
         try:
             ray.init(address=where, log_to_driver=False, logging_level="ERROR")
         except ConnectionError as error:
+            # Ray goes on as a client that was refused, which would spoil every later connection.
+            ray.shutdown()
             raise InputError(
                 "engine: "
                 + message(
@@ -586,6 +599,10 @@ def _ray(address: str, device: str) -> Iterator[tuple[Any, int]]:
             )
         yield Ray(ray_remote_args={"num_gpus": 1} if on_gpus else None), room
     finally:
+        # The thread that waits for a piece would connect this process anew, were it to ask Ray after the end.
+        ends = time.monotonic() + PATIENCE
+        while given and (left := ends - time.monotonic()) > 0.0:
+            given.pop().wait(left)
         if mine:
             ray.shutdown()
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +63,11 @@ def raises(number: int) -> int:
     if number == 1:
         raise ZeroDivisionError("by zero")
     return number
+
+
+def lingers(number: int) -> int:
+    time.sleep(0.3 if number == 1 else 5.0)
+    return raises(number)
 
 
 def outcomes(function: Any, tasks: list[tuple[Any, ...]], **settings: Any) -> dict[int, Any]:
@@ -305,46 +314,64 @@ def dask() -> Iterator[str]:
 
 
 @pytest.fixture
-def ray() -> Iterator[str]:
-    """A head of two cores."""
-    pytest.importorskip("ray")
-    command = [str(Path(sys.executable).with_name("ray"))]
-    # Its processes find the functions of this file by name.
-    folders = [str(Path(__file__).parent), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    quiet: dict[str, Any] = {
-        "stdout": subprocess.DEVNULL,
-        "stderr": subprocess.DEVNULL,
-        "check": True,
-        "env": {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(folders),
-            # Ray's server for clients forks while its threads call into gRPC, whose handlers of forks then abort the
-            # child now and then ("Check failed: next_worker->initialized_cv"); the child needs none of them.
-            "GRPC_ENABLE_FORK_SUPPORT": "0",
-        },
-    }
-    alone = [
-        "--port=26379",
-        "--ray-client-server-port=26001",
-        "--include-dashboard=false",
-        "--disable-usage-stats",
-    ]
-    subprocess.run([*command, "start", "--head", "--num-cpus=2", *alone], **quiet)
-    yield "ray://auto"
-    subprocess.run([*command, "stop", "--force"], **quiet)
+def port() -> int:
+    """One that nobody listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 @pytest.fixture
-def ray_client(ray: str) -> str:
+def ray(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A head of two cores, which ends with its own process: other clusters of this machine are not met, nor stopped."""
+    pytest.importorskip("ray")
+    # Sockets lie in it, whose names must be short. "auto" is the cluster that is noted there.
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    monkeypatch.setenv("RAY_TMPDIR", folder)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--num-cpus=2"]
+    alone = [
+        "--port=0",
+        f"--ray-client-server-port={port}",
+        "--include-dashboard=false",
+        "--disable-usage-stats",
+    ]
+    # Its processes find the functions of this file by name.
+    folders = [str(Path(__file__).parent), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(folders),
+        # Ray's server for clients forks while its threads call into gRPC, whose handlers of forks then abort the
+        # child now and then ("Check failed: next_worker->initialized_cv"); the child needs none of them.
+        "GRPC_ENABLE_FORK_SUPPORT": "0",
+        # Ray gives way to all others, and the tests beside this one would leave it nothing.
+        "RAY_worker_niceness": "0",
+    }
+    said = Path(folder) / "said"
+    with said.open("w") as file:
+        head = subprocess.Popen([*command, *alone], stdout=file, stderr=file, env=environment)
+    try:
+        while "Ray runtime started" not in said.read_text():
+            assert head.poll() is None, said.read_text()
+            time.sleep(0.1)
+        yield "ray://auto"
+    finally:
+        head.terminate()
+        head.wait(timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def ray_client(ray: str, port: int) -> str:
     """The same cluster by its address, as from another machine."""
     # The server for others is begun by the head, which does not wait for it.
     ends = time.monotonic() + 60.0
     while time.monotonic() < ends:
         with contextlib.suppress(OSError):
-            socket.create_connection(("127.0.0.1", 26001), timeout=1.0).close()
+            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
             break
         time.sleep(0.2)
-    return "ray://127.0.0.1:26001"
+    return f"ray://127.0.0.1:{port}"
 
 
 def cluster_grid() -> Grid:
@@ -388,6 +415,46 @@ def test_a_piece_that_ends_its_process_is_lost_on_a_cluster(
     found = dict(engines.outcomes(engine, dies, [(number,) for number in range(4)]))
     assert "its process ended under it" in found.pop(2).reason
     assert found == {0: 0, 1: 1, 3: 3}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("place", ["ray", "ray_client"])
+def test_nothing_asks_ray_after_the_end_of_a_call(
+    place: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A thread that waits for a piece asks again and again, and Ray connects whoever asks.
+    engine = Engine.of(request.getfixturevalue(place))
+    framework = importlib.import_module("ray")
+    thread_of_a_piece = importlib.import_module("ray.util.multiprocessing.pool").ResultThread
+    shutdown, alive = framework.shutdown, []
+
+    def counted() -> None:
+        alive.append(sum(isinstance(thread, thread_of_a_piece) for thread in threading.enumerate()))
+        shutdown()
+
+    monkeypatch.setattr(framework, "shutdown", counted)
+    with pytest.raises(ZeroDivisionError, match="by zero"):
+        dict(engines.outcomes(engine, lingers, [(0,), (1,)]))
+    assert alive == [0]
+    assert not framework.is_initialized()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_cluster_that_refused_does_not_spoil_the_next(ray: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*args: Any, **settings: Any) -> None:
+        raise ConnectionAbortedError("not you")
+
+    tasks = [(0,), (2,)]
+    with socket.socket() as listening, monkeypatch.context() as patch:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        patch.setattr("ray.util.client.worker.Worker", refuses)
+        address = f"ray://127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(InputError, match=r"a cluster that answers; came .*: not you"):
+            dict(engines.outcomes(Engine.of(address), raises, tasks))
+    assert dict(engines.outcomes(Engine.of(ray), raises, tasks)) == {0: 0, 1: 2}
 
 
 @pytest.mark.slow
