@@ -573,22 +573,9 @@ def _ray(address: str, device: str) -> Iterator[tuple[Any, int]]:
         raise InputError(
             "engine: " + message("the cluster of this process", came, "'ray://auto', or ray.shutdown()")
         )
-    if mine:
-        where = address if address == "auto" or "://" in address else f"ray://{address}"
-        try:
-            ray.init(address=where, log_to_driver=False, logging_level="ERROR")
-        except ConnectionError as error:
-            # Ray goes on as a client that was refused, which would spoil every later connection.
-            ray.shutdown()
-            raise InputError(
-                "engine: "
-                + message(
-                    "a cluster that answers",
-                    f"{where}: {error}",
-                    "GRPC_ENABLE_FORK_SUPPORT=0 ray start --head",
-                )
-            ) from error
     try:
+        if mine:
+            _connect(ray, address)
         resources = ray.cluster_resources()
         kind = resolve_device(device)[0]
         on_gpus = kind == "cuda" or (kind == "auto" and resources.get("GPU", 0) >= 1)
@@ -603,8 +590,24 @@ def _ray(address: str, device: str) -> Iterator[tuple[Any, int]]:
         ends = time.monotonic() + PATIENCE
         while given and (left := ends - time.monotonic()) > 0.0:
             given.pop().wait(left)
+        # Also where nothing was connected: Ray goes on as a client that was refused, which spoils what comes later.
         if mine:
             ray.shutdown()
+
+
+def _connect(ray: Any, address: str) -> None:
+    where = address if address == "auto" or "://" in address else f"ray://{address}"
+    try:
+        ray.init(address=where, log_to_driver=False, logging_level="ERROR")
+    except ConnectionError as error:
+        raise InputError(
+            "engine: "
+            + message(
+                "a cluster that answers",
+                f"{where}: {error}",
+                "GRPC_ENABLE_FORK_SUPPORT=0 ray start --head",
+            )
+        ) from error
 
 
 _CLUSTERS: dict[str, Callable[[str, str], Any]] = {"dask": _dask, "ray": _ray}

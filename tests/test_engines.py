@@ -329,8 +329,9 @@ def ray(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     monkeypatch.setenv("RAY_TMPDIR", folder)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--num-cpus=2"]
-    alone = [
+    command = [
+        str(Path(sys.executable).with_name("ray")),
+        *("start", "--head", "--block", "--num-cpus=2"),
         "--port=0",
         f"--ray-client-server-port={port}",
         "--include-dashboard=false",
@@ -349,7 +350,7 @@ def ray(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     }
     said = Path(folder) / "said"
     with said.open("w") as file:
-        head = subprocess.Popen([*command, *alone], stdout=file, stderr=file, env=environment)
+        head = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
     try:
         while "Ray runtime started" not in said.read_text():
             assert head.poll() is None, said.read_text()
@@ -442,9 +443,18 @@ def test_nothing_asks_ray_after_the_end_of_a_call(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_cluster_that_refused_does_not_spoil_the_next(ray: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ConnectionAbortedError("not you"), r"a cluster that answers; came .*: not you"),
+        (RuntimeError("another version"), "another version"),
+    ],
+)
+def test_a_cluster_that_refused_does_not_spoil_the_next(
+    ray: str, error: Exception, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuses(*args: Any, **settings: Any) -> None:
-        raise ConnectionAbortedError("not you")
+        raise error
 
     tasks = [(0,), (2,)]
     with socket.socket() as listening, monkeypatch.context() as patch:
@@ -452,7 +462,7 @@ def test_a_cluster_that_refused_does_not_spoil_the_next(ray: str, monkeypatch: p
         listening.listen()
         patch.setattr("ray.util.client.worker.Worker", refuses)
         address = f"ray://127.0.0.1:{listening.getsockname()[1]}"
-        with pytest.raises(InputError, match=r"a cluster that answers; came .*: not you"):
+        with pytest.raises((InputError, RuntimeError), match=told):
             dict(engines.outcomes(Engine.of(address), raises, tasks))
     assert dict(engines.outcomes(Engine.of(ray), raises, tasks)) == {0: 0, 1: 2}
 
