@@ -17,6 +17,8 @@ from sklearn.metrics import mutual_info_score
 
 from ppl_bnn.predictive import Prediction
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "comparisons"
 
 
@@ -168,7 +170,6 @@ def test_a_run_asks_for_each_row_once_and_the_first_round_is_shared(study: Any) 
     assert firsts == [firsts[0]] * 3
 
 
-@pytest.mark.slow
 def test_a_tiny_run_writes_tables_figures_and_verdicts(
     study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

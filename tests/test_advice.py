@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from typing import Any
 
 import numpy as np
@@ -74,9 +73,7 @@ def test_a_method_that_begins_with_another_is_asked_and_not_fitted(ppl: str) -> 
         bnn.Stacked(bnn.Ensemble(bnn.MAP(ppl=ppl), 2), by="validation"),
     ):
         listening = Listening()
-        begun = time.process_time()
         assert method.refusal(small_network, x, y, progress=listening) is None
-        assert time.process_time() - begun < 5.0
         assert listening.titles == []
     # Afterwards fits are fits again.
     assert bnn.fit(small_network, x, y, bnn.MAP(ppl=ppl, steps=100)).kind == "point"

@@ -17,7 +17,6 @@ from ppl_bnn.language.handlers import network_function, recorded_linear
 from ppl_bnn.language.perturbed import Flipout
 from tests.layer_oracles import asked, check, of_torch, set_parameters, through_maps, values_of
 
-RNG = np.random.default_rng(43)
 ROWS, LENGTH, CHANNELS, HEADS, HIDDEN = 3, 5, 6, 2, 7
 PARTS = ("query", "key", "value", "output")
 MASK = np.arange(LENGTH) < np.array([5, 2, 4])[:, None]
@@ -65,8 +64,9 @@ def from_torch(name: str, found: dict[str, np.ndarray], prefix: str = "") -> dic
 
 def data(mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and what the output is multiplied by: nothing where the mask has no position."""
-    pull = RNG.normal(size=(ROWS, LENGTH, CHANNELS))
-    return RNG.normal(size=pull.shape), pull if mask is None else pull * mask[..., None]
+    rng = np.random.default_rng(43)
+    pull = rng.normal(size=(ROWS, LENGTH, CHANNELS))
+    return rng.normal(size=pull.shape), pull if mask is None else pull * mask[..., None]
 
 
 def masks(mask: np.ndarray | None, causal: bool) -> tuple[Any, Any]:
@@ -126,8 +126,8 @@ def test_a_transformer_block_is_that_of_torch(mask: np.ndarray | None, causal: b
     )
 
 
-def test_sites_and_priors() -> None:
-    x = RNG.normal(size=(ROWS, LENGTH, CHANNELS))
+def test_sites_and_priors(rng: np.random.Generator) -> None:
+    x = rng.normal(size=(ROWS, LENGTH, CHANNELS))
     sites = asked(lambda: transformer_block("b", x, HEADS, HIDDEN))
     assert {name: site.shape for name, site in sites.items()} == BLOCK
     for name, site in sites.items():
@@ -184,8 +184,8 @@ SITES: dict[str, tuple[int, ...]] = {
 }
 
 
-def test_all_maps_of_attention_are_recorded() -> None:
-    values, x = values_of(SITES), RNG.normal(size=(ROWS, 3, 4))
+def test_all_maps_of_attention_are_recorded(rng: np.random.Generator) -> None:
+    values, x = values_of(SITES), rng.normal(size=(ROWS, 3, 4))
     output, inputs = recorded_linear(classifier, values, x)
     assert list(inputs) == [*(f"a.{part}" for part in PARTS), "output"]
     for part in PARTS[:3]:
@@ -199,19 +199,21 @@ def test_all_maps_of_attention_are_recorded() -> None:
     assert output.f.shape == (ROWS, 2)
 
 
-def test_the_jacobian_through_recorded_maps_is_that_of_automatic_differentiation(ppl: str) -> None:
-    x, y = RNG.normal(size=(4, 3, 4)), np.array([0, 1, 1, 0])
+def test_the_jacobian_through_recorded_maps_is_that_of_automatic_differentiation(
+    rng: np.random.Generator, ppl: str
+) -> None:
+    x, y = rng.normal(size=(4, 3, 4)), np.array([0, 1, 1, 0])
     served, ours, wanted = through_maps(ppl, classifier, x, y)
     assert served == set(SITES)
     np.testing.assert_allclose(ours, wanted, rtol=1e-10, atol=1e-11)
 
 
-def test_flipout_gives_each_row_one_draw_at_all_positions() -> None:
+def test_flipout_gives_each_row_one_draw_at_all_positions(rng: np.random.Generator) -> None:
     """Row n is the network at mu + (w - mu) r_n s_n', with the signs that the handler drew."""
     loc, values = values_of(SITES), values_of(SITES, 8)
     rng = np.random.default_rng(2)
     handler = Flipout(loc, lambda shape, like: rng.choice([-1.0, 1.0], size=shape))
-    x = RNG.normal(size=(ROWS, 3, 4))
+    x = rng.normal(size=(ROWS, 3, 4))
 
     def flipped(x: Any, y: Any = None) -> None:
         with handler:

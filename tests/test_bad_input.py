@@ -19,9 +19,8 @@ from ppl_bnn.errors import (
     UnsupportedError,
 )
 
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(6, 2))
-Y = X[:, 0] + 0.1 * RNG.normal(size=6)
+X = np.random.default_rng(0).normal(size=(6, 2))
+Y = X[:, 0] + 0.1 * np.random.default_rng(1).normal(size=6)
 LABELS = np.array([0, 1, 0, 1, 1, 0])
 
 

@@ -19,9 +19,8 @@ from ppl_bnn.before_data import check_prior, drawn_in_numpy, prior_predictive
 from ppl_bnn.errors import InputError, ModelError, UnsupportedError
 
 ROOT = Path(__file__).resolve().parents[1]
-RNG = np.random.default_rng(8)
-X = RNG.normal(size=(80, 4))
-Y = X[:, 0] - 0.5 * X[:, 1] + 0.3 * RNG.normal(size=80)
+X = np.random.default_rng(8).normal(size=(80, 4))
+Y = X[:, 0] - 0.5 * X[:, 1] + 0.3 * np.random.default_rng(801).normal(size=80)
 LABELS = (Y > 0).astype(np.int64)
 
 
@@ -279,8 +278,8 @@ def test_classes_that_are_certain_before_data_are_found() -> None:
     assert check_prior(logistic, 300.0 * X, LABELS, standardise=True).sound
 
 
-def test_counts_are_looked_at_on_the_scale_of_their_logarithm() -> None:
-    counts = RNG.poisson(3.0, size=80)
+def test_counts_are_looked_at_on_the_scale_of_their_logarithm(rng: np.random.Generator) -> None:
+    counts = rng.poisson(3.0, size=80)
 
     def poisson(x: Any, y: Any = None, *, scale: float = 1.0) -> None:
         bnn.observe(

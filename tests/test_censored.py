@@ -26,7 +26,6 @@ from ppl_bnn.language.distributions import censored_log_prob
 from ppl_bnn.ppl.protocol import Program, system
 from ppl_bnn.predictive import Prediction
 
-RNG = np.random.default_rng(8)
 OBSERVED, RIGHT, LEFT = 1.0, 0.0, -1.0
 
 # --- tails ------------------------------------------------------------------------------------------------
@@ -711,9 +710,11 @@ def test_what_does_not_fit_is_refused_by_name(make: Any, error: Any, says: str) 
         (np.array([[1.0, 1.0], [np.nan, 0.0]]), r"NaN at \(1, 0\)"),
     ],
 )
-def test_targets_that_are_no_values_and_events_are_refused_before_a_fit(y: np.ndarray, says: str) -> None:
+def test_targets_that_are_no_values_and_events_are_refused_before_a_fit(
+    rng, y: np.ndarray, says: str
+) -> None:
     with pytest.raises((InputError, ModelError), match=says):
-        bnn.MAP(ppl="pyro", steps=3).fit(one_rate, RNG.normal(size=(2, 1)), y)
+        bnn.MAP(ppl="pyro", steps=3).fit(one_rate, rng.normal(size=(2, 1)), y)
 
 
 def test_information_of_unknown_censoring_is_not_sampled() -> None:

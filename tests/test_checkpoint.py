@@ -19,9 +19,8 @@ from ppl_bnn.inference.checkpoint import Checkpoint
 from ppl_bnn.inference.identity import identity
 from ppl_bnn.inference.svi import SVI
 
-RNG = np.random.default_rng(3)
-X = RNG.normal(size=(24, 2))
-Y = X @ np.array([1.0, -0.5]) + 0.3 * RNG.normal(size=24)
+X = np.random.default_rng(3).normal(size=(24, 2))
+Y = X @ np.array([1.0, -0.5]) + 0.3 * np.random.default_rng(301).normal(size=24)
 
 
 def linear(x: Any, y: Any = None, *, scale: float = 1.0) -> None:

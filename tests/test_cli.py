@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -262,7 +261,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     arguments: list[str], words: list[str], csv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ppl_bnn.comparison.compare", lambda *_, **__: pytest.fail("it was not refused"))
-    started = time.perf_counter()
     code, out, err = invoke("compare", *(argument.format(csv=csv) for argument in arguments))
     assert code == 2
     assert out == ""
@@ -270,7 +268,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert err.count("\n") == 1
     for word in words:
         assert word in err
-    assert time.perf_counter() - started < 5.0  # far above what it takes, far below what compiling takes
     assert [entry.name for entry in csv.parent.iterdir()] == ["small.csv"]
 
 
@@ -453,7 +450,6 @@ def test_a_folder_of_neither_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "comparison.csv").write_text("method\n")
     (tmp_path / "other").mkdir()
-    started = time.perf_counter()
     for folder, said in (
         ("nowhere", "which does not exist"),
         ("old", "whose comparison was kept before its predictions were"),
@@ -464,7 +460,6 @@ def test_a_folder_of_neither_is_refused_at_once(tmp_path: Path) -> None:
         assert "DIR: expected the folder of a comparison or of a grid" in err
         assert said in err
         assert err.count("\n") == 1
-    assert time.perf_counter() - started < 5.0  # far above what it takes, far below what a fit takes
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from scipy.ndimage import uniform_filter
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, priors
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "comparisons"
 
 

@@ -217,7 +217,7 @@ def test_arrays_give_the_same_gaussian_to_the_bit(name, rng, tmp_path):
         assert np.array_equal(a, b)
 
 
-def test_a_large_gaussian_does_not_depend_on_the_order_in_memory(rng):
+def test_a_large_gaussian_does_not_depend_on_the_order_in_memory(rng: np.random.Generator):
     """Triangular products of 60 rows round differently in C order and in Fortran order."""
     curvature = FactorCurvature(rng.normal(size=(60, 100)))
     points = rng.normal(size=(5, 100))
@@ -232,7 +232,7 @@ def test_a_large_gaussian_does_not_depend_on_the_order_in_memory(rng):
             assert np.array_equal(again.whiten(points), gaussian.whiten(points))
 
 
-def test_names_shapes_and_positions_of_parts_survive(rng):
+def test_names_shapes_and_positions_of_parts_survive(rng: np.random.Generator):
     curvature, _ = kronecker(rng)
     gaussian = curvature.gaussian(np.ones(SIZE))
     # A mapping that was read from a file may have another order.
@@ -290,7 +290,7 @@ def test_kronecker_blocks_of_any_shape(shapes, seed):
 
 
 @pytest.mark.parametrize("ratio", [1e3, 1e5, 1e6])
-def test_low_rank_keeps_variances_that_data_reduce_a_lot(rng, ratio):
+def test_low_rank_keeps_variances_that_data_reduce_a_lot(rng: np.random.Generator, ratio):
     """B = s V' with orthonormal columns V: variance 1/(1 + s^2) along V, where a subtraction would leave eps s^2."""
     vectors = np.linalg.qr(rng.normal(size=(40, 3)))[0]
     gaussian = FactorCurvature(ratio * vectors.T).gaussian(np.ones(40))
@@ -301,7 +301,7 @@ def test_low_rank_keeps_variances_that_data_reduce_a_lot(rng, ratio):
     assert abs(np.mean(draws**2) * (1.0 + ratio**2) - 1.0) < 5 * np.sqrt(2 / 6000)
 
 
-def test_low_rank_makes_nothing_as_large_as_a_matrix_over_weights(rng):
+def test_low_rank_makes_nothing_as_large_as_a_matrix_over_weights(rng: np.random.Generator):
     size, rows = 20_000, 30
     factor, prior = rng.normal(size=(rows, size)), np.exp(rng.normal(size=size))
     groups = np.arange(size) % 3
@@ -322,7 +322,7 @@ def test_low_rank_makes_nothing_as_large_as_a_matrix_over_weights(rng):
     assert peak < 12 * 8 * rows * size
 
 
-def test_a_dense_gaussian_takes_few_matrices(rng):
+def test_a_dense_gaussian_takes_few_matrices(rng: np.random.Generator):
     size = 500
     curvature = FullCurvature(gram(rng, size))
     prior = np.ones(size)
@@ -399,13 +399,13 @@ def test_eigenvalues_are_those_relative_to_the_prior(name, rng):
     assert np.allclose(found, wanted, atol=1e-10 * np.abs(wanted).max(initial=1.0))
 
 
-def test_eigenvalues_are_none_where_each_call_factorises(rng):
+def test_eigenvalues_are_none_where_each_call_factorises(rng: np.random.Generator):
     for name in ("full", "wide", "tall"):
         curvature, prior, _, _ = made(name, rng)
         assert curvature.determinant(prior, np.arange(SIZE) % 2).eigenvalues is None
 
 
-def test_groups_that_are_empty_have_no_parameters(rng):
+def test_groups_that_are_empty_have_no_parameters(rng: np.random.Generator):
     for name in CASES:
         curvature, prior, _, _ = made(name, rng)
         groups = CASES[name].groupings["tensor"]
@@ -472,7 +472,7 @@ def test_a_dense_prior_is_refused_where_it_cannot_be_held(name, rng):
         curvature.gaussian(np.eye(SIZE))
 
 
-def test_a_prior_without_precision_somewhere_needs_data_there(rng):
+def test_a_prior_without_precision_somewhere_needs_data_there(rng: np.random.Generator):
     factor = rng.normal(size=(5, SIZE))
     prior = np.ones(SIZE)
     prior[:3] = 0.0
@@ -491,7 +491,7 @@ def test_a_prior_without_precision_somewhere_needs_data_there(rng):
             curvature.determinant(prior, groups)(np.ones(1))
 
 
-def test_a_regular_curvature_needs_no_prior(rng):
+def test_a_regular_curvature_needs_no_prior(rng: np.random.Generator):
     for name in ("full", "tall"):
         curvature, dense = CASES[name].make(rng)
         close(curvature.gaussian(np.zeros(SIZE)).precision(), dense)
@@ -499,7 +499,7 @@ def test_a_regular_curvature_needs_no_prior(rng):
     close(regular.gaussian(np.zeros(6)).precision(), regular.matrix())
 
 
-def test_a_prior_that_curves_upwards_may_be_outweighed_by_data(rng):
+def test_a_prior_that_curves_upwards_may_be_outweighed_by_data(rng: np.random.Generator):
     for name in ("full", "tall", "diagonal"):
         curvature, dense = CASES[name].make(rng)
         prior = np.full(SIZE, 1.0)
@@ -512,7 +512,7 @@ def test_a_prior_that_curves_upwards_may_be_outweighed_by_data(rng):
         FactorCurvature(rng.normal(size=(2, SIZE))).gaussian(np.full(SIZE, -0.1))
 
 
-def test_kronecker_factors_need_one_precision_per_tensor(rng):
+def test_kronecker_factors_need_one_precision_per_tensor(rng: np.random.Generator):
     curvature, _ = kronecker(rng)
     prior = np.ones(SIZE)
     prior[TENSORS[1]] = np.exp(rng.normal(size=4))
@@ -594,7 +594,7 @@ def test_the_nearest_kronecker_form_is_nearer_than_an_average(name, seed):
         close(curvature.gaussian(prior).precision(), gaussian.precision())
 
 
-def test_the_nearest_kronecker_form_is_exact_where_eigenvectors_are_shared(rng):
+def test_the_nearest_kronecker_form_is_exact_where_eigenvectors_are_shared(rng: np.random.Generator):
     left, right = eigenvectors(rng, 3), eigenvectors(rng, 4)
     data = np.exp(rng.normal(size=3)), np.exp(rng.normal(size=4))
     block = KroneckerBlock("w", (3, 4), (left * data[0]) @ left.T, (right * data[1]) @ right.T, np.arange(12))
@@ -614,7 +614,7 @@ def test_the_nearest_kronecker_form_is_exact_where_eigenvectors_are_shared(rng):
     assert np.array_equal(kept.parts[0].gaussian.left, asked.parts[0].gaussian.left)
 
 
-def test_the_determinant_of_the_nearest_form_is_that_of_its_gaussians(rng):
+def test_the_determinant_of_the_nearest_form_is_that_of_its_gaussians(rng: np.random.Generator):
     """For all factors on prior and data, with the basis of the first prior; an upper bound of the exact one."""
     block, prior = weight_block(rng), np.exp(rng.normal(size=12))
     curvature = KroneckerCurvature([block], nearest=True)
@@ -629,7 +629,7 @@ def test_the_determinant_of_the_nearest_form_is_that_of_its_gaussians(rng):
         assert np.isclose(12 - gamma[0], (up - down) / 2e-5, rtol=1e-6)
 
 
-def test_a_prior_that_kronecker_factors_cannot_hold_is_refused_with_the_ways_out(rng):
+def test_a_prior_that_kronecker_factors_cannot_hold_is_refused_with_the_ways_out(rng: np.random.Generator):
     block = weight_block(rng)
     refusing = KroneckerCurvature([block])
     for make in TENSOR_PRIORS.values():
@@ -683,7 +683,9 @@ def test_projection_of_a_linear_map_needs_no_jacobian(places, held, rng, monkeyp
         diag.project_linear(weight, inputs[:, 0], gradients)
 
 
-def test_projection_of_a_linear_map_with_many_places_holds_a_few_rows_at_a_time(rng, monkeypatch):
+def test_projection_of_a_linear_map_with_many_places_holds_a_few_rows_at_a_time(
+    rng: np.random.Generator, monkeypatch
+):
     rows, outputs, inputs, width = 100, 5, 40, 40
     monkeypatch.setattr(covariance, "HELD", outputs * inputs * width)
     gaussian = Diagonal(np.ones(inputs * width))
@@ -746,7 +748,7 @@ def test_a_last_layer_of_two_million_weights(structure, rng):
 # --- errors by name -------------------------------------------------------------------------------
 
 
-def test_full_gaussian_against_scipy(rng):
+def test_full_gaussian_against_scipy(rng: np.random.Generator):
     root = rng.normal(size=(5, 5))
     matrix = root @ root.T + np.eye(5)
     gaussian = Full.of(matrix)

@@ -18,8 +18,7 @@ from ppl_bnn.errors import InputError
 from ppl_bnn.ppl.protocol import Program, system
 
 ROWS, FEATURES = 7, 2
-RNG = np.random.default_rng(8)
-X = RNG.normal(size=(ROWS, FEATURES))
+X = np.random.default_rng(8).normal(size=(ROWS, FEATURES))
 SYSTEMS = ("numpyro", "pyro")
 
 
@@ -106,42 +105,42 @@ LIKELIHOODS: dict[str, tuple[int, int, Callable[[Any], Any], np.ndarray, Callabl
         1,
         0,
         lambda noise: likelihoods.Gaussian(0.4),
-        RNG.normal(size=ROWS),
+        np.random.default_rng(801).normal(size=ROWS),
         lambda f, y, noise: normal_rows(f[:, 0], y, 0.4),
     ),
     "gaussian sampled": (
         1,
         1,
         likelihoods.Gaussian,
-        RNG.normal(size=ROWS),
+        np.random.default_rng(802).normal(size=ROWS),
         lambda f, y, noise: normal_rows(f[:, 0], y, noise),
     ),
     "gaussian of two outputs": (
         2,
         0,
         lambda noise: likelihoods.Gaussian(0.4),
-        RNG.normal(size=(ROWS, 2)),
+        np.random.default_rng(803).normal(size=(ROWS, 2)),
         lambda f, y, noise: normal_rows(f, y, 0.4),
     ),
     "gaussian of two outputs, noise each": (
         2,
         2,
         likelihoods.Gaussian,
-        RNG.normal(size=(ROWS, 2)),
+        np.random.default_rng(804).normal(size=(ROWS, 2)),
         lambda f, y, noise: normal_rows(f, y, noise),
     ),
     "heteroscedastic": (
         2,
         0,
         lambda noise: likelihoods.HeteroscedasticGaussian(),
-        RNG.normal(size=ROWS),
+        np.random.default_rng(805).normal(size=ROWS),
         lambda f, y, noise: normal_rows(f[:, 0], y, np.logaddexp(0, f[:, 1])),
     ),
     "heteroscedastic of two outputs": (
         4,
         0,
         lambda noise: likelihoods.HeteroscedasticGaussian(),
-        RNG.normal(size=(ROWS, 2)),
+        np.random.default_rng(806).normal(size=(ROWS, 2)),
         lambda f, y, noise: normal_rows(f[:, :2], y, np.logaddexp(0, f[:, 2:])),
     ),
     "bernoulli": (
@@ -241,7 +240,10 @@ COVARIANCE = np.array(
     ]
 )
 LOC = np.array([[0.2, -0.5], [1.0, 0.3]])
-LEFT, RIGHT = np.linalg.qr(RNG.normal(size=(2, 2)))[0], np.linalg.qr(RNG.normal(size=(3, 3)))[0]
+LEFT, RIGHT = (
+    np.linalg.qr(np.random.default_rng(807).normal(size=(2, 2)))[0],
+    np.linalg.qr(np.random.default_rng(808).normal(size=(3, 3)))[0],
+)
 PRECISIONS = np.array([[0.5, 2.0, 7.0], [1.0, 0.3, 40.0]])
 MULTIVARIATE: dict[str, tuple[Any, np.ndarray, np.ndarray]] = {
     "MultivariateNormal": (
@@ -337,7 +339,9 @@ def multivariate(name: str, batch: tuple[int, ...] = ()) -> Any:
 
 @pytest.mark.parametrize("batch", [(), (3,)], ids=["one", "batch"])
 @pytest.mark.parametrize("name", MULTIVARIATE)
-def test_multivariate_families_against_scipy(ppl: str, name: str, batch: tuple[int, ...]) -> None:
+def test_multivariate_families_against_scipy(
+    rng: np.random.Generator, ppl: str, name: str, batch: tuple[int, ...]
+) -> None:
     """Density of u, over many draws at once, and the first two moments of draws from the prior."""
     chosen, (specification, mean, covariance) = system(ppl), MULTIVARIATE[name]
     shape = specification.arguments["loc"].shape
@@ -350,7 +354,7 @@ def test_multivariate_families_against_scipy(ppl: str, name: str, batch: tuple[i
         if not batch:
             assert site.family == name
         xs, ys = chosen.asarray(X), chosen.asarray(X[:, 0])
-        u = RNG.normal(size=(5, *batch, *shape))
+        u = rng.normal(size=(5, *batch, *shape))
         rest = {n: np.zeros((5, *s.shape)) for n, s in program.sites.items() if n != "w"}
         values = program.log_prior_draws({"w": u, **rest}, xs, ys)
         w = program.constrain_draws({"w": u, **rest}, xs, ys)["w"]
@@ -549,8 +553,10 @@ def test_fisher_of_gaussians_is_the_expected_outer_product_of_scores(likelihood:
         np.testing.assert_allclose(fisher, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_fisher_of_several_outputs_is_diagonal_in_the_order_of_the_predictor() -> None:
-    f, noise = RNG.normal(size=(3, 2)), np.array([0.5, 2.0])
+def test_fisher_of_several_outputs_is_diagonal_in_the_order_of_the_predictor(
+    rng: np.random.Generator,
+) -> None:
+    f, noise = rng.normal(size=(3, 2)), np.array([0.5, 2.0])
     likelihood = likelihoods.Gaussian(noise)
     eta = likelihood.predictor(f)
     np.testing.assert_allclose(eta, np.column_stack([f, np.tile(np.log(noise), (3, 1))]))
@@ -558,8 +564,8 @@ def test_fisher_of_several_outputs_is_diagonal_in_the_order_of_the_predictor() -
     np.testing.assert_allclose(likelihood.form.fisher(eta), np.tile(expected, (3, 1, 1)), rtol=1e-12)
 
 
-def test_fisher_of_classes_is_the_expected_outer_product_of_scores() -> None:
-    logits = RNG.normal(size=(4, 3))
+def test_fisher_of_classes_is_the_expected_outer_product_of_scores(rng: np.random.Generator) -> None:
+    logits = rng.normal(size=(4, 3))
     for row, fisher in zip(logits, likelihoods.Categorical().fisher(logits), strict=True):
         p = softmax(row)
         scores = np.eye(3) - p  # d log p_k / d eta = e_k - p
@@ -571,10 +577,10 @@ def test_fisher_of_classes_is_the_expected_outer_product_of_scores() -> None:
         np.testing.assert_allclose(fisher, [(p * (1 - p) ** 2 + (1 - p) * p**2)], rtol=1e-12)
 
 
-def test_gauss_newton_does_not_depend_on_the_coordinates_of_the_predictor() -> None:
+def test_gauss_newton_does_not_depend_on_the_coordinates_of_the_predictor(rng: np.random.Generator) -> None:
     """(mean, log s) as ours, against (f_1, f_2) with s = softplus(f_2) and its own Fisher information."""
-    f = RNG.normal(size=(5, 2))
-    jacobian = RNG.normal(size=(5, 2, 6))  # of f in some weights
+    f = rng.normal(size=(5, 2))
+    jacobian = rng.normal(size=(5, 2, 6))  # of f in some weights
     likelihood = likelihoods.HeteroscedasticGaussian()
     scale, slope = np.logaddexp(0, f[:, 1]), expit(f[:, 1])
     chain = np.zeros((5, 2, 2))
@@ -586,8 +592,8 @@ def test_gauss_newton_does_not_depend_on_the_coordinates_of_the_predictor() -> N
     np.testing.assert_allclose(here, np.einsum("ndp,nde,neq->pq", jacobian, direct, jacobian), rtol=1e-10)
 
 
-def test_fisher_is_the_same_in_both_systems() -> None:
-    eta = RNG.normal(size=(4, 4))
+def test_fisher_is_the_same_in_both_systems(rng: np.random.Generator) -> None:
+    eta = rng.normal(size=(4, 4))
     for likelihood in (likelihoods.Gaussian(None), likelihoods.Categorical()):
         reference = likelihood.fisher(eta)
         for ppl in SYSTEMS:
@@ -597,13 +603,13 @@ def test_fisher_is_the_same_in_both_systems() -> None:
             np.testing.assert_allclose(value, reference, rtol=1e-12, atol=1e-15)
 
 
-def test_what_a_prediction_is_made_of_is_what_the_likelihood_says() -> None:
+def test_what_a_prediction_is_made_of_is_what_the_likelihood_says(rng: np.random.Generator) -> None:
     """`mixture_parameters` of the predictor gives the density that the log joint uses."""
     from ppl_bnn.predictive import Prediction
 
     for name, (outputs, noises, make, y, density) in LIKELIHOODS.items():
-        f = RNG.normal(size=(ROWS, outputs))
-        noise = np.exp(RNG.normal(size=noises)) if noises else None
+        f = rng.normal(size=(ROWS, outputs))
+        noise = np.exp(rng.normal(size=noises)) if noises else None
         likelihood = make(noise)
         eta = likelihood.predictor(f)
         family, parameters = likelihood.form.mixture_parameters(eta[None])

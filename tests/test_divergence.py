@@ -26,9 +26,8 @@ from ppl_bnn.inference.guides import Guide
 from ppl_bnn.language.transforms import with_prior_scales
 from ppl_bnn.ppl.protocol import Program, system
 
-RNG = np.random.default_rng(1)
-X = RNG.normal(size=(5, 2))
-Y = RNG.normal(size=5)
+X = np.random.default_rng(1).normal(size=(5, 2))
+Y = np.random.default_rng(101).normal(size=5)
 SIGMAS = 4.5
 
 

@@ -15,6 +15,8 @@ import pytest
 from scipy import optimize, stats
 from sklearn.metrics import log_loss, roc_auc_score
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "comparisons"
 TABLES = (
     "empirical_bayes",
@@ -384,7 +386,6 @@ def test_the_plan_has_every_part_and_every_departure(script):
     assert len(fits) == len(script.FULL.widths) * script.FULL.seeds
 
 
-@pytest.mark.slow
 def test_a_tiny_run_writes_tables_figures_and_verdicts(script, tmp_path, capsys):
     script.main(tiny=True, out=tmp_path)
     said = capsys.readouterr().out
@@ -411,7 +412,6 @@ def test_a_tiny_run_writes_tables_figures_and_verdicts(script, tmp_path, capsys)
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["two hidden layers", "convolution"])
 def test_other_architectures_are_fitted_beside_themselves_without_regularisation(script, name):
     found = script.run_architecture(script.TINY, name)

@@ -137,11 +137,9 @@ def test_a_piece_that_ends_its_process_is_lost_and_the_others_are_not() -> None:
 
 @pytest.mark.skipif(engines.own_memory() is None, reason="the system does not say what a process holds")
 def test_a_process_ends_at_its_ceiling() -> None:
-    begun = time.perf_counter()
     found = outcomes(grows, [(number,) for number in range(3)], jobs=1, memory=300 * 2**20)
     assert (found[0], found[2]) == (0, 2)
     assert found[1].reason.startswith("MemoryError: it needed more memory")
-    assert time.perf_counter() - begun < 60.0
 
 
 def test_what_is_raised_in_a_process_is_raised_here() -> None:

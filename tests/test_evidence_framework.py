@@ -18,6 +18,8 @@ from scipy import stats
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, priors
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "comparisons"
 TABLES = ("overfit", "regression", "restarts", "contours", "choices", "alpha", "gold_standard")
 FIGURES = ("boundaries", "contours", "regression", "alpha", "gold_standard", "scores")
@@ -223,7 +225,6 @@ def test_verdict_on_the_evidence_names_the_nearest_correction(script):
     assert "nearest with nothing" in exact.numbers
 
 
-@pytest.mark.slow
 def test_a_tiny_run_writes_tables_figures_and_verdicts(script, tmp_path, capsys):
     study = script.main(tiny=True, out=tmp_path)
     said = capsys.readouterr().out

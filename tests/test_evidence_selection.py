@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "comparisons"
 
 

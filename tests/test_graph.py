@@ -18,7 +18,6 @@ from ppl_bnn.language.graph import graph_conv
 from ppl_bnn.ppl.protocol import Problem, Program, map_data, system
 from tests.layer_oracles import asked, check, log_joint_and_predictor, of_torch, values_of
 
-RNG = np.random.default_rng(47)
 NODES, FEATURES, WIDTH = 6, 3, 2
 # A path, a triangle, and the last node by itself.
 EDGES = np.array([[0, 1], [2, 1], [2, 3], [3, 4], [4, 2]])
@@ -36,9 +35,11 @@ def normalised(adjacency: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("given", ["adjacency", "weighted", "edges"])
-def test_a_graph_convolution_is_a_product_with_the_normalised_adjacency(given: str) -> None:
+def test_a_graph_convolution_is_a_product_with_the_normalised_adjacency(
+    rng: np.random.Generator, given: str
+) -> None:
     adjacency = WEIGHTED if given == "weighted" else ADJACENCY
-    values, x, pull = values_of(SITES), RNG.normal(size=(NODES, FEATURES)), RNG.normal(size=(NODES, WIDTH))
+    values, x, pull = values_of(SITES), rng.normal(size=(NODES, FEATURES)), rng.normal(size=(NODES, WIDTH))
     leaves = {name: torch.tensor(value, requires_grad=True) for name, value in {**values, "x": x}.items()}
     # torch's functions, and the product in the other order.
     product = torch.tensor(normalised(adjacency)) @ (leaves["x"] @ leaves["g.weight"])
@@ -58,7 +59,10 @@ def two_layers(x: Any, y: Any = None) -> None:
 
 
 # The adjacency of the data are whole numbers: checks of the input leave them so.
-GRAPH = {"features": RNG.normal(size=(NODES, FEATURES)), "adjacency": ADJACENCY.astype(int)}
+GRAPH = {
+    "features": np.random.default_rng(47).normal(size=(NODES, FEATURES)),
+    "adjacency": ADJACENCY.astype(int),
+}
 LABELS = np.arange(NODES) % 3
 
 

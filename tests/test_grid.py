@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import time
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -796,7 +795,6 @@ def test_a_folder_of_something_else_is_refused_before_data_are_read(
     (tmp_path / "json").mkdir()
     (tmp_path / "json" / "grid.json").write_text(json.dumps({"kind": "of electricity"}))
     grid = Grid(models=["linear_regression"], data=["diabetes"], methods=["map"])
-    started = time.perf_counter()
     for folder, words in (
         (tmp_path / "other", "with other files"),
         (tmp_path / "json", "of something else"),
@@ -818,8 +816,6 @@ def test_a_folder_of_something_else_is_refused_before_data_are_read(
             grid.run(tmp_path / "new", **arguments)
     assert not (tmp_path / "new").exists()
     assert [entry.name for entry in (tmp_path / "other").iterdir()] == ["notes.txt"]
-    # Reading the bundled table imports scikit-learn, once.
-    assert time.perf_counter() - started < 20.0
     with pytest.raises(InputError, match=r"without grid\.json"):
         GridResult.load(tmp_path / "other")
 

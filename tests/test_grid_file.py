@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -166,12 +165,10 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_an_error_names_the_file_and_the_key(text: str, words: list[str], tmp_path: Path) -> None:
-    started = time.perf_counter()
     with pytest.raises(BNNError) as caught:
         read(tmp_path, text)
     for word in words:
         assert word in str(caught.value)
-    assert time.perf_counter() - started < 5.0  # far above what it takes, far below what compiling takes
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "comparisons"
 NEEDS_PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system has no /proc")
 
@@ -27,7 +29,6 @@ def study() -> Any:
         yield importlib.import_module("harness")
 
 
-@pytest.mark.slow
 @NEEDS_PROC
 def test_sixteen_cells_killed_four_times_end_in_the_undisturbed_table(study: Any, tmp_path: Path) -> None:
     found = study.main(tiny=True, out=tmp_path)

@@ -10,7 +10,6 @@ import importlib.metadata
 import re
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -416,17 +415,6 @@ def test_importing_the_package_loads_nothing_heavy(tmp_path: Path):
         f"import ppl_bnn\nprint([name for name in {HEAVY!r} if name in sys.modules])", tmp_path
     )
     assert (result.stdout.strip(), result.stderr) == ("[]", "")
-
-
-def test_importing_the_package_takes_under_a_third_of_a_second(tmp_path: Path):
-    # The minimum over interleaved runs: what else the machine does can only add.
-    bare, loaded = [], []
-    for _ in range(7):
-        for times, code in ((bare, "pass"), (loaded, "import ppl_bnn")):
-            begin = time.perf_counter()
-            assert run_python(code, tmp_path).returncode == 0
-            times.append(time.perf_counter() - begin)
-    assert min(loaded) - min(bare) < 0.3
 
 
 WITHOUT = """

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "comparisons"
 
 
@@ -168,7 +170,6 @@ def test_a_curve_without_a_reference_has_no_verdict(script: Any) -> None:
 # --- all of it ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_tiny_run_writes_everything_and_goes_on(script: Any, tmp_path: Path) -> None:
     study = script.main(tiny=True, out=tmp_path / "out", checkpoint=tmp_path / "kept")
     for name in ("scores", "cells", "curve"):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "comparisons"
 
 
@@ -30,7 +32,6 @@ def test_what_a_kill_lost_is_known_only_of_a_process_that_had_told_of_its_beginn
     assert study.judge_bits(rows[:1], True, sizes, 14).verdict == study.NOT_REPRODUCED
 
 
-@pytest.mark.slow
 def test_a_run_that_is_killed_four_times_ends_in_the_same_bits(study, tmp_path):
     found = study.main(tiny=True, out=tmp_path, kills=4)
     assert found.numbers["kills"] == 4

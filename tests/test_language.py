@@ -25,16 +25,15 @@ from ppl_bnn.language.handlers import (
 from ppl_bnn.language.primitives import Handler, Message, maps_are_seen, running
 from ppl_bnn.ppl.protocol import Program, system
 
-RNG = np.random.default_rng(4)
 ROWS, FEATURES, WIDTH = 5, 3, 4
-X = RNG.normal(size=(ROWS, FEATURES))
+X = np.random.default_rng(4).normal(size=(ROWS, FEATURES))
 W = {
-    "hidden0.weight": RNG.normal(size=(FEATURES, WIDTH)),
-    "hidden0.bias": RNG.normal(size=WIDTH),
-    "hidden1.weight": RNG.normal(size=(WIDTH, WIDTH)),
-    "hidden1.bias": RNG.normal(size=WIDTH),
-    "output.weight": RNG.normal(size=(WIDTH, 2)),
-    "output.bias": RNG.normal(size=2),
+    "hidden0.weight": np.random.default_rng(401).normal(size=(FEATURES, WIDTH)),
+    "hidden0.bias": np.random.default_rng(402).normal(size=WIDTH),
+    "hidden1.weight": np.random.default_rng(403).normal(size=(WIDTH, WIDTH)),
+    "hidden1.bias": np.random.default_rng(404).normal(size=WIDTH),
+    "output.weight": np.random.default_rng(405).normal(size=(WIDTH, 2)),
+    "output.bias": np.random.default_rng(406).normal(size=2),
     "noise": np.array(0.3),
 }
 
@@ -212,22 +211,22 @@ def test_inputs_of_linear_maps_are_recorded() -> None:
     np.testing.assert_allclose(output.f, forward(W, X), rtol=1e-13)
 
 
-def test_a_perturbation_is_added_to_what_leaves_a_map() -> None:
-    added = RNG.normal(size=(ROWS, WIDTH))
+def test_a_perturbation_is_added_to_what_leaves_a_map(rng: np.random.Generator) -> None:
+    added = rng.normal(size=(ROWS, WIDTH))
     output, inputs = recorded_linear(model, W, X, {"hidden0": added})
     h0 = np.tanh(X @ W["hidden0.weight"] + W["hidden0.bias"] + added)
     np.testing.assert_allclose(inputs["hidden1"][0], h0, rtol=1e-13)
     assert not np.allclose(output.f, forward(W, X))
 
 
-def test_each_use_of_a_map_has_its_own_perturbation() -> None:
+def test_each_use_of_a_map_has_its_own_perturbation(rng: np.random.Generator) -> None:
     def twice(x: Any, y: Any = None) -> None:
         weight = bnn.sample("w", dist.Normal().expand((FEATURES, FEATURES)).to_event())
         h = bnn.linear("map", bnn.linear("map", x, weight), weight)
         bnn.observe(y, h, likelihoods.Gaussian(1.0))
 
-    w = RNG.normal(size=(FEATURES, FEATURES))
-    first, second = RNG.normal(size=(2, ROWS, FEATURES))
+    w = rng.normal(size=(FEATURES, FEATURES))
+    first, second = rng.normal(size=(2, ROWS, FEATURES))
     output, inputs = recorded_linear(twice, {"w": w}, X, {"map": [first, second]})
     np.testing.assert_allclose(inputs["map"][1], X @ w + first)
     np.testing.assert_allclose(output.f, (X @ w + first) @ w + second)
@@ -299,7 +298,10 @@ def test_factors_of_one_row_give_the_block_of_its_gauss_newton_matrix(ppl: str) 
 # --- array functions --------------------------------------------------------------------------------
 
 EXTREME = np.concatenate(
-    [np.array([-800.0, -40.0, -20.0, -1e-9, 0.0, 1e-9, 20.0, 40.0, 800.0]), RNG.normal(size=15)]
+    [
+        np.array([-800.0, -40.0, -20.0, -1e-9, 0.0, 1e-9, 20.0, 40.0, 800.0]),
+        np.random.default_rng(407).normal(size=15),
+    ]
 )
 ELEMENTWISE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "sin": np.sin,
@@ -370,9 +372,9 @@ def test_slopes_of_activations_are_equal_between_the_systems() -> None:
         np.testing.assert_allclose(slopes[0], slopes[1], rtol=1e-11, atol=1e-14, err_msg=name)
 
 
-def test_functions_of_several_arrays(ppl: str) -> None:
+def test_functions_of_several_arrays(rng: np.random.Generator, ppl: str) -> None:
     chosen = system(ppl)
-    a, b = RNG.normal(size=(2, 3, 4))
+    a, b = rng.normal(size=(2, 3, 4))
     with chosen.session("float64", "cpu"):
         s, t = chosen.asarray(a), chosen.asarray(b)
         for value, expected in (
@@ -410,9 +412,9 @@ def test_equal_entries_share_the_derivative_of_their_maximum(ppl: str) -> None:
 
 @pytest.mark.parametrize("unrolled", [False, True])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_a_scan_goes_along_time(ppl: str, reverse: bool, unrolled: bool) -> None:
+def test_a_scan_goes_along_time(rng: np.random.Generator, ppl: str, reverse: bool, unrolled: bool) -> None:
     chosen = system(ppl)
-    a = RNG.normal(size=(2, 5, 3))
+    a = rng.normal(size=(2, 5, 3))
     wanted = np.cumsum(a[:, ::-1], 1)[:, ::-1] if reverse else np.cumsum(a, 1)
 
     def step(state: Any, now: Any) -> Any:

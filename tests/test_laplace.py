@@ -315,7 +315,7 @@ def test_partially_bayesian_network(ppl):
 # --- the Gaussian itself --------------------------------------------------------------------------
 
 
-def test_full_gaussian_against_scipy(rng):
+def test_full_gaussian_against_scipy(rng: np.random.Generator):
     from scipy.stats import multivariate_normal
 
     root = rng.normal(size=(5, 5))

@@ -14,6 +14,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "comparisons"
 
 
@@ -29,7 +31,6 @@ def run(study, tmp_path_factory):
     return study.main(tiny=True, out=tmp_path_factory.mktemp("study"))
 
 
-@pytest.mark.slow
 def test_every_choice_has_a_row(study, run):
     """The whole product: a score, or the name of the error and what it says."""
     rows = {(row["task"], *(row[axis] for axis in study.AXES)): row for row in run["table"]}
@@ -42,7 +43,6 @@ def test_every_choice_has_a_row(study, run):
     assert {choice[1] for choice in rows} == {"MAP", "NUTS"}
 
 
-@pytest.mark.slow
 def test_refusals_are_the_librarys(study, run):
     rows = {(row["task"], *(row[axis] for axis in study.AXES)): row for row in run["table"]}
     first = rows["regression", "all", "kron", "hessian", study.WRITTEN, "linearised"]
@@ -54,7 +54,6 @@ def test_refusals_are_the_librarys(study, run):
     assert rows["classification", "all", "full", "ggn", study.WRITTEN, "probit_covariance"]["splits"] == 1
 
 
-@pytest.mark.slow
 def test_numbers_are_finite_and_files_exist(study, run):
     for row in run["table"]:
         assert all(math.isfinite(value) for value in row.values() if isinstance(value, float)), row

@@ -7,7 +7,6 @@ with its evidence maximised by SciPy, and dense algebra.
 from __future__ import annotations
 
 import itertools
-import time
 import tracemalloc
 from functools import cache
 
@@ -282,10 +281,8 @@ def test_sampled_and_reduced_curvatures_are_the_same_in_both_systems():
     ids=str,
 )
 def test_impossible_settings_are_refused_where_they_are_written(settings, error, says):
-    begin = time.perf_counter()
     with pytest.raises(error, match=says):
         bnn.Laplace(**settings)
-    assert time.perf_counter() - begin < 1.0
 
 
 def scaled(x, y=None):

@@ -29,7 +29,6 @@ from ppl_bnn.language.primitives import Handler, Message, conv
 from ppl_bnn.ppl.protocol import Program, system
 from tests.layer_oracles import asked, check, of_torch, set_parameters, through_maps, values_of
 
-RNG = np.random.default_rng(31)
 KERNELS = [(2, 3), (5, 4)]
 STRIDES = [1, (2, 3)]
 PADDINGS: list[Any] = ["valid", "same", 1, ((0, 1), (2, 0))]
@@ -54,10 +53,10 @@ def each_case() -> list[Any]:
 # --- against the systems --------------------------------------------------------------------------------
 
 
-def test_a_convolution_is_the_same_in_all_three_and_a_product_with_patches() -> None:
+def test_a_convolution_is_the_same_in_all_three_and_a_product_with_patches(rng: np.random.Generator) -> None:
     with system("numpyro").session("float64", "cpu"):
         for size, kernel, stride, padding in each_case():
-            x, weight = RNG.normal(size=(2, *size, 3)), RNG.normal(size=(*kernel, 3, 4))
+            x, weight = rng.normal(size=(2, *size, 3)), rng.normal(size=(*kernel, 3, 4))
             product = ops.patches(x, kernel, stride, padding) @ weight.reshape(-1, 4)
             for name, convert in (("numpy", np.asarray), ("torch", torch.tensor), ("jax", in_jax)):
                 patches = np.asarray(ops.patches(convert(x), kernel, stride, padding))
@@ -67,12 +66,12 @@ def test_a_convolution_is_the_same_in_all_three_and_a_product_with_patches() -> 
                 np.testing.assert_allclose(result, product, rtol=0, atol=1e-10, err_msg=case)
 
 
-def test_a_convolution_is_that_of_jax() -> None:
+def test_a_convolution_is_that_of_jax(rng: np.random.Generator) -> None:
     import jax
 
     with system("numpyro").session("float64", "cpu"):
         for size, kernel, stride, padding in each_case():
-            x, weight = RNG.normal(size=(2, *size, 3)), RNG.normal(size=(*kernel, 3, 4))
+            x, weight = rng.normal(size=(2, *size, 3)), rng.normal(size=(*kernel, 3, 4))
             theirs = {"valid": "VALID", "same": "SAME", 1: ((1, 1), (1, 1))}.get(padding, padding)
             expected = jax.lax.conv_general_dilated(
                 in_jax(x),
@@ -88,12 +87,12 @@ def test_a_convolution_is_that_of_jax() -> None:
 
 # torch's own "same", not ours, says that it may copy the image.
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
-def test_a_convolution_is_that_of_torch() -> None:
+def test_a_convolution_is_that_of_torch(rng: np.random.Generator) -> None:
     with system("numpyro").session("float64", "cpu"):
         for size, kernel, stride, padding in each_case():
             if padding == "same" and stride != 1:
                 continue  # torch has none
-            x, weight = RNG.normal(size=(2, *size, 3)), RNG.normal(size=(*kernel, 3, 4))
+            x, weight = rng.normal(size=(2, *size, 3)), rng.normal(size=(*kernel, 3, 4))
             images = torch.tensor(x.transpose(0, 3, 1, 2))
             if isinstance(padding, tuple):
                 (top, bottom), (left, right) = padding
@@ -122,14 +121,14 @@ def test_same_with_a_stride_pads_after_the_image_first() -> None:
     )
 
 
-def test_pooling_is_that_of_torch_and_of_jax() -> None:
+def test_pooling_is_that_of_torch_and_of_jax(rng: np.random.Generator) -> None:
     import jax
 
     with system("numpyro").session("float64", "cpu"):
         for size, kernel, stride, padding in itertools.product(
             SIZES, [(2, 2), (3, 2)], [None, 1, (2, 3)], ["valid", 1]
         ):
-            x = RNG.normal(size=(2, *size, 3))
+            x = rng.normal(size=(2, *size, 3))
             images = torch.tensor(x.transpose(0, 3, 1, 2))
             margin = 0 if padding == "valid" else 1
             largest = torch.nn.functional.max_pool2d(images, kernel, stride, padding=margin)
@@ -143,7 +142,7 @@ def test_pooling_is_that_of_torch_and_of_jax() -> None:
                         result, expected.numpy().transpose(0, 2, 3, 1), rtol=0, atol=1e-10
                     )
         for size, stride in itertools.product(SIZES, (1, 2)):
-            x = RNG.normal(size=(2, *size, 3))
+            x = rng.normal(size=(2, *size, 3))
             window, steps = (1, 3, 2, 1), (1, stride, stride, 1)
             sums = [
                 jax.lax.reduce_window(each, 0.0, jax.lax.add, window, steps, "SAME")
@@ -156,8 +155,8 @@ def test_pooling_is_that_of_torch_and_of_jax() -> None:
             np.testing.assert_allclose(result, np.asarray(largest), rtol=0, atol=1e-10)
 
 
-def test_whole_numbers_are_pooled_and_convolved_too() -> None:
-    x, weight = RNG.integers(-9, -1, size=(1, 5, 5, 2)), RNG.normal(size=(3, 3, 2, 2))
+def test_whole_numbers_are_pooled_and_convolved_too(rng: np.random.Generator) -> None:
+    x, weight = rng.integers(-9, -1, size=(1, 5, 5, 2)), rng.normal(size=(3, 3, 2, 2))
     with system("numpyro").session("float64", "cpu"):
         for convert in (np.asarray, torch.tensor, in_jax):
             for pool in (ops.max_pool, ops.avg_pool):
@@ -202,8 +201,8 @@ class Heard(Handler):
         msg.value = msg.value + self.change
 
 
-def test_conv_is_visible_to_handlers() -> None:
-    x, weight, bias = RNG.normal(size=(2, 5, 4, 3)), RNG.normal(size=(3, 2, 3, 4)), RNG.normal(size=4)
+def test_conv_is_visible_to_handlers(rng: np.random.Generator) -> None:
+    x, weight, bias = rng.normal(size=(2, 5, 4, 3)), rng.normal(size=(3, 2, 3, 4)), rng.normal(size=4)
     with Heard(change=1.0) as heard:
         result = conv("a", x, weight, bias, stride=2, padding="same")
         plain = conv("b", x, weight)
@@ -238,8 +237,8 @@ class Describe(Handler):
             msg.answer(np.ones(self.asked[msg.name].shape))
 
 
-def test_a_layer_samples_its_weight_and_its_bias() -> None:
-    x = RNG.normal(size=(2, 6, 6, 3))
+def test_a_layer_samples_its_weight_and_its_bias(rng: np.random.Generator) -> None:
+    x = rng.normal(size=(2, 6, 6, 3))
     with Describe() as described:
         result = conv2d("c", x, 4, (3, 2), stride=2)
     assert isinstance(described, Describe)
@@ -252,8 +251,8 @@ def test_a_layer_samples_its_weight_and_its_bias() -> None:
     np.testing.assert_allclose(result, ops.conv2d(x, np.ones((3, 2, 3, 4)), 2, "same") + 1.0)
 
 
-def test_priors_of_a_layer() -> None:
-    x = RNG.normal(size=(2, 6, 6, 3))
+def test_priors_of_a_layer(rng: np.random.Generator) -> None:
+    x = rng.normal(size=(2, 6, 6, 3))
     with Describe() as described:
         assert conv2d("c", x, 4, 3, padding="valid", bias=False).shape == (2, 4, 4, 4)
         conv2d("d", x, 4, 3, prior=priors.Normal(0.0, 0.3), bias=priors.Laplace(0.0, 0.2))
@@ -325,12 +324,12 @@ def each_sequence() -> list[Any]:
     ]
 
 
-def test_a_convolution_along_time_is_that_of_torch_and_of_jax() -> None:
+def test_a_convolution_along_time_is_that_of_torch_and_of_jax(rng: np.random.Generator) -> None:
     import jax
 
     with system("numpyro").session("float64", "cpu"):
         for length, kernel, stride, padding in each_sequence():
-            x, weight = RNG.normal(size=(2, length, 3)), RNG.normal(size=(kernel, 3, 4))
+            x, weight = rng.normal(size=(2, length, 3)), rng.normal(size=(kernel, 3, 4))
             case = f"{length} {kernel} {stride} {padding}"
             if padding == "same":
                 wanted = jax.lax.conv_general_dilated(
@@ -350,10 +349,10 @@ def test_a_convolution_along_time_is_that_of_torch_and_of_jax() -> None:
             np.testing.assert_allclose(product, wanted, rtol=0, atol=1e-10, err_msg=case)
 
 
-def test_pooling_along_time_is_that_of_torch() -> None:
+def test_pooling_along_time_is_that_of_torch(rng: np.random.Generator) -> None:
     with system("numpyro").session("float64", "cpu"):
         for length, kernel, stride, margin in ((7, 2, None, 0), (8, 3, 1, 1), (7, 3, 2, 1)):
-            x = RNG.normal(size=(2, length, 3))
+            x = rng.normal(size=(2, length, 3))
             sequences = torch.tensor(x.transpose(0, 2, 1))
             largest = torch.nn.functional.max_pool1d(sequences, kernel, stride, padding=margin)
             mean = torch.nn.functional.avg_pool1d(
@@ -365,9 +364,9 @@ def test_pooling_along_time_is_that_of_torch() -> None:
                     np.testing.assert_allclose(result, wanted.numpy().transpose(0, 2, 1), rtol=0, atol=1e-10)
 
 
-def test_the_layer_along_time_is_that_of_torch() -> None:
+def test_the_layer_along_time_is_that_of_torch(rng: np.random.Generator) -> None:
     values = values_of({"c.weight": (3, 2, 4), "c.bias": (4,)})
-    x, pull = RNG.normal(size=(2, 7, 2)), RNG.normal(size=(2, 4, 4))
+    x, pull = rng.normal(size=(2, 7, 2)), rng.normal(size=(2, 4, 4))
     module = torch.nn.Conv1d(2, 4, 3, stride=2, padding=1, dtype=torch.float64)
     set_parameters(module, {"weight": values["c.weight"].transpose(2, 1, 0), "bias": values["c.bias"]})
     tensor = torch.tensor(x, requires_grad=True)
@@ -390,18 +389,18 @@ def of_sequences(x: Any, y: Any = None) -> None:
     bnn.observe(y, bnn.dense("output", ops.mean(h, 1), 2, priors.Normal()), likelihoods.Categorical())
 
 
-def test_curvature_sees_a_convolution_along_time(ppl: str) -> None:
-    served, ours, wanted = through_maps(ppl, of_sequences, RNG.normal(size=(4, 5, 2)), np.array([0, 1, 1, 0]))
+def test_curvature_sees_a_convolution_along_time(rng: np.random.Generator, ppl: str) -> None:
+    served, ours, wanted = through_maps(ppl, of_sequences, rng.normal(size=(4, 5, 2)), np.array([0, 1, 1, 0]))
     assert served == {"c.weight", "c.bias", "output.weight", "output.bias"}
     np.testing.assert_allclose(ours, wanted, rtol=1e-10, atol=1e-11)
 
 
-def test_flipout_gives_each_sequence_one_draw_at_all_times() -> None:
+def test_flipout_gives_each_sequence_one_draw_at_all_times(rng: np.random.Generator) -> None:
     shapes = {"c.weight": (2, 2, 2), "c.bias": (2,), "output.weight": (2, 2), "output.bias": (2,)}
     loc, values = values_of(shapes), values_of(shapes, 8)
     rng = np.random.default_rng(2)
     handler = Flipout(loc, lambda shape, like: rng.choice([-1.0, 1.0], size=shape))
-    x = RNG.normal(size=(3, 5, 2))
+    x = rng.normal(size=(3, 5, 2))
 
     def flipped(x: Any, y: Any = None) -> None:
         with handler:
@@ -422,9 +421,9 @@ def test_flipout_gives_each_sequence_one_draw_at_all_times() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4)])
-def test_layer_norm_is_that_of_torch(shape: tuple[int, ...]) -> None:
+def test_layer_norm_is_that_of_torch(rng: np.random.Generator, shape: tuple[int, ...]) -> None:
     values = values_of({"n.gain": (4,), "n.bias": (4,)})
-    x, pull = RNG.normal(size=shape), RNG.normal(size=shape)
+    x, pull = rng.normal(size=shape), rng.normal(size=shape)
     module = torch.nn.LayerNorm(4, eps=1e-3, dtype=torch.float64)
     set_parameters(module, {"weight": values["n.gain"], "bias": values["n.bias"]})
     tensor = torch.tensor(x, requires_grad=True)
@@ -434,9 +433,11 @@ def test_layer_norm_is_that_of_torch(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 2, 4), (2, 5, 4)])
-def test_filter_response_norm_is_a_root_mean_square_of_torch_over_places(shape: tuple[int, ...]) -> None:
+def test_filter_response_norm_is_a_root_mean_square_of_torch_over_places(
+    rng: np.random.Generator, shape: tuple[int, ...]
+) -> None:
     values = values_of({"n.gain": (4,), "n.bias": (4,), "n.threshold": (4,)})
-    x, pull = RNG.normal(size=shape), RNG.normal(size=shape)
+    x, pull = rng.normal(size=shape), rng.normal(size=shape)
     leaves = {name: torch.tensor(value, requires_grad=True) for name, value in {**values, "x": x}.items()}
     places = torch.movedim(leaves["x"], -1, 1)
     scaled = torch.nn.functional.rms_norm(places, places.shape[2:], eps=1e-3)
@@ -447,8 +448,8 @@ def test_filter_response_norm_is_a_root_mean_square_of_torch_over_places(shape: 
     check(lambda x: filter_response_norm("n", x, epsilon=1e-3), values, x, pull, wanted)
 
 
-def test_parameters_of_normalisation() -> None:
-    x = RNG.normal(size=(2, 3, 3, 4))
+def test_parameters_of_normalisation(rng: np.random.Generator) -> None:
+    x = rng.normal(size=(2, 3, 3, 4))
     sites = asked(lambda: filter_response_norm("n", x))
     described = {name: (site.arguments["loc"], site.arguments["scale"]) for name, site in sites.items()}
     assert described == {"n.gain": (1.0, 0.25), "n.bias": (0.0, 1.0), "n.threshold": (0.0, 0.25)}
@@ -492,7 +493,7 @@ def of_torch_functions(
 
 @pytest.mark.parametrize(("channels", "stride", "activation"), [(3, 1, None), (4, 2, "silu")])
 def test_a_residual_block_is_made_of_what_torch_has(
-    channels: int, stride: int, activation: str | None
+    rng, channels: int, stride: int, activation: str | None
 ) -> None:
     way, tlu = (channels, stride) != (3, 1), activation is None
     shapes: dict[str, tuple[int, ...]] = {
@@ -502,8 +503,8 @@ def test_a_residual_block_is_made_of_what_torch_has(
         **({"r.norm0.threshold": (channels,), "r.threshold": (channels,)} if tlu else {}),
         **({"r.shortcut.weight": (1, 1, 3, channels)} if way else {}),
     }
-    values, x = values_of(shapes), RNG.normal(size=(2, 5, 3, 3))
-    pull = RNG.normal(size=(2, -(-5 // stride), -(-3 // stride), channels))
+    values, x = values_of(shapes), rng.normal(size=(2, 5, 3, 3))
+    pull = rng.normal(size=(2, -(-5 // stride), -(-3 // stride), channels))
     leaves = {name: torch.tensor(value, requires_grad=True) for name, value in {**values, "x": x}.items()}
     wanted = of_torch(of_torch_functions(leaves["x"], leaves, stride, tlu, way), pull, leaves)
     check(lambda x: residual_block("r", x, channels, 3, stride, activation), values, x, pull, wanted)
@@ -511,8 +512,8 @@ def test_a_residual_block_is_made_of_what_torch_has(
     assert {name: site.shape for name, site in sites.items()} == shapes
 
 
-def test_a_branch_is_added_and_never_broadcast() -> None:
-    x = RNG.normal(size=(2, 3))
+def test_a_branch_is_added_and_never_broadcast(rng: np.random.Generator) -> None:
+    x = rng.normal(size=(2, 3))
     np.testing.assert_array_equal(residual(x, lambda h: 2 * h), 3 * x)
     with pytest.raises(ModelError, match=r"keeps the shape \(2, 3\); came shape \(2, 1\)"):
         residual(x, lambda h: h[:, :1])
@@ -522,9 +523,9 @@ def test_a_branch_is_added_and_never_broadcast() -> None:
 
 
 @pytest.mark.parametrize("one_hot", [False, True])
-def test_an_embedding_is_that_of_torch(one_hot: bool) -> None:
+def test_an_embedding_is_that_of_torch(rng: np.random.Generator, one_hot: bool) -> None:
     values, index = values_of({"e.weight": (5, 3)}), np.array([[0, 4, 4], [2, 0, 1]])
-    pull = RNG.normal(size=(2, 3, 3))
+    pull = rng.normal(size=(2, 3, 3))
     module = torch.nn.Embedding(5, 3, dtype=torch.float64)
     set_parameters(module, {"weight": values["e.weight"]})
     found = of_torch(module(torch.tensor(index)), pull, dict(module.named_parameters()))
@@ -555,8 +556,8 @@ def test_a_symbol_outside_of_the_table_is_no_number(ppl: str) -> None:
             np.testing.assert_array_equal(np.isnan(found).all(-1), [False, True, True])
 
 
-def test_positions_are_added_in_their_order() -> None:
-    values, x = values_of({"p.weight": (6, 2)}), RNG.normal(size=(3, 4, 2))
+def test_positions_are_added_in_their_order(rng: np.random.Generator) -> None:
+    values, x = values_of({"p.weight": (6, 2)}), rng.normal(size=(3, 4, 2))
     with Substitute(values):
         result = learned_positions("p", x, length=6)
     np.testing.assert_allclose(result - x, np.stack([values["p.weight"][:4]] * 3), rtol=0, atol=1e-14)
@@ -608,7 +609,7 @@ def test_impossible_layers_are_refused(action: Callable[[], Any], says: str) -> 
 
 # --- in a program ---------------------------------------------------------------------------------------
 
-IMAGES, LABELS = RNG.normal(size=(12, 9, 8, 1)), np.arange(12) % 3
+IMAGES, LABELS = np.random.default_rng(31).normal(size=(12, 9, 8, 1)), np.arange(12) % 3
 
 
 def lenet(x: Any, y: Any = None) -> None:

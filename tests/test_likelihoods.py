@@ -21,7 +21,6 @@ from ppl_bnn.ppl.protocol import Program, system
 from ppl_bnn.predictive import Prediction
 
 ROWS = 6
-RNG = np.random.default_rng(11)
 Sites = Mapping[str, np.ndarray]
 FACTOR = np.array([[0.8, 0.0], [-0.5, 1.3]])
 CUTS = (-0.7, 0.1, 1.4)
@@ -71,8 +70,8 @@ TIMES = np.array([0.4, 1.7, 0.9, 3.2, 0.05, 2.1])
 BOUNDS = np.column_stack([TIMES, [1.0, 0, 1, -1, 0, -1]])
 COUNTS = np.array([0.0, 1, 3, 0, 7, 2])
 LABELS = np.array([0, 1, 2, 3, 1, 0])
-NUMBERS = RNG.normal(size=ROWS)
-PAIRS = RNG.normal(size=(ROWS, 2))
+NUMBERS = np.random.default_rng(11).normal(size=ROWS)
+PAIRS = np.random.default_rng(1101).normal(size=(ROWS, 2))
 CASES: dict[str, Case] = {
     "student": Case(
         1,

@@ -17,6 +17,8 @@ from scipy import stats
 
 from ppl_bnn import data
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "comparisons"
 
 
@@ -38,7 +40,6 @@ def test_parts_of_the_digits_do_not_overlap(script: Any) -> None:
     np.testing.assert_array_equal(np.concatenate([images.y, images.held_y, images.test_y]), table.y[:150])
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not os.environ.get("PPL_BNN_DATA"), reason="needs the tables of PPL_BNN_DATA")
 def test_of_mnist_the_last_training_images_are_held_out(script: Any) -> None:
     images = script.load_images("mnist", (50, 20, 10))
@@ -128,7 +129,6 @@ def test_a_smoke_test_is_compared_with_nothing(script: Any) -> None:
 # --- all of it ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_tiny_run_writes_everything_and_goes_on(script: Any, tmp_path: Path) -> None:
     study = script.main(tiny=True, out=tmp_path / "out", checkpoint=tmp_path / "kept", device="cpu")
     for name in ("errors", "choices"):

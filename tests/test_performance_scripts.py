@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "comparisons" / "performance"
 
 
@@ -21,12 +23,12 @@ def script(monkeypatch):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("nuts_against_numpyro", marks=pytest.mark.slow),
+        "nuts_against_numpyro",
         "svi_against_pyro",
-        pytest.param("predict_against_predictive", marks=pytest.mark.slow),
-        pytest.param("laplace_against_laplace_torch", marks=pytest.mark.slow),
+        "predict_against_predictive",
+        "laplace_against_laplace_torch",
         "variational",
-        pytest.param("sampling", marks=pytest.mark.slow),
+        "sampling",
     ],
 )
 def test_runs_at_a_tiny_size(script, name, capsys):
@@ -40,7 +42,6 @@ def test_runs_at_a_tiny_size(script, name, capsys):
     assert "target" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_advice_is_held_against_what_fits_take(script, capsys):
     module = script("advice")
     facts = module.main(tiny=True)

@@ -20,10 +20,9 @@ from ppl_bnn.language.layers import conv2d
 from ppl_bnn.ppl.protocol import Problem, Program, system
 from ppl_bnn.progress import Silent
 
-RNG = np.random.default_rng(12)
-X = RNG.normal(size=(6, 3))
-IMAGES = RNG.normal(size=(4, 8, 6, 2))
-Y, LABELS = RNG.normal(size=6), np.array([0, 1, 2, 1])
+X = np.random.default_rng(12).normal(size=(6, 3))
+IMAGES = np.random.default_rng(1201).normal(size=(4, 8, 6, 2))
+Y, LABELS = np.random.default_rng(1202).normal(size=6), np.array([0, 1, 2, 1])
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +95,7 @@ def test_a_state_dict_predicts_the_same() -> None:
         np.testing.assert_allclose(predicted(model, w, X), said_by(module, X), rtol=0, atol=1e-10)
 
 
-def test_a_state_dict_under_the_names_of_the_sites_is_still_transposed() -> None:
+def test_a_state_dict_under_the_names_of_the_sites_is_still_transposed(rng: np.random.Generator) -> None:
     class Named(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -107,7 +106,7 @@ def test_a_state_dict_under_the_names_of_the_sites_is_still_transposed() -> None
             return self.output(torch.tanh(self.hidden0(x)))
 
     module, model = Named(), mlp([3, 3])
-    targets = RNG.normal(size=(6, 3))
+    targets = rng.normal(size=(6, 3))
     w = imported(module.state_dict(), model, X, targets)
     np.testing.assert_allclose(predicted(model, w, X), said_by(module, X), rtol=0, atol=1e-10)
 
@@ -123,7 +122,7 @@ def test_an_imported_network_does_not_change_with_its_source() -> None:
         np.testing.assert_array_equal(w[name], value)
 
 
-def test_layers_are_taken_in_the_order_in_which_they_run() -> None:
+def test_layers_are_taken_in_the_order_in_which_they_run(rng: np.random.Generator) -> None:
     class Backwards(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -135,7 +134,7 @@ def test_layers_are_taken_in_the_order_in_which_they_run() -> None:
             return self.last(self.dropout(torch.tanh(self.first(x))))
 
     module, model = Backwards(), mlp([3, 3])
-    w = imported(module, model, X, RNG.normal(size=(6, 3)))
+    w = imported(module, model, X, rng.normal(size=(6, 3)))
     assert module.training
     np.testing.assert_allclose(predicted(model, w, X), said_by(module.eval(), X), rtol=0, atol=1e-10)
 
@@ -239,9 +238,10 @@ def flax_forward(parameters: dict[str, Any], names: list[str], x: np.ndarray) ->
 
 
 def flax_parameters(names: list[str], widths: list[int]) -> dict[str, Any]:
+    rng = np.random.default_rng(13)
     sizes = zip([3, *widths[:-1]], widths, strict=True)
     return {
-        name: {"kernel": RNG.normal(size=size), "bias": RNG.normal(size=size[1])}
+        name: {"kernel": rng.normal(size=size), "bias": rng.normal(size=size[1])}
         for name, size in zip(names, sizes, strict=True)
     }
 
@@ -259,19 +259,19 @@ def test_flax_parameters_are_put_in_order_whatever_their_dict_is_sorted_by(wrapp
     np.testing.assert_allclose(predicted(model, w, X), flax_forward(parameters, names, X), rtol=0, atol=1e-10)
 
 
-def test_flax_layers_named_as_in_the_program_are_found_by_name() -> None:
+def test_flax_layers_named_as_in_the_program_are_found_by_name(rng: np.random.Generator) -> None:
     parameters = flax_parameters(["hidden0", "hidden1", "output"], [3, 3, 3])
-    model, targets = mlp([3, 3, 3]), RNG.normal(size=(6, 3))
+    model, targets = mlp([3, 3, 3]), rng.normal(size=(6, 3))
     w = imported({name: parameters[name] for name in ("output", "hidden1", "hidden0")}, model, X, targets)
     for name in parameters:
         np.testing.assert_array_equal(w[f"{name}.weight"], parameters[name]["kernel"])
         np.testing.assert_array_equal(w[f"{name}.bias"], parameters[name]["bias"])
 
 
-def test_flax_convolutions_need_no_translation() -> None:
+def test_flax_convolutions_need_no_translation(rng: np.random.Generator) -> None:
     shapes = {"Conv_0": (3, 2, 2, 3), "Conv_1": (2, 2, 3, 5), "Dense_0": (20, 7), "Dense_1": (7, 3)}
     parameters = {
-        name: {"kernel": RNG.normal(size=shape), "bias": RNG.normal(size=shape[-1])}
+        name: {"kernel": rng.normal(size=shape), "bias": rng.normal(size=shape[-1])}
         for name, shape in shapes.items()
     }
     w = imported({"params": parameters}, lenet, IMAGES, LABELS)
@@ -372,10 +372,10 @@ def test_what_is_not_finite_is_refused() -> None:
         imported(module, mlp([4, 1]), X, Y)
 
 
-def test_flax_layers_that_only_their_order_could_tell_apart_are_refused() -> None:
+def test_flax_layers_that_only_their_order_could_tell_apart_are_refused(rng: np.random.Generator) -> None:
     parameters = flax_parameters(["first", "middle", "last"], [3, 3, 3])
     with pytest.raises(InputError, match=r"names that tell the order.*middle: linear \(3, 3\)"):
-        imported(parameters, mlp([3, 3, 3]), X, RNG.normal(size=(6, 3)))
+        imported(parameters, mlp([3, 3, 3]), X, rng.normal(size=(6, 3)))
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, priors
 from ppl_bnn.ppl.protocol import Program, iterate_seeds, system
 
-RNG = np.random.default_rng(11)
-X = RNG.normal(size=(6, 2))
-Y = RNG.normal(size=6)
+X = np.random.default_rng(11).normal(size=(6, 2))
+Y = np.random.default_rng(1101).normal(size=6)
 
 
 def of_every_kind(x: Any, y: Any = None) -> None:

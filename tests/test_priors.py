@@ -23,9 +23,10 @@ from ppl_bnn.language.transforms import with_prior_scales
 from ppl_bnn.ppl.protocol import Program, iterate_seeds, system
 
 ROWS, INPUTS, OUTPUTS = 9, 4, 3
-RNG = np.random.default_rng(31)
-X = RNG.normal(size=(ROWS, INPUTS))
-Y = X @ RNG.normal(size=(INPUTS, OUTPUTS)) + 0.3 * RNG.normal(size=(ROWS, OUTPUTS))
+X = np.random.default_rng(31).normal(size=(ROWS, INPUTS))
+Y = X @ np.random.default_rng(3101).normal(size=(INPUTS, OUTPUTS)) + 0.3 * np.random.default_rng(3102).normal(
+    size=(ROWS, OUTPUTS)
+)
 NOISE = 0.4
 Sites = Mapping[str, np.ndarray]
 # By hand: (unconstrained values, name, fan_in) -> log p(w(u)) + log |dw/du| and the tensor.

@@ -16,6 +16,8 @@ from scipy import stats
 from ppl_bnn.data import Table
 from ppl_bnn.ppl.protocol import Program, system
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "comparisons"
 TABLES = ("cells", "tails", "kernels", "nuts")
 FIGURES = ("cold_posteriors", "posteriors", "weights", "convergence")
@@ -334,7 +336,6 @@ def test_one_split_has_no_other_splits(script: Any, tmp_path: Path) -> None:
         script.main(tiny=True, out=tmp_path, splits=1)
 
 
-@pytest.mark.slow
 def test_a_tiny_run_writes_everything(script: Any, tmp_path: Path) -> None:
     study = script.main(tiny=True, out=tmp_path, checkpoint=tmp_path / "kept")
     for name in TABLES:

@@ -18,10 +18,9 @@ from ppl_bnn import dist, likelihoods, ops, priors
 from ppl_bnn.errors import ModelError, UnknownNameError
 from ppl_bnn.ppl.protocol import Program, map_data, system, written_in
 
-RNG = np.random.default_rng(6)
 ROWS, FEATURES = 9, 2
-X = RNG.normal(size=(ROWS, FEATURES))
-Y = X[:, 0] - 0.5 * X[:, 1] + 0.1 * RNG.normal(size=ROWS)
+X = np.random.default_rng(6).normal(size=(ROWS, FEATURES))
+Y = X[:, 0] - 0.5 * X[:, 1] + 0.1 * np.random.default_rng(601).normal(size=ROWS)
 
 
 def model(x: Any, y: Any = None, *, width: int = 3) -> None:
@@ -47,11 +46,11 @@ def program_of(
 # --- coordinates ------------------------------------------------------------------------------------
 
 
-def test_flat_vectors_and_dicts_are_inverses(ppl: str) -> None:
+def test_flat_vectors_and_dicts_are_inverses(rng, ppl: str) -> None:
     with system(ppl).session("float64", "cpu"):
         chosen, program, _, _ = program_of(ppl, model)
         assert program.parameter_count == 1 + 6 + 3 + 3 + 1
-        flat = chosen.asarray(RNG.normal(size=(2, 4, program.parameter_count)))
+        flat = chosen.asarray(rng.normal(size=(2, 4, program.parameter_count)))
         u = program.unravel(flat)
         assert u["hidden0.weight"].shape == (2, 4, 2, 3)
         again = program.ravel({name: value[1, 2] for name, value in u.items()})
@@ -87,8 +86,8 @@ def test_prior_draws_are_the_same_bits_for_the_same_seed(ppl: str) -> None:
 # --- predictions in chunks --------------------------------------------------------------------------
 
 
-def test_memory_does_not_change_a_prediction(ppl: str) -> None:
-    rows = RNG.normal(size=(23, FEATURES))
+def test_memory_does_not_change_a_prediction(rng, ppl: str) -> None:
+    rows = rng.normal(size=(23, FEATURES))
     with system(ppl).session("float64", "cpu"):
         _, program, x, y = program_of(ppl, model)
         w = program.constrain_draws(program.prior_draws(x, y, 0, 7), x, y)
@@ -101,8 +100,8 @@ def test_memory_does_not_change_a_prediction(ppl: str) -> None:
             np.testing.assert_allclose(eta, expected, rtol=1e-12)
 
 
-def test_cores_do_not_change_a_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
-    new = RNG.normal(size=(1800, FEATURES))
+def test_cores_do_not_change_a_prediction(rng, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = rng.normal(size=(1800, FEATURES))
     found = {}
     with system("numpyro").session("float64", "cpu"):
         _, program, x, y = program_of("numpyro", model)
@@ -217,12 +216,12 @@ def test_models_may_be_any_callable(ppl: str, callable_model: Any) -> None:
         assert value == float(reference.log_joint(u, x, y))
 
 
-def test_inputs_may_be_a_dict(ppl: str) -> None:
+def test_inputs_may_be_a_dict(rng, ppl: str) -> None:
     def two_inputs(x: Any, y: Any = None) -> None:
         f = bnn.dense("left", x["a"], 1) + bnn.dense("right", x["b"], 1, bias=False)
         bnn.observe(y, f, likelihoods.Gaussian(0.3))
 
-    inputs = {"a": X, "b": RNG.normal(size=(ROWS, 3))}
+    inputs = {"a": X, "b": rng.normal(size=(ROWS, 3))}
     with system(ppl).session("float64", "cpu"):
         _, program, x, y = program_of(ppl, two_inputs, inputs)
         w = program.constrain_draws(program.prior_draws(x, y, 0, 2), x, y)
@@ -267,14 +266,14 @@ def test_plain_models_are_recognised_whatever_is_preferred(ppl: str, preferred: 
     assert written_in(bnn.as_numpyro(model), X, Y, preferred) == "language"
 
 
-def test_a_plain_model_is_fitted_and_predicts_its_mean(ppl: str) -> None:
+def test_a_plain_model_is_fitted_and_predicts_its_mean(rng, ppl: str) -> None:
     """The mode of ridge regression with precision 2 (the prior and the factor), whichever system was asked for."""
     other = {"numpyro": "pyro", "pyro": "numpyro"}[ppl]
     posterior = bnn.MAP(ppl=other).fit(PLAIN[ppl], X, Y, progress=False)
     assert posterior.info.ppl == ppl
     expected = np.linalg.solve(X.T @ X / 0.25 + 2 * np.eye(FEATURES), X.T @ Y / 0.25)
     np.testing.assert_allclose(posterior.draws["w"][0, 0], expected, atol=1e-6)
-    new = RNG.normal(size=(4, FEATURES))
+    new = rng.normal(size=(4, FEATURES))
     prediction = posterior.predict(new)
     np.testing.assert_allclose(prediction.mean, new @ expected, atol=1e-6)
     np.testing.assert_allclose(prediction.std, 0.5, rtol=1e-12)
@@ -308,9 +307,9 @@ def plain_classes(ppl: str, several: bool, by: str) -> Any:
 
 
 @pytest.mark.parametrize("by", ["logits", "probs"])
-def test_plain_classifiers_predict_their_probabilities(ppl: str, by: str) -> None:
+def test_plain_classifiers_predict_their_probabilities(rng, ppl: str, by: str) -> None:
     labels = np.array([0, 1, 2, 1, 0, 2, 2, 1, 0])
-    chosen, w = system(ppl), RNG.normal(size=(2, FEATURES, 3))
+    chosen, w = system(ppl), rng.normal(size=(2, FEATURES, 3))
     for several, y in ((True, labels), (False, (labels > 0).astype(float))):
         with chosen.session("float64", "cpu"):
             program = Program.of(

@@ -18,7 +18,6 @@ from ppl_bnn.language.primitives import Handler
 from ppl_bnn.language.recurrent import gru, lstm
 from tests.layer_oracles import asked, check, of_torch, outcome, set_parameters, through_maps, values_of
 
-RNG = np.random.default_rng(41)
 ROWS, FEATURES, WIDTH = 3, 2, 4
 LENGTH = 5
 
@@ -83,18 +82,18 @@ LAYERS: dict[str, Any] = {"gru": gru, "lstm": lstm}
 
 
 @pytest.mark.parametrize("cell", LAYERS)
-def test_a_recurrent_layer_is_that_of_torch(cell: str) -> None:
+def test_a_recurrent_layer_is_that_of_torch(rng: np.random.Generator, cell: str) -> None:
     values = values_of(shapes(cell))
-    x, pull = RNG.normal(size=(ROWS, LENGTH, FEATURES)), RNG.normal(size=(ROWS, LENGTH, WIDTH))
+    x, pull = rng.normal(size=(ROWS, LENGTH, FEATURES)), rng.normal(size=(ROWS, LENGTH, WIDTH))
     module, tensor = module_of(cell, values), torch.tensor(x, requires_grad=True)
     wanted = expected(cell, module, module(tensor)[0], pull, tensor)
     check(lambda x: LAYERS[cell]("a", x, WIDTH), values, x, pull, wanted)
 
 
 @pytest.mark.parametrize("cell", LAYERS)
-def test_from_the_end_to_the_beginning(cell: str) -> None:
+def test_from_the_end_to_the_beginning(rng: np.random.Generator, cell: str) -> None:
     values = values_of(shapes(cell))
-    x, pull = RNG.normal(size=(ROWS, LENGTH, FEATURES)), RNG.normal(size=(ROWS, LENGTH, WIDTH))
+    x, pull = rng.normal(size=(ROWS, LENGTH, FEATURES)), rng.normal(size=(ROWS, LENGTH, WIDTH))
     module, tensor = module_of(cell, values), torch.tensor(x, requires_grad=True)
     output = torch.flip(module(torch.flip(tensor, (1,)))[0], (1,))
     wanted = expected(cell, module, output, pull, tensor)
@@ -102,12 +101,12 @@ def test_from_the_end_to_the_beginning(cell: str) -> None:
 
 
 @pytest.mark.parametrize("cell", LAYERS)
-def test_a_state_stays_where_the_mask_has_no_time(cell: str) -> None:
+def test_a_state_stays_where_the_mask_has_no_time(rng: np.random.Generator, cell: str) -> None:
     values = values_of(shapes(cell))
     lengths = [5, 2, 4]
     mask = np.arange(5) < np.array(lengths)[:, None]
-    x = RNG.normal(size=(ROWS, 5, FEATURES))
-    pull = RNG.normal(size=(ROWS, 5, WIDTH)) * mask[..., None]
+    x = rng.normal(size=(ROWS, 5, FEATURES))
+    pull = rng.normal(size=(ROWS, 5, WIDTH)) * mask[..., None]
     module, tensor = module_of(cell, values), torch.tensor(x, requires_grad=True)
     packed = torch.nn.utils.rnn.pack_padded_sequence(tensor, lengths, batch_first=True, enforce_sorted=False)
     states, last = module(packed)
@@ -120,9 +119,9 @@ def test_a_state_stays_where_the_mask_has_no_time(cell: str) -> None:
 
 
 @pytest.mark.parametrize("cell", LAYERS)
-def test_a_loop_and_single_steps_give_the_same_numbers(cell: str) -> None:
+def test_a_loop_and_single_steps_give_the_same_numbers(rng: np.random.Generator, cell: str) -> None:
     values = values_of(shapes(cell))
-    x, pull = RNG.normal(size=(ROWS, 3, FEATURES)), RNG.normal(size=(ROWS, 3, WIDTH))
+    x, pull = rng.normal(size=(ROWS, 3, FEATURES)), rng.normal(size=(ROWS, 3, WIDTH))
     mask = np.arange(3) < np.array([3, 1, 2])[:, None]
 
     def loop(x: Any) -> Any:
@@ -142,8 +141,8 @@ def test_a_loop_and_single_steps_give_the_same_numbers(cell: str) -> None:
 
 
 @pytest.mark.parametrize("cell", LAYERS)
-def test_sites_and_priors(cell: str) -> None:
-    x = RNG.normal(size=(ROWS, 3, FEATURES))
+def test_sites_and_priors(rng: np.random.Generator, cell: str) -> None:
+    x = rng.normal(size=(ROWS, 3, FEATURES))
     sites = asked(lambda: LAYERS[cell]("a", x, WIDTH))
     assert {name: site.shape for name, site in sites.items()} == shapes(cell)
     scales = {name: site.arguments["scale"] for name, site in sites.items()}
@@ -199,8 +198,8 @@ def of_classifier(cell: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("cell", LAYERS)
-def test_each_step_is_recorded(cell: str) -> None:
-    values, x = of_classifier(cell), RNG.normal(size=(ROWS, LENGTH, 3))
+def test_each_step_is_recorded(rng: np.random.Generator, cell: str) -> None:
+    values, x = of_classifier(cell), rng.normal(size=(ROWS, LENGTH, 3))
     model = lambda x, y=None: classifier(x, y, cell=cell)
     _, inputs = recorded_linear(model, values, x)
     with Substitute(values):
@@ -213,11 +212,11 @@ def test_each_step_is_recorded(cell: str) -> None:
 
 
 @pytest.mark.parametrize("cell", LAYERS)
-def test_each_step_is_recorded_in_jax(cell: str) -> None:
+def test_each_step_is_recorded_in_jax(rng: np.random.Generator, cell: str) -> None:
     # There a loop would hide its steps: the handler makes the layer take them one by one.
     from ppl_bnn.ppl.protocol import system
 
-    values, x = of_classifier(cell), RNG.normal(size=(ROWS, LENGTH, 3))
+    values, x = of_classifier(cell), rng.normal(size=(ROWS, LENGTH, 3))
     model = lambda x, y=None: classifier(x, y, cell=cell)
     _, wanted = recorded_linear(model, values, x)
     chosen = system("numpyro")
@@ -231,20 +230,22 @@ def test_each_step_is_recorded_in_jax(cell: str) -> None:
 
 
 @pytest.mark.parametrize("cell", LAYERS)
-def test_the_jacobian_through_recorded_maps_is_that_of_automatic_differentiation(cell: str, ppl: str) -> None:
+def test_the_jacobian_through_recorded_maps_is_that_of_automatic_differentiation(
+    rng, cell: str, ppl: str
+) -> None:
     model = lambda x, y=None: classifier(x, y, cell=cell)
-    served, ours, wanted = through_maps(ppl, model, RNG.normal(size=(4, 2, 3)), np.array([0, 1, 1, 0]))
+    served, ours, wanted = through_maps(ppl, model, rng.normal(size=(4, 2, 3)), np.array([0, 1, 1, 0]))
     assert served == set(of_classifier(cell))
     np.testing.assert_allclose(ours, wanted, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("cell", LAYERS)
-def test_flipout_gives_each_row_one_draw_at_all_times(cell: str) -> None:
+def test_flipout_gives_each_row_one_draw_at_all_times(rng: np.random.Generator, cell: str) -> None:
     """Row n is the network at mu + (w - mu) r_n s_n', with the signs that the handler drew."""
     loc, values = of_classifier(cell), values_of({k: v.shape for k, v in of_classifier(cell).items()}, 8)
     rng = np.random.default_rng(2)
     handler = Flipout(loc, lambda shape, like: rng.choice([-1.0, 1.0], size=shape))
-    x = RNG.normal(size=(ROWS, 4, 3))
+    x = rng.normal(size=(ROWS, 4, 3))
 
     def flipped(x: Any, y: Any = None) -> None:
         with handler:
@@ -262,13 +263,13 @@ def test_flipout_gives_each_row_one_draw_at_all_times(cell: str) -> None:
 
 
 @pytest.mark.parametrize("cell", LAYERS)
-def test_weights_of_a_state_are_known_to_be_shared(cell: str, ppl: str) -> None:
+def test_weights_of_a_state_are_known_to_be_shared(rng: np.random.Generator, cell: str, ppl: str) -> None:
     from ppl_bnn.ppl.protocol import system
 
     chosen = system(ppl)
     with chosen.session("float64", "cpu", 1):
         values = {name: chosen.asarray(value) for name, value in of_classifier(cell).items()}
-        x = chosen.asarray(RNG.normal(size=(ROWS, 3, 3)))
+        x = chosen.asarray(rng.normal(size=(ROWS, 3, 3)))
         found = shared_weights(lambda x, y=None: classifier(x, y, cell=cell), values, x)
     kinds = {"a.input.weight": "positions", "a.state.weight": "maps"}
     if cell == "gru":

@@ -16,6 +16,8 @@ from scipy import stats
 from ppl_bnn.data import Table
 from ppl_bnn.predictive import Prediction
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "comparisons"
 TABLES = ("scores", "weights", "tuning", "published")
 FIGURES = ("scores", "coverage", "members", "weights")
@@ -221,7 +223,6 @@ def test_rhat_of_rows_is_that_of_members_apart(script: Any) -> None:
     assert apart > 2.0
 
 
-@pytest.mark.slow
 def test_a_tiny_run_writes_everything(script: Any, tmp_path: Path) -> None:
     study = script.main(tiny=True, out=tmp_path, checkpoint=tmp_path / "kept")
     for name in TABLES:

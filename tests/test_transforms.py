@@ -18,10 +18,9 @@ from ppl_bnn.language.transforms import GaussianPrior, noncentred, with_precisio
 from ppl_bnn.ppl.protocol import Program, system, written_in
 from tests.problems import Conjugate
 
-RNG = np.random.default_rng(12)
 ROWS, FEATURES = 11, 2
-X = RNG.normal(size=(ROWS, FEATURES))
-Y = X[:, 0] - 0.5 * X[:, 1] + 0.3 * RNG.normal(size=ROWS)
+X = np.random.default_rng(12).normal(size=(ROWS, FEATURES))
+Y = X[:, 0] - 0.5 * X[:, 1] + 0.3 * np.random.default_rng(1201).normal(size=ROWS)
 
 
 def log_joint(ppl: str, model: Any, u: dict[str, np.ndarray], y: np.ndarray = Y) -> float:

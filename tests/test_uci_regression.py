@@ -19,6 +19,8 @@ from ppl_bnn.data import Splits, Table
 from ppl_bnn.errors import InputError, UnknownNameError
 from ppl_bnn.grid_result import GridResult, _frame
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "comparisons"
 needs_tables = pytest.mark.skipif(
     not os.environ.get("PPL_BNN_DATA"), reason="needs the tables of PPL_BNN_DATA"
@@ -268,7 +270,6 @@ def test_mean_field_is_narrow_or_not(script: Any) -> None:
 # --- all of it ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_tiny_run_writes_everything_and_goes_on(script: Any, tmp_path: Path) -> None:
     study = script.main(tiny=True, out=tmp_path / "out", checkpoint=tmp_path / "kept")
     for name in ("scores", "cells"):

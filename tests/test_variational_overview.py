@@ -17,6 +17,8 @@ from scipy import integrate, stats
 import ppl_bnn as bnn
 from ppl_bnn.inference.mean_field import MeanField
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "comparisons"
 TABLES = (
     "averages",
@@ -423,7 +425,6 @@ def test_a_reference_that_did_not_converge_is_none(script, tmp_path, monkeypatch
     assert set(script.gap(None, None, np.zeros((1, 1))).values()) == {script.NO_REFERENCE}
 
 
-@pytest.mark.slow
 def test_a_tiny_run_writes_tables_figures_and_verdicts(script, tmp_path, capsys):
     study = script.main(tiny=True, out=tmp_path)
     said = capsys.readouterr().out

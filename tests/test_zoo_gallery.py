@@ -281,6 +281,7 @@ def drawn(script: Any, name: str, folder: Path) -> None:
     assert " nan" not in captions[name]["caption"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_a_tiny_figure_is_drawn(script: Any, name: str, tmp_path: Path) -> None:
     drawn(script, name, tmp_path)

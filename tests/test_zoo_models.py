@@ -25,9 +25,12 @@ from ppl_bnn.ppl.protocol import Program, system
 from tests.layer_oracles import set_parameters
 
 ROWS, FEATURES, UNITS, CLASSES = 6, 5, 3, 3
-RNG = np.random.default_rng(4)
-X = RNG.normal(size=(ROWS, FEATURES))
-TARGETS, LABELS, BINARY = RNG.normal(size=ROWS), np.array([0, 1, 2, 2, 1, 0]), np.array([0.0, 1, 1, 0, 1, 0])
+X = np.random.default_rng(4).normal(size=(ROWS, FEATURES))
+TARGETS, LABELS, BINARY = (
+    np.random.default_rng(401).normal(size=ROWS),
+    np.array([0, 1, 2, 2, 1, 0]),
+    np.array([0.0, 1, 1, 0, 1, 0]),
+)
 Values = Mapping[str, np.ndarray]
 
 # Numbers at 10 features and 3 classes, by the formulas of the cards; `latent_inputs` counts those of one row.
@@ -184,9 +187,9 @@ def empirical_bayes(w: Values, x: np.ndarray, y: np.ndarray) -> float:
 
 
 SCALES = {
-    "hidden0.weight": RNG.uniform(0.1, 2.0, size=(FEATURES, UNITS)),
-    "hidden0.bias": RNG.uniform(0.1, 2.0, size=UNITS),
-    "output.weight": RNG.uniform(0.1, 2.0, size=(UNITS, 1)),
+    "hidden0.weight": np.random.default_rng(402).uniform(0.1, 2.0, size=(FEATURES, UNITS)),
+    "hidden0.bias": np.random.default_rng(403).uniform(0.1, 2.0, size=UNITS),
+    "output.weight": np.random.default_rng(404).uniform(0.1, 2.0, size=(UNITS, 1)),
     "output.bias": np.array(0.5),
 }
 
@@ -444,7 +447,7 @@ def test_the_density_is_the_one_on_the_card(name: str) -> None:
         np.testing.assert_allclose(value, by_hand(w, X, y), rtol=1e-9)
 
 
-SMALL_IMAGES = RNG.normal(size=(ROWS, 4 * 6))
+SMALL_IMAGES = np.random.default_rng(405).normal(size=(ROWS, 4 * 6))
 
 
 def resnet(at: Mapping[str, Any], x: Any) -> Any:
@@ -557,12 +560,12 @@ def test_every_model_of_this_file_has_its_density_written_out() -> None:
     assert {name.partition(",")[0] for name in DENSITIES} | {"lenet", *PICTURES} == set(COUNTS)
 
 
-def test_the_images_go_through_the_convolutions_of_torch() -> None:
+def test_the_images_go_through_the_convolutions_of_torch(rng) -> None:
     """conv, mean over 2 x 2 and dense layers of torch.nn.functional, with the channels where torch has them."""
     import torch
     from torch.nn import functional
 
-    model, x = small("lenet"), RNG.normal(size=(ROWS, 64))
+    model, x = small("lenet"), rng.normal(size=(ROWS, 64))
     w, value = density(model, x, LABELS)
     at = {name: torch.as_tensor(each) for name, each in w.items()}
     h = torch.as_tensor(x).reshape(ROWS, 1, 8, 8)

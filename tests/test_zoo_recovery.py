@@ -17,6 +17,8 @@ import ppl_bnn as bnn
 from ppl_bnn.diagnostics.calibration import Calibration
 from ppl_bnn.errors import InputError, UnknownNameError
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "comparisons"
 
 
@@ -183,7 +185,6 @@ def test_chains_that_differ_from_the_others_are_said(study: Any) -> None:
 # --- a tiny run -----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_tiny_run_is_kept_by_model_and_goes_on(
     study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,7 +242,6 @@ def test_a_tiny_run_is_kept_by_model_and_goes_on(
         study.main(tiny=True, out=tmp_path, only=["linear_regresion"])
 
 
-@pytest.mark.slow
 def test_costly_models_stop_early_on_more_data_sets_and_an_interrupted_run_goes_on(
     study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
