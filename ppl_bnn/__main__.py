@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ppl_bnn.cli import main
+from ppl_bnn.cli.commands import main
 
 if __name__ == "__main__":
     main()

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import ppl_bnn
-from ppl_bnn import cli
+from ppl_bnn.cli import commands, compare, plan
 from ppl_bnn.reporting import terminal
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,14 +36,14 @@ def csv(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A compilation cache cannot be unset within a process, and belongs to no test.
-    monkeypatch.setattr(cli, "_remember_compilations", lambda: None)
+    monkeypatch.setattr(compare, "remember_compilations", lambda: None)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.chdir(tmp_path)
 
 
 def invoke(*arguments: Any) -> tuple[int, str, str]:
     """Exit code, standard output, error stream."""
-    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    result = CliRunner().invoke(commands.app, [str(argument) for argument in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.stdout, result.stderr
@@ -639,16 +639,20 @@ def test_a_method_that_fails_is_a_red_row_and_exit_code_1(csv: Path, monkeypatch
 
 
 def test_default_model_follows_the_task(monkeypatch: pytest.MonkeyPatch, csv: Path) -> None:
-    plan = cli._plan(None, "wine", None, [], None, [], 0, False, None)
-    assert (plan.name, plan.parameters) == ("classification_mlp", (13 + 3 + 1) * 10 + 3)
-    assert plan.out == Path("ppl-bnn-results/classification_mlp-wine")
-    plan = cli._plan(None, None, None, [], None, ["width=4"], 0, False, None)
-    assert (plan.name, plan.table.name, plan.parameters) == ("regression_mlp", "diabetes", 12 * 4 + 2)
+    planned = plan.plan_of(None, "wine", None, [], None, [], 0, False, None)
+    assert (planned.name, planned.parameters) == ("classification_mlp", (13 + 3 + 1) * 10 + 3)
+    assert planned.out == Path("ppl-bnn-results/classification_mlp-wine")
+    planned = plan.plan_of(None, None, None, [], None, ["width=4"], 0, False, None)
+    assert (planned.name, planned.table.name, planned.parameters) == (
+        "regression_mlp",
+        "diabetes",
+        12 * 4 + 2,
+    )
     # A column of 0 and 1 is a class to a model of classes, and a number to any other.
-    plan = cli._plan("classification_mlp", str(csv), "group", [], None, [], 0, False, None)
-    assert plan.table.task == "classification"
-    plan = cli._plan("linear_regression", str(csv), "group", [], None, [], 0, False, None)
-    assert plan.table.task == "regression"
+    planned = plan.plan_of("classification_mlp", str(csv), "group", [], None, [], 0, False, None)
+    assert planned.table.task == "classification"
+    planned = plan.plan_of("linear_regression", str(csv), "group", [], None, [], 0, False, None)
+    assert planned.table.task == "regression"
 
 
 def test_notes_are_said_once_and_not_at_length() -> None:
@@ -706,16 +710,16 @@ def test_a_model_of_one_system_alone_is_compared_too(csv: Path) -> None:
 
 
 def test_systems_of_the_methods() -> None:
-    assert cli._systems(["nuts", "svi", "laplace", "map"], None) == {
+    assert plan.systems_of(["nuts", "svi", "laplace", "map"], None) == {
         "nuts": "numpyro", "svi": "pyro", "laplace": "pyro", "map": "numpyro",
     }  # fmt: skip
-    assert cli._systems(["nuts", "svi"], "pyro") == {"nuts": "pyro", "svi": "pyro"}
-    assert cli._systems(["nuts", "svi"], "svi=numpyro") == {"nuts": "numpyro", "svi": "numpyro"}
-    assert cli._systems(["nuts", "svi"], "pyro, nuts=numpyro") == {"nuts": "numpyro", "svi": "pyro"}
-    assert cli._systems(["ensemble", "smc"], "ensemble=pyro") == {"ensemble": "pyro", "smc": "numpyro"}
+    assert plan.systems_of(["nuts", "svi"], "pyro") == {"nuts": "pyro", "svi": "pyro"}
+    assert plan.systems_of(["nuts", "svi"], "svi=numpyro") == {"nuts": "numpyro", "svi": "numpyro"}
+    assert plan.systems_of(["nuts", "svi"], "pyro, nuts=numpyro") == {"nuts": "numpyro", "svi": "pyro"}
+    assert plan.systems_of(["ensemble", "smc"], "ensemble=pyro") == {"ensemble": "pyro", "smc": "numpyro"}
     # What is taken where nothing is said has to exist.
-    for name, system in cli._systems(list(cli.METHODS), None).items():
-        assert cli._systems([name], system) == {name: system}
+    for name, system in plan.systems_of(list(plan.METHODS), None).items():
+        assert plan.systems_of([name], system) == {name: system}
 
 
 def test_every_method_of_the_library_goes_by_its_name() -> None:
@@ -727,22 +731,22 @@ def test_every_method_of_the_library_goes_by_its_name() -> None:
         for name, value in exported.items()
         if isinstance(value, type) and issubclass(value, Method) and value is not Method
     }
-    assert {name.lower(): name for name in methods} == cli.METHODS
-    for name, called in cli.METHODS.items():
+    assert {name.lower(): name for name in methods} == plan.METHODS
+    for name, called in plan.METHODS.items():
         for quick in (False, True):
-            assert type(cli._method(name, "numpyro", quick)) is methods[called]
-    assert cli._names("NUTS, mc_dropout") == ["nuts", "mcdropout"]
-    assert cli._names("MC-Dropout") == ["mcdropout"]
-    ensemble = cli._method("ensemble", "pyro", False)
-    assert (ensemble.ppl, cli._called(ensemble)) == ("pyro", "Ensemble of MAP")
+            assert type(plan.method_of(name, "numpyro", quick)) is methods[called]
+    assert plan.method_names("NUTS, mc_dropout") == ["nuts", "mcdropout"]
+    assert plan.method_names("MC-Dropout") == ["mcdropout"]
+    ensemble = plan.method_of("ensemble", "pyro", False)
+    assert (ensemble.ppl, compare.called(ensemble)) == ("pyro", "Ensemble of MAP")
     # At its defaults a method is what its class makes of no arguments.
-    assert cli._method("mclmc", "numpyro", False) == ppl_bnn.MCLMC()
+    assert plan.method_of("mclmc", "numpyro", False) == ppl_bnn.MCLMC()
 
 
 def test_the_reference_is_nuts_unless_another_is_named() -> None:
-    assert cli._reference(["svi", "nuts"], None) == "nuts"
-    assert cli._reference(["svi", "mclmc"], None) is None
-    assert cli._reference(["svi", "mclmc"], "MCLMC") == "mclmc"
+    assert plan.reference_of(["svi", "nuts"], None) == "nuts"
+    assert plan.reference_of(["svi", "mclmc"], None) is None
+    assert plan.reference_of(["svi", "mclmc"], "MCLMC") == "mclmc"
 
 
 @pytest.mark.slow
@@ -752,12 +756,12 @@ def test_quick_comparison_of_all_methods_in_both_systems() -> None:
         assert code == 0, err
         assert "noise floor" in out
         assert "NOT converged" in out
-        assert {f"{name}.nc" for name in cli.DEFAULT} <= {entry.name for entry in Path(system).iterdir()}
+        assert {f"{name}.nc" for name in plan.DEFAULT} <= {entry.name for entry in Path(system).iterdir()}
 
 
 @pytest.mark.slow
 def test_quick_comparison_of_all_other_methods(csv: Path) -> None:
-    others = [name for name in cli.METHODS if name not in cli.DEFAULT]
+    others = [name for name in plan.METHODS if name not in plan.DEFAULT]
     code, out, err = invoke(
         "compare", "--data", csv, "--target", "y", "--quick", "--out", "others", "--set", "width=3",
         "--methods", ",".join(others), "--reference", "mclmc",

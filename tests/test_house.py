@@ -64,6 +64,10 @@ SHARED_BY_METHODS = {
 # (importer, imported) -> why this import may run up the list; each finds the module by name when it is needed.
 EXCEPTIONS = {
     (
+        "ppl_bnn.cli",
+        "ppl_bnn.cli.commands",
+    ): "the entry point of the installed script is a name of the package",
+    (
         "ppl_bnn.posterior",
         "ppl_bnn.storage",
     ): "save: storage knows all approximations, a posterior none of them",
@@ -230,7 +234,7 @@ def test_a_package_imports_nothing_at_its_top():
     # An __init__ that imported its files would make every file of the room import all others.
     for module, file in TREE.items():
         if file.name == "__init__.py" and module != "ppl_bnn":
-            assert IMPORTS[module] == [], module
+            assert [name for name, early in IMPORTS[module] if early] == [], module
 
 
 def test_the_reader_sees_every_kind_of_import():

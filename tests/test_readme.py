@@ -44,9 +44,10 @@ def test_the_python_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_commands_and_their_options_exist():
     from typer.main import get_command
 
-    from ppl_bnn import cli, data, zoo
+    from ppl_bnn import data, zoo
+    from ppl_bnn.cli import commands, plan
 
-    root: Any = get_command(cli.app)
+    root: Any = get_command(commands.app)
     seen = set()
     for words in commands():
         if Path(words[0]).name != "ppl-bnn":
@@ -65,8 +66,8 @@ def test_the_commands_and_their_options_exist():
             continue
         source = given["data"]
         assert source is None or source in data.datasets() or (source.endswith(".csv") and given["target"])
-        methods = cli._names(given["methods"])
-        cli._systems(methods, given["ppl"])
+        methods = plan.method_names(given["methods"])
+        plan.systems_of(methods, given["ppl"])
         for setting in given["set_"] or []:
             assert setting.partition("=")[0] in zoo.models()[model].arguments
     assert seen == set(root.commands)

@@ -86,10 +86,10 @@ def test_the_table_of_the_readme_is_that_of_the_cards() -> None:
 def test_the_commands_of_the_readme_exist() -> None:
     from typer.main import get_command
 
-    from ppl_bnn import cli
+    from ppl_bnn.cli import commands
 
     page = (ROOT / "models" / "README.md").read_text(encoding="utf-8")
-    root: Any = get_command(cli.app)
+    root: Any = get_command(commands.app)
     (block,) = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     for line in block.splitlines():
         words = shlex.split(line, comments=True)

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import ppl_bnn as bnn
-from ppl_bnn import cli, errors, zoo
+from ppl_bnn import errors, zoo
+from ppl_bnn.cli import plan
 from ppl_bnn.errors import BNNError, CurvatureError, InputError, UnknownNameError
 from ppl_bnn.ppl.protocol import SYSTEMS, Program, system
 from ppl_bnn.support import Declarations, declared, read
@@ -31,7 +32,7 @@ DECLARED = declared()
 
 def test_every_model_and_every_method_is_in_the_table() -> None:
     assert DECLARED.models == tuple(zoo.models())
-    assert {row.class_name for row in DECLARED.methods.values()} == set(cli.METHODS.values())
+    assert {row.class_name for row in DECLARED.methods.values()} == set(plan.METHODS.values())
     # Whoever adds a row to the tests of all methods adds it to the table, and the other way round.
     assert set(DECLARED.methods) == set(METHODS)
     assert len(list(DECLARED.cells())) == len(DECLARED.models) * len(METHODS) * len(SYSTEMS)

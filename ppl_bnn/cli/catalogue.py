@@ -1,0 +1,371 @@
+"""Commands that fit nothing: `advise`, `bench`, `models`, `show`, `prior`, `data`."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ppl_bnn.cli.console import (
+    DataOption,
+    DropOption,
+    ModelArgument,
+    OutOption,
+    SetOption,
+    TargetOption,
+    TaskOption,
+    app,
+    check_seed,
+    digits,
+    keeping,
+    listing,
+    literal,
+    new_console,
+    told,
+)
+from ppl_bnn.cli.plan import card_of, plan_of, setting_of, sketch_of, tell_of_prior
+from ppl_bnn.errors import InputError, message, unknown_name
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ppl_bnn.data import Table
+    from ppl_bnn.predictive import Prediction
+    from ppl_bnn.zoo import Sketch
+
+PRIOR = "prior.png"
+
+
+# --- advise -----------------------------------------------------------------------------------------------
+
+
+@app.command()
+@told
+def advise(
+    model: ModelArgument = None,
+    data: DataOption = None,
+    target: TargetOption = None,
+    drop: DropOption = None,
+    task: TaskOption = None,
+    set_: SetOption = None,
+    seconds: Annotated[float, typer.Option(help="How long a fit may take.")] = 300.0,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Rows of models/methods.toml, separated by commas, such as nuts,laplace-kron.",
+            show_default="all",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda[:i].")] = "auto",
+) -> None:
+    """Say which methods end in time on this machine, before any of them is fitted, and what each gets wrong."""
+    names = None if methods is None else [word.strip() for word in methods.split(",") if word.strip()]
+    plan = plan_of(model, data, target, drop or [], task, set_ or [], 0, False, None, keeps=False)
+    from ppl_bnn.advice import advise as ask
+
+    console = new_console()
+    found = ask(
+        plan.model,
+        plan.table.x[plan.train],
+        plan.table.y[plan.train],
+        seconds=seconds,
+        methods=names,
+        device=device,
+        standardise=True,
+    )
+    console.print(f"{plan.name} on {plan.table.name}", markup=False, style="bold")
+    console.print(found.text(console.width), markup=False, soft_wrap=True)
+
+
+# --- bench ------------------------------------------------------------------------------------------------
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@told
+def bench(
+    context: typer.Context,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A study or benchmark.", show_default=False)
+    ] = None,
+) -> None:
+    """Run a study of the project by its name; without one, list them.
+
+    What follows the name is the study's own: --tiny shows in seconds or a few minutes that all of it runs, --help its
+    other options. Tables, figures and verdicts go to ./ppl-bnn-results/NAME unless --out says otherwise.
+    """
+    from ppl_bnn import studies
+
+    if name is None:
+        listed = listing(("study", "what it is"))
+        for each, file in studies.studies().items():
+            listed.add_row(each, literal(studies.summary(file)))
+        new_console().print(listed)
+        return
+    arguments = list(context.args)
+    told = any(each in ("--help", "-h", "--out") or each.startswith("--out=") for each in arguments)
+    if "/" not in name and not told and name in studies.studies():
+        arguments += ["--out", str(Path("ppl-bnn-results") / name)]
+    written = re.search(r"(?:^|\0)--out[=\0]([^\0]+)", "\0".join(arguments))
+    with keeping(Path(written[1])) if written else contextlib.nullcontext():
+        status = studies.run(name, arguments)
+    if status:
+        raise typer.Exit(status)
+
+
+# --- models, data -----------------------------------------------------------------------------------------
+
+
+@app.command()
+@told
+def models(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Show the whole card of this model.", show_default=False),
+    ] = None,
+) -> None:
+    """List the models of the zoo with what fits them, or show one as `ppl-bnn show` does."""
+    from rich.text import Text
+
+    from ppl_bnn import data as tables
+    from ppl_bnn import zoo
+    from ppl_bnn.support import declared
+
+    if name is not None:
+        _show(name, None, [])
+        return
+    cards, support = zoo.models(), declared()
+    console = new_console()
+    grid = listing(("model", "what it is, and which methods fit it", "task, data", "size"), right=(3,))
+    unread: dict[str, str] = {}
+    for card in cards.values():
+        features = tables.datasets()[card.data].features if card.data else 1
+        sketch, why = sketch_of(zoo.load(card.name), features)
+        if why:
+            unread[card.name] = why
+        task, size = ("?", "?") if sketch is None else (sketch.task, digits(sketch.shared))
+        if sketch is not None and sketch.per_row:
+            size += f"\n+{digits(sketch.per_row)} a row"
+        what = Text.assemble(card.summary, "\n", (f"Methods: {support.summary(card.name)}.", "dim"))
+        grid.add_row(card.name, what, f"{task}\n{card.data or '-'}", size)
+    console.print(grid)
+    for name, why in unread.items():
+        console.print(Text(f"{name} was not read: outside of a system it ends in {why}", style="yellow"))
+    single = support.shortened(row for row in support.methods if len(support.served(row)) == 1)
+    console.print(
+        "Size: the number of parameters on the default data. Methods: those declared to fit it, in both systems but "
+        f"for {', '.join(single)}, which one of them has; a star stands for all variants. Each model is a file that "
+        "can be copied and changed: `ppl-bnn show NAME` shows its card, its sites, its path and why a method does not "
+        "fit, `ppl-bnn prior NAME` what it expects before it has seen a target, and `ppl-bnn compare NAME` fits it.",
+        markup=False,
+    )
+
+
+@app.command()
+@told
+def show(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model of the zoo (see `ppl-bnn models`) or a file.py.",
+            show_default=False,
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A data set (see `ppl-bnn data`), for the number of inputs.",
+            show_default="the model's",
+        ),
+    ] = None,
+    set_: SetOption = None,
+) -> None:
+    """Show a model: its card, its sites with priors and shapes, how many numbers it infers, what cannot fit it."""
+    _show(model, data, set_ or [])
+
+
+def _show(model: str, data: str | None, settings: list[str]) -> None:
+    from rich.text import Text
+
+    from ppl_bnn import data as tables
+    from ppl_bnn import zoo
+
+    card, is_file = card_of(model, "show")
+    known = tables.datasets()
+    if data is not None and data not in known:
+        raise unknown_name("data set", data, known)
+    arguments = dict(setting_of(setting) for setting in settings)
+    function = zoo.from_file(model, **arguments) if is_file else zoo.load(model, **arguments)
+    console = new_console()
+    console.print(Text(card.name, style="bold"))
+    console.print(Text(card.docstring), soft_wrap=True)
+    shown = card.arguments | {name: repr(value) for name, value in arguments.items()}
+    listed = ", ".join(f"{name}={value}" for name, value in shown.items()) or "none"
+    console.print(Text(f"\nArguments (--set NAME=VALUE): {listed}\nFile: {card.path}\n"), soft_wrap=True)
+    source = data or card.data
+    if source is None and card.example is None:
+        console.print("Its sites depend on the number of inputs: --data NAME shows them.", markup=False)
+        return
+    if data is None and card.example is not None:
+        inputs, title = card.example, "On the example in its file:"
+    else:
+        assert source is not None
+        inputs = known[source].features
+        title = f"On {source}, with {inputs} inputs:"
+    sketch, unread = sketch_of(function, inputs)
+    if sketch is None:
+        console.print(Text(f"Its sites are not listed: outside of a system it ends in {unread}"))
+        return
+    _show_sites(console, sketch, title)
+    if not is_file:
+        _show_methods(console, card.name)
+
+
+def _show_sites(console: Console, sketch: Sketch, title: str) -> None:
+    from rich.text import Text
+
+    grid = listing(("site", "prior", "shape", "numbers"), right=(3,))
+    for site in sketch.sites:
+        shape = " x ".join(map(str, site.shape)) or "-"
+        each = "each row: " if site.local else ""
+        grid.add_row(site.name, Text(site.prior), each + shape, digits(site.size))
+    grid.add_section()
+    grid.add_row("in all", "", "", digits(sketch.shared), style="bold")
+    if sketch.per_row:
+        grid.add_row("and for each row", "", "", digits(sketch.per_row), style="bold")
+    console.print(Text(title, style="bold"))
+    console.print(grid)
+    computed = any("..." in words for words in (sketch.likelihood, *(site.prior for site in sketch.sites)))
+    legend = "\n...: computed from other sites" if computed else ""
+    console.print(Text(f"y, given x and these: {sketch.likelihood}{legend}"))
+
+
+def _show_methods(console: Console, name: str) -> None:
+    """What fits a model of the zoo, and why the rest does not."""
+    from rich.text import Text
+
+    from ppl_bnn.support import declared
+
+    support = declared()
+    missing, doubtful = support.missing(name), support.doubtful(name)
+    console.print(Text(f"\nMethods that fit it: {support.summary(name)}.", style="bold"))
+    for heading, rules in (("does not fit", missing), ("may fail", doubtful)):
+        if not rules:
+            continue
+        grid = listing((heading, "why"))
+        grid.columns[0].no_wrap, grid.columns[0].max_width = False, 30
+        for rule, names in rules.items():
+            grid.add_row(", ".join(names), Text(rule.reason))
+        console.print(grid)
+
+
+@app.command()
+@told
+def prior(
+    model: ModelArgument = None,
+    data: DataOption = None,
+    target: TargetOption = None,
+    drop: DropOption = None,
+    task: TaskOption = None,
+    set_: SetOption = None,
+    draws: Annotated[int, typer.Option(help="How many draws from the prior.")] = 500,
+    seed: Annotated[int, typer.Option(help="For the draws.")] = 0,
+    out: OutOption = None,
+) -> None:
+    """Draw from the prior of a model and picture what it expects before it has seen a target.
+
+    Curves for one input, maps of classes for two, else intervals row by row; in the units that `compare` fits in.
+    """
+    from rich.text import Text
+
+    check_seed(seed)
+    if draws < 2:
+        raise InputError("--draws: " + message("a whole number of at least 2", str(draws), "--draws 500"))
+    plan = plan_of(model, data, target, drop or [], task, set_ or [], seed, False, out)
+    table = plan.table
+    from ppl_bnn.before_data import prior_predictive
+    from ppl_bnn.reporting.figures import prior_figure
+
+    # Pyro draws at once what JAX would compile first; a model of NumPyro's own runs there all the same.
+    drawn = prior_predictive(
+        plan.model,
+        table.x,
+        table.y,
+        draws=draws,
+        seed=seed,
+        ppl="pyro",
+        standardise=True,
+        feature_names=tuple(table.feature_names),
+        class_names=table.class_names,
+    )
+    figure = prior_figure(
+        drawn.predict,
+        table.x,
+        table.y,
+        title=f"{plan.name} on {table.name}, before it has seen a target: {draws} draws from the prior",
+        target_name=table.target_name,
+        feature_names=table.feature_names,
+    )
+    plan.out.mkdir(parents=True, exist_ok=True)
+    file = plan.out / PRIOR
+    figure.savefig(file, dpi=100)
+    console = new_console()
+    console.print(Text(_expected(drawn.predict(table.x), table)))
+    tell_of_prior(console, plan)
+    console.print(Text(f"Kept: {file}", style="bold"), soft_wrap=True)
+
+
+def _expected(prediction: Prediction, table: Table) -> str:
+    """The prior predictive of the rows of `table` in a sentence, beside what was observed."""
+    import numpy as np
+
+    if prediction.is_classes:
+        each = prediction.take_draws(
+            np.linspace(0, prediction.draws - 1, min(100, prediction.draws)).astype(int)
+        )
+        sure = [each.take_draws([draw]).probabilities.max(axis=1).mean() for draw in range(each.draws)]
+        return (
+            f"Before it has seen a target, a draw gives its most probable class of a row a probability of "
+            f"{np.mean(sure):.2f} on average, and half of the draws between {np.quantile(sure, 0.25):.2f} and "
+            f"{np.quantile(sure, 0.75):.2f} (1 for {prediction.classes} classes would be certainty, "
+            f"{1 / prediction.classes:.2f} ignorance)."
+        )
+    y = table.y
+    if prediction.censored:
+        # A bound is not what was observed of a row.
+        seen = np.flatnonzero(y[:, 1] == 1)
+        prediction, y = prediction.take(seen), y[seen, 0]
+    lower, upper = prediction.interval(0.9)
+    inside = np.mean((lower <= y) & (y <= upper))
+    return (
+        f"Before it has seen a target, the model expects {table.target_name} between {np.mean(lower):.3g} and "
+        f"{np.mean(upper):.3g} with probability 0.9, on average over {len(y)} rows; observed were "
+        f"{y.min():.3g} to {y.max():.3g}, of which {inside:.0%} lie in the interval of their row."
+    )
+
+
+@app.command()
+@told
+def data() -> None:
+    """List the data sets."""
+    from rich.text import Text
+
+    from ppl_bnn import data as tables
+
+    console = new_console()
+    grid = listing(("data set", "task", "rows", "features", "where from", "bytes to fetch"), right=(2, 3, 5))
+    licences: dict[str, list[str]] = {}
+    for card in tables.datasets().values():
+        size = digits(card.bytes) if card.bytes else "-"
+        grid.add_row(card.name, card.task, digits(card.rows), str(card.features), card.where, size)
+        licences.setdefault(card.licence, []).append(card.name)
+    console.print(grid)
+    console.print("[bold]Licences[/]")
+    for licence, names in licences.items():
+        console.print(Text(f"- {', '.join(names)}: {licence}"))
+    console.print("\nOr any CSV file: ppl-bnn compare --data FILE.csv --target COLUMN", markup=False)

@@ -1,0 +1,250 @@
+"""What all commands share: the application, its console, its errors, its options of one meaning, and its lists."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ppl_bnn import __version__
+from ppl_bnn.errors import BNNError, InputError, message
+from ppl_bnn.progress import Bars, Task
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NOTES, REPORT = "comparison.md", "report.html"
+WIDTH = 100
+
+app = typer.Typer(
+    name="ppl-bnn",
+    help="Bayesian neural networks: one model, several methods of inference, one comparison.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def new_console(error: bool = False) -> Console:
+    """Standard output, or the error stream; 100 columns where it is no terminal and COLUMNS does not say otherwise."""
+    from rich.console import Console
+
+    console = Console(stderr=error, highlight=False)
+    if console.is_terminal or "COLUMNS" in os.environ:
+        return console
+    return Console(stderr=error, highlight=False, width=WIDTH)
+
+
+def told(command: Callable[..., None]) -> Callable[..., None]:
+    """Errors raised on purpose become one red line and exit code 2; Ctrl-C ends with 130."""
+
+    @functools.wraps(command)
+    def told(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except BNNError as error:
+            complain(in_options(str(error)))
+            raise typer.Exit(2) from None
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            complain(f"{type(error).__name__}: {error}")
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt as error:
+            complain(str(error) or "interrupted")
+            raise typer.Exit(130) from None
+
+    return told
+
+
+@contextlib.contextmanager
+def keeping(folder: Path) -> Iterator[None]:
+    """Have Ctrl-C that does not say itself what was kept name the folder in which it lies, if anything does."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if str(error) or not (folder.is_dir() and any(entry.name[0] != "." for entry in folder.iterdir())):
+            raise
+        raise KeyboardInterrupt(f"interrupted; what was finished until then lies in {folder}") from None
+
+
+def in_options(text: str) -> str:
+    """Advice of the library, which speaks Python, in the words of the command line."""
+    text = re.sub(r"""\b(task|device)=["'](\w+)["']""", r"--\1 \2", text)
+    return re.sub(r"""\bdrop=\[(["'].*?["'])\]""", r"--drop \1", text)
+
+
+def complain(text: str) -> None:
+    from rich.text import Text
+
+    new_console(error=True).print(Text.assemble(("error: ", "bold red"), (text, "red")), soft_wrap=True)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"ppl-bnn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+# --- options ----------------------------------------------------------------------------------------------
+
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL", help="A model of the zoo (see `ppl-bnn models`) or a file.py.", show_default=False
+    ),
+]
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE.csv",
+        help="A data set (see `ppl-bnn data`) or a CSV file.",
+        show_default="the model's",
+    ),
+]
+TargetOption = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="The column of the CSV file to predict.", show_default=False),
+]
+DropOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN", help="A column of the CSV file to leave out; repeatable.", show_default=False
+    ),
+]
+TaskOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TASK",
+        help="regression or classification, where a CSV file leaves it open.",
+        show_default=False,
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="An argument of the model, such as width=20; repeatable.",
+        show_default=False,
+    ),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Where results are kept.", show_default="./ppl-bnn-results/MODEL-DATA"),
+]
+
+
+def check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**31:
+        raise InputError("--seed: " + message("a whole number from 0 to 2**31 - 1", str(seed), "--seed 0"))
+
+
+# --- while something is computed --------------------------------------------------------------------------
+
+
+def remember_compilations() -> None:
+    """Keep JAX's compiled programs on disk; where there is no JAX or no room, do without."""
+    with contextlib.suppress(ImportError, OSError):
+        from ppl_bnn.ppl.numpyro import enable_compilation_cache
+
+        enable_compilation_cache()
+
+
+@contextlib.contextmanager
+def warnings_told(console: Console) -> Iterator[None]:
+    """Warnings meant for a person, each once and in one line; what libraries mutter among themselves is left out."""
+    said: set[str] = set()
+
+    def show(text: Any, category: type[Warning], *_: Any, **__: Any) -> None:
+        words = " ".join(str(text).split())
+        if issubclass(category, UserWarning) and words not in said:
+            said.add(words)
+            console.print(f"warning: {words}", style="yellow", markup=False, soft_wrap=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+class StatusBars(Bars):
+    """Bars, and between two of them a word that predictions and diagnoses are being computed."""
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._status: Any = None
+
+    def task(self, title: str, total: int) -> Task:
+        self.rest()
+        bar = super().task(title, total)
+
+        def close() -> None:
+            bar.close()
+            self.rest()
+            if self._console.is_terminal:
+                self._status = self._console.status(f"{title}: prediction, diagnosis, scores")
+                self._status.start()
+
+        return _Closing(bar.update, close)
+
+    def rest(self) -> None:
+        """Clear the word."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+@dataclass
+class _Closing:
+    """A task with another `close`."""
+
+    update: Callable[..., None]
+    close: Callable[[], None]
+
+
+def in_seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+
+
+# --- lists ------------------------------------------------------------------------------------------------
+
+
+def digits(number: int) -> str:
+    """Thousands apart."""
+    return f"{number:,}".replace(",", " ")
+
+
+def literal(words: str) -> Any:
+    """Words in which brackets are brackets."""
+    from rich.text import Text
+
+    return Text(words)
+
+
+def listing(headings: tuple[str, ...], right: tuple[int, ...] = ()) -> Any:
+    from rich import box
+    from rich.table import Table as Grid
+
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, heading in enumerate(headings):
+        grid.add_column(heading, justify="right" if index in right else "left", no_wrap=index == 0)
+    return grid

@@ -1,0 +1,350 @@
+"""What the words of the command line stand for: methods, systems, models, data, folders.
+
+What can be refused without reading data is refused first, and data before a framework is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ppl_bnn import _CONTENTS
+from ppl_bnn.errors import BNNError, InputError, message, unknown_name
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ppl_bnn.data import Table
+    from ppl_bnn.inference.method import Method
+    from ppl_bnn.zoo import Card, Sketch
+
+# Every method of the library by its class in lower case: a new one is there without a line here.
+METHODS = {
+    name.lower(): name
+    for name, module in _CONTENTS.items()
+    if module.startswith("ppl_bnn.inference.") and name[0].isupper() and name != "Method"
+}
+DEFAULT = ("nuts", "svi", "laplace", "map")
+# What runs in Pyro unless told otherwise, so that the main job shows both systems; the others run in NumPyro.
+IN_PYRO = ("svi", "laplace")
+# What a method that is made of another one is made of.
+MEMBERS = {"ensemble": "map", "stacked": "nuts"}
+REFERENCE = "nuts"
+_DEFAULT_MODEL = {"regression": "regression_mlp", "classification": "classification_mlp"}
+# Enough to run every line of every method within seconds, and far from enough to believe the result: of these sizes
+# what a method has, and what some methods need besides.
+QUICK: dict[str, Any] = {"draws": 25, "warmup": 25, "chains": 2, "steps": 100}
+_QUICK_BESIDES: dict[str, dict[str, Any]] = {
+    "nuts": {"max_tree_depth": 4},
+    "hmc": {"num_steps": 4},
+    "chees": {"chains": 8, "superchains": 4, "max_steps": 16},
+    # Its tuning has to come down from draws of the prior: with a warm-up of 50 one chain in five had not.
+    "mclmc": {"warmup": 200},
+    "meads": {"chains": 8, "superchains": 4, "folds": 2},
+    "smc": {"particles": 50, "runs": 2, "moves": 2, "max_leapfrog": 8},
+    "pathfinder": {"draws": 200, "max_iterations": 30},
+    "swag": {"collections": 10, "burn_in": 2, "rank": 5},
+    "ensemble": {"size": 3},
+}
+QUICK_ROWS = {"train": 100, "test": 50}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be run: everything that the words of the command line stand for.
+
+    unread: why the number of parameters is not known, where it is not.
+    """
+
+    name: str
+    model: Callable[..., Any]
+    table: Table
+    train: Any
+    test: Any
+    out: Path
+    parameters: int | None
+    unread: str = ""
+
+
+def _name(word: str) -> str:
+    """The name of a method as it is listed; Pathfinder, mc_dropout and MC-Dropout are meant well."""
+    name = re.sub(r"[\s_-]", "", word).lower()
+    if name not in METHODS:
+        raise unknown_name("method", word.strip(), METHODS)
+    return name
+
+
+def method_names(methods: str) -> list[str]:
+    names = [_name(word) for word in methods.split(",") if word.strip()]
+    if not names or len(set(names)) < len(names):
+        raise InputError(
+            "--methods: " + message("each method once", repr(methods), f"--methods {','.join(DEFAULT)}")
+        )
+    return names
+
+
+def systems_of(names: list[str], ppl: str | None) -> dict[str, str]:
+    """Method -> system. `ppl`: one system for all, `svi=pyro,nuts=numpyro`, or both; the later word counts."""
+    from ppl_bnn.ppl.protocol import SYSTEMS
+
+    systems = {name: "pyro" if name in IN_PYRO else "numpyro" for name in names}
+    if ppl is None:
+        return systems
+    for word in ppl.split(","):
+        method, equals, system = (part.strip() for part in word.rpartition("="))
+        system = system.lower()
+        if system not in SYSTEMS:
+            raise unknown_name("system", system, SYSTEMS)
+        if not equals:
+            systems = dict.fromkeys(names, system)
+            continue
+        method = _name(method)
+        if method not in systems:
+            raise InputError(
+                "--ppl: "
+                + message(
+                    f"methods among {', '.join(names)}", method, f"--methods {','.join([*names, method])}"
+                )
+            )
+        systems[method] = system
+    for name, system in systems.items():
+        served = _class(MEMBERS.get(name, name)).systems
+        if system not in served:
+            advice = f"--ppl {ppl},{name}={served[0]}"
+            raise InputError(
+                "--ppl: " + message(f"{name} in {' or '.join(served)}, where alone it runs", system, advice)
+            )
+    return systems
+
+
+def reference_of(names: list[str], wanted: str | None) -> str | None:
+    """The method that the others are measured against; None for none."""
+    if wanted is None:
+        return REFERENCE if REFERENCE in names else None
+    name = _name(wanted)
+    if name not in names:
+        raise InputError(
+            "--reference: "
+            + message(f"one of the methods {', '.join(names)}", name, f"--methods {','.join([*names, name])}")
+        )
+    return name
+
+
+def _class(name: str) -> type[Method]:
+    import ppl_bnn
+
+    return getattr(ppl_bnn, METHODS[name])
+
+
+def method_of(name: str, system: str, quick: bool) -> Method:
+    """The method of that name at its defaults, or at tiny sizes."""
+    cls = _class(name)
+    settings: dict[str, Any] = {}
+    if quick:
+        has = {field.name for field in dataclasses.fields(cls)}
+        settings = {key: value for key, value in QUICK.items() if key in has} | _QUICK_BESIDES.get(name, {})
+    if name in MEMBERS:
+        settings["member"] = method_of(MEMBERS[name], system, quick)
+    return cls(ppl=system, **settings)
+
+
+def plan_of(
+    model: str | None,
+    data: str | None,
+    target: str | None,
+    drop: list[str],
+    task: str | None,
+    settings: list[str],
+    seed: int,
+    quick: bool,
+    out: Path | None,
+    keeps: bool = True,
+) -> Plan:
+    """Everything that the words stand for; what can be refused without reading data is refused first.
+
+    keeps: whether anything will be written to the folder.
+    """
+    from ppl_bnn import data as tables
+    from ppl_bnn import zoo
+
+    if task is not None and task not in tables.TASKS:
+        raise unknown_name("task", task, tables.TASKS)
+    card, is_file = (None, False) if model is None else card_of(model, "compare")
+    source = data or (card.data if card is not None else "diabetes")
+    if source is None:
+        raise InputError(
+            "--data: "
+            + message(
+                f"data for {model}, which has no DATA of its own",
+                "none",
+                "--data NAME or --data FILE.csv --target COLUMN",
+            )
+        )
+    is_csv = source.lower().endswith(".csv") or "/" in source
+    _check_source(source, is_csv, target, drop, task)
+    arguments = dict(setting_of(setting) for setting in settings)
+
+    # Only now are files read and run; first the model, which says how a column of whole numbers is to be read.
+    known_task = task if is_csv else tables.datasets()[source].task
+    if model is None and known_task is not None:
+        model = _DEFAULT_MODEL[known_task]
+    function, sketch = None, None
+    if model is not None:
+        if keeps:
+            _check_folder(_folder(out, model, source, quick))
+        function = zoo.from_file(model, **arguments) if is_file else zoo.load(model, **arguments)
+        features = 1 if is_csv else tables.datasets()[source].features
+        sketch, _ = sketch_of(function, features)
+        if not is_csv:
+            _check_task(model, sketch, source, known_task)
+    wanted = known_task or (sketch.task if sketch is not None else None)
+    table = tables.read_csv(source, str(target), drop=drop, task=wanted) if is_csv else tables.load(source)
+    if function is None or model is None:
+        model = _DEFAULT_MODEL[table.task]
+        function = zoo.load(model, **arguments)
+    name = Path(model).stem if is_file else model
+    from ppl_bnn.comparison import bind_classes
+
+    if table.task == "classification":
+        function = bind_classes(function, table.y, table.class_names)
+    sketch, unread = sketch_of(function, table.x.shape[1])
+    _check_task(name, sketch, table.name, table.task)
+    train, test = table.split(seed)
+    if quick:
+        train, test = train[: QUICK_ROWS["train"]], test[: QUICK_ROWS["test"]]
+    folder = _folder(out, model, source, quick)
+    if keeps:
+        _check_folder(folder)
+    size = None if sketch is None else sketch.shared
+    return Plan(name, function, table, train, test, folder, size, unread)
+
+
+def card_of(model: str, command: str) -> tuple[Card, bool]:
+    """The card of a model of the zoo or of a file, and whether it is a file."""
+    from ppl_bnn import data as tables
+    from ppl_bnn import zoo
+
+    if model.endswith(".py") or "/" in model:
+        return zoo.read_card(model), True
+    known = zoo.models()
+    if model in known:
+        return known[model], False
+    if model in tables.datasets():
+        advice = f"ppl-bnn {command}{' MODEL' if command == 'show' else ''} --data {model}"
+        raise InputError("MODEL: " + message("a model or a file.py", f"the data set {model!r}", advice))
+    raise unknown_name("model", model, known)
+
+
+def sketch_of(model: Callable[..., Any], inputs: Any) -> tuple[Sketch | None, str]:
+    """Size and task of a model; or None, as for one of either system's own, and in a line what failed.
+
+    A file of anybody's is run here, so any exception may come. `compare` goes on without: a fit says what is wrong.
+    """
+    from ppl_bnn import zoo
+
+    try:
+        return zoo.sketch(model, inputs), ""
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        return None, f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _check_task(name: str, sketch: Sketch | None, table: str, task: str | None) -> None:
+    if task is not None and sketch is not None and sketch.task != task:
+        came = f"{name}, a model for {sketch.task}"
+        raise InputError(
+            "MODEL: " + message(f"a model for {task}, as {table} is meant for", came, _DEFAULT_MODEL[task])
+        )
+
+
+def _check_source(source: str, is_csv: bool, target: str | None, drop: list[str], task: str | None) -> None:
+    from ppl_bnn import data as tables
+
+    if not is_csv:
+        known = tables.datasets()
+        if source not in known:
+            error = unknown_name("data set", source, known)
+            raise type(error)(f"{error}; a file is given as FILE.csv")
+        for option, value in (("--target", target), ("--drop", drop), ("--task", task)):
+            if value:
+                raise InputError(
+                    f"{option}: "
+                    + message(
+                        "a CSV file to go with it", f"data set {source!r}", f"--data FILE.csv, or no {option}"
+                    )
+                )
+        return
+    if not Path(source).is_file():
+        raise InputError(
+            "--data: "
+            + message(
+                "a CSV file",
+                f"{source}, which does not exist",
+                "its full path, or a name from `ppl-bnn data`",
+            )
+        )
+    if target is None:
+        with open(source, encoding="utf-8-sig", errors="replace") as file:
+            columns = [name.strip() for name in file.readline().split(",")]
+        shown = ", ".join(columns[:30]) + (", ..." if len(columns) > 30 else "")
+        raise InputError(
+            "--target: "
+            + message(f"the column of {source} to predict", "none", f"--target COLUMN, one of: {shown}")
+        )
+
+
+def _folder(out: Path | None, model: str, source: str, quick: bool) -> Path:
+    name = f"{Path(model).stem}-{Path(source).stem}" + ("-quick" if quick else "")
+    return out or Path("ppl-bnn-results") / name
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be written, and leave no trace of having tried."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            "--out: "
+            + message(
+                "a folder that can be written",
+                f"{folder} ({error.strerror or error})",
+                "another folder with --out DIR",
+            )
+        ) from None
+    finally:
+        for path in missing:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def setting_of(setting: str) -> tuple[str, Any]:
+    name, equals, value = setting.partition("=")
+    if not (equals and name.strip().isidentifier()):
+        raise InputError("--set: " + message("NAME=VALUE", repr(setting), "--set width=20"))
+    try:
+        return name.strip(), ast.literal_eval(value.strip())
+    except (SyntaxError, ValueError):
+        return name.strip(), value.strip()
+
+
+def tell_of_prior(console: Console, plan: Plan) -> None:
+    """A line for each thing about the prior that no one can have meant; what else is wrong, the fit will say."""
+    if plan.parameters is None:
+        # A model of a system's own would have to be compiled for this.
+        return
+    from ppl_bnn.before_data import check_prior
+
+    x, y = plan.table.x[plan.train], plan.table.y[plan.train]
+    with contextlib.suppress(BNNError):
+        for line in check_prior(plan.model, x, y, standardise=True).warnings:
+            console.print(f"warning: {line}", style="yellow", markup=False, soft_wrap=True)

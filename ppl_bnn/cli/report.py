@@ -1,0 +1,81 @@
+"""`ppl-bnn report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ppl_bnn.cli.console import REPORT, app, new_console, told, warnings_told
+from ppl_bnn.errors import InputError, message
+
+if TYPE_CHECKING:
+    from ppl_bnn.comparison import Comparison
+    from ppl_bnn.grid_result import GridResult
+
+
+@app.command()
+@told
+def report(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR", help="What `ppl-bnn compare` kept, with or without --grid.", show_default=False
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="The page.", show_default=f"DIR/{REPORT}")
+    ] = None,
+    title: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Its heading.", show_default="the model and the data")
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METHOD",
+            help="Of a grid: which of its methods the others are measured against.",
+            show_default="that of the grid",
+        ),
+    ] = None,
+) -> None:
+    """Write the page of a comparison or of a grid that was kept, also while it is being computed.
+
+    Nothing is fitted again. The page is one file that needs no other.
+    """
+    result = _read(folder, reference)
+    from ppl_bnn.reporting.page import report as write
+
+    errors = new_console(error=True)
+    with warnings_told(errors):
+        page = write(result, out or folder / REPORT, title=title)
+    if missing := getattr(result, "missing", 0):
+        errors.print(f"{missing} cells have not been computed.", markup=False)
+    new_console().print(str(page), markup=False, soft_wrap=True)
+
+
+def _read(folder: Path, reference: str | None) -> Comparison | GridResult:
+    """What lies in a folder: the result of a grid, or a comparison."""
+    from ppl_bnn import comparison, grid_result
+
+    if grid_result.read_manifest(folder) is not None:
+        return grid_result.GridResult.load(folder, reference)
+    if comparison.read_manifest(folder) is None:
+        if not folder.exists():
+            came = f"{folder}, which does not exist"
+        elif (folder / "comparison.csv").is_file():
+            came = f"{folder}, whose comparison was kept before its predictions were"
+        else:
+            came = f"{folder}, without {grid_result.MANIFEST} and {comparison.MANIFEST}"
+        raise InputError(
+            "DIR: "
+            + message("the folder of a comparison or of a grid", came, "the --out of `ppl-bnn compare`")
+        )
+    if reference is not None:
+        raise InputError(
+            "--reference: "
+            + message(
+                "a grid to go with it", f"{folder}, a comparison, whose gaps are measured", "no --reference"
+            )
+        )
+    return comparison.Comparison.load(folder)
