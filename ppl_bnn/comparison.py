@@ -68,7 +68,9 @@ COLUMNS: dict[str, str] = {
     "elpd_loo": "PSIS-LOO expected log predictive density of the training rows, summed, the draws taken at their word; "
     "nats, original units",
     "elpd_loo_se": "standard error of elpd_loo",
-    "elpd_loo_corrected": "the same with draws of an approximation weighted by p / q; blank where k_hat forbids it",
+    "elpd_loo_corrected": "the same with fresh draws of an approximation weighted by p / q; blank where k_hat or "
+    "pareto_k_corrected exceeds 0.7",
+    "pareto_k_corrected": "largest Pareto k over training rows for elpd_loo_corrected",
     "pareto_k_loo": "largest Pareto k of PSIS-LOO over training rows; above 0.7 elpd_loo is not to be relied on",
     "loo_rank": "rank by elpd_loo from arviz_stats.compare; 0 is best",
     "loo_weight": "stacking weight from arviz_stats.compare",
@@ -646,7 +648,8 @@ def _leave_one_out(record: Record, x_test: Any) -> None:
 
     if record.tree is None:
         raise InputError("there is no tree to leave a row out of")
-    loo = leave_one_out(record.tree)
+    assert record.posterior is not None
+    loo = leave_one_out(record.posterior, record.tree)
     record.elpd = loo.elpd_data
     if loo.reason:
         record.notes |= dict.fromkeys(_LOO, loo.reason[0].upper() + loo.reason[1:] + ".")
@@ -656,6 +659,7 @@ def _leave_one_out(record: Record, x_test: Any) -> None:
         "elpd_loo_se": loo.se,
         "pareto_k_loo": loo.worst_k,
         "elpd_loo_corrected": loo.corrected_elpd,
+        "pareto_k_corrected": loo.corrected_worst_k,
     }
     if loo.share_above > 0.0:
         record.notes["pareto_k_loo"] = (
@@ -663,10 +667,21 @@ def _leave_one_out(record: Record, x_test: Any) -> None:
             "elpd_loo and what is ranked by it are not to be relied on."
         )
     if loo.corrected_reason and record.figures["kind"] == "iid":
-        record.notes["elpd_loo_corrected"] = loo.corrected_reason[0].upper() + loo.corrected_reason[1:] + "."
+        said = loo.corrected_reason[0].upper() + loo.corrected_reason[1:] + "."
+        record.notes["elpd_loo_corrected"] = said
+        if loo.corrected_k is None:
+            record.notes["pareto_k_corrected"] = said
 
 
-_LOO = ("elpd_loo", "elpd_loo_se", "elpd_loo_corrected", "pareto_k_loo", "loo_rank", "loo_weight")
+_LOO = (
+    "elpd_loo",
+    "elpd_loo_se",
+    "elpd_loo_corrected",
+    "pareto_k_corrected",
+    "pareto_k_loo",
+    "loo_rank",
+    "loo_weight",
+)
 _PARTS = (
     (_export, "The export to ArviZ", ("elpd_loo",)),
     (_diagnose, "The diagnosis", ("converged", "r_hat", "ess_min", "k_hat")),

@@ -42,7 +42,7 @@ _MEANS = (
     "coverage_90", "width_90", "gap_mean", "gap_sd_ratio", "gap_mean_floor", "gap_sd_floor", "parameters",
     "compile_seconds", "run_seconds", "predict_seconds", "gradient_evaluations", "peak_memory", "seconds",
 )  # fmt: skip
-_LARGEST, _SMALLEST = ("k_hat", "r_hat", "pareto_k_loo"), ("ess_min",)
+_LARGEST, _SMALLEST = ("k_hat", "r_hat", "pareto_k_loo", "pareto_k_corrected"), ("ess_min",)
 # Columns of both tables that two runs of one grid do not have alike.
 COSTS = (
     "compile_seconds", "run_seconds", "predict_seconds", "peak_memory", "seconds", "begun", "process",
@@ -179,7 +179,8 @@ class GridResult:
             more, so negative where it is behind in a score of which more is better;
             `<score>_to_reference`, `<score>_to_reference_se`: the same to the reference.
         the rest
-            Means over splits; of r_hat, k_hat and pareto_k_loo the largest, of ess_min the smallest of all cells.
+            Means over splits; of r_hat, k_hat and the Pareto k of leave-one-out the largest, of ess_min the smallest of
+            all cells.
             converged: the share of the chains' cells that had converged.
 
         corrected: splits of one table share training rows, so that their results are dependent and sd / sqrt(J) over J

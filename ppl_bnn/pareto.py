@@ -17,6 +17,8 @@ K_LIMIT = 0.7
 EQUAL = 1e-3
 # Where so few draws carry all the weight, the others vanish beside them, and what is fitted is how numbers underflow.
 FEWEST_EFFECTIVE = 4.0
+# Below this no tail of five draws is left for a Pareto distribution, of which ArviZ takes a fifth.
+FEWEST_DRAWS = 25
 
 
 def smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:

@@ -464,10 +464,17 @@ class Posterior:
         mean = np.average(functions, axis=0, weights=weights)
         return JointPrediction(mean, covariance, None if noise is None else covariance + noise)
 
-    def log_likelihood(self, x: Any = None, y: Any = None, *, kind: str | None = None) -> np.ndarray:
+    def log_likelihood(
+        self,
+        x: Any = None,
+        y: Any = None,
+        *,
+        kind: str | None = None,
+        u: Mapping[str, np.ndarray] | None = None,
+    ) -> np.ndarray:
         """log p(y_i | x_i, draw) in original units, (chain, draw, N); at the training rows by default.
 
-        Of each draw by itself: weights are in `draw_weights`.
+        Of each draw by itself: weights are in `draw_weights`. Of draws u with one leading axis, (S, N).
         """
         if (x is None) != (y is None):
             raise InputError(message("both x and y, or neither", "one of them", "log_likelihood(x, y)"))
@@ -478,15 +485,15 @@ class Posterior:
         else:
             inputs = self._inputs(x)
             targets = checks.check_targets(y, row_count(inputs))
-        u = _flat(self.unconstrained_draws)
+        flat = _flat(self.unconstrained_draws) if u is None else u
         kind = self._drawn_kind(kind)
         eta = self._with(
-            lambda problem: self.approximation.predictor_draws(problem, u, inputs, kind, 0, MEMORY)
+            lambda problem: self.approximation.predictor_draws(problem, flat, inputs, kind, 0, MEMORY)
         )
         family, parameters = self._with(lambda problem: problem.program.likelihood.mixture_parameters(eta))
         prediction = Prediction(family, parameters)
         values = (prediction if units is None else units.prediction(prediction)).component_log_prob(targets)
-        return values.reshape(*self.shape, -1)
+        return values.reshape(*self.shape, -1) if u is None else values
 
     def log_joint(self, u: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
         """log p(w, D) + log |dw/du| of draws u with one leading axis (default: all draws), shape (S,)."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from ppl_bnn import checks
 from ppl_bnn.errors import DivergenceError, InputError, UnsupportedError, message
-from ppl_bnn.pareto import K_LIMIT
+from ppl_bnn.pareto import FEWEST_DRAWS, K_LIMIT
 from ppl_bnn.posterior import Approximation, Posterior
 from ppl_bnn.ppl.protocol import row_count
 
@@ -31,8 +31,6 @@ TOLERANCE = 1e-9
 STEPS = 500
 # Of the distance to where a weight or a multiplier becomes zero; and how much of the complementarity is kept in a step.
 TO_BOUNDARY, CENTRING = 0.99, 0.1
-# Below this no tail of five draws is left for a Pareto distribution, of which ArviZ takes a fifth.
-FEWEST_DRAWS = 25
 
 
 def stack(posterior: Posterior, x: Any = None, y: Any = None) -> Posterior:

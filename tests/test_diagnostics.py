@@ -12,6 +12,7 @@ import pytest
 import scipy.stats
 
 import ppl_bnn as bnn
+from ppl_bnn.diagnostics import importance
 from ppl_bnn.diagnostics.diagnose import VERDICTS, diagnose
 from ppl_bnn.diagnostics.function_space import (
     RESTART_LIMIT,
@@ -23,6 +24,7 @@ from ppl_bnn.diagnostics.function_space import (
 from ppl_bnn.diagnostics.importance import leave_one_out, pareto_k, pareto_k_of
 from ppl_bnn.errors import InputError, UnsupportedError
 from ppl_bnn.inference.covariance import Full
+from ppl_bnn.inference.drawn import Drawn
 from ppl_bnn.inference.laplace import LaplaceGaussian
 from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.inference.method import Method, Outcome
@@ -511,14 +513,123 @@ def test_leave_one_out_of_an_approximation_is_corrected_where_the_weights_allow(
     truth = exact_leave_one_out()
     # Draws spread too widely lose score when taken at their word; the weights p/q repair it.
     assert wide.elpd < truth - 0.5
-    assert wide.corrected_elpd == pytest.approx(truth, abs=0.3)
+    assert wide.corrected_elpd == pytest.approx(truth, abs=0.1)
+    assert wide.corrected_k is not None
+    assert wide.corrected_k.shape == (ROWS,)
+    assert wide.corrected_worst_k == wide.corrected_k.max() <= 0.7
+    assert wide.corrected_share_above == 0.0
     narrow = leave_one_out(gaussian(0.3, False))
     assert math.isnan(narrow.corrected_elpd)
     assert "k-hat" in narrow.corrected_reason
+    assert narrow.corrected_k is None
+    # A predictor that is linear in the weights is its own linearisation.
     linearised = leave_one_out(gaussian(1.6, True))
-    assert math.isnan(linearised.corrected_elpd)
-    assert "linearised" in linearised.corrected_reason
-    assert math.isfinite(linearised.elpd)
+    assert linearised.corrected_elpd == pytest.approx(wide.corrected_elpd, abs=1e-9)
+    assert linearised.corrected_reason == ""
+
+
+def test_the_correction_of_a_linearised_network_is_withheld() -> None:
+    posterior = network_chains(chains=1, draws=4)
+    mode = {name: value[0, 0] for name, value in posterior.approximation.u.items()}
+    size = sum(np.size(value) for value in mode.values())
+
+    def by(kinds: tuple[str, ...]) -> Any:
+        gaussian = LaplaceGaussian(mode, Full.of(1e8 * np.eye(size)), predictives=kinds)
+        return fitted(network, gaussian)
+
+    u = by(("linearised", "sampled")).approximation.draw(50, np.random.default_rng(0))
+    assert importance._linear(
+        by(("linearised", "sampled")), {name: 0.0 * v + mode[name] for name, v in u.items()}
+    )
+    assert not importance._linear(by(("linearised", "sampled")), u)
+
+
+def test_corrected_figures_are_those_of_arviz() -> None:
+    import arviz_stats
+    from arviz_base import from_dict
+
+    rng = np.random.default_rng(2)
+    values, log_p, log_q = (
+        0.3 * rng.normal(size=(800, 12)),
+        0.3 * rng.normal(size=800),
+        0.3 * rng.normal(size=800),
+    )
+    tree = from_dict({"posterior": {"a": log_p[None]}, "log_likelihood": {"y": values[None]}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected: Any = arviz_stats.loo_approximate_posterior(tree, log_p=log_p, log_q=log_q, pointwise=True)
+    elpd, k = importance._leave_out(values, log_p - log_q)
+    np.testing.assert_allclose(elpd, expected.elpd_i.values, rtol=1e-10)
+    np.testing.assert_allclose(k, expected.pareto_k.values, rtol=1e-10)
+    corrected = importance._published(elpd, k, 0.0)
+    assert corrected.elpd == pytest.approx(expected.elpd, rel=1e-12)
+    assert corrected.se == pytest.approx(expected.se, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("row", "overall", "published"), [(0.69, 0.69, True), (0.71, 0.5, False), (0.5, 0.71, False)]
+)
+def test_one_row_above_the_limit_withholds_the_corrected_value(
+    row: float, overall: float, published: bool
+) -> None:
+    k = np.array([0.1, row, 0.3, -math.inf])
+    found = importance._published(np.full(4, -1.0), k, overall)
+    assert math.isfinite(found.elpd) is published
+    assert (found.reason == "") is published
+    assert found.k is k
+    if row > 0.7:
+        assert "above 0.7 in 25.0% of the rows, 0.71 at most" in found.reason
+    if overall > 0.7:
+        assert "k-hat of p/q is 0.71" in found.reason
+
+
+def test_a_narrow_approximation_is_not_corrected_for_rows_that_its_weights_do_not_reach() -> None:
+    """Mean field at its optimum for correlated inputs: k-hat of p/q allows what Pareto k of the rows forbids."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(ROWS, 1)) + rng.normal(size=(ROWS, FEATURES))
+    y = x @ [1.0, -0.5] + NOISE * rng.normal(size=ROWS)
+    precision = x.T @ x / NOISE**2 + np.eye(FEATURES)
+    mean = np.linalg.solve(precision, x.T @ y / NOISE**2)
+    optimum = MeanField(
+        {"output.weight": mean[:, None]}, {"output.weight": np.diag(precision)[:, None] ** -0.5}
+    )
+    posterior = Planted(outcome=Outcome(optimum), ppl="pyro").fit(linear, x, y)
+    assert pareto_k(posterior).k <= 0.7
+    found = leave_one_out(posterior)
+    assert found.corrected_worst_k > 0.7
+    assert 0.0 < found.corrected_share_above < 1.0
+    assert math.isnan(found.corrected_elpd)
+    assert "of the rows" in found.corrected_reason
+
+
+def test_what_cannot_be_corrected_says_why() -> None:
+    mean, covariance, _ = closed_form()
+    part = Full.of(np.linalg.inv(covariance)[:1, :1])
+    held = LaplaceGaussian(
+        {"output.weight": mean[:, None]}, part, positions=np.array([0]), predictives=("sampled",)
+    )
+    wide = gaussian(1.5)
+    u = wide.draw(500, np.random.default_rng(0))
+    for posterior, words in (
+        (fitted(linear, held), "held at a value"),
+        (fitted(linear, Drawn(u, wide.log_prob(u))), "no more than were kept"),
+        (fitted(linear, Undense((gaussian(),))), "no density"),
+        (exact_gaussian().to_datatree(), "a tree holds too few draws"),
+    ):
+        found = leave_one_out(posterior)
+        assert math.isfinite(found.elpd)
+        assert math.isnan(found.corrected_elpd)
+        assert found.corrected_k is None
+        assert words in found.corrected_reason
+
+
+@pytest.mark.parametrize(("draws", "defined"), [(24, False), (25, True)])
+def test_leaving_out_takes_a_tail_of_five_draws(draws: int, defined: bool) -> None:
+    found = leave_one_out(exact_chains(chains=1, draws=draws))
+    assert math.isfinite(found.elpd) is defined
+    assert (found.reason == "") is defined
+    if not defined:
+        assert "24 draws have no tail" in found.reason
 
 
 def test_a_point_has_no_leave_one_out() -> None:

@@ -16,7 +16,7 @@ from ppl_bnn.diagnostics.function_space import (
     convergence,
     probe_rows,
 )
-from ppl_bnn.diagnostics.importance import K_LIMIT, ParetoK, pareto_k
+from ppl_bnn.diagnostics.importance import K_LIMIT, ParetoK, held_coordinates, pareto_k
 from ppl_bnn.errors import InputError, UnsupportedError, message
 from ppl_bnn.inference.method import Method
 from ppl_bnn.progress import Progress
@@ -366,7 +366,7 @@ def _approximation(posterior: Any, found: _Findings) -> str:
             found.reasons.append(f"the method itself gives an ELBO of {posterior.info.figures['elbo']:.2f}")
         _ask_for_reference(found)
         return UNDECIDED if settled else NOT_CONVERGED
-    held = _held(posterior)
+    held = held_coordinates(posterior)
     _bounds(posterior, pareto, tempered, held, found)
     found.figures |= {
         "pareto_k": pareto.k,
@@ -417,17 +417,6 @@ def _target(posterior: Any, found: _Findings) -> bool:
             f"the fit maximised the objective {objective!r}; the ELBO given is of what it found"
         )
     return tempered
-
-
-def _held(posterior: Any) -> int:
-    """How many coordinates of latent sites are the same in every draw, although they have a prior."""
-    draws = posterior.approximation.draw(3, np.random.default_rng(0))
-    sites = posterior._with(lambda problem: problem.program.sites)
-    return sum(
-        int(np.count_nonzero(np.ptp(value, axis=0) == 0.0))
-        for name, value in draws.items()
-        if not sites[name].is_param
-    )
 
 
 def _bounds(posterior: Any, pareto: ParetoK, tempered: bool, held: int, found: _Findings) -> None:
