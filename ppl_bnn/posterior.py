@@ -92,8 +92,13 @@ class Approximation(ABC):
         """The inverse of `arrays`."""
 
     def centre(self) -> dict[str, np.ndarray]:
-        """One representative point: the mode or the mean of u."""
+        """One representative point: the mode or the mean of u, or where there is none, one draw or one part."""
         raise UnsupportedError(f"{type(self).__name__} has no centre")
+
+    @property
+    def has_centre(self) -> bool:
+        """Whether `centre()` is the mode or the mean of the whole, not one draw or one part of it."""
+        return False
 
     def predictor_draws(
         self, problem: Problem, u: Mapping[str, np.ndarray], x: Any, kind: str, seed: int, memory: int
@@ -227,6 +232,10 @@ class Point(Approximation):
 
     def centre(self) -> dict[str, np.ndarray]:
         return dict(self.u)
+
+    @property
+    def has_centre(self) -> bool:
+        return True
 
     def arrays(self) -> dict[str, np.ndarray]:
         return dict(self.u)

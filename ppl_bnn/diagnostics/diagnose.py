@@ -314,6 +314,11 @@ def _optimisation(posterior: Any, found: _Findings) -> bool:
     found.figures |= {name: float(value) for name, value in figures.items()}
     if "gradient_norm" in figures:
         found.reasons.append(f"the norm of the gradient at the mode is {figures['gradient_norm']:.3g}")
+    if "rise_along_gradient" in figures:
+        found.reasons.append(
+            "the log joint has kinks, where its gradient does not vanish at a mode; along the gradient it rises by "
+            f"{figures['rise_along_gradient']:.3g} nats"
+        )
     settled = bool(figures["converged"]) if "converged" in figures else None
     settled = _loss_curve(posterior, settled, found)
     if not settled:

@@ -139,6 +139,10 @@ class Members(Approximation):
         """That of the member with most weight, the first of several: a mean over modes would be no network at all."""
         return self.members[int(np.argmax(self.shares))].centre()
 
+    @property
+    def has_centre(self) -> bool:
+        return len(self.members) == 1 and self.members[0].has_centre
+
     # -- predictions
 
     @property
@@ -373,6 +377,8 @@ class Ensemble(Method):
         for name in ("ppl", "dtype"):
             object.__setattr__(self, name, getattr(self.member, name))
         super().__post_init__()
+
+    finds_centre: ClassVar[bool] = False
 
     def check(self) -> None:
         check_whole(self.name, "size", self.size, 1, "10")

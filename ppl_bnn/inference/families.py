@@ -75,6 +75,11 @@ class Block(ABC):
         return 1
 
     @property
+    def has_centre(self) -> bool:
+        """Whether `centre` is the mean of the whole block."""
+        return True
+
+    @property
     def noise_size(self) -> int:
         """E: standard normals per draw (and per stratum)."""
         return self.size
@@ -557,6 +562,10 @@ class MixtureBlock(Block):
     @property
     def strata(self) -> int:
         return self.components
+
+    @property
+    def has_centre(self) -> bool:
+        return self.components == 1
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # Equal components would move alike for ever: they start apart, by a quarter of the variance in each coordinate.

@@ -29,6 +29,12 @@ def flat_latents(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([np.asarray(u[name], dtype=float).reshape(-1) for name in latent_names(problem)])
 
 
+def latent_places(problem: Problem) -> np.ndarray:
+    """Where the flat vector (P,) of the latent sites lies in that of all sites, parameters without a prior included."""
+    sites = problem.program.sites.values()
+    return np.flatnonzero(np.concatenate([np.full(site.size, not site.is_param) for site in sites]))
+
+
 def site_slices(problem: Problem, names: Sequence[str] | None = None) -> dict[str, slice]:
     """Where each latent site lies in the flat vector (or in that of `names` alone)."""
     slices, start = {}, 0

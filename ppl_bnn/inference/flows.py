@@ -165,6 +165,10 @@ class FlowBlock(Block):
     hidden: int
 
     @property
+    def has_centre(self) -> bool:
+        return False
+
+    @property
     @abstractmethod
     def weight_count(self) -> int:
         """How many weights the layers have, entries under a mask included."""

@@ -487,6 +487,10 @@ class GuideApproximation(Approximation):
     def centre(self) -> dict[str, np.ndarray]:
         return self.guide.centre(self._exact) | dict(self.values)
 
+    @property
+    def has_centre(self) -> bool:
+        return all(block.has_centre for block in self.guide.blocks)
+
     def program(self, model: Model) -> Model:
         return with_prior_scales(model, self.prior_scales) if self.prior_scales else model
 

@@ -19,6 +19,7 @@ from ppl_bnn.inference.flat_vector import (
     first_rows,
     flat_latents,
     latent_names,
+    latent_places,
     site_slices,
     system_values,
 )
@@ -285,13 +286,7 @@ class Tuning:
     @property
     def places(self) -> np.ndarray:
         """The positions (Q,) in the flat vector of all sites, parameters without a prior included."""
-        latents = latent_names(self.problem)
-        found, start = [], 0
-        for name, site in self.problem.program.sites.items():
-            if name in latents:
-                found.append(np.arange(start, start + site.size))
-            start += site.size
-        return np.concatenate(found)[self.positions]
+        return latent_places(self.problem)[self.positions]
 
     def changes(self, factors: np.ndarray, scale: float) -> Changes:
         """What the factors do to the log joint, over the flat vector of all sites."""

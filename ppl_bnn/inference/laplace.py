@@ -35,7 +35,13 @@ from ppl_bnn.inference.evidence import (
     fixed_point,
     maximise,
 )
-from ppl_bnn.inference.flat_vector import flat_latents, latent_names, site_slices, somewhere
+from ppl_bnn.inference.flat_vector import (
+    flat_latents,
+    latent_names,
+    latent_places,
+    site_slices,
+    somewhere,
+)
 from ppl_bnn.inference.hyperparameters import Tuning, gaussian_noise, log_likelihood, log_prior, noise_sites
 from ppl_bnn.inference.jacobian import linear_maps, refuse_interacting_rows
 from ppl_bnn.inference.kronecker import (
@@ -51,9 +57,19 @@ from ppl_bnn.inference.kronecker import (
 )
 from ppl_bnn.inference.laplace_gaussian import LaplaceGaussian, predictor_columns
 from ppl_bnn.inference.linearised import KINDS, kinds_of
-from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, missing_sites
+from ppl_bnn.inference.method import (
+    Method,
+    Outcome,
+    Start,
+    Stopwatch,
+    central_start,
+    fitted_start,
+    missing_sites,
+    refuse_without_centre,
+)
 from ppl_bnn.inference.optimise import (
     REFINING,
+    RISE,
     Mode,
     Refinement,
     check_optimiser,
@@ -62,17 +78,21 @@ from ppl_bnn.inference.optimise import (
     failed_restarts,
     find_mode,
     flat_sites,
+    kinks,
     starting_point,
 )
 from ppl_bnn.inference.precision import DiagonalCurvature, FullCurvature
 from ppl_bnn.inference.prior_curvature import check_bounded, check_smooth, prior_curvature, site_curvatures
 from ppl_bnn.inference.search import by_validation, marginal_mode
+from ppl_bnn.posterior import Posterior
 from ppl_bnn.ppl.protocol import Problem, Program, map_data, site_seed
 from ppl_bnn.progress import Progress
 
 WEIGHTS = ("all", "last_layer", "largest_variance", "largest_magnitude")
 NOISES = ("gaussian", "mode", "evidence")
 TUNINGS = ("none", *GROUPINGS)
+# Nats that a Newton step may gain from a point that is taken as the mode: so much is the log evidence off.
+NO_MODE = 0.1
 # Nats of log evidence that the alternation may lose from its best round: it leaves out what a new mode does to H.
 RUNAWAY = 1.0
 
@@ -204,6 +224,8 @@ class Laplace(Method):
                 "Laplace: "
                 + message("start= with optimise=False", "None", "start=a MAP posterior or a dict of arrays")
             )
+        if not self.optimise:
+            refuse_without_centre(self.start)
 
     def _check_combinations(self) -> None:
         """Each pair that is not defined, with a way out."""
@@ -391,6 +413,7 @@ class _Fit:
 
     def by_guide(self) -> Outcome:
         refuse_point_estimates(self.problem)
+        self._refuse_kinks()
         mode = self._mode()
         watch = Stopwatch()
         gaussian = guide_gaussian(self.problem, mode.u)
@@ -398,9 +421,24 @@ class _Fit:
         self.passes = 1.0
         return self._outcome(mode, mode.u, approximation, watch)
 
+    def _refuse_kinks(self) -> None:
+        """An exact Hessian knows nothing of a likelihood whose log density is made of straight lines."""
+        found = kinks(self.problem)
+        if found:
+            raise UnsupportedError(
+                "Laplace: "
+                + message(
+                    "a log joint with a Hessian at its mode",
+                    f"{found}, whose log density is straight on both sides of a kink",
+                    "curvature='ggn', which has the Fisher information of the likelihood, or NUTS or SVI",
+                )
+            )
+
     def by_curvature(self) -> Outcome:
         method, problem = self.method, self.problem
         check_smooth(problem)
+        if method.curvature == "hessian":
+            self._refuse_kinks()
         if method.curvature != "hessian":
             refuse_interacting_rows(problem)
         if not problem.program.language and method.curvature != "hessian":
@@ -427,6 +465,8 @@ class _Fit:
             u, covariance, factors, noise = self._tuned(u, positions)
         else:
             covariance = self._gaussian(u, positions)
+            if not method.optimise and not method.marginal:
+                mode = self._judged(mode, covariance, positions)
         everything = len(positions) == self._size
         approximation = LaplaceGaussian(
             mode=self._latents(u),
@@ -463,7 +503,7 @@ class _Fit:
             warnings=mode.warnings + self.warnings,
             figures={
                 "log_joint": mode.log_joint,
-                "gradient_norm": mode.gradient_norm,
+                **mode.figures,
                 "converged": float(mode.converged),
                 **self.figures,
             },
@@ -486,13 +526,40 @@ class _Fit:
         method, problem = self.method, self.problem
         if method.optimise:
             return self._found(method.start)
-        u = starting_point(problem, method.start, self.progress)
-        missing = missing_sites(problem, method.start)
+        start = method.start
+        if isinstance(start, Method):
+            start = fitted_start(problem, start, self.progress)
+        taken = isinstance(start, Posterior)
+        u = central_start(problem, start) if taken else starting_point(problem, start, self.progress)
+        missing = missing_sites(problem, start)
         if missing:
             held = [name for name in problem.program.sites if name not in missing]
             u = self.refinement.mode(u, held=held)
-        value, gradient = self.refinement.value_and_grad(flat_sites(problem, u))
-        return Mode(u, -value, float(np.linalg.norm(gradient)), np.zeros(0), True, 0, 0.0, 0.0)
+        value, norm, rise = self.refinement.standing(u)
+        return Mode(u, value, norm, np.zeros(0), rise is None or rise <= RISE, 0, 0.0, 0.0, rise=rise)
+
+    def _judged(self, mode: Mode, covariance: Any, positions: np.ndarray) -> Mode:
+        """A point that was taken as the mode, with what a Newton step g' A^-1 g / 2 would gain in nats.
+
+        Where the log joint is quadratic that is what its maximum lies higher, and so the error of the log evidence.
+        """
+        if mode.rise is not None:
+            return mode
+        _, gradient = self.refinement.value_and_grad(flat_sites(self.problem, mode.u))
+        gain = self._gain(gradient[latent_places(self.problem)][positions], covariance)
+        self.figures["newton_gain"] = gain
+        failures = mode.failures
+        if gain > NO_MODE:
+            failures += (
+                f"not a mode: a Newton step from the start that was taken as the mode would gain {gain:.3g} nats, by "
+                "which the log evidence is off; optimise=True finds the mode",
+            )
+        return replace(mode, converged=gain <= NO_MODE, failures=failures, gain=gain)
+
+    @staticmethod
+    def _gain(gradient: np.ndarray, covariance: Any) -> float:
+        """What a Newton step gains, g' A^-1 g / 2."""
+        return 0.5 * float(np.sum(covariance.whiten(gradient[None]) ** 2))
 
     def _found(self, start: Start, held: Sequence[str] = ()) -> Mode:
         method = self.method
@@ -977,9 +1044,11 @@ class _Fit:
         """Report a mode that the tuned hyper-parameters have left behind: a Newton step gains g' A^-1 g / 2 nats."""
         size = flat_sites(self.problem, u)
         _, gradient = self.refinement.value_and_grad(size, tuning.changes(factors, scale))
+        if kinks(self.problem):
+            return
         latent = gradient[tuning.places]
         self.figures["gradient_norm"] = float(np.linalg.norm(latent))
-        gain = 0.5 * float(np.sum(covariance.whiten(latent[None]) ** 2))
+        gain = self._gain(latent, covariance)
         if gain > 1.0:
             self.warnings += (
                 f"the mode is not that of the tuned hyper-parameters: a Newton step would gain {gain:.3g} nats; "

@@ -81,6 +81,10 @@ class LaplaceGaussian(Approximation):
     def centre(self) -> dict[str, np.ndarray]:
         return {**self.mode, **self.held}
 
+    @property
+    def has_centre(self) -> bool:
+        return True
+
     def program(self, model: Model) -> Model:
         if not self.factors and self.noise is None:
             return model

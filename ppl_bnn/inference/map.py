@@ -157,7 +157,7 @@ class MAP(Method):
         figures = {"log_joint": mode.log_joint, "converged": float(mode.converged)}
         target = ""
         if mode.held_score is None:
-            figures["gradient_norm"] = mode.gradient_norm
+            figures |= mode.figures
         else:
             figures |= {"validation_score": mode.held_score, "best_step": float(mode.best_step or 0)}
             target = f"early stopping on {self.validation:.0%} of the rows, held out"

@@ -66,6 +66,10 @@ class Dropped(Approximation):
     def centre(self) -> dict[str, np.ndarray]:
         return dict(self.u)
 
+    @property
+    def has_centre(self) -> bool:
+        return True
+
     def arrays(self) -> dict[str, np.ndarray]:
         return {f"u:{name}": value for name, value in self.u.items()} | {
             f"rate:{name}": np.asarray(rate) for name, rate in self.rates.items()

@@ -49,6 +49,10 @@ class MeanField(Approximation):
     def centre(self) -> dict[str, np.ndarray]:
         return dict(self.loc)
 
+    @property
+    def has_centre(self) -> bool:
+        return True
+
     def log_alpha(self) -> dict[str, np.ndarray]:
         """log(scale^2 / loc^2) of each coordinate of the latent sites: noise over signal.
 

@@ -69,6 +69,8 @@ class Method(ABC):
     dtype: str = field(default="auto", kw_only=True)
     systems: ClassVar[tuple[str, ...]] = SYSTEMS
     serves_local: ClassVar[bool] = True
+    # Whether its approximation has a mode or a mean that another method can take as the mode.
+    finds_centre: ClassVar[bool] = True
     # The families of `distributions.SPECIAL` whose meaning the method knows.
     serves_priors: ClassVar[frozenset[str]] = frozenset()
 
@@ -375,19 +377,8 @@ def resolve_start(
     elsewhere (a torch module, Flax parameters) is such a dict of weights, as `pretrained.weights_of` finds them.
     """
     if isinstance(start, Method):
-        found = []
-        for index in range(count):
-            posterior = start.fit(
-                problem.program.model,
-                problem.inputs,
-                problem.targets,
-                seed=(problem.seed + index) % 2**31,
-                device=problem.device,
-                progress=progress,
-                observed=None if problem.program.language else problem.program.observed,
-            )
-            found.append(_matching(problem, posterior.approximation.centre()))
-        return found
+        fitted = (fitted_start(problem, start, progress, index) for index in range(count))
+        return [_matching(problem, posterior.approximation.centre()) for posterior in fitted]
     if isinstance(start, Posterior):
         if start.kind == "point":
             return [_matching(problem, start.approximation.centre())] * count
@@ -435,6 +426,47 @@ def resolve_start(
         }
         filled.append(problem.program.unconstrain(w, problem.x, problem.y))
     return filled
+
+
+def fitted_start(problem: Problem, start: Method, progress: Progress, index: int = 0) -> Posterior:
+    """What `start` finds on the data of the problem, with the seed that follows the problem's by `index`."""
+    return start.fit(
+        problem.program.model,
+        problem.inputs,
+        problem.targets,
+        seed=(problem.seed + index) % 2**31,
+        device=problem.device,
+        progress=progress,
+        observed=None if problem.program.language else problem.program.observed,
+    )
+
+
+def central_start(problem: Problem, start: Posterior) -> dict[str, np.ndarray]:
+    """The centre u (NumPy) of a posterior, where one point is asked for and a draw would not do.
+
+    Raises
+    ------
+    UnsupportedError: a posterior without a centre. InputError: a posterior of another model.
+    """
+    refuse_without_centre(start)
+    return _matching(problem, start.approximation.centre())
+
+
+def refuse_without_centre(start: Any) -> None:
+    """Refuse a posterior, or a method, whose approximation has no mode or mean to be taken as the mode."""
+    if isinstance(start, Posterior):
+        good, came = start.approximation.has_centre, start.info.method
+    else:
+        good, came = getattr(start, "finds_centre", True), getattr(start, "name", "")
+    if not good:
+        raise UnsupportedError(
+            "start: "
+            + message(
+                "a start with a centre, to be taken as the mode",
+                f"{came}, whose draws, members or components have none in common",
+                "start=MAP(), or optimise=True, which begins at a draw and finds the mode",
+            )
+        )
 
 
 def missing_sites(problem: Problem, start: Start) -> list[str]:

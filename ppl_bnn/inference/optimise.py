@@ -17,8 +17,9 @@ import numpy as np
 
 from ppl_bnn.errors import DivergenceError, InputError, message
 from ppl_bnn.inference.effort import Effort
-from ppl_bnn.inference.method import Start, Stopwatch, resolve_start
+from ppl_bnn.inference.method import Start, Stopwatch, central_start, resolve_start
 from ppl_bnn.language import ops
+from ppl_bnn.posterior import Posterior
 from ppl_bnn.ppl.protocol import Problem, site_seed
 from ppl_bnn.progress import Progress
 
@@ -29,6 +30,10 @@ SHRINK = 2.0**-8
 WAIT = 1000
 # Iterations of L-BFGS at most.
 REFINING = 500
+# Families of priors whose log density has a kink.
+KINKED = ("Laplace", "AsymmetricLaplace")
+# Nats that the log joint may rise along its gradient from a mode that lies on kinks.
+RISE = 0.1
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,9 @@ class Mode:
     converged: whether the loss reached a plateau at the smallest learning rate before the steps ran out. failures: what
     there is to say of other starts. held_score: of a point that early stopping chose, which is no mode, the mean of log
     p(y | x, w) over the rows held out, in nats, and best_step the step that it was reached at; converged then says that
-    no better one came in the steps that were waited for.
+    no better one came in the steps that were waited for. rise: where the log joint has kinks, by how many nats it
+    rises along its gradient, which need not vanish there; None elsewhere.
+    gain: what a Newton step would gain, in nats, where that was computed; it then takes the place of the norm.
     """
 
     u: dict[str, np.ndarray]
@@ -53,6 +60,15 @@ class Mode:
     failures: tuple[str, ...] = ()
     held_score: float | None = None
     best_step: int | None = None
+    rise: float | None = None
+    gain: float | None = None
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What tells whether this is a mode: the norm of the gradient, or `rise` where the optimum lies on kinks."""
+        if self.rise is not None:
+            return {"rise_along_gradient": self.rise}
+        return {"gradient_norm": self.gradient_norm}
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -68,7 +84,10 @@ class Mode:
                 "the loss was still falling when the steps ran out: give more steps or a larger learning rate"
             )
         scale = 1e-2 * max(1.0, abs(self.log_joint)) ** 0.5
-        if self.gradient_norm > scale:
+        if self.rise is not None:
+            if self.rise > RISE:
+                found.append(f"not a mode: along its gradient the log joint rises by {self.rise:.3g} nats")
+        elif self.gain is None and self.gradient_norm > scale:
             found.append(f"not a mode: the gradient of the log joint has norm {self.gradient_norm:.3g}")
         return tuple(found)
 
@@ -124,16 +143,17 @@ def find_mode(
             u = refinement.mode(u, held=held)
     finally:
         task.close()
-    value, gradient = refinement.value_and_grad(flat_sites(problem, u))
+    value, norm, rise = refinement.standing(u, held)
     return Mode(
         u=u,
-        log_joint=-value,
-        gradient_norm=float(np.linalg.norm(gradient)),
+        log_joint=value,
+        gradient_norm=norm,
         losses=np.concatenate(losses),
         converged=plateau.reached,
         evaluations=done + refinement.evaluations,
         compile_seconds=adam.compile_seconds,
         run_seconds=watch(),
+        rise=rise,
     )
 
 
@@ -250,11 +270,11 @@ def find_modes(
         refinement = Refinement(problem, jacobian)
         if polish and validation is None and problem.dtype == "float64":
             u = refinement.mode(u)
-        value, gradient = refinement.value_and_grad(flat_sites(problem, u))
+        value, norm, rise = refinement.standing(u)
         found[index] = Mode(
             u=u,
-            log_joint=-value,
-            gradient_norm=float(np.linalg.norm(gradient)),
+            log_joint=value,
+            gradient_norm=norm,
             losses=trails[index, : ended[index]],
             converged=bool(arrived[index]),
             evaluations=int(ended[index]) + refinement.evaluations,
@@ -262,6 +282,7 @@ def find_modes(
             run_seconds=0.0,
             held_score=None if validation is None else float(scores[index]),
             best_step=None if validation is None else int(best_steps[index]),
+            rise=rise,
         )
     seconds = max(watch() - adam.compile_seconds, 0.0) / count
     return [replace(each, run_seconds=seconds) if isinstance(each, Mode) else each for each in found]
@@ -314,10 +335,14 @@ def starting_point(
 ) -> dict[str, np.ndarray]:
     """Where an optimisation begins: `start`, or a draw from the prior brought to a size at which networks train.
 
+    Of a posterior it is the centre, and a draw of one that has none.
+
     Scalars begin at their prior median of 15 draws. A weight tensor begins at a draw, shrunk where its root mean
     square exceeds fan_in^(-1/2), because a draw from a wide prior saturates every unit. Each `restart` has draws of its
     own.
     """
+    if isinstance(start, Posterior) and start.approximation.has_centre:
+        return central_start(problem, start)
     if start is not None:
         return resolve_start(problem, start, progress)[0]
     seed = problem.seed if restart == 0 else site_seed(f"restart {restart}", problem.seed) % 2**31
@@ -379,6 +404,34 @@ class Refinement:
         self.evaluations += 1
         return float(value), system.to_numpy(gradient).astype(np.float64)
 
+    def standing(
+        self, u: Mapping[str, np.ndarray], held: Collection[str] = ()
+    ) -> tuple[float, float, float | None]:
+        """(log joint, norm of its gradient, rise along it in nats where there are kinks, else None) at u (NumPy)."""
+        flat = flat_sites(self._problem, u)
+        value, gradient = self.value_and_grad(flat)
+        norm = float(np.linalg.norm(gradient))
+        if not kinks(self._problem):
+            return -value, norm, None
+        return -value, norm, self._rise_along_gradient(flat, value, gradient * self._free(held))
+
+    def _free(self, held: Collection[str]) -> np.ndarray:
+        """Which coordinates of the flat vector belong to sites that are not `held`."""
+        sites = self._problem.program.sites.values()
+        return np.concatenate([np.full(site.size, site.name not in held) for site in sites])
+
+    def _rise_along_gradient(self, flat: np.ndarray, value: float, gradient: np.ndarray) -> float:
+        """The most that the log joint gains on steps of length 1, 1/2, 1/4, ... 2^-20 along its gradient, in nats.
+
+        At a mode on a kink it gains nothing, however large the gradient of one side of the kink.
+        """
+        norm = float(np.linalg.norm(gradient))
+        if not 0.0 < norm < math.inf:
+            return 0.0
+        lengths = 2.0 ** -np.arange(21.0)
+        values = [self.value_and_grad(flat - length * gradient / norm)[0] for length in lengths]
+        return max(0.0, value - float(np.nanmin(values)))
+
     def mode(
         self,
         u: Mapping[str, np.ndarray],
@@ -390,9 +443,7 @@ class Refinement:
         """The mode reached from u (NumPy) with the sites `held` kept where they are."""
         from scipy.optimize import minimize
 
-        begin = flat_sites(self._problem, u)
-        sites = self._problem.program.sites.values()
-        free = np.concatenate([np.full(site.size, site.name not in held) for site in sites])
+        begin, free = flat_sites(self._problem, u), self._free(held)
         if not free.any():
             return dict(u)
 
@@ -413,6 +464,20 @@ class Refinement:
         if np.all(np.isfinite(result.x)) and result.fun <= self.value_and_grad(begin, changes)[0]:
             flat[free] = result.x
         return {name: np.asarray(value) for name, value in self._problem.program.unravel(flat).items()}
+
+
+def kinks(problem: Problem) -> str:
+    """What gives the log joint kinks, where modes lie and its gradient does not vanish; "" where nothing is known to.
+
+    log p of a Laplace (double-exponential) distribution has one where its value is at its location: in a likelihood
+    at residuals of zero, of which the optimum has some (a median regression passes through as many rows as it has
+    weights), in a prior at weights of zero.
+    """
+    likelihood = getattr(problem.program.likelihood, "base", problem.program.likelihood)
+    if getattr(likelihood, "family", type(likelihood).__name__) == "Laplace":
+        return "the Laplace likelihood"
+    sites = [site.name for site in problem.program.latents if site.family in KINKED]
+    return f"the Laplace prior of {', '.join(sites)}" if sites else ""
 
 
 def flat_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:

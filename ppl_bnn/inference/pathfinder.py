@@ -143,6 +143,10 @@ class PathMixture(Approximation):
         heaviest = 0 if self.weights is None else int(np.argmax(self.weights))
         return {name: value[heaviest] for name, value in self.location.items()}
 
+    @property
+    def has_centre(self) -> bool:
+        return self.size == 1
+
     def as_prior(self) -> GaussianPrior:
         """The Gaussian of a single path.
 

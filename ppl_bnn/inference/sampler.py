@@ -127,6 +127,7 @@ class Sampler(Method):
     budget: float | None = None
     systems: ClassVar[tuple[str, ...]] = ("numpyro",)
     fewest_warmup: ClassVar[int] = 1
+    finds_centre: ClassVar[bool] = False
 
     def check(self) -> None:
         check_whole(self.name, "draws", self.draws, 1, "1000")

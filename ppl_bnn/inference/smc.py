@@ -105,6 +105,7 @@ class SMC(Method):
     systems: ClassVar[tuple[str, ...]] = ("numpyro",)
     # Particles start from the prior.
     start: ClassVar[None] = None
+    finds_centre: ClassVar[bool] = False
 
     def check(self) -> None:
         check_whole(self.name, "particles", self.particles, 4, "1000")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -71,6 +71,8 @@ class Stacked(Method):
     def serves_local(self) -> bool:  # type: ignore[override]
         """Latent variables of rows belong to the rows that are there: there are none for rows held out."""
         return self.by == "loo" and self.member.serves_local
+
+    finds_centre: ClassVar[bool] = False
 
     def check(self) -> None:
         if self.by not in WAYS:

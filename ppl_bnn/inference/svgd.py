@@ -73,6 +73,10 @@ class Particles(Approximation):
         """The first particle: a mean of weights over symmetric modes would be no network at all."""
         return {name: value[0] for name, value in self.u.items()}
 
+    @property
+    def has_centre(self) -> bool:
+        return self.size == 1
+
     def arrays(self) -> dict[str, np.ndarray]:
         return dict(self.u)
 
@@ -124,6 +128,8 @@ class SVGD(Method):
     batch_size: int | None = None
     start: Start = None
     jitter: float = 0.1
+
+    finds_centre: ClassVar[bool] = False
 
     def check(self) -> None:
         check_whole(self.name, "particles", self.particles, 1, "20")

@@ -363,6 +363,10 @@ class Restarts(Approximation):
     def centre(self) -> dict[str, np.ndarray]:
         return self.members[0].centre()
 
+    @property
+    def has_centre(self) -> bool:
+        return self.members[0].has_centre
+
     def program(self, model: Model) -> Model:
         return self.members[0].program(model)
 

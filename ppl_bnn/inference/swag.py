@@ -101,6 +101,10 @@ class SWAGGaussian(Approximation):
     def centre(self) -> dict[str, np.ndarray]:
         return dict(self.mean)
 
+    @property
+    def has_centre(self) -> bool:
+        return True
+
     def covariance(self) -> np.ndarray:
         """The covariance (P, P) of the flat vector."""
         return 0.5 * np.diag(self._flat(self.variance)) + self._factor.T @ self._factor
