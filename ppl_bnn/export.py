@@ -140,7 +140,8 @@ def posterior_datatree(
 
     Groups, with S = chain x draw and N training rows; y in original units throughout:
 
-    - `posterior`: draws of all sites as the program reads them (chain, draw, *shape);
+    - `posterior`: draws of all sites as the program reads them (chain, draw, *shape), and for a Laplace approximation
+      the weights that the program computes from other sites, linearised about the mode;
     - `sample_stats`: what the sampler recorded; `lp`, the log joint in unconstrained coordinates, log p(w, D) +
       log |dw/du|; for an approximation with a density, `log_q`; for stacked chains or members `log_weight`, the
       logarithm of what each draw counts (summing to 1), which the functions of ArviZ do not know of: the attribute
@@ -347,6 +348,7 @@ def _evaluated(
     """
     flat, program = _flat(u), problem.program
     w = program.constrain_draws(flat, problem.x, problem.y)
+    w |= posterior.approximation.weight_draws(problem, flat)
     training = _prediction(posterior, problem, flat, problem.inputs)
     at_new = (
         None if new is None else _in_original_units(posterior, _prediction(posterior, problem, flat, new))

@@ -107,6 +107,14 @@ class Approximation(ABC):
         w = problem.program.constrain_draws(u, problem.x, problem.y)
         return problem.program.predictor_draws(w, x, seed=seed, memory=memory)
 
+    def computes_weights(self, problem: Problem) -> bool:
+        """Whether draws of this have weights of their own (`weight_draws`) where the program computes them."""
+        return False
+
+    def weight_draws(self, problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """These weights at draws u with one leading axis, name -> (S, *shape)."""
+        return {}
+
     def closed_form(self, problem: Problem, x: Any, kind: str, memory: int) -> Prediction | None:
         """The prediction without draws, where there is one for this kind."""
         return None
@@ -377,13 +385,17 @@ class Posterior:
     def draws(self) -> dict[str, np.ndarray]:
         """Draws of all latent sites and parameters as the program reads them, name -> (chain, draw, *shape).
 
-        Weights do not change them: `draw_weights` says what each counts.
+        Weights do not change them: `draw_weights` says what each counts. A Laplace approximation adds the weights that
+        the program computes from other sites (scale times base), linearised about the mode: multiplied out from the
+        draws of these sites they would be far too wide.
         """
         chains, draws = self.shape
+        u = _flat(self.unconstrained_draws)
         w = self._with(
-            lambda problem: problem.program.constrain_draws(
-                _flat(self.unconstrained_draws), problem.x, problem.y
-            )
+            lambda problem: {
+                **problem.program.constrain_draws(u, problem.x, problem.y),
+                **self.approximation.weight_draws(problem, u),
+            }
         )
         return {name: value.reshape(chains, draws, *value.shape[1:]) for name, value in w.items()}
 

@@ -177,11 +177,36 @@ class Members(Approximation):
     ) -> np.ndarray:
         """eta (S, N, D): of each draw as the member that it is from has it.
 
-        Where this makes a difference (draws that are linearised, tuned programs) a draw is taken to be from the member
-        under which it is most probable.
+        Where this makes a difference (draws that are linearised, tuned programs) draws are told apart: `_by_owner`.
         """
-        if kind == "sampled" and not self._tuned:
+        if kind == "sampled" and not self._tuned and not self.computes_weights(problem):
             return super().predictor_draws(problem, u, x, kind, seed, memory)
+
+        def predicted(index: int, problem: Problem, part: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            return {"eta": self.members[index].predictor_draws(problem, part, x, kind, seed, memory)}
+
+        return self._by_owner(problem, u, predicted)["eta"]
+
+    def computes_weights(self, problem: Problem) -> bool:
+        return any(member.computes_weights(problem) for member in self.members)
+
+    def weight_draws(self, problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if not self.computes_weights(problem):
+            return {}
+        return self._by_owner(
+            problem, u, lambda index, problem, part: self.members[index].weight_draws(problem, part)
+        )
+
+    def _by_owner(
+        self,
+        problem: Problem,
+        u: Mapping[str, np.ndarray],
+        function: Callable[[int, Problem, Mapping[str, np.ndarray]], dict[str, np.ndarray]],
+    ) -> dict[str, np.ndarray]:
+        """function(member, its problem, draws) for the draws u of each member, in the order of the draws.
+
+        A draw is taken to be from the member under which it is most probable.
+        """
         densities = self._log_densities(u)
         if densities is None:
             raise UnsupportedError(
@@ -192,17 +217,16 @@ class Members(Approximation):
                 )
             )
         owners = densities.argmax(0)
-        result: np.ndarray | None = None
-        for index, member in enumerate(self.members):
+        result: dict[str, np.ndarray] = {}
+        for index in range(len(self.members)):
             chosen = np.flatnonzero(owners == index)
             if not len(chosen):
                 continue
             part = {name: np.asarray(value)[chosen] for name, value in u.items()}
-            eta = member.predictor_draws(self._problem(index, problem), part, x, kind, seed, memory)
-            if result is None:
-                result = np.empty((len(owners), *eta.shape[1:]), dtype=eta.dtype)
-            result[chosen] = eta
-        assert result is not None
+            for name, value in function(index, self._problem(index, problem), part).items():
+                if name not in result:
+                    result[name] = np.empty((len(owners), *value.shape[1:]), dtype=value.dtype)
+                result[name][chosen] = value
         return result
 
     def closed_form(self, problem: Problem, x: Any, kind: str, memory: int) -> Prediction | None:

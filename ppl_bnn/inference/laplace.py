@@ -24,6 +24,7 @@ from ppl_bnn.errors import (
     unknown_name,
 )
 from ppl_bnn.inference.autolaplace import guide_gaussian, refuse_point_estimates
+from ppl_bnn.inference.computed_weights import JUDGED, bent, computed_names
 from ppl_bnn.inference.covariance import Rotated
 from ppl_bnn.inference.curvature import CURVATURES, data_curvature, refuse_large_blocks
 from ppl_bnn.inference.effort import Effort, Size, effort_of_start
@@ -91,6 +92,8 @@ from ppl_bnn.progress import Progress
 WEIGHTS = ("all", "last_layer", "largest_variance", "largest_magnitude")
 NOISES = ("gaussian", "mode", "evidence")
 TUNINGS = ("none", *GROUPINGS)
+# How far computed weights may be from their linearisation, in its own standard deviations.
+BENT = 0.1
 # Nats that a Newton step may gain from a point that is taken as the mode: so much is the log evidence off.
 NO_MODE = 0.1
 # Nats of log evidence that the alternation may lose from its best round: it leaves out what a new mode does to H.
@@ -488,6 +491,7 @@ class _Fit:
         positions: np.ndarray | None = None,
     ) -> Outcome:
         covariance = approximation.covariance
+        self._judge_weights(approximation)
         if "log_evidence" not in self.figures:
             prior = log_prior(self.problem, u, np.arange(self._size) if positions is None else positions)
             volume = 0.5 * (covariance.size * np.log(2.0 * np.pi) + covariance.log_determinant)
@@ -508,6 +512,22 @@ class _Fit:
                 **self.figures,
             },
         )
+
+    def _judge_weights(self, approximation: LaplaceGaussian) -> None:
+        """Say where weights that the program computes are far from their linearisation."""
+        names = computed_names(self.problem)
+        if not names:
+            return
+        draws = approximation.draw(JUDGED, np.random.default_rng(site_seed("computed", self.problem.seed)))
+        remainder, width = bent(self.problem, approximation.centre(), draws)
+        self.figures["computed_weights_remainder"] = remainder
+        if not remainder <= BENT:
+            self._say(
+                f"weights that are computed from other sites ({', '.join(names)}) are linearised about the mode, in "
+                "sampled predictions and in draws; multiplied out from draws of these sites they would be up to "
+                f"{width:.2g} times as wide. The log evidence takes the log joint as quadratic in these sites, which "
+                "it is not, and may be off by several nats: compare it with SMC()"
+            )
 
     def _log_prior_held(self, u: Mapping[str, np.ndarray], positions: np.ndarray | None) -> float:
         """Log prior density of what the Gaussian is not over; of a noise that the evidence chose there is none."""

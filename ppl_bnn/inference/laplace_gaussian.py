@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ppl_bnn.errors import UnsupportedError, message
+from ppl_bnn.inference.computed_weights import computed_names, given, linearised_weights
 from ppl_bnn.inference.covariance import STRUCTURES, Diagonal, Kronecker, Rotated
 from ppl_bnn.inference.flat_vector import first_rows, site_slices, somewhere, system_values
 from ppl_bnn.inference.jacobian import jacobians, linear_factors, linear_maps
@@ -140,12 +141,21 @@ class LaplaceGaussian(Approximation):
     def predictor_draws(
         self, problem: Problem, u: Mapping[str, np.ndarray], x: Any, kind: str, seed: int, memory: int
     ) -> np.ndarray:
-        """eta (S, N, D): linearised, eta(mode) + J (u - mode), or through the network."""
+        """eta (S, N, D): linearised, eta(mode) + J (u - mode), or through the network, at `weight_draws`."""
         if kind == "sampled":
-            return super().predictor_draws(problem, u, x, kind, seed, memory)
+            w = problem.program.constrain_draws(u, problem.x, problem.y)
+            w |= given(self.weight_draws(problem, u))
+            return problem.program.predictor_draws(w, x, seed=seed, memory=memory)
         deviations = {name: np.asarray(u[name]) - value for name, value in self.mode.items()}
         data = map_data(lambda a: a[:1], problem.x), problem.y[:1]
         return problem.program.linearised_draws(self.centre(), deviations, x, data, memory)
+
+    def computes_weights(self, problem: Problem) -> bool:
+        return bool(computed_names(problem))
+
+    def weight_draws(self, problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Weights that the program computes from latent sites, linearised about the mode (see `computed_weights`)."""
+        return linearised_weights(problem, self.centre(), u) if self.computes_weights(problem) else {}
 
     def linearised(self, problem: Problem, x: Any, memory: int = 2**28) -> tuple[np.ndarray, np.ndarray]:
         """Mean (N, D) and covariance (N, D, D) of the linearised predictor: eta(mode) and J A^-1 J'."""

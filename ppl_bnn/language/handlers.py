@@ -30,6 +30,10 @@ class Substitute(Handler):
             msg.answer(self.values[msg.name])
 
 
+# Before the name of a deterministic site, among values: what it takes instead of what the program computes.
+COMPUTED = "computed: "
+
+
 class NetworkFunction(Interpretation):
     """The bottom of a run with all values given: captures f and the likelihood at `observe`."""
 
@@ -55,6 +59,8 @@ class NetworkFunction(Interpretation):
                     )
                 )
             msg.answer(self.values[msg.name])
+        elif msg.kind == "deterministic" and COMPUTED + msg.name in self.values:
+            msg.answer(self.values[COMPUTED + msg.name])
         elif msg.kind == "observe":
             self.f = msg.arguments["f"]
             self.likelihood = msg.arguments["likelihood"]
@@ -183,3 +189,25 @@ def recorded_linear(
     assert isinstance(run, NetworkFunction)
     assert isinstance(record, RecordLinear)
     return NetworkOutput(run.f, run.likelihood), record.inputs
+
+
+class _RecordDeterministic(Handler):
+    sees_maps = False
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+
+    def process(self, msg: Message) -> None:
+        pass
+
+    def after(self, msg: Message) -> None:
+        if msg.kind == "deterministic":
+            self.found[msg.name] = msg.value
+
+
+def recorded_values(model: Callable[..., Any], values: Mapping[str, Any], x: Any) -> dict[str, Any]:
+    """All deterministic sites of a run with every latent site at its value, in the order of the program."""
+    record = _RecordDeterministic()
+    with NetworkFunction(values), record:
+        model(x, None)
+    return record.found
