@@ -78,13 +78,16 @@ def exact(x, y):
 
 @pytest.mark.parametrize("ppl", ["numpyro", pytest.param("pyro", marks=pytest.mark.slow)])
 def test_weights_and_sampled_predictions_are_those_of_the_posterior(ppl):
-    """Means and widths by quadrature. Of 1000 draws a mean has the error 0.032 sd, a width one of 2.2 %; five of these,
-    and 5 % for what a Gaussian at the mode is off by itself (3 % here)."""
+    """Means and widths by quadrature. Of 1000 draws a mean has the standard error 0.032 sd, a width one of 2.2 %.
+
+    Five of these are allowed, and 0.2 sd and 5 % for the Gaussian at the mode itself. None of 20 seeds failed: at worst
+    means were 0.20 sd off and widths 5 %. What the program makes of the same draws is 1.4 sd off.
+    """
     x, y = data()
     posterior = fit(HIERARCHICAL, x, y, ppl)
     mean, sd, _ = exact(x, y)
     weights = posterior.draws["w"][0, :, :, 0]
-    assert np.abs(weights.mean(0) - mean).max() < (5 * 0.032 + 0.05) * sd.min()
+    assert np.abs(weights.mean(0) - mean).max() < (5 * 0.032 + 0.2) * sd.min()
     np.testing.assert_allclose(weights.std(0), sd, rtol=5 * 0.022 + 0.05)
     sampled, linearised = (posterior.predict(x, kind=kind) for kind in ("sampled", "linearised"))
     np.testing.assert_allclose(
@@ -140,7 +143,7 @@ def test_a_network_computes_with_the_weights_that_are_exported(ppl, tmp_path):
     exported = tree["posterior"]["hidden0.weight"]
     assert exported.dims == ("chain", "draw", "hidden0_in", "hidden0_out")
     np.testing.assert_array_equal(exported.values, posterior.draws["hidden0.weight"])
-    likelihood = stats.norm(f[..., 0], NOISE).logpdf(y)
+    likelihood = stats.norm.logpdf(y, f[..., 0], NOISE)
     np.testing.assert_allclose(tree["log_likelihood"]["y"].values[0], likelihood, atol=1e-8)
     kept = bnn.load(posterior.save(tmp_path / "kept"), model)
     for name, value in posterior.draws.items():
