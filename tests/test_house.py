@@ -34,6 +34,7 @@ SHARED_BY_METHODS = {
     "evidence",
     "families",
     "flat_vector",
+    "computed_weights",
     "flows",
     "guides",
     "hamiltonian",
