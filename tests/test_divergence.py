@@ -312,6 +312,25 @@ def test_the_approximation_of_the_log_uniform_divergence_is_as_near_as_it_says(l
     assert abs(approximate - log_uniform_by_quadrature(alpha)) < 0.01
 
 
+@pytest.mark.parametrize(("log_alpha", "error"), [(-3.5, 0.0094), (-1.75, -0.0044)])
+def test_the_largest_errors_of_the_log_uniform_divergence_are_those_it_states(
+    log_alpha: float, error: float
+) -> None:
+    """Against quadrature: a constant of the formula that is off by a hundredth moves them by more than 0.0001."""
+    alpha = math.exp(log_alpha)
+    approximate = float(log_uniform_divergence(np.array([1.0]), np.array([alpha])))
+    assert approximate - log_uniform_by_quadrature(alpha) == pytest.approx(error, abs=1e-4)
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.3, 4.0])
+def test_the_log_uniform_divergence_is_the_formula_of_its_source(alpha: float) -> None:
+    """Molchanov, Ashukha and Vetrov (2017), equation 14, with the numbers of the article, for two weights."""
+    gate = 1.0 / (1.0 + math.exp(-(1.87320 + 1.48695 * math.log(alpha))))
+    one = 0.63576 - 0.63576 * gate + 0.5 * math.log1p(1.0 / alpha)
+    mean = np.array([0.7, -2.0])
+    assert float(log_uniform_divergence(mean, alpha * mean**2)) == pytest.approx(2.0 * one, rel=1e-12)
+
+
 def test_the_log_uniform_divergence_depends_on_alpha_alone_and_has_a_gradient_at_zero(ppl: str) -> None:
     chosen = system(ppl)
     with chosen.session("float64", "cpu"):
