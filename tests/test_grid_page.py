@@ -238,7 +238,10 @@ def test_of_those_that_are_level_and_sound_the_quickest_is_named(rng: np.random.
 def test_ahead_of_all_others(rng: np.random.Generator) -> None:
     found = grid_verdict(made({"data": around(rng, good=0.0, bad=-0.7)}))
     assert (found.method, found.headline) == ("good", "Use good.")
-    assert "ahead of every other method's by over two standard errors (10 splits)" in found.because
+    assert (
+        "ahead of every other method's by over two standard errors and 0.01 nats per test row (10 splits)"
+        in found.because
+    )
     point = grid_verdict(made({"data": around(rng, good=0.0, bad=-0.7)}, good={"kind": "point"}))
     assert point.headline == "For predictions alone, use good."
 

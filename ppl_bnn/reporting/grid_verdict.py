@@ -2,7 +2,9 @@
 
 Methods are compared on the same splits: seeds are averaged within a split, and of the differences between two methods
 the mean over splits and its corrected standard error count (`GridResult.table`). A method is behind the best one where
-that mean exceeds twice its standard error; those that are not behind are level with it. Nothing goes beyond that.
+that mean exceeds both twice its standard error and a practical margin, 0.01 nats per row for log scores
+(`summary.is_difference`); those that are not behind are level with it. Where the quickest of these is far from a
+reference that is itself level, converged and cheap (`verdict.is_far`), the reference is what is recommended.
 """
 
 from __future__ import annotations
@@ -17,8 +19,17 @@ from typing import TYPE_CHECKING, Any
 from ppl_bnn.diagnostics.importance import K_LIMIT
 from ppl_bnn.grid_result import LARGER_IS_BETTER, GridResult, best_method
 from ppl_bnn.reliability import Event, Transform
-from ppl_bnn.reporting.summary import STANDARD_ERRORS, between, duration, listed, relative
-from ppl_bnn.reporting.verdict import BEST, LEVEL
+from ppl_bnn.reporting.summary import (
+    IN_WORDS,
+    MARGIN,
+    STANDARD_ERRORS,
+    between,
+    duration,
+    is_difference,
+    listed,
+    relative,
+)
+from ppl_bnn.reporting.verdict import BEST, CHEAP, LEVEL, is_far
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -144,10 +155,14 @@ class GridFindings:
     def standing(self, pair: Pair, score: str) -> dict[str, str]:
         """Method -> BEST where it is ahead of all others, LEVEL where it is level with the best and another is behind.
 
-        Nothing is marked where no difference exceeds twice its standard error, or there is nothing to compare.
+        Nothing is marked where no difference exceeds both twice its standard error and the practical margin (1 % of the
+        best value for scores other than the log score), or there is nothing to compare.
         """
         found = self.behind(pair, score)
-        level = [name for name, (loss, error) in found.items() if not is_behind(loss, error)]
+        margin = MARGIN
+        if found and score != SCORE:
+            margin *= abs(float(self.blocks[pair].loc[next(iter(found)), score]))
+        level = [name for name, lag in found.items() if not is_difference(*lag, margin)]
         if len(found) < 2 or len(level) == len(found):
             return {}
         return {level[0]: BEST} if len(level) == 1 else dict.fromkeys(level, LEVEL)
@@ -207,11 +222,6 @@ class GridFindings:
     @cached_property
     def ranks(self) -> Ranks:
         return mean_ranks(self)
-
-
-def is_behind(loss: float, error: float) -> bool:
-    """Whether a difference is one. An unknown standard error is none."""
-    return loss == math.inf or loss > STANDARD_ERRORS * error
 
 
 # --- ranks ------------------------------------------------------------------------------------------------
@@ -349,13 +359,17 @@ def _of_pair(findings: GridFindings, pair: Pair, reference_doubts: Mapping[Any, 
     if len(lags) == 1:
         only = f"Only {best} has results, so there is nothing to compare it with."
         return PairVerdict(pair, name, None, only, "", (), doubts, best, (best,))
-    level = tuple(method for method, lag in lags.items() if not is_behind(*lag))
+    level = tuple(method for method, lag in lags.items() if not is_difference(*lag))
     sound = tuple(method for method in level if not findings.amiss(pair, method))
     behind = {method: lag for method, lag in lags.items() if method not in level}
     splits = len(findings.splits(pair, SCORE))
     if sound:
         chosen: str | None = min(sound, key=lambda method: findings.seconds(pair, method))
-        headline, because = _choice(findings, pair, lags, level, sound, splits)
+        exact = None if pair in reference_doubts else _exact_instead(findings, pair, sound, chosen)
+        if exact is None:
+            headline, because = _choice(findings, pair, lags, level, sound, splits)
+        else:
+            chosen, headline, because = exact
         why = (
             *_against_best(findings, pair, lags, chosen),
             *_others(findings, pair, level, behind, best, chosen),
@@ -389,16 +403,14 @@ def _choice(
     alone = "As a point it has no epistemic uncertainty."
     use = f"For predictions alone, use {chosen}." if point else f"Use {chosen}."
     if len(level) == 1:
-        because = (
-            f"Its log score is ahead of every other method's by over two standard errors ({splits} splits)."
-        )
+        because = f"Its log score is ahead of every other method's by over {IN_WORDS} ({splits} splits)."
         return use, f"{because} {alone}" if point else because
     because = (
         "One split does not tell the methods apart"
         if splits == 1
         else f"These {splits} splits do not tell the methods apart"
-        if len(level) == len(lags)
-        else f"Over {splits} splits no method predicts better by more than two standard errors"
+        if len(level) == len(lags) and not any(is_difference(*lag, 0.0) for lag in lags.values())
+        else f"Over {splits} splits no method predicts better by more than {IN_WORDS}"
     )
     if len(sound) == 1:
         because += (
@@ -418,6 +430,29 @@ def _choice(
         f"For predictions alone, use {chosen}; for uncertainty about the function, {second}.",
         f"{because}, and {second} ({duration(findings.seconds(pair, second))}) is the quickest of them that has a "
         "spread.",
+    )
+
+
+def _exact_instead(
+    findings: GridFindings, pair: Pair, sound: tuple[str, ...], chosen: str
+) -> tuple[str, str, str] | None:
+    """(reference, headline, because) where the reference is level and cheap, and `chosen` far from it; else None."""
+    reference = findings.result.reference
+    if reference is None or reference not in sound or reference == chosen:
+        return None
+    row, took = findings.blocks[pair].loc[chosen], findings.seconds(pair, reference)
+    gap, floor, ratio = (
+        float(row.get(name, math.nan)) for name in ("gap_mean", "gap_mean_floor", "gap_sd_ratio")
+    )
+    far = is_far(gap, floor, ratio)
+    if not far or took > CHEAP:
+        return None
+    return (
+        reference,
+        f"Use {reference}.",
+        f"It is the exact reference, it converged, and it took no more than {duration(took)} a fit. {chosen} "
+        f"({duration(findings.seconds(pair, chosen))}) is level with the best log score and serves for predictions "
+        f"alone, but not for uncertainty about the function: {far}.",
     )
 
 
@@ -468,7 +503,7 @@ def _others(
             else f"{name} by {between(loss, error)}"
             for name, (loss, error) in behind.items()
         ]
-        found.append(f"Behind {best} in log score by more than two standard errors: {listed(words)}.")
+        found.append(f"Behind {best} in log score by more than {IN_WORDS}: {listed(words)}.")
     return tuple(found)
 
 
@@ -693,6 +728,10 @@ def _limits(findings: GridFindings) -> tuple[str, ...]:
         )
         if least == 1:
             found.append("Where there is one split only, nothing is claimed of any difference.")
+    found.append(
+        f"Below {MARGIN:g} nats per test row, which is {MARGIN:.0%} of a predictive density, methods are called level, "
+        "however certain the difference is."
+    )
     if len(findings.result.axes["seeds"]) > 1:
         found.append(
             "Seeds are averaged within a split; how much they differ is in the cells, not in the errors."

@@ -37,7 +37,7 @@ from ppl_bnn.reporting.html import (
 )
 from ppl_bnn.reporting.panels import Picture
 from ppl_bnn.reporting.terminal import FIDELITY, PREDICTION, Column, number
-from ppl_bnn.reporting.verdict import standing, verdict
+from ppl_bnn.reporting.verdict import margin_of, standing, verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -203,7 +203,9 @@ class _Notes:
 def _tables(comparison: Comparison, findings: Findings, notes: _Notes) -> list[Sheet]:
     """What a terminal shows, too: how well each predicts, then how far it is from the reference and what it cost."""
     table = comparison.table
-    marks = {column: standing(values) for column, values in findings.row_scores.items()}
+    marks = {
+        column: standing(values, margin_of(column, values)) for column, values in findings.row_scores.items()
+    }
     reliable = {name: loo for name, loo in findings.left_out.items() if loo.share_above == 0.0}
     if len(reliable) == len(findings.left_out):
         marks["elpd_loo"] = standing(

@@ -6,7 +6,9 @@ test rows of the paired differences d_n = log p_a(y_n) - log p_b(y_n) exceeds tw
 
     se = sd(d_n) / sqrt(N),
 
-so that what both methods share (an odd row, say) neither hides a difference nor makes one up.
+so that what both methods share (an odd row, say) neither hides a difference nor makes one up, and only where it exceeds
+a practical margin of 0.01 nats per row (1 % of a predictive density): with many rows a difference can be certain and
+of no use. Below the margin methods are called level.
 """
 
 from __future__ import annotations
@@ -23,6 +25,17 @@ if TYPE_CHECKING:
 
 # How many standard errors a difference must exceed before it is called one.
 STANDARD_ERRORS = 2.0
+# The practical margin that it must exceed as well: nats per row for log scores, a share of the best value for others.
+MARGIN = 0.01
+IN_WORDS = f"two standard errors and {MARGIN:g} nats per test row"
+
+
+def is_difference(difference: float, error: float, margin: float = MARGIN) -> bool:
+    """Whether a mean paired difference is claimed: it exceeds both two standard errors and the practical margin.
+
+    An infinite difference always is one, and a finite one of unknown standard error (NaN) is none.
+    """
+    return difference == math.inf or (difference > STANDARD_ERRORS * error and difference > margin)
 
 
 def sentences(comparison: Comparison) -> str:
@@ -53,17 +66,17 @@ def _best(comparison: Comparison) -> str:
         difference, error = paired_difference(pointwise[best], pointwise[name])
         if math.isinf(difference):
             behind.append(f"{name}, which gave no probability to some outcome that occurred")
-        elif difference > STANDARD_ERRORS * error:
+        elif is_difference(difference, error):
             behind.append(f"{name} by {between(difference, error)}")
         else:
             level.append(name)
     if not behind:
         return (
-            f"{on} no difference in log score is larger than {STANDARD_ERRORS:.0f} standard errors: "
-            f"{best} is nominally first ({score}) and cannot be told from {listed(level)}."
+            f"{on} no difference in log score is larger than {IN_WORDS}: "
+            f"{best} is nominally first ({score}) and level with {listed(level)}."
         )
     if level:
-        return f"{on} {best} is ahead of {listed(behind)}, but cannot be told from {listed(level)} ({score})."
+        return f"{on} {best} is ahead of {listed(behind)}, and level with {listed(level)} ({score})."
     return f"{on} {best} predicts best ({score}), ahead of {listed(behind)}."
 
 

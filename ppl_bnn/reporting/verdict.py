@@ -1,8 +1,14 @@
 """A verdict on a comparison in words, and which values of its table may be called best.
 
 Two methods are compared on the same test rows, so what counts is the mean of the paired differences and its standard
-error (`scores.paired_difference`). A method is behind another where that mean exceeds twice its standard error; those
-that are not behind the nominally best one are level with it. Nothing that is said here goes beyond that.
+error (`scores.paired_difference`). A method is behind another where that mean exceeds both twice its standard error and
+a practical margin, 0.01 nats per row for log scores (`summary.is_difference`); those that are not behind the nominally
+best one are level with it.
+
+An approximation that is level in log score may still be far from the posterior. Its gap to the reference is of
+practical size where the mean function is off by more than a quarter of the reference's epistemic standard deviation
+(and by more than sampling noise), or its spread by more than a factor of 1.25. Where that is so, and the reference has
+converged in no more than a minute, the reference is what is recommended.
 """
 
 from __future__ import annotations
@@ -18,9 +24,12 @@ from ppl_bnn import scores
 from ppl_bnn.diagnostics.diagnose import INADEQUATE, UNDECIDED
 from ppl_bnn.diagnostics.importance import K_LIMIT
 from ppl_bnn.reporting.summary import (
+    IN_WORDS,
+    MARGIN,
     STANDARD_ERRORS,
     between,
     duration,
+    is_difference,
     listed,
     relative,
     seconds_of,
@@ -33,6 +42,11 @@ if TYPE_CHECKING:
 BEST, LEVEL = "best", "level"
 # Up to two that cost about the same are told apart by no one's clock.
 ABOUT_AS_LONG = 1.25
+# From where on a gap to the reference is of practical size: the mean function in epistemic standard deviations of the
+# reference, and the factor between the spreads.
+GAP_IN_SD, GAP_IN_SPREAD = 0.25, 1.25
+# Seconds up to which a reference costs so little that no approximation of it is needed.
+CHEAP = 60.0
 
 
 @dataclass(frozen=True)
@@ -90,29 +104,37 @@ def _of_rows(values: float | np.ndarray) -> np.ndarray:
     return values.reshape(len(values), -1).mean(axis=1)
 
 
-def standing(values: Mapping[str, np.ndarray]) -> dict[str, str]:
+def standing(values: Mapping[str, np.ndarray], margin: float = MARGIN) -> dict[str, str]:
     """Method -> BEST where it is ahead of all others, LEVEL where it is level with the best and another is behind.
 
-    values: method -> (N,), larger is better, the same rows. Methods that may not be marked are not in the result: those
-    that are behind, and all of them where no difference exceeds twice its standard error.
+    values: method -> (N,), larger is better, the same rows. margin: the practical margin, in the units of the values.
+    Methods that may not be marked are not in the result: those that are behind, and all of them where no difference
+    exceeds both twice its standard error and the margin.
     """
     if len(values) < 2:
         return {}
-    best, level = _level(values)
+    best, level = _level(values, margin)
     if len(level) == 1:
         return {best: BEST}
     return dict.fromkeys(level, LEVEL) if len(level) < len(values) else {}
 
 
-def _level(values: Mapping[str, np.ndarray]) -> tuple[str, list[str]]:
+def margin_of(column: str, values: Mapping[str, np.ndarray]) -> float:
+    """The practical margin of a column: 0.01 nats per row for log scores, 1 % of the best mean for any other."""
+    if column in ("log_score", "elpd_loo") or not values:
+        return MARGIN
+    return MARGIN * abs(max(float(np.mean(each)) for each in values.values()))
+
+
+def _level(values: Mapping[str, np.ndarray], margin: float = MARGIN) -> tuple[str, list[str]]:
     """The nominally best method, and those that are not behind it (itself among them)."""
     best = max(values, key=lambda name: float(np.mean(values[name])))
-    return best, [name for name in values if name == best or not _behind(values[best], values[name])]
-
-
-def _behind(best: np.ndarray, other: np.ndarray) -> bool:
-    difference, error = paired_difference(best, other)
-    return math.isinf(difference) or difference > STANDARD_ERRORS * error
+    level = [
+        name
+        for name in values
+        if name == best or not is_difference(*paired_difference(values[best], values[name]), margin)
+    ]
+    return best, level
 
 
 # --- the verdict ------------------------------------------------------------------------------------------
@@ -122,7 +144,8 @@ def verdict(comparison: Comparison) -> Verdict:
     """Which method to use on these data, why, and what stands against it.
 
     Of the methods that are level with the best log score and of which nothing is known to be amiss, the one that took
-    least time is named. Where that is a point, the cheapest one with a spread is named beside it.
+    least time is named. Where that is a point, the cheapest one with a spread is named beside it. Where that is an
+    approximation far from a reference that is itself level, converged and cheap, the reference is named.
     """
     doubt = _reference_doubt(comparison)
     doubts = _doubts(comparison, doubt)
@@ -148,7 +171,10 @@ def verdict(comparison: Comparison) -> Verdict:
     if not sound:
         return Verdict(None, *_unsound(comparison, values, best, level), (), doubts, doubt, limits)
     chosen = min(sound, key=lambda name: _price(comparison, name))
-    headline, because = _choice(comparison, values, level, sound, chosen)
+    if not doubt and (exact := _exact_instead(comparison, sound, chosen)):
+        chosen, headline, because = exact
+    else:
+        headline, because = _choice(comparison, values, level, sound, chosen)
     why = (
         *_against_best(values, best, chosen),
         *_others(comparison, values, best, level, chosen),
@@ -168,7 +194,7 @@ def _choice(
     """What to use, and how it came to be this."""
     point = comparison.table.loc[chosen, "kind"] == "point"
     if len(level) == 1:
-        because = "Its log score is ahead of every other method's by more than two standard errors"
+        because = f"Its log score is ahead of every other method's by more than {IN_WORDS}"
         because += ", and no other took less time." if _is_quickest(comparison, chosen) else "."
         if point:
             return (
@@ -178,8 +204,8 @@ def _choice(
         return f"Use {chosen}.", because
     because = (
         "These test rows do not tell the methods apart"
-        if len(level) == len(values)
-        else "No method predicts better by more than two standard errors"
+        if len(level) == len(values) and not _certain(values)
+        else f"No method predicts better by more than {IN_WORDS}"
     )
     took = duration(seconds_of(comparison, chosen))
     if len(sound) == 1:
@@ -204,6 +230,49 @@ def _choice(
         f"{because}, and {second} ({duration(seconds_of(comparison, second))}) is the quickest of them that has a "
         "spread.",
     )
+
+
+def _certain(values: Mapping[str, np.ndarray]) -> bool:
+    """Whether some difference to the best is more than two standard errors, however small it is."""
+    best = max(values, key=lambda name: float(np.mean(values[name])))
+    return any(
+        is_difference(*paired_difference(values[best], values[name]), 0.0) for name in values if name != best
+    )
+
+
+def _exact_instead(comparison: Comparison, sound: Sequence[str], chosen: str) -> tuple[str, str, str] | None:
+    """(reference, headline, because) where the reference is level and cheap, and `chosen` far from it; else None."""
+    reference = comparison.reference
+    if reference is None or reference not in sound or reference == chosen:
+        return None
+    row, took = comparison.table.loc[chosen], _price(comparison, reference)
+    gap, floor, ratio = (float(row[name]) for name in ("gap_mean", "gap_mean_floor", "gap_sd_ratio"))
+    far = is_far(gap, floor, ratio)
+    if not far or took > CHEAP:
+        return None
+    return (
+        reference,
+        f"Use {reference}.",
+        f"It is the exact reference, it converged, and it took no more than {duration(took)}. {chosen} "
+        f"({duration(seconds_of(comparison, chosen))}) is level with the best log score and serves for predictions "
+        f"alone, but not for uncertainty about the function: {far}.",
+    )
+
+
+def is_far(gap: float, floor: float, ratio: float) -> str:
+    """In what an approximation is far from the reference, in words; "" where the gap is of no practical size.
+
+    gap, ratio: `gap_mean` and `gap_sd_ratio` of the table; floor: `gap_mean_floor`, what sampling noise amounts to.
+    """
+    words = []
+    # NaN, where there is no floor, is below nothing.
+    if gap > GAP_IN_SD and not gap <= floor:
+        words.append(f"its mean function is off by {gap:.2f} epistemic standard deviations")
+    if ratio == 0.0:
+        words.append("it has no spread")
+    elif ratio > 0.0 and abs(math.log(ratio)) > math.log(GAP_IN_SPREAD):
+        words.append(f"its spread is {ratio:.2f} times that of the posterior")
+    return " and ".join(words)
 
 
 def _unsound(
@@ -273,7 +342,7 @@ def _others(
             else f"{name} by {between(difference, error)}{less}"
         )
     if behind:
-        found.append(f"Behind {best} in log score by more than two standard errors: {listed(behind)}.")
+        found.append(f"Behind {best} in log score by more than {IN_WORDS}: {listed(behind)}.")
     return tuple(found)
 
 
@@ -427,6 +496,10 @@ def _limits(comparison: Comparison) -> tuple[str, ...]:
             "Of pairs of methods that do not differ at all, about one in twenty still shows a difference of more than "
             "two standard errors, by chance."
         )
+    found.append(
+        f"Below {MARGIN:g} nats per test row, which is {MARGIN:.0%} of a predictive density, methods are called level, "
+        "however certain the difference is."
+    )
     found.append("Seconds are of one run on one machine, compilation included.")
     return tuple(found)
 
