@@ -134,6 +134,7 @@ class Comparison:
     data: what was compared on (rows, names, units, hashes). test_inputs, test_targets: the test rows, original units.
     fits: method -> how its posterior came about, which is known where the posterior is not at hand.
     drawn: of a comparison that was read from a folder, the predictions of its pictures at the inputs `drawn_at`.
+    missing: the methods that were asked for and not fitted, of a comparison that was interrupted or still goes on.
     """
 
     table: pd.DataFrame
@@ -150,6 +151,7 @@ class Comparison:
     fits: dict[str, Fit] = field(default_factory=dict)
     drawn: dict[str, Prediction] = field(default_factory=dict)
     drawn_at: np.ndarray | None = None
+    missing: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.fits = {name: Fit(each.info, each.shape) for name, each in self.posteriors.items()} | self.fits
@@ -321,6 +323,7 @@ def compare(
             **(card or {}),
         },
         folder,
+        tuple(methods),
     )
     run.clear(methods)
     bars = resolve(progress)
@@ -701,6 +704,7 @@ class _Run:
     reference: str | None
     data: dict[str, Any]
     folder: Path | None
+    asked: tuple[str, ...] = ()
     records: dict[str, Record] = field(default_factory=dict)
     _gaps: dict[str, dict[str, float] | str] = field(default_factory=dict)
 
@@ -758,6 +762,7 @@ class _Run:
             test_inputs=self.x_test,
             test_targets=self.y_test,
             failures={name: record.failure for name, record in records.items() if record.failure},
+            missing=tuple(name for name in self.asked if name not in records),
         )
 
     def table(self) -> tuple[pd.DataFrame, dict[tuple[str, str], str]]:
@@ -917,6 +922,7 @@ def _write_words(folder: Path, comparison: Comparison) -> None:
         "rows": [[str(name), *row] for name, row in zip(table.index, table.to_numpy().tolist(), strict=True)],
         "notes": [[name, column, note] for (name, column), note in comparison.notes.items()],
         "failures": comparison.failures,
+        "missing": list(comparison.missing),
         "fits": {name: _words_of_fit(fit) for name, fit in comparison.fits.items()},
         "diagnoses": {name: dataclasses.asdict(found) for name, found in comparison.diagnoses.items()},
         "trees": list(comparison.trees),
@@ -1050,6 +1056,7 @@ def _read(folder: Path, words: Mapping[str, Any]) -> Comparison:
         test_inputs=_under(rows, "inputs/") or rows["x"],
         test_targets=rows["targets"],
         failures=dict(words["failures"]),
+        missing=tuple(words.get("missing", ())),
         fits=fits,
         drawn=drawn,
         drawn_at=drawn_at,

@@ -1,9 +1,8 @@
 """Where many independent pieces of work are computed: processes of this machine, or a cluster of Dask or of Ray.
 
-joblib is the only seam between the work and the place. `Engine.of("local")` is joblib's processes; "sequential" is this
-process, one piece after the other; "dask://HOST:PORT" is the cluster of that scheduler and "ray://HOST:PORT" (or
-"ray://auto", the one that runs on this machine) a cluster of Ray. `outcomes` computes pieces on an engine and hands
-them back as they are finished.
+`Engine.of("local")` is joblib's processes; "sequential" is this process, one piece after the other; "dask://HOST:PORT"
+is the cluster of that scheduler and "ray://HOST:PORT" (or "ray://auto", the one that runs on this machine) a cluster of
+Ray (`clusters.py`). `outcomes` computes pieces on an engine and hands them back as they are finished.
 
 Processes of this machine are started afresh for each call and never forked, since neither the threads of XLA nor those
 of torch survive a fork. Each has its share of the cores for all its libraries, ends when the process that started it
@@ -25,7 +24,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -37,6 +35,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ppl_bnn import clusters
+from ppl_bnn.clusters import Lost
 from ppl_bnn.errors import DeviceError, InputError, MissingFrameworkError, message, unknown_name
 from ppl_bnn.ppl.protocol import resolve_device
 
@@ -52,27 +52,9 @@ INTERVAL = 0.25
 _FOLDER, PROGRAMS = "ppl-bnn-", "programs"
 # The exit status of a process that went over its ceiling.
 OVER_CEILING = 77
-# Seconds in which a cluster has to answer.
-PATIENCE = 10.0
-# What is raised where a process ended under its work, by name: each class is in a package that need not be there.
-_ENDED = frozenset(
-    {
-        "TerminatedWorkerError",
-        "BrokenProcessPool",
-        "KilledWorker",
-        "RayActorError",
-        "WorkerCrashedError",
-        "OutOfMemoryError",
-    }
-)
+# What joblib raises where a process ended under its work, by name: it has them from a copy of loky.
+_ENDED = frozenset({"TerminatedWorkerError", "BrokenProcessPool"})
 _EXTRAS = {"dask": ("distributed", "ppl-bnn[dask]"), "ray": ("ray", "ppl-bnn[ray]")}
-
-
-@dataclass(frozen=True)
-class Lost:
-    """In the place of a result: the process that was to compute it ended, by itself alone. reason: one sentence."""
-
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -227,9 +209,7 @@ def check(engine: Engine, jobs: int | None = None, device: str = "auto", memory:
         )
     if engine.address and engine.address != "auto":
         host, _, port = engine.address.rpartition("://")[2].partition(":")
-        try:
-            socket.create_connection((host, int(port)), timeout=PATIENCE).close()
-        except OSError as error:
+        if (error := clusters.reached(host, int(port))) is not None:
             raise InputError(
                 "engine: "
                 + message("a cluster that answers", f"{engine}: {error}", "its scheduler's address")
@@ -251,32 +231,39 @@ def outcomes(
     jobs: how many at once; None: what `share` says, or what the cluster has room for. device: where the work will be
     done, which says what a process may see; memory: bytes of a process of this machine (see `share`).
 
-    A process that ends under its work takes down what others were at, too. All that was begun then is tried again, each
-    piece by itself, and a piece that ends its process once more has `Lost` for its result. Whatever `function` raises
-    ends everything and is raised here.
+    A process of this machine that ends under its work takes down what others were at, too. All that was begun then is
+    tried again, each piece by itself, and a piece that ends its process once more has `Lost` for its result. On a
+    cluster it is tried again up to three times. Whatever `function` raises ends everything and is raised here.
 
     Raises
     ------
     InputError: a cluster that does not answer, that has no process, or whose processes have several threads each (a fit
-    sets globals of torch and JAX).
+    sets globals of torch and JAX). ClusterError: a cluster that ended meanwhile.
     """
+    check(engine, jobs, device, memory)
     waiting = dict(enumerate(tasks))
+    if engine.kind in _CLUSTERS:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sending large graph")
+            yield from clusters.computed(
+                lambda: _CLUSTERS[engine.kind](engine.address, device), str(engine), function, waiting, jobs
+            )
+        return
     with _place(engine, jobs, device, memory) as (backend, room), warnings.catch_warnings():
         # Processes that have grown are replaced on purpose, and stopping early is what Ctrl-C asks for.
         warnings.filterwarnings("ignore", message="A worker stopped while some jobs")
         warnings.filterwarnings("ignore", message=".*tasks (have been successfully|which were still being)")
-        run = _call if engine.kind in ("local", "sequential") else _call_on_cluster
         while waiting:
             begun: list[int] = []
             try:
-                for number, result in _computed(backend, room, run, function, waiting, list(waiting), begun):
+                for number, result in _computed(backend, room, function, waiting, list(waiting), begun):
                     del waiting[number]
                     yield number, result
             except Exception as error:
                 if not _process_ended(error):
                     raise
                 for number in [each for each in begun if each in waiting]:
-                    result = _alone(backend, run, function, waiting, number)
+                    result = _alone(backend, function, waiting, number)
                     del waiting[number]
                     yield number, result
 
@@ -284,7 +271,6 @@ def outcomes(
 def _computed(
     backend: Any,
     room: int,
-    run: Callable[..., Any],
     function: Callable[..., Any],
     tasks: dict[int, tuple[Any, ...]],
     numbers: Sequence[int],
@@ -295,7 +281,7 @@ def _computed(
     def calls() -> Iterator[Any]:
         for number in numbers:
             begun.append(number)
-            yield delayed(run)(number, function, tasks[number])
+            yield delayed(_call)(number, function, tasks[number])
 
     one_by_one: dict[str, Any] = {
         "batch_size": 1,
@@ -311,13 +297,12 @@ def _computed(
 
 def _alone(
     backend: Any,
-    run: Callable[..., Any],
     function: Callable[..., Any],
     tasks: dict[int, tuple[Any, ...]],
     number: int,
 ) -> Any:
     try:
-        ((_, result),) = _computed(backend, 1, run, function, tasks, [number], [])
+        ((_, result),) = _computed(backend, 1, function, tasks, [number], [])
     except Exception as error:
         if not _process_ended(error):
             raise
@@ -334,17 +319,10 @@ def _why_ended(error: BaseException) -> str:
     if f"({OVER_CEILING})" in text:
         return "MemoryError: it needed more memory than a process may have, and its process was ended"
     codes = re.search(r"exit codes of the workers are \{(.*?)\}", text)
-    detail = codes[1] if codes else f"{type(error).__name__}: {text.partition('. ')[0][:200]}"
-    return f"its process ended under it ({detail}), as by a crash of a library or for want of memory"
+    return clusters.why_ended(error, codes[1] if codes else None)
 
 
 def _call(number: int, function: Callable[..., Any], task: tuple[Any, ...]) -> tuple[int, Any]:
-    return number, function(*task)
-
-
-def _call_on_cluster(number: int, function: Callable[..., Any], task: tuple[Any, ...]) -> tuple[int, Any]:
-    # Dask and Ray limit the threads of all libraries but XLA, which reads this when it is first loaded.
-    os.environ.setdefault("NPROC", os.environ.get("OMP_NUM_THREADS", "1"))
     return number, function(*task)
 
 
@@ -354,21 +332,13 @@ def _call_on_cluster(number: int, function: Callable[..., Any], task: tuple[Any,
 @contextlib.contextmanager
 def _place(engine: Engine, jobs: int | None, device: str, memory: int | None) -> Iterator[tuple[Any, int]]:
     """(a backend of joblib, how many pieces are computed at once)."""
-    check(engine, jobs, device, memory)
     if engine.kind == "sequential":
         yield "sequential", 1
-    elif engine.kind == "local":
+    else:
         count, allowed = share(jobs, device, memory)
         _sweep()
         with tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{os.getpid()}-") as folder:
             yield _processes(allowed, folder), count
-    else:
-        with _CLUSTERS[engine.kind](engine.address, device) as (backend, room):
-            if room < 1:
-                raise InputError(
-                    "engine: " + message("a cluster with processes", f"{engine}, without", "some")
-                )
-            yield backend, min(room, jobs or room)
 
 
 def _sweep() -> None:
@@ -494,120 +464,4 @@ def _watch(parent: int, ceiling: int | None) -> None:
         time.sleep(INTERVAL)
 
 
-@contextlib.contextmanager
-def _dask(address: str, device: str) -> Iterator[tuple[Any, int]]:
-    from joblib._dask import DaskDistributedBackend
-
-    class Dask(DaskDistributedBackend):
-        def effective_n_jobs(self, n_jobs: Any) -> int:
-            # For a single one joblib would take this process.
-            return max(2, super().effective_n_jobs(n_jobs))
-
-        async def _collect(self) -> None:
-            # joblib's own tells nobody of a process that ended, and waits for its result for ever.
-            import asyncio
-
-            while self._continue:
-                async for future, result in self.waiting_futures:
-                    done, callback = self._results.pop(future), self._callbacks.pop(future)
-                    if future.status == "error":
-                        result = _raised(result[1])
-                    done.set_result(result)
-                    callback(result)
-                await asyncio.sleep(0.01)
-
-    client = importlib.import_module("distributed").Client(address, timeout=PATIENCE, set_as_default=False)
-    try:
-        with contextlib.suppress(TimeoutError):
-            client.wait_for_workers(1, timeout=PATIENCE)
-        threads = client.nthreads()
-        if any(count != 1 for count in threads.values()):
-            raise InputError(
-                "engine: "
-                + message(
-                    "processes of one thread each, as a fit sets globals of torch and JAX",
-                    f"dask://{address}, with up to {max(threads.values())} threads in one",
-                    "dask worker --nthreads 1 --nworkers N",
-                )
-            )
-        # A process that ended is started anew, which takes a while.
-        yield Dask(client=client, wait_for_workers_timeout=60), len(threads)
-    finally:
-        client.close()
-
-
-def _raised(error: BaseException) -> Any:
-    """What joblib takes for the result of a call that raised this."""
-    from joblib.externals.loky.process_executor import _ExceptionWithTraceback
-
-    return _ExceptionWithTraceback(error)
-
-
-@contextlib.contextmanager
-def _ray(address: str, device: str) -> Iterator[tuple[Any, int]]:
-    ray: Any = importlib.import_module("ray")
-    backend: Any = importlib.import_module("ray.util.joblib.ray_backend").RayBackend
-
-    # Pieces whose threads may be at work yet.
-    given: list[Any] = []
-    lock = threading.Lock()
-
-    class Ray(backend):
-        # Its pool calls back as each piece is finished, which is all that joblib needs for it.
-        supports_return_generator = True
-
-        def submit(self, func: Any, callback: Any = None) -> Any:
-            # A piece that was finished gives the next, in a thread of its own.
-            piece = super().submit(func, callback)
-            with lock:
-                given[:] = [*(each for each in given if not each.ready()), piece]
-            return piece
-
-        def configure(self, n_jobs: int = 1, parallel: Any = None, **settings: Any) -> int:
-            # For a single one joblib would take this process.
-            return super().configure(max(2, n_jobs), parallel, **settings)
-
-    mine = not ray.is_initialized()
-    if not mine and address != "auto":
-        came = f"ray://{address}, while this process is connected to another already"
-        raise InputError(
-            "engine: " + message("the cluster of this process", came, "'ray://auto', or ray.shutdown()")
-        )
-    try:
-        if mine:
-            _connect(ray, address)
-        resources = ray.cluster_resources()
-        kind = resolve_device(device)[0]
-        on_gpus = kind == "cuda" or (kind == "auto" and resources.get("GPU", 0) >= 1)
-        room = int(resources.get("GPU" if on_gpus else "CPU", 0))
-        if room == 1:
-            raise InputError(
-                "engine: " + message("two processes or more", f"ray://{address}, with one", "'local'")
-            )
-        yield Ray(ray_remote_args={"num_gpus": 1} if on_gpus else None), room
-    finally:
-        # The thread that waits for a piece would connect this process anew, were it to ask Ray after the end.
-        ends = time.monotonic() + PATIENCE
-        while given and (left := ends - time.monotonic()) > 0.0:
-            given.pop().wait(left)
-        # Also where nothing was connected: Ray goes on as a client that was refused, which spoils what comes later.
-        if mine:
-            ray.shutdown()
-
-
-def _connect(ray: Any, address: str) -> None:
-    where = address if address == "auto" or "://" in address else f"ray://{address}"
-    try:
-        ray.init(address=where, log_to_driver=False, logging_level="ERROR")
-    except ConnectionError as error:
-        raise InputError(
-            "engine: "
-            + message(
-                "a cluster that answers",
-                f"{where}: {error}",
-                "GRPC_ENABLE_FORK_SUPPORT=0 ray start --head",
-            )
-        ) from error
-
-
-_CLUSTERS: dict[str, Callable[[str, str], Any]] = {"dask": _dask, "ray": _ray}
+_CLUSTERS: dict[str, Callable[[str, str], Any]] = {"dask": clusters.on_dask, "ray": clusters.on_ray}

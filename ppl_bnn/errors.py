@@ -52,6 +52,10 @@ class DeviceError(BNNError, RuntimeError):
     """A device that is not there."""
 
 
+class ClusterError(BNNError, ConnectionError):
+    """A cluster that ended while it computed. What was handed over before is not affected."""
+
+
 class MissingFrameworkError(BNNError, ImportError):
     """A system (NumPyro with JAX, or Pyro with torch) that cannot be imported."""
 

@@ -36,7 +36,7 @@ from ppl_bnn import cells, comparison, engines, splits, zoo
 from ppl_bnn import data as tables
 from ppl_bnn.cells import Cell, Store, Work
 from ppl_bnn.data import Table
-from ppl_bnn.errors import InputError, message, unknown_name
+from ppl_bnn.errors import ClusterError, InputError, message, unknown_name
 from ppl_bnn.files import write_whole
 from ppl_bnn.grid_result import CELLS, FORMAT, KIND, MANIFEST, GridResult, read_manifest
 from ppl_bnn.inference.method import Method
@@ -193,6 +193,7 @@ class Grid:
         ------
         InputError, UnknownNameError, DeviceError, MissingFrameworkError: before anything is computed.
         GridInterrupted: Ctrl-C; its `partial` holds the cells that had finished, and the next run goes on from there.
+        ClusterError: the cluster ended. The cells that had finished are in the folder; the next run goes on from there.
         """
         place = engines.Engine.of(engine)
         engines.check(place, jobs, self.device, memory)
@@ -238,6 +239,11 @@ class Grid:
                 partial.save()
                 text = f"interrupted; {len(partial.cells)} of {partial.asked} cells are finished and kept in {folder}"
                 raise GridInterrupted(text, partial) from error
+            except ClusterError as error:
+                partial = GridResult.load(folder)
+                partial.save()
+                kept = f"{len(partial.cells)} of {partial.asked} cells are finished and kept in {folder}"
+                raise ClusterError(f"{error}; {kept}") from error
             finally:
                 meter.close()
         return result

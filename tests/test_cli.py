@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -545,22 +546,40 @@ def test_show_takes_the_example_of_a_file() -> None:
     assert re.search(r"in all +13\b", out)
 
 
-def test_interrupt_keeps_what_is_finished(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("how", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupt_keeps_what_is_finished(
+    how: signal.Signals, status: int, csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Who started the tests may have told them to ignore Ctrl-C, or to handle SIGTERM.
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+
     def interrupt(self: Any, problem: Any, progress: Any) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(how)
 
     monkeypatch.setattr(ppl_bnn.Laplace, "run", interrupt)
-    code, out, err = invoke(
-        "compare", "linear_regression", "--data", csv, "--target", "y", "--quick", "--out", "kept",
-        "--methods", "map,laplace,svi", "--ppl", "numpyro",
-    )  # fmt: skip
-    assert code == 130
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        code, out, err = invoke(
+            "compare", "linear_regression", "--data", csv, "--target", "y", "--quick", "--out", "kept",
+            "--methods", "map,laplace,svi", "--ppl", "numpyro", "--report",
+        )  # fmt: skip
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert code == status
+    page = Path("kept/report.html").read_text()
+    assert "was interrupted, or is still being computed. Not fitted: laplace and svi." in page
+    # The folder says the same of itself later on.
+    assert invoke("report", "kept", "--out", "later.html")[0] == 0
+    assert "Not fitted: laplace and svi." in Path("later.html").read_text()
     assert "How well it predicts 8 test rows" in out
     assert "interrupted during 'laplace'; finished: map; kept in kept" in err
     assert {"map.nc", "comparison.csv", "comparison.md"} <= {entry.name for entry in Path("kept").iterdir()}
     assert not Path("kept/laplace.nc").exists()
 
-    monkeypatch.setattr(ppl_bnn.MAP, "run", interrupt)
+    monkeypatch.setattr(ppl_bnn.MAP, "run", interrupted)
     code, out, err = invoke(
         "compare", "--data", csv, "--target", "y", "--quick", "--methods", "map", "--out", "kept"
     )
@@ -585,6 +604,28 @@ def test_an_interrupt_after_the_fits_says_where_they_lie(
     assert code == 130
     assert err.endswith("error: interrupted; what was finished until then lies in kept\n")
     assert Path("kept/map.nc").exists()
+
+
+def test_an_interrupted_grid_leaves_the_page_of_what_is_finished(
+    csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("alone.toml").write_text(ALONE.replace("small.csv", str(csv)))
+    finished, write = [], ppl_bnn.cells.Store.write
+
+    def second(self: Any, key: str, content: Any) -> None:
+        if finished:
+            raise KeyboardInterrupt
+        finished.append(key)
+        write(self, key, content)
+
+    monkeypatch.setattr("ppl_bnn.cells.Store.write", second)
+    code, _, err = invoke(
+        "compare", "--grid", "alone.toml", "--engine", "sequential", "--out", "kept", "--report"
+    )
+    assert code == 130
+    assert "1 of 2 cells are finished" in err
+    page = Path("kept/report.html").read_text()
+    assert "This grid was interrupted, or is still being computed: 1 of 2 cells have not been computed" in page
 
 
 def test_an_interrupt_of_a_grid_outside_of_its_cells_says_where_they_lie(

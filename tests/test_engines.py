@@ -328,7 +328,7 @@ def ray(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("RAY_TMPDIR", folder)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     command = [
-        str(Path(sys.executable).with_name("ray")),
+        *(sys.executable, "-m", "ray.scripts.scripts"),
         *("start", "--head", "--block", "--num-cpus=2"),
         "--port=0",
         f"--ray-client-server-port={port}",

@@ -2,7 +2,7 @@
 
 Names, numbers and folders are checked before data are read, and data before a framework is imported, so that a typing
 error costs a fraction of a second. Exit codes: 0 all methods finished; 1 a method failed (its row says why); 2 bad
-input; 130 interrupted.
+input; 130 interrupted (143 by SIGTERM).
 """
 
 

@@ -44,7 +44,7 @@ from ppl_bnn.cli.plan import (
     systems_of,
     tell_of_prior,
 )
-from ppl_bnn.errors import InputError, message
+from ppl_bnn.errors import ClusterError, InputError, message
 from ppl_bnn.progress import Bars
 
 if TYPE_CHECKING:
@@ -213,6 +213,8 @@ def _fit_and_show(
         if partial is not None and partial.posteriors:
             show(new_console(), partial, NOTES)
             _keep_notes(plan.out, partial)
+            if report:
+                _write_report(errors, partial, plan.out)
         raise
     finally:
         bars.rest()
@@ -223,10 +225,7 @@ def _fit_and_show(
     _keep_notes(plan.out, result)
     kept = _kept(result)
     if report and result.posteriors:
-        from ppl_bnn.reporting.page import report as write
-
-        with warnings_told(errors):
-            write(result, plan.out / REPORT)
+        _write_report(errors, result, plan.out)
         kept.append(REPORT)
     if quick:
         console.print("[yellow]--quick: nothing here is expected to have converged, or to mean anything.[/]")
@@ -234,6 +233,13 @@ def _fit_and_show(
     console.print(f"[bold]Kept in {escape(str(plan.out))}/[/]", soft_wrap=True)
     console.print(", ".join(kept))
     return bool(result.failures)
+
+
+def _write_report(errors: Console, result: Comparison | GridResult, folder: Path) -> None:
+    from ppl_bnn.reporting.page import report as write
+
+    with warnings_told(errors):
+        write(result, folder / REPORT)
 
 
 def _check_grid_options(context: typer.Context, grid: Path | None) -> None:
@@ -270,7 +276,8 @@ def _run_grid(
     report: bool,
 ) -> None:
     ceiling = None if memory is None else _ceiling(memory, engine)
-    from ppl_bnn.grid import Grid
+    from ppl_bnn.grid import Grid, GridInterrupted
+    from ppl_bnn.grid_result import GridResult
 
     folder = out or Path("ppl-bnn-results") / file.stem
     with keeping(folder):
@@ -280,13 +287,16 @@ def _run_grid(
         for sentence in grid.left_out:
             errors.print(sentence, markup=False, style="dim", soft_wrap=True)
         with warnings_told(errors):
-            result = grid.run(
-                folder, engine, jobs, resume, progress=Bars(), retry_failed=retry_failed, memory=ceiling
-            )
-            if report:
-                from ppl_bnn.reporting.page import report as write
-
-                write(result, folder / REPORT)
+            try:
+                result = grid.run(
+                    folder, engine, jobs, resume, progress=Bars(), retry_failed=retry_failed, memory=ceiling
+                )
+            except (GridInterrupted, ClusterError):
+                if report and len((partial := GridResult.load(folder)).cells):
+                    _write_report(errors, partial, folder)
+                raise
+        if report:
+            _write_report(errors, result, folder)
         _show_grid(new_console(), result)
         if report:
             new_console().print(REPORT, markup=False)

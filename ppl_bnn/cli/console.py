@@ -6,6 +6,8 @@ import contextlib
 import functools
 import os
 import re
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -45,12 +47,14 @@ def new_console(error: bool = False) -> Console:
 
 
 def told(command: Callable[..., None]) -> Callable[..., None]:
-    """Errors raised on purpose become one red line and exit code 2; Ctrl-C ends with 130."""
+    """Errors raised on purpose become one red line and exit code 2; Ctrl-C ends with 130, SIGTERM with 143."""
 
     @functools.wraps(command)
     def told(*args: Any, **kwargs: Any) -> None:
+        signals: list[int] = []
         try:
-            command(*args, **kwargs)
+            with _ended_as_by_ctrl_c(signals):
+                command(*args, **kwargs)
         except BNNError as error:
             complain(in_options(str(error)))
             raise typer.Exit(2) from None
@@ -61,9 +65,31 @@ def told(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(2) from None
         except KeyboardInterrupt as error:
             complain(str(error) or "interrupted")
-            raise typer.Exit(130) from None
+            raise typer.Exit(128 + (signals or [signal.SIGINT])[0]) from None
 
     return told
+
+
+@contextlib.contextmanager
+def _ended_as_by_ctrl_c(signals: list[int]) -> Iterator[None]:
+    """Have SIGTERM end a command as Ctrl-C does, so that what is finished is kept and reported. Notes it in `signals`."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        signals.append(number)
+        raise KeyboardInterrupt
+
+    # Python hears signals in its main thread alone; whoever handles SIGTERM already goes on to do so.
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    ):
+        yield
+        return
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

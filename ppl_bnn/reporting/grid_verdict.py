@@ -700,6 +700,7 @@ def _missing(findings: GridFindings) -> tuple[str, ...]:
         else ""
     )
     return (
+        "This grid was interrupted, or is still being computed: "
         f"{result.missing} of {result.asked} cells have not been computed{of}. The same run goes on with them.",
     )
 

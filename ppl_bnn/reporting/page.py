@@ -37,6 +37,7 @@ from ppl_bnn.reporting.html import (
 )
 from ppl_bnn.reporting.panels import Picture
 from ppl_bnn.reporting.terminal import FIDELITY, PREDICTION, Column, number
+from ppl_bnn.reporting.summary import listed
 from ppl_bnn.reporting.verdict import margin_of, standing, verdict
 
 if TYPE_CHECKING:
@@ -157,6 +158,7 @@ def page(
         "page.html",
         title=title or _title(comparison),
         subtitle=_subtitle(comparison),
+        interrupted=_interrupted(comparison),
         verdict=verdict(comparison),
         tables=tables,
         whole=whole,
@@ -168,6 +170,16 @@ def page(
         data=data_card(comparison.data),
         fits=_fits(comparison),
         versions=_versions(comparison),
+    )
+
+
+def _interrupted(comparison: Comparison) -> str:
+    """What is missing of a comparison that was interrupted, in a sentence or two; "" where nothing is."""
+    if not comparison.missing:
+        return ""
+    return (
+        f"This comparison was interrupted, or is still being computed. Not fitted: {listed(list(comparison.missing))}. "
+        "Everything below is about the methods that had finished."
     )
 
 
