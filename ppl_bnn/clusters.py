@@ -26,8 +26,8 @@ PATIENCE = 10.0
 RESTART = 60.0
 # How often a piece is begun before it is given up, where its process ended each time. Dask has the same number.
 TRIES = 4
-# Seconds between two looks at what is finished.
-LOOK = 0.05
+# Seconds between two looks at what is finished, and between two at the cluster itself.
+LOOK, CHECK = 0.05, 1.0
 # What is raised where a process ended under its work, and where the connection ended; by name, since each class is in a
 # package that need not be there.
 _ENDED = frozenset(
@@ -176,7 +176,7 @@ def _rounds(
     waiting: Mapping[int, tuple[Any, ...]],
     tries: Counter[int],
 ) -> Iterator[tuple[int, Any]]:
-    running: list[tuple[Any, int]] = []
+    running: dict[Any, int] = {}
     left = list(waiting)[::-1]
     seen = looked = time.monotonic()
     room = cluster.room()
@@ -185,9 +185,9 @@ def _rounds(
             with _named():
                 while left and len(running) < min(max(room, 1), jobs or room or 1):
                     number = left.pop()
-                    running.append((cluster.submit(function, waiting[number]), number))
-                done = cluster.finished([handle for handle, _ in running])
-            if time.monotonic() - looked > 1.0:
+                    running[cluster.submit(function, waiting[number])] = number
+                done = cluster.finished(list(running))
+            if time.monotonic() - looked > CHECK:
                 if not cluster.answers():
                     raise Disconnected("it does not answer")
                 with _named():
@@ -197,8 +197,7 @@ def _rounds(
                 if looked - seen > RESTART:
                     raise ClusterError(_gone("the cluster", Disconnected("it has no process left")))
             for handle in done:
-                (place,) = [index for index, (each, _) in enumerate(running) if each is handle]
-                _, number = running.pop(place)
+                number = running.pop(handle)
                 try:
                     with _named():
                         result = cluster.result(handle)
@@ -214,7 +213,7 @@ def _rounds(
                 yield number, result
     finally:
         with contextlib.suppress(Exception):
-            cluster.forget([handle for handle, _ in running])
+            cluster.forget(list(running))
 
 
 @contextlib.contextmanager
@@ -280,7 +279,7 @@ class _OnDask:
             self.client.cancel(handles, force=True)
 
     def answers(self) -> bool:
-        return _listens(self.address)
+        return self.client.status == "running"
 
 
 @contextlib.contextmanager

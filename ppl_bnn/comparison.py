@@ -34,7 +34,7 @@ from ppl_bnn.errors import (
     message,
     unknown_name,
 )
-from ppl_bnn.files import write_arrays, write_whole
+from ppl_bnn.files import write_arrays, write_tree, write_whole
 from ppl_bnn.inference.method import Method
 from ppl_bnn.memory import peak_memory
 from ppl_bnn.posterior import FitInfo, Posterior
@@ -109,6 +109,17 @@ MANIFEST, TEST_ROWS, PREDICTION = "comparison.json", "comparison.safetensors", "
 
 class ComparisonInterrupted(KeyboardInterrupt):
     """Ctrl-C during `compare`. `partial` is the `Comparison` of the methods that had finished."""
+
+    def __init__(self, text: str, partial: Comparison):
+        super().__init__(text)
+        self.partial = partial
+
+
+class ComparisonNotWrittenError(BNNError, OSError):
+    """A folder of `compare` that cannot be written any more, such as one on a full disk.
+
+    `partial` is the `Comparison` of all that had finished, which can be saved elsewhere.
+    """
 
     def __init__(self, text: str, partial: Comparison):
         super().__init__(text)
@@ -285,7 +296,8 @@ def compare(
     Raises
     ------
     InputError, UnknownNameError, ModelError, DeviceError: before the first fit, for what concerns all methods.
-    ComparisonInterrupted: Ctrl-C; its `partial` holds what had finished.
+    ComparisonInterrupted: Ctrl-C; its `partial` holds what had finished. ComparisonNotWrittenError: `out` cannot be
+    written any more, as where a disk is full; its `partial` holds what had finished, too.
     """
     methods = _checked_methods(methods)
     if reference is not None and reference not in methods:
@@ -352,9 +364,14 @@ def compare(
             run.add(record)
         except KeyboardInterrupt as error:
             raise run.interrupted(name) from error
+        except OSError as error:
+            raise run.not_written(error) from error
     result = run.comparison()
     if folder is not None:
-        _write_figure(folder, result)
+        try:
+            _write_figure(folder, result)
+        except OSError as error:
+            raise run.not_written(error) from error
     return result
 
 
@@ -742,6 +759,16 @@ class _Run:
             f"interrupted during {during!r}; finished: {done}; kept {where}", partial
         )
 
+    def not_written(self, error: OSError) -> ComparisonNotWrittenError:
+        partial = self.comparison()
+        said = message(
+            f"room to write to in {self.folder}",
+            reason(error),
+            "making room, or another folder: the `partial` of this exception has all that had finished "
+            f"({', '.join(partial.posteriors) or 'nothing'}), and partial.save(folder) writes it",
+        )
+        return ComparisonNotWrittenError(f"out: {said}", partial)
+
     def comparison(self) -> Comparison:
         table, notes = self.table()
         records = self.records
@@ -898,7 +925,7 @@ def writable(out: str | os.PathLike[str]) -> Path:
 
 
 def _write_tree(folder: Path, name: str, tree: Any) -> None:
-    write_whole(folder / f"{name}.nc", lambda path: tree.to_netcdf(path, engine="h5netcdf"))
+    write_whole(folder / f"{name}.nc", lambda path: write_tree(path, tree))
 
 
 def _write_table(folder: Path, table: pd.DataFrame) -> None:

@@ -62,13 +62,27 @@ def write_arrays(
     path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write arrays by name, and words, to a file that whoever may read new files of this process may read."""
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     path.touch()
     mode = path.stat().st_mode
     # By itself it leaves a file that its owner alone may read, as temporary files are.
-    save_file(in_order(arrays), path, metadata=None if metadata is None else dict(metadata))
+    try:
+        save_file(in_order(arrays), path, metadata=None if metadata is None else dict(metadata))
+    except SafetensorError as error:
+        # Where a disk is full it does not say so by the class that everything else has for it.
+        raise OSError(f"{path.name}: {error}") from error
     path.chmod(mode)
+
+
+def write_tree(path: Path, tree: Any) -> None:
+    """Write a DataTree as netCDF.
+
+    It is made in memory first: where HDF5 itself cannot write to a file, as on a full disk, the process ends in a
+    segmentation fault when the file is closed.
+    """
+    path.write_bytes(tree.to_netcdf(engine="h5netcdf"))
 
 
 def in_order(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

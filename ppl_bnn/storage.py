@@ -29,7 +29,7 @@ import numpy as np
 
 from ppl_bnn.errors import DeviceError, InputError, ModelError, UnsupportedError, message, unknown_name
 from ppl_bnn.export import posterior_datatree
-from ppl_bnn.files import write_arrays
+from ppl_bnn.files import write_arrays, write_tree
 from ppl_bnn.posterior import Chains, FitInfo, Posterior
 from ppl_bnn.ppl.protocol import Program, system
 from ppl_bnn.standardisation import Standardisation
@@ -239,7 +239,7 @@ def _is_saved(path: Path) -> bool:
 
 
 def _write(folder: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any], tree: Any) -> None:
-    tree.to_netcdf(folder / TREE, engine="h5netcdf")
+    write_tree(folder / TREE, tree)
     write_arrays(folder / ARRAYS, arrays)
     # A file of arrays has an order of its own; that of the sites is the program's.
     manifest = manifest | {"arrays": list(arrays), "sha256": _digest(folder / ARRAYS)}

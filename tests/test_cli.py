@@ -625,7 +625,9 @@ def test_an_interrupted_grid_leaves_the_page_of_what_is_finished(
     assert code == 130
     assert "1 of 2 cells are finished" in err
     page = Path("kept/report.html").read_text()
-    assert "This grid was interrupted, or is still being computed: 1 of 2 cells have not been computed" in page
+    assert (
+        "This grid was interrupted, or is still being computed: 1 of 2 cells have not been computed" in page
+    )
 
 
 def test_an_interrupt_of_a_grid_outside_of_its_cells_says_where_they_lie(

@@ -304,11 +304,13 @@ def test_what_one_process_compiles_the_others_read_and_the_bits_stay(
 def dask() -> Iterator[str]:
     """Two processes of one thread each."""
     distributed = pytest.importorskip("distributed")
-    cluster = distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
-    )
-    yield f"dask://{cluster.scheduler_address.removeprefix('tcp://')}"
-    cluster.close()
+    # It would give up a process that is not back after 15 seconds, or that has ended again then.
+    with importlib.import_module("dask").config.set({"distributed.deploy.lost-worker-timeout": "1h"}):
+        cluster = distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
+        )
+        yield f"dask://{cluster.scheduler_address.removeprefix('tcp://')}"
+        cluster.close()
 
 
 @pytest.fixture

@@ -94,7 +94,6 @@ BROUGHT_BY = {
     "arviz_base": "arviz",
     "arviz_plots": "arviz",
     "arviz_stats": "arviz",
-    "xarray": "arviz",
     "markupsafe": "jinja2",
     "pyro": "pyro-ppl",
     "sklearn": "scikit-learn",

@@ -178,6 +178,7 @@ def _fit_and_show(
     report: bool,
 ) -> bool:
     """Fit, show and keep what was planned; whether a method failed."""
+    from ppl_bnn.comparison import ComparisonNotWrittenError
     from ppl_bnn.comparison import compare as run
     from ppl_bnn.reporting.terminal import show
 
@@ -207,11 +208,13 @@ def _fit_and_show(
                     if name in ("name", "description", "provenance", "licence")
                 },
             )
-    except KeyboardInterrupt as interrupt:
+    except (KeyboardInterrupt, ComparisonNotWrittenError) as interrupt:
         bars.rest()
         partial = getattr(interrupt, "partial", None)
         if partial is not None and partial.posteriors:
             show(new_console(), partial, NOTES)
+            if isinstance(interrupt, ComparisonNotWrittenError):
+                raise
             _keep_notes(plan.out, partial)
             if report:
                 _write_report(errors, partial, plan.out)

@@ -72,7 +72,7 @@ def told(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def _ended_as_by_ctrl_c(signals: list[int]) -> Iterator[None]:
-    """Have SIGTERM end a command as Ctrl-C does, so that what is finished is kept and reported. Notes it in `signals`."""
+    """Have SIGTERM end a command as Ctrl-C does, so that what is finished is kept. It is noted in `signals`."""
 
     def interrupt(number: int, frame: Any) -> None:
         signals.append(number)

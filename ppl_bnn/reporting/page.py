@@ -36,8 +36,8 @@ from ppl_bnn.reporting.html import (
     write_numbers,
 )
 from ppl_bnn.reporting.panels import Picture
-from ppl_bnn.reporting.terminal import FIDELITY, PREDICTION, Column, number
 from ppl_bnn.reporting.summary import listed
+from ppl_bnn.reporting.terminal import FIDELITY, PREDICTION, Column, number
 from ppl_bnn.reporting.verdict import margin_of, standing, verdict
 
 if TYPE_CHECKING:
