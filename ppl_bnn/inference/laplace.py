@@ -126,14 +126,18 @@ class Laplace(Method):
 
     engine: "curvature" (this one, in both systems) or "guide" (the system's AutoLaplaceApproximation, with the exact
     Hessian; its failures become named errors, and its draws go through the network). start: where the training of the
-    mode starts; optimise=False takes it as the mode. A network trained elsewhere (a `torch.nn.Module`, Flax
+    mode starts; optimise=False takes it as the mode: a posterior at its centre, and one without a centre (chains,
+    particles, ensembles, mixtures) is refused. A network trained elsewhere (a `torch.nn.Module`, Flax
     parameters) is a start, too; what it does not have, such as the noise, is optimised. restarts: so many
     starts from draws of the prior, of which the one with the largest log evidence plus log prior of what is held is
     kept; history["restart_log_evidence"] and ["restart_log_joint"] have what each came to, -inf where it failed. The
     other fields are those of `MAP`: the mode is part of the method, so prior, noise and loss agree by construction.
 
     figures: "log_evidence", log p(D | what is held at a value), in the units of the fit; "effective_parameters",
-    gamma = tr(H A^-1), where tuned also "prior_factor/..." and "noise". warnings: a mode that is none, tuning that
+    gamma = tr(H A^-1), where tuned also "prior_factor/..." and "noise"; "newton_gain", of a start that is taken as the
+    mode, the nats by which the log evidence is off; "computed_weights_remainder", how far weights that the program
+    computes (scale times base) are from their linearisation, which draws and sampled predictions use.
+    warnings: a mode that is none, tuning that
     did not settle.
     """
 
