@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +28,7 @@ from ppl_bnn.posterior import Posterior
 from ppl_bnn.ppl.protocol import Model, Problem, map_data, row_count
 from ppl_bnn.predictive import Prediction
 from ppl_bnn.progress import Progress
+from ppl_bnn.quiet import ignored
 from ppl_bnn.standardisation import Standardisation
 
 # Draws and rows that a check looks at, fewer where a model is large: so many multiplications in all.
@@ -483,9 +483,8 @@ def check_prior(
     if hasattr(run.likelihood, "check_values"):
         run.likelihood.check_values(y)
     if standardise:
-        with warnings.catch_warnings():
-            # A constant column is said by the fit.
-            warnings.simplefilter("ignore", UserWarning)
+        # A constant column is said by the fit.
+        with ignored(category=UserWarning):
             units = Standardisation.of(x, y, regression and getattr(run.likelihood, "standardises", True))
         x, y = units.inputs(x), units.targets(y)
     rows, count = len(index), draws

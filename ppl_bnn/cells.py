@@ -19,7 +19,6 @@ import os
 import socket
 import time
 import types
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from ppl_bnn.inference.identity import identity, source
 from ppl_bnn.inference.method import Method, versions
 from ppl_bnn.ppl.protocol import resolve_device
 from ppl_bnn.predictive import Prediction
+from ppl_bnn.quiet import ignored, recorded
 from ppl_bnn.splits import Split
 from ppl_bnn.storage import decoded, encoded
 from ppl_bnn.zoo import Sketch
@@ -172,10 +172,8 @@ def computed(
     work: what `Work.written` gives. parts: what its key is made of, as JSON. x, y: the whole table, original units.
     """
     begun, clock = time.time(), time.perf_counter()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        # Another process was writing what this one read: it compiled it itself.
-        warnings.filterwarnings("ignore", message="Error (reading|writing) persistent compilation cache")
+    # Another process was writing what this one read: it compiled it itself.
+    with recorded() as caught, ignored("Error (reading|writing) persistent compilation cache"):
         try:
             record = _fitted(_read(work), x, y, train, test, seed)
             arrays = _kept(record, y[test])

@@ -41,6 +41,7 @@ from ppl_bnn.posterior import FitInfo, Posterior
 from ppl_bnn.ppl.protocol import Model, Program, map_data, resolve_device, row_count, system, written_in
 from ppl_bnn.predictive import Prediction
 from ppl_bnn.progress import Progress, resolve
+from ppl_bnn.quiet import recorded
 from ppl_bnn.storage import decoded, encoded
 
 if TYPE_CHECKING:
@@ -1154,8 +1155,7 @@ def reason(error: BaseException) -> str:
 def _said() -> Iterator[list[str]]:
     """What ArviZ warns of belongs in the notes of the table, once; any other warning goes on its way."""
     said: list[str] = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with recorded() as caught:
         yield said
     for warning in caught:
         if issubclass(warning.category, UserWarning | RuntimeWarning):

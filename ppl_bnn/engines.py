@@ -29,7 +29,6 @@ import tempfile
 import threading
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +38,7 @@ from ppl_bnn import clusters
 from ppl_bnn.clusters import Lost
 from ppl_bnn.errors import DeviceError, InputError, MissingFrameworkError, message, unknown_name
 from ppl_bnn.ppl.protocol import resolve_device
+from ppl_bnn.quiet import ignored
 
 KINDS = ("local", "sequential", "dask", "ray")
 # What a process with a system, its compiler and a small model takes.
@@ -243,16 +243,14 @@ def outcomes(
     check(engine, jobs, device, memory)
     waiting = dict(enumerate(tasks))
     if engine.kind in _CLUSTERS:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sending large graph")
+        with ignored("Sending large graph", everywhere=True):
             yield from clusters.computed(
                 lambda: _CLUSTERS[engine.kind](engine.address, device), str(engine), function, waiting, jobs
             )
         return
-    with _place(engine, jobs, device, memory) as (backend, room), warnings.catch_warnings():
-        # Processes that have grown are replaced on purpose, and stopping early is what Ctrl-C asks for.
-        warnings.filterwarnings("ignore", message="A worker stopped while some jobs")
-        warnings.filterwarnings("ignore", message=".*tasks (have been successfully|which were still being)")
+    # Processes that have grown are replaced on purpose, and stopping early is what Ctrl-C asks for.
+    on_purpose = "A worker stopped while some jobs|.*tasks (have been successfully|which were still being)"
+    with _place(engine, jobs, device, memory) as (backend, room), ignored(on_purpose, everywhere=True):
         while waiting:
             begun: list[int] = []
             try:

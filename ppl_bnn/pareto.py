@@ -7,9 +7,10 @@ moments the weights have (Vehtari, Simpson, Gelman, Yao and Gabry 2024, Journal 
 from __future__ import annotations
 
 import math
-import warnings
 
 import numpy as np
+
+from ppl_bnn.quiet import ignored
 
 # Up to this k-hat an average over the weights can be trusted at the usual numbers of draws.
 K_LIMIT = 0.7
@@ -38,8 +39,7 @@ def smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
         return plain, -math.inf
     if FEWEST_EFFECTIVE * np.sum(np.exp(2.0 * plain)) > 1.0:
         return plain, math.inf
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with ignored():
         try:
             # Made for leaving rows out, whose log weights are minus log likelihoods: ArviZ turns the sign.
             log_weights, k = array_stats.psislw(-log_ratios)

@@ -15,11 +15,12 @@ import pickle
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from functools import partial
 from typing import Any
+
+from ppl_bnn.quiet import ignored
 
 # Seconds after which a process that has nothing to do ends, so that none outlives a program that was killed.
 IDLE = 300.0
@@ -52,10 +53,9 @@ def unordered(
     from joblib.externals.loky import ProcessPoolExecutor
 
     threads = str(max(1, joblib.cpu_count() // workers))
-    with warnings.catch_warnings():
-        # loky says that it replaces a process from the thread that hands out all calls. Where warnings are errors that
-        # thread would end, and what waits for a result would wait for ever.
-        warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
+    # loky says that it replaces a process from the thread that hands out all calls. Where warnings are errors that
+    # thread would end, and what waits for a result would wait for ever.
+    with ignored("A worker stopped while some jobs were given", UserWarning, everywhere=True):
         executor = ProcessPoolExecutor(
             workers,
             timeout=IDLE,

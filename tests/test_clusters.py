@@ -21,7 +21,7 @@ class WorkerCrashedError(Exception):
     """As Ray's is called."""
 
 
-class KilledWorker(Exception):  # noqa: N818 - as Dask's is called
+class KilledWorker(Exception):
     pass
 
 
@@ -91,7 +91,7 @@ def never(number: int, count: int) -> None:
 
 def test_a_piece_whose_process_ends_is_tried_again_and_then_lost() -> None:
     def dies(number: int, count: int) -> None:
-        if number == 1 and count < TRIES or number == 2:
+        if (number == 1 and count < TRIES) or number == 2:
             raise WorkerCrashedError("SIGKILL. More")
 
     found, connections = computed(dies, [0, 1, 2, 3])

@@ -302,7 +302,7 @@ def test_only_the_two_systems_import_a_framework_at_their_top():
         for module, found in IMPORTS.items()
         if any(early and name.split(".")[0] in FRAMEWORKS for name, early in found)
     }
-    assert importers == {"ppl_bnn.ppl.numpyro", "ppl_bnn.ppl.pyro"}
+    assert importers == {"ppl_bnn.ppl.numpyro", "ppl_bnn.ppl.pyro", "ppl_bnn.ppl.pyro_session"}
 
 
 def test_neither_system_imports_the_framework_of_the_other():

@@ -9,7 +9,6 @@ they can.
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from ppl_bnn.errors import InputError, UnsupportedError, message
 from ppl_bnn.export import log_likelihood_tree
 from ppl_bnn.pareto import FEWEST_DRAWS, K_LIMIT, smoothed
 from ppl_bnn.ppl.protocol import chunks, row_count, site_seed
+from ppl_bnn.quiet import ignored
 
 DRAWS = 1000
 # Fewer draws, but no fewer than so many, where rows x coordinates x draws would take more multiplications than WORK.
@@ -230,9 +230,8 @@ def leave_one_out(source: Any, tree: Any = None) -> LeaveOneOut:
 
     stats: Any = arviz_stats
 
-    with warnings.catch_warnings():
-        # ArviZ warns where k exceeds its limit; that is what worst_k and share_above say in figures.
-        warnings.simplefilter("ignore")
+    # ArviZ warns where k exceeds its limit; that is what worst_k and share_above say in figures.
+    with ignored():
         try:
             found = stats.loo(tree, pointwise=True)
         except (ValueError, IndexError) as error:

@@ -7,7 +7,6 @@ the real line, as `stochastic.py` descends on it, and in the end an approximatio
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from ppl_bnn.inference.families import inverse_softplus
 from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.posterior import Approximation
 from ppl_bnn.ppl.protocol import DENSITY_MEMORY, Model, Problem, iterate_seeds, map_data, site_seed
+from ppl_bnn.quiet import ignored
 
 # How many draws of a hand-written guide a posterior keeps: it has no other way of making them later.
 KEPT = 4000
@@ -123,14 +123,18 @@ class _NumPyroNormal:
         # Set up while tracing: nothing of it is computed, and run as it stands it would compile each operation.
         guide = AutoNormal(model)
         engine = SVI(model, guide, optax.identity(), Trace_ELBO())
-        engine.init(jax.random.PRNGKey(0), x, y)
+        turn = self._problem.system.turn
+        with turn:
+            engine.init(jax.random.PRNGKey(0), x, y)
         constrain: Any = engine.constrain_fn
         for_eps, for_model = jax.random.split(seed)
         like = next(iter(parameters.values()))
-        params = constrain(parameters)
+        with turn:
+            params = constrain(parameters)
 
         def particle(eps: Any) -> Any:
-            return engine.loss.loss(for_model, params, model, Noise(guide, params, eps), x, y)
+            with turn:
+                return engine.loss.loss(for_model, params, model, Noise(guide, params, eps), x, y)
 
         eps = jax.random.normal(for_eps, (self._particles, size), dtype=like.dtype)
         value = jnp.mean(jax.vmap(particle)(eps)) if self._particles > 1 else particle(eps[0])
@@ -157,9 +161,10 @@ class _NumPyroWritten:
         self._problem, self._model, self._guide = problem, model, guide
         key, data = jax.random.PRNGKey(problem.seed), _first(problem, batch)
         seeded = numpyro.handlers.seed(guide, key)
-        _check_sites(problem, set(numpyro.handlers.trace(seeded).get_trace(*data)))
         self._engine = SVI(model, guide, optax.identity(), Trace_ELBO(num_particles=particles))
-        state = self._engine.init(key, *data)
+        with problem.system.turn:
+            _check_sites(problem, set(numpyro.handlers.trace(seeded).get_trace(*data)))
+            state = self._engine.init(key, *data)
         # What the engine keeps on the real line.
         self._initial = {
             name: np.asarray(value)
@@ -175,7 +180,9 @@ class _NumPyroWritten:
     ) -> tuple[Any, tuple[Any, Any]]:
         import jax.numpy as jnp
 
-        value = self._engine.loss.loss(seed, self._constrain(parameters), self._model, self._guide, x, y)
+        with self._problem.system.turn:
+            params = self._constrain(parameters)
+            value = self._engine.loss.loss(seed, params, self._model, self._guide, x, y)
         return value, (jnp.nan, jnp.nan)
 
     def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
@@ -184,13 +191,15 @@ class _NumPyroWritten:
 
         problem = self._problem
         program, system = problem.program, problem.system
-        params = self._constrain({name: system.asarray(value) for name, value in parameters.items()})
+        with system.turn:
+            params = self._constrain({name: system.asarray(value) for name, value in parameters.items()})
         latents = {site.name for site in program.latents}
         held = {site.name: params[site.name] for site in program.params}
 
         def draw(key: Any) -> tuple[dict[str, Any], Any]:
             guide = numpyro.handlers.seed(numpyro.handlers.substitute(self._guide, params), key)
-            trace = numpyro.handlers.trace(guide).get_trace(problem.x, problem.y)
+            with system.turn:
+                trace = numpyro.handlers.trace(guide).get_trace(problem.x, problem.y)
             sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
             log_q = sum(
                 site["fn"].log_prob(site["value"]).sum() for site in sites.values() if not site["is_observed"]
@@ -238,6 +247,9 @@ class _PyroLoss:
     def __call__(
         self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any
     ) -> tuple[Any, tuple[Any, Any]]:
+        from ppl_bnn.ppl.pyro_session import rest
+
+        rest()
         return self._elbo.differentiable_loss(self._model, self._guide, x, y), (self._nothing, self._nothing)
 
     def _put(self, parameters: Mapping[str, np.ndarray]) -> None:
@@ -253,7 +265,10 @@ class _PyroNormal(_PyroLoss):
     def __init__(self, problem: Problem, model: Model, guide: None, particles: int, batch: int | None):
         from pyro.infer.autoguide import AutoNormal
 
+        from ppl_bnn.ppl.pyro_session import typed
+
         _refuse_nested_names([site.name for site in problem.program.latents])
+        model = typed(model)
         self._auto = AutoNormal(model)
         super().__init__(problem, model, self._auto, particles, batch)
         # By identity: AutoNormal keeps "hidden0.weight" as the attribute `weight` of `hidden0`.
@@ -292,6 +307,9 @@ class _PyroWritten(_PyroLoss):
         import pyro
         import torch
 
+        from ppl_bnn.ppl.pyro_session import typed
+
+        model, guide = typed(model), typed(guide)
         with torch.no_grad():
             trace = pyro.poutine.trace(guide).get_trace(*_first(problem, batch))
         _check_sites(problem, set(trace.nodes))
@@ -327,9 +345,8 @@ class _PyroWritten(_PyroLoss):
         units = sum(site.shape[-1] if len(site.shape) > 1 else 1 for site in program.sites.values())
         at_once = int(np.clip(DENSITY_MEMORY // (16 * units * program.rows), 1, len(seeds)))
         mapped: Any = torch.func.vmap(self._draw, randomness="different", chunk_size=at_once)
-        with _out_of_place(), warnings.catch_warnings():
-            # What torch maps one by one inside, it says so; nobody can do anything about it.
-            warnings.filterwarnings("ignore", message="There is a performance drop")
+        # What torch maps one by one inside, it says so; nobody can do anything about it.
+        with _out_of_place(), ignored("There is a performance drop"):
             return mapped(seeds)
 
     def _draw(self, seed: Any) -> tuple[dict[str, Any], Any]:

@@ -34,16 +34,17 @@ def _guide_numpyro(problem: Problem, u: Mapping[str, np.ndarray]) -> Full:
     from numpyro.infer.autoguide import AutoLaplaceApproximation
     from numpyro.infer.initialization import init_to_value
 
-    guide = AutoLaplaceApproximation(
-        _native(problem), init_loc_fn=init_to_value(values=_constrained(problem, u))
-    )
-    seed(guide, jax.random.PRNGKey(0))(problem.x, problem.y)
+    values = _constrained(problem, u)
+    with problem.system.turn:
+        guide = AutoLaplaceApproximation(_native(problem), init_loc_fn=init_to_value(values=values))
+        seed(guide, jax.random.PRNGKey(0))(problem.x, problem.y)
     flat, order = _flat_in_order_of(problem, u, guide._unpack_latent)
 
     @jax.jit
     def covariance(loc: Any) -> Any:
         # Compiled, the guide is fast, and cannot hide a failure behind a warning and a zero variance.
-        return guide.get_posterior({f"{guide.prefix}_loc": loc}).covariance_matrix
+        with problem.system.turn:
+            return guide.get_posterior({f"{guide.prefix}_loc": loc}).covariance_matrix
 
     return _checked(problem, np.asarray(covariance(flat)), order)
 
@@ -53,8 +54,10 @@ def _guide_pyro(problem: Problem, u: Mapping[str, np.ndarray]) -> Full:
     from pyro.infer.autoguide import AutoLaplaceApproximation
     from pyro.infer.autoguide.initialization import init_to_value
 
+    from ppl_bnn.ppl.pyro_session import typed
+
     guide = AutoLaplaceApproximation(
-        _native(problem), init_loc_fn=init_to_value(values=_constrained(problem, u))
+        typed(_native(problem)), init_loc_fn=init_to_value(values=_constrained(problem, u))
     )
     guide(problem.x, problem.y)
     size = len(flat_latents(problem, u))

@@ -410,7 +410,7 @@ def _pyro_chain(
     else:
         raise no_finite_start(chain, -float(value), job.from_prior)
 
-    torch.manual_seed(site_seed(f"{method.name.lower()} {chain}", problem.seed))
+    program.system.seeds(site_seed(f"{method.name.lower()} {chain}", problem.seed), 1)
     kernel: Any = getattr(pyro.infer, method.algorithm)(
         potential_fn=potential,
         step_size=1 if method.step_size is None else float(method.step_size),
@@ -508,7 +508,8 @@ def _in_processes(job: _PyroJob, problem: Problem, meter: Meter) -> tuple[list[d
 
         calls = [(blob, chain, str(path)) for chain in range(count)]
         try:
-            with closing(processes.unordered(_pyro_worker, calls, min(count, cores()), show)) as found:
+            running = processes.unordered(_pyro_worker, calls, min(count, cores()), show)
+            with problem.system.outside(), closing(running) as found:
                 results = dict(found)
         except _CannotRebuildModel as error:
             return None, str(error)

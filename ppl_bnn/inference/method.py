@@ -9,7 +9,6 @@ import contextvars
 import dataclasses
 import importlib.metadata
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,7 +34,9 @@ from ppl_bnn.ppl.protocol import (
     threads_for,
     written_in,
 )
+from ppl_bnn.ppl.turns import told_outside
 from ppl_bnn.progress import Progress, resolve
+from ppl_bnn.quiet import ignored
 from ppl_bnn.standardisation import Standardisation
 
 
@@ -186,8 +187,7 @@ class Method(ABC):
         method = dataclasses.replace(self, checkpoint=None) if hasattr(self, "checkpoint") else self
         token = _ONLY_ASKED.set(True)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with ignored():
                 method.fit(model, x, y, **{**options, "progress": _BeginsAtOnce()})
         except _Begun:
             return None
@@ -248,7 +248,7 @@ class Method(ABC):
             data, targets = map_data(chosen.asarray, given[0]), chosen.asarray(given[1])
             program = Program.of(chosen, model, data, targets, language=language, observed=observed)
             problem = Problem(program, data, targets, x, y, seed, where, dtype, digest, self.streams)
-            outcome = self.run(problem, progress)
+            outcome = self.run(problem, told_outside(progress, chosen.outside))
         info = FitInfo(
             method=self.name,
             ppl=self.ppl,

@@ -25,7 +25,6 @@ import copy
 import math
 import re
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +36,7 @@ from ppl_bnn.language import ops
 from ppl_bnn.language.handlers import network_output
 from ppl_bnn.language.primitives import Handler, Message
 from ppl_bnn.ppl.protocol import Problem, map_data
+from ppl_bnn.quiet import ignored
 
 # ((stride down, across), ((top, bottom), (left, right))) of a convolution.
 Geometry = tuple[tuple[int, int], tuple[tuple[int, int], tuple[int, int]]]
@@ -361,9 +361,8 @@ def _torch_order(module: Any, names: set[str], problem: Problem, convolutional: 
         for name, part in trial.named_modules():
             if name in names:
                 part.register_forward_hook(lambda *_, name=name: order.append(name))
-        with torch.no_grad(), warnings.catch_warnings():
-            # What torch says of the module's layers is for whoever runs it for its output.
-            warnings.simplefilter("ignore")
+        # What torch says of the module's layers is for whoever runs it for its output.
+        with torch.no_grad(), ignored():
             trial(row)
     except Exception:
         # It wants other inputs than those of the program; the order of registration remains.

@@ -7,7 +7,6 @@ the loop stops, and goes back to the parameters of the step before.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ import numpy as np
 
 from ppl_bnn.inference.method import Stopwatch
 from ppl_bnn.ppl.protocol import Problem, map_data, site_seed
+from ppl_bnn.quiet import ignored
 
 # Steps between two looks at the losses.
 STRETCH = 100
@@ -149,8 +149,9 @@ class _JaxDescent:
         self._start(flat, 0)
         one = np.zeros(1)
         stretch = Stretch(one, one, one, None if batch is None else np.zeros((1, batch), dtype=int))
-        with numpyro.validation_enabled(False):
-            self._advance = jax.jit(advance).lower(*self._arguments(stretch)).compile()
+        with problem.system.turn, numpyro.validation_enabled(False):
+            lowered = jax.jit(advance).lower(*self._arguments(stretch))
+        self._advance = lowered.compile()
         self.compile_seconds = watch()
 
     def _array(self, value: Any) -> Any:
@@ -303,9 +304,8 @@ class _TorchDescent:
         group = self._optimiser.param_groups[0]
         data = None if stretch.indices is not None else (self._problem.x, self._problem.y)
         before = {name: value.clone() for name, value in self._iterates.items()}
-        with warnings.catch_warnings():
-            # Pyro warns of a loss that is not a number; here the loop stops at it.
-            warnings.filterwarnings("ignore", message="Encountered NaN")
+        # Pyro warns of a loss that is not a number; here the loop stops at it.
+        with ignored("Encountered NaN"):
             for step in range(len(stretch)):
                 rows = data if stretch.indices is None else self._rows(stretch.indices[step])
                 assert rows is not None

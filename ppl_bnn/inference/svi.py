@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -33,6 +32,7 @@ from ppl_bnn.language.distributions import SPECIAL
 from ppl_bnn.posterior import Approximation, Posterior
 from ppl_bnn.ppl.protocol import Model, Problem, Program, site_seed
 from ppl_bnn.progress import Progress
+from ppl_bnn.quiet import ignored
 
 FINAL_RATE = 0.1
 # Draws times rows of the ELBO that is reported, where the number of draws is not given.
@@ -606,9 +606,8 @@ class _Fit:
         """Which site a loss that is not finite comes from, as far as draws at the parameters of that loss tell."""
         program, system = self.problem.program, self.problem.system
         u = approximation.draw(20, np.random.default_rng(self.problem.seed))
-        with warnings.catch_warnings():
-            # NumPyro warns of values outside of a support: these are what is looked for.
-            warnings.filterwarnings("ignore", message="Out-of-support")
+        # NumPyro warns of values outside of a support: these are what is looked for.
+        with ignored("Out-of-support"):
             for index in range(20):
                 values = {name: system.asarray(value[index]) for name, value in u.items()}
                 sites = system.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import hashlib
 import math
@@ -10,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -33,6 +34,7 @@ from ppl_bnn.ppl.protocol import (
     described,
     resolve_device,
 )
+from ppl_bnn.ppl.turns import Turn
 
 
 class _ArrayNormal(numpyro.distributions.Distribution):
@@ -369,6 +371,7 @@ class NumPyro:
 
     name = "numpyro"
     maps_randomness = True
+    turn = Turn()
 
     @contextmanager
     def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
@@ -376,6 +379,10 @@ class NumPyro:
         chosen = self._device(device)
         with jax.enable_x64(dtype == "float64"), jax.default_device(chosen):
             yield "cpu" if chosen.platform == "cpu" else f"cuda:{chosen.id}"
+
+    def outside(self) -> AbstractContextManager[None]:
+        # What a session sets belongs to its thread, and the turn is held while a program is traced only.
+        return nullcontext()
 
     def _device(self, device: str) -> Any:
         kind, index = resolve_device(device)
@@ -418,7 +425,8 @@ class NumPyro:
     ) -> list[TracedSite]:
         assign = _Assign(native, values or {}, unconstrained)
         handler = assign if seed is None else numpyro.handlers.seed(assign, seed)
-        trace = numpyro.handlers.trace(handler).get_trace(x, y)
+        with self.turn:
+            trace = numpyro.handlers.trace(handler).get_trace(x, y)
         result = []
         for name, site in trace.items():
             if site["type"] == "sample":
@@ -486,7 +494,7 @@ class NumPyro:
         def filled(w: Any, x: Any, into: np.ndarray) -> None:
             shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves((w, x)))
             key = shapes, jax.config.jax_default_device
-            # A model runs while it is traced, under handlers that NumPyro has one stack of for all threads.
+            # What one thread traces and compiles the others need not.
             with nullcontext() if key in traced else tracing:
                 result = np.asarray(compiled(w, x))
                 traced.add(key)
@@ -515,7 +523,7 @@ class NumPyro:
         waiting: deque[Future[None]] = deque()
         with ThreadPoolExecutor(threads, thread_name_prefix="predict") as pool:
             for call in calls:
-                waiting.append(pool.submit(computed, call))
+                waiting.append(pool.submit(contextvars.copy_context().run, computed, call))
                 if len(waiting) > threads:
                     waiting.popleft().result()
             while waiting:
@@ -533,21 +541,24 @@ class NumPyro:
         trees = jax.tree.structure(arguments), jax.tree.structure(lowered.out_info)
         said = repr((trees, jax.config.jax_default_device, quick, lowered.as_text()))
         key = hashlib.sha256(said.encode()).hexdigest()
-        found = _COMPILED.pop(key, None)
+        with _KEEPING:
+            found = _COMPILED.pop(key, None)
         if found is None:
             try:
                 found = lowered.compile({"xla_backend_optimization_level": 0} if quick else None)
             except jax.errors.JaxRuntimeError:  # a version of XLA that has another word for it
                 found = lowered.compile()
         # The one used last is the one that is kept longest.
-        _COMPILED[key] = found
-        if len(_COMPILED) > KEPT_COMPILED:
-            _COMPILED.pop(next(iter(_COMPILED)), None)
+        with _KEEPING:
+            _COMPILED[key] = found
+            if len(_COMPILED) > KEPT_COMPILED:
+                _COMPILED.pop(next(iter(_COMPILED)), None)
         return found
 
 
 # What `compile_for` has compiled in this process, and how much of it is kept.
 _COMPILED: dict[str, Callable[..., Any]] = {}
+_KEEPING = threading.Lock()
 KEPT_COMPILED = 32
 SYSTEM = NumPyro()
 

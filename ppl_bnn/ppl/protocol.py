@@ -30,6 +30,7 @@ from ppl_bnn.errors import (
     unknown_name,
 )
 from ppl_bnn.language.handlers import network_output, recorded_linear
+from ppl_bnn.ppl.turns import Turn
 
 Array = Any
 Model = Callable[..., Any]
@@ -101,16 +102,23 @@ class System(Protocol):
     """A probabilistic programming system with its array library.
 
     maps_randomness: whether `vmap` goes through sampling, each element with its own seed.
+    turn: held by the one thread that traces a program or computes eagerly, since a system has one stack of handlers for
+    all threads. `run` and sessions take it; it is for those who use the handlers of a system themselves.
     """
 
     name: str
     maps_randomness: bool
+    turn: Turn
 
     def session(self, dtype: str, device: str, threads: int | None = None) -> AbstractContextManager[str]:
         """Everything inside runs in this floating type on this device; every global is restored. Gives the device.
 
         threads: how many the system may use within one operation, where it can be told (torch); None: as they are.
         """
+        ...
+
+    def outside(self) -> AbstractContextManager[None]:
+        """Inside, the session of this thread lets others have their turn: around a user's function, or a long wait."""
         ...
 
     def asarray(self, value: Any) -> Array: ...

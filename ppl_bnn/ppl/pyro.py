@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -15,10 +13,10 @@ import torch
 from torch.distributions import biject_to, constraints
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-with warnings.catch_warnings():
+from ppl_bnn.quiet import ignored
+
+with ignored(category=FutureWarning), ignored(category=DeprecationWarning):
     # Pyro 1.9 compiles helpers with torch.jit.script, which torch 2.15 deprecates; a user can do nothing about it.
-    warnings.simplefilter("ignore", FutureWarning)
-    warnings.simplefilter("ignore", DeprecationWarning)
     import pyro
     import pyro.distributions
     import pyro.poutine
@@ -26,6 +24,7 @@ with warnings.catch_warnings():
 
 from ppl_bnn.errors import BNNError, DeviceError, message
 from ppl_bnn.language.distributions import Distribution, censored_log_prob, check_no_nested
+from ppl_bnn.language.framework_modules.torch_defaults import floating
 from ppl_bnn.language.primitives import Interpretation, Message
 from ppl_bnn.ppl.protocol import (
     Model,
@@ -35,6 +34,7 @@ from ppl_bnn.ppl.protocol import (
     described,
     resolve_device,
 )
+from ppl_bnn.ppl.pyro_session import TURN, opened, outside, rest, resting, typed
 
 # Blocks of draws from which on it is worth while to record what is computed, and bytes of the widest array in one then.
 RECORDED_BLOCKS, BLOCK = 64, 2**20
@@ -316,7 +316,7 @@ def resolve(specification: Distribution, circumstances: Any = None) -> Any:
 def _circumstances() -> Any:
     """All that a distribution depends on besides what is written."""
     return (
-        torch.get_default_dtype(),
+        floating(),
         torch.get_default_device(),
         torch.distributions.Distribution._validate_args,
     )
@@ -343,14 +343,14 @@ def _as_tensor(value: Any) -> torch.Tensor:
     """A bare Python number becomes a scalar tensor of the session's type and device."""
     if isinstance(value, torch.Tensor):
         return value
-    return torch.as_tensor(value, dtype=torch.get_default_dtype())
+    return torch.as_tensor(value, dtype=floating())
 
 
 def _resolve(specification: Distribution) -> Any:
     if specification.family == "NormalMixture":
         result: Any = NormalMixture(
-            torch.as_tensor(specification.arguments["weights"], dtype=torch.get_default_dtype()),
-            torch.as_tensor(specification.arguments["scales"], dtype=torch.get_default_dtype()),
+            torch.as_tensor(specification.arguments["weights"], dtype=floating()),
+            torch.as_tensor(specification.arguments["scales"], dtype=floating()),
         )
     elif specification.family == "MixtureOfNormals":
         result = MixtureOfNormals(*map(_as_tensor, specification.arguments.values()))
@@ -409,8 +409,8 @@ class PyroInterpretation(Interpretation):
             init = arguments["init"]
             if isinstance(init, Distribution):
                 init = resolve(init).sample
-            elif not isinstance(init, torch.Tensor):
-                init = torch.as_tensor(init, dtype=torch.get_default_dtype())
+            else:
+                init = torch.as_tensor(init, dtype=floating())
             msg.answer(pyro.param(msg.name, init))
         elif msg.kind == "rows":
             msg.answer(self._plate("rows", arguments["n"]))
@@ -443,6 +443,7 @@ def as_pyro(model: Model, population: int | None = None, record: bool = True) ->
         with PyroInterpretation(population, record):
             model(x, y, **keywords)
 
+    native.says_types = True  # pyright: ignore[reportAttributeAccessIssue]
     return native
 
 
@@ -498,32 +499,16 @@ class Pyro:
 
     name = "pyro"
     maps_randomness = False  # its samplers write in place, which torch.func.vmap refuses
+    turn = TURN
 
     @contextmanager
     def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
         chosen = self._device(device)
-        default_dtype, default_threads = torch.get_default_dtype(), torch.get_num_threads()
-        environment = _environment_of_torch()
-        indices = [] if chosen.type == "cpu" else [chosen.index]
-        with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=indices))
-            stack.enter_context(pyro.get_param_store().scope())
-            stack.enter_context(pyro.validation_enabled(False))
-            if torch.get_default_device() != chosen:
-                # A default device makes torch call Python on every operation; on the CPU it is not needed.
-                stack.enter_context(torch.device(chosen))
-            try:
-                torch.set_default_dtype(getattr(torch, dtype))
-                if threads is not None:
-                    torch.set_num_threads(threads)
-                yield str(chosen)
-            finally:
-                torch.set_default_dtype(default_dtype)
-                torch.set_num_threads(default_threads)
-                # The first optimiser loads torch's compiler, which notes its cache folder in the environment.
-                for name in _environment_of_torch().keys() - environment.keys():
-                    del os.environ[name]
-                os.environ.update(environment)
+        with opened(dtype, chosen, threads):
+            yield str(chosen)
+
+    def outside(self) -> AbstractContextManager[None]:
+        return outside()
 
     def _device(self, device: str) -> Any:
         kind, index = resolve_device(device)
@@ -544,7 +529,7 @@ class Pyro:
         if isinstance(value, torch.Tensor):
             return value
         array = np.array(value, order="C")
-        dtype = torch.get_default_dtype() if np.issubdtype(array.dtype, np.floating) else None
+        dtype = floating() if np.issubdtype(array.dtype, np.floating) else None
         # tensor() copies: a posterior must not change when the caller's array does.
         return torch.tensor(array, dtype=dtype)
 
@@ -568,10 +553,11 @@ class Pyro:
             # that `seeds` set.
             with suppress(RuntimeError):
                 _set_seed(int(seed))
+        rest()
         assign = _Assign(values or {}, unconstrained)
-        with assign:
+        with TURN, assign:
             try:
-                trace = pyro.poutine.trace(native).get_trace(x, y)
+                trace = pyro.poutine.trace(typed(native)).get_trace(x, y)
             except BNNError as error:
                 # Pyro raises a copy with the shapes of all sites behind the message; the first one says what to do.
                 raise error.__cause__ if isinstance(error.__cause__, BNNError) else error from None
@@ -612,7 +598,7 @@ class Pyro:
 
     def split(self, seed: Any, count: int) -> Any:
         # torch has one generator; mapped functions each take their own numbers from it.
-        return torch.zeros(count)
+        return torch.zeros(count, dtype=floating())
 
     def randomness(self, seed: Any) -> _Generator:
         if seed is not None:
@@ -637,10 +623,8 @@ class Pyro:
 
         @functools.wraps(function)
         def quiet(*arguments: Any) -> Any:
-            with warnings.catch_warnings():
-                # The first forward-mode derivative of a process makes torch script its own code, which it deprecates.
-                warnings.simplefilter("ignore", FutureWarning)
-                warnings.simplefilter("ignore", DeprecationWarning)
+            # The first forward-mode derivative of a process makes torch script its own code, which it deprecates.
+            with ignored(category=FutureWarning), ignored(category=DeprecationWarning):
                 return inner(*arguments)
 
         return quiet
@@ -657,7 +641,7 @@ class Pyro:
         return value, lambda cotangent: pullback(cotangent)[0], extra
 
     def vmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
-        return torch.func.vmap(function, in_dims=in_axes, randomness="different")
+        return resting(torch.func.vmap(function, in_dims=in_axes, randomness="different"))
 
     def batched(self, function: Callable[..., Any], size: int) -> Callable[..., None]:
         inner = self.compile(self.vmap(function, in_axes=(0, None)))
@@ -731,6 +715,7 @@ class Pyro:
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def without_gradients(*arguments: Any) -> Any:
+            rest()
             with torch.no_grad():
                 return function(*arguments)
 
@@ -789,10 +774,6 @@ def _run_recorded(
             piece = record(*values, *leaves)
             into.copy_(piece[kept] if draws == 1 else piece[:, *kept])
     return done
-
-
-def _environment_of_torch() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith("TORCH")}
 
 
 def _set_seed(seed: int) -> None:

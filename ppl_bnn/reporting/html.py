@@ -15,7 +15,6 @@ import io
 import math
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppl_bnn.errors import InputError, UnsupportedError, message
 from ppl_bnn.files import part_of, write_whole
+from ppl_bnn.quiet import ignored
 from ppl_bnn.reporting.figures import BLUE, CLASS_COLOURS, GREY, ORANGE, SKY, VERMILION
 from ppl_bnn.reporting.panels import INK, WIDTH, Panel, Picture, legend_entries, new_figure
 from ppl_bnn.reporting.terminal import Column, number
@@ -253,9 +253,8 @@ def _drawn(panel: Panel, prefix: str) -> tuple[str, dict[str, str]]:
     """A panel as SVG that takes its colours from the page, and label -> SVG of each entry of its legend."""
     import matplotlib
 
-    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-        # Letters that matplotlib's font does not have are drawn by whoever shows the page.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+    # Letters that matplotlib's font does not have are drawn by whoever shows the page.
+    with matplotlib.rc_context(_STYLE), ignored("Glyph .* missing from"):
         figure = new_figure(WIDTH, panel.height)
         axes = figure.subplots()
         panel.draw(axes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import sys
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +20,8 @@ from ppl_bnn.language.framework_modules.calls import (
     library_of,
     mapped,
 )
+from ppl_bnn.language.framework_modules.torch_defaults import defaults, floating
+from ppl_bnn.quiet import ignored
 
 
 class Torch:
@@ -96,7 +97,7 @@ class Torch:
     def start(self, own: Any) -> Array:
         torch = sys.modules["torch"]
         # A copy: what is fitted is changed in place.
-        return own.to(dtype=torch.get_default_dtype(), device=torch.get_default_device(), copy=True)
+        return own.to(dtype=floating(), device=torch.get_default_device(), copy=True)
 
     def number(self, own: Any) -> np.ndarray:
         return own.detach().cpu().double().numpy() if library_of(own) == "torch" else np.asarray(own)
@@ -115,9 +116,8 @@ class Torch:
 
         draws = [self.native(np.stack([each, each]), like) for each in call.made_up_values(dtype)]
         try:
-            with torch.no_grad(), warnings.catch_warnings():
-                # What is mapped slowly is told by torch when it is.
-                warnings.simplefilter("ignore")
+            # What is mapped slowly is told by torch when it is.
+            with torch.no_grad(), ignored():
                 torch.func.vmap(run, randomness="different")(draws)
         except BNNError:
             raise
@@ -151,7 +151,7 @@ class Torch:
         versions = {name: buffer._version for name, buffer in buffers.items()}
         given = {**dict(zip(names, values, strict=True)), **buffers}
         before = _random_state(like.device)
-        with _plain()():
+        with _plain()(like.dtype):
             output = torch.func.functional_call(call.network, given, inputs)
         if not torch.equal(before, _random_state(like.device)):
             raise ModelError(
@@ -228,22 +228,22 @@ class Torch:
 
 @functools.cache
 def _plain() -> Any:
-    """A mode of torch in which attention is made of plain operations.
+    """A mode of torch in which attention is made of plain operations, and tensors are of a given type by default.
 
-    Its fused operations have no forward derivative and are not mapped over draws. Layers leave theirs out wherever a
-    mode may look at them, and attention that is to give its weights is not fused either.
+    Attention's fused operations have no forward derivative and are not mapped over draws. Layers leave theirs out
+    wherever a mode may look at them, and attention that is to give its weights is not fused either.
     """
     torch = sys.modules["torch"]
     functional, unfused = torch.nn.functional, torch.ops.aten._scaled_dot_product_attention_math
 
-    class Plain(torch.overrides.TorchFunctionMode):
+    class Plain(defaults()):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             if function is functional.scaled_dot_product_attention:
                 return unfused(*args, **kwargs)[0]
             if function is functional.multi_head_attention_forward and kwargs.get("need_weights") is False:
                 return function(*args, **{**kwargs, "need_weights": True})[0], None
-            return function(*args, **kwargs)
+            return super().__torch_function__(function, types, args, kwargs)
 
     return Plain
 

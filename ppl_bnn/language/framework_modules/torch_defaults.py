@@ -1,0 +1,112 @@
+"""The floating type of a session of torch, which is that of one thread.
+
+`torch.set_default_dtype` changes it for all threads. A mode of torch belongs to a thread, but costs some microseconds
+per operation: it is for code that is not ours, which makes tensors without saying of what type.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from typing import Any
+
+
+class _Local(threading.local):
+    floating: Any = None
+
+
+_LOCAL = _Local()
+
+
+def floating() -> Any:
+    """The floating type of the session of this thread; torch's default without one."""
+    return _LOCAL.floating or sys.modules["torch"].get_default_dtype()
+
+
+def set_floating(dtype: Any) -> Any:
+    """Floats are of this type in this thread, or (None) of torch's default. Gives what was set before."""
+    before, _LOCAL.floating = _LOCAL.floating, dtype
+    return before
+
+
+@functools.cache
+def defaults() -> Any:
+    """The mode, a class: `defaults()(dtype)` is a context manager.
+
+    Inside, tensors are made of `dtype` where nobody says of which: by functions that make some, out of Python's numbers
+    and by arithmetic on whole numbers. `torch.get_default_dtype` and `torch.Tensor(...)` cannot be changed like this.
+    """
+    torch = sys.modules["torch"]
+    always = {torch.empty, torch.eye, torch.linspace, torch.logspace, torch.ones, torch.rand, torch.randn}
+    always |= {torch.zeros, torch.normal, torch.empty_strided}
+    of_numbers = {torch.arange, torch.as_tensor, torch.asarray, torch.full, torch.scalar_tensor, torch.tensor}
+    # These say of what type: in their name or in what they are given.
+    of = torch.Tensor
+    said = {of.bfloat16, of.float, of.half, of.to, of.type, of.type_as, of.view}
+    said |= {torch.from_numpy, torch.frombuffer, torch.load}
+
+    class Defaults(torch.overrides.TorchFunctionMode):
+        def __init__(self, dtype: Any):
+            super().__init__()
+            self.dtype, self.common = dtype, torch.get_default_dtype()
+
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if self.dtype is self.common:
+                return function(*args, **kwargs)
+            told = kwargs.get("dtype")
+            if function in always and told is None and not _floating(torch, (args, kwargs)):
+                return function(*args, **{**kwargs, "dtype": self.dtype})
+            if told is self.common and _by_default():
+                return function(*args, **{**kwargs, "dtype": self.dtype})
+            result = function(*args, **kwargs)
+            if (
+                told is not None
+                or type(result) is not torch.Tensor
+                or result.dtype is not self.common
+                or function in said
+                or _floating(torch, (args, kwargs))
+            ):
+                return result
+            if function in of_numbers:
+                return function(*args, **{**kwargs, "dtype": self.dtype})
+            # Arithmetic on whole numbers.
+            args, kwargs = _changed(torch, (args, kwargs), self.dtype)
+            return function(*args, **kwargs)
+
+    return Defaults
+
+
+def _by_default() -> bool:
+    """Whether the type that a function was given is what `torch.get_default_dtype` said."""
+    return sys._getframe(2).f_globals.get("__name__") in _ASK
+
+
+# Modules that ask `torch.get_default_dtype` and pass on what it says.
+_ASK = (
+    "torch.distributions.utils",
+    "pyro.distributions.transforms.polynomial",
+    "pyro.nn.auto_reg_nn",
+)
+
+
+def _floating(torch: Any, value: Any) -> bool:
+    """Whether a tensor or an array of floats is among what a function was given."""
+    if isinstance(value, torch.Tensor):
+        return value.is_floating_point() or value.is_complex()
+    if isinstance(value, tuple | list):
+        return any(_floating(torch, each) for each in value)
+    if isinstance(value, dict):
+        return any(_floating(torch, each) for each in value.values())
+    return getattr(getattr(value, "dtype", None), "kind", "") in ("f", "c")
+
+
+def _changed(torch: Any, value: Any, dtype: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype)
+    if isinstance(value, tuple | list):
+        return type(value)(_changed(torch, each, dtype) for each in value)
+    if isinstance(value, dict):
+        return {name: _changed(torch, each, dtype) for name, each in value.items()}
+    return value
