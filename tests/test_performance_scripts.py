@@ -28,6 +28,7 @@ def script(monkeypatch):
         "predict_against_predictive",
         "laplace_against_laplace_torch",
         "variational",
+        pytest.param("threads", marks=pytest.mark.slow),
         "sampling",
     ],
 )
