@@ -305,6 +305,34 @@ def test_only_the_two_systems_import_a_framework_at_their_top():
     assert importers == {"ppl_bnn.ppl.numpyro", "ppl_bnn.ppl.pyro", "ppl_bnn.ppl.pyro_session"}
 
 
+def globals_of_all_threads(source: str) -> list[str]:
+    """Calls that change something for all threads of a process."""
+    refused = {"catch_warnings", "simplefilter", "filterwarnings", "set_default_dtype", "set_default_device"}
+    refused |= {"clear_param_store", "set_rng_seed"}
+    calls = (node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    names = (getattr(call, "attr", getattr(call, "id", "")) for call in calls)
+    return sorted(name for name in names if name in refused)
+
+
+def test_no_module_changes_what_other_threads_see():
+    # The command line is a program of its own; the entry that one filter makes is taken out at once.
+    allowed = {
+        "ppl_bnn.cli.console": ["catch_warnings"],
+        "ppl_bnn.quiet": ["simplefilter"],
+    }
+    for module, file in TREE.items():
+        found = globals_of_all_threads(file.read_text(encoding="utf-8"))
+        assert found == allowed.get(module, []), module
+
+
+def test_a_change_that_other_threads_see_is_found():
+    assert globals_of_all_threads("with warnings.catch_warnings():\n    torch.set_default_dtype(x)") == [
+        "catch_warnings",
+        "set_default_dtype",
+    ]
+    assert globals_of_all_threads("ignored('text')\ntorch.get_default_dtype()") == []
+
+
 def test_neither_system_imports_the_framework_of_the_other():
     for module, foreign in (("numpyro", {"torch", "pyro"}), ("pyro", {"jax", "jaxlib", "numpyro", "optax"})):
         roots = {name.split(".")[0] for name, _ in IMPORTS[f"ppl_bnn.ppl.{module}"]}
