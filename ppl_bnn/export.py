@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.errors import InputError, message
+from ppl_bnn.pareto import FEWEST_DRAWS
 from ppl_bnn.ppl.protocol import Problem, map_data, row_count, site_seed
 from ppl_bnn.predictive import Prediction
 
 PRIOR_DRAWS = 500
 MEMORY = 2**28
+# Up to so many draws ArviZ takes a fifth of them as the tail, above it three times the root of their number.
+SMALL = 225
 
 # Which functions of arviz_stats and arviz_plots are defined for which kind of posterior; tests call every one of them.
 # Draws of an approximation are independent and on demand: R-hat and ESS would describe the random number generator.
@@ -131,6 +134,76 @@ ARVIZ_PLOTS: dict[str, tuple[str, ...]] = {
     ),
     "point": (),
 }
+# Those that leave a row out, or weight draws anew in another way: they need a tail of draws.
+_BY_WEIGHTS = frozenset(
+    (
+        "loo",
+        "loo_approximate_posterior",
+        "loo_i",
+        "compare",
+        "loo_expectations",
+        "loo_metrics",
+        "loo_pit",
+        "loo_r2",
+        "loo_score",
+        "psense",
+        "psense_summary",
+        "plot_compare",
+        "plot_khat",
+        "plot_loo_pit",
+        "plot_psense_dist",
+    )
+)
+# Fewer than four draws of a chain have no R-hat and no ESS.
+_OF_CHAINS = frozenset(("ess", "rhat", "mcse", "diagnose"))
+
+
+def arviz_defined(tree: Any, of: Mapping[str, tuple[str, ...]] = ARVIZ_STATISTICS) -> tuple[str, ...]:
+    """The functions of ArviZ that are defined for a tree, by name.
+
+    Parameters
+    ----------
+    tree: of `posterior_datatree`.
+    of: ARVIZ_STATISTICS, those of arviz_stats, or ARVIZ_PLOTS, those of arviz_plots.
+
+    Returns
+    -------
+    Those of the tree's kind, without the ones that it lacks something for: enough draws to leave a row out, enough
+    draws or chains for R-hat and ESS, a density of the approximation, the energies of a sampler.
+    """
+    statistics = tree["sample_stats"]
+    chains, draws = (tree["posterior"].sizes[name] for name in ("chain", "draw"))
+    missing: set[str] = set()
+    if "log_likelihood" not in tree.children:
+        missing |= _BY_WEIGHTS
+    if "log_q" not in statistics:
+        missing.add("loo_approximate_posterior")
+    if "energy" not in statistics:
+        missing |= {"bfmi", "plot_energy"}
+    if draws < 4:
+        missing |= _OF_CHAINS
+    if chains < 2:
+        missing.add("rhat")
+    return tuple(name for name in of[str(tree.attrs["posterior_kind"])] if name not in missing)
+
+
+def no_leave_one_out(kind: str, log_likelihood: np.ndarray) -> str:
+    """Why rows cannot be left out by importance weights, from log likelihoods (chain, draw, N); "" where they can."""
+    if kind == "point":
+        return "a single point has no posterior spread, without which no row can be left out by weights"
+    values = log_likelihood.reshape(-1, log_likelihood.shape[-1])
+    count = len(values)
+    if count < FEWEST_DRAWS:
+        return (
+            f"{count} draws have no tail that importance weights could be smoothed by; at least {FEWEST_DRAWS} are "
+            "needed"
+        )
+    # The tail that ArviZ fits: the draws that give a row the lowest density.
+    tail = int(3.0 * math.sqrt(count)) if count > SMALL else count // 5
+    lowest = np.partition(values, tail - 1, axis=0)[:tail]
+    if (lowest.max(axis=0) == lowest.min(axis=0)).any():
+        return f"the largest importance weights of some row are all the same in {count} draws"
+    return ""
 
 
 def posterior_datatree(
@@ -147,7 +220,10 @@ def posterior_datatree(
       logarithm of what each draw counts (summing to 1), which the functions of ArviZ do not know of: the attribute
       `draws_are_weighted` says that there is one, `weights` gives those of the parts;
     - `log_prior`: log p(site) of each site at the constrained draws, without Jacobian, as power-scaling needs it;
-    - `log_likelihood`: `y`, log p(y_i | x_i, draw), under the predictive that `predict` uses by default;
+    - `log_likelihood`: `y`, log p(y_i | x_i, draw), under the predictive that `predict` uses by default; absent where
+      no row can be left out (a point, fewer than 25 draws, a few distinct values), so that `arviz_stats.loo` and
+      `compare` say that there is none. The attribute `no_leave_one_out` says why, and `Posterior.log_likelihood` still
+      gives the values. `arviz_defined` lists what is defined for a tree;
     - `posterior_predictive`: one y per draw, under the same predictive;
     - `observed_data`, `constant_data`: y and the inputs of the training rows; where rows may be censored y is the value
       or the bound, and `event` says which (1 observed, 0 right-censored, -1 left-censored). Draws of y are never
@@ -178,7 +254,6 @@ def posterior_datatree(
     )
     training = _in_original_units(posterior, fitted)
     y = original_targets(posterior)
-    log_likelihood = training.component_log_prob(y)
     # Of a row that was censored y is a bound, and what was seen of it stands beside it.
     observed = {"y": y[:, 0], "event": y[:, 1]} if training.censored else {"y": y}
     rng = np.random.default_rng(site_seed("export", posterior.info.seed))
@@ -189,13 +264,16 @@ def posterior_datatree(
         "posterior": _dataset(_chained(w, shape), dims, coords),
         "sample_stats": _dataset(_sample_stats(posterior, u, index, shape)),
         "log_prior": _dataset(_chained(log_prior, shape)),
-        "log_likelihood": _dataset({"y": log_likelihood.reshape(*shape, -1)}, {"y": ["obs"]}),
         "posterior_predictive": _dataset(
             {"y": _one_per_draw(training, rng).reshape(*shape, *training.shape)}, {"y": rows}
         ),
         "observed_data": _dataset(observed, dict.fromkeys(observed, rows), sampled=False),
         "constant_data": _dataset(constant, constant_dims, coords, sampled=False),
     }
+    log_likelihood = training.component_log_prob(y).reshape(*shape, -1)
+    undefined = no_leave_one_out(posterior.kind, log_likelihood)
+    if not undefined:
+        groups["log_likelihood"] = _dataset({"y": log_likelihood}, {"y": ["obs"]})
     if at_new is not None:
         predicted = _one_per_draw(at_new, rng).reshape(*shape, *at_new.shape)
         constant, constant_dims = _input_group(map_data(np.asarray, x))
@@ -209,19 +287,22 @@ def posterior_datatree(
     history, steps = _history(posterior)
     if history:
         groups["fit_history"] = _dataset(history, steps, sampled=False)
-    return _tree(groups, _attributes(posterior))
+    return _tree(groups, _attributes(posterior) | {"no_leave_one_out": undefined})
 
 
 def log_likelihood_tree(posterior: Any) -> Any:
     """The groups that PSIS-LOO reads: `posterior`, `sample_stats` and `log_likelihood`, with the tree's attributes."""
+    log_likelihood = posterior.log_likelihood()
+    undefined = no_leave_one_out(posterior.kind, log_likelihood)
     index = np.arange(posterior.shape[1])
     statistics = _sample_stats(posterior, posterior.unconstrained_draws, index, posterior.shape)
     groups = {
         "posterior": _dataset({_safe(name): value for name, value in posterior.draws.items()}),
         "sample_stats": _dataset(statistics),
-        "log_likelihood": _dataset({"y": posterior.log_likelihood()}, {"y": ["obs"]}),
     }
-    return _tree(groups, _attributes(posterior))
+    if not undefined:
+        groups["log_likelihood"] = _dataset({"y": log_likelihood}, {"y": ["obs"]})
+    return _tree(groups, _attributes(posterior) | {"no_leave_one_out": undefined})
 
 
 def original_inputs(posterior: Any) -> Any:

@@ -11,14 +11,17 @@ import os
 import random
 import warnings
 
+import arviz_stats
 import numpy as np
 import pytest
 from arviz_stats.base import array_stats
 
 import ppl_bnn as bnn
 from ppl_bnn.errors import InputError
+from ppl_bnn.export import arviz_defined
 from ppl_bnn.inference.effort import Size
 from tests.problems import METHODS, Conjugate, Row, regression_data, small_classifier, small_network
+from tests.test_export import finite, statistics_of_arviz
 
 # Particles, two-point distributions, an ensemble of points, and the same with other weights.
 WITHOUT_DENSITY = ("svgd", "mc-dropout", "ensemble", "stacked")
@@ -157,7 +160,7 @@ def test_log_densities(row, ppl, posteriors):
 def test_tree_and_files(row, ppl, posteriors, tmp_path):
     posterior = posteriors(row, ppl)
     tree = posterior.to_datatree()
-    for group in ("posterior", "log_likelihood", "posterior_predictive", "observed_data", "constant_data"):
+    for group in ("posterior", "posterior_predictive", "observed_data", "constant_data"):
         assert group in tree.children, group
     assert tree["posterior"]["output.weight"].dims[-2:] == ("output_in", "output_out")
     posterior.save(tmp_path / "saved")
@@ -165,6 +168,51 @@ def test_tree_and_files(row, ppl, posteriors, tmp_path):
     x = np.random.default_rng(0).normal(size=(5, 2))
     assert np.array_equal(again.predict(x).std, posterior.predict(x).std)
     assert str(bnn.diagnose(again))
+
+
+# Of what ArviZ documents, the functions that most people call; the others are called for each kind in test_export.
+CALLED = (
+    "loo",
+    "loo_approximate_posterior",
+    "loo_pit",
+    "compare",
+    "psense",
+    "summary",
+    "ess",
+    "rhat",
+    "mcse",
+    "bfmi",
+)
+CALLED += ("hdi", "eti", "mean", "median")
+
+
+@pytest.mark.parametrize(("row", "ppl"), CASES)
+def test_trees_go_through_arviz(row, ppl, posteriors):
+    """What is defined for a tree works; leaving rows out of a few draws is absent, and ArviZ says that it is."""
+    posterior = posteriors(row, ppl)
+    tree = posterior.to_datatree()
+    defined = arviz_defined(tree)
+    chains, draws = posterior.shape
+    # Three units that are there or not: the lowest densities of a row are one value.
+    possible = chains * draws >= 25 and row.name != "mc-dropout"
+    assert ("loo" in defined) == ("compare" in defined) == possible
+    assert ("ess" in defined) == (posterior.kind == "chains" and draws >= 4)
+    assert {"mean", "median"} <= set(defined)
+    with warnings.catch_warnings():
+        # Quick runs: weights of a dozen draws are rightly called unreliable, and some chains never move.
+        warnings.simplefilter("ignore")
+        for name in set(CALLED) & set(defined):
+            result = statistics_of_arviz()[name](tree)
+            if name not in ("ess", "rhat", "mcse", "bfmi", "summary", "psense"):
+                checked = list(finite(result))
+                assert checked, name
+                assert all(checked), name
+    if "loo" not in defined:
+        assert tree.attrs["no_leave_one_out"]
+        with pytest.raises(TypeError, match="log likelihood not found"):
+            arviz_stats.loo(tree)
+        with pytest.raises(TypeError, match="model one"):
+            arviz_stats.compare({"one": tree, "other": tree})
 
 
 @pytest.mark.parametrize(("row", "ppl"), CASES)

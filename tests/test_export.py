@@ -16,7 +16,14 @@ import scipy.stats
 import ppl_bnn as bnn
 import ppl_bnn.export
 from ppl_bnn.errors import InputError
-from ppl_bnn.export import ARVIZ_PLOTS, ARVIZ_STATISTICS, log_likelihood_tree, posterior_datatree
+from ppl_bnn.export import (
+    ARVIZ_PLOTS,
+    ARVIZ_STATISTICS,
+    arviz_defined,
+    log_likelihood_tree,
+    posterior_datatree,
+)
+from ppl_bnn.inference.drawn import Drawn
 from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.posterior import Chains, Point
@@ -116,7 +123,13 @@ def test_every_group_has_the_content_that_its_name_says(form: str, ppl: str) -> 
     np.testing.assert_allclose(tree.observed_data.y.values, y, rtol=1e-12)
     np.testing.assert_allclose(tree.constant_data.x.values, x, rtol=1e-12)
     np.testing.assert_array_equal(tree.predictions_constant_data.x.values, x[:3])
-    np.testing.assert_array_equal(tree.log_likelihood.y.values, posterior.log_likelihood())
+    if form == "point":
+        # No row can be left out of a point: ArviZ says that there is no log likelihood.
+        assert "log_likelihood" not in tree.children
+        assert "no posterior spread" in tree.attrs["no_leave_one_out"]
+    else:
+        np.testing.assert_array_equal(tree.log_likelihood.y.values, posterior.log_likelihood())
+        assert tree.attrs["no_leave_one_out"] == ""
     assert tree.posterior_predictive.y.shape == (chains, draws, ROWS)
     assert tree.predictions.y.shape == (chains, draws, 3)
     np.testing.assert_array_equal(tree.fit_history.loss.values, posterior.info.history["loss"]) if (
@@ -132,7 +145,7 @@ def test_log_joint_is_log_prior_and_log_likelihood_and_jacobian(form: str, ppl: 
     tree = posterior.to_datatree()
     units = ROWS * posterior.standardisation.log_density_offset
     prior = sum(tree.log_prior[name] for name in tree.log_prior.data_vars)
-    likelihood = tree.log_likelihood.y.sum("obs") - units
+    likelihood = posterior.log_likelihood().sum(-1) - units
     # The only constrained site is the noise, exp(u): log |dw/du| = log w.
     expected = prior + likelihood + np.log(tree.posterior.noise)
     np.testing.assert_allclose(tree.sample_stats.lp.values, expected.values, rtol=1e-10)
@@ -255,8 +268,8 @@ def test_attributes_say_how_it_came_about_and_survive_netcdf(tmp_path: Any) -> N
 
 def test_fewer_draws_are_evenly_spaced_within_each_chain() -> None:
     posterior = fitted("chains")
-    tree, full = posterior_datatree(posterior, draws=12), posterior.to_datatree()
-    index = [0, 50, 99]
+    tree, full = posterior_datatree(posterior, draws=28), posterior.to_datatree()
+    index = [0, 16, 33, 50, 66, 82, 99]
     for group in ("posterior", "sample_stats", "log_prior", "log_likelihood"):
         for name in tree[group].data_vars:
             expected = full[group][name].values[:, index]
@@ -280,6 +293,27 @@ def test_inputs_unlike_the_training_inputs_are_refused() -> None:
         fitted("point").to_datatree(np.zeros((3, 5)))
 
 
+@pytest.mark.parametrize(("draws", "defined"), [(24, False), (25, True)])
+def test_rows_are_left_out_of_trees_that_have_a_tail_of_draws(draws: int, defined: bool) -> None:
+    import arviz_stats as stats
+
+    posterior = fitted("iid")
+    posterior.approximation = Drawn({name: u[0, :draws] for name, u in posterior.unconstrained_draws.items()})
+    del posterior.unconstrained_draws
+    for tree in (posterior.to_datatree(), log_likelihood_tree(posterior)):
+        assert ("log_likelihood" in tree.children) is defined
+        assert (tree.attrs["no_leave_one_out"] == "") is defined
+        assert ("loo" in arviz_defined(tree)) is ("compare" in arviz_defined(tree)) is defined
+        if defined:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                assert np.isfinite(stats.loo(tree).elpd)
+        else:
+            assert "24 draws have no tail" in tree.attrs["no_leave_one_out"]
+            with pytest.raises(TypeError, match="log likelihood not found"):
+                stats.loo(tree)
+
+
 def test_the_small_tree_agrees_with_the_whole() -> None:
     posterior = fitted("iid")
     small, whole = log_likelihood_tree(posterior), posterior.to_datatree()
@@ -291,7 +325,7 @@ def test_the_small_tree_agrees_with_the_whole() -> None:
 # --- ArviZ's statistics and plots -------------------------------------------------------------------
 
 
-def _statistics() -> dict[str, Callable[[Any], Any]]:
+def statistics_of_arviz() -> dict[str, Callable[[Any], Any]]:
     import arviz_stats as stats
 
     few = {"var_names": ["noise", "output.bias"]}
@@ -361,7 +395,7 @@ STATISTICS = [(kind, name) for kind, names in ARVIZ_STATISTICS.items() for name 
 PLOTS = [(kind, name) for kind, names in ARVIZ_PLOTS.items() for name in names]
 
 
-def _finite(value: Any) -> Iterator[bool]:
+def finite(value: Any) -> Iterator[bool]:
     if hasattr(value, "data_vars"):
         datasets = [group.dataset for group in value.subtree] if hasattr(value, "subtree") else [value]
         for dataset in datasets:
@@ -371,15 +405,21 @@ def _finite(value: Any) -> Iterator[bool]:
         yield bool(np.isfinite(np.asarray(value, dtype=float)).all())
 
 
+def test_what_is_claimed_for_a_kind_is_defined_for_its_tree(trees: dict[str, Any]) -> None:
+    for kind, tree in trees.items():
+        assert arviz_defined(tree) == ARVIZ_STATISTICS[kind]
+        assert arviz_defined(tree, ARVIZ_PLOTS) == ARVIZ_PLOTS[kind]
+
+
 @pytest.mark.parametrize(("kind", "name"), STATISTICS)
 def test_claimed_statistics_work(kind: str, name: str, trees: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         # Draws that were planted around a draw of the prior are no posterior: Pareto k is rightly large.
         warnings.filterwarnings("ignore", message="Estimated shape parameter")
-        result = _statistics()[name](trees[kind])
+        result = statistics_of_arviz()[name](trees[kind])
     if name == "diagnose":
         return
-    checked = list(_finite(result))
+    checked = list(finite(result))
     assert checked
     assert all(checked)
 

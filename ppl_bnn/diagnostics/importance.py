@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.errors import InputError, UnsupportedError, message
-from ppl_bnn.export import log_likelihood_tree
-from ppl_bnn.pareto import FEWEST_DRAWS, K_LIMIT, smoothed
+from ppl_bnn.export import log_likelihood_tree, no_leave_one_out
+from ppl_bnn.pareto import K_LIMIT, smoothed
 from ppl_bnn.ppl.protocol import chunks, row_count, site_seed
 from ppl_bnn.quiet import ignored
 
@@ -209,23 +209,15 @@ def leave_one_out(source: Any, tree: Any = None) -> LeaveOneOut:
     tree = source if posterior is None else tree
     kind = str(tree.attrs["posterior_kind"]) if posterior is None else posterior.kind
     if kind == "point":
-        return _no_leave_one_out(
-            "a single point has no posterior spread, without which no row can be left out by weights"
-        )
+        return _undefined(no_leave_one_out(kind, np.empty((1, 1, 0))))
     if tree is None:
         tree = log_likelihood_tree(posterior)
     if "weights" in tree.attrs:
-        return _no_leave_one_out(
-            "draws of stacked parts do not count alike, and the weights have seen every row"
-        )
-    values = tree["log_likelihood"]["y"].values
-    if not np.isfinite(values).all():
-        return _no_leave_one_out("the log likelihood is not finite for some draw and row")
-    if np.prod(values.shape[:2]) < FEWEST_DRAWS:
-        return _no_leave_one_out(
-            f"{np.prod(values.shape[:2])} draws have no tail that importance weights could be smoothed by; at least "
-            f"{FEWEST_DRAWS} are needed"
-        )
+        return _undefined("draws of stacked parts do not count alike, and the weights have seen every row")
+    if "log_likelihood" not in tree.children:
+        return _undefined(str(tree.attrs["no_leave_one_out"]))
+    if not np.isfinite(tree["log_likelihood"]["y"].values).all():
+        return _undefined("the log likelihood is not finite for some draw and row")
     import arviz_stats
 
     stats: Any = arviz_stats
@@ -235,7 +227,7 @@ def leave_one_out(source: Any, tree: Any = None) -> LeaveOneOut:
         try:
             found = stats.loo(tree, pointwise=True)
         except (ValueError, IndexError) as error:
-            return _no_leave_one_out(f"importance weights could not be smoothed: {error}")
+            return _undefined(f"importance weights could not be smoothed: {error}")
     k = np.asarray(found.pareto_k.values)
     corrected = _Corrected(reason="draws of chains are from the posterior itself")
     if kind != "chains":
@@ -258,7 +250,7 @@ def leave_one_out(source: Any, tree: Any = None) -> LeaveOneOut:
     )
 
 
-def _no_leave_one_out(reason: str) -> LeaveOneOut:
+def _undefined(reason: str) -> LeaveOneOut:
     return LeaveOneOut(*[math.nan] * 5, reason=reason, corrected_reason=reason)
 
 

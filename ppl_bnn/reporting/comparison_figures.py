@@ -782,7 +782,7 @@ def function_draws(comparison: Comparison, name: str) -> Any:
         means = means.reshape(chains, draws, -1)
         rows = np.unique(np.linspace(0, means.shape[-1] - 1, ROWS_RANKED).round().astype(int))
         found["f"] = (("chain", "draw", "row"), means[..., rows])
-    if tree is not None:
+    if tree is not None and "log_likelihood" in tree.children:
         total = tree["log_likelihood"]["y"].values
         found["log_likelihood"] = (("chain", "draw"), total.reshape(*total.shape[:2], -1).sum(axis=-1))
     if not found:
