@@ -290,6 +290,33 @@ def test_chains_in_modes_of_their_own_have_converged_per_mode_only() -> None:
     assert convergence(exact_chains(shift=0.2)).per_mode is False
 
 
+def squared(x: Any, y: Any = None) -> None:
+    """f = a^2 x: the signs of a have the same predictions, and a posterior of two modes."""
+    a = bnn.sample("a", bnn.dist.Normal(0.0, 1.0))
+    bnn.observe(y, a * a * x[:, :1], bnn.likelihoods.Gaussian(NOISE))
+
+
+def signed(signs: tuple[int, ...], draws: int = 500) -> Any:
+    a = 1.0 + 0.05 * np.random.default_rng(8).normal(size=(len(signs), draws))
+    return fitted(squared, Chains({"a": np.array(signs)[:, None] * a}))
+
+
+def test_modes_of_a_symmetric_function_are_named_as_modes() -> None:
+    judged = convergence(signed((-1, -1, 1, -1)))
+    assert judged.quantities["f"].rhat < 1.01
+    assert judged.quantities["a"].rhat > 1.5
+    assert judged.per_mode
+    assert judged.between == "a"
+    found = diagnose(signed((-1, -1, 1, -1)))
+    assert found.verdict == "converged per mode only"
+    # Of the variance of a the share between means of 1 and -1, in shares of 1 and 3: 0.75 of 0.75 + 0.05^2.
+    assert said(found, "between chains lies 100% of the variance of a, while R-hat of f is 1.00")
+    for words in ("bnn.stack", "several starts", "SMC"):
+        assert any(words in advice for advice in found.advice)
+    assert not any("more draws" in advice for advice in found.advice)
+    assert diagnose(signed((-1, -1, -1, -1))).verdict == "converged"
+
+
 def test_chains_that_wander_have_not_converged_per_mode() -> None:
     rng = np.random.default_rng(5)
     mean, covariance, _ = closed_form()
@@ -760,6 +787,39 @@ def test_divergences_are_met_by_the_knob_that_the_sampler_has(
     assert found.verdict == "undecided"
     (given,) = found.advice
     assert given.startswith(advice)
+
+
+@pytest.mark.parametrize(("diverged", "verdict"), [(20, "converged"), (21, "undecided")])
+def test_more_than_one_divergence_in_a_hundred_casts_doubt(diverged: int, verdict: str) -> None:
+    recorded = statistics()
+    recorded["diverging"][:] = np.arange(2000).reshape(4, 500) < diverged
+    assert diagnose(exact_chains(statistics=recorded)).verdict == verdict
+
+
+@pytest.mark.parametrize(("fraction", "verdict"), [(0.29, "undecided"), (0.31, "converged")])
+def test_an_energy_that_moves_too_slowly_casts_doubt(fraction: float, verdict: str) -> None:
+    # E-BFMI is the mean squared step over the variance: a walk on an arch, scaled in steps, has exactly `fraction`.
+    recorded = statistics()
+    steps = (-1.0) ** np.arange(500)
+    slow = np.sin(np.pi * np.arange(500) / 499.0) * 20.0
+
+    def bfmi(size: float) -> float:
+        energy = slow + size * steps
+        return float(np.sum(np.diff(energy) ** 2) / 499 / energy.var(ddof=1))
+
+    size = scipy.optimize.brentq(lambda size: bfmi(size) - fraction, 0.0, 20.0)
+    recorded["energy"] = np.tile(slow + size * steps, (4, 1))
+    found = diagnose(exact_chains(statistics=recorded))
+    assert found.figures["bfmi"] == pytest.approx(fraction, abs=0.002)
+    assert found.verdict == verdict
+    assert said(found, "E-BFMI") is (verdict == "undecided")
+
+
+@pytest.mark.parametrize(("cut", "said_of"), [(100, False), (101, True)])
+def test_one_tree_in_twenty_may_be_cut_off(cut: int, said_of: bool) -> None:
+    recorded = statistics()
+    recorded["reached_max_tree_depth"][:] = np.arange(2000).reshape(4, 500) < cut
+    assert said(diagnose(exact_chains(statistics=recorded)), "greatest tree depth") is said_of
 
 
 def test_trees_cut_off_are_slow_not_wrong() -> None:

@@ -17,6 +17,16 @@ from ppl_bnn.diagnostics.function_space import (
     probe_rows,
 )
 from ppl_bnn.diagnostics.importance import K_LIMIT, ParetoK, held_coordinates, pareto_k
+from ppl_bnn.diagnostics.knobs import (
+    fitted_settings,
+    longer_optimisation,
+    more_chains,
+    more_modes,
+    more_of_a_sampler,
+    not_still,
+    other_starts,
+    smaller_steps,
+)
 from ppl_bnn.errors import InputError, UnsupportedError, message
 from ppl_bnn.inference.method import Method
 from ppl_bnn.progress import Progress
@@ -163,7 +173,7 @@ def _chains(posterior: Any, found: _Findings) -> str:
         )
     else:
         found.reasons.extend(judged.reasons)
-        _advise(judged, found)
+        _advise(posterior, judged, found)
     _aim(posterior, found)
     doubtful = _sampler(posterior, found)
     cut_short = _cut_short(posterior, found)
@@ -174,24 +184,19 @@ def _chains(posterior: Any, found: _Findings) -> str:
     return UNDECIDED if doubtful or cut_short else CONVERGED
 
 
-def _advise(judged: Convergence, found: _Findings) -> None:
+def _advise(posterior: Any, judged: Convergence, found: _Findings) -> None:
     """What to try with chains that have not converged."""
+    settings = fitted_settings(posterior)
     if judged.per_mode:
-        found.advice += [
-            "bnn.stack(posterior), or Stacked(...): weights of the chains by what they predict, instead of equal ones",
-            "more chains, each from a start of its own: they show more of the modes, though not their shares",
-            "SMC(), which carries particles from the prior to the posterior and weights the modes",
-        ]
+        found.advice += more_modes(settings)
         return
     if judged.chains < 2:
-        found.advice.append("chains=4")
+        found.advice += more_chains(settings)
     if judged.still:
-        found.advice.append(
-            "a longer warm-up or a smaller step size, and another start: a chain that never moves accepts nothing"
-        )
-    found.advice.append("more draws and a longer warm-up")
+        found.advice.append(not_still(settings, smaller_steps(settings, posterior.statistics)))
+    found.advice += more_of_a_sampler(settings)
     if not judged.rhat < 1.1:
-        found.advice.append("start=MAP(), so that no chain begins far out in the prior")
+        found.advice += other_starts(settings)
         found.advice.append(
             "a smaller network or a tighter prior: the chains may sit in modes that predict differently"
         )
@@ -225,7 +230,7 @@ def _cut_short(posterior: Any, found: _Findings) -> bool:
             f"the run was ended by its budget{rule}" if spent else f"until={wanted!r} did not hold"
         )
     # Particles are no chains that could go on.
-    more = "" if "particles" in _fitted(posterior) else ", or bnn.extend(posterior, draws=...)"
+    more = "" if "moves" in fitted_settings(posterior) else ", or bnn.extend(posterior, draws=...)"
     found.advice.append(f"a larger budget{more}")
     return True
 
@@ -249,7 +254,7 @@ def _sampler(posterior: Any, found: _Findings) -> bool:
                     f"{count} of {diverging.size} transitions diverged ({share:.1%}): "
                     "parts of the posterior may be missed"
                 )
-            found.advice.append(_smaller_steps(posterior))
+            found.advice.append(smaller_steps(fitted_settings(posterior), statistics))
             doubtful = share > DIVERGENCE_LIMIT
     if "reached_max_tree_depth" in statistics:
         share = float(np.mean(statistics["reached_max_tree_depth"]))
@@ -258,7 +263,8 @@ def _sampler(posterior: Any, found: _Findings) -> bool:
             found.reasons.append(
                 f"{share:.0%} of the trajectories were cut off at the greatest tree depth: slow, not wrong"
             )
-            found.advice.append("a greater max_tree_depth, or standardise=True and a longer warm-up")
+            depth = "a greater max_tree_depth, or " if "max_tree_depth" in fitted_settings(posterior) else ""
+            found.advice.append(f"{depth}standardise=True and a longer warm-up")
     if "energy" in statistics and np.asarray(statistics["energy"]).shape[1] > 2:
         from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
 
@@ -278,36 +284,6 @@ def _sampler(posterior: Any, found: _Findings) -> bool:
     return doubtful
 
 
-def _fitted(posterior: Any) -> dict[str, Any]:
-    """The settings of the method that was fitted: of the member, where one was fitted several times."""
-    settings = posterior.info.settings
-    while isinstance(settings.get("member"), dict):
-        settings = settings["member"]
-    return settings
-
-
-def _smaller_steps(posterior: Any) -> str:
-    """What makes the steps of a sampler smaller, by what it recorded: settings may name knobs that were not in use."""
-    settings, statistics = _fitted(posterior), posterior.statistics
-
-    def given(name: str) -> float | None:
-        value = settings.get(name)
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-    variance, multiplier = given("energy_variance"), given("step_size_multiplier")
-    if "energy_variance" in statistics and variance is not None:
-        return (
-            f"energy_variance={variance / 10:.2g}, or adjusted=True, whose step size follows the acceptance"
-        )
-    if multiplier is not None:
-        return f"step_size_multiplier={multiplier / 2:g}"
-    accept = given("target_accept")
-    if accept is not None:
-        # What a harmonic mean over many chains is tuned to is lower from the start.
-        return f"target_accept={1 - (1 - accept) / (4 if given('superchains') is None else 2):.3g}"
-    return "smaller steps, or a prior with lighter tails"
-
-
 def _optimisation(posterior: Any, found: _Findings) -> bool:
     """Whether the optimisation settled, as far as the method says."""
     figures = posterior.info.figures
@@ -324,7 +300,7 @@ def _optimisation(posterior: Any, found: _Findings) -> bool:
     if not settled:
         if not _said(posterior, "still falling"):
             found.reasons.append("the optimisation used all its steps without reaching a plateau")
-        found.advice.append("more steps, or a larger learning rate that decays")
+        found.advice += longer_optimisation(fitted_settings(posterior))
     return settled
 
 
@@ -397,7 +373,7 @@ def _approximation(posterior: Any, found: _Findings) -> str:
 
 def _target(posterior: Any, found: _Findings) -> bool:
     """What was fitted, where it was not the posterior by its ELBO; whether the target was tempered."""
-    settings = _fitted(posterior)
+    settings = fitted_settings(posterior)
     weight = settings.get("kl_weight", 1.0)
     tempered = isinstance(weight, int | float) and not isinstance(weight, bool) and weight != 1.0
     temperature = settings.get("temperature", 1.0)
@@ -491,9 +467,10 @@ def _agreement(posterior: Any, settled: bool, found: _Findings) -> bool:
         f"restarts differ: over {judged.count} of them R-hat of {judged.worst} is {judged.rhat:.3f}, not below "
         f"{RESTART_LIMIT}{bounds}: {why}"
     )
-    found.advice.append(
-        "a mixture of the restarts, guide='mixture', or NUTS: a single mode is not the posterior"
+    mixture = (
+        "a mixture of the restarts, guide='mixture', or " if "guide" in fitted_settings(posterior) else ""
     )
+    found.advice.append(f"{mixture}NUTS: a single mode is not the posterior")
     return False
 
 

@@ -58,8 +58,9 @@ class Convergence:
     rhat_within, ess_within: the worst R-hat (of its halves) and ESS of a single chain (of more than about ten chains in
     some of the components of f, evenly chosen). between_share,
     between_share_max: of the variance of f, the share that lies between chains, median and largest over its components;
-    about 1 / ESS of a chain where they agree. rhat_between: the largest R-hat of f over the single chains (not nested).
-    per_mode: each chain by itself has converged, and they disagree.
+    about 1 / ESS of a chain where they agree. rhat_between: the largest R-hat over the single chains (not nested) of
+    the quantity `between`: f, or another one where f agrees and that does not, as where a symmetry of the model gives
+    two modes the same predictions. per_mode: each chain by itself has converged, and they disagree.
 
     layers, weights: figures of the weights in unconstrained coordinates, by layer and of all, on request.
     """
@@ -84,6 +85,7 @@ class Convergence:
     between_share_max: float = math.nan
     rhat_between: float = math.nan
     per_mode: bool = False
+    between: str = PREDICTOR
 
     @property
     def figures(self) -> dict[str, float]:
@@ -123,11 +125,12 @@ def convergence(
     ensemble, R-hat is nested (Margossian et al. 2024) and the ESS is wanted per group.
 
     Per mode: not converged, but every chain by itself has R-hat below 1.05 between its halves and ESS above 50, and
-    over all chains R-hat of f is 1.05 or more: means at least half a standard deviation apart. What lies between chains
+    over all chains R-hat of f, or of another quantity, is 1.05 or more: means at least half a standard deviation apart.
+    What lies between chains
     is then no slow mixing but parts of the posterior that they do not leave. Groups of chains too short to show that:
-    where nested R-hat is below 1.01 and plain R-hat of f is not below sqrt(1 + 4 / e), e the mean over chains of their
-    own ESS, twice the excess that chains of this length have if they agree. (Nested R-hat is blind to chains that fall
-    into modes by chance, each group into all of them alike.)
+    where nested R-hat is below 1.01 and plain R-hat is not below sqrt(1 + 4 / e), e the mean over chains of their
+    own ESS in that quantity, twice the excess that chains of this length have if they agree. (Nested R-hat is blind to
+    chains that fall into modes by chance, each group into all of them alike.)
 
     Raises
     ------
@@ -165,14 +168,13 @@ def convergence(
         if per_mode:
             reasons.append(
                 "nested R-hat is good, which says that where chains are does not depend on where they started; but "
-                f"R-hat of f over the single chains is {parted.rhat_between:.3f}, and chains of their length that "
-                f"agree stay below {parted.short_limit:.3f}"
+                f"R-hat of {parted.between} over the single chains is {parted.rhat_between:.3f}, and chains of their "
+                f"length that agree stay below {parted.short_limit:.3f}"
             )
     if per_mode:
         reasons.append(
             f"within each chain the worst R-hat is {parted.rhat_within:.3f} and the smallest ESS "
-            f"{parted.ess_within:.0f}; between chains lies {parted.share:.0%} of the variance of f (median over its "
-            f"components; {parted.share_max:.0%} at most): they sit in modes of their own, whose shares are not known"
+            f"{parted.ess_within:.0f}; {parted.words}: they sit in modes of their own, whose shares are not known"
         )
     layers, flat = _layers(posterior, superchains) if weights else ({}, None)
 
@@ -200,6 +202,7 @@ def convergence(
         between_share_max=parted.share_max,
         rhat_between=parted.rhat_between,
         per_mode=per_mode,
+        between=parted.between,
     )
 
 
@@ -230,7 +233,10 @@ def _judged(posterior: Any, probe: Any) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True)
 class _Parted:
-    """Parts by themselves, and between them (see `Convergence`); short_limit: of rhat_between for short chains."""
+    """Parts by themselves, and between them (see `Convergence`).
+
+    short_limit: of rhat_between for short chains. words: how much lies between chains, in which quantity.
+    """
 
     rhat_within: float = math.nan
     ess_within: float = math.nan
@@ -238,13 +244,15 @@ class _Parted:
     share_max: float = math.nan
     rhat_between: float = math.nan
     short_limit: float = math.nan
+    between: str = PREDICTOR
+    words: str = ""
 
 
 def _parted(values: dict[str, np.ndarray], superchains: int | None) -> _Parted:
     """`values`: quantity -> (chain, draw, components), of those that vary; "f" among them."""
-    if "f" not in values:
+    if PREDICTOR not in values:
         return _Parted()
-    f = values["f"]
+    f = values[PREDICTOR]
     chains = len(f)
     step = math.ceil(chains * f.shape[-1] / MOST_ALONE)
     found = [
@@ -255,20 +263,41 @@ def _parted(values: dict[str, np.ndarray], superchains: int | None) -> _Parted:
     ]
     if not found or not np.isfinite(f).all():
         return _Parted()
-    varying = f[..., f.max(axis=(0, 1)) > f.min(axis=(0, 1))]
-    shares = varying.mean(axis=1).var(axis=0) / varying.var(axis=(0, 1))
-    short_limit = math.nan
+    limits = dict.fromkeys(values, RESTART_LIMIT)
     if superchains is not None:
-        effective = float(np.mean([alone.ess for name, alone in found if name == "f"]))
-        short_limit = math.sqrt(1.0 + 4.0 / effective) if effective > 0.0 else math.nan
+        for name in values:
+            effective = float(np.mean([alone.ess for which, alone in found if which == name] or [0.0]))
+            limits[name] = math.sqrt(1.0 + 4.0 / effective) if effective > 0.0 else math.nan
+    rhat = {name: mixing(value).rhat for name, value in values.items()}
+    # f comes first: another quantity counts only where f agrees.
+    apart = [name for name in values if rhat[name] >= limits[name]]
+    between = PREDICTOR
+    if apart and PREDICTOR not in apart:
+        between = max(apart, key=lambda name: rhat[name])
+    share, share_max = _shares(f)
+    words = f"between chains lies {share:.0%} of the variance of f (median over its components; {share_max:.0%} at most)"
+    if between != PREDICTOR:
+        words = (
+            f"between chains lies {_shares(values[between])[0]:.0%} of the variance of {between}, while R-hat of f is "
+            f"{rhat[PREDICTOR]:.3f}, so that what they predict hardly differs"
+        )
     return _Parted(
         rhat_within=max(alone.rhat for _, alone in found),
         ess_within=min(alone.worst_ess for _, alone in found),
-        share=float(np.median(shares)),
-        share_max=float(shares.max()),
-        rhat_between=mixing(f).rhat,
-        short_limit=short_limit,
+        share=share,
+        share_max=share_max,
+        rhat_between=rhat[between],
+        short_limit=math.nan if superchains is None else limits[between],
+        between=between,
+        words=words,
     )
+
+
+def _shares(values: np.ndarray) -> tuple[float, float]:
+    """Of the variance of components (chain, draw, C), the share between chains: the median and the largest."""
+    varying = values[..., values.max(axis=(0, 1)) > values.min(axis=(0, 1))]
+    shares = varying.mean(axis=1).var(axis=0) / varying.var(axis=(0, 1))
+    return float(np.median(shares)), float(shares.max())
 
 
 @dataclass(frozen=True)

@@ -137,8 +137,9 @@ def settled(losses: np.ndarray, total: int) -> bool:
 def unsettled_warning(method: str, steps: int, learning_rate: float) -> str:
     """What is said of a loss that was not on a plateau."""
     return (
-        f"{method} has not converged: the loss was still falling or rising after {first_half(steps)} steps at "
-        f"learning_rate={learning_rate:g}; try steps={2 * steps} or a larger learning rate"
+        f"{method} has not converged: of {steps} steps the loss was still falling or rising after the "
+        f"{first_half(steps)} at the full learning_rate={learning_rate:g}; try steps={2 * steps} or a larger learning "
+        f"rate"
     )
 
 

@@ -507,8 +507,8 @@ class _Fit:
         figures["converged"] = float(converged)
         if not converged:
             warnings += (
-                f"SVI has not converged: the loss was still falling after {held} steps at learning_rate="
-                f"{method.learning_rate:g}; try steps={2 * method.steps} or a larger learning rate",
+                f"SVI has not converged: of {len(losses)} steps the loss was still falling after the {held} at the "
+                f"full learning_rate={method.learning_rate:g}; try steps={2 * method.steps} or a larger learning rate",
             )
         history = {"loss": losses[:, 0]}
         if np.all(np.isfinite(losses[:, 1:])):

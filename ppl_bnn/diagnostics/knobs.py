@@ -1,0 +1,110 @@
+"""What to change of a method whose fit falls short: only settings that this method has, with values to try.
+
+Settings are those of `FitInfo.settings`: plain values by the names of the method's fields. Where a method was fitted
+several times, those of the member count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Settings = Mapping[str, Any]
+
+
+def fitted_settings(posterior: Any) -> dict[str, Any]:
+    """The settings of the method that was fitted: of the member, where one was fitted several times."""
+    settings = posterior.info.settings
+    while isinstance(settings.get("member"), dict):
+        settings = settings["member"]
+    return settings
+
+
+def number(settings: Settings, name: str) -> float | None:
+    """A setting that is a number, or None."""
+    value = settings.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _times(settings: Settings, name: str, factor: int) -> str:
+    value = number(settings, name)
+    return f"more {name}" if value is None else f"{name}={int(factor * value)}"
+
+
+def more_of_a_sampler(settings: Settings) -> list[str]:
+    """For draws that are too few or too dependent."""
+    if "moves" in settings:
+        # Sequential Monte Carlo: particles that move a few times at each temperature, and no warm-up.
+        return [
+            f"{_times(settings, 'particles', 4)}, or {_times(settings, 'moves', 2)}: particles that differ more"
+        ]
+    found = []
+    if "draws" in settings:
+        found.append("more draws and a longer warm-up" if "warmup" in settings else "more draws")
+    return found
+
+
+def more_chains(settings: Settings) -> list[str]:
+    """For a single chain, which nothing can be compared with."""
+    if "chains" in settings:
+        return ["chains=4"]
+    return ["runs=4"] if "runs" in settings else []
+
+
+def other_starts(settings: Settings) -> list[str]:
+    """For chains that disagree."""
+    return ["start=MAP(), so that no chain begins far out in the prior"] if "start" in settings else []
+
+
+def more_modes(settings: Settings) -> list[str]:
+    """For chains that sit in modes of their own."""
+    found = [
+        "bnn.stack(posterior), or Stacked(...): weights of the chains by what they predict, instead of equal ones"
+    ]
+    if "moves" in settings:
+        found.append(
+            f"{_times(settings, 'particles', 4)}: the shares of modes are those of the particles in them"
+        )
+    else:
+        found += [
+            "several starts: more chains, each from a start of its own, show more of the modes, though not their shares",
+            "SMC(), which carries particles from the prior to the posterior and weights the modes",
+        ]
+    return found
+
+
+def not_still(settings: Settings, smaller: str) -> str:
+    """For a chain that never moves; smaller: what makes the steps of the sampler smaller."""
+    if "moves" in settings:
+        return f"{_times(settings, 'moves', 2)}: a particle that never moves accepts nothing"
+    warmup = "a longer warm-up, " if "warmup" in settings else ""
+    start = ", another start" if "start" in settings else ""
+    return f"{warmup}{smaller}{start}: a chain that never moves accepts nothing"
+
+
+def longer_optimisation(settings: Settings) -> list[str]:
+    """For an optimisation that has not settled."""
+    if "max_iterations" in settings:
+        return [_times(settings, "max_iterations", 2)]
+    if "burn_in" in settings:
+        return [f"{_times(settings, 'burn_in', 2)}, or a larger learning_rate"]
+    if "steps" not in settings:
+        return []
+    rate = ", or a larger learning_rate" if "learning_rate" in settings else ""
+    return [f"{_times(settings, 'steps', 2)}{rate}"]
+
+
+def smaller_steps(settings: Settings, statistics: Mapping[str, Any]) -> str:
+    """What makes the steps of a sampler smaller, by what it recorded: settings may name knobs that were not in use."""
+    variance, multiplier = number(settings, "energy_variance"), number(settings, "step_size_multiplier")
+    if "energy_variance" in statistics and variance is not None:
+        return (
+            f"energy_variance={variance / 10:.2g}, or adjusted=True, whose step size follows the acceptance"
+        )
+    if multiplier is not None:
+        return f"step_size_multiplier={multiplier / 2:g}"
+    accept = number(settings, "target_accept")
+    if accept is not None:
+        # What a harmonic mean over many chains is tuned to is lower from the start.
+        return f"target_accept={1 - (1 - accept) / (4 if number(settings, 'superchains') is None else 2):.3g}"
+    return "smaller steps, or a prior with lighter tails"
