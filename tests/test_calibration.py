@@ -6,6 +6,7 @@ import importlib
 import multiprocessing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import scipy.stats
 
 import ppl_bnn as bnn
+from ppl_bnn.diagnostics import calibration
 from ppl_bnn.diagnostics.calibration import (
     CALIBRATED,
     MISCALIBRATED,
@@ -831,3 +833,17 @@ def test_miscalibration_takes_adequate_back() -> None:
     assert bnn.diagnose(posterior).verdict == ADEQUATE
     found = bnn.diagnose(posterior, calibration=Conjugate(widen=0.4, ppl="pyro"), simulations=40)
     assert found.verdict == UNDECIDED
+
+
+def test_ties_are_broken_evenly() -> None:
+    """Two draws below the truth and three equal to it: each rank from 2 to 5 is as likely, whatever comes above."""
+    drawn = {"g": np.array([0.0, -1.0, 0.0, 2.0, 0.0, -3.0, 1.0]), "constant": np.zeros(7)}
+    true = {"g": np.zeros(1), "constant": np.zeros(1)}
+    records = [calibration._Simulator._ranked(SimpleNamespace(seed=5), drawn, true, k) for k in range(400)]  # pyright: ignore[reportArgumentType]
+    ranks = np.array([record.ranks for record in records])
+    # The 400 numbers are always the same; that one of these p-values falls below 1e-3 has a chance of 2e-3.
+    assert set(ranks[:, 0]) == {2, 3, 4, 5}
+    assert scipy.stats.chisquare(np.bincount(ranks[:, 0])[2:]).pvalue > 1e-3
+    assert set(ranks[:, 1]) == set(range(8))
+    assert scipy.stats.chisquare(np.bincount(ranks[:, 1])).pvalue > 1e-3
+    assert list(records[0].varied) == [True, False]

@@ -610,6 +610,18 @@ def test_a_difference_below_its_paired_standard_error_is_not_claimed(rng: np.ran
     assert difference / se == pytest.approx(oracle.statistic, rel=1e-10)
 
 
+@pytest.mark.parametrize(("errors", "claimed"), [(1.95, False), (2.05, True)])
+def test_a_difference_is_claimed_from_two_standard_errors_on(
+    errors: float, claimed: bool, rng: np.random.Generator
+) -> None:
+    noise = rng.normal(size=50)
+    noise = (noise - noise.mean()) / noise.std(ddof=1)
+    shared = 10.0 * rng.normal(size=50)
+    text = sentences(made_up({"a": shared, "b": shared + noise - errors / math.sqrt(50)}))
+    assert ("a predicts best" in text) is claimed
+    assert ("cannot be told from b" in text) is not claimed
+
+
 def test_sentences_without_differences_rows_or_finite_scores() -> None:
     same = np.array([-1.0, -2.0])
     assert "cannot be told from b" in sentences(made_up({"a": same, "b": same.copy()}))

@@ -13,7 +13,7 @@ import scipy.optimize
 import scipy.stats
 
 import ppl_bnn as bnn
-from ppl_bnn import scores
+from ppl_bnn import scores, stacking
 from ppl_bnn.comparison import compare
 from ppl_bnn.diagnostics.importance import leave_one_out
 from ppl_bnn.errors import InputError, UnknownNameError, UnsupportedError
@@ -462,3 +462,43 @@ def test_what_the_member_serves_is_served() -> None:
     assert not Stacked(Special()).serves_local
     assert Stacked(Planted()).serves_local
     assert not Stacked(Planted(), by="validation").serves_local
+
+
+def test_draws_that_depend_on_each_other_count_less() -> None:
+    """A chain of 1000 draws with an autocorrelation of 0.9 has a longer tail to smooth than independent draws have."""
+    import arviz_stats
+    from arviz_stats.base import array_stats
+
+    rng = np.random.default_rng(6)
+    posterior = chains(draws=1000)
+    w = posterior.approximation.u["output.weight"]
+    deviation = np.zeros(w[:, 0].shape)
+    for draw in range(1000):
+        deviation = 0.9 * deviation + math.sqrt(1.0 - 0.9**2) * 0.05 * rng.normal(size=deviation.shape)
+        w[:, draw] = np.asarray(Planted().centres)[..., None] + deviation
+    part = stacking._alone(posterior, posterior.approximation.components[0])
+    density, k = stacking._left_out(part, 0)
+    values = part.log_likelihood()[0]
+    stats: Any = arviz_stats
+    relative = [
+        stats.ess(np.exp(row - row.max())[None], method="mean", relative=True, chain_axis=0, draw_axis=1)
+        for row in values.T
+    ]
+    efficiency = float(np.mean(relative))
+    assert efficiency < 0.3
+    ary: Any = values.T[:, None, :]
+    expected = array_stats.loo(ary, r_eff=efficiency, chain_axis=1, draw_axis=2)
+    np.testing.assert_allclose(density, expected[0], rtol=1e-12)
+    np.testing.assert_allclose(k, expected[1], rtol=1e-12)
+    plain = array_stats.loo(ary, r_eff=1.0, chain_axis=1, draw_axis=2)
+    assert np.abs(k - plain[1]).max() > 0.01
+
+
+@pytest.mark.parametrize(("draws", "refused"), [(24, True), (25, False)])
+def test_a_part_needs_a_tail_of_five_draws(draws: int, refused: bool) -> None:
+    posterior = chains(draws=draws)
+    if refused:
+        with pytest.raises(UnsupportedError, match="at least 25 draws"):
+            stack(posterior)
+    else:
+        assert stack(posterior).weights is not None

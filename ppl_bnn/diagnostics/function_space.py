@@ -275,7 +275,10 @@ def _parted(values: dict[str, np.ndarray], superchains: int | None) -> _Parted:
     if apart and PREDICTOR not in apart:
         between = max(apart, key=lambda name: rhat[name])
     share, share_max = _shares(f)
-    words = f"between chains lies {share:.0%} of the variance of f (median over its components; {share_max:.0%} at most)"
+    words = (
+        f"between chains lies {share:.0%} of the variance of f (median over its components; "
+        f"{share_max:.0%} at most)"
+    )
     if between != PREDICTOR:
         words = (
             f"between chains lies {_shares(values[between])[0]:.0%} of the variance of {between}, while R-hat of f is "

@@ -67,7 +67,7 @@ def more_modes(settings: Settings) -> list[str]:
         )
     else:
         found += [
-            "several starts: more chains, each from a start of its own, show more of the modes, though not their shares",
+            "several starts: more chains, each from its own, show more of the modes, though not their shares",
             "SMC(), which carries particles from the prior to the posterior and weights the modes",
         ]
     return found
