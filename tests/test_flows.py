@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import scipy.special
 from scipy.optimize import minimize
-from scipy.stats import norm
+from scipy.stats import multivariate_normal, norm
 
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, ops
 from ppl_bnn.errors import InputError, UnsupportedError
 from ppl_bnn.inference.flows import (
     GATE,
+    QUIET,
     InverseAutoregressive,
     NeuralSpline,
     rational_quadratic,
@@ -24,6 +25,7 @@ from ppl_bnn.inference.flows import (
 )
 from ppl_bnn.inference.guides import Guide, family_of
 from ppl_bnn.ppl.protocol import Site, system
+from tests.problems import Conjugate
 
 FLOWS = {"iaf": InverseAutoregressive(layers=2, hidden=9), "spline": NeuralSpline(layers=3, bins=5, hidden=7)}
 
@@ -528,6 +530,46 @@ def test_a_flow_fits_a_banana_that_no_normal_fits(family: Any, rng: np.random.Ge
     assert elbo <= 4.0 * error
     # Over twenty seeds the gap was at least 0.74 for the autoregressive flow and 0.52 for the spline.
     assert elbo > best_gaussian_elbo() + 0.3
+
+
+def test_a_spline_flow_holds_any_normal(rng: np.random.Generator) -> None:
+    block = block_of(FLOWS["spline"], (4,))
+    root = np.tril(rng.normal(size=(4, 4)), -1) + np.diag([0.3, 1.0, 2.0, 0.01])
+    mean, covariance = rng.normal(size=4), root @ root.T
+    params = block.start(mean, 1.0, rng) | block.end.start_from(mean, covariance)
+    params |= {name: np.zeros_like(value) for name, value in params.items() if ".out." in name}
+    u, log_q = block.draw(params, rng.normal(size=(20, 4)))
+    np.testing.assert_allclose(log_q, multivariate_normal(mean, covariance).logpdf(u), rtol=1e-8)
+    np.testing.assert_allclose(block.log_prob(params, u), log_q, rtol=1e-8)
+
+
+def test_a_spline_flow_stored_without_a_matrix_is_what_it_was(rng: np.random.Generator) -> None:
+    """Its networks counted in full, and its end was elementwise."""
+    block = block_of(FLOWS["spline"], (2, 2))
+    params = trained(block, rng)
+    stored = {name: value for name, value in params.items() if name != "lower"}
+    now = {name: value / QUIET if ".out." in name else value for name, value in params.items()}
+    now["lower"] = np.zeros((4, 4))
+    eps = rng.normal(size=(10, 4))
+    for ours, theirs in zip(block.draw(now, eps), block.draw(stored, eps), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+    u, log_q = block.draw(stored, eps)
+    np.testing.assert_allclose(block.log_prob(stored, u), log_q, rtol=1e-8)
+
+
+@pytest.mark.slow
+def test_a_spline_flow_reaches_a_normal_at_its_defaults() -> None:
+    """Four correlated dimensions with known mean and covariance.
+
+    On another such posterior, over 11 seeds, means were off by at most 0.10 standard deviations and variances were 0.86
+    to 1.07 of the truth; without the matrix and the slower splines 0.18 to 0.48, and 0.37 to 2.2.
+    """
+    problem = Conjugate.make()
+    posterior = bnn.fit(problem.model, problem.x, problem.y, bnn.SVI(guide="spline"), standardise=False)
+    values, vectors = np.linalg.eigh(problem.covariance)
+    along = (Conjugate.flat(posterior.draws)[0] - problem.mean) @ vectors / np.sqrt(values)
+    assert np.all(np.abs(along.mean(0)) < 0.2)
+    assert np.all(np.abs(along.var(0) - 1.0) < 0.25)
 
 
 @pytest.mark.slow

@@ -23,8 +23,9 @@ from ppl_bnn import MCLMC, MEADS, SGLD, ChEES
 
 WEIGHTS, ROWS, NOISE = 2, 3, 0.7
 X = np.random.default_rng(0).normal(size=(ROWS, WEIGHTS))
-# Walkers are independent, so that their scatter is the standard error of any mean over them.
-WALKERS = 200
+# Walkers are independent, so that their scatter is the standard error of any mean over them. A few short ones see a
+# Metropolis test that is wrong; many see less.
+WALKERS, FEW = 200, 60
 
 
 def log_density(flat: Any, data: Any, scale: float = 1.0) -> Any:
@@ -74,7 +75,16 @@ WALKS: dict[str, Walk] = {
         SGLD(correction="metropolis", thinning=3, warmup=0, step_size=0.5), lambda _, begun: begun, 1500
     ),
     "meads": Walk(
-        MEADS(chains=8, superchains=2, folds=2, thinning=3, warmup=60, step_size_multiplier=0.6),
+        # In the coordinates of the model: where a kernel begins, it would measure others and move the start.
+        MEADS(
+            chains=8,
+            superchains=2,
+            folds=2,
+            thinning=3,
+            warmup=60,
+            step_size_multiplier=0.6,
+            preconditioning=False,
+        ),
         _of_chains,
         1000,
     ),
@@ -84,16 +94,19 @@ WALKS: dict[str, Walk] = {
 }
 
 
-def walked(name: str, seed: int) -> np.ndarray:
-    """u (walker, transition, weight) of alternating draws, each walker begun at a draw from the prior."""
+def walked(name: str, seed: int, walkers: int = WALKERS, share: float = 1.0) -> np.ndarray:
+    """u (walker, transition, weight) of alternating draws, each walker begun at a draw from the prior.
+
+    share: of the transitions of `WALKS`.
+    """
     with jax.enable_x64(True):
-        learn, go = functions(name)
+        learn, go = functions(name, round(share * WALKS[name].transitions))
         learning, going = jax.random.split(jax.random.PRNGKey(seed))
-        return np.asarray(go(jax.random.split(going, WALKERS), learn(learning)))
+        return np.asarray(go(jax.random.split(going, walkers), learn(learning)))
 
 
 @functools.cache
-def functions(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def functions(name: str, transitions: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The warm-up, key -> state, and the walk, (keys, state) -> u; compiled.
 
     Where chains advance together the data are drawn from the first of a pool; the others only go along, and must not
@@ -125,7 +138,7 @@ def functions(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
         key, drawn = jax.random.split(key)
         start = (jax.random.normal(drawn, shape), known, key)
-        return jax.lax.scan(once, start, None, walk.transitions)[1]
+        return jax.lax.scan(once, start, None, transitions)[1]
 
     return jax.jit(tuned), jax.jit(jax.vmap(walker, in_axes=(0, None)))
 
@@ -146,9 +159,21 @@ def test_a_transition_leaves_the_joint_distribution_alone(name: str) -> None:
     Over 20 seeds the worst was 2.6 (mclmc), 3.7 (sgld), 3.1 (meads) and 3.8 (chees): none failed. A Metropolis test
     without the change of the momentum, or of the proposal density, is 200 standard errors off.
     """
-    u = walked(name, seed=1)
+    assert np.abs(standard_errors_off(checked(walked(name, seed=1)))).max() < 4.5
+
+
+@pytest.mark.parametrize("name", ["mclmc", "sgld"])
+def test_a_few_short_walkers_see_a_wrong_metropolis_test(name: str) -> None:
+    """The same with 60 walkers of a fifth of the length, within 5 standard errors, of the tests that are written here.
+
+    Over 20 seeds the worst was 2.4 (mclmc) and 3.1 (sgld): none failed. With every
+    trajectory accepted (mclmc), or without the density of the way back (sgld), it is 7.3 and 8.4.
+    """
+    assert np.abs(standard_errors_off(checked(walked(name, 1, FEW, 0.2)))).max() < 5.0
+
+
+def checked(u: np.ndarray) -> np.ndarray:
+    """u, where walkers move: a kernel that rejects everything leaves every distribution alone."""
     assert np.isfinite(u).all()
-    # Walkers move: a kernel that rejects everything leaves every distribution alone.
-    moved = (u[:, 1:] != u[:, :-1]).any(axis=-1).mean()
-    assert moved > 0.2
-    assert np.abs(standard_errors_off(u)).max() < 4.5
+    assert (u[:, 1:] != u[:, :-1]).any(axis=-1).mean() > 0.2
+    return u

@@ -26,6 +26,7 @@ SHARED_BY_METHODS = {
     "autolaplace",
     "chains",
     "checkpoint",
+    "conditioning",
     "covariance",
     "curvature",
     "divergence",
@@ -60,6 +61,7 @@ SHARED_BY_METHODS = {
     "until",
     "variational",
     "warm_start",
+    "whitening",
 }
 
 # (importer, imported) -> why this import may run up the list; each finds the module by name when it is needed.

@@ -203,6 +203,23 @@ def test_an_unfinished_fit_is_reported():
     assert any("has not converged" in text for text in posterior.info.warnings)
 
 
+def test_a_flat_direction_that_the_steps_do_not_cross_is_named():
+    """Two correlated features: the smallest eigenvalue of R is known, and the limit is 3 relaxation times of it."""
+    problem = Conjugate.make(features=2)
+    size = np.sqrt(np.diag(problem.precision))
+    slowest = np.linalg.eigvalsh(problem.precision / np.outer(size, size))[0]
+    for lasted, crossed in ((2.95, False), (3.05, True)):
+        method = IVON(ppl="pyro", steps=40, learning_rate=lasted / 20 / slowest)
+        posterior = bnn.fit(problem.model, problem.x, problem.y, method)
+        said = [text for text in posterior.info.warnings if "flattest direction" in text]
+        assert bool(said) != crossed
+        if not crossed:
+            assert posterior.info.figures["converged"] == 0.0
+            assert "2.9 relaxation times" in said[0] or "3 relaxation times" in said[0]
+            assert "condition number" in said[0]
+            assert "NUTS()" in said[0]
+
+
 def test_divergence_names_step_and_history(ppl):
     def model(x, y=None):
         f = bnn.ops.exp(bnn.ops.exp(bnn.mlp(x, [1], prior=priors.Normal(0.0, 100.0))))

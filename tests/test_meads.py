@@ -32,7 +32,9 @@ def test_parameters_and_moments_of_a_correlated_normal():
     eigenvalues = 1 + np.array([-CORRELATION, CORRELATION])
     of_positions = (eigenvalues**2).sum() / eigenvalues.sum()
     of_gradients = (eigenvalues**-2.0).sum() / (1 / eigenvalues).sum()
-    method = MEADS(draws=60, warmup=60, chains=256, thinning=10, step_size_multiplier=0.4)
+    method = MEADS(
+        draws=60, warmup=60, chains=256, thinning=10, step_size_multiplier=0.4, preconditioning=False
+    )
     step_size = 0.4 / np.sqrt(of_gradients)
     damping = 1 - np.exp(-2 * step_size / np.sqrt(of_positions))
     rng = np.random.default_rng(2)
@@ -52,7 +54,7 @@ def test_parameters_and_moments_of_a_correlated_normal():
 
 def test_chains_get_away_from_a_mode():
     """At the mode there is neither spread nor gradient to learn from, and the first steps are 250 times too long."""
-    method = MEADS(draws=40, warmup=60, chains=32)
+    method = MEADS(draws=40, warmup=60, chains=32, preconditioning=False)
     kept = drawn(method, recorded(method, lambda u: -0.5e6 * (u**2).sum(), np.zeros((32, 2))))
     assert (kept["acceptance_rate"].mean(axis=1) > 0.5).all()
     assert standard_errors_off(1e6 * kept["u"][..., 0] ** 2, 1.0) < 4.5
@@ -83,6 +85,7 @@ def test_what_is_told_of_few_acceptances():
         ({"folds": 1}, InputError, "folds"),
         ({"thinning": 0}, InputError, "thinning"),
         ({"step_size_multiplier": 0}, InputError, "step_size_multiplier"),
+        ({"preconditioning": 1}, InputError, "preconditioning"),
         ({"damping_slowdown": -1}, InputError, "damping_slowdown"),
         ({"superchains": 5}, InputError, "superchains"),
         ({"chain_method": "devices"}, UnsupportedError, "adapt together"),

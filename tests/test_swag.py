@@ -12,6 +12,7 @@ import ppl_bnn as bnn
 from ppl_bnn import MAP, SWAG, Ensemble, likelihoods, priors
 from ppl_bnn.errors import DivergenceError, InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.inference import swag
+from ppl_bnn.inference.conditioning import Conditioning
 from ppl_bnn.inference.swag import SWAGGaussian
 from ppl_bnn.ppl.protocol import site_seed
 from tests.problems import Conjugate, regression_data, small_network
@@ -179,6 +180,34 @@ def test_the_rate_by_default_is_that_closest_to_the_posterior():
         np.linalg.eigvalsh(each) for each in (stationary(problem, rate, 2)[1], problem.covariance)
     )
     assert spread[-1] / spread[0] < 1.5 < 5.0 < wanted[-1] / wanted[0]
+
+
+@pytest.mark.parametrize(("share", "narrow"), [(0.098, True), (0.102, False)])
+def test_iterates_that_do_not_spread_as_the_curvature_says_have_not_converged(share, narrow, monkeypatch):
+    problem = Conjugate.make()
+    method = SWAG(ppl="pyro", collections=150, every=5, start=start_of(problem, problem.mean))
+    found = bnn.fit(problem.model, problem.x, problem.y, method)
+    assert found.info.figures["converged"] == 1.0
+    variance = flat(found.approximation.variance)
+    wide = Conditioning(np.diag(share / variance))
+    monkeypatch.setattr(swag, "conditioning", lambda problem, mean: wide)
+    again = bnn.fit(problem.model, problem.x, problem.y, method)
+    assert again.info.figures["converged"] == float(not narrow)
+    assert any("spread over 0.098 of the variances" in text for text in again.info.warnings) == narrow
+
+
+def test_a_badly_scaled_posterior_is_named():
+    """Two features of correlation 0.99999: SGD at the rate that the stiff direction bears does not move the other."""
+    rng = np.random.default_rng(0)
+    common = rng.normal(size=(60, 1))
+    x = 30.0 * (common + 0.003 * rng.normal(size=(60, 2)))
+    problem = Conjugate(x, x.sum(1) + 0.5 * rng.normal(size=60), 0.5)
+    at = start_of(problem, problem.mean)
+    posterior = bnn.fit(problem.model, x, problem.y, SWAG(ppl="pyro", start=at), standardise=False)
+    shown = flat(posterior.approximation.variance)[:2] / np.diag(problem.covariance)[:2]
+    assert np.all(np.sqrt(shown) < 0.17)
+    assert posterior.info.figures["converged"] == 0.0
+    assert any("condition number" in text for text in posterior.info.warnings)
 
 
 @pytest.mark.slow

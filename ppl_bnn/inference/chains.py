@@ -46,6 +46,7 @@ class Kernel:
 
     pooled: these functions take all chains at once, flat (C, P) and one key, and what they give has a leading axis C
     (the state need not). cost: the gradients over all rows that one of `n_steps` is worth, B / N for a mini-batch.
+    spent: state that `begin` made -> what making it cost besides one evaluation per chain, in the units of `n_steps`.
     """
 
     begin: Callable[[Any, Any, Any], Any]
@@ -54,6 +55,7 @@ class Kernel:
     usable: Callable[[Any], Any]
     pooled: bool = False
     cost: float = 1.0
+    spent: Callable[[Any], Any] | None = None
 
 
 @dataclass
@@ -443,7 +445,8 @@ class _Chains:
                 usable, density = np.atleast_1d(np.asarray(usable)), np.atleast_1d(np.asarray(density))
                 bad = [index for index in range(len(strand.chains)) if not usable[index]]
                 if not bad:
-                    strand.at = (state, 0, steps)
+                    spent = 0 if self.kernel.spent is None else round(float(self.kernel.spent(state)))
+                    strand.at = (state, 0, steps + spent)
                     break
                 for index in bad:
                     chain = strand.chains[index]

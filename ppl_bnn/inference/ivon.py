@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bnn.inference.conditioning import conditioning
 from ppl_bnn.inference.effort import Effort, Size, effort_of_start
 from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
@@ -31,6 +32,8 @@ from ppl_bnn.ppl.protocol import Problem
 from ppl_bnn.progress import Progress
 
 EXCESS_LIMIT = 0.1
+# Relaxation times of the flattest direction that the steps at the full rate must last for.
+RELAXED = 3.0
 EARLY_DECAY = 0.1
 
 
@@ -66,7 +69,8 @@ class IVON(Method):
     the prior. elbo_draws: fresh draws for the ELBO that is reported.
 
     history: "loss", one estimate of -ELBO per step. figures: "elbo", its standard error "elbo_se", "converged" (0 or 1:
-    the loss was on a plateau when the learning rate began to fall), "precision_excess".
+    the loss was on a plateau when the learning rate began to fall, and, for up to 300 coordinates, the steps at the
+    full rate were enough to cross the flattest direction by the curvature at m), "precision_excess".
 
     Raises
     ------
@@ -150,7 +154,8 @@ class IVON(Method):
             )
         )
         elbo, elbo_se = evidence_bound(self.name, problem, approximation, self.elbo_draws, advice)
-        converged = settled(arrived.losses, self.steps)
+        crossed, badly = self._crossed(problem, mean)
+        converged = settled(arrived.losses, self.steps) and crossed
         return Outcome(
             approximation=approximation,
             history={"loss": arrived.losses},
@@ -159,7 +164,7 @@ class IVON(Method):
             gradient_evaluations=self.steps
             * self.particles
             * (1.0 if batch is None else batch / problem.rows),
-            warnings=self._warnings(converged, float(excess)),
+            warnings=(*self._warnings(converged or not crossed, float(excess)), *badly),
             figures={
                 "elbo": elbo,
                 "elbo_se": elbo_se,
@@ -177,6 +182,24 @@ class IVON(Method):
                 f"curvature_momentum={closer:g}, more particles or larger batches"
             )
         return tuple(found)
+
+    def _crossed(self, problem: Problem, mean: np.ndarray) -> tuple[bool, tuple[str, ...]]:
+        """Whether there were steps enough to cross the flattest direction, as far as the curvature at the mean says.
+
+        m moves by rate times R, whose smallest eigenvalue r is then the rate of the slowest direction: its distance
+        from the optimum falls by exp(-r rate steps). A loss does not show it where that direction is nearly flat.
+        """
+        found = conditioning(problem, mean)
+        if found is None:
+            return True, ()
+        lasted = self.learning_rate * first_half(self.steps) * float(found.scaled[0])
+        if lasted >= RELAXED:
+            return True, ()
+        share = float(np.median(1.0 / (np.diag(found.curvature) * found.variances)))
+        return False, (
+            f"IVON has not converged: its steps last for {lasted:.2g} relaxation times of the flattest direction. "
+            f"{found.said()}; independent normals show {share:.2g} of the variances there",
+        )
 
     def _decays(self) -> np.ndarray:
         """1 - b2 of each step, larger in the beginning, so that the scale at the start is forgotten."""

@@ -36,8 +36,8 @@ class SGHMC(StochasticGradient):
     friction: a, 1 minus the momentum; smaller lets the chain go further at the same step, until it oscillates.
 
     Fields in common: see `StochasticGradient` on batch_size, step_size, allowance, thinning, schedule (decay,
-    cycle_length, exploration) and control_variates, and `Sampler` on the rest. There is no Metropolis correction: that
-    is what `HMC` is.
+    cycle_length, exploration), control_variates and preconditioner, and `Sampler` on the rest. There is no Metropolis
+    correction: that is what `HMC` is.
 
     Statistics, (chain, draw): `lp`, `n_steps` (gradients of batches), `step_size` (at the last step before the draw),
     `variance_excess` (the mean over the steps of the draw), `cycle` (cyclical), `failed_step` (the first step after

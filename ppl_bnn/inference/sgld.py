@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ppl_bnn.errors import UnsupportedError, message, unknown_name
 from ppl_bnn.inference.stochastic_gradient import Density, Pace, Rule, StochasticGradient, Walker
 
-PRECONDITIONERS = ("rmsprop",)
 CORRECTIONS = ("metropolis",)
 # Added to the root mean square of the gradient per row.
 DAMPING = 1e-5
@@ -35,17 +34,18 @@ class SGLD(StochasticGradient):
     size at which it is the allowance. On models with other than Gaussian posteriors the bias of other functions is of
     the same order, O(h).
 
-    preconditioner: None, or "rmsprop" (Li, Chen, Carlson and Carin 2016, "Preconditioned stochastic gradient Langevin
-    dynamics for deep neural networks"): G = 1 / (1e-5 + v^(1/2)), elementwise, with v a running mean of (g / N)^2. Here
-    v is learned in the warm-up (over its last fifth, mostly) and then stays, so that the term Gamma of the source, the
-    divergence of G, is zero and not neglected. Here g has the prior in it.
+    preconditioner: "auto", "curvature" or None (see `StochasticGradient`), or "rmsprop" (Li, Chen, Carlson and Carin
+    2016, "Preconditioned stochastic gradient Langevin dynamics for deep neural networks"): G = 1 / (1e-5 + v^(1/2)),
+    elementwise, with v a running mean of (g / N)^2. Here v is learned in the warm-up (over its last fifth, mostly) and
+    then stays, so that the term Gamma of the source, the divergence of G, is zero and not neglected. Here g has the
+    prior in it.
 
     correction: None, or "metropolis": the step is a proposal that is accepted or not by the log density over all rows,
     the Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996). Its draws are exact, of the target. All rows
     are needed at each step, and the step size is constant; where it is not given it is found at an acceptance of 0.574.
 
     Fields in common: see `StochasticGradient` on batch_size, step_size, allowance, thinning, schedule (decay,
-    cycle_length, exploration) and control_variates, and `Sampler` on the rest.
+    cycle_length, exploration), control_variates and preconditioner, and `Sampler` on the rest.
 
     Statistics, (chain, draw): `lp`, `n_steps` (gradients of batches), `step_size` (at the last step before the draw),
     `variance_excess` or, corrected, `acceptance_rate` (means over the steps of the draw), `cycle` (cyclical),
@@ -58,8 +58,8 @@ class SGLD(StochasticGradient):
     DivergenceError: parameters that are not finite, as come of too large a step.
     """
 
-    preconditioner: str | None = None
     correction: str | None = None
+    preconditioners: ClassVar[tuple[str, ...]] = ("auto", "curvature", "rmsprop")
 
     @property
     def weakness(self) -> str:
@@ -68,8 +68,6 @@ class SGLD(StochasticGradient):
         return super().weakness
 
     def check(self) -> None:
-        if self.preconditioner is not None and self.preconditioner not in PRECONDITIONERS:
-            raise unknown_name("preconditioner", self.preconditioner, PRECONDITIONERS)
         if self.correction is not None and self.correction not in CORRECTIONS:
             raise unknown_name("correction", self.correction, CORRECTIONS)
         super().check()
@@ -90,7 +88,7 @@ class SGLD(StochasticGradient):
 
     @property
     def _learns(self) -> bool:
-        return super()._learns or self.preconditioner is not None
+        return super()._learns or self.preconditioner == "rmsprop"
 
     @property
     def exact(self) -> bool:
@@ -103,11 +101,11 @@ class SGLD(StochasticGradient):
 
     def _squares(self, typical: Any, rows: int) -> Walker:
         """What a walker starts with: v."""
-        return {} if self.preconditioner is None else {"squares": typical / rows**2}
+        return {} if self.preconditioner != "rmsprop" else {"squares": typical / rows**2}
 
     def _learned(self, walker: Walker, gradient: Any, weight: Any, rows: int) -> Walker:
         """v after this step."""
-        if self.preconditioner is None:
+        if self.preconditioner != "rmsprop":
             return {}
         squares = walker["squares"]
         return {"squares": squares + weight * ((gradient / rows) ** 2 - squares)}
@@ -116,7 +114,7 @@ class SGLD(StochasticGradient):
         """G, elementwise."""
         import jax.numpy as jnp
 
-        return 1.0 if self.preconditioner is None else 1.0 / (DAMPING + jnp.sqrt(kept["squares"]))
+        return 1.0 if self.preconditioner != "rmsprop" else 1.0 / (DAMPING + jnp.sqrt(kept["squares"]))
 
     # -- without a correction
 

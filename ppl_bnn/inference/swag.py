@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ppl_bnn.errors import DivergenceError, InputError, message, unknown_name
+from ppl_bnn.inference.conditioning import conditioning
 from ppl_bnn.inference.effort import Effort, Size, effort_of_start
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
 from ppl_bnn.inference.optimise import (
@@ -37,6 +38,9 @@ SCHEDULES = ("constant", "cyclical")
 CYCLE_END = 0.01
 # Rows whose gradients tell how noisy a batch is.
 NOISE_ROWS = 256
+# The share of the variances that the curvature says, in the median, below which the iterates have not spread: they were
+# collected before SGD came to rest, or at a rate held down by a stiff direction.
+NARROW = 0.1
 # Steps of the loop that are compiled as one.
 LONGEST = 1000
 
@@ -168,7 +172,9 @@ class SWAG(Method):
 
     history: "loss", the mean of l over the steps up to each collection, burn-in included. figures: "learning_rate",
     "collections", "converged" (1 where the losses of the first and the second half of the collections agree within 3
-    standard errors, or 0.1 nats), "log_joint" at the mean of the iterates.
+    standard errors, or 0.1 nats, and, for up to 300 coordinates and a curvature that is positive at the mean, the
+    variances of the iterates are at least a tenth of those that the curvature says, in the median), "log_joint" at the
+    mean of the iterates.
 
     Raises
     ------
@@ -399,6 +405,16 @@ class SWAG(Method):
             warnings.append(
                 f"{self.name}: the loss still drifts from the first half of the collections to the second, so the "
                 f"moments are those of a path: try burn_in={max(2 * self.burn_in, 20)} or a larger learning rate"
+            )
+        scaling = conditioning(problem, mean)
+        share = 1.0 if scaling is None else float(np.median(variance / scaling.variances))
+        if scaling is not None and share < NARROW:
+            settled = False
+            warnings.append(
+                f"{self.name} has not converged: the iterates spread over {share:.2g} of the variances that the "
+                "curvature at their mean says (median), for the rate at which the stiffest direction is stable does "
+                f"not move the others; the condition number is {scaling.number:.2g}. Try Laplace(), NUTS(), "
+                "SVI(guide='fullrank'), or inputs that are not collinear"
             )
         still = int(np.count_nonzero(variance == 0.0))
         if still == len(variance):
