@@ -19,7 +19,7 @@ from ppl_bnn.inference.effort import Size
 from ppl_bnn.inference.many_chains import ManyChains
 from ppl_bnn.inference.sampler import Target
 from ppl_bnn.inference.stepping import check_whole, check_within
-from ppl_bnn.inference.whitening import whitened
+from ppl_bnn.inference.whitening import gradients_of_a_start, whitened
 
 # Of moving averages: the average at step t takes the newest value with weight t^-DECAY.
 DECAY = 0.5
@@ -113,6 +113,11 @@ class MEADS(ManyChains):
                     "chains=64, folds=4",
                 )
             )
+
+    def gradients_of_a_start(self, size: Size) -> tuple[float, float, float]:
+        fewest, usual, most = super().gradients_of_a_start(size)
+        more = gradients_of_a_start(size.parameters) if self.preconditioning else (0.0, 0.0, 0.0)
+        return fewest + more[0], usual + more[1], most + more[2]
 
     def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
         return float(self.thinning), float(self.thinning), float(self.thinning)

@@ -196,14 +196,21 @@ class Sampler(Method):
         """The fewest, the usual and the most gradients over all rows that a transition takes; None: nobody has said."""
         return None
 
+    def gradients_of_a_start(self, size: Size) -> tuple[float, float, float]:
+        """The same before the first transition of a chain, which looks for its first step size."""
+        return 0.0, 0.0, 100.0
+
     def effort(self, size: Size) -> Effort | None:
         each = self.gradients_of_a_draw(size)
         if each is None:
             return None
         transitions = self.chains * (self.warmup + self.draws)
-        # Until a rule holds there may be any number of draws. A chain looks for its first step size, too.
-        most = math.inf if self.until is not None else each[2] * transitions + 100.0 * self.chains
-        found = Effort(each[0] * transitions, each[1] * transitions, most, parallel=self.chains)
+        fewest, usual, largest = (self.chains * start for start in self.gradients_of_a_start(size))
+        # Until a rule holds there may be any number of draws.
+        most = math.inf if self.until is not None else each[2] * transitions + largest
+        found = Effort(
+            each[0] * transitions + fewest, each[1] * transitions + usual, most, parallel=self.chains
+        )
         points = self.starting_points if getattr(self.start, "finds_points", False) else 1
         return found.after(effort_of_start(self.start, size, points))
 

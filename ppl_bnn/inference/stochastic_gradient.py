@@ -21,7 +21,7 @@ from ppl_bnn.inference.chains import Kernel
 from ppl_bnn.inference.effort import Size
 from ppl_bnn.inference.sampler import Sampler, Target
 from ppl_bnn.inference.stepping import check_whole, check_within, rows_per_step
-from ppl_bnn.inference.whitening import whitened
+from ppl_bnn.inference.whitening import gradients_of_a_start, whitened
 from ppl_bnn.ppl.protocol import map_data
 
 SCHEDULES = ("constant", "decaying", "cyclical")
@@ -229,6 +229,11 @@ class StochasticGradient(Sampler):
             "Its steps have no Metropolis correction: variances are too large, most where the posterior is narrowest. "
             "Chains stay near the mode that they begin in."
         )
+
+    def gradients_of_a_start(self, size: Size) -> tuple[float, float, float]:
+        fewest, usual, most = super().gradients_of_a_start(size)
+        more = gradients_of_a_start(size.parameters) if self.whitens else (0.0, 0.0, 0.0)
+        return fewest + more[0], usual + more[1], most + more[2]
 
     def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
         share = size.share(self.batch_size)

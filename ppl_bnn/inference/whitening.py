@@ -48,6 +48,20 @@ class Whitening(NamedTuple):
         return inverse * u + self.directions @ ((1.0 / self.scale - inverse) * (self.directions.T @ u))
 
 
+def round_cost(size: int) -> int:
+    """Gradients of one round of `brought_in`: a product with the Hessian counts as two."""
+    rank = min(RANK, size)
+    return 2 * (rank if rank == size else (POWERS + 1) * rank + 1) + HALVINGS
+
+
+def gradients_of_a_start(size: int) -> tuple[float, float, float]:
+    """The fewest, usual and most gradients that bringing a chain of so many coordinates in takes."""
+    if size > LARGEST:
+        return 0.0, 0.0, 0.0
+    each = float(round_cost(size))
+    return each, 3.0 * each, ROUNDS * each
+
+
 class _Begun(NamedTuple):
     """Where a chain is on its way in. gradients: evaluations of the gradient, a Hessian product counted as two."""
 
@@ -118,7 +132,6 @@ def brought_in(
 
     size = flat.shape[0]
     rank = min(RANK, size)
-    cost = 2 * (rank if rank == size else (POWERS + 1) * rank + 1)
 
     def gradient_of(at: Any) -> Any:
         return value_and_gradient(at)[1]
@@ -149,7 +162,7 @@ def brought_in(
             jnp.where(moves, values[best], begun.value),
             jnp.where(moves, gradients[best], begun.gradient),
             whitening,
-            begun.gradients + cost + HALVINGS,
+            begun.gradients + round_cost(size),
             begun.round + 1,
             moves,
         )
