@@ -92,6 +92,19 @@ class Table:
             )
         _refuse_duplicates(self.feature_names, f"table {self.name!r}")
 
+    def __repr__(self) -> str:
+        rows, columns = self.x.shape
+        names = list(self.feature_names[:8])
+        more = f" and {columns - 8} more" if columns > 8 else ""
+        target = self.target_name + (
+            "" if self.class_names is None else f" ({len(self.class_names)} classes)"
+        )
+        return (
+            f"Table({self.name!r}, {self.task}, {rows} rows, {columns} features)\n"
+            f"  target: {target}\n"
+            f"  features: {', '.join(names)}{more}"
+        )
+
     def card(self) -> dict[str, Any]:
         """What is known of the table, in plain values; what is not known is not there.
 

@@ -3,6 +3,9 @@
 A model and a method are parameters of an estimator, so that a grid may run over both:
 
     GridSearchCV(BNNRegressor(), {"method": ["map", "laplace", bnn.SVI(steps=500)]}, scoring="r2")
+    GridSearchCV(BNNRegressor(method="svi"), {"method__steps": [500, 2000], "model__width": [10, 50]})
+
+`method__steps` is a field of the method and `model__width` a keyword argument of the model.
 
 Inputs are tables, targets one number (or label) per row, or several numbers where the model has several outputs.
 Casting and ravelling are scikit-learn's, with its warnings, and come first; then the library refuses what it always
@@ -11,8 +14,10 @@ refuses.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import fields, replace
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -23,7 +28,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ppl_bnn import zoo
 from ppl_bnn.comparison import bind_classes
-from ppl_bnn.errors import InputError, message, unknown_name
+from ppl_bnn.errors import InputError, UnknownNameError, message, unknown_name
 from ppl_bnn.inference.method import Method
 from ppl_bnn.posterior import Posterior
 from ppl_bnn.ppl.protocol import Model, written_in
@@ -54,6 +59,72 @@ class _Estimator(BaseEstimator):
         self.standardise = standardise
         self.random_state = random_state
         self.device = device
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The parameters; with `deep` also the fields of the method, as `method__steps`, and the keyword arguments of
+        the model that have a value, as `model__width`."""
+        found: dict[str, Any] = dict(super().get_params(deep=False))
+        if not deep:
+            return found
+        # What names no model or no method is refused by `fit`, as scikit-learn asks for.
+        with suppress(InputError, UnknownNameError):
+            method = self._chosen_method()
+            found |= {
+                f"method__{each.name}": getattr(method, each.name) for each in fields(method) if each.init
+            }
+        with suppress(InputError, UnknownNameError):
+            found |= {f"model__{name}": value for name, value in self._sizes().items()}
+        return found
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters, and fields of the method and keyword arguments of the model by the names of `get_params`.
+
+        Raises
+        ------
+        UnknownNameError (a ValueError): no such parameter, field or argument.
+        """
+        nested: dict[str, dict[str, Any]] = {"method": {}, "model": {}}
+        plain = {}
+        for name, value in params.items():
+            outer, mark, inner = name.partition("__")
+            if mark and outer in nested:
+                nested[outer][inner] = value
+            else:
+                plain[name] = value
+        if plain:
+            super().set_params(**plain)
+        if nested["method"]:
+            method = self._chosen_method()
+            known = [each.name for each in fields(method) if each.init]
+            for name in nested["method"]:
+                if name not in known:
+                    raise unknown_name(f"field of {type(method).__name__}", name, known)
+            self.method = replace(method, **nested["method"])
+        if nested["model"]:
+            arguments = {**(self.model_arguments or {}), **nested["model"]}
+            known = self._arguments()
+            for name in nested["model"]:
+                if name not in known:
+                    raise unknown_name("argument of the model", name, known)
+            self.model_arguments = arguments
+        return self
+
+    def _arguments(self) -> dict[str, Any]:
+        """The keyword-only arguments of the model and their defaults."""
+        if self.model is None or isinstance(self.model, str):
+            model = zoo.load(self.model or self._default)
+        else:
+            model = self.model
+        if not callable(model):
+            return {}
+        parameters = inspect.signature(model).parameters.values()
+        return {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+
+    def _sizes(self) -> dict[str, Any]:
+        """The keyword arguments of the model that have a value: what was given, else their defaults."""
+        given = self.model_arguments or {}
+        values = {name: given.get(name, default) for name, default in self._arguments().items()}
+        return {name: value for name, value in values.items() if value is not inspect.Parameter.empty}
 
     def predict_distribution(self, X: Any) -> Prediction:
         """All that is predicted at X (N, F): the `Prediction`, a mixture over draws."""

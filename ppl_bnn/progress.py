@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ppl_bnn.errors import InputError, message
 
 
 class Task(Protocol):
@@ -91,10 +94,47 @@ class Bars:
         return _BarTask(title, total)
 
 
-def resolve(progress: bool | Progress | None) -> Progress:
-    """`True` gives bars, `False` or `None` silence, anything else is taken as a progress itself."""
+class _Told:
+    """A progress that calls a function."""
+
+    def __init__(self, call: Callable[[str, int, int, dict[str, float]], Any]):
+        self._call = call
+
+    def task(self, title: str, total: int) -> Task:
+        return _ToldTask(self._call, title, total)
+
+
+class _ToldTask(SilentTask):
+    def __init__(self, call: Callable[[str, int, int, dict[str, float]], Any], title: str, total: int):
+        self._call, self._title, self._total = call, title, total
+
+    def update(self, done: int, **figures: float) -> None:
+        self._call(self._title, done, self._total, figures)
+
+
+def resolve(progress: Any) -> Progress:
+    """A `Progress` from what a caller gives.
+
+    `True` gives bars, `False` or `None` silence. A function is called as `progress(title, done, total, figures)`, with
+    figures a dict of floats, whenever there is news. Anything with `task` is taken as a progress itself.
+
+    Raises
+    ------
+    InputError: anything else.
+    """
     if progress is None or progress is False:
         return Silent()
     if progress is True:
         return Bars()
-    return progress
+    if hasattr(progress, "task") and not isinstance(progress, type):
+        return progress
+    if callable(progress) and not isinstance(progress, type):
+        return _Told(progress)
+    raise InputError(
+        "progress: "
+        + message(
+            "True, False, a function (title, done, total, figures) or a Progress",
+            repr(progress),
+            "progress=True",
+        )
+    )

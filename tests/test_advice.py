@@ -307,3 +307,23 @@ def test_an_unsupported_system_is_a_refusal(problem: Any) -> None:
     assert table.loc["mclmc", "feasible"] == "refused"
     with pytest.raises(UnsupportedError):
         bnn.fit(plain, x, y, bnn.MCLMC())
+
+
+def test_time_and_memory_of_a_fit_are_those_of_its_effort() -> None:
+    probe = module._Probe(None, "numpyro", 0.01, 2.0, lambda count: (0.0, 0.0))  # type: ignore[arg-type]
+    effort = Effort(100, 200, 400, operations=6e9)
+    fewest, usual, most = module._seconds(effort, probe)
+    plain = module._seconds(dataclasses.replace(effort, operations=0.0), probe)
+    # 2e9 operations a second, and up to fifty times as many where a library does them all at once.
+    assert module.OPERATIONS == 2e9
+    assert most - plain[2] == pytest.approx(3.0)
+    assert usual - plain[1] == pytest.approx(0.3)
+    assert fewest - plain[0] == pytest.approx(0.06)
+
+
+@pytest.mark.parametrize(("share", "feasible"), [(0.49, "yes"), (0.51, "no")])
+def test_a_fit_may_hold_half_of_the_memory(share: float, feasible: str) -> None:
+    probe = module._Probe(None, "numpyro", 1e-6, 0.0, lambda count: (0.0, 0.0))  # type: ignore[arg-type]
+    found = module._told(bnn.MAP(), Effort(1, 1, 1, numbers=share * 2**30 / 8.0), probe, 1e6, 2**30)
+    assert found["feasible"] == feasible
+    assert found["memory"] == pytest.approx(share * 2**30 / 1e6)

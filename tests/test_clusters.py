@@ -134,7 +134,7 @@ def test_a_cluster_that_goes_on_ending_is_named() -> None:
         if number == 1:
             raise ConnectionError("cut")
 
-    with pytest.raises(ClusterError, match="dask://h:1 to go on; came the end of it .*cut"):
+    with pytest.raises(ClusterError, match=r"dask://h:1 to go on; came the end of it .*cut"):
         computed(dies, [0, 1, 2])
 
 

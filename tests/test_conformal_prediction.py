@@ -224,3 +224,19 @@ def test_what_cannot_be_promised_is_refused():
         conformal(p, None, y[:5])
     with pytest.raises(InputError, match="randomise"):
         conformal(classes, None, labels, randomise=0)
+
+
+def test_later_rows_have_uniforms_of_their_own():
+    # The score of "aps" with a random part: probability down to the class, less u times its own.
+    probs = np.tile([0.5, 0.3, 0.2], (40, 1))
+    p = Prediction("Categorical", {"probs": probs[None]})
+    y = np.arange(40) % 3
+    held_out, later = (np.random.default_rng([7, part]).random(40) for part in (0, 1))
+    values = np.cumsum(probs, axis=1) - held_out[:, None] * probs
+    threshold = np.sort(values[np.arange(40), y])[int(np.ceil(0.6 * 41)) - 1]
+    found = conformal(p, None, y, 0.6, "aps", randomise=7)
+    assert found.threshold == pytest.approx(threshold, rel=1e-12)
+    wanted = np.cumsum(probs, axis=1) - later[:, None] * probs <= threshold
+    np.testing.assert_array_equal(found.sets(p), wanted)
+    # The same uniforms as for the held-out rows would give other sets.
+    assert (wanted != (values <= threshold)).any()

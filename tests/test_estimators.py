@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -79,3 +83,67 @@ def test_bad_input_is_refused_by_name(rows: tuple[np.ndarray, np.ndarray]) -> No
         BNNRegressor("classification_mlp", model_arguments={"classes": 2}).fit(x, y)
     with pytest.raises(InputError, match="at least two classes"):
         BNNClassifier().fit(x, np.zeros(60))
+
+
+def test_fields_of_the_method_and_sizes_of_the_model_are_parameters(
+    rows: tuple[np.ndarray, np.ndarray],
+) -> None:
+    x, y = rows
+    estimator = BNNRegressor(method=bnn.MAP(ppl="pyro", steps=60))
+    deep = estimator.get_params()
+    assert deep["method__steps"] == 60
+    assert (
+        deep["model__width"] == inspect.signature(bnn.zoo.load("regression_mlp")).parameters["width"].default
+    )
+    assert set(estimator.get_params(deep=False)) == {
+        "model", "method", "model_arguments", "standardise", "random_state", "device",
+    }  # fmt: skip
+    estimator.set_params(method__steps=7, model__width=3, model__depth=0)
+    assert (estimator.method.steps, estimator.model_arguments) == (7, {"width": 3, "depth": 0})
+    assert estimator.get_params()["model__width"] == 3
+    copy = clone(estimator)
+    assert copy.get_params() == estimator.get_params()
+    assert copy is not estimator
+    # A name becomes the method of that name; what is not named stays.
+    named = BNNRegressor(method="map").set_params(method__steps=9)
+    assert named.method == replace(BNNRegressor(method="map")._chosen_method(), steps=9)
+    for wrong, said in (
+        ("method__stesp", "did you mean 'steps'"),
+        ("model__widht", "did you mean 'width'"),
+        ("metod__steps", "Invalid parameter 'metod'"),
+        ("standardize", "Invalid parameter 'standardize'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            BNNRegressor(method="map").set_params(**{wrong: 3})
+    search = GridSearchCV(
+        BNNRegressor(method=bnn.MAP(ppl="pyro", steps=60), model_arguments={"depth": 0}),
+        {"method__steps": [20, 80], "model__width": [2]},
+        cv=2,
+    ).fit(x, y)
+    assert [each["method__steps"] for each in search.cv_results_["params"]] == [20, 80]
+    best = search.best_estimator_
+    assert best.method.steps == search.best_params_["method__steps"]
+    assert best.model_arguments == {"depth": 0, "width": 2}
+    assert search.best_score_ > 0.99
+
+
+def test_without_a_random_state_each_fit_has_another_seed(rows: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = rows
+    # Two seeds of 2^31 are the same once in 10^9 runs.
+    seeds = {BNNRegressor(**CHEAP, random_state=None).fit(x, y).posterior_.info.seed for _ in range(2)}
+    assert len(seeds) == 2
+    same = [
+        BNNRegressor(**CHEAP, random_state=np.random.RandomState(4)).fit(x, y).posterior_.info.seed
+        for _ in range(2)
+    ]
+    assert same[0] == same[1] == np.random.RandomState(4).randint(2**31 - 1)
+    assert BNNRegressor(**CHEAP, random_state=5).fit(x, y).posterior_.info.seed == 5
+
+
+def test_names_of_columns_reach_the_posterior(rows: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = rows
+    table = pd.DataFrame(x, columns=["dose", "age"])
+    estimator = BNNRegressor(**CHEAP).fit(table, y)
+    assert list(estimator.feature_names_in_) == ["dose", "age"]
+    assert tuple(estimator.posterior_.feature_names) == ("dose", "age")
+    assert BNNRegressor(**CHEAP).fit(x, y).posterior_.feature_names is None

@@ -836,3 +836,14 @@ def test_names_stand_for_models_tables_and_methods() -> None:
     assert list(
         Grid(models=[functools.partial(line, scale=2.0)], data=[table(1)], methods=[Exact()]).models
     ) == ["line"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "share", "train"),
+    [(10, 0.74, 7), (10, 0.76, 8), (9, 0.5, 4), (11, 0.5, 6), (3, 0.99, 2), (3, 0.01, 1)],
+)
+def test_a_split_in_time_is_cut_at_the_nearest_row(rows: int, share: float, train: int) -> None:
+    table = Table("t", np.zeros((rows, 1)), np.arange(float(rows)), ["a"], "y", "regression")
+    (split,) = splits.splits_of(table, [f"time@{share}"])
+    assert split.train.tolist() == list(range(train))
+    assert split.test.tolist() == list(range(train, rows))

@@ -10,7 +10,7 @@ import pytest
 from scipy import special, stats
 
 from ppl_bnn.errors import InputError, UnknownNameError, UnsupportedError
-from ppl_bnn.predictive import Prediction
+from ppl_bnn.predictive import BLOCK, Prediction
 from ppl_bnn.standardisation import Standardisation
 
 S, N, K, C = 6, 5, 2, 3
@@ -724,3 +724,21 @@ def test_mean_distances_of_times(draws):
         below = quad(lambda t, of=upto: of(t) ** 2, 0.0, y[n], epsabs=1e-10)[0]
         above = quad(lambda t, of=upto: (1.0 - of(t)) ** 2, y[n], np.inf, epsabs=1e-10, limit=200)[0]
         np.testing.assert_allclose(value[n], below + above, rtol=2e-5, atol=1e-8)
+
+
+def test_weights_of_rows_belong_to_their_rows_in_every_block():
+    # Weights that differ between rows, over more rows than one block has.
+    rng = np.random.default_rng(1)
+    draws, count = 700, 1000
+    assert draws * count > 2 * BLOCK
+    parameters = {"loc": rng.normal(size=(draws, count)), "scale": rng.gamma(3.0, 0.3, (draws, count))}
+    logits = 3.0 * rng.normal(size=(draws, count))
+    log_weights = logits - special.logsumexp(logits, axis=0)
+    p, y = Prediction("Normal", parameters, log_weights=log_weights), rng.normal(size=count)
+    density = stats.norm(parameters["loc"], parameters["scale"])
+    np.testing.assert_allclose(
+        p.log_prob(y), special.logsumexp(log_weights + density.logpdf(y), axis=0), rtol=1e-10
+    )
+    np.testing.assert_allclose(p.cdf(y), (np.exp(log_weights) * density.cdf(y)).sum(axis=0), rtol=1e-10)
+    np.testing.assert_allclose(p.cdf(p.quantile(0.3)), 0.3, rtol=1e-8)
+    np.testing.assert_allclose(p.mean, (np.exp(log_weights) * parameters["loc"]).sum(axis=0), rtol=1e-10)

@@ -23,6 +23,7 @@ from numpyro.distributions.transforms import ExpTransform, biject_to
 from numpyro.primitives import Messenger
 
 from ppl_bnn.errors import DeviceError, message
+from ppl_bnn.forked import refuse_forked
 from ppl_bnn.language.distributions import Distribution, censored_log_prob, check_no_nested
 from ppl_bnn.language.primitives import Interpretation, Message
 from ppl_bnn.ppl.protocol import (
@@ -375,6 +376,7 @@ class NumPyro:
 
     @contextmanager
     def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
+        refuse_forked()
         # XLA keeps its own threads, which nothing can change once they run; `threads` is for torch.
         chosen = self._device(device)
         with jax.enable_x64(dtype == "float64"), jax.default_device(chosen):

@@ -23,6 +23,7 @@ with ignored(category=FutureWarning), ignored(category=DeprecationWarning):
     from pyro.poutine.messenger import Messenger
 
 from ppl_bnn.errors import BNNError, DeviceError, message
+from ppl_bnn.forked import refuse_forked
 from ppl_bnn.language.distributions import Distribution, censored_log_prob, check_no_nested
 from ppl_bnn.language.framework_modules.torch_defaults import floating
 from ppl_bnn.language.primitives import Interpretation, Message
@@ -503,6 +504,7 @@ class Pyro:
 
     @contextmanager
     def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
+        refuse_forked()
         chosen = self._device(device)
         with opened(dtype, chosen, threads):
             yield str(chosen)

@@ -392,7 +392,7 @@ def _of_pair(findings: GridFindings, pair: Pair, reference_doubts: Mapping[Any, 
 def _choice(
     findings: GridFindings,
     pair: Pair,
-    lags: Mapping[str, Any],
+    lags: Mapping[str, tuple[float, float]],
     level: tuple[str, ...],
     sound: tuple[str, ...],
     splits: int,
