@@ -5,7 +5,8 @@ its bound arguments and the sites it has; the class and the fields of the method
 of this library and of the system that runs the method. A cell with the same key is the same cell.
 
 A file `KEY.safetensors` holds a finished cell: small arrays at the test rows (`ARRAYS`), and everything else as JSON in
-its header. It appears whole or not at all.
+its header, where its checksum is, too (`ppl_bnn.stored`). It appears whole or not at all; one that is damaged is
+computed again.
 """
 
 from __future__ import annotations
@@ -16,29 +17,30 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import socket
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ppl_bnn import checks, comparison, processes, reliability, scores
+from ppl_bnn import checks, comparison, processes, reliability, scores, stored
 from ppl_bnn.data import Table
 from ppl_bnn.engines import gpus
-from ppl_bnn.errors import BNNError, InputError, UnsupportedError, message
-from ppl_bnn.files import in_order
+from ppl_bnn.errors import BNNError, DamagedError, InputError, UnsupportedError, message
 from ppl_bnn.inference.identity import identity, source
 from ppl_bnn.inference.method import Method, versions
+from ppl_bnn.plain_values import encoded
 from ppl_bnn.ppl.protocol import resolve_device
 from ppl_bnn.predictive import Prediction
 from ppl_bnn.quiet import ignored, recorded
 from ppl_bnn.splits import Split
-from ppl_bnn.storage import decoded, encoded
 from ppl_bnn.zoo import Sketch
 
 FORMAT = 1
@@ -58,6 +60,20 @@ ARRAYS: dict[str, str] = {
     "half_variances": "(2, ...)",
     **reliability.ARRAYS,
 }
+# What the header holds beside the parts of the key.
+_SCHEMA = {
+    "format": int,
+    "failure": str,
+    "figures?": {str: (float, str, bool, None)},
+    "notes?": {str: str},
+    "warnings?": [str],
+    "ppl?": str,
+    "rows?": [int],
+    "task?": ("regression", "classification", None),
+    "costs?": {str: (float, str)},
+}
+_KEY = re.compile("[0-9a-f]{24}")
+_READER = stored.Reader("folder", "a whole cell", "running the grid again")
 # Which packages a result of a system depends on.
 _ENGINES = {"numpyro": ("numpyro", "jax"), "pyro": ("pyro-ppl", "torch")}
 
@@ -207,10 +223,8 @@ def lost(reason: str, parts: str) -> bytes:
 
 def packed(words: Mapping[str, Any], parts: str, arrays: Mapping[str, np.ndarray]) -> bytes:
     """A file: words in the header, beside what the key is made of, and arrays."""
-    from safetensors.numpy import save
-
-    metadata = {"cell": json.dumps(encoded({"format": FORMAT, **words}), allow_nan=False), "parts": parts}
-    return save(in_order(arrays), metadata=metadata)
+    said = json.dumps(encoded({"format": FORMAT, **words}), allow_nan=False)
+    return stored.sealed(arrays, {"cell": said, "parts": parts})
 
 
 def _fitted(
@@ -295,10 +309,16 @@ def gap(arrays: Mapping[str, np.ndarray], of: Mapping[str, np.ndarray], classes:
 
 
 class Store:
-    """The finished cells in a folder, one file each. Only one process writes to it."""
+    """The finished cells in a folder, one file each. Only one process writes to it.
+
+    damaged: key -> what is wrong with the file of a cell; it counts as a cell that is not there. unsealed: the keys of
+    cells that an older version wrote, without a checksum.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]):
         self.folder = Path(folder)
+        self.damaged: dict[str, str] = {}
+        self.unsealed: set[str] = set()
 
     def path(self, key: str) -> Path:
         return self.folder / f"{key}{SUFFIX}"
@@ -314,31 +334,51 @@ class Store:
 
     def words(self, key: str) -> dict[str, Any] | None:
         """Everything but the arrays of a finished cell; None where there is no whole file of it."""
-        with self._opened(key) as file:
-            return None if file is None else decoded(json.loads(file.metadata()["cell"]))
+        found = self._read(key)
+        return None if found is None else found[0]
 
     def parts(self, key: str) -> dict[str, Any] | None:
         """What the key of a finished cell is made of."""
-        with self._opened(key) as file:
-            return None if file is None else json.loads(file.metadata()["parts"])
+        found = self._read(key)
+        return None if found is None else found[1]
 
     def arrays(self, key: str) -> dict[str, np.ndarray]:
         """The arrays of a finished cell (see `ARRAYS`), as far as it has them."""
-        with self._opened(key) as file:
-            return {} if file is None else {name: file.get_tensor(name) for name in list(file.keys())}
+        found = self._read(key)
+        return {} if found is None else found[2]
 
-    @contextmanager
-    def _opened(self, key: str) -> Iterator[Any]:
-        from safetensors import SafetensorError, safe_open
+    def tell_damaged(self, what_then: str) -> None:
+        """Warn of the damaged cells, in one line."""
+        if self.damaged:
+            key, why = next(iter(self.damaged.items()))
+            more = f" and {len(self.damaged) - 1} more" if len(self.damaged) > 1 else ""
+            warnings.warn(f"damaged cells {what_then}: {key}{more} ({why})", UserWarning, stacklevel=3)
 
+    def tell_unsealed(self) -> None:
+        """Warn, in one line, of cells without a checksum."""
+        if self.unsealed:
+            text = f"{len(self.unsealed)} cells in {self.folder} were written by an older version and have no checksum"
+            warnings.warn(f"{text}: damage to them would not be seen", UserWarning, stacklevel=3)
+
+    def _read(self, key: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, np.ndarray]] | None:
+        """Words, parts of the key, and arrays."""
+        file = self.path(key)
+        if not os.path.lexists(file):
+            return None
         try:
-            file: Any = safe_open(self.path(key), framework="numpy")
-            file.__enter__()
-        except (OSError, SafetensorError):
-            # Half a file, as a full disk leaves: the cell is computed anew.
-            yield None
-            return
-        try:
-            yield file
-        finally:
-            file.__exit__(None, None, None)
+            found = _READER.sealed(file, ("cell", "parts"))
+            if found is None:
+                self.unsealed.add(key)
+                found = _READER.arrays(file, ("cell", "parts"))
+            arrays, said = found
+            words = _READER.json(file, said["cell"], _SCHEMA)
+            if words["format"] > FORMAT:
+                raise _READER.damaged(file, f"it is of format {words['format']}")
+            parts = _READER.json(file, said["parts"], {str: object})
+            if _KEY.fullmatch(key) and key_of(parts) != key:
+                raise _READER.damaged(file, "it is another cell, under this name")
+        except DamagedError as error:
+            self.damaged[key] = str(error)
+            return None
+        self.damaged.pop(key, None)
+        return words, parts, arrays

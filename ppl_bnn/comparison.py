@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bnn import checks, files, scores
+from ppl_bnn import checks, scores, stored
 from ppl_bnn.errors import (
     BNNError,
+    DamagedError,
     DeviceError,
     InputError,
     MissingFrameworkError,
@@ -37,12 +38,13 @@ from ppl_bnn.errors import (
 from ppl_bnn.files import write_arrays, write_tree, write_whole
 from ppl_bnn.inference.method import Method
 from ppl_bnn.memory import peak_memory
+from ppl_bnn.plain_values import encoded
 from ppl_bnn.posterior import FitInfo, Posterior
 from ppl_bnn.ppl.protocol import Model, Program, map_data, resolve_device, row_count, system, written_in
 from ppl_bnn.predictive import Prediction
 from ppl_bnn.progress import Progress, resolve
 from ppl_bnn.quiet import recorded
-from ppl_bnn.storage import decoded, encoded
+from ppl_bnn.storage import INFO
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,8 +106,25 @@ MOST_VALUES = 2**26
 FEWEST_DRAWS = 100
 _WORDS = ("reference", "kind", "ppl", "target", "converged", "failure")
 # What lies in the folder of a comparison beside its trees, its table and its figure, so that it can be read again.
-KIND, FORMAT = "ppl_bnn comparison", 1
+# 2: checksums of all files.
+KIND, FORMAT = "ppl_bnn comparison", 2
 MANIFEST, TEST_ROWS, PREDICTION = "comparison.json", "comparison.safetensors", ".prediction.safetensors"
+_SCHEMA = {
+    "reference": (str, None),
+    "data": {str: object},
+    "columns": [str],
+    "rows": [[(str, float)]],
+    "notes": [[str]],
+    "failures": {str: str},
+    "fits": {str: {"info": INFO, "shape": [int]}},
+    "diagnoses": {
+        str: {"verdict": str, "reasons": [str], "advice": [str], "figures": {str: object}, "subject": str}
+    },
+    "trees": [str],
+    "predictions": [str],
+}
+_OF_PREDICTION = {"family": str, "class_names": ([(str, float, bool)], None), "censored": bool}
+_READER = stored.Reader("folder", "a whole comparison", "computing it once more")
 
 
 class ComparisonInterrupted(KeyboardInterrupt):
@@ -177,7 +196,8 @@ class Comparison:
 
         Raises
         ------
-        InputError: no folder of a comparison, or a damaged one. UnsupportedError: one of a newer format.
+        InputError: no folder of a comparison. DamagedError: a damaged one. UnsupportedError: one of a newer format.
+        A folder that an older version wrote is read with a UserWarning, since it has no checksums.
         """
         words = read_manifest(folder)
         if words is None:
@@ -189,13 +209,11 @@ class Comparison:
             )
         try:
             return _read(Path(folder), words)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                "folder: "
-                + message(
-                    "a whole comparison", f"{folder}, damaged: {reason(error)}", "computing it once more"
-                )
-            ) from error
+        except DamagedError:
+            raise
+        # Whatever a part raises whose values do not go together.
+        except Exception as error:
+            raise _READER.damaged(Path(folder), reason(error)) from error
 
     def __repr__(self) -> str:
         return f"Comparison({', '.join(self.table.index)}; reference={self.reference!r})"
@@ -244,13 +262,14 @@ class Comparison:
         Each file appears whole or not at all. Raises InputError where the folder cannot be written.
         """
         folder = writable(folder)
-        _write_test_rows(folder, self.test_inputs, self.test_targets)
+        written = stored.Folder(folder)
+        _write_test_rows(written, self.test_inputs, self.test_targets)
         for name, tree in self.trees.items():
-            _write_tree(folder, name, tree)
+            _write_tree(written, name, tree)
         for name in self.predictions:
-            _write_prediction(folder, self, name)
+            _write_prediction(written, self, name)
         _write_table(folder, self.table)
-        _write_words(folder, self)
+        _write_words(written, self)
         _write_figure(folder, self)
         return folder
 
@@ -724,6 +743,7 @@ class _Run:
     folder: Path | None
     asked: tuple[str, ...] = ()
     records: dict[str, Record] = field(default_factory=dict)
+    _written: stored.Folder | None = None
     _gaps: dict[str, dict[str, float] | str] = field(default_factory=dict)
 
     def clear(self, names: Mapping[str, Any]) -> None:
@@ -737,14 +757,15 @@ class _Run:
         if self.folder is None:
             return
         found = self.comparison()
-        if len(self.records) == 1:
-            _write_test_rows(self.folder, self.x_test, self.y_test)
+        if self._written is None:
+            self._written = stored.Folder(self.folder)
+            _write_test_rows(self._written, self.x_test, self.y_test)
         if record.tree is not None:
-            _write_tree(self.folder, record.name, record.tree)
+            _write_tree(self._written, record.name, record.tree)
         if record.prediction is not None:
-            _write_prediction(self.folder, found, record.name)
+            _write_prediction(self._written, found, record.name)
         _write_table(self.folder, found.table)
-        _write_words(self.folder, found)
+        _write_words(self._written, found)
 
     def interrupted(self, during: str) -> ComparisonInterrupted:
         partial = self.comparison()
@@ -925,8 +946,8 @@ def writable(out: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def _write_tree(folder: Path, name: str, tree: Any) -> None:
-    write_whole(folder / f"{name}.nc", lambda path: write_tree(path, tree))
+def _write_tree(folder: stored.Folder, name: str, tree: Any) -> None:
+    folder.write(f"{name}.nc", lambda path: write_tree(path, tree))
 
 
 def _write_table(folder: Path, table: pd.DataFrame) -> None:
@@ -938,8 +959,8 @@ def _write_figure(folder: Path, comparison: Comparison) -> None:
     write_whole(folder / "figure.png", lambda path: figure.savefig(path, dpi=100))
 
 
-def _write_words(folder: Path, comparison: Comparison) -> None:
-    """Everything that is no array and no tree."""
+def _write_words(folder: stored.Folder, comparison: Comparison) -> None:
+    """Everything that is no array and no tree, and the checksums of what is."""
     table = comparison.table
     content = {
         "kind": KIND,
@@ -956,8 +977,7 @@ def _write_words(folder: Path, comparison: Comparison) -> None:
         "trees": list(comparison.trees),
         "predictions": list(comparison.predictions),
     }
-    text = json.dumps(encoded(content), indent=1, allow_nan=False) + "\n"
-    write_whole(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
+    folder.write_manifest(MANIFEST, content)
 
 
 def _words_of_fit(fit: Fit) -> dict[str, Any]:
@@ -981,12 +1001,12 @@ def _storable(value: Any) -> Any:
         return str(value)
 
 
-def _write_test_rows(folder: Path, x: Any, y: np.ndarray) -> None:
+def _write_test_rows(folder: stored.Folder, x: Any, y: np.ndarray) -> None:
     inputs = {f"inputs/{name}": value for name, value in x.items()} if isinstance(x, Mapping) else {"x": x}
-    _write_arrays(folder / TEST_ROWS, {**inputs, "targets": y}, {})
+    _write_arrays(folder, TEST_ROWS, {**inputs, "targets": y}, {})
 
 
-def _write_prediction(folder: Path, comparison: Comparison, name: str) -> None:
+def _write_prediction(folder: stored.Folder, comparison: Comparison, name: str) -> None:
     """A prediction of the test rows, the loss curves of its fit, and what is drawn of it elsewhere."""
     words, arrays = _parts_of_prediction(comparison.predictions[name], "test/")
     said = {"test": words}
@@ -997,7 +1017,7 @@ def _write_prediction(folder: Path, comparison: Comparison, name: str) -> None:
     if at is not None and drawn is not None:
         said["drawn"], more = _parts_of_prediction(drawn, "drawn/")
         arrays |= {**more, "drawn_at": at}
-    _write_arrays(folder / f"{name}{PREDICTION}", arrays, said)
+    _write_arrays(folder, f"{name}{PREDICTION}", arrays, said)
 
 
 def _parts_of_prediction(prediction: Prediction, where: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -1010,8 +1030,10 @@ def _parts_of_prediction(prediction: Prediction, where: str) -> tuple[dict[str, 
     return words, arrays
 
 
-def _write_arrays(file: Path, arrays: Mapping[str, Any], words: Mapping[str, Any]) -> None:
-    write_whole(file, lambda path: write_arrays(path, arrays, {"words": json.dumps(words)}))
+def _write_arrays(
+    folder: stored.Folder, name: str, arrays: Mapping[str, Any], words: Mapping[str, Any]
+) -> None:
+    folder.write(name, lambda path: write_arrays(path, arrays, {"words": json.dumps(words)}))
 
 
 def _drawn(comparison: Comparison, name: str) -> tuple[np.ndarray | None, Prediction | None]:
@@ -1037,10 +1059,9 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
 
     Raises
     ------
-    InputError: a manifest of something else, or damaged. UnsupportedError: one of a newer format.
+    DamagedError: a manifest of something else, or damaged. UnsupportedError: one of a newer format.
     """
-    words = files.read_manifest(Path(folder) / MANIFEST, KIND, FORMAT)
-    return None if words is None else decoded(words)
+    return _READER.manifest(Path(folder) / MANIFEST, KIND, FORMAT, _SCHEMA, sealed_since=2)
 
 
 def _read(folder: Path, words: Mapping[str, Any]) -> Comparison:
@@ -1052,13 +1073,15 @@ def _read(folder: Path, words: Mapping[str, Any]) -> Comparison:
     for column in columns:
         table[column] = table[column].astype(object if column in _WORDS else float)
     table.index.name = "method"
-    rows = _read_arrays(folder / TEST_ROWS)[0]
+    files = words.get("files")
+    rows = _read_arrays(folder, TEST_ROWS, files, {})[0]
     predictions: dict[str, Prediction] = {}
     drawn: dict[str, Prediction] = {}
     drawn_at: np.ndarray | None = None
     histories: dict[str, dict[str, np.ndarray]] = {}
     for name in words["predictions"]:
-        arrays, said = _read_arrays(folder / f"{name}{PREDICTION}")
+        both = {"test": _OF_PREDICTION, "drawn?": _OF_PREDICTION}
+        arrays, said = _read_arrays(folder, f"{name}{PREDICTION}", files, both)
         predictions[name] = _prediction_of(said["test"], _under(arrays, "test/"))
         histories[name] = _under(arrays, "history/")
         if "drawn" in said:
@@ -1076,7 +1099,7 @@ def _read(folder: Path, words: Mapping[str, Any]) -> Comparison:
         table=table,
         posteriors={},
         predictions=predictions,
-        trees={name: _read_tree(folder / f"{name}.nc") for name in words["trees"]},
+        trees={name: _READER.tree(_READER.listed(folder, f"{name}.nc", files)) for name in words["trees"]},
         diagnoses={name: _diagnosis_of(found) for name, found in words["diagnoses"].items()},
         reference=words["reference"],
         notes={(name, column): note for name, column, note in words["notes"]},
@@ -1091,25 +1114,18 @@ def _read(folder: Path, words: Mapping[str, Any]) -> Comparison:
     )
 
 
-def _read_arrays(file: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="numpy") as opened:
-            arrays = {name: opened.get_tensor(name) for name in list(opened.keys())}
-            return arrays, json.loads(opened.metadata()["words"])
-    except SafetensorError as error:
-        raise ValueError(f"{file}: {error}") from error
-
-
-def _read_tree(file: Path) -> Any:
-    import xarray
-
-    with xarray.open_datatree(file, engine="h5netcdf") as tree:
-        return tree.load()
+def _read_arrays(
+    folder: Path, name: str, files: Mapping[str, str] | None, schema: Mapping[str, Any]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    file = _READER.listed(folder, name, files)
+    arrays, said = _READER.arrays(file, ("words",))
+    return arrays, _READER.json(file, said["words"], schema)
 
 
 def _prediction_of(words: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Prediction:
+    for name, value in arrays.items():
+        if value.dtype.kind != "f":
+            raise ValueError(f"{name} of a prediction is {value.dtype}, not floating-point numbers")
     return Prediction(
         words["family"],
         _under(arrays, "parameters/"),

@@ -19,6 +19,10 @@ class InputError(BNNError, ValueError):
     """Data or an argument that cannot be used as it is."""
 
 
+class DamagedError(InputError):
+    """A stored file that is not as it was written: another checksum, a part missing, or another kind of content."""
+
+
 class UnknownNameError(BNNError, LookupError, ValueError):
     """A model, data set, method or argument that does not exist."""
 

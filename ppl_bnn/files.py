@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
+import stat
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from ppl_bnn.errors import InputError, UnsupportedError, message
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
@@ -32,30 +30,30 @@ def part_of(path: Path) -> Path:
     return path.with_name(f".{path.stem}.part-{os.getpid()}-{uuid.uuid4().hex[:8]}{path.suffix}")
 
 
-def read_manifest(file: Path, kind: str, newest: int) -> dict[str, Any] | None:
-    """The JSON manifest of a folder; None where there is no such file.
+def regular(path: Path) -> Path:
+    """The path, if it is a regular file that lies where it seems to. Errors: OSError, ValueError."""
+    found = os.lstat(path)
+    if stat.S_ISLNK(found.st_mode):
+        try:
+            target = path.resolve(strict=True)
+        except RuntimeError as error:
+            raise ValueError("a link that leads to itself") from error
+        if not target.is_relative_to(path.parent.resolve()):
+            raise ValueError("a link that leads out of its folder")
+        found = os.stat(target)
+    # Opening a FIFO waits for ever, and a device has no end.
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("no regular file")
+    return path
 
-    kind: what it has to say that it is of, under "kind". newest: the format that is known.
 
-    Raises
-    ------
-    InputError: a manifest of something else, or damaged. UnsupportedError: one of a newer format.
-    """
-    try:
-        words = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
-        raise InputError("folder: " + message(f"a manifest, {file}", str(error), "another folder")) from error
-    if not isinstance(words, dict) or words.get("kind") != kind:
-        raise InputError(
-            "folder: " + message(f"the manifest of a {kind}", f"{file}, of something else", "another folder")
-        )
-    if words.get("format", 0) > newest:
-        raise UnsupportedError(
-            "folder: " + message(f"format {newest}", f"format {words['format']}", "a newer ppl-bnn")
-        )
-    return words
+def bounded(path: Path, most: int) -> bytes:
+    """The content of a file of at most so many bytes. Errors: OSError, ValueError."""
+    with open(path, "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"more than {most} bytes")
+    return content
 
 
 def write_arrays(

@@ -23,6 +23,7 @@ import math
 import os
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -32,18 +33,19 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn import cells, comparison, engines, splits, zoo
+from ppl_bnn import cells, comparison, engines, splits, stored, zoo
 from ppl_bnn import data as tables
 from ppl_bnn.cells import Cell, Store, Work
 from ppl_bnn.data import Table
-from ppl_bnn.errors import ClusterError, InputError, message, unknown_name
-from ppl_bnn.files import write_whole
+from ppl_bnn.errors import ClusterError, DamagedError, InputError, message, unknown_name
 from ppl_bnn.grid_result import CELLS, FORMAT, KIND, MANIFEST, GridResult, read_manifest
 from ppl_bnn.inference.method import Method
 from ppl_bnn.ppl.protocol import resolve_device, written_in
 from ppl_bnn.progress import Progress, Task, resolve
+from ppl_bnn.quiet import ignored
 
 LOCK = ".lock"
+MOST_SEEDS = 10**6
 # What a run that was killed before its manifest was there can leave in a folder.
 _BEGUN = re.compile(r"\.lock|\.probe-.*|\.grid\.part.*\.json")
 
@@ -205,10 +207,11 @@ class Grid:
         folder = comparison.writable(out)
         with _locked(folder):
             # First of all, so that a folder with anything else in it is that of a grid, whenever a kill comes.
-            write_whole(folder / MANIFEST, lambda path: path.write_text(plan.manifest(self)))
+            stored.write_manifest(folder / MANIFEST, plan.manifest(self))
             store = Store(folder / CELLS)
             store.folder.mkdir(exist_ok=True)
             waiting = plan.waiting(store, resume, retry_failed)
+            store.tell_damaged("are computed again")
             if not resume:
                 # What is there would be taken for finished, should this run be stopped.
                 for index in waiting:
@@ -333,8 +336,8 @@ def _method(where: str, given: Any) -> Method:
 
 
 def _seeds(given: Any) -> tuple[int, ...]:
-    found = list(range(given)) if type(given) is int else given
-    good = isinstance(found, Sequence) and not isinstance(found, str) and len(found) > 0
+    found: Any = list(range(min(given, MOST_SEEDS + 1))) if type(given) is int else given
+    good = isinstance(found, Sequence) and not isinstance(found, str) and 0 < len(found) <= MOST_SEEDS
     for seed in found if good else ():
         whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
         good = good and whole and 0 <= int(seed) < 2**31
@@ -408,9 +411,9 @@ class _Plan:
             for planned in self.cells
         ]
 
-    def manifest(self, grid: Grid) -> str:
+    def manifest(self, grid: Grid) -> dict[str, Any]:
         """What tells the folder of this grid from others, and which files are its cells."""
-        content = {
+        return {
             "kind": KIND,
             "format": FORMAT,
             "reference": grid.reference,
@@ -425,8 +428,9 @@ class _Plan:
             "left_out": list(self.left_out),
             "data": {label: table.card() for label, table in self.tables.items()},
             "cells": [list(asdict(planned.cell).values()) for planned in self.cells],
+            # Cells come one by one, and each has a checksum of its own.
+            "files": {},
         }
-        return json.dumps(content, indent=1) + "\n"
 
 
 def _planned(grid: Grid) -> _Plan:
@@ -501,7 +505,17 @@ def _own_system(model: Any, table: Table, sketch: zoo.Sketch | None) -> str | No
 
 def _refuse_occupied(grid: Grid, out: str | os.PathLike[str]) -> None:
     """A grid that has grown, or of which something has changed, has labels in common with what it was on each axis."""
-    before, folder = read_manifest(out), Path(out)
+    folder = Path(out)
+    try:
+        # It is about to be written with a checksum.
+        with ignored(".* has no checksum", UserWarning):
+            before = read_manifest(out)
+    except DamagedError as error:
+        if not stored.claims(folder / MANIFEST, KIND):
+            raise
+        # Which labels it had is not known, and cells are told apart by their keys.
+        warnings.warn(f"the manifest of the grid is damaged and is written anew: {error}", stacklevel=3)
+        return
     if before is None:
         if folder.is_dir() and not all(_BEGUN.fullmatch(entry.name) for entry in folder.iterdir()):
             came = f"{folder}, with other files"

@@ -39,7 +39,6 @@ Paths are relative to the file.
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +49,7 @@ from ppl_bnn import zoo
 from ppl_bnn.errors import BNNError, InputError, message, unknown_name
 from ppl_bnn.grid import Grid
 from ppl_bnn.inference.method import Method
+from ppl_bnn.plain_values import read_toml
 from ppl_bnn.ppl.protocol import SYSTEMS
 from ppl_bnn.support import declared
 
@@ -68,13 +68,7 @@ def read(path: str | os.PathLike[str]) -> Grid:
     does not exist. ModelError: a model's file that does not run. Each names the file and the key.
     """
     file = Path(path)
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(message("a TOML file", f"{path} ({error.strerror})", "its full path")) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(message(f"a TOML file, {path}", str(error), "correcting it")) from error
-    return _Reader(file.name, file.parent, content).grid()
+    return _Reader(file.name, file.parent, read_toml(file)).grid()
 
 
 @dataclass
@@ -136,7 +130,7 @@ class _Reader:
         self._known(where, entry, _OF_MODEL)
         name, arguments = entry.get("model", where.partition(".")[2]), self._table(where, entry, "arguments")
         if name.endswith(".py"):
-            return self._at(where, lambda: zoo.from_file(self.folder / name, **arguments))
+            return self._at(where, lambda: zoo.from_file(self._file(name), **arguments))
         return self._at(where, lambda: zoo.load(name, **arguments))
 
     def _data(self, where: str, entry: Mapping[str, Any]) -> Any:
@@ -152,7 +146,7 @@ class _Reader:
             return self._at(
                 where,
                 lambda: tables.read_csv(
-                    self.folder / entry["file"],
+                    self._file(entry["file"]),
                     entry["target"],
                     drop=entry.get("drop", ()),
                     task=entry.get("task"),
@@ -178,6 +172,9 @@ class _Reader:
         if name not in rows:
             raise self._at(where, lambda: unknown_name("method", name, rows))
         ppl = entry.get("ppl", next(iter(declared().served(name))))
+        for key in ("ppl", "member", "start"):
+            if not isinstance(entry.get(key, ""), str):
+                raise self._wrong(where, f"{key}, a name", repr(entry[key]), f"{key} = 'map'")
         if ppl not in SYSTEMS:
             raise self._at(where, lambda: unknown_name("system", ppl, SYSTEMS))
         row, settings = rows[name], dict(self._table(where, entry, "settings"))
@@ -195,6 +192,16 @@ class _Reader:
 
         cls = getattr(ppl_bnn, row.class_name)
         return self._at(where, lambda: cls(ppl=ppl, **{**row.settings, **settings}))
+
+    def _file(self, name: Any) -> Path:
+        """The path of a file that the grid names; a folder, a pipe or a device is refused."""
+        if not isinstance(name, str):
+            raise InputError(message("file, a path", repr(name), "file = 'mine.csv'"))
+        path = self.folder / name
+        # What is not there is told of by who reads it.
+        if path.exists() and not path.is_file():
+            raise InputError(message("a regular file", f"{path}, something else", "the path of a file"))
+        return path
 
     def _table(self, where: str, entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
         found = entry.get(key, {})
@@ -217,7 +224,7 @@ class _Reader:
             found = action()
         except BNNError as error:
             raise type(error)(f"{place}: {error}") from error
-        except TypeError as error:
+        except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
             # A value of a kind that a method does not reckon with.
             raise InputError(f"{place}: {error}") from error
         return type(found)(f"{place}: {found}") if isinstance(found, BNNError) else found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,15 +17,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bnn import cells, comparison, files, scores
+from ppl_bnn import cells, comparison, scores, stored
 from ppl_bnn.errors import InputError, message, unknown_name
 from ppl_bnn.files import write_whole
+from ppl_bnn.plain_values import shown
 
 if TYPE_CHECKING:
     import pandas as pd
 
-KIND, FORMAT = "ppl_bnn grid", 1
+# 2: a checksum.
+KIND, FORMAT = "ppl_bnn grid", 2
 MANIFEST, CELLS = "grid.json", "cells"
+_AXES = {"models": [str], "data": [str], "splits": [str], "methods": [str], "seeds": [int]}
+_SCHEMA = {
+    "reference": (str, None),
+    "standardise?": bool,
+    "axes": _AXES,
+    "left_out": [str],
+    "data?": {str: {str: object}},
+    "cells": [[(str, int)]],
+}
+_READER = stored.Reader(
+    "folder", "the manifest of a grid", "running the grid again, which writes it anew and keeps its cells"
+)
+# The name of a file is made of it, so that it leads nowhere else.
+_KEY = re.compile(r"[\w-]{1,100}")
 LABELS = ("model", "data", "split", "method", "seed")
 # Which scores are compared, and whether more is better.
 LARGER_IS_BETTER = {
@@ -110,7 +127,8 @@ class GridResult:
 
         Raises
         ------
-        InputError: no folder of a grid. UnknownNameError: a reference that is no method of the grid.
+        InputError: no folder of a grid. DamagedError: a damaged manifest. UnknownNameError: a reference that is no
+        method of the grid. A cell that is damaged counts as one that is not there, with a UserWarning.
         """
         manifest = read_manifest(folder)
         if manifest is None:
@@ -127,6 +145,8 @@ class GridResult:
         store = cells.Store(Path(folder) / CELLS)
         asked = [cells.Cell(*entry) for entry in manifest["cells"]]
         found = {cell.key: words for cell in asked if (words := store.words(cell.key)) is not None}
+        store.tell_damaged("are left out; running the grid again computes them")
+        store.tell_unsealed()
         rows = {cell.labels: _row(cell, found[cell.key]) for cell in asked if cell.key in found}
         notes = {key: dict(words.get("notes", {})) for key, words in found.items()}
         for key, words in found.items():
@@ -260,9 +280,15 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
 
     Raises
     ------
-    InputError: a manifest of something else, or damaged. UnsupportedError: one of a newer format.
+    DamagedError: a manifest of something else, or damaged. UnsupportedError: one of a newer format.
     """
-    return files.read_manifest(Path(folder) / MANIFEST, KIND, FORMAT)
+    file = Path(folder) / MANIFEST
+    words = _READER.manifest(file, KIND, FORMAT, _SCHEMA, sealed_since=2)
+    for index, entry in enumerate([] if words is None else words["cells"]):
+        kinds = [type(each) for each in entry]
+        if kinds != [str, str, str, str, int, str] or not _KEY.fullmatch(entry[-1]):
+            raise _READER.damaged(file, f"cells[{index}] is {shown(entry)}, which is no cell")
+    return words
 
 
 # --- rows -----------------------------------------------------------------------------------------------------

@@ -4,17 +4,16 @@ Never pickle.
 - `tree.nc`: the ArviZ DataTree of `ppl_bnn.export`;
 - `arrays.safetensors`: the approximation and the weights of its parts, the data, statistics, loss curves and units,
 as named arrays;
-- `manifest.json`: everything that is no array, the class of the approximation by name, and a signature of the
-model.
+- `manifest.json`: everything that is no array, the class of the approximation by name, a signature of the model, and
+the checksums of all three files (`ppl_bnn.stored`).
 
 A model is code and is not stored: it is given again to `load`, which compares it with the signature.
 """
 
 from __future__ import annotations
 
-import hashlib
+import glob
 import importlib
-import json
 import math
 import os
 import shutil
@@ -27,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bnn import stored
 from ppl_bnn.errors import DeviceError, InputError, ModelError, UnsupportedError, message, unknown_name
 from ppl_bnn.export import posterior_datatree
 from ppl_bnn.files import write_arrays, write_tree
@@ -34,8 +34,8 @@ from ppl_bnn.posterior import Chains, FitInfo, Posterior
 from ppl_bnn.ppl.protocol import Program, system
 from ppl_bnn.standardisation import Standardisation
 
-# 2: weights of the parts of a mixture, groups of chains, the state of a sampler.
-FORMAT = 2
+# 2: weights of the parts of a mixture, groups of chains, the state of a sampler. 3: checksums of all files.
+FORMAT = 3
 KIND = "ppl_bnn posterior"
 TREE, ARRAYS, MANIFEST = "tree.nc", "arrays.safetensors", "manifest.json"
 
@@ -55,6 +55,39 @@ APPROXIMATIONS: dict[str, str] = {
     # By the method, which knows the families of all files: those of flows register themselves when imported.
     "GuideApproximation": "ppl_bnn.inference.guides:GuideApproximation",
 }
+
+# What a manifest holds. `info` is that of `FitInfo` without the loss curves; a comparison keeps it too.
+INFO = {
+    "method": str,
+    "ppl": ("numpyro", "pyro"),
+    "seed": int,
+    "dtype": ("float32", "float64"),
+    "device": str,
+    "compile_seconds": float,
+    "run_seconds": float,
+    "gradient_evaluations": (float, None),
+    "settings": {str: object},
+    "versions": {str: str},
+    "data_hash": str,
+    "warnings": [str],
+    "figures": {str: (float, bool)},
+    "target?": str,
+}
+_SITE = {"name": str, "shape": [int], "unconstrained_shape": [int], "kind": str}
+_SCHEMA = {
+    "approximation": str,
+    "groups?": (int, None),
+    "language": bool,
+    "observed": str,
+    "standardised": bool,
+    "feature_names": ([str], None),
+    "class_names": ([(str, float, bool)], None),
+    "info": INFO,
+    "model": {"name": str, "likelihood": str, "sites": [_SITE], "log_joint": float},
+    "arrays": [str],
+    "sha256?": str,
+}
+_READER = stored.Reader("path", "a complete saved posterior", "saving it again")
 
 # The log joint of one draw, computed again when loading, differs by rounding between machines, by more between models.
 LOG_JOINT_TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
@@ -107,20 +140,23 @@ def load(path: str | Path, model: Any, *, device: str = "auto") -> Posterior:
     Its predictions are the same bits as before, on the same machine and device. device: where it will predict
     by default; "auto" is the device of the fit, or the CPU, with a warning, where there is no such device.
 
+    A posterior that an older version saved is read with a UserWarning, since its manifest has no checksum.
+
     Raises
     ------
-    InputError: no saved posterior at `path`, or a damaged one. UnsupportedError: a newer format.
+    InputError: no saved posterior at `path`. DamagedError: one that is damaged, or contradicts itself.
+    UnsupportedError: a newer format.
     ModelError: another model: the sites that differ are listed, or the log joint of a stored draw has changed.
     """
     path = Path(path)
     manifest = _read_manifest(path)
     arrays = _read_arrays(path, manifest)
     try:
+        _check_flags(manifest, arrays)
         posterior = _rebuilt(manifest, arrays, model)
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InputError | ModelError | UnsupportedError):
-            raise
-        raise _damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
+    # No model runs here: whatever a class raises whose arrays are not of its kind.
+    except Exception as error:
+        raise _READER.damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
     posterior = _on_device(posterior, device)
     _check_model(posterior, manifest["model"], _part(arrays, "probe"))
     return posterior
@@ -232,23 +268,20 @@ def _is_saved(path: Path) -> bool:
     """Whether the folder is a saved posterior and nothing besides, so that replacing it loses nothing else."""
     if not {entry.name for entry in path.iterdir()} <= {TREE, ARRAYS, MANIFEST}:
         return False
-    try:
-        return json.loads((path / MANIFEST).read_text(encoding="utf-8")).get("kind") == KIND
-    except (OSError, ValueError, AttributeError):
-        return False
+    # A damaged one is replaced, too: that is the advice where it is read.
+    return stored.claims(path / MANIFEST, KIND)
 
 
 def _write(folder: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any], tree: Any) -> None:
-    write_tree(folder / TREE, tree)
-    write_arrays(folder / ARRAYS, arrays)
+    written = stored.Folder(folder)
+    written.write(TREE, lambda path: write_tree(path, tree))
+    written.write(ARRAYS, lambda path: write_arrays(path, arrays))
     # A file of arrays has an order of its own; that of the sites is the program's.
-    manifest = manifest | {"arrays": list(arrays), "sha256": _digest(folder / ARRAYS)}
-    text = json.dumps(encoded(manifest), indent=1, allow_nan=False)
-    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    written.write_manifest(MANIFEST, manifest | {"arrays": list(arrays)})
 
 
 def _put_in_place(partial: Path, path: Path) -> None:
-    """Rename into place; what stood there goes only once the new folder is complete."""
+    """Rename into place; the folder that was there is removed only once the new one is in its place."""
     if not path.exists():
         partial.rename(path)
         return
@@ -256,109 +289,59 @@ def _put_in_place(partial: Path, path: Path) -> None:
     path.rename(old)
     try:
         partial.rename(path)
-    except OSError:
+    except BaseException:
         old.rename(path)
         raise
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def encoded(value: Any) -> Any:
-    """Plain JSON values; a float that is not finite, for which JSON has no word, as {"float": "nan"}."""
-    if isinstance(value, Mapping):
-        return {str(name): encoded(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [encoded(entry) for entry in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": repr(value)}
-    if isinstance(value, bool | int | float | str) or value is None:
-        return value
-    raise UnsupportedError(
-        "save: " + message("plain values in the settings of a fit", repr(value), "numbers, strings and lists")
-    )
-
-
-def decoded(value: Any) -> Any:
-    """What `encoded` was given."""
-    if isinstance(value, dict):
-        if set(value) == {"float"}:
-            return float(value["float"])
-        return {name: decoded(entry) for name, entry in value.items()}
-    return [decoded(entry) for entry in value] if isinstance(value, list) else value
-
-
 # --- reading --------------------------------------------------------------------------------------
-
-
-def _damaged(path: Path, why: str) -> InputError:
-    return InputError(
-        "path: " + message("a complete saved posterior", f"{path}, damaged: {why}", "saving it again")
-    )
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     if not path.is_dir():
-        raise InputError(
-            "path: "
-            + message(
-                "the folder of a saved posterior", f"{path}, which is no folder", "posterior.save(path)"
-            )
+        # The names that `_put_in_place` gives: a process that was killed between its two renames leaves them.
+        left = sorted(path.absolute().parent.glob(f".{glob.escape(path.name)}.*.old"))
+        advice = (
+            f"renaming {left[-1]}, which a save that was killed has left" if left else "posterior.save(path)"
         )
-    file = path / MANIFEST
-    if not file.is_file():
+        raise InputError(
+            "path: " + message("the folder of a saved posterior", f"{path}, which is no folder", advice)
+        )
+    manifest = _READER.manifest(path / MANIFEST, KIND, FORMAT, _SCHEMA, sealed_since=3)
+    if manifest is None:
         raise InputError(
             "path: "
             + message(
                 "the folder of a saved posterior", f"{path}, without {MANIFEST}", "the folder given to save"
             )
         )
-    try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _damaged(file, str(error)) from error
-    if not isinstance(manifest, dict) or manifest.get("kind") != KIND:
-        raise InputError(
-            "path: " + message(f"a manifest of a {KIND}", f"{file}, something else", "another folder")
-        )
-    version = manifest.get("format")
-    if not isinstance(version, int):
-        raise _damaged(file, "no format number")
-    if version > FORMAT:
-        raise UnsupportedError(
-            "path: "
-            + message(
-                f"format {FORMAT} or older",
-                f"format {version}, written by ppl-bnn {manifest.get('info', {}).get('versions', {}).get('ppl-bnn')}",
-                "a newer ppl-bnn",
-            )
-        )
-    return decoded(manifest)
+    return manifest
 
 
 def _read_arrays(path: Path, manifest: dict[str, Any]) -> dict[str, np.ndarray]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    # The manifest of an older format has the checksum of the arrays alone.
+    files = manifest.get("files", {ARRAYS: manifest.get("sha256", "")})
+    if os.path.lexists(path / TREE) and TREE in files:
+        _READER.listed(path, TREE, files)
+    file = _READER.listed(path, ARRAYS, files)
+    found, _ = _READER.arrays(file)
+    if sorted(manifest["arrays"]) != sorted(found):
+        raise _READER.damaged(path / MANIFEST, "it does not list the arrays that are there")
+    return {name: found[name] for name in manifest["arrays"]}
 
-    file = path / ARRAYS
-    if not file.is_file():
-        raise _damaged(file, "it is missing")
-    try:
-        if _digest(file) != manifest.get("sha256"):
-            raise _damaged(file, "its SHA-256 is not the one in the manifest")
-        found = load_file(str(file))
-    except (OSError, SafetensorError) as error:
-        raise _damaged(file, str(error)) from error
-    names = manifest.get("arrays")
-    if not isinstance(names, list) or sorted(names) != sorted(found):
-        raise _damaged(path / MANIFEST, "it does not list the arrays that are there")
-    # Copies: the arrays of a file cannot be written to, of which torch warns.
-    return {name: np.array(found[name]) for name in names}
+
+def _check_flags(manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """What the manifest says of the arrays has to be so: a checksum does not show who wrote it. Errors: ValueError."""
+    units = bool(_part(arrays, "standardisation"))
+    if manifest["standardised"] is not units:
+        raise ValueError(f"standardised is {manifest['standardised']}, and the arrays say {units}")
+    features, table = manifest["feature_names"], arrays.get("inputs/array")
+    if features is not None and table is not None and table.ndim == 2 and len(features) != table.shape[1]:
+        raise ValueError(f"feature_names has {len(features)} names, and the inputs {table.shape[1]} columns")
+    for name, value in _part(arrays, "probe").items():
+        if value.dtype.kind == "f" and value.dtype != manifest["info"]["dtype"]:
+            raise ValueError(f"info.dtype is {manifest['info']['dtype']}, and {name} is {value.dtype}")
 
 
 def _part(arrays: Mapping[str, np.ndarray], part: str) -> dict[str, np.ndarray]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppl_bnn import errors, zoo
 from ppl_bnn.errors import BNNError, InputError, message, unknown_name
+from ppl_bnn.plain_values import read_toml
 from ppl_bnn.ppl.protocol import SYSTEMS
 
 if TYPE_CHECKING:
@@ -198,10 +198,7 @@ def read(path: Path, models: tuple[str, ...]) -> Declarations:
     nothing.
     UnknownNameError: a key, model, method, system or error that does not exist.
     """
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(message(f"a TOML file, {path}", str(error), "correcting it")) from error
+    content = read_toml(path)
     _known(f"table of {path.name}", content, _TABLES)
     rows: dict[str, MethodRow] = {}
     for name, given in content.get("methods", {}).items():

@@ -18,6 +18,7 @@ from ppl_bnn.inference import autoguide, checkpoint
 from ppl_bnn.inference.checkpoint import Checkpoint
 from ppl_bnn.inference.identity import identity
 from ppl_bnn.inference.svi import SVI
+from ppl_bnn.stored import write_sealed
 
 X = np.random.default_rng(3).normal(size=(24, 2))
 Y = X @ np.array([1.0, -0.5]) + 0.3 * np.random.default_rng(301).normal(size=24)
@@ -155,7 +156,6 @@ def test_a_guide_written_by_hand_goes_on_as_well(
 def test_what_is_resumed_is_what_was_kept(eager: None, tmp_path: Path) -> None:
     # The proof that the steps before the interruption are not taken again: their losses are changed in the file.
     from safetensors import safe_open
-    from safetensors.numpy import save_file
 
     method = interrupted(SVI(ppl="pyro", steps=250, elbo_draws=50), tmp_path, 1)
     path = tmp_path / "restart0.safetensors"
@@ -164,7 +164,7 @@ def test_what_is_resumed_is_what_was_kept(eager: None, tmp_path: Path) -> None:
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     assert arrays["losses"].shape == (100, 3)
     arrays["losses"] = arrays["losses"] + 1000.0
-    save_file(arrays, path, metadata=metadata)
+    write_sealed(path, arrays, {"fingerprint": metadata["fingerprint"]})
     loss = bnn.fit(linear, X, Y, method, seed=4).info.history["loss"]
     assert loss.shape == (250,)
     assert loss[:100].min() > 1000.0 > loss[100:].max()

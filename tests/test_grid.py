@@ -20,7 +20,7 @@ import pytest
 from scipy import stats
 
 import ppl_bnn as bnn
-from ppl_bnn import cells, comparison, processes, scores, splits
+from ppl_bnn import cells, comparison, processes, scores, splits, stored
 from ppl_bnn import grid as grid_module
 from ppl_bnn.comparison import compare
 from ppl_bnn.data import Splits, Table
@@ -548,8 +548,10 @@ def test_finished_cells_are_not_computed_again(tmp_path: Path) -> None:
     name = f"{result.cells['key'][1]}.safetensors"
     victim = tmp_path / "cells" / name
     victim.write_bytes(victim.read_bytes()[:-8])
-    assert GridResult.load(tmp_path).missing == 1
-    again = grown.run(tmp_path, engine="sequential")
+    with pytest.warns(UserWarning, match=f"damaged cells are left out.*{name[:24]}"):
+        assert GridResult.load(tmp_path).missing == 1
+    with pytest.warns(UserWarning, match=f"damaged cells are computed again: {name[:24]} "):
+        again = grown.run(tmp_path, engine="sequential")
     assert {other for other, when in times(tmp_path).items() if when != written[other]} == {name}
     pd.testing.assert_frame_equal(again.cells.drop(columns=[*COSTS]), result.cells.drop(columns=[*COSTS]))
     written = times(tmp_path)
@@ -674,7 +676,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(times(tmp_path)) == 3
 
 
-@pytest.mark.parametrize(("where", "step"), [(comparison, "writable"), (grid_module, "write_whole")])
+@pytest.mark.parametrize(("where", "step"), [(comparison, "writable"), (stored, "write_whole")])
 def test_a_run_that_was_killed_before_it_had_a_manifest_can_be_begun_again(
     where: Any, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,7 @@ BROUGHT_BY = {
     "arviz_base": "arviz",
     "arviz_plots": "arviz",
     "arviz_stats": "arviz",
+    "h5py": "h5netcdf",
     "markupsafe": "jinja2",
     "pyro": "pyro-ppl",
     "sklearn": "scikit-learn",

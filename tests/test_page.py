@@ -42,6 +42,7 @@ from ppl_bnn.reporting.page import all_numbers, page, report
 from ppl_bnn.reporting.panels import pareto_front
 from ppl_bnn.reporting.verdict import BEST, LEVEL, row_scores, standing, verdict
 from ppl_bnn.reporting.verdict import _coverage as coverage_in_words
+from ppl_bnn.stored import write_manifest
 from tests.test_comparison import Approximate, Exact, Fails, FromPrior, Mode, classifier, line
 
 HOSTILE = "<b onmouseover=\"alert('x')\">&amp; $a_b$ {{ 7*7 }}</b>"
@@ -884,9 +885,9 @@ def test_a_folder_that_is_no_comparison_or_damaged_is_told(rng: np.random.Genera
     for changed, error, said in (
         ({**words, "format": 99}, UnsupportedError, "a newer ppl-bnn"),
         ({**words, "kind": "recipe"}, InputError, "of something else"),
-        ({name: words[name] for name in ("kind", "format")}, InputError, "damaged: KeyError"),
+        ({name: words[name] for name in ("kind", "format")}, InputError, "has no entry 'reference'"),
     ):
-        manifest.write_text(json.dumps(changed))
+        write_manifest(manifest, changed)
         with pytest.raises(error, match=said):
             Comparison.load(kept)
     manifest.write_text("{")

@@ -14,6 +14,7 @@ import pytest
 
 import ppl_bnn as bnn
 import ppl_bnn.storage
+import ppl_bnn.stored
 from ppl_bnn.errors import InputError, ModelError, UnsupportedError
 from ppl_bnn.inference.covariance import Full
 from ppl_bnn.inference.laplace import LaplaceGaussian
@@ -21,6 +22,7 @@ from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.posterior import Chains, Point
 from ppl_bnn.storage import ARRAYS, MANIFEST, TREE, load, save
+from ppl_bnn.stored import write_manifest
 
 
 @dataclass(frozen=True)
@@ -250,7 +252,7 @@ def test_a_newer_format_and_an_unknown_approximation_are_refused(saved: Path) ->
     file.write_text(json.dumps(manifest | {"format": 99}))
     with pytest.raises(UnsupportedError, match="format 99"):
         load(saved, model)
-    file.write_text(json.dumps(manifest | {"approximation": "os:system"}))
+    write_manifest(file, manifest | {"approximation": "os:system"})
     with pytest.raises(bnn.errors.BNNError, match="os:system"):
         load(saved, model)
 
@@ -277,7 +279,7 @@ def test_an_interrupted_save_leaves_what_was_there(
     def interrupted(path: Path) -> str:
         raise error("stop")
 
-    monkeypatch.setattr(ppl_bnn.storage, "_digest", interrupted)
+    monkeypatch.setattr(ppl_bnn.stored, "digest", interrupted)
     for path in (saved, saved.parent / "new"):
         with pytest.raises(InputError if error is OSError else KeyboardInterrupt):
             save(planted("Chains"), path)
@@ -312,7 +314,7 @@ def test_a_missing_device_is_said(saved: Path) -> None:
     file = saved / MANIFEST
     manifest = json.loads(file.read_text())
     manifest["info"]["device"] = "cuda:0"
-    file.write_text(json.dumps(manifest))
+    write_manifest(file, manifest)
     with pytest.warns(UserWarning, match="cuda:0"):
         posterior = load(saved, model)
     assert posterior.info.device == "cpu"

@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bnn import stored
 from ppl_bnn.errors import InputError, message
-from ppl_bnn.files import write_arrays, write_whole
 from ppl_bnn.inference.identity import identity
 from ppl_bnn.inference.pretrained import is_network, weights_of
+from ppl_bnn.plain_values import encoded
 from ppl_bnn.ppl.protocol import Problem
 
+READER = stored.Reader("checkpoint", "a file that can be read", "removing it, or another folder")
+OLDER = "it has no checksum, and was written by an older version, which can go on from it"
 # Seconds between two writings: what an interruption costs at most.
 INTERVAL = 5.0
 
@@ -26,7 +29,8 @@ INTERVAL = 5.0
 class Checkpoint:
     """The latest state of one fit: arrays, beside a fingerprint of everything that they belong to.
 
-    Both are in one file that is replaced as a whole, so that an interruption while it is written leaves the one before.
+    Both are in one file with a checksum (`ppl_bnn.stored`). It is replaced as a whole, so that an interruption while it
+    is written leaves the one before.
     """
 
     path: Path | None
@@ -59,23 +63,16 @@ class Checkpoint:
 
         Raises
         ------
-        InputError: a checkpoint of another fit, or one that cannot be read.
+        InputError: a checkpoint of another fit. DamagedError: one that cannot be read, or without a checksum, as older
+        versions wrote them.
         """
-        if self.path is None or not self.path.exists():
+        if self.path is None or not os.path.lexists(self.path):
             return None
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(self.path, framework="numpy") as file:
-                before = json.loads((file.metadata() or {}).get("fingerprint", "null"))
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        except (SafetensorError, OSError, ValueError) as error:
-            raise InputError(
-                "checkpoint: "
-                + message(
-                    "a file that can be read", f"{self.path}: {error}", "removing it, or another folder"
-                )
-            ) from error
+        found = READER.sealed(self.path, ("fingerprint",))
+        if found is None:
+            raise READER.damaged(self.path, OLDER)
+        arrays, words = found
+        before = READER.json(self.path, words["fingerprint"], {str: object})
         if before != self.fingerprint:
             raise InputError(
                 "checkpoint: "
@@ -91,8 +88,7 @@ class Checkpoint:
         """Write what `state` gives, if the last time is long enough ago, or if this is the end."""
         if self.path is None or (not last and time.monotonic() - self._written < INTERVAL):
             return
-        words = {"fingerprint": json.dumps(self.fingerprint)}
-        write_whole(self.path, lambda path: write_arrays(path, state(), words))
+        stored.write_sealed(self.path, state(), {"fingerprint": json.dumps(encoded(self.fingerprint))})
         self._written = time.monotonic()
 
 
