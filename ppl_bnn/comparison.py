@@ -116,6 +116,7 @@ _SCHEMA = {
     "rows": [[(str, float)]],
     "notes": [[str]],
     "failures": {str: str},
+    "missing?": [str],
     "fits": {str: {"info": INFO, "shape": [int]}},
     "diagnoses": {
         str: {"verdict": str, "reasons": [str], "advice": [str], "figures": {str: object}, "subject": str}
