@@ -317,6 +317,21 @@ def test_names_that_lead_elsewhere_are_refused(name: str, tmp_path: Path) -> Non
         read()
 
 
+def test_a_file_outside_the_folder_is_not_read_though_it_is_listed(tmp_path: Path) -> None:
+    read = comparison(tmp_path / "it")
+    outside = tmp_path / "outside.nc"
+    outside.write_bytes((tmp_path / "it" / "svi.nc").read_bytes())
+    for name in ("../outside", str(tmp_path / "outside")):
+
+        def change(words: dict[str, Any], name: str = name) -> None:
+            words["trees"] = [name]
+            words["files"][f"{name}.nc"] = stored.digest(outside)
+
+        changed(tmp_path / "it" / "comparison.json", change)
+        with pytest.raises(DamagedError, match="which is no plain name"):
+            read()
+
+
 @pytest.mark.parametrize("kind", ["posterior", "comparison", "grid"])
 def test_values_of_another_kind_are_named_whatever_the_checksum(kind: str, tmp_path: Path) -> None:
     read = KINDS[kind](tmp_path)
