@@ -849,3 +849,14 @@ def test_a_split_in_time_is_cut_at_the_nearest_row(rows: int, share: float, trai
     (split,) = splits.splits_of(table, [f"time@{share}"])
     assert split.train.tolist() == list(range(train))
     assert split.test.tolist() == list(range(train, rows))
+
+
+def test_a_damaged_manifest_is_written_anew_and_whole_cells_stay(tmp_path: Path) -> None:
+    first = one().run(tmp_path, engine="sequential")
+    written = times(tmp_path)
+    manifest = tmp_path / "grid.json"
+    manifest.write_bytes(manifest.read_bytes()[:-40])
+    with pytest.warns(UserWarning, match=r"manifest of the grid is damaged and is written anew.*grid\.json"):
+        again = one().run(tmp_path, engine="sequential")
+    assert times(tmp_path) == written
+    pd.testing.assert_frame_equal(again.cells, first.cells)
