@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from . import checks
+from . import checks, families
 from .errors import InputError, UnsupportedError, message, unknown_name
 from .language.distributions import CENSORED, censored_log_prob
 
@@ -256,9 +256,9 @@ class Prediction:
         if self.family in _OF_CENSORED:
             object.__setattr__(self, "family", _OF_CENSORED[self.family])
             object.__setattr__(self, "censored", True)
-        if self.family not in _PARAMETERS:
-            raise unknown_name("family", self.family, _PARAMETERS)
-        names = _PARAMETERS[self.family]
+        if self.family not in _PARAMETERS and not families.known(self.family):
+            raise unknown_name("family", self.family, (*_PARAMETERS, *families.FAMILIES, *families.VECTORS))
+        names = _names(self.family)
         if set(self.parameters) != set(names):
             raise InputError(
                 message(
@@ -359,7 +359,7 @@ class Prediction:
     @property
     def _event_array(self) -> np.ndarray:
         """The parameter whose shape is that of the mean of each component."""
-        return self.parameters[_PARAMETERS[self.family][-1]]
+        return self.parameters[_names(self.family)[-1]]
 
     @property
     def draws(self) -> int:
@@ -374,7 +374,7 @@ class Prediction:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the y that is predicted: (N,), or (N, K) for K outputs."""
-        one = self.is_classes or self.family == "NormalMixture"
+        one = self.is_classes or self.family == "NormalMixture" or self.family.startswith(families.MIXTURE)
         return (self.rows,) if one else self._event_array.shape[1:]
 
     @property
@@ -384,8 +384,19 @@ class Prediction:
 
     @property
     def is_counts(self) -> bool:
-        """Whether y is a count 0, 1, 2, ... (Poisson, NegativeBinomial)."""
-        return self.family in _COUNTS
+        """Whether y is a count 0, 1, 2, ... (Poisson, NegativeBinomial, Binomial and others of `families`)."""
+        return self.family in _COUNTS or (self._by_scipy and families.counts(self.family))
+
+    @property
+    def _by_scipy(self) -> bool:
+        return self.family not in _PARAMETERS
+
+    def _law(self, rows: slice | None = None) -> families.Law:
+        """The distribution of each component, for a family of `families`; of some rows only."""
+        parameters = self.parameters
+        if rows is not None:
+            parameters = {name: value[:, rows] for name, value in parameters.items()}
+        return families.law(self.family, parameters)
 
     @property
     def classes(self) -> int:
@@ -454,6 +465,13 @@ class Prediction:
                     "quantile(0.5), or a prior that keeps df above 2",
                 )
             )
+        if self._by_scipy:
+            mean = self._law().mean()
+            if not np.isfinite(mean).all():
+                raise UnsupportedError(
+                    message(f"a distribution with a mean, unlike {self.family}", "none", "quantile(0.5)")
+                )
+            return mean
         if self.family == "NormalMixture":
             return np.sum(self.parameters["weights"] * self.parameters["loc"], axis=-1)
         family = _LOCATION_SCALE.get(self.family)
@@ -472,6 +490,8 @@ class Prediction:
             return np.sum(weights * (scale**2 + deviation**2), axis=-1)
         if self.family == "MultivariateNormal":
             return np.sum(self.parameters["scale_tril"] ** 2, axis=-1)
+        if self._by_scipy:
+            return self._law().variance()
         means = self._event_array
         if self.family == "NegativeBinomial":
             return means * (1.0 + means / self.parameters["concentration"])
@@ -601,8 +621,12 @@ class Prediction:
             shapes = [parameters[name] for name in family.shapes]
             values = family.log_density(_standard(parameters, y), *shapes) - np.log(parameters["scale"])
             return values.sum(axis=-1) if values.ndim == 3 else values
+        if self._by_scipy:
+            values = self._law(rows).log_density(y)
+            return values.sum(axis=-1) if values.ndim == 3 else values
         if self.is_counts:
-            return _count_log_mass(self.family, parameters, y)
+            values = _count_log_mass(self.family, parameters, y)
+            return values.sum(axis=-1) if values.ndim == 3 else values
         if self.family == "MultivariateNormal":
             factor = parameters["scale_tril"]
             z = np.linalg.solve(factor, (y - parameters["loc"])[..., None])[..., 0]
@@ -718,7 +742,9 @@ class Prediction:
 
     def _mixture_cdf(self, y: np.ndarray, rows: slice) -> np.ndarray:
         parameters = {name: value[:, rows] for name, value in self.parameters.items()}
-        if self.is_counts:
+        if self._by_scipy:
+            values = self._law(rows).distribution(np.floor(y) if self.is_counts else y)
+        elif self.is_counts:
             count = np.floor(y)
             below = _count_distribution(self.family, parameters, np.maximum(count, 0.0))
             values = np.where(count < 0, 0.0, below)
@@ -749,10 +775,11 @@ class Prediction:
         log_weights = self.log_weights
         if log_weights is not None and log_weights.ndim == 2:
             log_weights = np.repeat(log_weights, outputs, axis=1)
+        family, parameters = self.family, dict(self.parameters)
+        if family in families.VECTORS:
+            family, parameters = families.marginal(family, parameters)
         return Prediction(
-            self.family,
-            {name: value.reshape(self.draws, -1) for name, value in self.parameters.items()},
-            log_weights,
+            family, {name: value.reshape(self.draws, -1) for name, value in parameters.items()}, log_weights
         )
 
     def quantile(self, q: float | Sequence[float] | np.ndarray) -> np.ndarray:
@@ -782,6 +809,11 @@ class Prediction:
 
     def _component_quantile_range(self, level: float, rows: slice) -> tuple[np.ndarray, np.ndarray]:
         """The least and the greatest of the components' quantiles, which enclose the mixture's."""
+        if self._by_scipy:
+            values = self._law(rows).inverse(level)
+            if values.ndim == 3:
+                values = np.moveaxis(values, -1, 0).reshape(-1, values.shape[1])
+            return values.min(axis=0), values.max(axis=0)
         family = _LOCATION_SCALE[self.family]
         parameters = {name: value[:, rows] for name, value in self.parameters.items()}
         standard = family.inverse(np.float64(level), *(parameters[name] for name in family.shapes))
@@ -800,12 +832,19 @@ class Prediction:
         return _bracketed_root(excess, low, high)
 
     def _integer_quantile(self, level: float, rows: slice) -> np.ndarray:
+        if self._by_scipy:
+            low, high = self._component_quantile_range(level, rows)
+            return self._least_integer(low - 1.0, high, level, rows)
         rate = self.parameters["rate"][:, rows].max(axis=0)
         low = np.full(rate.shape, -1.0)
         spread = np.sqrt(self._component_variance()[:, rows].max(axis=0))
         high = np.ceil(rate + 10.0 * spread + 10.0)
         while (short := self._mixture_cdf(high, rows) < level).any():
             low, high = np.where(short, high, low), np.where(short, 2.0 * high, high)
+        return self._least_integer(low, high, level, rows)
+
+    def _least_integer(self, low: np.ndarray, high: np.ndarray, level: float, rows: slice) -> np.ndarray:
+        """The least whole number in (low, high] with F(y) >= level, which `high` has and `low` has not."""
         while (high - low > 1.0).any():
             middle = np.floor(0.5 * (low + high))
             enough = self._mixture_cdf(middle, rows) >= level
@@ -841,6 +880,15 @@ class Prediction:
 
     def _component_absolute_deviation(self, y: np.ndarray, rows: slice) -> np.ndarray:
         parameters = {name: value[:, rows] for name, value in self.parameters.items()}
+        if self._by_scipy:
+            raise UnsupportedError(
+                message(
+                    "a family with a closed form of E|Y - y|: Normal, StudentT, Laplace, Weibull, Poisson or "
+                    "NegativeBinomial",
+                    self.family,
+                    "log_prob, or draws of y: prediction.sample(n, seed)",
+                )
+            )
         if self.is_counts:
             rate, count = parameters["rate"], np.floor(np.maximum(y, 0.0))
             mass = np.exp(_count_log_mass(self.family, parameters, count))
@@ -877,6 +925,8 @@ class Prediction:
             )
             columns = np.arange(self.rows)
             parameters = {name: value[chosen, columns] for name, value in self.parameters.items()}
+        if self._by_scipy:
+            return families.law(self.family, parameters).draw(rng)
         if self.family == "Weibull":
             return parameters["scale"] * rng.weibull(parameters["concentration"])
         if self.family in _LOCATION_SCALE:
@@ -1061,14 +1111,27 @@ _LAYOUTS = {
     "Categorical": ((3,), "(draws, rows, classes)"),
     "NormalMixture": ((3,), "(draws, rows, parts)"),
     "MultivariateNormal": ((3,), "(draws, rows, outputs), scale_tril with one more axis of outputs"),
-    **dict.fromkeys(_LOCATION_SCALE, ((2, 3), "(draws, rows) or (draws, rows, outputs)")),
+    **dict.fromkeys((*_LOCATION_SCALE, *_COUNTS), ((2, 3), "(draws, rows) or (draws, rows, outputs)")),
 }
+
+
+def _names(family: str) -> tuple[str, ...]:
+    """The parameters of a family; the last one has the shape of the mean."""
+    return _PARAMETERS.get(family) or families.names(family)
+
+
+def _layout(family: str) -> tuple[tuple[int, ...], str]:
+    if family in families.VECTORS or family.startswith(families.MIXTURE):
+        return (3,), "(draws, rows, parts)"
+    if family not in _PARAMETERS:
+        return (2, 3), "(draws, rows) or (draws, rows, outputs)"
+    return _LAYOUTS.get(family, ((2,), "(draws, rows)"))
 
 
 def _check_parameters(family: str, parameters: Mapping[str, np.ndarray]) -> None:
     shapes = {name: value.shape for name, value in parameters.items()}
-    dimensions, layout = _LAYOUTS.get(family, ((2,), "(draws, rows)"))
-    first = shapes[_PARAMETERS[family][-1]]
+    dimensions, layout = _layout(family)
+    first = shapes[_names(family)[-1]]
     wanted = {name: first + first[-1:] if name == "scale_tril" else first for name in shapes}
     if len(first) not in dimensions or shapes != wanted:
         raise InputError(
@@ -1094,14 +1157,15 @@ def _check_parameters(family: str, parameters: Mapping[str, np.ndarray]) -> None
             _refuse_values(
                 "scale_tril lower triangular, its diagonal positive", diagonal, "np.linalg.cholesky"
             )
-    for name in ("probs", "weights"):
+    for name in ("probs", "weights", "gate"):
         if name not in parameters:
             continue
         shares = parameters[name]
         if (shares < 0.0).any() or (shares > 1.0).any():
             _refuse_values(f"{name} between 0 and 1", shares, "a sigmoid or a softmax of the output")
+        each = family == "Bernoulli" or (families.base(family) in families.FAMILIES and name != "weights")
         total = shares.sum(axis=-1)
-        if family != "Bernoulli" and (np.abs(total - 1.0) > 1e-5).any():
+        if not each and (np.abs(total - 1.0) > 1e-5).any():
             kinds = "classes" if family == "Categorical" else "parts"
             _refuse_values(f"{name} that sum to 1 over the {kinds}", total, "a softmax over the last axis")
 

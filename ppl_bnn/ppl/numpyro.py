@@ -26,6 +26,7 @@ from ppl_bnn.errors import DeviceError, message
 from ppl_bnn.forked import refuse_forked
 from ppl_bnn.language.distributions import Distribution, censored_log_prob, check_no_nested
 from ppl_bnn.language.primitives import Interpretation, Message
+from ppl_bnn.ppl.native import called
 from ppl_bnn.ppl.protocol import (
     Model,
     Site,
@@ -347,6 +348,17 @@ class _Assign(Messenger):
         msg["value"] = value
 
 
+class _AllRows(Messenger):
+    """Plates that draw a subsample are over all rows: the density is what a subsample is an estimate of."""
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "plate":
+            size, subsample = msg["args"]
+            if subsample is not None and subsample != size:
+                msg["args"] = (size, size)
+                msg["value"] = jnp.arange(size)
+
+
 class _Keys:
     """`Randomness` from a key, split at each call."""
 
@@ -415,6 +427,16 @@ class NumPyro:
 
     def native(self, model: Model, population: int | None = None, record: bool = True) -> Model:
         return as_numpyro(model, population, record)
+
+    def plain(self, model: Model) -> Model:
+        inner = called(model)
+
+        @functools.wraps(inner)
+        def native(x: Any, y: Any = None, **keywords: Any) -> Any:
+            with _AllRows():
+                return inner(x, y, **keywords)
+
+        return native
 
     def run(
         self,

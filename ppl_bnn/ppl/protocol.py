@@ -30,6 +30,14 @@ from ppl_bnn.errors import (
     unknown_name,
 )
 from ppl_bnn.language.handlers import network_output, recorded_linear
+from ppl_bnn.ppl.native import (
+    check_observation,
+    is_torch_module,
+    native_eta,
+    native_likelihood,
+    refuse_discrete,
+    unwrap,
+)
 from ppl_bnn.ppl.turns import Turn
 
 Array = Any
@@ -129,6 +137,13 @@ class System(Protocol):
         """The model as an ordinary callable of the system; its likelihood scaled to `population` rows."""
         ...
 
+    def plain(self, model: Model) -> Model:
+        """A model written in the system itself as a function of (x, y), in the floating type of the session.
+
+        Its inputs go to its own parameters, and its plates are over all rows. The user's object is not changed.
+        """
+        ...
+
     def run(
         self,
         native: Model,
@@ -142,7 +157,7 @@ class System(Protocol):
         ...
 
     def describe(self, native: Model, x: Any, y: Any) -> tuple[list[Site], list[TracedSite]]:
-        """Shapes of all latent sites and parameters, and the observed sites, without computing where possible."""
+        """Shapes of all latent sites and parameters, and the other sites, without computing where possible."""
         ...
 
     def seeds(self, seed: int, count: int) -> Any:
@@ -257,10 +272,12 @@ def described(
         if site.kind == "param":
             sites.append(Site(site.name, shape, shape, is_param=True))
         elif site.kind == "latent":
+            if getattr(site.distribution.support, "is_discrete", False):
+                raise refuse_discrete(site.name, type(unwrap(site.distribution)).__name__)
             inner = tuple(inverse_shape(site.distribution, shape))
-            family = type(_unwrap(site.distribution)).__name__
+            family = type(unwrap(site.distribution)).__name__
             sites.append(Site(site.name, shape, inner, local=site.local, family=family))
-    return sites, [site for site in traced if site.kind == "observed"]
+    return sites, [site for site in traced if site.kind in ("observed", "deterministic")]
 
 
 # --- which language a model is written in ---------------------------------------------------------
@@ -290,6 +307,14 @@ def written_in(model: Model, x: Any, y: Any, preferred: str) -> Literal["languag
             return "language"
         if sites:
             return "numpyro" if name == "numpyro" else "pyro"
+    if is_torch_module(model):
+        raise ModelError(
+            message(
+                "a PyroModule whose weights are PyroSample, or a function (x, y=None)",
+                f"the torch module {type(model).__name__}, whose weights have no priors",
+                "bnn.module('net', x, network) in a model that ends with bnn.observe",
+            )
+        ) from next(iter(failures.values()), None)
     if failures:
         name, error = next(iter(failures.items()))
         raise ModelError(f"running the model in {name} failed: {type(error).__name__}: {error}") from error
@@ -304,6 +329,8 @@ def written_in(model: Model, x: Any, y: Any, preferred: str) -> Literal["languag
 
 def _hinted(model: Model) -> list[str]:
     """Systems that the source of the model names, so that the right one is tried first."""
+    if is_torch_module(getattr(model, "__self__", getattr(model, "func", model))):
+        return ["pyro"]
     function = inspect.unwrap(getattr(model, "func", model))
     namespace = getattr(function, "__globals__", {})
     code = getattr(function, "__code__", None)
@@ -339,112 +366,18 @@ def _probe(chosen: System, model: Model, x: Any, y: Any) -> tuple[bool, int]:
 
     def listened(x: Any, y: Any = None) -> None:
         with ear:
-            model(x, y)
+            plain(x, y)
 
     with chosen.session("float64", "cpu"):
+        plain = chosen.plain(model)
         x, y = map_data(chosen.asarray, x), None if y is None else chosen.asarray(y)
         try:
-            latents, observed = chosen.describe(listened, x, y)
+            latents, others = chosen.describe(listened, x, y)
         except Exception:
             if not ear.heard:
                 raise
             return True, 0
-    return ear.heard, len(latents) + len(observed)
-
-
-# --- likelihoods of models written in a system ----------------------------------------------------
-
-
-@dataclass(frozen=True)
-class NativeLikelihood:
-    """The part of a likelihood for a plain NumPyro or Pyro model: eta are the parameters of what it observes."""
-
-    family: str
-    parameters: tuple[str, ...]
-    task: str
-
-    @property
-    def standardises(self) -> bool:
-        """Whether its targets have units: counts do not."""
-        return self.family != "Poisson"
-
-    @property
-    def form(self) -> NativeLikelihood:
-        return self
-
-    def mixture_parameters(self, eta: np.ndarray) -> tuple[str, dict[str, np.ndarray]]:
-        if self.family == "Categorical":
-            logits = eta - eta.max(-1, keepdims=True)
-            probabilities = np.exp(logits)
-            return "Categorical", {"probs": probabilities / probabilities.sum(-1, keepdims=True)}
-        if self.family == "Bernoulli":
-            return "Bernoulli", {"probs": np.exp(-np.logaddexp(0.0, -eta[..., 0]))}
-        return self.family, {name: eta[..., column] for column, name in enumerate(self.parameters)}
-
-    def fisher(self, eta: Any) -> Any:
-        raise UnsupportedError(
-            message(
-                "a model in the language, whose likelihood has a Fisher information",
-                "a plain NumPyro or Pyro model",
-                "writing it with bnn.observe, or Laplace(engine='guide')",
-            )
-        )
-
-
-_NATIVE_FAMILIES = {
-    "Normal": ("Normal", ("loc", "scale"), "regression"),
-    "StudentT": ("StudentT", ("df", "loc", "scale"), "regression"),
-    "Laplace": ("Laplace", ("loc", "scale"), "regression"),
-    "Poisson": ("Poisson", ("rate",), "regression"),
-    "Bernoulli": ("Bernoulli", ("logits",), "classification"),
-    "BernoulliLogits": ("Bernoulli", ("logits",), "classification"),
-    "BernoulliProbs": ("Bernoulli", ("logits",), "classification"),
-    "Categorical": ("Categorical", ("logits",), "classification"),
-    "CategoricalLogits": ("Categorical", ("logits",), "classification"),
-    "CategoricalProbs": ("Categorical", ("logits",), "classification"),
-}
-
-
-def _unwrap(distribution: Any) -> Any:
-    while type(distribution).__name__ in ("Independent", "ExpandedDistribution", "MaskedDistribution"):
-        distribution = distribution.base_dist
-    return distribution
-
-
-def native_likelihood(distribution: Any) -> NativeLikelihood:
-    """The likelihood that an observed distribution of a plain model amounts to."""
-    family = type(_unwrap(distribution)).__name__
-    if family not in _NATIVE_FAMILIES:
-        raise UnsupportedError(
-            message(
-                f"an observed distribution among {', '.join(sorted(_NATIVE_FAMILIES))}",
-                family,
-                "one of these",
-            )
-        )
-    return NativeLikelihood(*_NATIVE_FAMILIES[family])
-
-
-def _native_eta(chosen: System, likelihood: NativeLikelihood, distribution: Any) -> Array:
-    """(N, D) from an observed distribution of a plain model."""
-    from ppl_bnn.language import ops
-
-    shape = tuple(distribution.batch_shape) + tuple(distribution.event_shape)
-    if len(shape) != 1:
-        raise UnsupportedError(
-            message(
-                "one observation per row, shape (N,)", f"an observed site of shape {shape}", "bnn.observe"
-            )
-        )
-    base = _unwrap(distribution)
-    if likelihood.family == "Categorical":
-        logits = base.logits
-        return ops.broadcast_to(logits, (*shape, logits.shape[-1]))
-    columns = [getattr(base, name) for name in likelihood.parameters]
-    like = next((column for column in columns if hasattr(column, "dtype")), None)
-    if like is None:
-        like = chosen.asarray(np.zeros(()))
-    return ops.stack([ops.broadcast_to(ops.asarray(column, like=like), shape) for column in columns])
+    return ear.heard, len(latents) + sum(site.kind == "observed" for site in others)
 
 
 # --- a model bound to a system and to the shapes of its data --------------------------------------
@@ -483,6 +416,8 @@ class Program:
     rows: int
     outputs: int | None = None
     coupled: bool = False
+    target_shape: tuple[int, ...] = ()
+    deterministic: tuple[str, ...] = ()
     _compiled: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -496,8 +431,9 @@ class Program:
         ModelError: no observed site, or several and none named.
         """
         # The record of f costs a site per run and nothing here reads it: f comes from the network function.
-        native = chosen.native(model, record=False) if language else model
-        described, observations = chosen.describe(native, x, y)
+        native = chosen.native(model, record=False) if language else chosen.plain(model)
+        described, others = chosen.describe(native, x, y)
+        observations = [site for site in others if site.kind == "observed"]
         # A bare factor of the density is an observed site to a system, but observes nothing.
         names = [site.name for site in observations if type(site.distribution).__name__ != "Unit"]
         if observed is None:
@@ -517,15 +453,28 @@ class Program:
                 message("at least one random variable or parameter", "none", "a prior over the weights")
             )
         sites = {site.name: site for site in described}
-        outputs, coupled = None, False
+        outputs, coupled, deterministic = None, False, ()
+        targets = (row_count(x),) if y is None else tuple(y.shape)
         if language:
             likelihood, outputs, coupled = cls._end_of_model(chosen, model, x)
         else:
-            likelihood = native_likelihood(
-                next(site for site in observations if site.name == observed).distribution
-            )
+            observation = next(site for site in observations if site.name == observed)
+            check_observation(observed, observation.distribution, targets)
+            likelihood = native_likelihood(observation.distribution, targets)
+            deterministic = tuple(site.name for site in others if site.kind == "deterministic")
         return cls(
-            chosen, model, native, language, observed, sites, likelihood, row_count(x), outputs, coupled
+            chosen,
+            model,
+            native,
+            language,
+            observed,
+            sites,
+            likelihood,
+            row_count(x),
+            outputs,
+            coupled,
+            targets,
+            deterministic,
         )
 
     @staticmethod
@@ -610,7 +559,12 @@ class Program:
 
     def log_likelihood(self, u: Mapping[str, Array], x: Any, y: Any) -> Array:
         """log p(y_i | x_i, w(u)) for each row, shape (N,)."""
-        return self._observation(self._run(u, x, y)).distribution.log_prob(y)
+        distribution = self._observation(self._run(u, x, y)).distribution
+        each = distribution.log_prob(y)
+        if not self.language and each.ndim == 0:
+            # All rows are one event of a plain model; each has a density of its own all the same.
+            each = unwrap(distribution).log_prob(y)
+        return each if each.ndim < 2 else each.reshape(each.shape[0], -1).sum(-1)
 
     def log_joint(
         self, u: Mapping[str, Array], x: Any, y: Any, scale: float = 1.0, jacobian: bool = True
@@ -643,10 +597,12 @@ class Program:
         if self.language:
             return self._predictor_with_rows(w, x, seed)
         # The observation gets a value of its shape, so that none is drawn: only its distribution is wanted.
-        unseen = self.system.asarray(np.zeros(row_count(x)))
+        rows = (row_count(x), *self.target_shape[1:])
+        unseen = self.system.asarray(np.zeros(rows))
         sites = self.system.run(self.native, x, None, values={**w, self.observed: unseen}, seed=seed)
         distribution = next(site for site in sites if site.name == self.observed).distribution
-        return _native_eta(self.system, self.likelihood, distribution)
+        check_observation(self.observed, distribution, rows)
+        return native_eta(self.system.asarray(np.zeros(())), self.likelihood, distribution, rows)
 
     def _predictor_with_rows(self, w: Mapping[str, Array], x: Any, seed: Any) -> Array:
         from ppl_bnn.language.primitives import Handler, Message
@@ -677,6 +633,19 @@ class Program:
         w = function(values, x, y)
         # JAX hands a dict back in alphabetical order; everyone else reads the sites in the order of the program.
         return {name: self.system.to_numpy(w[name]) for name in self.sites if name in w}
+
+    def deterministic_draws(self, u: Mapping[str, np.ndarray], x: Any, y: Any) -> dict[str, np.ndarray]:
+        """NumPy: the deterministic sites of a plain model, for draws of u with one leading axis."""
+        if not self.deterministic:
+            return {}
+
+        def sites(u: Mapping[str, Array], x: Any, y: Any) -> dict[str, Array]:
+            traced = {site.name: site.value for site in self._run(u, x, y)}
+            return {name: self.system.asarray(traced[name]) for name in self.deterministic}
+
+        function = self._cached("deterministic", lambda: self._mapped(sites))
+        found = function({name: self.system.asarray(value) for name, value in u.items()}, x, y)
+        return {name: self.system.to_numpy(found[name]) for name in self.deterministic}
 
     def log_joint_draws(self, u: Mapping[str, np.ndarray], x: Any, y: Any) -> np.ndarray:
         """NumPy: log joint of draws with one leading axis, shape (S,)."""

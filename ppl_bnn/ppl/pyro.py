@@ -27,6 +27,7 @@ from ppl_bnn.forked import refuse_forked
 from ppl_bnn.language.distributions import Distribution, censored_log_prob, check_no_nested
 from ppl_bnn.language.framework_modules.torch_defaults import floating
 from ppl_bnn.language.primitives import Interpretation, Message
+from ppl_bnn.ppl.native import called
 from ppl_bnn.ppl.protocol import (
     Model,
     Site,
@@ -35,6 +36,7 @@ from ppl_bnn.ppl.protocol import (
     described,
     resolve_device,
 )
+from ppl_bnn.ppl.pyro_modules import in_session, messenger
 from ppl_bnn.ppl.pyro_session import TURN, opened, outside, rest, resting, typed
 
 # Blocks of draws from which on it is worth while to record what is computed, and bytes of the widest array in one then.
@@ -540,6 +542,16 @@ class Pyro:
 
     def native(self, model: Model, population: int | None = None, record: bool = True) -> Model:
         return as_pyro(model, population, record)
+
+    def plain(self, model: Model) -> Model:
+        inner = called(in_session(model))
+
+        @functools.wraps(inner)
+        def native(x: Any, y: Any = None, **keywords: Any) -> Any:
+            with messenger()():
+                return inner(x, y, **keywords)
+
+        return native
 
     def run(
         self,
