@@ -16,10 +16,10 @@ import numpy as np
 from ppl_bnn.errors import InputError, message
 
 
-def check_inputs(x: Any, features: Any = None) -> Any:
+def check_inputs(x: Any, features: Any = None, flat: bool = False) -> Any:
     """Inputs as a float array (N, F) (integer arrays stay integers), or a dict of arrays with one first axis.
 
-    `features`: what the training inputs looked like, as `describe_inputs` gives it.
+    `features`: what the training inputs looked like, as `describe_inputs` gives it. flat: whether (N,) is allowed, too.
     """
     if isinstance(x, Mapping):
         if not x:
@@ -36,7 +36,7 @@ def check_inputs(x: Any, features: Any = None) -> Any:
         checked: Any = arrays
     else:
         checked = _numeric("x", x)
-        if checked.ndim < 2:
+        if checked.ndim < (1 if flat else 2):
             raise InputError(
                 "x: "
                 + message(
@@ -68,10 +68,10 @@ def describe_inputs(x: Any) -> Any:
     return tuple(x.shape[1:])
 
 
-def check_targets(y: Any, rows: int) -> np.ndarray:
-    """Targets (N,) or (N, K) of finite numbers, one row per row of x."""
+def check_targets(y: Any, rows: int, column: bool = False) -> np.ndarray:
+    """Targets (N,) or (N, K) of finite numbers, one row per row of x. column: whether (N, 1) is allowed, too."""
     y = _numeric("y", y)
-    if y.ndim == 2 and y.shape[1] == 1:
+    if y.ndim == 2 and y.shape[1] == 1 and not column:
         raise InputError("y: " + message("targets of shape (N,)", f"shape {y.shape}", "y[:, 0]"))
     if y.ndim not in (1, 2):
         raise InputError(

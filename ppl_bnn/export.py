@@ -323,7 +323,7 @@ def original_targets(posterior: Any) -> np.ndarray:
     units, targets = posterior.standardisation, np.asarray(posterior.targets)
     if units is not None:
         targets = units.original_targets(targets)
-    return targets.astype(np.int64) if posterior.task == "classification" else targets
+    return targets.astype(np.int64).reshape(-1) if posterior.task == "classification" else targets
 
 
 def _in_chunks(
@@ -430,6 +430,7 @@ def _evaluated(
     flat, program = _flat(u), problem.program
     w = program.constrain_draws(flat, problem.x, problem.y)
     w |= posterior.approximation.weight_draws(problem, flat)
+    w |= program.deterministic_draws(flat, problem.x, problem.y)
     training = _prediction(posterior, problem, flat, problem.inputs)
     at_new = (
         None if new is None else _in_original_units(posterior, _prediction(posterior, problem, flat, new))
@@ -511,6 +512,7 @@ def _prior_draws(
     w = program.constrain_draws(u, problem.x, problem.y)
     eta = program.predictor_draws(w, problem.inputs, memory=MEMORY)
     prediction = Prediction(*program.likelihood.mixture_parameters(eta))
+    w |= program.deterministic_draws(u, problem.x, problem.y)
     return w, _one_per_draw(_in_original_units(posterior, prediction), rng)
 
 

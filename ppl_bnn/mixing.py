@@ -125,7 +125,10 @@ def quantities(
     f = predictor(probe)
     eta = f if probe is x else predictor(x)
     family, parameters = problem.program.likelihood.mixture_parameters(eta)
-    density = Prediction(family, parameters).component_log_prob(y).sum(axis=-1)
+    prediction = Prediction(family, parameters)
+    density = prediction.component_log_prob(y.reshape(prediction.shape) if y.shape[1:] == (1,) else y).sum(
+        axis=-1
+    )
     found = {PREDICTOR: f, LOG_LIKELIHOOD: density}
     for name, site in problem.program.sites.items():
         if site.shape == () and not site.is_param:

@@ -17,6 +17,7 @@ import numpy as np
 
 from ppl_bnn import checks
 from ppl_bnn.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.ppl.native import named_inputs
 from ppl_bnn.ppl.protocol import Model, Problem, Program, map_data, row_count, site_seed, system
 from ppl_bnn.predictive import JointPrediction, Prediction
 from ppl_bnn.standardisation import Standardisation
@@ -387,7 +388,8 @@ class Posterior:
 
         Weights do not change them: `draw_weights` says what each counts. A Laplace approximation adds the weights that
         the program computes from other sites (scale times base), linearised about the mode: multiplied out from the
-        draws of these sites they would be far too wide.
+        draws of these sites they would be far too wide. The deterministic
+        sites of a model written in NumPyro or Pyro are among them, at the training rows.
         """
         chains, draws = self.shape
         u = _flat(self.unconstrained_draws)
@@ -395,6 +397,7 @@ class Posterior:
             lambda problem: {
                 **problem.program.constrain_draws(u, problem.x, problem.y),
                 **self.approximation.weight_draws(problem, u),
+                **problem.program.deterministic_draws(u, problem.x, problem.y),
             }
         )
         return {name: value.reshape(chains, draws, *value.shape[1:]) for name, value in w.items()}
@@ -505,7 +508,7 @@ class Posterior:
             targets = self.targets if units is None else units.original_targets(self.targets)
         else:
             inputs = self._inputs(x)
-            targets = checks.check_targets(y, row_count(inputs))
+            targets = checks.check_targets(y, row_count(inputs), column=self.targets.ndim == 2)
         flat = _flat(self.unconstrained_draws) if u is None else u
         kind = self._drawn_kind(kind)
         eta = self._with(
@@ -513,6 +516,9 @@ class Posterior:
         )
         family, parameters = self._with(lambda problem: problem.program.likelihood.mixture_parameters(eta))
         prediction = Prediction(family, parameters)
+        if targets.ndim == 2 and targets.shape[1] == 1:
+            # A class per row is a class per row, in a column or not.
+            targets = targets.reshape(prediction.shape)
         values = (prediction if units is None else units.prediction(prediction)).component_log_prob(targets)
         return values.reshape(*self.shape, -1) if u is None else values
 
@@ -564,7 +570,8 @@ class Posterior:
         return kind
 
     def _inputs(self, x: Any) -> Any:
-        x = checks.check_inputs(x, checks.describe_inputs(self.inputs))
+        flat = isinstance(self.inputs, np.ndarray) and self.inputs.ndim == 1
+        x = checks.check_inputs(named_inputs(self.model, x), checks.describe_inputs(self.inputs), flat=flat)
         return x if self.standardisation is None else self.standardisation.inputs(x)
 
     def _chosen_draws(self, count: int | None) -> dict[str, np.ndarray]:

@@ -22,6 +22,7 @@ from ppl_bnn.inference.effort import Effort, Size
 from ppl_bnn.inference.pretrained import is_network, weights_of
 from ppl_bnn.language.distributions import SPECIAL
 from ppl_bnn.posterior import Approximation, FitInfo, Posterior
+from ppl_bnn.ppl.native import named_inputs
 from ppl_bnn.ppl.protocol import (
     SYSTEMS,
     Model,
@@ -145,17 +146,23 @@ class Method(ABC):
         ------
         InputError, ModelError, UnsupportedError, DeviceError: before anything is compiled.
         """
-        x = checks.check_inputs(x)
-        y = checks.check_targets(y, row_count(x))
         if not callable(model):
             raise InputError(
                 "model: "
                 + message("a function (x, y=None)", type(model).__name__, "the model itself, not its name")
             )
+        x = checks.check_inputs(named_inputs(model, x), flat=True)
+        y = checks.check_targets(y, row_count(x), column=True)
+        refusal = _refused_in_the_language(x, y)
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**31:
             raise InputError("seed: " + message("a whole number from 0 to 2**31 - 1", repr(seed), "seed=0"))
         resolve_device(device)
-        spoken = written_in(model, x, y, self.ppl)
+        try:
+            spoken = written_in(model, x, y, self.ppl)
+        except BNNError as error:
+            raise (refusal or error) from error.__cause__
+        if spoken == "language" and refusal is not None:
+            raise refusal
         method = self
         if spoken not in ("language", self.ppl):
             if spoken not in self.systems:
@@ -303,10 +310,21 @@ class Method(ABC):
         return {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
 
+def _refused_in_the_language(x: Any, y: np.ndarray) -> InputError | None:
+    """What a model in the language says of inputs and targets that a plain model may have."""
+    try:
+        checks.check_inputs(x)
+        checks.check_targets(y, row_count(x))
+    except InputError as error:
+        return error
+    return None
+
+
 def labels(program: Program, y: np.ndarray) -> np.ndarray:
     """Class labels, checked; a Bernoulli target is a float in both systems."""
     bernoulli = getattr(program.likelihood, "family", type(program.likelihood).__name__) == "Bernoulli"
-    checked = checks.check_labels(y, program.classes(y))
+    single = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    checked = checks.check_labels(single, program.classes(single)).reshape(y.shape)
     return checked.astype(np.float64) if bernoulli else checked
 
 

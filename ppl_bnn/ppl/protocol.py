@@ -639,9 +639,14 @@ class Program:
         if not self.deterministic:
             return {}
 
+        from ppl_bnn.language import ops
+
         def sites(u: Mapping[str, Array], x: Any, y: Any) -> dict[str, Array]:
             traced = {site.name: site.value for site in self._run(u, x, y)}
-            return {name: self.system.asarray(traced[name]) for name in self.deterministic}
+            # A plain number is a value, too.
+            return {
+                name: ops.asarray(traced[name], like=next(iter(u.values()))) for name in self.deterministic
+            }
 
         function = self._cached("deterministic", lambda: self._mapped(sites))
         found = function({name: self.system.asarray(value) for name, value in u.items()}, x, y)
