@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,6 +108,54 @@ def check_labels(y: np.ndarray, classes: int) -> np.ndarray:
             "y: " + message("at least two classes", f"the single class {found[0]:g}", "data of both classes")
         )
     return y.astype(np.int64)
+
+
+def text_labels(y: Any) -> tuple[Any, tuple[str, ...] | None]:
+    """Targets that are text as codes 0..K-1 and the labels they stand for, sorted; anything else as it is, and None."""
+    array = np.asarray(y) if isinstance(y, list | tuple | np.ndarray) or hasattr(y, "to_numpy") else None
+    if array is None or array.dtype.kind not in "UOT" or array.ndim != 1 or np.ma.isMaskedArray(y):
+        return y, None
+    if not len(array) or not all(isinstance(value, str) for value in array):
+        return y, None
+    labels, codes = np.unique(array.astype(str), return_inverse=True)
+    return codes.astype(np.int64), tuple(str(label) for label in labels)
+
+
+def labels_from_one(y: np.ndarray, classes: int) -> tuple[np.ndarray, tuple[int, ...] | None]:
+    """Labels 1..K for a model of K classes as codes 0..K-1, and what they stand for; others as they are, and None."""
+    if y.size and y.min() == 1 and y.max() == classes and np.array_equal(np.floor(y), y):
+        return y - 1, tuple(range(1, classes + 1))
+    return y, None
+
+
+def label_codes(y: np.ndarray, labels: Sequence[Any]) -> np.ndarray:
+    """The class 0..K-1 of each target, given as one of `labels`.
+
+    Raises
+    ------
+    InputError: a target that is none of them.
+    """
+    known = {label: code for code, label in enumerate(labels)}
+    values = y.tolist() if y.ndim == 1 else y.reshape(-1).tolist()
+    unknown = [value for value in values if value not in known]
+    if unknown:
+        raise InputError(
+            "y: "
+            + message(
+                f"labels among {', '.join(map(repr, list(labels)[:10]))}", repr(unknown[0]), "one of these"
+            )
+        )
+    return np.array([known[value] for value in values], dtype=np.int64).reshape(y.shape)
+
+
+def warn_of_labels(labels: Sequence[Any]) -> None:
+    """Say which label stands for which class."""
+    said = ", ".join(repr(label) for label in labels[:10]) + (", ..." if len(labels) > 10 else "")
+    warnings.warn(
+        f"y: the labels {said} are the classes 0 to {len(labels) - 1}, in this order; predictions keep them",
+        UserWarning,
+        stacklevel=4,
+    )
 
 
 def check_times(y: np.ndarray) -> None:

@@ -18,7 +18,7 @@ import inspect
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -192,13 +192,6 @@ class _Estimator(BaseEstimator):
         raise InputError(
             "method: " + message("a method or the name of one", came, "method='svi' or method=bnn.SVI()")
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = dict(cast(Any, super().__getstate__()))
-        if "posterior_" in state:
-            # Compiled functions belong to a process; the posterior makes them again.
-            state["posterior_"] = replace(state["posterior_"], _programs={})
-        return state
 
 
 class BNNRegressor(RegressorMixin, _Estimator):

@@ -6,6 +6,8 @@ It knows how to draw, predict and export itself, and nothing of what stands abov
 
 from __future__ import annotations
 
+import inspect
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -285,7 +287,10 @@ class Posterior:
     """A fitted model. Build one with `bnn.fit`.
 
     statistics: name -> (chain, draw) arrays under ArviZ's names. standardisation: the units of a fit with
-    `standardise=True`; predictions are then in original units, whatever units the network works in.
+    `standardise=True`; predictions are then in original units, whatever units the network works in. labels: what the
+    classes 0..K-1 in `targets` were called in the data, where they were text or numbers from 1.
+
+    It can be pickled where its model can be imported. What is compiled belongs to a process and is left out.
     """
 
     model: Model
@@ -299,6 +304,7 @@ class Posterior:
     standardisation: Standardisation | None = None
     feature_names: tuple[str, ...] | None = None
     class_names: tuple[str, ...] | None = None
+    labels: tuple[Any, ...] | None = None
     _programs: dict[str, Program] = field(default_factory=dict, repr=False)
 
     # -- what it is
@@ -369,6 +375,10 @@ class Posterior:
             f"{stacked}, {self.info.run_seconds:.1f} s)"
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        check_importable(self.model)
+        return {**self.__dict__, "_programs": {}}
+
     @cached_property
     def unconstrained_draws(self) -> dict[str, np.ndarray]:
         """Draws of u, name -> (chain, draw, *unconstrained shape). The same at every call."""
@@ -434,12 +444,15 @@ class Posterior:
             if draws is None or kind not in DRAWN:
                 closed = self.approximation.closed_form(problem, x, kind, memory)
             if closed is not None:
-                return closed if self.class_names is None else replace(closed, class_names=self.class_names)
+                named = self.class_names is not None or self.labels is not None
+                return replace(closed, class_names=self.class_names, labels=self.labels) if named else closed
             u = self._chosen_draws(draws)
             eta = self.approximation.predictor_draws(problem, u, x, kind, seed, memory)
             family, parameters = problem.program.likelihood.mixture_parameters(eta)
             log_weights = None if draws is not None else self._log_draw_weights()
-            return Prediction(family, parameters, log_weights, class_names=self.class_names)
+            return Prediction(
+                family, parameters, log_weights, class_names=self.class_names, labels=self.labels
+            )
 
         prediction = self._with(predict, device)
         return prediction if self.standardisation is None else self.standardisation.prediction(prediction)
@@ -508,6 +521,8 @@ class Posterior:
             targets = self.targets if units is None else units.original_targets(self.targets)
         else:
             inputs = self._inputs(x)
+            if self.labels is not None:
+                y = checks.label_codes(np.asarray(y), self.labels)
             targets = checks.check_targets(y, row_count(inputs), column=self.targets.ndim == 2)
         flat = _flat(self.unconstrained_draws) if u is None else u
         kind = self._drawn_kind(kind)
@@ -642,6 +657,41 @@ class Posterior:
                     streamed,
                 )
             )
+
+
+def check_importable(model: Model) -> None:
+    """Refuse to pickle a function that another process could not import; cloudpickle sends such functions by value.
+
+    Raises
+    ------
+    UnsupportedError: a lambda, a function inside a function, or one that was loaded by its location.
+    """
+    function = getattr(model, "func", model)
+    name, home = getattr(function, "__qualname__", None), getattr(function, "__module__", None)
+    if name is None or not inspect.isfunction(function):
+        return
+    found: Any = sys.modules.get(home or "")
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is function or _in_cloudpickle():
+        return
+    raise UnsupportedError(
+        "pickle: "
+        + message(
+            "a posterior whose model can be imported, a function at the top of a module",
+            f"{home}.{name}",
+            "moving the model to a module, or posterior.save(folder) and bnn.load(folder, model)",
+        )
+    )
+
+
+def _in_cloudpickle() -> bool:
+    frame = sys._getframe(1)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).startswith("cloudpickle"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _flat(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -221,6 +221,9 @@ class Prediction:
         probabilities are the mean of a distribution over p has epistemic_within = H(E[p]) - E[H(p)].
     class_names
         Names of the classes, for people; two for Bernoulli.
+    labels
+        What targets are called where they are not 0..C-1, in the order of the classes: ("no", "yes"), or (1, 2, 3).
+        Targets are then given, and drawn, as these.
     censored
         Whether what is seen of a row may be a bound only (Normal, Laplace, Weibull, one number per row). The prediction
         is of the value itself; `log_prob` then takes targets (N, 2), values and events: 1 (observed), 0 (the value is
@@ -251,6 +254,7 @@ class Prediction:
     epistemic_within: np.ndarray | None = None
     class_names: Sequence[str] | None = None
     censored: bool = False
+    labels: Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
         if self.family in _OF_CENSORED:
@@ -284,6 +288,9 @@ class Prediction:
             object.__setattr__(self, "epistemic_within", self._checked_within(self.epistemic_within))
         if self.class_names is not None:
             object.__setattr__(self, "class_names", self._checked_class_names(self.class_names))
+        if self.labels is not None:
+            object.__setattr__(self, "labels", tuple(self.labels))
+            self._checked_class_names([str(label) for label in self.labels])
 
     def _checked_log_weights(self, given: Any) -> np.ndarray:
         log_weights = _frozen_array("log_weights", given, finite=False)
@@ -648,6 +655,8 @@ class Prediction:
 
     def _checked_y(self, given: Any, leading: bool = False) -> np.ndarray:
         y = np.asarray(given)
+        if self.labels is not None:
+            y = checks.label_codes(y, self.labels)
         if y.dtype.kind not in "biuf":
             raise InputError(
                 message("y as an array of numbers", f"{y.dtype}", "encoding it as numbers or labels")
@@ -912,6 +921,8 @@ class Prediction:
         """
         if n < 1:
             raise InputError(message("n of at least 1", f"{n}", "the number of samples wanted"))
+        if self.labels is not None:
+            return np.asarray(self.labels)[replace(self, labels=None).sample(n, seed)]
         rng = np.random.default_rng(seed)
         if self.weights.ndim == 1:
             chosen = rng.choice(self.draws, size=n, p=self.weights / self.weights.sum())

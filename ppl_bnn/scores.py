@@ -458,7 +458,8 @@ def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
     """The scores of a comparison: log_score, rmse, crps, coverage_90, width_90; or log_score, accuracy, brier, ece.
 
     Where rows may be censored concordance besides, if the order of any pair is known; and rmse, crps and coverage_90
-    only where none is. After an isotonic recalibration there is no density, and no log_score.
+    only where none is. No crps where E|Y - y| has no closed form here. After an isotonic recalibration there is no
+    density, and no log_score.
     """
     if prediction.is_classes:
         return {
@@ -472,19 +473,20 @@ def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
         score["log_score"] = float(np.mean(log_score(prediction, y)))
     interval = prediction.interval(0.9)
     width = {"width_90": float(np.mean(interval[1] - interval[0]))}
-    concordance: dict[str, float] = {}
+    extra: dict[str, float] = {}
     if prediction.censored:
         with suppress(UnsupportedError):
-            concordance["concordance"] = concordance_index(prediction, y)
+            extra["concordance"] = concordance_index(prediction, y)
         if np.any(np.asarray(y)[:, 1] != 1.0):
-            return {**score, **width, **concordance}
+            return {**score, **width, **extra}
+    with suppress(UnsupportedError):
+        extra["crps"] = float(np.mean(crps(prediction, y)))
     return {
         **score,
         "rmse": rmse(prediction, y),
-        "crps": float(np.mean(crps(prediction, y))),
         "coverage_90": _covered(interval, _numbers(prediction, y)),
         **width,
-        **concordance,
+        **extra,
     }
 
 

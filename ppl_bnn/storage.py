@@ -201,6 +201,7 @@ def _manifest(posterior: Posterior, approximation: str) -> dict[str, Any]:
         "standardised": posterior.standardisation is not None,
         "feature_names": posterior.feature_names,
         "class_names": posterior.class_names,
+        "labels": posterior.labels,
         "info": {
             "method": info.method,
             "ppl": info.ppl,
@@ -382,6 +383,7 @@ def _rebuilt(manifest: dict[str, Any], arrays: dict[str, np.ndarray], model: Any
         else None,
         feature_names=None if features is None else tuple(features),
         class_names=None if classes is None else tuple(classes),
+        labels=None if manifest.get("labels") is None else tuple(manifest["labels"]),
     )
 
 

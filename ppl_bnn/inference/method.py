@@ -138,6 +138,9 @@ class Method(ABC):
     ) -> Posterior:
         """Fit `model` to `x` (N, F) (or a dict of arrays) and `y` (N,) or (N, K).
 
+        A model written in NumPyro or Pyro may have inputs (N,), a tuple of inputs, one for each of its parameters, and
+        targets (N, 1). Class labels are 0..K-1; text, and 1..K, stand for these in order, and predictions keep them.
+
         seed: a whole number; the same seed on the same machine gives the same bits. device: "auto", "cpu", "cuda[:i]".
         progress: True for bars. observed: the observed site of a plain NumPyro or Pyro model. standardise: work on
         standardised inputs and targets; predictions stay in original units.
@@ -152,6 +155,7 @@ class Method(ABC):
                 + message("a function (x, y=None)", type(model).__name__, "the model itself, not its name")
             )
         x = checks.check_inputs(named_inputs(model, x), flat=True)
+        y, text = checks.text_labels(y)
         y = checks.check_targets(y, row_count(x), column=True)
         refusal = _refused_in_the_language(x, y)
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**31:
@@ -183,6 +187,7 @@ class Method(ABC):
             spoken == "language",
             feature_names,
             class_names,
+            text,
         )
 
     @final
@@ -217,6 +222,7 @@ class Method(ABC):
         language: bool,
         feature_names: tuple[str, ...] | None,
         class_names: tuple[str, ...] | None,
+        named: tuple[Any, ...] | None,
     ) -> Posterior:
         digest = checks.data_hash(x, y)
         chosen: Any = system(self.ppl)
@@ -238,6 +244,15 @@ class Method(ABC):
             )
         self._check_priors(sketch)
         regression = sketch.likelihood.task == "regression"
+        if regression and named is not None:
+            raise InputError(
+                "y: "
+                + message("numbers, for a regression", f"text, such as {named[0]!r}", "a model of classes")
+            )
+        if not regression:
+            y, named = _coded(sketch, y, named)
+            if named is not None and class_names is None:
+                class_names = tuple(map(str, named))
         y = y.astype(np.float64) if regression else labels(sketch, y)
         if hasattr(sketch.likelihood, "check_values"):
             sketch.likelihood.check_values(y)
@@ -285,6 +300,7 @@ class Method(ABC):
             standardisation=standardisation,
             feature_names=feature_names,
             class_names=class_names,
+            labels=named,
             # A tuned posterior is about another program than the one that was fitted, and makes it when it is asked.
             _programs={where: program} if outcome.approximation.program(model) is model else {},
         )
@@ -308,6 +324,27 @@ class Method(ABC):
     def settings(self) -> dict[str, Any]:
         """The hyper-parameters as plain values, for manifests and attributes."""
         return {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+
+def _coded(
+    program: Program, y: np.ndarray, named: tuple[Any, ...] | None
+) -> tuple[np.ndarray, tuple[Any, ...] | None]:
+    """Class labels as 0..K-1, and what they are called where they are called otherwise."""
+    classes = program.classes(y)
+    if named is None:
+        y, named = checks.labels_from_one(y, classes)
+    elif len(named) > 1 and len(named) != classes:
+        raise InputError(
+            "y: "
+            + message(
+                f"{classes} different labels, as many as the model has classes",
+                f"{len(named)}: {', '.join(map(repr, named[:10]))}",
+                "a model with as many classes",
+            )
+        )
+    if named is not None:
+        checks.warn_of_labels(named)
+    return y, named
 
 
 def _refused_in_the_language(x: Any, y: np.ndarray) -> InputError | None:
