@@ -173,7 +173,8 @@ class _Mixed(Law):
         from scipy.special import logsumexp
 
         with np.errstate(divide="ignore"):
-            return logsumexp(self.parts.log_density(y[..., None]) + np.log(self.weights), axis=-1)
+            each: Any = self.parts.log_density(y[..., None]) + np.log(self.weights)
+            return np.asarray(logsumexp(each, axis=-1))
 
     def distribution(self, y: np.ndarray) -> np.ndarray:
         return np.sum(self.weights * self.parts.distribution(y[..., None]), axis=-1)

@@ -12,6 +12,7 @@ import pytest
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods
 from ppl_bnn.errors import InputError, UnsupportedError
+from ppl_bnn.scores import accuracy
 
 X = np.random.default_rng(60).normal(size=(30, 2))
 NOISY = X[:, 0] + 0.3 * np.random.default_rng(61).normal(size=30)
@@ -45,7 +46,7 @@ def test_labels_stand_for_classes_and_are_kept(named: np.ndarray, tmp_path) -> N
     np.testing.assert_array_equal(prediction.log_prob(named[CODES]), expected.log_prob(CODES))
     np.testing.assert_array_equal(prediction.sample(3, 0), named[expected.sample(3, 0)])
     np.testing.assert_array_equal(posterior.log_likelihood(X, named[CODES]), plain.log_likelihood(X, CODES))
-    assert bnn.accuracy(prediction, named[CODES]) == bnn.accuracy(expected, CODES)
+    assert accuracy(prediction, named[CODES]) == accuracy(expected, CODES)
     loaded = bnn.load(posterior.save(tmp_path / "saved"), classes)
     np.testing.assert_array_equal(loaded.predict(X).sample(3, 0), prediction.sample(3, 0))
     with pytest.raises(InputError, match="labels among"):

@@ -651,3 +651,30 @@ def test_a_default_device_of_the_user_is_put_aside_and_back() -> None:
         assert str(torch.get_default_device()) == "meta"
     finally:
         torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("targets", ["vector", "column"])
+def test_an_observation_that_would_be_broadcast_is_refused_in_the_fit(ppl: str, targets: str) -> None:
+    """Means (N, 1) with targets (N,), and the other way round, would make (N, N) densities."""
+
+    def in_numpyro(x: Any, y: Any = None) -> None:
+        import numpyro
+        import numpyro.distributions as nd
+
+        w = numpyro.sample("w", nd.Normal(0.0, 1.0).expand([FEATURES, 1]).to_event(2))
+        f = x @ w
+        numpyro.sample("obs", nd.Normal(f if targets == "vector" else f[:, 0], 0.5), obs=y)
+
+    def in_pyro(x: Any, y: Any = None) -> None:
+        import pyro
+        import pyro.distributions as pd
+        import torch
+
+        w = pyro.sample("w", pd.Normal(torch.zeros(FEATURES, 1), 1.0).to_event(2))
+        f = x @ w
+        pyro.sample("obs", pd.Normal(f if targets == "vector" else f[:, 0], 0.5), obs=y)
+
+    model = in_numpyro if ppl == "numpyro" else in_pyro
+    y = Y if targets == "vector" else Y[:, None]
+    with pytest.raises(ModelError, match=rf"'obs'.*shape of y.*broadcasts to \({len(Y)}, {len(Y)}\)"):
+        bnn.MAP(ppl=ppl).fit(model, X, y, progress=False)

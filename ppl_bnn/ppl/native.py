@@ -91,7 +91,7 @@ def called(model: Model) -> Model:
         return model(x, y, **keywords)
 
     # What a model says of itself (such as `population`) is asked of its signature.
-    native.__signature__ = _signature(model)  # pyright: ignore[reportFunctionMemberAccess]
+    native.__signature__ = _signature(model)  # pyright: ignore[reportAttributeAccessIssue]
     return native
 
 

@@ -11,9 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
+import numpyro as system
+import numpyro.distributions
 from numpyro.infer.reparam import LocScaleReparam
+
+# What NumPyro declares of its types does not let arrays be indexed.
+numpyro: Any = system
+dist: Any = system.distributions
 
 Case = tuple[Any, Any, np.ndarray]
 

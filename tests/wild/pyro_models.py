@@ -10,11 +10,15 @@ from typing import Any
 
 import numpy as np
 import pyro
-import pyro.distributions as dist
+import pyro.distributions
 import torch
-from pyro.nn import PyroModule, PyroSample
-from pyro.nn.module import to_pyro_module_
-from torch import nn
+from pyro.nn import module as modules
+
+# Pyro declares no types that a checker could follow.
+dist: Any = pyro.distributions
+PyroModule: Any = modules.PyroModule
+PyroSample: Any = modules.PyroSample
+nn: Any = torch.nn
 
 Case = tuple[Any, Any, np.ndarray]
 
@@ -101,9 +105,9 @@ class Likelihood:
 class Wrapped(PyroModule):
     """A network of torch whose parameters are made into random variables one after the other, and a likelihood."""
 
-    def __init__(self, network: nn.Module, likelihood: Likelihood):
+    def __init__(self, network: Any, likelihood: Likelihood):
         super().__init__()
-        to_pyro_module_(network)
+        modules.to_pyro_module_(network)
         self.network, self.likelihood = network, likelihood
         for module in network.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):

@@ -31,6 +31,15 @@ def arguments(model: Any, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (x if isinstance(x, tuple) else (x,)), {}
 
 
+def every_row(x: Any, y: Any = None) -> None:
+    """The model with a plate that draws a subsample, over all rows."""
+    import jax.numpy as jnp
+    import numpyro
+
+    w = numpyro.sample("w", numpyro.distributions.Normal(jnp.zeros(2), 1.0).to_event(1))
+    numpyro.sample("obs", numpyro.distributions.Bernoulli(logits=x @ w), obs=y)
+
+
 def of_numpyro(model: Any, x: Any, y: Any, u: dict[str, Any], w: dict[str, Any]) -> tuple[Any, Any, Any]:
     """NumPyro's own: log joint of u, log likelihood and mean of each row at w."""
     import jax
@@ -43,10 +52,7 @@ def of_numpyro(model: Any, x: Any, y: Any, u: dict[str, Any], w: dict[str, Any])
     else:
         inputs = (*inputs, y)
     if model is numpyro_models.subsampled_model:
-        # The same model over all rows.
-        def model(x: Any, y: Any = None) -> None:
-            w = numpyro.sample("w", numpyro.distributions.Normal(np.zeros(2), 1.0).to_event(1))
-            numpyro.sample("obs", numpyro.distributions.Bernoulli(logits=x @ w), obs=y)
+        model = every_row
 
     with jax.enable_x64(True):
         joint = [-potential_energy(model, inputs, named, {n: v[i] for n, v in u.items()}) for i in range(2)]
@@ -78,9 +84,10 @@ def of_pyro(model: Any, x: Any, y: Any, u: dict[str, Any], w: dict[str, Any]) ->
             trace = pyro.poutine.trace(pyro.poutine.condition(model, data=values)).get_trace(
                 *inputs, torch.tensor(y)
             )
+            nodes: dict[str, Any] = dict(trace.nodes)
             site = next(
                 s
-                for n, s in trace.nodes.items()
+                for n, s in nodes.items()
                 if s["type"] == "sample"
                 and s["is_observed"]
                 and n not in w
