@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.errors import InputError, message
+from ppl_bnn.errors import InputError, ModelError, message
 
 
 def check_inputs(x: Any, features: Any = None, flat: bool = False) -> Any:
@@ -198,6 +198,29 @@ def check_censored(y: np.ndarray, positive: bool = False) -> None:
         )
     if positive:
         check_times(y[:, 0])
+
+
+# What torch, JAX and NumPy say of arrays that are not theirs.
+_FOREIGN = (
+    "must be Tensor, not",
+    "Can't call numpy() on Tensor",
+    "numpy.ndarray conversion method __array__()",
+)
+
+
+def foreign_function(error: BaseException) -> ModelError | None:
+    """What to say where a model called a function of one framework on arrays of another; None for other errors."""
+    said = str(error)
+    jax_on_torch = "Error interpreting argument to" in said and "torch" in said
+    if not jax_on_torch and not any(words in said for words in _FOREIGN):
+        return None
+    return ModelError(
+        message(
+            "functions that take the arrays of both systems",
+            f"a function of torch, JAX or NumPy on arrays of another: {type(error).__name__}: {said.splitlines()[0]}",
+            "bnn.ops (bnn.ops.tanh, bnn.ops.where, ...) in the model",
+        )
+    )
 
 
 def warn_constant_columns(x: Any) -> None:

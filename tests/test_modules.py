@@ -1275,3 +1275,24 @@ def test_methods_fit_modules_as_they_fit_the_language(framework: str, method: st
     np.testing.assert_allclose(posterior.predict(x).mean, written.predict(x).mean, rtol=1e-6, atol=1e-8)
     for name, value in own_values(network).items():
         np.testing.assert_array_equal(value, before[name])
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")
+@pytest.mark.parametrize("framework", ["torch", "jax", "numpy"])
+def test_a_function_of_one_framework_in_a_model_is_answered_by_ops(ppl: str, framework: str) -> None:
+    """torch on arrays of JAX, JAX on those of torch, and NumPy on either; at home the function is a function."""
+    import jax.numpy as jnp
+    import torch
+
+    tanh: Any = {"torch": torch.tanh, "jax": jnp.tanh, "numpy": np.tanh}[framework]
+
+    def model(x: Any, y: Any = None) -> None:
+        bnn.observe(y, tanh(bnn.dense("f", x, 1)), bnn.likelihoods.Gaussian(1.0))
+
+    x = np.random.default_rng(3).normal(size=(10, 2))
+    method = bnn.MAP(ppl=ppl, steps=3, polish=False)
+    if framework == {"numpyro": "jax", "pyro": "torch"}[ppl]:
+        assert method.fit(model, x, x[:, 0], progress=False).kind == "point"
+        return
+    with pytest.raises(ModelError, match=r"function of torch, JAX or NumPy.*bnn\.ops"):
+        method.fit(model, x, x[:, 0], progress=False)

@@ -175,20 +175,26 @@ class Method(ABC):
                     + message(f"a model for {self.systems}", f"a {spoken} model", "bnn.observe")
                 )
             method = dataclasses.replace(self, ppl=spoken)
-        return method._fit(
-            model,
-            x,
-            y,
-            int(seed),
-            device,
-            resolve(progress),
-            observed,
-            standardise,
-            spoken == "language",
-            feature_names,
-            class_names,
-            text,
-        )
+        try:
+            return method._fit(
+                model,
+                x,
+                y,
+                int(seed),
+                device,
+                resolve(progress),
+                observed,
+                standardise,
+                spoken == "language",
+                feature_names,
+                class_names,
+                text,
+            )
+        except (TypeError, RuntimeError) as error:
+            foreign = checks.foreign_function(error) if spoken == "language" else None
+            if foreign is None:
+                raise
+            raise foreign from error
 
     @final
     def refusal(self, model: Model, x: Any, y: Any, **options: Any) -> BNNError | None:
