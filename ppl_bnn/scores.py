@@ -479,11 +479,11 @@ def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
             extra["concordance"] = concordance_index(prediction, y)
         if np.any(np.asarray(y)[:, 1] != 1.0):
             return {**score, **width, **extra}
+    score["rmse"] = rmse(prediction, y)
     with suppress(UnsupportedError):
-        extra["crps"] = float(np.mean(crps(prediction, y)))
+        score["crps"] = float(np.mean(crps(prediction, y)))
     return {
         **score,
-        "rmse": rmse(prediction, y),
         "coverage_90": _covered(interval, _numbers(prediction, y)),
         **width,
         **extra,

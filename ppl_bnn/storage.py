@@ -82,6 +82,7 @@ _SCHEMA = {
     "standardised": bool,
     "feature_names": ([str], None),
     "class_names": ([(str, float, bool)], None),
+    "labels?": ([(str, int)], None),
     "info": INFO,
     "model": {"name": str, "likelihood": str, "sites": [_SITE], "log_joint": float},
     "arrays": [str],

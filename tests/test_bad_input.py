@@ -120,7 +120,7 @@ DATA: dict[str, tuple[Any, Any, Any, dict[str, Any], type[BNNError], list[str]]]
     "cubic y": (regression, X, np.zeros((6, 2, 2)), {}, InputError, ["(6, 2, 2)"]),
     "scalar y": (regression, X, 3.0, {}, InputError, ["y:", "shape ()"]),
     "strings in x": (regression, np.full((6, 2), "a"), Y, {}, InputError, ["x:", "<U1", "encoding"]),
-    "strings in y": (binary, X, np.array(list("ababab")), {}, InputError, ["y:", "<U1"]),
+    "strings of bytes in y": (binary, X, np.array(list("ababab")).astype("S"), {}, InputError, ["y:", "S1"]),
     "objects in x": (
         regression,
         np.array([[1, "a"]] * 6, dtype=object),
