@@ -19,8 +19,6 @@ import gzip
 import hashlib
 import math
 import os
-import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn import checks
+from ppl_bnn import checks, columns
 from ppl_bnn.errors import BNNError, InputError, message, unknown_name
+from ppl_bnn.names import clean, clean_all, clean_lines
 from ppl_bnn.provenance import SOURCES, DatasetCard, Source
 
 TASKS = ("regression", "classification")
@@ -41,10 +40,6 @@ class DownloadError(BNNError, OSError):
 
 class ChecksumError(InputError):
     """A data file whose SHA-256 is not the one that is known for it."""
-
-
-def _refusal(expected: str, came: str, advice: str) -> InputError:
-    return InputError(message(expected, came, advice))
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,8 @@ class Table:
     censoring in survival data. For classification it is int64 labels 0..K-1, whose meanings are `class_names`.
     `splits` are those of the literature, where there are any; `test_inputs` (M, F) are inputs without targets
     at which the source asks for predictions. `ordered`: the rows are in time order and share values, as lags of
-    one series do, so that only a split in time leaves the test rows unseen.
+    one series do, so that only a split in time leaves the test rows unseen. `reading` says of a file, in one line, what
+    each column was read as. Names are cleaned (`names.clean`).
     """
 
     name: str
@@ -79,18 +75,25 @@ class Table:
     splits: Splits | None = None
     test_inputs: np.ndarray | None = None
     ordered: bool = False
+    reading: str = ""
 
     def __post_init__(self) -> None:
+        for name in ("name", "target_name"):
+            object.__setattr__(self, name, clean(getattr(self, name)))
+        for name in ("description", "provenance", "licence", "reading"):
+            object.__setattr__(self, name, clean_lines(getattr(self, name)))
+        object.__setattr__(self, "feature_names", [clean(name) for name in self.feature_names])
+        object.__setattr__(self, "class_names", clean_all(self.class_names))
         if self.task not in TASKS:
             raise unknown_name("task", self.task, TASKS)
         several = self.task == "regression" and self.y.ndim == 2 and self.y.shape[1] > 1
         if self.x.shape != (len(self.y), len(self.feature_names)) or not (self.y.ndim == 1 or several):
-            raise _refusal(
+            raise columns.refusal(
                 "x of shape (N, F), y of shape (N,) and F feature names, or for regression y of shape (N, K)",
                 f"x {self.x.shape}, y {self.y.shape} and {len(self.feature_names)} names",
                 "x[:, None] for a single feature, y.ravel() for a column of targets",
             )
-        _refuse_duplicates(self.feature_names, f"table {self.name!r}")
+        columns.refuse_duplicates(self.feature_names, f"table {self.name!r}")
 
     def __repr__(self) -> str:
         rows, columns = self.x.shape
@@ -138,7 +141,7 @@ class Table:
         """
         rows = len(self.y)
         if not 0.0 < test_fraction < 1.0 or rows < 2:
-            raise _refusal(
+            raise columns.refusal(
                 "a test fraction strictly between 0 and 1 and at least two rows",
                 f"test_fraction={test_fraction!r} and {rows} rows",
                 "test_fraction=0.2",
@@ -152,12 +155,12 @@ class Table:
     def published_split(self, k: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Row numbers `(train, test)` of the k-th (0-based) split that the literature uses for this table."""
         if self.splits is None:
-            raise _refusal(
+            raise columns.refusal(
                 "a table with published splits", f"{self.name!r}, which has none", "table.split(seed)"
             )
         count = len(self.splits.train)
         if not 0 <= k < count:
-            raise _refusal(f"a split from 0 to {count - 1} of {self.name!r}", repr(k), "k=0")
+            raise columns.refusal(f"a split from 0 to {count - 1} of {self.name!r}", repr(k), "k=0")
         return self.splits.train[k], self.splits.test[k]
 
 
@@ -181,7 +184,7 @@ def load(name: str, **options: Any) -> Table:
     source = SOURCES[name]
     for option in options:
         if not source.options:
-            raise _refusal(f"no option for data set {name!r}", repr(option), f"load({name!r})")
+            raise columns.refusal(f"no option for data set {name!r}", repr(option), f"load({name!r})")
         if option not in source.options:
             raise unknown_name(f"option of data set {name!r}", option, source.options)
     words: dict[str, Any] = {
@@ -196,63 +199,66 @@ def load(name: str, **options: Any) -> Table:
 
 # --- any CSV file --------------------------------------------------------------------------------------------
 
-_MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "<na>"})
-_MOST_CATEGORIES = 50
-
 
 def read_csv(
     path: str | os.PathLike[str], target: str, *, drop: Sequence[str] = (), task: str | None = None
 ) -> Table:
     """A table from a comma-separated file (UTF-8) with one header line.
 
-    Blanks around a cell and empty lines do not count.
+    Blanks around a cell and empty lines do not count. Names of columns and words are cleaned (`names.clean`).
     Features keep the order of the file. A column of words (`yes`, `True`, ...) becomes one 0/1 column for each
     of its values, named `column=value`, in sorted order, in its place.
 
-    A target of words makes a classification, labels 0..K-1 in the sorted order of the words. A target of numbers
-    makes a regression unless `task="classification"`: then they must be integers, and are labelled 0..K-1 in
-    increasing order. `class_names` keeps what the labels stand for.
+    A target of words makes a classification, labels 0..K-1 in the sorted order of the words. So does a target of
+    two different whole numbers, such as 0 and 1, labelled in increasing order. Any other target of numbers makes a
+    regression. `task` decides instead where it is given: as "classification" the numbers must be integers.
+    `class_names` keeps what the labels stand for, and `reading` says in one line what was read as what.
+
+    A table from a file called data.csv has the name of its folder.
 
     Refused by name (`InputError`): a missing value (an empty cell, NA, N/A, NaN, null), an infinite one, words
-    among numbers, a column of more than 50 different words, two columns of one name, one class only, no rows.
+    among numbers, a column of more than 50 different words, two columns of one name, one class only, no rows; and
+    what looks like a number or a date that was not read, such as 3.1%, 3,1, $3 or 31.12.2024.
     An absent target, dropped column or unknown task is an `UnknownNameError` with the nearest name.
     """
     if task is not None and task not in TASKS:
         raise unknown_name("task", task, TASKS)
-    columns = _read_cells(Path(path))
-    dropped = [drop] if isinstance(drop, str) else list(drop)
+    cells = columns.read_cells(Path(path))
+    target = clean(target)
+    dropped = [clean(name) for name in ([drop] if isinstance(drop, str) else drop)]
     for name in [target, *dropped]:
-        if name not in columns:
-            raise unknown_name(f"column of {path}", name, columns)
+        if name not in cells:
+            raise unknown_name(f"column of {path}", name, cells)
     if target in dropped:
-        raise _refusal("a target that is kept", f"{target!r} in drop", "another target or drop")
+        raise columns.refusal("a target that is kept", f"{target!r} in drop", "another target or drop")
 
     features: dict[str, np.ndarray] = {}
-    for name, cells in columns.items():
+    found: dict[str, tuple[str, ...]] = {}
+    for name, column in cells.items():
         if name == target or name in dropped:
             continue
-        values = _parse_column(name, cells)
+        values = columns.parse(name, column)
         if values.dtype == np.float64:
-            features[name] = values
+            features[name], found[name] = values, ()
             continue
-        categories = sorted(set(values))
-        if len(categories) > _MOST_CATEGORIES:
-            raise _refusal(
-                f"numbers or at most {_MOST_CATEGORIES} different words in column {name!r}",
+        categories = found[name] = tuple(sorted(set(values)))
+        if len(categories) > columns.MOST_CATEGORIES:
+            raise columns.refusal(
+                f"numbers or at most {columns.MOST_CATEGORIES} different words in column {name!r}",
                 f"{len(categories)} different words in {len(values)} rows, as in an identifier",
                 f"drop=[{name!r}]",
             )
         for category in categories:
             encoded = f"{name}={category}"
-            if encoded in features or encoded in columns:
-                raise _refusal("column names that differ", f"{encoded!r} twice", "another name")
+            if encoded in features or encoded in cells:
+                raise columns.refusal("column names that differ", f"{encoded!r} twice", "another name")
             features[encoded] = (values == category).astype(np.float64)
     if not features:
-        raise _refusal("at least one feature column", f"none beside {target!r}", "a wider table")
+        raise columns.refusal("at least one feature column", f"none beside {target!r}", "a wider table")
 
-    y, class_names = _parse_target(target, _parse_column(target, columns[target]), task)
+    y, class_names, words = columns.parse_target(target, columns.parse(target, cells[target]), task)
     return Table(
-        name=Path(path).stem,
+        name=name_of(path),
         x=np.column_stack(list(features.values())),
         y=y,
         feature_names=list(features),
@@ -261,96 +267,15 @@ def read_csv(
         class_names=class_names,
         description=f"column {target!r} of {Path(path).name}",
         provenance=str(path),
+        reading=columns.in_one_line(target, words, found, len(set(dropped))),
     )
 
 
-def _read_cells(path: Path) -> dict[str, list[str]]:
-    """The columns of a CSV file as stripped text: pandas splits it into cells and guesses nothing about them."""
-    import pandas as pd
-
-    try:
-        frame = pd.read_csv(path, header=None, dtype=object, na_filter=False, encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise _refusal("a CSV file", f"{path}, which does not exist", "its full path") from None
-    except pd.errors.EmptyDataError:
-        raise _refusal("a CSV file with a header line", f"{path}, which is empty", "another") from None
-    except (pd.errors.ParserError, UnicodeDecodeError, OSError) as problem:
-        raise _refusal(
-            "a comma-separated file in UTF-8", f"{path}: {str(problem).strip()}", "one row of cells per line"
-        ) from problem
-    # pandas pads a line of too few cells with empty ones, which are then refused as missing.
-    cells = [[str(cell).strip() for cell in frame[column]] for column in frame]
-    header = [column[0] for column in cells]
-    if len(header) == 1 and re.search(r"[;\t|]", header[0]):
-        raise _refusal("cells separated by commas", f"the header {header[0]!r}", "commas")
-    _refuse_duplicates(header, str(path))
-    if len(frame) < 2:
-        raise _refusal(f"rows below the header of {path}", "no rows", "a file with data")
-    return {name: column[1:] for name, column in zip(header, cells, strict=True)}
-
-
-def _refuse_duplicates(names: Sequence[str], where: str) -> None:
-    twice = sorted(name for name, count in Counter(names).items() if count > 1)
-    if twice:
-        raise _refusal(f"column names that differ in {where}", f"{twice} more than once", "renaming them")
-
-
-def _parse_column(name: str, cells: list[str]) -> np.ndarray:
-    """All numbers (float64) or all words (object); anything missing, infinite or mixed is refused."""
-
-    def refuse(expected: str, what: str, rows: list[int], advice: str) -> InputError:
-        first = f"the first in row {rows[0] + 1} below the header ({cells[rows[0]]!r})"
-        return _refusal(f"{expected} in column {name!r}", f"{len(rows)} {what}, {first}", advice)
-
-    if name == "":
-        raise _refusal("a name for every column", "a column without one", "drop=[''] or a name")
-    missing = [row for row, cell in enumerate(cells) if cell.lower() in _MISSING]
-    if missing:
-        advice = f"filling in or leaving out those rows, or drop=[{name!r}] if it is a feature"
-        raise refuse("no missing value", "missing", missing, advice)
-    numbers = [_number(cell) for cell in cells]
-    words = [row for row, number in enumerate(numbers) if number is None]
-    if len(words) == len(cells):
-        return np.array(cells, dtype=object)
-    if words:
-        advice = "correcting them, or a word in every row if the column is categorical"
-        raise refuse("only numbers or only words", "that are no numbers", words, advice)
-    values = np.array(numbers, dtype=np.float64)
-    infinite = np.flatnonzero(~np.isfinite(values)).tolist()
-    if infinite:
-        raise refuse("finite values", "infinite", infinite, "leaving out those rows")
-    return values
-
-
-def _number(cell: str) -> float | None:
-    # Python reads "12_34" as 1234; in a data file it is an identifier.
-    if "_" in cell:
-        return None
-    try:
-        return float(cell)
-    except ValueError:
-        return None
-
-
-def _parse_target(
-    name: str, values: np.ndarray, task: str | None
-) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    if values.dtype == np.float64:
-        if task != "classification":
-            return values, None
-        if np.any(values != np.round(values)):
-            raise _refusal(
-                f"integer labels in target {name!r}",
-                f"{values[values != np.round(values)][0]}",
-                'task="regression"',
-            )
-    elif task == "regression":
-        raise _refusal(f"numbers in target {name!r}", f"{values[0]!r}", 'task="classification"')
-    classes, labels = np.unique(values, return_inverse=True)
-    names = tuple(str(value) if isinstance(value, str) else str(int(value)) for value in classes)
-    if classes.size < 2:
-        raise _refusal(f"two classes or more in target {name!r}", f"only {names[0]!r}", "more rows")
-    return labels.astype(np.int64), names
+def name_of(path: str | os.PathLike[str]) -> str:
+    """What a table from a file is called: the file's name without its ending, or its folder's for a data.csv."""
+    file = Path(path)
+    folder = file.resolve().parent.name
+    return clean(folder if file.stem.lower() == "data" and folder else file.stem)
 
 
 # --- getting files -------------------------------------------------------------------------------------------
@@ -375,7 +300,7 @@ def _local_file(folder: Path, path: str, accepted: tuple[str, ...]) -> Path:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as problem:
         advice = "laying the folder out as ppl_bnn.data describes, or unsetting PPL_BNN_DATA to download"
-        raise _refusal(
+        raise columns.refusal(
             f"a file {path} in the folder PPL_BNN_DATA={folder}", str(problem), advice
         ) from problem
     if digest not in accepted:
@@ -444,17 +369,17 @@ def _read_bundled(words: dict[str, Any], source: Source) -> Table:
 def _read_uci(words: dict[str, Any], source: Source, instant: bool = True) -> Table:
     """Numbers only, target last. Upstream: blanks between, no header; in PPL_BNN_DATA: commas and a header."""
     if not isinstance(instant, bool):
-        raise _refusal("instant=True or instant=False", repr(instant), "instant=False")
-    columns = source.columns
+        raise columns.refusal("instant=True or instant=False", repr(instant), "instant=False")
+    names = source.columns
     (file,) = _files(source)
     header = file.suffix == ".csv"
     values = np.loadtxt(file, delimiter="," if header else None, skiprows=int(header), ndmin=2)
-    kept = [k for k, column in enumerate(columns[:-1]) if instant or column != "instant"]
+    kept = [k for k, column in enumerate(names[:-1]) if instant or column != "instant"]
     return Table(
         x=np.ascontiguousarray(values[:, kept]),
         y=values[:, -1].copy(),
-        feature_names=[columns[k] for k in kept],
-        target_name=columns[-1],
+        feature_names=[names[k] for k in kept],
+        target_name=names[-1],
         splits=_standard_splits(len(values), 5 if words["name"] == "protein" else 20),
         **words,
     )

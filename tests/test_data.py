@@ -372,10 +372,13 @@ def test_csv_targets(tmp_path):
     assert table.y.dtype == np.int64
     assert read("flag").class_names == ("False", "True")
     assert read("flag").y.tolist() == [1, 0, 1]
-    assert read("count").task == "regression"
-    assert read("count").y.tolist() == [7.0, -3.0, 7.0]
-    table = read("count", task="classification")
-    assert (table.class_names, table.y.tolist()) == (("-3", "7"), [1, 0, 1])
+    table = read("count", task="regression")
+    assert (table.task, table.class_names, table.y.tolist()) == ("regression", None, [7.0, -3.0, 7.0])
+    # Two whole numbers are classes, whatever they are; the line says how to have them as numbers.
+    for options in ({}, {"task": "classification"}):
+        table = read("count", **options)
+        assert (table.class_names, table.y.tolist()) == (("-3", "7"), [1, 0, 1])
+        assert "count as 2 classes (-3, 7); task='regression' reads them as numbers" in table.reading
     with pytest.raises(InputError, match=r"integer labels in target 'real'; came 1\.5"):
         read("real", task="classification")
     with pytest.raises(InputError, match="numbers in target 'word'; came 'no'"):
@@ -420,6 +423,112 @@ def test_csv_targets(tmp_path):
 def test_csv_refuses_by_name(tmp_path, text, complaint):
     with pytest.raises(InputError, match=complaint):
         data.read_csv(write(tmp_path, text), "y")
+
+
+@pytest.mark.parametrize(
+    ("cells", "complaint"),
+    [
+        (
+            ["3.1%", "4 %"],
+            r"column 'b'; came 6 that look like percentages, .*\('3\.1%'\); .*such as 3\.1;",
+        ),
+        (["1,5", "2,25"], r"numbers with a decimal comma.*try a decimal point, such as 1\.5"),
+        (["1.234,5", "2,25"], r"decimal comma.*such as 1234\.5"),
+        (["1,234", "2,345,678.9"], r"marks between thousands.*such as 1234"),
+        (["1,234", "2,25"], r"numbers with a decimal comma.*such as 2\.25"),
+        (["1 234", "5 678"], r"marks between thousands.*such as 1234"),
+        (["2024-01-31", "2024-02-01"], r"dates or times"),
+        (["31.12.2024", "1.1.2025"], r"dates or times"),
+        (["1/31/24", "2/1/24"], r"dates or times"),
+        (["Jan 5, 2020", "5 March 2021"], r"dates or times"),
+        (["2024-01-31T10:30:00Z", "2024-01-31 10:30"], r"dates or times"),
+        (["2024-01", "2024-02"], r"dates or times"),
+        (["10:30", "23:59:59"], r"dates or times"),
+        (["20240131", "20240201"], r"dates written as YYYYMMDD"),
+        (["$3.10", "€ 4"], r"amounts with a currency.*such as 3\.10"),
+        (["3.10 EUR", "4EUR"], r"amounts with a currency"),
+        (["−3.1", "−4"], r"negative numbers without a minus sign.*try -3\.1"),
+        (["(3.1)", "(4)"], r"negative numbers without a minus sign.*try -3\.1"),
+        (["0x1f", "0xa0"], r"hexadecimal"),
+        (["3.5 kg", "4 kg"], r"with the unit 'kg' behind"),
+        # Among numbers, and among words.
+        (["3", "4%"], r"came 3 that look like percentages, the first in row 2"),
+        (["unknown", "31.12.2024"], r"dates or times"),
+    ],
+)
+@pytest.mark.parametrize("target", ["b", "y"])
+def test_csv_refuses_what_looks_like_a_number_or_a_date(tmp_path, cells, complaint, target):
+    text = "a,b,y\n" + "".join(f'{row},"{cell}",{row / 3}\n' for row, cell in enumerate(cells * 3))
+    with pytest.raises(InputError, match=complaint):
+        data.read_csv(write(tmp_path, text), target)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["2wd", "4wd"],
+        ["18-25", "26-40"],
+        ["<5", ">5"],
+        ["1st", "2nd"],
+        ["a1", "b2"],
+        ["2019-20", "2020-21"],
+        ["v1.2.3", "v1.2.4"],
+        ["May", "June"],
+        ["Mon", "Tue"],
+        ["A,1", "B,2"],
+        ["100_1", "100_2"],
+        ["M", "F"],
+        ["-", "+"],
+        ["marsh", "decision"],
+    ],
+)
+def test_csv_keeps_categories_with_digits(tmp_path, cells):
+    text = "a,b,y\n" + "".join(f'{row},"{cell}",{row / 3}\n' for row, cell in enumerate(cells * 3))
+    table = data.read_csv(write(tmp_path, text), "y")
+    assert table.feature_names == ["a", *sorted(f"b={cell}" for cell in cells)]
+
+
+def test_csv_says_what_was_read_as_what(tmp_path):
+    def reading(text, **options):
+        return data.read_csv(write(tmp_path, text), "y", **options).reading
+
+    rows = "".join(f"{row},{'red' if row % 2 else 'blue'},x,{row % 7}\n" for row in range(30))
+    text = "a,colour,key,y\n" + rows
+    assert reading(text, drop=["key"]) == (
+        "target y as numbers, though only 7 whole ones occur (0, 1, 2, 3, 4, 5, ...); task='classification' reads "
+        "them as classes; a as numbers; colour as 2 categories (blue, red); 1 left out"
+    )
+    assert "target y as 7 classes (0, 1, 2, 3, 4, 5, ...); task='regression' reads" in reading(
+        text, task="classification"
+    )
+    # Ten whole numbers may be classes; eleven are not said to.
+    for count, said in ((10, True), (11, False)):
+        text = "a,y\n" + "".join(f"{row},{row % count}\n" for row in range(33))
+        assert ("though only 10 whole ones occur" in reading(text)) is said
+    many = ",".join(f"f{i}" for i in range(100))
+    text = many + ",y\n" + "".join(",".join(["1.5"] * 100) + f",{row}.5\n" for row in range(3))
+    assert reading(text) == "target y as numbers; f0, f1, f2, f3, f4, f5, f6, f7 and 92 more as numbers"
+
+
+def test_two_whole_numbers_are_classes_and_three_are_not(tmp_path):
+    def task(values, **options):
+        text = "a,y\n" + "".join(f"{row},{values[row % len(values)]}\n" for row in range(12))
+        return data.read_csv(write(tmp_path, text), "y", **options).task
+
+    assert [task(values) for values in ([0, 1], [1, 2], ["0.0", "1.0"])] == ["classification"] * 3
+    assert [task(values) for values in ([0, 1, 2], [0.5, 1.5], [3])] == ["regression"] * 3
+    assert task([0, 1], task="regression") == "regression"
+    text = "a,y\n" + "".join(f"{row},w{row % 51}\n" for row in range(60))
+    with pytest.raises(InputError, match="at most 50 classes in target 'y'; came 51 different words"):
+        data.read_csv(write(tmp_path, text), "y")
+    assert len(data.read_csv(write(tmp_path, text), "y", task="classification").class_names) == 51
+
+
+def test_a_file_called_data_has_the_name_of_its_folder(tmp_path):
+    (tmp_path / "houses").mkdir()
+    file = write(tmp_path / "houses", "a,y\n1,2.5\n2,3.5\n", "data.csv")
+    assert data.read_csv(file, "y").name == "houses"
+    assert data.read_csv(write(tmp_path, "a,y\n1,2.5\n2,3.5\n", "prices.csv"), "y").name == "prices"
 
 
 def test_csv_refuses_an_identifier_and_a_single_label(tmp_path):

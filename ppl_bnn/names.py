@@ -1,0 +1,104 @@
+r"""Names that come from outside: of columns, classes, methods, models and data sets.
+
+A name is cleaned once, where it enters (`clean`). After that it holds no control character, no escape code of a
+terminal and nothing that UTF-8 cannot encode, so tables, files and terminals take it as it is. Three outputs give a
+meaning to ordinary characters, and each has its own function: Matplotlib (`for_figure`: `$` begins mathematics, a
+leading `_` hides a label), spreadsheets (`for_spreadsheet`: `=1+1` is a formula) and file systems (`for_file`). HTML is
+escaped by the template engine. A name in a regular expression's replacement goes in as a function's result, never as
+the replacement itself, in which `\1` is a group.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from typing import Any
+
+REPLACED = "\ufffd"
+# Characters that turn the direction of text, or take no room: two names that look the same would differ by them.
+_UNSEEN = frozenset(
+    "\u061c\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
+)
+LONGEST_FILE = 100
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def clean(name: object) -> str:
+    """The name without what cannot be seen or encoded.
+
+    Parameters
+    ----------
+    name
+        Text, or anything that `str` makes text of.
+
+    Returns
+    -------
+    str
+        Runs of white space, line breaks included, are one blank, and none is at either end. A control character (NUL
+        and the ESC of terminal codes among them), a lone surrogate, or a character that turns the direction of text is
+        replaced by U+FFFD. A name that is clean is unchanged.
+
+    Examples
+    --------
+    >>> clean("income\n(USD) ")
+    'income (USD)'
+    >>> clean("\x1b[31mred")
+    '\ufffd[31mred'
+    """
+    text = " ".join(str(name).split())
+    return "".join(REPLACED if _is_unseen(letter) else letter for letter in text)
+
+
+def clean_all(names: Iterable[object] | None) -> tuple[str, ...] | None:
+    """`clean` of each; None stays None."""
+    return None if names is None else tuple(clean(name) for name in names)
+
+
+def clean_lines(text: object) -> str:
+    """`clean` line by line, blanks kept: for messages in which names from outside are quoted."""
+    return "".join(
+        REPLACED if letter not in "\n\t" and _is_unseen(letter) else letter for letter in str(text)
+    )
+
+
+def _is_unseen(letter: str) -> bool:
+    return letter in _UNSEEN or unicodedata.category(letter) in ("Cc", "Cs")
+
+
+def for_figure(text: object) -> str:
+    """Text for Matplotlib that is drawn as it stands: no mathematics between two dollar signs, no hidden label."""
+    shown = clean_lines(text).replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
+
+
+def from_figure(label: str) -> str:
+    """The text that `for_figure` made this label of."""
+    shown = label.replace(r"\$", "$")
+    return shown[1:] if shown.startswith(" _") else shown
+
+
+def for_spreadsheet(frame: Any) -> Any:
+    """A copy of a DataFrame for a CSV file that a spreadsheet opens: text that would be a formula begins with "'".
+
+    Cells, columns and the index are guarded. Numbers, also those that are text such as "-1", stay what they are.
+    """
+    guarded = frame.copy()
+    for at, kind in enumerate(frame.dtypes):
+        if kind.kind not in "biufmM":
+            guarded.isetitem(at, frame.iloc[:, at].map(_guarded))
+    return guarded.rename(index=_guarded, columns=_guarded)
+
+
+def _guarded(value: Any) -> Any:
+    if not isinstance(value, str) or not value.startswith(_FORMULA):
+        return value
+    return (
+        value if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|-|[-+]?inf", value, re.I) else f"'{value}"
+    )
+
+
+def for_file(name: object) -> str:
+    """A name as part of a file name: letters that a system or a shell gives a meaning to become "_"."""
+    kept = re.sub(r"[^\w.+=@ ()-]|\s", "_", clean(name)).lstrip(".-")
+    return kept.encode()[:LONGEST_FILE].decode(errors="ignore") or "_"
