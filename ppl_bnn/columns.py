@@ -6,6 +6,7 @@ is refused with the column, an example and what to do.
 
 from __future__ import annotations
 
+import csv
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "<na>"})
 MOST_CATEGORIES = 50
 # Up to so many whole numbers may be classes as well as numbers: it is said how they were read.
 FEW_VALUES = 10
+# Characters of a header line that are read to name its columns.
+MOST_HEADER = 1_000_000
 # Names of columns that are told one by one, and values of a column.
 MOST_TOLD, MOST_VALUES = 8, 6
 
@@ -90,6 +93,12 @@ def read_cells(path: Path) -> dict[str, list[str]]:
     if len(frame) < 2:
         raise refusal(f"rows below the header of {path}", "no rows", "a file with data")
     return {name: column[1:] for name, column in zip(header, cells, strict=True)}
+
+
+def header_of(path: Path) -> list[str]:
+    """The names of the columns of a CSV file. Only its first line is read."""
+    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+        return [clean(name) for name in next(csv.reader([file.readline(MOST_HEADER)]), [])]
 
 
 def refuse_duplicates(names: Sequence[str], where: str) -> None:

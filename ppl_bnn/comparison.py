@@ -38,12 +38,13 @@ from ppl_bnn.errors import (
 from ppl_bnn.files import write_arrays, write_tree, write_whole
 from ppl_bnn.inference.method import Method
 from ppl_bnn.memory import peak_memory
+from ppl_bnn.names import LONGEST_FILE, clean, clean_all, for_spreadsheet
 from ppl_bnn.plain_values import encoded
 from ppl_bnn.posterior import FitInfo, Posterior
 from ppl_bnn.ppl.protocol import Model, Program, map_data, resolve_device, row_count, system, written_in
 from ppl_bnn.predictive import Prediction
 from ppl_bnn.progress import Progress, resolve
-from ppl_bnn.quiet import recorded
+from ppl_bnn.quiet import ignored, recorded
 from ppl_bnn.storage import INFO
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ _WORDS = ("reference", "kind", "ppl", "target", "converged", "failure")
 # What lies in the folder of a comparison beside its trees, its table and its figure, so that it can be read again.
 # 2: checksums of all files.
 KIND, FORMAT = "ppl_bnn comparison", 2
+FIGURE = "figure.png"
 MANIFEST, TEST_ROWS, PREDICTION = "comparison.json", "comparison.safetensors", ".prediction.safetensors"
 _SCHEMA = {
     "reference": (str, None),
@@ -321,6 +323,9 @@ def compare(
     written any more, as where a disk is full; its `partial` holds what had finished, too.
     """
     methods = _checked_methods(methods)
+    feature_names, class_names = clean_all(feature_names), clean_all(class_names)
+    target_name = None if target_name is None else clean(target_name)
+    card = {name: clean(value) if isinstance(value, str) else value for name, value in (card or {}).items()}
     if reference is not None and reference not in methods:
         raise unknown_name("reference", reference, methods)
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**31:
@@ -347,13 +352,13 @@ def compare(
             "train_rows": len(y),
             "test_rows": len(y_test),
             "target_name": target_name or "y",
-            "feature_names": None if feature_names is None else tuple(feature_names),
-            "class_names": None if class_names is None else tuple(class_names),
+            "feature_names": feature_names,
+            "class_names": class_names,
             "standardised": bool(standardise),
             "seed": int(seed),
             "train_hash": checks.data_hash(x, y),
             "test_hash": checks.data_hash(x_test, y_test),
-            **(card or {}),
+            **card,
         },
         folder,
         tuple(methods),
@@ -373,8 +378,8 @@ def compare(
                     progress=bars,
                     observed=observed,
                     standardise=standardise,
-                    feature_names=None if feature_names is None else tuple(feature_names),
-                    class_names=None if class_names is None else tuple(class_names),
+                    feature_names=feature_names,
+                    class_names=class_names,
                 ),
                 x_test,
                 y_test,
@@ -428,8 +433,9 @@ def _checked_methods(methods: Mapping[str, Method]) -> dict[str, Method]:
             )
         if not isinstance(method, Method):
             raise InputError(f"methods[{name!r}]: " + message("a method", repr(method), "bnn.NUTS()"))
-        plain = isinstance(name, str) and name.strip() == name and name and not name.startswith(".")
-        if not plain or any(mark in name for mark in '/\\:*?"<>|\n\0'):
+        # A name is a file, and the first cell of a line of a table that spreadsheets open.
+        plain = isinstance(name, str) and clean(name) == name and name and name[0] not in ".=+-@"
+        if not plain or len(name.encode()) > LONGEST_FILE or any(mark in name for mark in '/\\:*?"<>|'):
             raise InputError(
                 "methods: " + message("names that can be file names", repr(name), "letters and digits")
             )
@@ -750,7 +756,7 @@ class _Run:
     def clear(self, names: Mapping[str, Any]) -> None:
         if self.folder is not None:
             of_methods = [f"{name}{ending}" for name in names for ending in (".nc", PREDICTION)]
-            for file in ["comparison.csv", "figure.png", MANIFEST, TEST_ROWS, *of_methods]:
+            for file in ["comparison.csv", FIGURE, MANIFEST, TEST_ROWS, *of_methods]:
                 (self.folder / file).unlink(missing_ok=True)
 
     def add(self, record: Record) -> None:
@@ -952,12 +958,21 @@ def _write_tree(folder: stored.Folder, name: str, tree: Any) -> None:
 
 
 def _write_table(folder: Path, table: pd.DataFrame) -> None:
-    write_whole(folder / "comparison.csv", lambda path: table.to_csv(path))
+    write_whole(folder / "comparison.csv", lambda path: for_spreadsheet(table).to_csv(path))
 
 
 def _write_figure(folder: Path, comparison: Comparison) -> None:
-    figure = comparison.figure()
-    write_whole(folder / "figure.png", lambda path: figure.savefig(path, dpi=100))
+    """figure.png; where it cannot be drawn a warning, and everything else is kept."""
+    try:
+        figure = comparison.figure()
+        # Letters that Matplotlib's font does not have are drawn as boxes.
+        with ignored("Glyph .* missing from"):
+            write_whole(folder / FIGURE, lambda path: figure.savefig(path, dpi=100, format="png"))
+    except (Warning, OSError):
+        # A caller who has turned warnings into errors wants to see them; a full disk is not the figure's.
+        raise
+    except Exception as error:
+        warnings.warn(f"{FIGURE} was not drawn: {reason(error)}", UserWarning, stacklevel=3)
 
 
 def _write_words(folder: stored.Folder, comparison: Comparison) -> None:
@@ -1043,10 +1058,10 @@ def _drawn(comparison: Comparison, name: str) -> tuple[np.ndarray | None, Predic
     if posterior is None:
         return comparison.drawn_at, comparison.drawn.get(name)
     figures = _below("ppl_bnn.reporting.figures")
-    at = figures.drawn_at(comparison.test_inputs, comparison.test_targets, prediction)
-    if at is None:
-        return None, None
     try:
+        at = figures.drawn_at(comparison.test_inputs, comparison.test_targets, prediction)
+        if at is None:
+            return None, None
         return at, figures.predicted_for_drawing(posterior, at, comparison.data.get("seed", 0))
     except Warning:
         raise
@@ -1164,7 +1179,7 @@ def _standard_error(values: np.ndarray) -> float:
 
 def reason(error: BaseException) -> str:
     """An exception in one line."""
-    text = " ".join(str(error).split())
+    text = clean(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from ppl_bnn import cells, comparison, scores, stored
 from ppl_bnn.errors import InputError, message, unknown_name
 from ppl_bnn.files import write_whole
+from ppl_bnn.names import for_spreadsheet
 from ppl_bnn.plain_values import shown
 
 if TYPE_CHECKING:
@@ -268,8 +269,8 @@ class GridResult:
                 "folder: " + message("a folder", "none, for a result that has none", "save(folder)")
             )
         place = comparison.writable(folder if folder is not None else str(self.folder))
-        write_whole(place / "cells.csv", lambda path: self.cells.to_csv(path, index=False))
-        write_whole(place / "table.csv", lambda path: self.table().to_csv(path))
+        write_whole(place / "cells.csv", lambda path: for_spreadsheet(self.cells).to_csv(path, index=False))
+        write_whole(place / "table.csv", lambda path: for_spreadsheet(self.table()).to_csv(path))
         if _has_pyarrow():
             write_whole(place / "cells.parquet", lambda path: self.cells.to_parquet(path, index=False))
         return place

@@ -30,6 +30,12 @@ from ppl_bnn.language.distributions import Distribution, draw_shape
 from ppl_bnn.language.primitives import Interpretation, Message
 
 Model = Callable[..., Any]
+# What a model may infer, and of how many sites, before it is refused: beyond this no method ends.
+MOST_NUMBERS, MOST_SITES = 10**8, 10**5
+
+
+class TooLargeError(InputError):
+    """A model of more numbers than can be inferred."""
 
 
 def _folder() -> Path:
@@ -59,10 +65,14 @@ class Card:
     example: Any = None
 
 
+def names() -> list[str]:
+    """The names of all models of the zoo. No file is read."""
+    return sorted(file.stem for file in Path(__path__[0]).glob("[a-z]*.py"))
+
+
 def models() -> dict[str, Card]:
     """The cards of all models of the zoo, by name."""
-    files = sorted(Path(__path__[0]).glob("[a-z]*.py"))
-    return {file.stem: read_card(file) for file in files}
+    return {name: read_card(Path(__path__[0]) / f"{name}.py") for name in names()}
 
 
 def load(name: str, **keywords: Any) -> Model:
@@ -70,9 +80,8 @@ def load(name: str, **keywords: Any) -> Model:
 
     Raises `UnknownNameError` for a model or an argument that does not exist, with the nearest that does.
     """
-    known = {file.stem for file in Path(__path__[0]).glob("[a-z]*.py")}
-    if name not in known:
-        raise unknown_name("model", name, known)
+    if name not in names():
+        raise unknown_name("model", name, names())
     return bind(importlib.import_module(f"{__name__}.{name}").model, name, **keywords)
 
 
@@ -254,7 +263,7 @@ def _sketch_at(model: Model, x: Any) -> Sketch:
 
 
 class _Sketching(Interpretation):
-    """Every site takes the value one in its shape, and is written down."""
+    """Every site takes the value one in its shape, and is written down; one too large is refused instead."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,6 +287,7 @@ class _Sketching(Interpretation):
         if msg.kind in ("sample", "param"):
             given = msg.arguments["distribution" if msg.kind == "sample" else "init"]
             shape = draw_shape(given) if isinstance(given, Distribution) else np.shape(given)
+            self._check_size(msg.name, shape)
             if msg.arguments.get("obs") is None:
                 prior = _call(given.family, given.arguments) if msg.kind == "sample" else "none: a parameter"
                 self.sites.append(SiteSketch(msg.name, prior, tuple(map(int, shape)), self.in_rows))
@@ -292,6 +302,16 @@ class _Sketching(Interpretation):
                 type(likelihood).__name__, {each.name: getattr(likelihood, each.name) for each in fields}
             )
             msg.answer(None)
+
+    def _check_size(self, name: str, shape: tuple[int, ...]) -> None:
+        size = sum(site.size for site in self.sites) + math.prod(map(int, shape))
+        if size > MOST_NUMBERS or len(self.sites) >= MOST_SITES:
+            came = (
+                f"{size:,} with site {name!r}" if size > MOST_NUMBERS else f"more than {MOST_SITES:,} sites"
+            ).replace(",", " ")
+            raise TooLargeError(
+                "model: " + message("at most 100 million numbers to infer", came, "a smaller model")
+            )
 
 
 def _call(name: str, arguments: Mapping[str, Any]) -> str:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ppl_bnn.cli import complete
 from ppl_bnn.cli.console import (
     DataOption,
     DropOption,
     ModelArgument,
-    OutOption,
     SetOption,
     TargetOption,
     TaskOption,
@@ -24,10 +24,13 @@ from ppl_bnn.cli.console import (
     listing,
     literal,
     new_console,
+    tell_of_reading,
     told,
 )
-from ppl_bnn.cli.plan import card_of, plan_of, setting_of, sketch_of, tell_of_prior
+from ppl_bnn.cli.plan import card_of, load_model, plan_of, settings_of, sketch_of, tell_of_prior
 from ppl_bnn.errors import InputError, message, unknown_name
+from ppl_bnn.files import write_whole
+from ppl_bnn.quiet import ignored
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,6 +61,7 @@ def advise(
             metavar="LIST",
             help="Rows of models/methods.toml, separated by commas, such as nuts,laplace-kron.",
             show_default="all",
+            autocompletion=complete.rows_of_methods,
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda[:i].")] = "auto",
@@ -65,6 +69,7 @@ def advise(
     """Say which methods end in time on this machine, before any of them is fitted, and what each gets wrong."""
     names = None if methods is None else [word.strip() for word in methods.split(",") if word.strip()]
     plan = plan_of(model, data, target, drop or [], task, set_ or [], 0, False, None, keeps=False)
+    tell_of_reading(new_console(error=True), plan.table)
     from ppl_bnn.advice import advise as ask
 
     console = new_console()
@@ -89,7 +94,10 @@ def advise(
 def bench(
     context: typer.Context,
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A study or benchmark.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="A study or benchmark.", show_default=False, autocompletion=complete.studies
+        ),
     ] = None,
 ) -> None:
     """Run a study of the project by its name; without one, list them.
@@ -124,7 +132,12 @@ def bench(
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="Show the whole card of this model.", show_default=False),
+        typer.Argument(
+            metavar="NAME",
+            help="Show the whole card of this model.",
+            show_default=False,
+            autocompletion=complete.models,
+        ),
     ] = None,
 ) -> None:
     """List the models of the zoo with what fits them, or show one as `ppl-bnn show` does."""
@@ -173,6 +186,7 @@ def show(
             metavar="MODEL",
             help="A model of the zoo (see `ppl-bnn models`) or a file.py.",
             show_default=False,
+            autocompletion=complete.models,
         ),
     ],
     data: Annotated[
@@ -181,6 +195,7 @@ def show(
             metavar="NAME",
             help="A data set (see `ppl-bnn data`), for the number of inputs.",
             show_default="the model's",
+            autocompletion=complete.datasets,
         ),
     ] = None,
     set_: SetOption = None,
@@ -193,14 +208,13 @@ def _show(model: str, data: str | None, settings: list[str]) -> None:
     from rich.text import Text
 
     from ppl_bnn import data as tables
-    from ppl_bnn import zoo
 
     card, is_file = card_of(model, "show")
     known = tables.datasets()
     if data is not None and data not in known:
         raise unknown_name("data set", data, known)
-    arguments = dict(setting_of(setting) for setting in settings)
-    function = zoo.from_file(model, **arguments) if is_file else zoo.load(model, **arguments)
+    arguments = settings_of(settings)
+    function = load_model(model, is_file, arguments)
     console = new_console()
     console.print(Text(card.name, style="bold"))
     console.print(Text(card.docstring), soft_wrap=True)
@@ -217,7 +231,7 @@ def _show(model: str, data: str | None, settings: list[str]) -> None:
         assert source is not None
         inputs = known[source].features
         title = f"On {source}, with {inputs} inputs:"
-    sketch, unread = sketch_of(function, inputs)
+    sketch, unread = sketch_of(function, inputs, bool(arguments) and not is_file)
     if sketch is None:
         console.print(Text(f"Its sites are not listed: outside of a system it ends in {unread}"))
         return
@@ -275,7 +289,14 @@ def prior(
     set_: SetOption = None,
     draws: Annotated[int, typer.Option(help="How many draws from the prior.")] = 500,
     seed: Annotated[int, typer.Option(help="For the draws.")] = 0,
-    out: OutOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR|FILE.png",
+            help="Where the picture is kept: a folder, or a file where it ends in .png.",
+            show_default="./ppl-bnn-results/MODEL-DATA",
+        ),
+    ] = None,
 ) -> None:
     """Draw from the prior of a model and picture what it expects before it has seen a target.
 
@@ -286,8 +307,11 @@ def prior(
     check_seed(seed)
     if draws < 2:
         raise InputError("--draws: " + message("a whole number of at least 2", str(draws), "--draws 500"))
-    plan = plan_of(model, data, target, drop or [], task, set_ or [], seed, False, out)
+    is_picture = out is not None and out.suffix.lower() == ".png" and not out.is_dir()
+    folder = out.parent if out is not None and is_picture else out
+    plan = plan_of(model, data, target, drop or [], task, set_ or [], seed, False, folder)
     table = plan.table
+    tell_of_reading(new_console(error=True), table)
     from ppl_bnn.before_data import prior_predictive
     from ppl_bnn.reporting.figures import prior_figure
 
@@ -312,8 +336,9 @@ def prior(
         feature_names=table.feature_names,
     )
     plan.out.mkdir(parents=True, exist_ok=True)
-    file = plan.out / PRIOR
-    figure.savefig(file, dpi=100)
+    file = out if out is not None and is_picture else plan.out / PRIOR
+    with ignored("Glyph .* missing from"):
+        write_whole(file, lambda path: figure.savefig(path, dpi=100, format="png"))
     console = new_console()
     console.print(Text(_expected(drawn.predict(table.x), table)))
     tell_of_prior(console, plan)

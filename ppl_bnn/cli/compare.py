@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ppl_bnn.cli import complete
 from ppl_bnn.cli.console import (
     NOTES,
     REPORT,
@@ -28,6 +29,7 @@ from ppl_bnn.cli.console import (
     listing,
     new_console,
     remember_compilations,
+    tell_of_reading,
     told,
     warnings_told,
 )
@@ -38,7 +40,7 @@ from ppl_bnn.cli.plan import (
     REFERENCE,
     Plan,
     method_names,
-    method_of,
+    methods_of,
     plan_of,
     reference_of,
     systems_of,
@@ -71,7 +73,8 @@ def compare(
         str,
         typer.Option(
             metavar="LIST",
-            help=f"What to compare, separated by commas, each at its defaults. Known: {', '.join(METHODS)}.",
+            help=f"What to compare, separated by commas. Known: {', '.join(METHODS)}.",
+            autocompletion=complete.methods,
         ),
     ] = ",".join(DEFAULT),
     ppl: Annotated[
@@ -79,6 +82,7 @@ def compare(
         typer.Option(
             metavar="SYSTEM",
             help="numpyro or pyro for all methods, or svi=pyro,nuts=numpyro.",
+            autocompletion=complete.systems,
             show_default=",".join(["numpyro", *(f"{name}=pyro" for name in IN_PYRO)]),
         ),
     ] = None,
@@ -87,7 +91,25 @@ def compare(
         typer.Option(
             metavar="METHOD",
             help="Which of the methods the others are measured against.",
+            autocompletion=complete.method,
             show_default=f"{REFERENCE}, if it is among them",
+        ),
+    ] = None,
+    draws: Annotated[
+        int | None,
+        typer.Option(help="Draws of each chain, of the methods that have them.", show_default=False),
+    ] = None,
+    warmup: Annotated[
+        int | None, typer.Option(help="Draws of each chain before these.", show_default=False)
+    ] = None,
+    chains: Annotated[int | None, typer.Option(help="How many chains.", show_default=False)] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps of the methods that optimise.", show_default=False)
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="After which a sampler ends with the draws it has.", show_default=False
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda[:i].")] = "auto",
@@ -150,11 +172,12 @@ def compare(
     systems = systems_of(names, ppl)
     measure = reference_of(names, reference)
     check_seed(seed)
+    sizes = {"draws": draws, "warmup": warmup, "chains": chains, "steps": steps, "budget": budget}
+    chosen = methods_of(systems, quick, sizes)
     from ppl_bnn.ppl.protocol import resolve_device
 
     resolve_device(device)
     plan = plan_of(model, data, target, drop or [], task, set_ or [], seed, quick, out)
-    chosen = {name: method_of(name, system, quick) for name, system in systems.items()}
     errors = new_console(error=True)
     _announce(errors, plan, chosen, quick)
     tell_of_prior(errors, plan)
@@ -226,7 +249,7 @@ def _fit_and_show(
     console = new_console()
     show(console, result, NOTES)
     _keep_notes(plan.out, result)
-    kept = _kept(result)
+    kept = _kept(plan.out, result)
     if report and result.posteriors:
         _write_report(errors, result, plan.out)
         kept.append(REPORT)
@@ -427,6 +450,7 @@ def _announce(console: Console, plan: Plan, methods: dict[str, Method], quick: b
         f"[bold]{escape(plan.name)}[/]{size}, on [bold]{escape(table.name)}[/]: {len(plan.train)} training and "
         f"{len(plan.test)} test rows, {table.x.shape[1]} features{classes}"
     )
+    tell_of_reading(console, table)
     console.print(f"by {names}")
     if plan.unread:
         console.print(f"[dim]its size is not known: outside of a system it ends in {escape(plan.unread)}[/]")
@@ -449,10 +473,6 @@ def _keep_notes(folder: Path, result: Comparison) -> None:
     (folder / NOTES).write_text(result.markdown(), encoding="utf-8")
 
 
-def _kept(result: Comparison) -> list[str]:
-    return [f"{name}.nc" for name in result.trees] + [
-        "comparison.csv",
-        NOTES,
-        "figure.png",
-        "comparison.json",
-    ]
+def _kept(folder: Path, result: Comparison) -> list[str]:
+    figure = ["figure.png"] if (folder / "figure.png").is_file() else []
+    return [*(f"{name}.nc" for name in result.trees), "comparison.csv", NOTES, *figure, "comparison.json"]

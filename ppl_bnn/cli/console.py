@@ -17,11 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ppl_bnn import __version__
+from ppl_bnn.cli import complete
 from ppl_bnn.errors import BNNError, InputError, message
+from ppl_bnn.names import clean, clean_lines
 from ppl_bnn.progress import Bars, Task
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from ppl_bnn.data import Table
 
 NOTES, REPORT = "comparison.md", "report.html"
 WIDTH = 100
@@ -30,7 +34,6 @@ app = typer.Typer(
     name="ppl-bnn",
     help="Bayesian neural networks: one model, several methods of inference, one comparison.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -112,7 +115,9 @@ def in_options(text: str) -> str:
 def complain(text: str) -> None:
     from rich.text import Text
 
-    new_console(error=True).print(Text.assemble(("error: ", "bold red"), (text, "red")), soft_wrap=True)
+    new_console(error=True).print(
+        Text.assemble(("error: ", "bold red"), (clean_lines(text), "red")), soft_wrap=True
+    )
 
 
 def _version(wanted: bool) -> None:
@@ -136,7 +141,10 @@ def _root(
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="MODEL", help="A model of the zoo (see `ppl-bnn models`) or a file.py.", show_default=False
+        metavar="MODEL",
+        help="A model of the zoo (see `ppl-bnn models`) or a file.py.",
+        show_default=False,
+        autocompletion=complete.models,
     ),
 ]
 DataOption = Annotated[
@@ -145,24 +153,34 @@ DataOption = Annotated[
         metavar="NAME|FILE.csv",
         help="A data set (see `ppl-bnn data`) or a CSV file.",
         show_default="the model's",
+        autocompletion=complete.datasets,
     ),
 ]
 TargetOption = Annotated[
     str | None,
-    typer.Option(metavar="COLUMN", help="The column of the CSV file to predict.", show_default=False),
+    typer.Option(
+        metavar="COLUMN",
+        help="The column of the CSV file to predict.",
+        show_default=False,
+        autocompletion=complete.columns,
+    ),
 ]
 DropOption = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="COLUMN", help="A column of the CSV file to leave out; repeatable.", show_default=False
+        metavar="COLUMN",
+        help="A column of the CSV file to leave out; repeatable.",
+        show_default=False,
+        autocompletion=complete.columns,
     ),
 ]
 TaskOption = Annotated[
     str | None,
     typer.Option(
         metavar="TASK",
-        help="regression or classification, where a CSV file leaves it open.",
-        show_default=False,
+        help="regression or classification; always decides how the target of a CSV file is read.",
+        show_default="two whole numbers, or words: classification",
+        autocompletion=complete.tasks,
     ),
 ]
 SetOption = Annotated[
@@ -172,6 +190,7 @@ SetOption = Annotated[
         metavar="NAME=VALUE",
         help="An argument of the model, such as width=20; repeatable.",
         show_default=False,
+        autocompletion=complete.settings,
     ),
 ]
 OutOption = Annotated[
@@ -183,6 +202,12 @@ OutOption = Annotated[
 def check_seed(seed: int) -> None:
     if not 0 <= seed < 2**31:
         raise InputError("--seed: " + message("a whole number from 0 to 2**31 - 1", str(seed), "--seed 0"))
+
+
+def tell_of_reading(console: Console, table: Table) -> None:
+    """A line of what each column of a file was read as."""
+    if table.reading:
+        console.print(f"read: {in_options(table.reading)}", markup=False, style="dim", soft_wrap=True)
 
 
 # --- while something is computed --------------------------------------------------------------------------
@@ -202,7 +227,7 @@ def warnings_told(console: Console) -> Iterator[None]:
     said: set[str] = set()
 
     def show(text: Any, category: type[Warning], *_: Any, **__: Any) -> None:
-        words = " ".join(str(text).split())
+        words = clean(text)
         if issubclass(category, UserWarning) and words not in said:
             said.add(words)
             console.print(f"warning: {words}", style="yellow", markup=False, soft_wrap=True)

@@ -10,13 +10,14 @@ import contextlib
 import dataclasses
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppl_bnn import _CONTENTS
 from ppl_bnn.errors import BNNError, InputError, message, unknown_name
+from ppl_bnn.names import clean, for_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,6 +55,8 @@ _QUICK_BESIDES: dict[str, dict[str, Any]] = {
     "ensemble": {"size": 3},
 }
 QUICK_ROWS = {"train": 100, "test": 50}
+# The largest whole number that an argument may be: a list of so many layers is built before any of them is seen.
+MOST_WHOLE = 10**6
 
 
 @dataclass(frozen=True)
@@ -143,16 +146,40 @@ def _class(name: str) -> type[Method]:
     return getattr(ppl_bnn, METHODS[name])
 
 
-def method_of(name: str, system: str, quick: bool) -> Method:
-    """The method of that name at its defaults, or at tiny sizes."""
+def method_of(name: str, system: str, quick: bool, sizes: Mapping[str, Any] | None = None) -> Method:
+    """The method of that name at its defaults, or at tiny sizes; with what it has of `sizes`."""
     cls = _class(name)
+    has = {field.name for field in dataclasses.fields(cls)}
     settings: dict[str, Any] = {}
     if quick:
-        has = {field.name for field in dataclasses.fields(cls)}
         settings = {key: value for key, value in QUICK.items() if key in has} | _QUICK_BESIDES.get(name, {})
+    settings |= {key: value for key, value in (sizes or {}).items() if key in has}
     if name in MEMBERS:
-        settings["member"] = method_of(MEMBERS[name], system, quick)
+        settings["member"] = method_of(MEMBERS[name], system, quick, sizes)
     return cls(ppl=system, **settings)
+
+
+def methods_of(systems: Mapping[str, str], quick: bool, sizes: Mapping[str, Any]) -> dict[str, Method]:
+    """All methods; a size that none of them has is refused."""
+    given = {key: value for key, value in sizes.items() if value is not None}
+    for size in given:
+        if not any(size in _sizes_of(name) for name in systems):
+            having = [name for name in METHODS if size in _sizes_of(name)]
+            raise InputError(
+                f"--{size}: "
+                + message(
+                    f"a method that has {size} ({', '.join(having)})",
+                    ", ".join(systems),
+                    f"no --{size}, or another of --methods",
+                )
+            )
+    return {name: method_of(name, system, quick, given) for name, system in systems.items()}
+
+
+def _sizes_of(name: str) -> set[str]:
+    """The fields of a method and of what it is made of."""
+    own = {field.name for field in dataclasses.fields(_class(name))}
+    return own | (_sizes_of(MEMBERS[name]) if name in MEMBERS else set())
 
 
 def plan_of(
@@ -172,7 +199,6 @@ def plan_of(
     keeps: whether anything will be written to the folder.
     """
     from ppl_bnn import data as tables
-    from ppl_bnn import zoo
 
     if task is not None and task not in tables.TASKS:
         raise unknown_name("task", task, tables.TASKS)
@@ -189,7 +215,7 @@ def plan_of(
         )
     is_csv = source.lower().endswith(".csv") or "/" in source
     _check_source(source, is_csv, target, drop, task)
-    arguments = dict(setting_of(setting) for setting in settings)
+    arguments = settings_of(settings)
 
     # Only now are files read and run; first the model, which says how a column of whole numbers is to be read.
     known_task = task if is_csv else tables.datasets()[source].task
@@ -199,22 +225,22 @@ def plan_of(
     if model is not None:
         if keeps:
             _check_folder(_folder(out, model, source, quick))
-        function = zoo.from_file(model, **arguments) if is_file else zoo.load(model, **arguments)
+        function = load_model(model, is_file, arguments)
         features = 1 if is_csv else tables.datasets()[source].features
-        sketch, _ = sketch_of(function, features)
+        sketch, _ = sketch_of(function, features, bool(arguments) and not is_file)
         if not is_csv:
             _check_task(model, sketch, source, known_task)
     wanted = known_task or (sketch.task if sketch is not None else None)
     table = tables.read_csv(source, str(target), drop=drop, task=wanted) if is_csv else tables.load(source)
     if function is None or model is None:
         model = _DEFAULT_MODEL[table.task]
-        function = zoo.load(model, **arguments)
+        function = load_model(model, False, arguments)
     name = Path(model).stem if is_file else model
     from ppl_bnn.comparison import bind_classes
 
     if table.task == "classification":
         function = bind_classes(function, table.y, table.class_names)
-    sketch, unread = sketch_of(function, table.x.shape[1])
+    sketch, unread = sketch_of(function, table.x.shape[1], bool(arguments) and not is_file)
     _check_task(name, sketch, table.name, table.task)
     train, test = table.split(seed)
     if quick:
@@ -242,18 +268,52 @@ def card_of(model: str, command: str) -> tuple[Card, bool]:
     raise unknown_name("model", model, known)
 
 
-def sketch_of(model: Callable[..., Any], inputs: Any) -> tuple[Sketch | None, str]:
+def load_model(model: str, is_file: bool, arguments: Mapping[str, Any]) -> Callable[..., Any]:
+    """A model of the zoo, or of a file, with its arguments; InputError for a number that no model can be made of."""
+    from ppl_bnn import zoo
+
+    card = zoo.read_card(model) if is_file else zoo.models().get(model)
+    for name, value in arguments.items():
+        default = "" if card is None else card.arguments.get(name) or ""
+        whole = re.fullmatch(r"-?\d+", default) is not None
+        if whole and isinstance(value, int) and abs(value) > MOST_WHOLE:
+            raise InputError(
+                f"--set {name}: "
+                + message(f"a whole number up to {MOST_WHOLE}", str(value), f"--set {name}={default}")
+            )
+    return zoo.from_file(model, **arguments) if is_file else zoo.load(model, **arguments)
+
+
+def sketch_of(model: Callable[..., Any], inputs: Any, strict: bool = False) -> tuple[Sketch | None, str]:
     """Size and task of a model; or None, as for one of either system's own, and in a line what failed.
 
     A file of anybody's is run here, so any exception may come. `compare` goes on without: a fit says what is wrong.
+    strict: a model of the zoo, which is in order: what fails is one of its arguments, and is raised. What is too large
+    is raised always.
     """
     from ppl_bnn import zoo
 
     try:
         return zoo.sketch(model, inputs), ""
+    except zoo.TooLargeError:
+        raise
     except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0]
-        return None, f"{type(error).__name__}: {first}" if first else type(error).__name__
+        if strict and isinstance(error, BNNError):
+            raise type(error)(f"--set: {error}") from error
+        first = clean((str(error).strip().splitlines() or [""])[0])
+        found = f"{type(error).__name__}: {first}" if first else type(error).__name__
+        if strict:
+            given = getattr(model, "keywords", {})
+            words = ", ".join(f"{name}={value!r}" for name, value in given.items() if name != "classes")
+            raise InputError(
+                "--set: "
+                + message(
+                    "values that the model takes",
+                    f"{words}, with which it ends in {found}",
+                    "`ppl-bnn show MODEL`, which lists its arguments",
+                )
+            ) from error
+        return None, found
 
 
 def _check_task(name: str, sketch: Sketch | None, table: str, task: str | None) -> None:
@@ -291,8 +351,9 @@ def _check_source(source: str, is_csv: bool, target: str | None, drop: list[str]
             )
         )
     if target is None:
-        with open(source, encoding="utf-8-sig", errors="replace") as file:
-            columns = [name.strip() for name in file.readline().split(",")]
+        from ppl_bnn.columns import header_of
+
+        columns = header_of(Path(source))
         shown = ", ".join(columns[:30]) + (", ..." if len(columns) > 30 else "")
         raise InputError(
             "--target: "
@@ -301,7 +362,9 @@ def _check_source(source: str, is_csv: bool, target: str | None, drop: list[str]
 
 
 def _folder(out: Path | None, model: str, source: str, quick: bool) -> Path:
-    name = f"{Path(model).stem}-{Path(source).stem}" + ("-quick" if quick else "")
+    from ppl_bnn.data import name_of
+
+    name = for_file(f"{Path(model).stem}-{name_of(source)}") + ("-quick" if quick else "")
     return out or Path("ppl-bnn-results") / name
 
 
@@ -327,14 +390,22 @@ def _check_folder(folder: Path) -> None:
                 path.rmdir()
 
 
-def setting_of(setting: str) -> tuple[str, Any]:
-    name, equals, value = setting.partition("=")
-    if not (equals and name.strip().isidentifier()):
-        raise InputError("--set: " + message("NAME=VALUE", repr(setting), "--set width=20"))
-    try:
-        return name.strip(), ast.literal_eval(value.strip())
-    except (SyntaxError, ValueError):
-        return name.strip(), value.strip()
+def settings_of(settings: list[str]) -> dict[str, Any]:
+    """NAME=VALUE, each name once; a value that is no literal of Python is a word."""
+    found: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, value = (part.strip() for part in setting.partition("="))
+        if not (equals and name.isidentifier()):
+            raise InputError("--set: " + message("NAME=VALUE", repr(setting), "--set width=20"))
+        if name in found:
+            raise InputError(
+                "--set: " + message("each name once", f"{name} twice", f"one --set {name}=VALUE")
+            )
+        try:
+            found[name] = ast.literal_eval(value)
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            found[name] = value
+    return found
 
 
 def tell_of_prior(console: Console, plan: Plan) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from ppl_bnn.cli.console import REPORT, app, new_console, told, warnings_told
 from ppl_bnn.errors import InputError, message
+from ppl_bnn.names import clean
 
 if TYPE_CHECKING:
     from ppl_bnn.comparison import Comparison
@@ -48,7 +49,7 @@ def report(
 
     errors = new_console(error=True)
     with warnings_told(errors):
-        page = write(result, out or folder / REPORT, title=title)
+        page = write(result, out or folder / REPORT, title=None if title is None else clean(title))
     if missing := getattr(result, "missing", 0):
         errors.print(f"{missing} cells have not been computed.", markup=False)
     new_console().print(str(page), markup=False, soft_wrap=True)

@@ -21,6 +21,7 @@ from ppl_bnn.errors import BNNError, InputError, UnsupportedError, message, unkn
 from ppl_bnn.inference.effort import Effort, Size
 from ppl_bnn.inference.pretrained import is_network, weights_of
 from ppl_bnn.language.distributions import SPECIAL
+from ppl_bnn.names import clean_all
 from ppl_bnn.posterior import Approximation, FitInfo, Posterior
 from ppl_bnn.ppl.native import named_inputs
 from ppl_bnn.ppl.protocol import (
@@ -186,8 +187,8 @@ class Method(ABC):
                 observed,
                 standardise,
                 spoken == "language",
-                feature_names,
-                class_names,
+                clean_all(feature_names),
+                clean_all(class_names),
                 text,
             )
         except (TypeError, RuntimeError) as error:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ppl_bnn.diagnostics.importance import K_LIMIT, LeaveOneOut, leave_one_out
 from ppl_bnn.errors import InputError, UnsupportedError, message
+from ppl_bnn.names import for_figure
 from ppl_bnn.predictive import Prediction
 from ppl_bnn.reliability import LEVELS, Event, Transform
 from ppl_bnn.reporting.figures import (
@@ -50,7 +51,6 @@ from ppl_bnn.reporting.panels import (
     frame_of,
     height_for,
     names_below,
-    plain,
     plain_axes,
     short,
     together,
@@ -278,8 +278,8 @@ def _curves(found: Findings) -> Picture:
                     rasterized=many,
                 )
             axes.set_ylim(low - pad, high + pad)
-            axes.set_xlabel(plain(names[0] if names else "x"))
-            axes.set_ylabel(plain(comparison.data["target_name"]))
+            axes.set_xlabel(for_figure(names[0] if names else "x"))
+            axes.set_ylabel(for_figure(comparison.data["target_name"]))
             plain_axes(axes)
 
         return draw
@@ -337,11 +337,11 @@ def _maps(found: Findings) -> Picture:
             prediction = drawn[name]
             draw_class_map(axes, across, up, prediction)
             called = prediction.class_names or [f"class {label}" for label in range(prediction.classes)]
-            draw_classes(axes, x[some], y[some], [plain(str(each)) for each in called], size=3.2)
+            draw_classes(axes, x[some], y[some], called, size=3.2)
             if reference in drawn and name != reference:
                 _draw_borders(axes, across, up, drawn[reference])
-            axes.set_xlabel(plain(names[0] if names else "x[0]"))
-            axes.set_ylabel(plain(names[1] if names else "x[1]"))
+            axes.set_xlabel(for_figure(names[0] if names else "x[0]"))
+            axes.set_ylabel(for_figure(names[1] if names else "x[1]"))
 
         return draw
 
@@ -512,7 +512,7 @@ def _intervals(found: Findings) -> Picture:
             pad = 0.03 * float(np.ptp(truth)) or 1.0
             axes.set_xlim(truth.min() - pad, truth.max() + pad)
             axes.set_ylim(min(ends.min(), truth.min()) - pad, max(ends.max(), truth.max()) + pad)
-            axes.set_xlabel(f"observed {plain(comparison.data['target_name'])}")
+            axes.set_xlabel(f"observed {for_figure(comparison.data['target_name'])}")
             axes.set_ylabel("predicted, with 90 % interval")
             plain_axes(axes)
 
@@ -560,7 +560,7 @@ def _reliability(found: Findings) -> Picture:
 
         def draw(axes: Axes, prediction: Prediction = prediction) -> None:
             draw_reliability(axes, prediction, labels)
-            axes.set_xlabel(plain(predicted_event(prediction)))
+            axes.set_xlabel(for_figure(predicted_event(prediction)))
             axes.set_ylabel("share that came true")
             axes.set_xlim(-0.03, 1.03)
             plain_axes(axes)

@@ -17,6 +17,7 @@ from ppl_bnn.diagnostics.function_space import (
 )
 from ppl_bnn.errors import InputError, UnsupportedError, message
 from ppl_bnn.mixing import Mixing
+from ppl_bnn.names import for_figure
 from ppl_bnn.posterior import DRAWN, Posterior
 from ppl_bnn.predictive import Prediction
 from ppl_bnn.reliability import BINS, Event
@@ -93,14 +94,14 @@ def convergence_figure(judged: Convergence, title: str = "Convergence") -> Figur
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3, frameon=False, fontsize=9)
         axes.grid(color="0.92", zorder=0)
         axes.set_axisbelow(True)
-    left.set_yticks(range(len(labels)), labels)
+    left.set_yticks(range(len(labels)), list(map(for_figure, labels)))
     left.set_ylim(len(labels) - 0.5, -0.5)
     nested = "" if judged.superchains is None else "nested "
     left.set_xlabel(f"{nested}R-hat - 1")
     right.set_xlabel("effective sample size")
     figure.suptitle(
-        f"{title}: {judged.chains} chains of {judged.draws} draws; R-hat within one chain {judged.rhat_within:.3f}, "
-        f"{judged.between_share:.0%} of the variance of f between chains",
+        f"{for_figure(title)}: {judged.chains} chains of {judged.draws} draws; R-hat within one chain "
+        f"{judged.rhat_within:.3f}, {judged.between_share:.0%} of the variance of f between chains",
         fontsize=13,
     )
     return figure
@@ -183,7 +184,7 @@ def running_score_figure(running: RunningScore, title: str = "Log score of the f
         )
     axes.set_xlabel("draws of each chain" if several else "draws")
     axes.set_ylabel("mean log score, nats per row")
-    axes.set_title(title, fontsize=13)
+    axes.set_title(for_figure(title), fontsize=13)
     axes.grid(color="0.92", zorder=0)
     axes.set_axisbelow(True)
     _legend(figure, {"": axes})
@@ -372,7 +373,7 @@ def draw_classes(axes: Axes, x: np.ndarray, y: np.ndarray, names: Sequence[str],
             markeredgecolor="black",
             markeredgewidth=0.5,
             markersize=size,
-            label=name,
+            label=for_figure(name),
         )
 
 
@@ -396,7 +397,7 @@ def _draw_intervals(figure: Figure, comparison: Comparison) -> None:
         return
     shown = keep[evenly(targets[keep])]
     truth = targets[shown]
-    target = comparison.data["target_name"]
+    target = for_figure(comparison.data["target_name"])
     lowest, highest = float(truth.min()), float(truth.max())
     for name, axes in panels.items():
         prediction = comparison.predictions.get(name)
@@ -446,7 +447,7 @@ def _draw_curves(figure: Figure, comparison: Comparison) -> None:
     panels = _panels(figure, comparison)
     x = comparison.test_inputs[:, 0]
     names = comparison.data.get("feature_names")
-    target = comparison.data["target_name"]
+    target = for_figure(comparison.data["target_name"])
     for name, axes in panels.items():
         prediction = comparison.predictions.get(name)
         if prediction is None:
@@ -457,7 +458,7 @@ def _draw_curves(figure: Figure, comparison: Comparison) -> None:
             axes.plot(x[seen], y[seen], mark, color="black", markersize=4.0, alpha=0.7, label=label)
         axes.set_title(_title(comparison, name), fontsize=10)
         axes.grid(color="0.92", zorder=0)
-    _label_bottom(panels, names[0] if names else "x")
+    _label_bottom(panels, for_figure(names[0]) if names else "x")
     figure.supylabel(target, fontsize=11)
     figure.suptitle(
         f"Predictions of {target}, with bands of 90 %, and {len(x)} test rows",
@@ -545,7 +546,7 @@ def _draw_classes(figure: Figure, comparison: Comparison) -> None:
             upper.tick_params(labelleft=False)
             lower.tick_params(labelleft=False)
         lower.set_xlabel("probability given to the class\nthat occurred", fontsize=9)
-        upper.set_xlabel(predicted_event(prediction), fontsize=9)
+        upper.set_xlabel(for_figure(predicted_event(prediction)), fontsize=9)
         upper.tick_params(labelbottom=True)
     for row in range(1, 2 * blocks, 2):
         for axes in grid[row]:
@@ -553,7 +554,7 @@ def _draw_classes(figure: Figure, comparison: Comparison) -> None:
                 axes.set_ylim(0.0, 1.05 * tallest)
     grid[0, 0].set_xlim(-0.02, 1.02)
     figure.suptitle(
-        f"{comparison.data['target_name']}: probabilities against what happened, {len(labels)} test rows",
+        f"{for_figure(comparison.data['target_name'])}: probabilities against what happened, {len(labels)} test rows",
         fontsize=13,
     )
     _legend(figure, {f"{index}": axes for index, axes in enumerate(grid[:2, 0])})
@@ -625,7 +626,7 @@ def prior_figure(
         _draw_prior_classes(figure, predict(x), y)
     else:
         _draw_prior_rows(figure, predict(x), y, target_name)
-    figure.suptitle(title, fontsize=13)
+    figure.suptitle(for_figure(title), fontsize=13)
     return figure
 
 
@@ -655,8 +656,8 @@ def _draw_prior_curves(
         label = "mean functions of draws" if index == 0 else None
         axes.plot(grid, prediction.take_draws([draw]).mean, color=BLUE, linewidth=1.0, alpha=0.7, label=label)
     axes.plot(x[:, 0], y, ".", color="black", markersize=4.0, alpha=0.7, label="what was observed")
-    axes.set_xlabel(names[0] if names else "x")
-    axes.set_ylabel(target)
+    axes.set_xlabel(for_figure(names[0]) if names else "x")
+    axes.set_ylabel(for_figure(target))
     axes.grid(color="0.92", zorder=0)
     _legend(figure, {"": axes})
 
@@ -684,9 +685,9 @@ def _draw_prior_maps(
         axes.set_axis_off()
     for index, axes in enumerate(panels):
         if index >= 3:
-            axes.set_xlabel(names[0] if names else "x[0]")
+            axes.set_xlabel(for_figure(names[0]) if names else "x[0]")
         if index % 3 == 0:
-            axes.set_ylabel(names[1] if names else "x[1]")
+            axes.set_ylabel(for_figure(names[1]) if names else "x[1]")
     _legend(figure, {"": panels[0]})
 
 
@@ -706,7 +707,7 @@ def _draw_prior_rows(figure: Figure, prediction: Prediction, y: np.ndarray, targ
         )
     left.plot(at, truth, ".", color="black", markersize=4.0, label="what was observed", zorder=3)
     left.set_xlabel("rows, in the order of what was observed")
-    left.set_ylabel(target)
+    left.set_ylabel(for_figure(target))
     # The far tails of a heavy prior would flatten all the rest.
     values = np.ravel(part.sample(200, 0))
     low, high = np.quantile(values, [0.005, 0.995])
@@ -770,7 +771,7 @@ def _draw_prior_classes(figure: Figure, prediction: Prediction, y: np.ndarray) -
             markersize=8.0,
             label="observed" if label == 0 else None,
         )
-    right.set_xticks(range(classes), list(map(str, called)), rotation=0 if classes < 8 else 90)
+    right.set_xticks(range(classes), list(map(for_figure, called)), rotation=0 if classes < 8 else 90)
     right.set_ylabel("share of rows in this class")
     right.set_ylim(-0.03, 1.03)
     for axes in (left, right):
@@ -793,7 +794,7 @@ def _figure() -> Figure:
 
 def _called(comparison: Comparison, name: str) -> str:
     standing = comparison.table.loc[name, "reference"]
-    return f"{name}, {standing}" if standing else name
+    return for_figure(f"{name}, {standing}" if standing else name)
 
 
 def _label_bottom(panels: Mapping[str, Axes], text: str) -> None:
@@ -821,8 +822,8 @@ def _panels(figure: Figure, comparison: Comparison) -> dict[str, Axes]:
 
 def _say(axes: Axes, comparison: Comparison, name: str) -> None:
     reason = comparison.failures.get(name, "no prediction")
-    axes.set_title(f"{name}: failed", fontsize=10)
-    text = "\n".join(textwrap.wrap(textwrap.shorten(reason, 400), 44))
+    axes.set_title(for_figure(f"{name}: failed"), fontsize=10)
+    text = for_figure("\n".join(textwrap.wrap(textwrap.shorten(reason, 400), 44)))
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", fontsize=9, color=GREY)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ppl_bnn.diagnostics.importance import K_LIMIT
 from ppl_bnn.errors import InputError, message, unknown_name
 from ppl_bnn.grid_result import LARGER_IS_BETTER, GridResult
+from ppl_bnn.names import for_figure
 from ppl_bnn.reliability import LEVELS
 from ppl_bnn.reporting.figures import BLUE, GREY
 from ppl_bnn.reporting.grid_verdict import SCORE, GridFindings, Pair, Ranks, words_of_ranks
@@ -30,7 +31,6 @@ from ppl_bnn.reporting.panels import (
     height_for,
     line_of,
     names_below,
-    plain,
     plain_axes,
     together,
     with_error,
@@ -317,7 +317,7 @@ def _of_classes(name: str, binned: Mapping[str, Mapping[str, np.ndarray]]) -> Pa
                 each["share"],
                 marker="o",
                 markersize=3.5,
-                label=plain(method),
+                label=for_figure(method),
                 **line_of(index),
             )
         axes.set_xlim(-0.03, 1.03)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppl_bnn.errors import InputError, UnsupportedError, message
 from ppl_bnn.files import part_of, write_whole
+from ppl_bnn.names import for_spreadsheet, from_figure
 from ppl_bnn.quiet import ignored
 from ppl_bnn.reporting.figures import BLUE, CLASS_COLOURS, GREY, ORANGE, SKY, VERMILION
 from ppl_bnn.reporting.panels import INK, WIDTH, Panel, Picture, legend_entries, new_figure
@@ -111,7 +112,7 @@ def write_numbers(target: Path, frames: Mapping[str, pd.DataFrame], form: str) -
     for name, frame in frames.items():
         buffer = io.BytesIO()
         if form == "csv":
-            buffer.write(frame.to_csv(index=False).encode())
+            buffer.write(for_spreadsheet(frame).to_csv(index=False).encode())
         else:
             frame.to_parquet(buffer, index=False)
         ending = "" if name == "table" else f"-{name}"
@@ -243,7 +244,7 @@ def shown(picture: Picture) -> dict[str, Any]:
         "caption": picture.caption,
         "missing": picture.missing,
         "panels": panels,
-        "legend": [(label.replace(r"\$", "$"), swatch) for label, swatch in entries.items()],
+        "legend": [(from_figure(label), swatch) for label, swatch in entries.items()],
         "download": download(numbers) if small and numbers is not None else "",
         "rows": 0 if numbers is None else len(numbers),
     }
@@ -282,7 +283,7 @@ def _svg(figure: Any, prefix: str, attributes: str) -> str:
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
     box = re.search(r'viewBox="[^"]*"', text)
     assert box is not None
-    text = re.sub(r"<svg[^>]*>", f"<svg {box.group()} {attributes}>", text, count=1)
+    text = re.sub(r"<svg[^>]*>", lambda _: f"<svg {box.group()} {attributes}>", text, count=1)
     return re.sub(r"<[^>]+>", lambda tag: _themed(tag.group(), prefix), text)
 
 
@@ -314,7 +315,7 @@ def _attribute(text: str) -> str:
 
 def download(frame: pd.DataFrame, *, exact: bool = False) -> str:
     """A table as the address of a download that is made of the page itself; eight digits, or with `exact` all."""
-    content = frame.to_csv(index=False, float_format=None if exact else "%.8g").encode()
+    content = for_spreadsheet(frame).to_csv(index=False, float_format=None if exact else "%.8g").encode()
     return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(content).decode()}"
 
 

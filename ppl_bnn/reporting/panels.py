@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ppl_bnn.names import for_figure
 from ppl_bnn.reporting.figures import BLUE, CLASS_COLOURS, GREY, ORANGE
 from ppl_bnn.reporting.summary import STANDARD_ERRORS
 
@@ -58,7 +59,7 @@ def together(picture: Picture) -> Figure:
     """All panels of a picture in one figure, with one legend; where there are none, its reason."""
     if not picture.panels:
         figure = new_figure(2.0 * WIDTH, HEIGHT)
-        figure.text(0.5, 0.5, plain(picture.missing), ha="center", va="center", wrap=True, fontsize=9)
+        figure.text(0.5, 0.5, for_figure(picture.missing), ha="center", va="center", wrap=True, fontsize=9)
         return figure
     count = len(picture.panels)
     columns = min(count, 3 if count != 4 else 2)
@@ -70,7 +71,7 @@ def together(picture: Picture) -> Figure:
         axes.set_axis_off()
     for axes, panel in zip(grid, picture.panels, strict=False):
         panel.draw(axes)
-        axes.set_title(plain(panel.title), fontsize=10)
+        axes.set_title(for_figure(panel.title), fontsize=10)
     entries = legend_entries(grid[:count])
     if entries:
         figure.legend(
@@ -81,7 +82,7 @@ def together(picture: Picture) -> Figure:
             frameon=False,
             fontsize=9,
         )
-    figure.suptitle(picture.title, fontsize=12)
+    figure.suptitle(for_figure(picture.title), fontsize=12)
     return figure
 
 
@@ -293,7 +294,7 @@ def _draw_shares(
     axes.axhline(0.0, color=GREY, linewidth=1.0, linestyle="--")
     for index, (name, each) in enumerate(values.items()):
         shares = np.array([share(each, level) for level in levels])
-        axes.plot(levels, shares - levels, label=plain(name), **line_of(index))
+        axes.plot(levels, shares - levels, label=for_figure(name), **line_of(index))
     axes.set_xlim(0.0, 1.0)
     plain_axes(axes)
 
@@ -322,17 +323,12 @@ def draw_marks_inside(axes: Axes, values: Sequence[float], low: float, high: flo
 # --- pieces -----------------------------------------------------------------------------------------------
 
 
-def plain(text: str) -> str:
-    """Text of a user's for matplotlib, to which two dollar signs would be mathematics."""
-    return str(text).replace("$", r"\$")
-
-
 def short(name: str) -> str:
     """A name that fits beside an axis."""
     if len(name) > LONGEST_NAME:
         half = (LONGEST_NAME - 1) // 2
         name = f"{name[:half]}…{name[-half:]}"
-    return plain(name)
+    return for_figure(name)
 
 
 def frame_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:

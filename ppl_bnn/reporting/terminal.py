@@ -171,6 +171,7 @@ def _print_grid(
 
 def _grid(comparison: Comparison, columns: list[Column], named: bool) -> Any:
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
@@ -184,7 +185,7 @@ def _grid(comparison: Comparison, columns: list[Column], named: bool) -> Any:
     for name, row in comparison.table.to_dict(orient="index").items():
         cells = [cell(row, column) for column in columns]
         system = [str(row["ppl"] or "-")] if named else []
-        grid.add_row(str(name), *system, *cells, style="red" if row["failure"] else None)
+        grid.add_row(escape(str(name)), *system, *cells, style="red" if row["failure"] else None)
     if columns[0].source == "gap_mean":
         floors = comparison.table[["gap_mean_floor", "gap_sd_floor"]].dropna()
         if len(floors):
