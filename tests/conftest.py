@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,8 @@ def compiled_programs() -> Iterator[None]:
     import jax
 
     with tempfile.TemporaryDirectory(prefix="ppl-bnn-tests-") as folder:
-        jax.config.update("jax_compilation_cache_dir", folder)
+        # Many short runs over the same programs, as in planted_faults.py, share a folder.
+        jax.config.update("jax_compilation_cache_dir", os.environ.get("PPL_BNN_TESTS_COMPILED", folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
         yield
 
