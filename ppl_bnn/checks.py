@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.errors import InputError, ModelError, message
+from ppl_bnn.names import clean_lines
 
 
 def check_inputs(x: Any, features: Any = None, flat: bool = False) -> Any:
@@ -118,6 +119,15 @@ def text_labels(y: Any) -> tuple[Any, tuple[str, ...] | None]:
     if not len(array) or not all(isinstance(value, str) for value in array):
         return y, None
     labels, codes = np.unique(array.astype(str), return_inverse=True)
+    for label in labels:
+        # Predictions keep the labels, so they are not changed: what no file or terminal takes is refused.
+        if clean_lines(label) != label:
+            raise InputError(
+                "y: "
+                + message(
+                    "labels without control characters and half characters", repr(str(label)), "other labels"
+                )
+            )
     return codes.astype(np.int64), tuple(str(label) for label in labels)
 
 

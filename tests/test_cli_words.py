@@ -157,9 +157,10 @@ def test_escape_codes_do_not_reach_the_terminal(tmp_path: Path) -> None:
     assert (code, "column 'b\ufffd'" in err) == (2, True)
     code, out, err = invoke("compare", "--data", file)
     assert (code, "a\ufffd[31m, b\ufffd, y" in err) == (2, True)
-    code, out, err = invoke("compare", "mo\x1b[31mdel")
-    assert code == 2
-    assert "\x1b" not in out + err
+    for words in (["mo\x1b[31mdel"], ["--data", "a\x1b[31m.csv", "--target", "y"]):
+        code, out, err = invoke("compare", *words)
+        assert code == 2
+        assert "\x1b" not in out + err
 
 
 def test_the_picture_of_a_prior_is_a_file_where_it_is_called_one(csv: Path) -> None:

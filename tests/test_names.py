@@ -142,7 +142,7 @@ def test_hostile_names_cost_nothing_from_fit_to_page(
         out=tmp_path,
         feature_names=[f"{name}{at}" for at, name in enumerate((hostile * 3)[:features])],
         class_names=(hostile * 3)[1:4] if task == "classification" else None,
-        target_name=hostile[0],
+        target_name=" ".join(hostile[:2]),
         card={"name": hostile[-1], "description": hostile[1]},
         reference="map",
     )
@@ -154,7 +154,7 @@ def test_hostile_names_cost_nothing_from_fit_to_page(
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", page)
     assert "$a_$ [b]" in page
     again = bnn.Comparison.load(tmp_path)
-    assert again.data["target_name"] == names.clean(hostile[0])
+    assert again.data["target_name"] == names.clean(" ".join(hostile[:2]))
     assert "\x1b" not in again.markdown()
 
 
@@ -201,3 +201,22 @@ def test_names_given_to_a_fit_are_clean(tmp_path: Path) -> None:
     assert posterior.feature_names == ("a\ufffd", "b\ufffd")
     posterior.to_datatree().to_netcdf(tmp_path / "x.nc", engine="h5netcdf")
     assert posterior.predict(x).class_names == ("\ufffd", "b", "c")
+
+
+@pytest.mark.parametrize("label", ["half \ud800", "\x1b[31mred", "a\0b"])
+def test_labels_of_text_are_refused_where_no_file_takes_them(label: str) -> None:
+    (x, y), _ = rows("classification", 2)
+    with pytest.raises(InputError, match="labels without control characters"):
+        bnn.MAP(steps=5).fit(partial(classes, classes=2), x, np.array(["plain", label])[(y > 0).astype(int)])
+
+
+def test_a_label_is_no_part_of_a_regular_expression() -> None:
+    from ppl_bnn.reporting.html import shown
+    from ppl_bnn.reporting.panels import Panel, Picture
+
+    words = r"\1 \g<0> \g<none> \d"
+    panel = Panel(words, lambda axes: axes.plot([0.0, 1.0], label=names.for_figure(words)), words)
+    found = shown(Picture("key", "title", "", (panel,)))
+    assert found["missing"] == ""
+    assert r'aria-label="\1 \g&lt;0&gt; \g&lt;none&gt; \d"' in found["panels"][0]["svg"]
+    assert [label for label, _ in found["legend"]] == [words]
