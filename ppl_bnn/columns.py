@@ -81,18 +81,25 @@ def read_cells(path: Path) -> dict[str, list[str]]:
     except pd.errors.EmptyDataError:
         raise refusal("a CSV file with a header line", f"{path}, which is empty", "another") from None
     except (pd.errors.ParserError, UnicodeDecodeError, OSError) as problem:
+        if isinstance(problem, pd.errors.ParserError):
+            _refuse_other_marks(header_of(path))
         raise refusal(
             "a comma-separated file in UTF-8", f"{path}: {str(problem).strip()}", "one row of cells per line"
         ) from problem
     # pandas pads a line of too few cells with empty ones, which are then refused as missing.
     cells = [[str(cell).strip() for cell in frame[column]] for column in frame]
     header = [clean(column[0]) for column in cells]
-    if len(header) == 1 and re.search(r"[;\t|]", cells[0][0]):
-        raise refusal("cells separated by commas", f"the header {header[0]!r}", "commas")
+    _refuse_other_marks([cells[0][0]] if len(cells) == 1 else header)
     refuse_duplicates(header, str(path))
     if len(frame) < 2:
         raise refusal(f"rows below the header of {path}", "no rows", "a file with data")
     return {name: column[1:] for name, column in zip(header, cells, strict=True)}
+
+
+def _refuse_other_marks(header: Sequence[str]) -> None:
+    if len(header) == 1 and re.search(r"[;\t|]", header[0]):
+        advice = "commas, and points in numbers; a spreadsheet saves such a file as CSV UTF-8"
+        raise refusal("cells separated by commas", f"the header {clean(header[0])!r}", advice)
 
 
 def header_of(path: Path) -> list[str]:
@@ -204,7 +211,8 @@ def parse_target(
             words = "numbers"
             if whole and different.size <= FEW_VALUES:
                 listed = _some([f"{value:.0f}" for value in different])
-                words += f", though only {different.size} whole ones occur ({listed})"
+                only = f"{different.size} whole ones occur" if different.size > 1 else "one value occurs"
+                words += f", though only {only} ({listed})"
                 words += "; task='classification' reads them as classes" if different.size > 1 else ""
             return values, None, words
         if not whole:

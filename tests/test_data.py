@@ -415,6 +415,7 @@ def test_csv_targets(tmp_path):
         ("a,b,y\n", "no rows"),
         ("", "which is empty"),
         ("a;b;y\n1;2;3\n", "separated by commas"),
+        ("a;b;y\n1,2;3,4;5,6\n2,2;3,1;4,6\n", "separated by commas; came the header 'a;b;y'"),
         ("a,b,y\n1,2,one\n4,5,one\n", "two classes or more in target 'y'; came only 'one'"),
         ("a,a=u,y\nu,1,3\nv,2,6\n", "'a=u' twice"),
         ("a=u,a,y\n1,u,3\n2,v,6\n", "'a=u' twice"),
@@ -518,6 +519,8 @@ def test_two_whole_numbers_are_classes_and_three_are_not(tmp_path):
     assert [task(values) for values in ([0, 1], [1, 2], ["0.0", "1.0"])] == ["classification"] * 3
     assert [task(values) for values in ([0, 1, 2], [0.5, 1.5], [3])] == ["regression"] * 3
     assert task([0, 1], task="regression") == "regression"
+    constant = data.read_csv(write(tmp_path, "a,y\n1,3\n2,3\n"), "y")
+    assert constant.reading == "target y as numbers, though only one value occurs (3); a as numbers"
     text = "a,y\n" + "".join(f"{row},w{row % 51}\n" for row in range(60))
     with pytest.raises(InputError, match="at most 50 classes in target 'y'; came 51 different words"):
         data.read_csv(write(tmp_path, text), "y")
