@@ -187,7 +187,7 @@ METHODS = {
     "map": bnn.MAP(steps=100, polish=False),
     "svi": bnn.SVI(steps=200),
     "laplace": bnn.Laplace(curvature="hessian", start=bnn.MAP()),
-    "nuts": bnn.NUTS(warmup=100, draws=100, chains=2),
+    "nuts": bnn.NUTS(warmup=30, draws=20, chains=1, max_tree_depth=5),
 }
 # The joint density of scales and of what they scale has no mode: Laplace says so.
 NO_MODE = ("horseshoe", "baseball", "baseball_with_leagues", "hierarchical_forecasting", "hierarchical")
