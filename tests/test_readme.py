@@ -45,9 +45,10 @@ def test_the_commands_and_their_options_exist():
     from typer.main import get_command
 
     from ppl_bnn import data, zoo
-    from ppl_bnn.cli import commands, plan
+    from ppl_bnn.cli import plan
+    from ppl_bnn.cli.commands import app
 
-    root: Any = get_command(commands.app)
+    root: Any = get_command(app)
     seen = set()
     for words in commands():
         if Path(words[0]).name != "ppl-bnn":
