@@ -15,6 +15,7 @@ from ppl_bnn import dist, likelihoods, priors
 from ppl_bnn.errors import CurvatureError, UnsupportedError
 from ppl_bnn.inference import laplace
 from ppl_bnn.inference.precision import DiagonalCurvature, FactorCurvature, FullCurvature
+from ppl_bnn.language.transforms import GaussianPrior
 from tests.problems import Conjugate, in_both_systems
 
 NOISE = 0.5
@@ -431,3 +432,22 @@ def test_a_singular_curvature_without_a_prior_is_named():
     # Where the data do determine every weight, no prior is needed.
     whole = rng.normal(size=(7, 4))
     close(FactorCurvature(whole).gaussian(np.zeros(4)).precision(), whole.T @ whole)
+
+
+def test_a_joint_normal_prior_far_from_zero_is_no_funnel(ppl, rng):
+    """Far from its centre a normal log density is nearly linear, as that of a scale that goes to zero is."""
+    x, y = rng.normal(size=(30, 2)), rng.normal(size=30)
+    mode = {"output.weight": np.full((2, 1), -3000.0), "output.bias": np.zeros(1)}
+    precision = np.array([[2.0, 0.5, 0.3], [0.5, 1.0, 0.2], [0.3, 0.2, 1.5]])
+    prior = GaussianPrior(mode, joint=((tuple(mode), precision),))
+
+    def model(x, y=None):
+        bnn.observe(y, bnn.mlp(x, [1]), likelihoods.Gaussian(1.0))
+
+    fitted = bnn.fit(bnn.with_prior(model, prior), x, y, bnn.Laplace(ppl=ppl), progress=False)
+    design = np.column_stack([x, np.ones(30)])
+    before = np.array([-3000.0, -3000.0, 0.0])
+    exact = np.linalg.solve(precision + design.T @ design, precision @ before + design.T @ y)
+    centre = fitted.approximation.centre()
+    found = np.r_[centre["output.weight"][:, 0], centre["output.bias"]]
+    np.testing.assert_allclose(found, exact, rtol=1e-4)
