@@ -341,8 +341,9 @@ def _check_flags(manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> 
     features, table = manifest["feature_names"], arrays.get("inputs/array")
     if features is not None and table is not None and table.ndim == 2 and len(features) != table.shape[1]:
         raise ValueError(f"feature_names has {len(features)} names, and the inputs {table.shape[1]} columns")
+    # A draw of a float32 fit may be made in float64, in NumPy; that of a float64 fit is never float32.
     for name, value in _part(arrays, "probe").items():
-        if value.dtype.kind == "f" and value.dtype != manifest["info"]["dtype"]:
+        if value.dtype == np.float32 and manifest["info"]["dtype"] == "float64":
             raise ValueError(f"info.dtype is {manifest['info']['dtype']}, and {name} is {value.dtype}")
 
 

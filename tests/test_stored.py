@@ -21,6 +21,7 @@ from ppl_bnn.files import write_arrays
 from ppl_bnn.grid_result import GridResult
 from ppl_bnn.inference.checkpoint import Checkpoint
 from ppl_bnn.storage import ARRAYS, MANIFEST, TREE, _put_in_place
+from tests.problems import regression_data, small_network
 
 READER = stored.Reader("folder", "a whole thing", "making it again")
 
@@ -114,10 +115,32 @@ def test_a_flag_that_contradicts_the_arrays_is_refused_whatever_its_checksum(tmp
         assert said in came
         assert str(tmp_path) in came
         (tmp_path / MANIFEST).write_bytes(content)
-    changed(tmp_path / MANIFEST, lambda words: words["info"].update(dtype="float32"))
-    assert outcome(read)[0] == "refused"
-    changed(tmp_path / MANIFEST, lambda words: words["info"].update(dtype="float64"))
     assert outcome(read) == ("same", before)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        bnn.MAP(dtype="float32", steps=50),
+        bnn.SVI(dtype="float32", steps=20),
+        bnn.SVGD(dtype="float32", steps=20),
+    ],
+    ids=lambda method: method.name,
+)
+def test_a_posterior_in_single_precision_comes_back(method: Any, tmp_path: Path) -> None:
+    x, y = regression_data(rows=20)
+    fitted = bnn.fit(small_network, x, y, method)
+    again = bnn.load(fitted.save(tmp_path), small_network)
+    assert again.info.dtype == "float32"
+    np.testing.assert_array_equal(again.predict(x).mean, fitted.predict(x).mean)
+
+
+def test_draws_in_single_precision_are_of_no_fit_in_double_precision(tmp_path: Path) -> None:
+    x, y = regression_data(rows=20)
+    bnn.fit(small_network, x, y, bnn.SVGD(dtype="float32", steps=20)).save(tmp_path)
+    changed(tmp_path / MANIFEST, lambda words: words["info"].update(dtype="float64"))
+    with pytest.raises(DamagedError, match=r"info\.dtype is float64"):
+        bnn.load(tmp_path, small_network)
 
 
 def test_a_prediction_of_whole_numbers_is_refused_whatever_its_checksum(tmp_path: Path) -> None:
