@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,3 +219,13 @@ def test_a_grid_whose_cluster_ends_keeps_what_is_finished(
     alive.clear()
     result = grid.run(tmp_path / "grid", engine="dask://127.0.0.1:1")
     assert (result.missing, result.failures, len(result.cells)) == (0, 0, 3)
+
+
+def test_the_limit_on_threads_ends_with_the_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A cluster of threads computes pieces in the caller's own process.
+    monkeypatch.delenv("NPROC", raising=False)
+    assert clusters._called(os.environ.get, ("NPROC",)) == os.environ.get("OMP_NUM_THREADS", "1")
+    assert "NPROC" not in os.environ
+    monkeypatch.setenv("NPROC", "3")
+    assert clusters._called(os.environ.get, ("NPROC",)) == "3"
+    assert os.environ["NPROC"] == "3"
