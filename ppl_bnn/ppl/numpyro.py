@@ -35,6 +35,7 @@ from ppl_bnn.ppl.protocol import (
     cores,
     described,
     resolve_device,
+    row_count,
 )
 from ppl_bnn.ppl.turns import Turn
 
@@ -349,12 +350,19 @@ class _Assign(Messenger):
 
 
 class _AllRows(Messenger):
-    """Plates that draw a subsample are over all rows: the density is what a subsample is an estimate of."""
+    """Plates that draw a subsample of the rows are over all of them: the density is what a subsample is an estimate of.
+
+    A plate of as many as there are rows is not touched: it scales a mini-batch to a population.
+    """
+
+    def __init__(self, rows: int):
+        super().__init__()
+        self.rows = rows
 
     def process_message(self, msg: Any) -> None:
         if msg["type"] == "plate":
             size, subsample = msg["args"]
-            if subsample is not None and subsample != size:
+            if subsample not in (None, size, self.rows):
                 msg["args"] = (size, size)
                 msg["value"] = jnp.arange(size)
 
@@ -433,7 +441,7 @@ class NumPyro:
 
         @functools.wraps(inner)
         def native(x: Any, y: Any = None, **keywords: Any) -> Any:
-            with _AllRows():
+            with _AllRows(row_count(x)):
                 return inner(x, y, **keywords)
 
         return native

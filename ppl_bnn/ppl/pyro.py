@@ -35,6 +35,7 @@ from ppl_bnn.ppl.protocol import (
     constrained_parameter,
     described,
     resolve_device,
+    row_count,
 )
 from ppl_bnn.ppl.pyro_modules import in_session, messenger
 from ppl_bnn.ppl.pyro_session import TURN, opened, outside, rest, resting, typed
@@ -548,7 +549,7 @@ class Pyro:
 
         @functools.wraps(inner)
         def native(x: Any, y: Any = None, **keywords: Any) -> Any:
-            with messenger()():
+            with messenger()(row_count(x)):
                 return inner(x, y, **keywords)
 
         return native

@@ -58,14 +58,16 @@ def messenger() -> Any:
     from pyro.poutine.messenger import Messenger
 
     class InSession(Messenger):
-        def __init__(self) -> None:
+        def __init__(self, rows: int) -> None:
             super().__init__()
+            self.rows = rows
             self.dtype, self.device = floating(), torch.get_default_device()
 
         def _pyro_sample(self, msg: Any) -> None:
             if type(msg["fn"]).__name__ == "_Subsample":
                 size, rows = msg["fn"].size, msg["fn"].subsample_size
-                if rows is not None and rows < size:
+                # A plate of as many as there are rows scales a mini-batch to a population.
+                if rows not in (None, size, self.rows):
                     raise refuse_subsample(msg["name"], size, rows)
             elif not msg["is_observed"]:
                 msg["fn"] = moved(msg["fn"], self.dtype, self.device)
