@@ -276,7 +276,7 @@ def test_classes(row, ppl):
     assert prediction.probabilities.shape == (4, 3)
     assert np.allclose(prediction.probabilities.sum(1), 1.0)
     with pytest.raises(InputError, match=r"labels 0\.\.2"):
-        fit(row, ppl, small_classifier, data=(x, y + 1))
+        fit(row, ppl, small_classifier, data=(x, y + 2))
 
 
 @pytest.mark.parametrize(("row", "ppl"), CASES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,18 @@ def skip_weights(direct: np.ndarray) -> np.ndarray:
     return np.concatenate([direct, np.zeros_like(direct)], -1)
 
 
-def test_iaf_layer_is_pyros_with_the_same_weights(rng: np.random.Generator) -> None:
+@pytest.fixture
+def double_by_default() -> Iterator[None]:
+    """Pyro's networks are made in torch's default type, which a session leaves alone."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def test_iaf_layer_is_pyros_with_the_same_weights(double_by_default: None, rng: np.random.Generator) -> None:
     import torch
     from pyro.distributions.transforms import AffineAutoregressive
     from pyro.nn import AutoRegressiveNN
@@ -154,7 +166,9 @@ def test_iaf_layer_is_numpyros_with_the_same_weights(rng: np.random.Generator) -
         np.testing.assert_allclose(block.inverse_layer(own, 0, y)[0], theirs._inverse(expected), rtol=1e-9)
 
 
-def test_iaf_is_two_of_pyros_with_the_order_reversed_between_them(rng: np.random.Generator) -> None:
+def test_iaf_is_two_of_pyros_with_the_order_reversed_between_them(
+    double_by_default: None, rng: np.random.Generator
+) -> None:
     """The whole draw and its log density, by a transformed distribution of Pyro's own."""
     import pyro.distributions as pyro_dist
     import torch

@@ -21,7 +21,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from ppl_bnn import cells, grid_result
+from ppl_bnn import cells, grid_result, stored
 from ppl_bnn.data import Table
 from ppl_bnn.errors import InputError, UnknownNameError
 from ppl_bnn.grid_result import GridResult
@@ -303,7 +303,8 @@ def test_what_failed_and_what_is_missing_is_counted(whole: GridResult, text: str
     found = grid_verdict(whole)
     assert found.failures == (f"map failed in 2 of 30 cells: ModelError: {HOSTILE} (2).",)
     assert found.missing == (
-        "3 of 123 cells have not been computed: nuts 3. The same run goes on with them.",
+        "This grid was interrupted, or is still being computed: 3 of 123 cells have not been computed: nuts 3. "
+        "The same run goes on with them.",
     )
     said = Read(text).said
     assert "118 of 123 cells have a result, 2 failed, 3 are missing" in said
@@ -554,7 +555,9 @@ def rows_of(text: str, number: int) -> tuple[list[str], dict[str, list[tuple[str
     found = {}
     for name, row in re.findall(r'<th scope="row" data-order="([^"]*)">(.*?)</tr>', body, re.DOTALL):
         found[html.unescape(name)] = re.findall(
-            r'<td data-order="([^"]*)"(?: class="([^"]*)")?>(.*?)</td>', row, re.DOTALL
+            r'<td data-heading="[^"]*" data-order="([^"]*)"(?: class="([^"]*)")?><span>(.*?)</span></td>',
+            row,
+            re.DOTALL,
         )
     return headings, found
 
@@ -589,7 +592,10 @@ def test_tables_are_the_table_and_marks_those_of_the_paired_differences(whole: G
     assert {LEVEL, ""} <= marked
     # The noise floor stands below the gaps, and nowhere else.
     foot = text[text.index("<tfoot>") : text.index("</tfoot>")]
-    assert [each for each in re.findall(r"<td>(.*?)</td>", foot) if each] == ["0.05", "1.10"]
+    assert [each for each in re.findall(r"<td[^>]*><span>(.*?)</span></td>", foot) if each] == [
+        "0.05",
+        "1.10",
+    ]
 
 
 def test_downloads_are_the_files_that_save_writes(whole: GridResult, text: str, tmp_path: Path) -> None:
@@ -617,12 +623,12 @@ def test_the_data_have_their_cards(whole: GridResult, tmp_path: Path) -> None:
     # The manifest has them since cards are kept; one from before has none.
     manifest = {
         "kind": grid_result.KIND, "format": grid_result.FORMAT, "reference": None, "axes": whole.axes, "cells": [],
-        "left_out": [], "data": {"one": card},
+        "files": {}, "left_out": [], "data": {"one": card},
     }  # fmt: skip
     file = tmp_path / grid_result.MANIFEST
-    file.write_text(json.dumps(manifest))
+    stored.write_manifest(file, manifest)
     assert GridResult.load(tmp_path).settings["data"] == {"one": card}
-    file.write_text(json.dumps({key: value for key, value in manifest.items() if key != "data"}))
+    stored.write_manifest(file, {key: value for key, value in manifest.items() if key != "data"})
     assert GridResult.load(tmp_path).settings["data"] == {}
     text = page(replace(whole, settings={**whole.settings, "data": {"one": card}}), pictures=[])
     said = Read(text).said
