@@ -98,8 +98,8 @@ class _Raised:
 
 
 def _called(function: Callable[..., Any], task: tuple[Any, ...]) -> Any:
-    # Dask and Ray limit the threads of all libraries but XLA, which reads NPROC when it is first loaded. The process may
-    # be the caller's own, as in a Dask cluster of threads, so the variable does not stay.
+    # Dask and Ray limit the threads of all libraries but XLA, which reads NPROC when it is first loaded. The process
+    # may be the caller's own, as in a Dask cluster of threads, so the variable does not stay.
     limited = "NPROC" in os.environ
     os.environ.setdefault("NPROC", os.environ.get("OMP_NUM_THREADS", "1"))
     try:
