@@ -122,7 +122,8 @@ class _Estimator(BaseEstimator):
 
     def _sizes(self) -> dict[str, Any]:
         """The keyword arguments of the model that have a value: what was given, else their defaults."""
-        given = self.model_arguments or {}
+        # Anything else is refused by `fit`.
+        given = self.model_arguments if isinstance(self.model_arguments, Mapping) else {}
         values = {name: given.get(name, default) for name, default in self._arguments().items()}
         return {name: value for name, value in values.items() if value is not inspect.Parameter.empty}
 
