@@ -45,7 +45,7 @@ def comparison(
 ) -> Comparison:
     classes = next(iter(predictions.values())).is_classes
     rows = {name: scores.scores_of(prediction, y) for name, prediction in predictions.items()}
-    table = pd.DataFrame.from_dict(rows | {name: {} for name in failed}, orient="index")
+    table = pd.DataFrame.from_dict(rows, orient="index").reindex([*rows, *failed])
     table["reference"] = ""
     table.loc[table.index[0], "reference"] = "reference"
     return Comparison(
