@@ -48,3 +48,14 @@ def rng() -> np.random.Generator:
 @pytest.fixture(params=["numpyro", "pyro"])
 def ppl(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture
+def double_by_default() -> Iterator[None]:
+    """What is written by hand in torch or Pyro has torch's default type, which a session leaves alone."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)

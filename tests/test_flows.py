@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -90,17 +89,6 @@ def iaf_layer(rng: np.random.Generator, size: int = 4, hidden: int = 9) -> tuple
 def skip_weights(direct: np.ndarray) -> np.ndarray:
     """Linear terms beside the network, of m and, none, of the gate, as both systems lay them out."""
     return np.concatenate([direct, np.zeros_like(direct)], -1)
-
-
-@pytest.fixture
-def double_by_default() -> Iterator[None]:
-    """Pyro's networks are made in torch's default type, which a session leaves alone."""
-    import torch
-
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 def test_iaf_layer_is_pyros_with_the_same_weights(double_by_default: None, rng: np.random.Generator) -> None:

@@ -50,7 +50,7 @@ def test_advice_is_held_against_what_fits_take(script, capsys):
     assert "took" in capsys.readouterr().out
 
 
-def test_hand_written_models_are_the_same_models(script):
+def test_hand_written_models_are_the_same_models(script, double_by_default):
     """Log joints of the language and of the hand-written models agree."""
     import jax
     import numpyro.infer.util
