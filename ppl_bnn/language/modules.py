@@ -28,6 +28,7 @@ from ppl_bnn.language.framework_modules.calls import (
     Array,
     Call,
     Framework,
+    ModuleUse,
     Parameter,
     arrays_in,
     check_system,
@@ -83,10 +84,20 @@ def module(
     constants, and all is well. Buffers and variables that are no parameters follow the floating type and the device of
     the fit, whatever type the module was made in.
 
+    A trained network. A method with `start=network` begins at its parameters: each site `name.<parameter>` at the value
+    of that name in the network, as it is, a `Point` too. The network is `network` itself, another module of its
+    framework with the same names and shapes, or the parameters in a dict (the `state_dict` of a torch module). What is
+    constant here, such as a parameter that is held, a buffer or a variable, must have the same value in the start. All
+    other sites, such as the noise, begin at a draw from the prior; `bnn.Laplace(optimise=False)` finds their mode with
+    the network held. So the Laplace approximation of a network that was trained elsewhere is
+    `bnn.Laplace(ppl="pyro", start=network, optimise=False)`, and `prior` should be that of the training (weight decay).
+    In a model with several modules, or with other layers, start={name: network} says which one is meant; values of
+    other sites may stand in the same dict.
+
     What others see of it. To handlers that look at linear maps the module is one map under its name, whose weight is no
     site. So Laplace differentiates its parameters directly (`structure="kron"` has an exact block for each of them),
-    and local reparameterisation, MC dropout and `start=network` cannot look inside. On arrays of NumPy (when a model is
-    listed, or a prediction is planned) the framework runs on converted numbers, in the wider of their types.
+    and local reparameterisation and MC dropout cannot look inside. On arrays of NumPy (when a model is listed, or a
+    prediction is planned) the framework runs on converted numbers, in the wider of their types.
 
     Raises
     ------
@@ -110,14 +121,20 @@ def module(
     call = Call(word, framework, network, parameters, coupled)
     output = call(values, sampled, inputs, rows)
     if primitives.maps_are_seen():
-        _show(name, output, rows, call.held(inputs, rows, type_name(output)))
+        use = ModuleUse(name, framework, network, parameters, values)
+        _show(use, output, rows, call.held(inputs, rows, type_name(output)))
     return output
 
 
-def _show(name: str, output: Array, rows: int, held: int) -> None:
-    """The module as handlers see it: a linear map without outputs, on as many numbers as it holds for a row."""
+def _show(use: ModuleUse, output: Array, rows: int, held: int) -> None:
+    """The module as handlers see it: a linear map without outputs, on as many numbers as it holds for a row.
+
+    Its message has one argument more, the `ModuleUse`, for those who look at modules.
+    """
     zero = ops.zeros_like(output.reshape(-1)[:1])
-    primitives.linear(name, ops.broadcast_to(zero, (rows, held)), ops.broadcast_to(zero, (held, 0)))
+    x, weight = ops.broadcast_to(zero, (rows, held)), ops.broadcast_to(zero, (held, 0))
+    arguments = {"x": x, "weight": weight, "bias": None, "module": use}
+    primitives.send(primitives.Message("linear", use.name, arguments))
 
 
 def _values(
@@ -303,21 +320,28 @@ def _row_count(word: str, inputs: tuple[Any, ...], coupled: bool) -> int:
     return lengths[0]
 
 
-def _framework(word: str, network: Any) -> Framework:
+def framework_of(network: Any) -> Framework | None:
+    """The framework of a module; None for anything else, a PyroModule and a module of flax.linen among it."""
     homes = {} if isinstance(network, type) else _homes(type(network))
-    plain = ("pyro", "PyroModule") not in homes
-    if plain and ("torch", "Module") in homes:
+    if ("torch", "Module") in homes and ("pyro", "PyroModule") not in homes:
         return Torch()
     if ("equinox", "Module") in homes:
         return Equinox()
-    linen = ("flax", "Module") in homes and not homes["flax", "Module"].startswith("flax.nnx")
-    if ("flax", "Module") in homes and not linen:
+    if homes.get(("flax", "Module"), "").startswith("flax.nnx"):
         return Nnx()
+    return None
+
+
+def _framework(word: str, network: Any) -> Framework:
+    found = framework_of(network)
+    if found is not None:
+        return found
+    homes = {} if isinstance(network, type) else _homes(type(network))
     if isinstance(network, type):
         came, advice = f"the class {network.__name__}", f"{network.__name__}(...), made outside of the model"
-    elif not plain:
+    elif ("pyro", "PyroModule") in homes:
         came, advice = "a PyroModule", "the plain torch module, whose priors are given here by prior="
-    elif linen:
+    elif ("flax", "Module") in homes:
         came = f"{type(network).__name__}, a module of flax.linen"
         advice = "flax.nnx.bridge.ToNNX(module, rngs=nnx.Rngs(0)).lazy_init(x)"
     else:

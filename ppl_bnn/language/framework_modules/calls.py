@@ -98,6 +98,14 @@ class Framework(Protocol):
 
     def parameters(self, word: str, network: Any) -> list[Parameter]: ...
 
+    def further_names(self, network: Any) -> dict[str, str]:
+        """Of a parameter that the module has in several places: each further name -> the name it is listed by."""
+        ...
+
+    def constants(self, network: Any) -> dict[str, Array]:
+        """Arrays of the module that are no parameters, by their dotted names. Random states are left out."""
+        ...
+
     def start(self, own: Any) -> Array:
         """A copy of the module's own value, in the floating type of the session."""
         ...
@@ -108,6 +116,10 @@ class Framework(Protocol):
 
     def mode(self, network: Any) -> Any:
         """Something that differs where the module may behave otherwise than before."""
+        ...
+
+    def aside(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside, none of the transformations is at work in which a module may be running: numbers are numbers."""
         ...
 
     def check_mapped(self, call: Call, inputs: tuple[Any, ...], dtype: str) -> None:
@@ -252,8 +264,10 @@ class Call:
         notes, key = self.known("fits", inputs)
         if key in notes:
             return
-        self.framework.check_mapped(self, inputs, dtype)
-        if not self.coupled and self.framework.sees_all_rows and self._rows_meet(inputs, dtype):
+        with self.framework.aside():
+            self.framework.check_mapped(self, inputs, dtype)
+            meet = not self.coupled and self.framework.sees_all_rows and self._rows_meet(inputs, dtype)
+        if meet:
             raise ModelError(
                 f"{self.word}: "
                 + message(
@@ -298,22 +312,46 @@ class Call:
         notes, key = self.known("held", inputs)
         if key in notes:
             return notes[key]
-        dtype = dtype if "float" in dtype else "float32"
+        with self.framework.aside():
+            total = self._counted(inputs, rows, dtype if "float" in dtype else "float32")
+        notes[key] = max(1, math.ceil(total / 2))
+        return notes[key]
+
+    def _counted(self, inputs: tuple[Any, ...], rows: int, dtype: Any) -> float:
         values = self.made_up_values(dtype)
         try:
             if self.coupled:
                 whole = mapped(lambda each: np.ones(tuple(map(int, each.shape)), type_name(each)), inputs)
-                total = self.framework.count(self, values, whole, dtype) / rows
-            else:
-                two, three = (self.made_up(inputs, count, dtype, 1) for count in (2, 3))
-                total = self.framework.count(self, values, three, dtype) - self.framework.count(
-                    self, values, two, dtype
-                )
+                return self.framework.count(self, values, whole, dtype) / rows
+            two, three = (self.made_up(inputs, count, dtype, 1) for count in (2, 3))
+            return self.framework.count(self, values, three, dtype) - self.framework.count(
+                self, values, two, dtype
+            )
         except Exception:
             # It runs, but not on made-up rows: some multiple of what enters.
-            total = 4 * sum(math.prod(map(int, each.shape[1:])) for each in arrays_in(inputs))
-        notes[key] = max(1, math.ceil(total / 2))
-        return notes[key]
+            return 4 * sum(math.prod(map(int, each.shape[1:])) for each in arrays_in(inputs))
+
+
+@dataclass(frozen=True)
+class ModuleUse:
+    """A module in a run of a model, as handlers see it.
+
+    values: of its parameters, in their order: those of the sites, what priors compute, or what the module holds.
+    """
+
+    name: str
+    framework: Framework
+    network: Any
+    parameters: Sequence[Parameter]
+    values: Sequence[Array]
+
+    @property
+    def held(self) -> list[bool]:
+        """Whether a parameter is held at the module's own value."""
+        return [
+            parameter.own is not None and value is parameter.own
+            for parameter, value in zip(self.parameters, self.values, strict=True)
+        ]
 
 
 # id of a module -> (the module, weakly; what has been found out about it).

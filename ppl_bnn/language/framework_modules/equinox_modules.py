@@ -9,7 +9,7 @@ from typing import Any
 
 from ppl_bnn.errors import ModelError, message
 from ppl_bnn.language.framework_modules.calls import Array, Call, Parameter, fan_in_of, kinds_of
-from ppl_bnn.language.framework_modules.jax_modules import Jax, key_of
+from ppl_bnn.language.framework_modules.jax_modules import Jax, is_constant, key_of
 
 
 class Equinox(Jax):
@@ -72,6 +72,13 @@ class Equinox(Jax):
             inputs, gain = fan_in_of(kinds, str(keys[-1]), shape, math.prod(shape[1:]))
             found.append(Parameter(name, shape, inputs, own, gain, len(shape) < 2 or "Embedding" in kinds))
         return found
+
+    def constants(self, network: Any) -> dict[str, Array]:
+        return {
+            ".".join(str(key_of(each)) for each in path): leaf
+            for path, leaf, is_parameter in self._leaves(network)
+            if not is_parameter and is_constant(leaf)
+        }
 
     def mode(self, network: Any) -> Any:
         return None

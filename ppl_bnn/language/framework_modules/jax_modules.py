@@ -20,9 +20,17 @@ class Jax:
     library, system = "jax", "numpyro"
     run: Any
 
+    def aside(self) -> contextlib.AbstractContextManager[Any]:
+        # What is computed on NumPy's arrays says so itself.
+        return contextlib.nullcontext()
+
     def check_mapped(self, call: Call, inputs: tuple[Any, ...], dtype: str) -> None:
         # JAX maps over whatever it traces.
         return None
+
+    def further_names(self, network: Any) -> dict[str, str]:
+        # What is shared is one leaf in NNX, and one of its own in each place in Equinox.
+        return {}
 
     def start(self, own: Any) -> Array:
         return sys.modules["jax.numpy"].asarray(self.number(own), dtype=float)
@@ -94,6 +102,14 @@ def _operations(jaxpr: Any) -> int:
         else:
             total += sum(math.prod(getattr(each.aval, "shape", ())) for each in equation.outvars)
     return total
+
+
+def is_constant(leaf: Any) -> bool:
+    """Whether it is an array of numbers; random keys have a type of their own."""
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") or type(leaf).__name__ == "ShapeDtypeStruct":
+        return False
+    jax = sys.modules["jax"]
+    return not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def key_of(key: Any) -> Any:

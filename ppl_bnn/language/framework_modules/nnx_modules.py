@@ -11,7 +11,7 @@ import numpy as np
 
 from ppl_bnn.errors import ModelError, message
 from ppl_bnn.language.framework_modules.calls import Array, Call, Parameter, fan_in_of, mapped, type_name
-from ppl_bnn.language.framework_modules.jax_modules import Jax, key_of
+from ppl_bnn.language.framework_modules.jax_modules import Jax, is_constant, key_of
 
 
 class Nnx(Jax):
@@ -45,6 +45,11 @@ class Nnx(Jax):
             inputs, gain = fan_in_of(kinds, str(keys[-1]), shape, count)
             found.append(Parameter(name, shape, inputs, own, gain, not (transposed or several)))
         return found
+
+    def constants(self, network: Any) -> dict[str, Array]:
+        nnx, tree = sys.modules["flax.nnx"], sys.modules["jax"].tree_util
+        rest = nnx.split(network, nnx.Param, nnx.RngState, ...)[3]
+        return {_path(path): leaf for path, leaf in tree.tree_flatten_with_path(rest)[0] if is_constant(leaf)}
 
     def mode(self, network: Any) -> Any:
         graph = self._split(network)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import sys
@@ -90,9 +91,23 @@ class Torch:
                 count = math.prod(shape[1:])
             inputs, gain = fan_in_of(kinds, leaf, shape, count)
             table = bool(kinds & {"Embedding", "EmbeddingBag"})
-            own = None if tensor.is_meta else tensor.detach()
+            with self.aside():
+                own = None if tensor.is_meta else tensor.detach()
             found.append(Parameter(name, shape, inputs, own, gain, len(shape) < 2 or table))
         return found
+
+    def further_names(self, network: Any) -> dict[str, str]:
+        listed = {id(tensor): name for name, tensor in network.named_parameters()}
+        every = network.named_parameters(remove_duplicate=False)
+        return {name: listed[id(tensor)] for name, tensor in every if listed[id(tensor)] != name}
+
+    def constants(self, network: Any) -> dict[str, Array]:
+        every = network.named_buffers(remove_duplicate=False)
+        return {
+            name: buffer.detach()
+            for name, buffer in every
+            if not buffer.is_meta and type(buffer).__name__ != "UninitializedBuffer"
+        }
 
     def start(self, own: Any) -> Array:
         torch = sys.modules["torch"]
@@ -104,6 +119,10 @@ class Torch:
 
     def mode(self, network: Any) -> Any:
         return tuple(part.training for part in network.modules())
+
+    def aside(self) -> contextlib.AbstractContextManager[Any]:
+        # Within vmap and vjp of torch any tensor, the module's own too, has no numbers that can be read.
+        return sys.modules["torch"]._functorch.pyfunctorch.temporarily_clear_interpreter_stack()
 
     def check_mapped(self, call: Call, inputs: tuple[Any, ...], dtype: str) -> None:
         torch = sys.modules["torch"]
