@@ -10,6 +10,7 @@ mixture have one more axis, (S, N, M). The families of `VECTORS` have one vector
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +23,15 @@ Parameters = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Family:
-    """names: of the parameters. frozen: parameters -> SciPy's frozen distribution. counts: whether y is 0, 1, 2, ..."""
+    """names: of the parameters. frozen: parameters -> SciPy's frozen distribution. counts: whether y is a whole number.
+
+    least: the smallest such number, whatever the parameters are.
+    """
 
     names: tuple[str, ...]
     frozen: Callable[[Any, Parameters], Any]
     counts: bool = False
+    least: float = 0.0
 
 
 FAMILIES: dict[str, Family] = {
@@ -63,6 +68,9 @@ FAMILIES: dict[str, Family] = {
     "HalfNormal": Family(("scale",), lambda s, p: s.halfnorm(scale=p["scale"])),
     "HalfCauchy": Family(("scale",), lambda s, p: s.halfcauchy(scale=p["scale"])),
     "Pareto": Family(("alpha", "scale"), lambda s, p: s.pareto(p["alpha"], scale=p["scale"])),
+    "Weibull": Family(
+        ("concentration", "scale"), lambda s, p: s.weibull_min(p["concentration"], scale=p["scale"])
+    ),
     "Poisson": Family(("rate",), lambda s, p: s.poisson(p["rate"]), True),
     "NegativeBinomial": Family(
         ("concentration", "rate"),
@@ -77,8 +85,11 @@ FAMILIES: dict[str, Family] = {
     ),
     # The number of failures before the first success, from 0.
     "Geometric": Family(("probs",), lambda s, p: s.geom(p["probs"], loc=-1), True),
-    "DiscreteUniform": Family(("low", "high"), lambda s, p: s.randint(p["low"], p["high"] + 1.0), True),
+    "DiscreteUniform": Family(
+        ("low", "high"), lambda s, p: s.randint(p["low"], p["high"] + 1.0), True, -math.inf
+    ),
 }
+_POSITIVE = ("concentration1", "concentration0", "alpha", "asymmetry")
 # One vector per row: shares that sum to 1, or counts that sum to a total.
 VECTORS = {"Dirichlet": ("concentration",), "Multinomial": ("total_count", "probs")}
 
@@ -89,8 +100,11 @@ def base(family: str) -> str:
 
 
 def known(family: str) -> bool:
-    """Whether the family is one of those in this module."""
-    return family in VECTORS or base(family) in FAMILIES
+    """Whether the family is one of those in this module, with one prefix at most; extra zeros have counts alone."""
+    if family.startswith(ZEROS):
+        name = family.removeprefix(ZEROS)
+        return name in FAMILIES and FAMILIES[name].counts
+    return family in VECTORS or family.removeprefix(MIXTURE) in FAMILIES
 
 
 def names(family: str) -> tuple[str, ...]:
@@ -102,8 +116,35 @@ def names(family: str) -> tuple[str, ...]:
 
 
 def counts(family: str) -> bool:
-    """Whether y is a count (or a vector of counts)."""
+    """Whether y is a whole number (or a vector of counts)."""
     return family == "Multinomial" or (family not in VECTORS and FAMILIES[base(family)].counts)
+
+
+def least(family: str) -> float:
+    """The smallest value of a family of whole numbers."""
+    return 0.0 if family in VECTORS else FAMILIES[base(family)].least
+
+
+def faulty(family: str, parameters: Parameters) -> tuple[str, str] | None:
+    """(name, what it should be) of a parameter that is outside of its range; None where all are inside."""
+    for name, value in parameters.items():
+        if name in _POSITIVE and not (value > 0.0).all():
+            return name, f"positive {name}"
+        if name == "rate" and not ((value >= 0.0) if counts(family) else (value > 0.0)).all():
+            return name, "a rate that is not negative" if counts(family) else "a positive rate"
+        if name == "total_count" and ((value < 0.0) | (value != np.floor(value))).any():
+            return name, "whole numbers from 0 for total_count"
+    if base(family) == "Geometric" and not (parameters["probs"] > 0.0).all():
+        return "probs", "positive probs"
+    if "low" in parameters:
+        low, high = parameters["low"], parameters["high"]
+        if not ((low <= high) if counts(family) else (low < high)).all():
+            return "high", "high above low"
+        if counts(family) and ((low != np.floor(low)) | (high != np.floor(high))).any():
+            return "low", "whole numbers for low and high"
+        if base(family) == "LogUniform" and not (low > 0.0).all():
+            return "low", "positive low"
+    return None
 
 
 def law(family: str, parameters: Parameters) -> Law:
@@ -205,12 +246,16 @@ class _ZeroInflated(Law):
             return np.where(y == 0.0, np.logaddexp(np.log(self.gate), rest), rest)
 
     def distribution(self, y: np.ndarray) -> np.ndarray:
-        return np.where(y < 0.0, 0.0, self.gate + (1.0 - self.gate) * self.rest.distribution(y))
+        return self.gate * (y >= 0.0) + (1.0 - self.gate) * self.rest.distribution(y)
 
     def inverse(self, q: float) -> np.ndarray:
-        beyond = (q - self.gate) / (1.0 - self.gate)
-        quantile = self.rest.frozen.ppf(np.clip(beyond, 0.0, 1.0))
-        return np.where(beyond > 0.0, np.maximum(quantile, 0.0), 0.0)
+        # A gate of 1 leaves nothing beside the zeros, and what is divided by 0 is not taken.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            below, above = (np.clip((q - zeros) / (1.0 - self.gate), 0.0, 1.0) for zeros in (0.0, self.gate))
+            least = self.distribution(np.full(self.gate.shape, -1.0))
+            beyond = np.where(q <= least, self.rest.frozen.ppf(below), self.rest.frozen.ppf(above))
+        zero = (q > least) & (q <= self.distribution(np.zeros(self.gate.shape)))
+        return np.where(zero, 0.0, beyond)
 
     def mean(self) -> np.ndarray:
         return (1.0 - self.gate) * self.rest.mean()
@@ -242,8 +287,17 @@ class _Dirichlet(Law):
     def variance(self) -> np.ndarray:
         return self.mean() * (1.0 - self.mean()) / (self.shares.sum(-1, keepdims=True) + 1.0)
 
+    def covariance(self) -> np.ndarray:
+        """Between the outputs of each row, (S, N, K, K)."""
+        return _of_shares(self.mean()) / (self.shares.sum(-1)[..., None, None] + 1.0)
+
     def draw(self, rng: np.random.Generator) -> np.ndarray:
-        each = rng.standard_gamma(self.shares)
+        # Gamma(a) is Gamma(a + 1) U^(1/a): its logarithm is finite where a is so small that all of the draws are 0.
+        each = (
+            np.log(rng.standard_gamma(self.shares + 1.0))
+            - rng.standard_exponential(self.shares.shape) / self.shares
+        )
+        each = np.exp(each - each.max(-1, keepdims=True))
         return each / each.sum(-1, keepdims=True)
 
 
@@ -264,5 +318,16 @@ class _Multinomial(Law):
     def variance(self) -> np.ndarray:
         return self.total * self.probs * (1.0 - self.probs)
 
+    def covariance(self) -> np.ndarray:
+        """Between the outputs of each row, (S, N, K, K)."""
+        return self.total[..., None] * _of_shares(self.probs)
+
     def draw(self, rng: np.random.Generator) -> np.ndarray:
-        return rng.multinomial(self.total[..., 0].astype(np.int64), self.probs)
+        # NumPy refuses a sum that is above 1 by the rounding of single precision.
+        shares = self.probs / self.probs.sum(-1, keepdims=True)
+        return rng.multinomial(self.total[..., 0].astype(np.int64), shares)
+
+
+def _of_shares(shares: np.ndarray) -> np.ndarray:
+    """diag(p) - p p' over the last axis."""
+    return shares[..., None] * (np.eye(shares.shape[-1]) - shares[..., None, :])

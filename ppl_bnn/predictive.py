@@ -573,6 +573,9 @@ class Prediction:
         if self.family == "MultivariateNormal":
             factor = self.parameters["scale_tril"]
             return between + self._average(factor @ np.swapaxes(factor, -1, -2))
+        if self.family in families.VECTORS:
+            law: Any = self._law()
+            return between + self._average(law.covariance())
         return between + self._average(self._component_variance())[..., None] * np.eye(self.shape[1])
 
     # --- classes ---
@@ -677,8 +680,10 @@ class Prediction:
         if leading or not (self.is_counts or self.is_classes):
             return y.astype(np.float64, copy=False)
         highest = math.inf if self.is_counts else self.classes - 1
-        if (y != np.floor(y)).any() or (y < 0).any() or (y > highest).any():
-            kind = "counts 0, 1, 2, ..." if self.is_counts else f"labels 0..{highest}"
+        least = families.least(self.family) if self.is_counts else 0.0
+        if (y != np.floor(y)).any() or (y < least).any() or (y > highest).any():
+            counts = "counts 0, 1, 2, ..." if least == 0.0 else "whole numbers"
+            kind = counts if self.is_counts else f"labels 0..{highest}"
             raise InputError(
                 message(
                     f"y of {kind}", f"values from {y.min()} to {y.max()}", "encoding y so that it holds these"
@@ -1159,8 +1164,9 @@ def _check_parameters(family: str, parameters: Mapping[str, np.ndarray]) -> None
             _refuse_values(
                 f"positive {name}", parameters[name], "the standard deviation's exponential or softplus"
             )
-    if family in _COUNTS and (parameters["rate"] < 0.0).any():
-        _refuse_values("a rate that is not negative", parameters["rate"], "the exponential of the output")
+    if families.known(family) and (fault := families.faulty(family, parameters)) is not None:
+        name, expected = fault
+        _refuse_values(expected, parameters[name], "values that the family has")
     if family == "MultivariateNormal":
         factor = parameters["scale_tril"]
         diagonal = np.diagonal(factor, axis1=-2, axis2=-1)
