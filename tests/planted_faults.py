@@ -6,22 +6,29 @@ to the first that fails. A fault that no test finds shows what the tests do not 
 
     python tests/planted_faults.py                     all of them, with a table at the end
     python tests/planted_faults.py --only stacking     those whose module or name has this word in it
-    python tests/planted_faults.py --store             keep what was found in planted_faults.json
+    python tests/planted_faults.py --store             keep what was found in planted_faults.json, fault by fault
+    python tests/planted_faults.py --store --missing   only those that have no outcome in that file
 
-`planted_faults.toml` lists them. A run of all takes an hour or two on two cores, so it is a script and no test;
+    python tests/planted_faults.py --unchecked         without first running the tests on what has no fault
+
+`planted_faults.toml` lists them. A run of all takes about an hour on two cores, so it is a script and no test;
 `test_suite_rules.py` holds that each fault can still be planted, and what was stored.
+
+The frameworks are imported once: each run of tests is a child that was forked after that, before any of them computed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import tomllib
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +36,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Lock
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_suffix(".toml")
@@ -36,6 +44,8 @@ STORED = Path(__file__).with_suffix(".json")
 LEAST, TARGET = 150, 0.9
 # Seconds that the tests of one fault may take. The tests themselves end none sooner than after 900.
 LIMIT = 1200
+# Libraries refuse two forks at a time.
+FORKING = Lock()
 COPIED = ("ppl_bnn", "models", "comparisons", "tests", "pyproject.toml")
 # What pytest ends with where tests ran and some failed, and where a file could not even be imported.
 FOUND = {1: "failed", 2: "not collected"}
@@ -111,46 +121,65 @@ def copies(count: int) -> Iterator[SimpleQueue[Path]]:
         yield free
 
 
+def run_tests(copy: Path, files: list[str], log: Path) -> None:
+    """In a forked child: run the default tests of these files on a copy, up to the first failure, and end."""
+    os.chdir(copy)
+    sys.path.insert(0, str(copy))
+    os.environ["PYTHONPATH"] = str(copy)
+    # Programs that the fault does not change are compiled once for all faults.
+    os.environ["PPL_BNN_TESTS_COMPILED"] = str(copy.parent / "compiled")
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    with log.open("w") as written:
+        os.dup2(written.fileno(), 1)
+        os.dup2(written.fileno(), 2)
+        import pytest
+
+        options = ["-n", "0", "-x", "-q", "-p", "no:cacheprovider"]
+        code = pytest.main([*options, *(f"tests/{file}.py" for file in files)])
+        sys.stdout.flush()
+        os._exit(int(code))
+
+
 def outcome(copy: Path, files: list[str]) -> str:
     """What the default tests of these files end in: "passed", "failed", or what stopped them."""
-    environment = os.environ | {
-        "PYTHONPATH": str(copy),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        # Programs that the fault does not change are compiled once for all faults.
-        "PPL_BNN_TESTS_COMPILED": str(copy.parent / "compiled"),
-    }
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider"]
-    try:
-        done = subprocess.run(
-            [*command, *(f"tests/{file}.py" for file in files)],
-            cwd=copy,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+    child = multiprocessing.get_context("fork").Process(
+        target=run_tests, args=(copy, files, copy.with_suffix(".log"))
+    )
+    with FORKING:
+        child.start()
+    child.join(LIMIT)
+    if child.exitcode is None:
+        child.kill()
+        child.join()
         return "did not end"
-    if done.returncode == 0:
+    if child.exitcode == 0:
         return "passed"
     # A crash of the process (a negative code) is found, too.
-    return FOUND.get(done.returncode, f"ended with {done.returncode}")
+    return FOUND.get(child.exitcode, f"ended with {child.exitcode}")
 
 
-def search(chosen: list[Fault], jobs: int = 2) -> dict[str, str]:
-    """For each fault what its tests ended in."""
+def stored_outcomes() -> dict[str, str]:
+    """The outcomes in the file, of the faults that are on the list."""
+    stored = json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else {}
+    known = {fault.key for fault in faults()}
+    return {key: ended for key, ended in stored.items() if key in known}
+
+
+def search(
+    chosen: list[Fault], jobs: int = 2, store: bool = False, unchecked: bool = False
+) -> dict[str, str]:
+    """For each fault what its tests ended in; `store` writes each outcome at once, so that none is lost."""
     table = files_by_path()
     found: dict[str, str] = {}
+    writing = Lock()
     with copies(jobs) as free, ThreadPoolExecutor(jobs) as pool:
 
-        def sound(files: tuple[str, ...]) -> None:
+        def sound(file: str) -> None:
             copy = free.get()
             try:
-                if (ended := outcome(copy, list(files))) != "passed":
-                    raise SystemExit(
-                        f"without a fault, {', '.join(files)}: {ended}. Nothing can be said of faults."
-                    )
+                if (ended := outcome(copy, [file])) != "passed":
+                    raise SystemExit(f"without a fault, {file}: {ended}. Nothing can be said of faults.")
             finally:
                 free.put(copy)
 
@@ -164,9 +193,16 @@ def search(chosen: list[Fault], jobs: int = 2) -> dict[str, str]:
             finally:
                 path.write_text(text, encoding="utf-8")
                 free.put(copy)
-            print(f"{found[fault.key]:<14} {fault.key}", flush=True)
+            with writing:
+                print(f"{found[fault.key]:<14} {fault.key}", flush=True)
+                if store:
+                    merged = {**stored_outcomes(), **found}
+                    STORED.write_text(json.dumps(merged, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
-        list(pool.map(sound, sorted({tuple(files_of(fault.module, table)) for fault in chosen})))
+        if not unchecked:
+            list(
+                pool.map(sound, sorted({file for fault in chosen for file in files_of(fault.module, table)}))
+            )
         list(pool.map(plant, chosen))
     return {fault.key: found[fault.key] for fault in chosen}
 
@@ -176,19 +212,23 @@ def main() -> None:
     parser.add_argument("--only", default="", help="faults whose module or name has this in it")
     parser.add_argument("--jobs", type=int, default=2, help="runs of tests at a time")
     parser.add_argument("--store", action="store_true", help=f"keep the outcomes in {STORED.name}")
+    parser.add_argument("--missing", action="store_true", help=f"faults without an outcome in {STORED.name}")
+    parser.add_argument("--unchecked", action="store_true", help="trust that all tests pass without a fault")
     arguments = parser.parse_args()
-    chosen = [fault for fault in faults() if arguments.only in fault.key]
+    known = stored_outcomes() if arguments.missing else {}
+    chosen = [fault for fault in faults() if arguments.only in fault.key and fault.key not in known]
     if not chosen:
-        raise SystemExit(f"no fault has {arguments.only!r} in its module or name")
-    found = search(chosen, arguments.jobs)
+        raise SystemExit(
+            f"no fault to plant: none has {arguments.only!r} in its module or name, or all are stored"
+        )
+    # Not the package itself, of which each copy has its own.
+    for framework in ("numpyro", "jax", "torch", "pyro", "arviz_base", "sklearn", "pandas", "scipy.stats"):
+        with warnings.catch_warnings(action="ignore"):
+            importlib.import_module(framework)
+    found = search(chosen, arguments.jobs, arguments.store, arguments.unchecked)
     missed = [key for key, ended in found.items() if ended == "passed"]
     print("\n" + "\n".join(f"{count:5d}  {ended}" for ended, count in Counter(found.values()).most_common()))
     print(f"{len(found) - len(missed)} of {len(found)} found: {1 - len(missed) / len(found):.1%}")
-    if arguments.store:
-        stored = json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else {}
-        known = {fault.key for fault in faults()}
-        merged = {key: ended for key, ended in {**stored, **found}.items() if key in known}
-        STORED.write_text(json.dumps(merged, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

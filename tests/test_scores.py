@@ -629,3 +629,17 @@ def test_splits_that_share_rows_have_a_larger_error():
     error = np.std([first - last for first, _, last in found]) / np.sqrt(data_sets)
     assert abs(corrected - true) < 4.0 * error
     assert plain < true - 8.0 * error
+
+
+def test_equal_medians_are_half_a_pair_and_two_events_at_one_time_are_none():
+    p = Prediction("Normal", {"loc": np.array([[0.0, 0.0, 1.0, 2.0]]), "scale": np.ones((1, 4))})
+    # Five pairs of known order: one of equal medians, four in the right order; rows 1 and 2 have the same time.
+    assert scores.concordance_index(p, np.array([1.0, 2.0, 2.0, 3.0])) == pytest.approx(4.5 / 5.0, rel=1e-12)
+
+
+def test_a_bin_of_reliability_has_its_upper_edge_and_an_interval_both_of_its_ends():
+    even = Prediction("Categorical", {"probs": np.full((1, 3, 2), 0.5)})
+    assert scores.reliability(even, np.array([0, 1, 1]), 2)["count"].tolist() == [3, 0]
+    p, _ = _normals(3, 50)
+    for end in p.interval(0.9):
+        assert scores.coverage(p, end, 0.9) == 1.0
