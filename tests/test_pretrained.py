@@ -821,6 +821,7 @@ def test_another_network_is_refused_before_anything_is_drawn_or_compiled(framewo
         bnn.MAP(ppl=ppl, start=other),
         bnn.NUTS(ppl=ppl, start=other),
         bnn.Laplace(ppl=ppl, start=other, optimise=False),
+        bnn.SVI(ppl=ppl, start=other),
     ):
         error = method.refusal(model, X, Y)
         assert isinstance(error, InputError)

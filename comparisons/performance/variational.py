@@ -29,6 +29,7 @@ from ppl_bnn import likelihoods, priors
 from ppl_bnn.inference.stochastic import Stretch
 from ppl_bnn.inference.svi import SVI, _Fit
 from ppl_bnn.ppl.protocol import Problem, Program, system
+from ppl_bnn.progress import Silent
 
 SIGMA = 0.1
 RATE = 1e-3
@@ -61,7 +62,7 @@ class Ours:
             elbo_draws=2,
         )
         self.steps, self.rows, self.batch = problem.rows // batch, problem.rows, batch
-        self.fit = _Fit(method, problem, batch)
+        self.fit = _Fit(method, problem, batch, Silent())
         self.fit.descent.begin(self.fit._beginning(0, None), 0)
         self.rng = np.random.default_rng(0)
         self.epoch()

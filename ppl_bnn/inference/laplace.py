@@ -128,8 +128,8 @@ class Laplace(Method):
     Hessian; its failures become named errors, and its draws go through the network). start: where the training of the
     mode starts; optimise=False takes it as the mode: a posterior at its centre, and one without a centre (chains,
     particles, ensembles, mixtures) is refused. A network trained elsewhere (a `torch.nn.Module`, Flax
-    parameters) is a start, too; what it does not have, such as the noise, is optimised. restarts: so many
-    starts from draws of the prior, of which the one with the largest log evidence plus log prior of what is held is
+    parameters; for `bnn.module` the network itself, Equinox too) is a start; what it does not have, such as the noise,
+    is optimised. restarts: so many starts from draws of the prior, of which the one with the largest log evidence plus log prior of what is held is
     kept; history["restart_log_evidence"] and ["restart_log_joint"] have what each came to, -inf where it failed. The
     other fields are those of `MAP`: the mode is part of the method, so prior, noise and loss agree by construction.
 

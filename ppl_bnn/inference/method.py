@@ -461,7 +461,7 @@ def resolve_start(
         raise InputError(
             "start: "
             + message(
-                "a method, a posterior, a dict of arrays or a network of torch or Flax",
+                "a method, a posterior, a dict of arrays or a network of torch, Flax or Equinox",
                 type(start).__name__,
                 "start=MAP()",
             )

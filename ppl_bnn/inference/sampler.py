@@ -143,7 +143,7 @@ class Sampler(Method):
             raise InputError(
                 f"{self.name} start: "
                 + message(
-                    "None, a method, a posterior, a dict of arrays or a network of torch or Flax",
+                    "None, a method, a posterior, a dict of arrays or a network of torch, Flax or Equinox",
                     type(self.start).__name__,
                     "start=MAP()",
                 )

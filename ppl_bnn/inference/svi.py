@@ -282,7 +282,7 @@ class SVI(Method):
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()
         batch = rows_per_step("SVI", problem, self.batch_size, self.stream)
-        fit = _Fit(self, problem, batch)
+        fit = _Fit(self, problem, batch, progress)
         found = [fit.run(index, progress) for index in range(self.restarts)]
         best = max(found, key=lambda each: each.elbo)
         ranked = sorted(found, key=lambda each: -each.elbo)
@@ -404,7 +404,7 @@ class _Found:
 class _Fit:
     """An SVI on a problem: the objective and the loop, made once for all restarts."""
 
-    def __init__(self, method: SVI, problem: Problem, batch: int | None):
+    def __init__(self, method: SVI, problem: Problem, batch: int | None, progress: Progress):
         self.method, self.problem, self.batch = method, problem, batch
         program = problem.program
         special = [site.name for site in program.latents if site.family in SPECIAL]
@@ -435,7 +435,9 @@ class _Fit:
             )
         # Weights that a local estimator treats as if a row used them once.
         self.shared: tuple[str, ...] = getattr(self.objective, "shared", ())
-        shapes = self._beginning(0, None)
+        # Values that do not fit are refused before anything is compiled. A method as the start would be fitted here.
+        given = method.start is not None and not isinstance(method.start, Method)
+        shapes = self._beginning(0, progress if given else None)
         self.descent: Descent = descent(problem, self.objective, shapes, batch, method.stream)
 
     def _seed(self, index: int) -> int:
