@@ -129,8 +129,8 @@ class Laplace(Method):
     mode starts; optimise=False takes it as the mode: a posterior at its centre, and one without a centre (chains,
     particles, ensembles, mixtures) is refused. A network trained elsewhere (a `torch.nn.Module`, Flax
     parameters; for `bnn.module` the network itself, Equinox too) is a start; what it does not have, such as the noise,
-    is optimised. restarts: so many starts from draws of the prior, of which the one with the largest log evidence plus log prior of what is held is
-    kept; history["restart_log_evidence"] and ["restart_log_joint"] have what each came to, -inf where it failed. The
+    is optimised. restarts: so many starts from draws of the prior, of which the one with the largest log evidence plus
+    log prior of what is held is kept; history["restart_log_evidence"] and ["restart_log_joint"] have what each came to, -inf where it failed. The
     other fields are those of `MAP`: the mode is part of the method, so prior, noise and loss agree by construction.
 
     figures: "log_evidence", log p(D | what is held at a value), in the units of the fit; "effective_parameters",
