@@ -406,8 +406,16 @@ def test_components_of_a_mixture_start_apart():
     (block,) = Mixture(components=4).bind([WEIGHT])
     params = block.start(np.zeros(6), 1.0, np.random.default_rng(0))
     assert np.abs(params["loc"][:, None] - params["loc"][None])[~np.eye(4, dtype=bool)].min() > 0.0
-    (single,) = Mixture(components=1).bind([WEIGHT])
-    assert np.array_equal(single.start(np.ones(6), 1.0, np.random.default_rng(0))["loc"], np.ones((1, 6)))
+
+
+def test_a_mixture_of_one_is_independent_normals():
+    x, y = data()
+    fitted = [
+        bnn.fit(model, x, y, bnn.SVI(guide=guide, steps=5, elbo_draws=2, ppl="pyro"))
+        for guide in (Mixture(components=1), "diagonal")
+    ]
+    u = fitted[1].unconstrained_draws
+    np.testing.assert_array_equal(*(each.approximation.log_prob(u) for each in fitted))
 
 
 def test_a_full_rank_block_starts_from_a_covariance():

@@ -20,7 +20,7 @@ from ppl_bnn.inference.autoguide import KEPT, system_guide
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.drawn import Drawn
 from ppl_bnn.inference.effort import Effort, Size, effort_of_start
-from ppl_bnn.inference.families import Family, family_of
+from ppl_bnn.inference.families import Family, Mixture, family_of
 from ppl_bnn.inference.guides import Guide, GuideApproximation
 from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
@@ -261,6 +261,11 @@ class SVI(Method):
         if self.guide == "normal":
             return (
                 f"{narrow} Its weights are independent, which costs uncertainty between the data above all."
+            )
+        if self.guide == "mixture" or isinstance(self.guide, Mixture):
+            return (
+                f"{narrow} A mixture of few independent normals holds correlations in part: of a correlated normal in "
+                "four dimensions three components show 0.53 to 0.80 of the variances, ten 0.81 to 0.90."
             )
         return narrow
 
