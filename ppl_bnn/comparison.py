@@ -6,6 +6,7 @@ method that fails is a row with its reason. `COLUMNS` says what each column of t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -17,7 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ from ppl_bnn.errors import (
     message,
     unknown_name,
 )
-from ppl_bnn.files import write_arrays, write_tree, write_whole
+from ppl_bnn.files import left_by_a_kill, staged, staged_within, write_arrays, write_tree, write_whole
 from ppl_bnn.inference.method import Method
 from ppl_bnn.memory import peak_memory
 from ppl_bnn.names import LONGEST_FILE, clean, clean_all, for_spreadsheet
@@ -204,11 +205,12 @@ class Comparison:
         """
         words = read_manifest(folder)
         if words is None:
+            left = left_by_a_kill(Path(folder))
+            advice = "the `out` of `compare`"
+            if left is not None:
+                advice = f"{left}, which a save that was killed has left"
             raise InputError(
-                "folder: "
-                + message(
-                    "the folder of a comparison", f"{folder}, without {MANIFEST}", "the `out` of `compare`"
-                )
+                "folder: " + message("the folder of a comparison", f"{folder}, without {MANIFEST}", advice)
             )
         try:
             return _read(Path(folder), words)
@@ -262,18 +264,30 @@ class Comparison:
         """Write `<method>.nc` per tree, `comparison.csv`, `figure.png` and what `load` needs besides to `folder`, and
         give its path.
 
-        Each file appears whole or not at all. Raises InputError where the folder cannot be written.
+        All files appear together at the end: a save that fails or is interrupted leaves what was there before. All
+        files of another comparison are replaced; whatever else is in the folder stays.
+
+        Raises
+        ------
+        InputError: the folder cannot be written, or has files of these names and none of a comparison.
         """
-        folder = writable(folder)
-        written = stored.Folder(folder)
-        _write_test_rows(written, self.test_inputs, self.test_targets)
-        for name, tree in self.trees.items():
-            _write_tree(written, name, tree)
-        for name in self.predictions:
-            _write_prediction(written, self, name)
-        _write_table(folder, self.table)
-        _write_words(written, self)
-        _write_figure(folder, self)
+        folder = Path(folder)
+        try:
+            with _staged(folder, self) as stage:
+                written = stored.Folder(stage)
+                _write_test_rows(written, self.test_inputs, self.test_targets)
+                for name, tree in self.trees.items():
+                    _write_tree(written, name, tree)
+                for name in self.predictions:
+                    _write_prediction(written, self, name)
+                _write_table(stage, self.table)
+                _write_figure(stage, self)
+                _write_words(written, self)
+        except OSError as error:
+            raise InputError(
+                "folder: "
+                + message("a folder that can be written", f"{folder} ({reason(error)})", "another folder")
+            ) from error
         return folder
 
 
@@ -755,8 +769,7 @@ class _Run:
 
     def clear(self, names: Mapping[str, Any]) -> None:
         if self.folder is not None:
-            of_methods = [f"{name}{ending}" for name in names for ending in (".nc", PREDICTION)]
-            for file in ["comparison.csv", FIGURE, MANIFEST, TEST_ROWS, *of_methods]:
+            for file in sorted(_file_names(names)):
                 (self.folder / file).unlink(missing_ok=True)
 
     def add(self, record: Record) -> None:
@@ -951,6 +964,64 @@ def writable(out: str | os.PathLike[str]) -> Path:
             )
         ) from error
     return folder
+
+
+def _staged(folder: Path, comparison: Comparison) -> AbstractContextManager[Path]:
+    """Where a comparison is written to, which then takes the place of the one in `folder`."""
+    if not os.path.lexists(folder):
+        return staged(folder)
+    # A link leads to a folder that stays where it is.
+    place = writable(folder).resolve()
+    entries = list(place.iterdir())
+    own = _own_files(entries, comparison)
+    alone = own == {entry.name for entry in entries}
+    return staged(place) if alone and _can_be_renamed(place) else staged_within(place, own, MANIFEST)
+
+
+def _own_files(entries: Sequence[Path], comparison: Comparison) -> set[str]:
+    """Those of the entries of a folder that a comparison has written there, or would write.
+
+    Raises InputError where the new files would take the place of some that no comparison has written.
+    """
+    found = {entry.name for entry in entries}
+    methods = {name.removesuffix(PREDICTION) for name in found if name.endswith(PREDICTION)}
+    theirs = bool(methods) or TEST_ROWS in found
+    for entry in entries:
+        if entry.name == MANIFEST and stored.claims(entry, KIND):
+            theirs = True
+            # A damaged one is replaced, too: that is the advice where it is read.
+            with contextlib.suppress(BNNError), ignored(".* has no checksum"):
+                words = read_manifest(entry.parent) or {}
+                methods |= {*words.get("trees", ()), *words.get("predictions", ())}
+    methods |= {*comparison.trees, *comparison.predictions}
+    own = found & _file_names(methods)
+    strange = [
+        entry for entry in entries if entry.name in own and (entry.is_symlink() or not entry.is_file())
+    ]
+    if strange or (own and not theirs):
+        came = (
+            str(strange[0])
+            if strange
+            else f"{', '.join(sorted(own))} of something else in {entries[0].parent}"
+        )
+        raise InputError(
+            "folder: " + message("a new folder, or that of a comparison to replace", came, "another folder")
+        )
+    return own
+
+
+def _file_names(methods: Iterable[str]) -> set[str]:
+    of_methods = {f"{name}{ending}" for name in methods for ending in (".nc", PREDICTION)}
+    return {"comparison.csv", FIGURE, MANIFEST, TEST_ROWS, *of_methods}
+
+
+def _can_be_renamed(folder: Path) -> bool:
+    """Whether another can take the place of a folder: no disk is mounted there, and this process is not in it."""
+    try:
+        inside = Path.cwd().resolve().is_relative_to(folder)
+    except OSError:
+        inside = False
+    return not inside and not os.path.ismount(folder) and os.access(folder.parent, os.W_OK | os.X_OK)
 
 
 def _write_tree(folder: stored.Folder, name: str, tree: Any) -> None:

@@ -12,12 +12,9 @@ A model is code and is not stored: it is given again to `load`, which compares i
 
 from __future__ import annotations
 
-import glob
 import importlib
 import math
 import os
-import shutil
-import uuid
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,7 +26,7 @@ import numpy as np
 from ppl_bnn import stored
 from ppl_bnn.errors import DeviceError, InputError, ModelError, UnsupportedError, message, unknown_name
 from ppl_bnn.export import posterior_datatree
-from ppl_bnn.files import write_arrays, write_tree
+from ppl_bnn.files import left_by_a_kill, staged, write_arrays, write_tree
 from ppl_bnn.posterior import Chains, FitInfo, Posterior
 from ppl_bnn.ppl.protocol import Program, system
 from ppl_bnn.standardisation import Standardisation
@@ -119,15 +116,9 @@ def save(posterior: Posterior, path: str | Path) -> Path:
     _refuse_occupied(path)
     arrays, manifest = _arrays(posterior), _manifest(posterior, name)
     tree = posterior_datatree(posterior)
-    partial = path.absolute().parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
     try:
-        path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir()
-        try:
-            _write(partial, arrays, manifest, tree)
-            _put_in_place(partial, path)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        with staged(path) as folder:
+            _write(folder, arrays, manifest, tree)
     except OSError as error:
         raise InputError(
             "path: " + message("a folder that can be written", f"{path}: {error}", "another folder")
@@ -282,31 +273,13 @@ def _write(folder: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any]
     written.write_manifest(MANIFEST, manifest | {"arrays": list(arrays)})
 
 
-def _put_in_place(partial: Path, path: Path) -> None:
-    """Rename into place; the folder that was there is removed only once the new one is in its place."""
-    if not path.exists():
-        partial.rename(path)
-        return
-    old = partial.with_suffix(".old")
-    path.rename(old)
-    try:
-        partial.rename(path)
-    except BaseException:
-        old.rename(path)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
 # --- reading --------------------------------------------------------------------------------------
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     if not path.is_dir():
-        # The names that `_put_in_place` gives: a process that was killed between its two renames leaves them.
-        left = sorted(path.absolute().parent.glob(f".{glob.escape(path.name)}.*.old"))
-        advice = (
-            f"renaming {left[-1]}, which a save that was killed has left" if left else "posterior.save(path)"
-        )
+        left = left_by_a_kill(path)
+        advice = f"renaming {left}, which a save that was killed has left" if left else "posterior.save(path)"
         raise InputError(
             "path: " + message("the folder of a saved posterior", f"{path}, which is no folder", advice)
         )

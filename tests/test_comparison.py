@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
+import shutil
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -667,3 +669,162 @@ def test_saving_again_elsewhere_gives_the_same_files(result: Any, tmp_path: Path
     folder = comparison.save(tmp_path / "copy")
     assert (folder / "comparison.csv").read_bytes() == (out / "comparison.csv").read_bytes()
     assert {path.name for path in folder.iterdir()} == {path.name for path in out.iterdir()}
+
+
+# --- a folder that was there before -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def later(rows: Any) -> Comparison:
+    """A comparison of other methods."""
+    return compare(line, *rows, {"map": Mode(), "again": Mode()}, seed=6)
+
+
+def content(folder: Path) -> dict[str, bytes | None]:
+    """All that is in a folder; None for a folder."""
+    found = sorted(folder.rglob("*"))
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in found}
+
+
+def kept(out: Path, tmp_path: Path, among: bool) -> tuple[Path, dict[str, bytes | None]]:
+    """A folder with the comparison `out`, alone or among other things; these other things."""
+    folder = tmp_path / "kept"
+    shutil.copytree(out, folder)
+    if among:
+        (folder / "notes.txt").write_text("mine")
+        (folder / "mine.nc").write_bytes(b"my own")
+        (folder / "data" / "deep").mkdir(parents=True)
+        (folder / "data" / "deep" / "rows.csv").write_text("1,2")
+    of_comparison = set(content(out))
+    return folder, {name: each for name, each in content(folder).items() if name not in of_comparison}
+
+
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(folder: Path, comparison: Comparison) -> None:
+        (folder / "figure.png").write_bytes(b"drawn")
+
+    monkeypatch.setattr(module, "_write_figure", drawn)
+
+
+STEPS = (
+    "_write_test_rows",
+    "_write_tree",
+    "_write_prediction",
+    "_write_table",
+    "_write_figure",
+    "_write_words",
+)
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("among", [False, True])
+@pytest.mark.parametrize("step", [*STEPS, "rename", "replace"])
+def test_a_save_that_fails_leaves_what_was_there(
+    step: str,
+    among: bool,
+    error: type[BaseException],
+    result: Any,
+    later: Comparison,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, _ = kept(result[1], tmp_path, among)
+    before = content(tmp_path)
+    with monkeypatch.context() as patched:
+        quick(patched)
+        where = {"rename": Path, "replace": os}.get(step, module)
+        works, calls = getattr(where, step), []
+
+        def fails(*arguments: Any) -> Any:
+            # The second of two: a tree, a prediction, the folder that is to come, a file after the first.
+            moved = step == "replace" and Path(arguments[1]).parent != folder
+            calls.extend([] if moved else [1])
+            once = step in ("_write_test_rows", "_write_table", "_write_figure", "_write_words")
+            if len(calls) == (1 if once else 2):
+                raise error("planted")
+            return works(*arguments)
+
+        patched.setattr(where, step, fails)
+        if (step, among) in (("rename", True), ("replace", False)):
+            # It takes the other way, on which the step is not.
+            later.save(folder)
+            assert calls == []
+            return
+        with pytest.raises(InputError if error is OSError else error, match="planted"):
+            later.save(folder)
+    assert content(tmp_path) == before
+    assert list(Comparison.load(folder).predictions) == list(result[0].predictions)
+
+
+@pytest.mark.parametrize("among", [False, True])
+def test_a_save_replaces_all_of_the_comparison_and_nothing_else(
+    among: bool, result: Any, later: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick(monkeypatch)
+    folder, others = kept(result[1], tmp_path, among)
+    assert later.save(folder) == folder
+    fresh = later.save(tmp_path / "new" / "fresh")
+    assert content(folder) == content(fresh) | others
+    again = Comparison.load(folder)
+    pd.testing.assert_frame_equal(again.table, later.table)
+    assert list(again.trees) == list(later.trees) == ["map", "again"]
+    # Once more, and over a damaged one.
+    later.save(folder)
+    (folder / "comparison.json").write_bytes((folder / "comparison.json").read_bytes()[:-20])
+    result[0].save(folder)
+    assert set(content(folder)) == {path.name for path in result[1].iterdir()} | set(others)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_save_where_the_process_is_and_through_a_link(
+    result: Any, later: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick(monkeypatch)
+    folder, _ = kept(result[1], tmp_path, False)
+    link = tmp_path / "link"
+    link.symlink_to(folder, target_is_directory=True)
+    later.save(link)
+    assert link.is_symlink()
+    assert list(Comparison.load(folder).trees) == ["map", "again"]
+    monkeypatch.chdir(folder)
+    result[0].save(".")
+    assert Path.cwd() == folder
+    assert list(Comparison.load(".").trees) == list(result[0].trees)
+    assert {path.name for path in tmp_path.iterdir()} == {"kept", "link"}
+
+
+def test_files_that_no_comparison_has_written_are_not_replaced(
+    later: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick(monkeypatch)
+    (tmp_path / "figure.png").write_bytes(b"mine")
+    with pytest.raises(
+        InputError, match=r"that of a comparison to replace; came figure.png of something else"
+    ):
+        later.save(tmp_path)
+    assert content(tmp_path) == {"figure.png": b"mine"}
+    folder = tmp_path / "second"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    later.save(folder)
+    (folder / "map.nc").unlink()
+    (folder / "map.nc").symlink_to(tmp_path / "figure.png")
+    with pytest.raises(InputError, match=r"map.nc"):
+        later.save(folder)
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert (folder / "map.nc").read_bytes() == b"mine"
+    with pytest.raises(InputError, match="written"):
+        later.save(tmp_path / "figure.png")
+    with pytest.raises(InputError, match="written"):
+        later.save(tmp_path / "figure.png" / "below")
+
+
+def test_what_a_kill_left_is_named(result: Any, tmp_path: Path) -> None:
+    folder, _ = kept(result[1], tmp_path, False)
+    left = tmp_path / ".kept.0123abcd.old"
+    folder.rename(left)
+    with pytest.raises(
+        InputError, match=r"try .*\.kept\.0123abcd\.old, which a save that was killed has left"
+    ):
+        Comparison.load(folder)
+    assert list(Comparison.load(left).trees) == list(result[0].trees)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from ppl_bnn import files
 from ppl_bnn.files import in_order, write_arrays, write_whole
 
 
@@ -84,3 +88,133 @@ def test_arrays_may_be_read_by_whoever_may_read_new_files(tmp_path: Path, mask: 
         os.umask(before)
     modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("text", "arrays")]
     assert modes == [0o666 & ~mask] * 2
+
+
+WAYS = {
+    "beside": "files.staged(folder)",
+    "within": "files.staged_within(folder, {'a', 'last', 'gone'}, 'last')",
+}
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+def test_a_process_that_is_killed_between_two_renames_leaves_the_old_folder_whole(
+    way: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    old = {"a": "old", "gone": "old", "last": "old"}
+    for name, text in old.items():
+        (folder / name).write_text(text)
+    script = f"""
+import os, sys
+from pathlib import Path
+from ppl_bnn import files
+folder = Path(sys.argv[1])
+renames = []
+def second(rename):
+    def called(*paths):
+        renames.append(paths)
+        if len(renames) == 2:
+            os._exit(9)
+        rename(*paths)
+    return called
+with {WAYS[way]} as stage:
+    for name in ("a", "b", "last"):
+        (stage / name).write_text("new")
+    Path.rename, os.replace = second(Path.rename), second(os.replace)
+"""
+    ended = subprocess.run([sys.executable, "-c", script, str(folder)], check=False, capture_output=True)
+    assert ended.returncode == 9, ended.stderr
+    # Half of it is not taken for the whole.
+    assert not (folder / "last").exists()
+    left = files.left_by_a_kill(folder)
+    assert left is not None
+    assert {path.name: path.read_text() for path in left.iterdir()} == old
+    assert files.left_by_a_kill(tmp_path / "other") is None
+
+
+def test_what_cannot_be_put_back_stays_where_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "last"):
+        (tmp_path / name).write_text("old")
+
+    def fails(*paths: Path) -> None:
+        raise OSError("planted")
+
+    def save() -> None:
+        with files.staged_within(tmp_path, {"a", "last"}, "last") as stage:
+            (stage / "a").write_text("new")
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="planted"):
+        save()
+    left = files.left_by_a_kill(tmp_path)
+    assert left is not None
+    assert {path.name: path.read_text() for path in left.iterdir()} == {"a": "old", "last": "old"}
+
+
+def test_a_folder_keeps_its_mode_and_needs_no_second_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    folder.chmod(0o751)
+    with files.staged(folder) as stage:
+        (stage / "a").write_text("first")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o751
+
+    def refused(*paths: Path) -> None:
+        raise OSError("no second names here")
+
+    monkeypatch.setattr(os, "link", refused)
+
+    def written(text: str) -> None:
+        with files.staged_within(folder, {"a"}, "a") as stage:
+            (stage / "a").write_text(text)
+            (stage / "b").write_text(text)
+
+    with monkeypatch.context() as patched:
+        works = os.replace
+
+        def fails(path: Path, place: Path) -> None:
+            if path.name == "a" and "partial" in str(path):
+                raise OSError("planted")
+            works(path, place)
+
+        patched.setattr(os, "replace", fails)
+        with pytest.raises(OSError, match="planted"):
+            written("second")
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"a": "first"}
+    written("third")
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"a": "third", "b": "third"}
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_what_fails_on_the_way_leaves_the_old_folder_where_it_was(
+    at: int, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    (folder / "a").write_text("old")
+    rename, renames = Path.rename, []
+
+    def fails(path: Path, place: Path) -> Path:
+        renames.append(place)
+        if len(renames) == at:
+            raise error("planted")
+        return rename(path, place)
+
+    monkeypatch.setattr(Path, "rename", fails)
+
+    def save() -> None:
+        with files.staged(folder) as stage:
+            (stage / "a").write_text("new")
+            if at == 0:
+                raise error("planted")
+
+    with pytest.raises(error, match="planted"):
+        save()
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    assert (folder / "a").read_text() == "old"
