@@ -561,16 +561,18 @@ def test_a_spline_flow_stored_without_a_matrix_is_what_it_was(rng: np.random.Gen
 
 @pytest.mark.slow
 def test_a_spline_flow_reaches_a_normal_at_its_defaults() -> None:
-    """Four correlated dimensions with known mean and covariance.
+    """Four correlated dimensions with known mean and covariance, by so many draws that they add nothing.
 
-    On another such posterior, over 11 seeds, means were off by at most 0.10 standard deviations and variances were 0.86
-    to 1.07 of the truth; without the matrix and the slower splines 0.18 to 0.48, and 0.37 to 2.2.
+    0 of 20 seeds failed: means were off by at most 0.05 standard deviations, variances were 0.87 to 1.03 of the truth.
+    Without the matrix and the slower splines these were 0.18 to 0.48, and 0.37 to 2.2.
     """
     problem = Conjugate.make()
     posterior = bnn.fit(problem.model, problem.x, problem.y, bnn.SVI(guide="spline"), standardise=False)
+    drawn = posterior.approximation.draw(100_000, np.random.default_rng(0))
+    flat = np.column_stack([drawn["output.weight"][..., 0], drawn["output.bias"]])
     values, vectors = np.linalg.eigh(problem.covariance)
-    along = (Conjugate.flat(posterior.draws)[0] - problem.mean) @ vectors / np.sqrt(values)
-    assert np.all(np.abs(along.mean(0)) < 0.2)
+    along = (flat - problem.mean) @ vectors / np.sqrt(values)
+    assert np.all(np.abs(along.mean(0)) < 0.1)
     assert np.all(np.abs(along.var(0) - 1.0) < 0.25)
 
 

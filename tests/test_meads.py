@@ -24,6 +24,8 @@ def correlated(u: Any) -> Any:
     return -0.5 * (z[0] ** 2 - 2 * CORRELATION * z[0] * z[1] + z[1] ** 2) / (1 - CORRELATION**2)
 
 
+# 0 of 20 seeds failed; parameters were off by at most 0.026, moments by 3.2 standard errors. With 256 chains 1 of 20
+# had parameters off by more than 0.1.
 def test_parameters_and_moments_of_a_correlated_normal():
     """In units of its standard deviations positions have the second moment C with eigenvalues 1 +- r, gradients C^-1.
 
@@ -33,16 +35,17 @@ def test_parameters_and_moments_of_a_correlated_normal():
     of_positions = (eigenvalues**2).sum() / eigenvalues.sum()
     of_gradients = (eigenvalues**-2.0).sum() / (1 / eigenvalues).sum()
     method = MEADS(
-        draws=60, warmup=60, chains=256, thinning=10, step_size_multiplier=0.4, preconditioning=False
+        draws=60, warmup=60, chains=1024, thinning=10, step_size_multiplier=0.4, preconditioning=False
     )
     step_size = 0.4 / np.sqrt(of_gradients)
     damping = 1 - np.exp(-2 * step_size / np.sqrt(of_positions))
     rng = np.random.default_rng(2)
-    kept = drawn(method, recorded(method, correlated, SCALES * rng.normal(size=(256, 2))))
+    kept = drawn(method, recorded(method, correlated, SCALES * rng.normal(size=(1024, 2))))
     assert np.ptp(kept["step_size"]) == 0
     assert np.ptp(kept["damping"]) == 0
-    assert abs(kept["step_size"][0, 0] / step_size - 1) < 0.1
-    assert abs(kept["damping"][0, 0] / damping - 1) < 0.1
+    # The ratio is biased by what n chains of a fold leave uncertain, 1 % for 256; over seeds it scatters by 0.95 %.
+    assert abs(kept["step_size"][0, 0] / step_size - 1) < 0.06
+    assert abs(kept["damping"][0, 0] / damping - 1) < 0.06
     assert kept["acceptance_rate"].mean() > 0.9
     assert (kept["n_steps"] == 10).all()
     z = kept["u"] / SCALES
@@ -52,6 +55,7 @@ def test_parameters_and_moments_of_a_correlated_normal():
     assert standard_errors_off(z[..., 0] * z[..., 1], CORRELATION) < 4.5
 
 
+# 0 of 20 seeds failed; the largest |z| was 1.9.
 def test_chains_get_away_from_a_mode():
     """At the mode there is neither spread nor gradient to learn from, and the first steps are 250 times too long."""
     method = MEADS(draws=40, warmup=60, chains=32, preconditioning=False)

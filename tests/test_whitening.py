@@ -178,7 +178,11 @@ def short(name: str) -> Any:
 def test_a_badly_scaled_posterior_is_sampled(scaled: ModuleType, name: str) -> None:
     """Twenty collinear features, condition number 2e5: variances along its eigenvectors from 0.75 to 1.35 of the truth.
 
-    Without these coordinates they are 1e4 to 1e5 times too large along the stiffest.
+    Without these coordinates they are 4e4 to 3e5 times too large along the stiffest.
+
+    0 of 20 seeds failed: variances were 0.94 to 1.09 of the truth for MEADS, 0.88 to 1.11 for SGLD with a correction,
+    0.88 to 1.16 for SGLD and 0.89 to 1.14 for SGHMC, whose steps may add 2 %; means were off by at most 0.12 standard
+    deviations. The bounds are at twice those distances.
     """
     exact = scaled.collinear()
     values = np.linalg.eigvalsh(exact.precision)
@@ -186,7 +190,7 @@ def test_a_badly_scaled_posterior_is_sampled(scaled: ModuleType, name: str) -> N
     found = scaled.measured(exact, short(name), seed=0)
     least, _, most = found["variance"]
     assert 0.75 < least < most < 1.35
-    assert found["mean"] < 0.35
+    assert found["mean"] < 0.25
 
 
 @pytest.mark.parametrize(
@@ -199,10 +203,13 @@ def test_a_badly_scaled_posterior_is_sampled(scaled: ModuleType, name: str) -> N
 def test_four_dimensions_converge_at_the_defaults(scaled: ModuleType, name: str) -> None:
     """R-hat below 1.01 and ESS above 100 per chain, as `bnn.diagnose` asks.
 
-    Adjusted MCLMC: of 20 seeds all converged, R-hat was at most 1.007 and tail ESS at least 1270; with trajectories
-    as short as they were 12 did.
+    Adjusted MCLMC: 0 of 20 seeds failed, R-hat was at most 1.007, tail ESS at least 1270, variances 0.93 to 1.08 of the
+    truth; with trajectories as short as they were 8 failed. SGLD: 0 of 20, 1.008, 1590, 0.94 to 1.08. SGHMC with batches
+    of 10 rows: 0 of 20, 1.007, 1840, 0.92 to 1.08. SGLD with these needs 2000 draws: 0 of 20, 1.004, 4100, 0.97 to
+    1.06; with the 1000 of the default 1 had an R-hat of 1.011.
     """
-    found = scaled.measured(scaled.four(), scaled.METHODS[name](), seed=0)
+    method = bnn.SGLD(batch_size=10, draws=2000) if name == "sgld-10" else scaled.METHODS[name]()
+    found = scaled.measured(scaled.four(), method, seed=0)
     assert found["verdict"] == "converged"
     least, _, most = found["variance"]
     assert 0.85 < least < most < 1.25

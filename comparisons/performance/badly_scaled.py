@@ -96,6 +96,7 @@ def four(seed: int = 1) -> Linear:
 PROBLEMS = {"collinear": collinear, "four": four}
 
 METHODS: dict[str, Any] = {
+    "laplace": lambda: bnn.Laplace(),
     "nuts": lambda: bnn.NUTS(),
     "mclmc": lambda: bnn.MCLMC(),
     "mclmc-adjusted": lambda: bnn.MCLMC(adjusted=True),
@@ -169,7 +170,7 @@ class Mixtures:
 
     def __init__(self, exact: Linear, components: int, draws: int = 1024, seed: int = 0):
         self.exact, self.components, self.size = exact, components, len(exact.mean)
-        noise = norm.ppf(qmc.Sobol(self.size, seed=seed).random(draws))
+        noise = norm.ppf(qmc.Sobol(self.size, rng=np.random.default_rng(seed)).random(draws))
         self.noise = noise - noise.mean(0)
 
     def parts(self, vector: Any) -> tuple[Any, Any, Any]:

@@ -48,8 +48,8 @@ class Conditioning:
         """What is the matter, for a warning, and what to try."""
         return (
             f"the posterior is badly scaled: with each coordinate in units of its own curvature there, the condition "
-            f"number is {self.number:.2g}, as of collinear inputs: try Laplace(), NUTS(), SVI(guide='fullrank'), or "
-            "inputs that are not collinear"
+            f"number is {self.number:.2g}, as of collinear inputs: try Laplace(), NUTS(), or inputs that are not "
+            "collinear"
         )
 
 

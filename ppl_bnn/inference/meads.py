@@ -59,8 +59,8 @@ class MEADS(ManyChains):
     mean over the chains of the curvature where they start, and a chain that starts more than two standard deviations
     out along some direction, by the local curvature, is moved to two (`ppl_bnn.inference.whitening`; this is not in the
     paper). Up to 1000 coordinates, and as they are beyond. For the chains of one superchain their common start stays
-    common. On a linear model with a posterior of condition number 2e5 variances are right with it, and 3e4 times too
-    large along the stiffest direction without it.
+    common. On a linear model with a posterior of condition number 2e5 variances are right with it, and 4e4 times too
+    large along the stiffest direction without it (`comparisons/performance/badly_scaled.py`).
 
     preconditioning: whether to do so. thinning: leapfrog steps, and so gradients, per draw (and per transition of the
     warm-up): neighbouring states of one chain are much alike. folds: at least 2, of at least 4 chains.

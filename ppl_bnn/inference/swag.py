@@ -414,7 +414,7 @@ class SWAG(Method):
                 f"{self.name} has not converged: the iterates spread over {share:.2g} of the variances that the "
                 "curvature at their mean says (median), for the rate at which the stiffest direction is stable does "
                 f"not move the others; the condition number is {scaling.number:.2g}. Try Laplace(), NUTS(), "
-                "SVI(guide='fullrank'), or inputs that are not collinear"
+                "or inputs that are not collinear"
             )
         still = int(np.count_nonzero(variance == 0.0))
         if still == len(variance):
