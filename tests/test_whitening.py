@@ -204,9 +204,9 @@ def test_four_dimensions_converge_at_the_defaults(scaled: ModuleType, name: str)
     """R-hat below 1.01 and ESS above 100 per chain, as `bnn.diagnose` asks.
 
     Adjusted MCLMC: 0 of 20 seeds failed, R-hat was at most 1.007, tail ESS at least 1270, variances 0.93 to 1.08 of the
-    truth; with trajectories as short as they were 8 failed. SGLD: 0 of 20, 1.008, 1590, 0.94 to 1.08. SGHMC with batches
-    of 10 rows: 0 of 20, 1.007, 1840, 0.92 to 1.08. SGLD with these needs 2000 draws: 0 of 20, 1.004, 4100, 0.97 to
-    1.06; with the 1000 of the default 1 had an R-hat of 1.011.
+    truth; with trajectories as short as they were 8 failed. SGLD: 0 of 20, 1.008, 1590, 0.94 to 1.08. SGHMC with
+    batches of 10 rows: 0 of 20, 1.007, 1840, 0.92 to 1.08. SGLD with these needs 2000 draws: 0 of 20, 1.004, 4100,
+    0.97 to 1.06; with the 1000 of the default 1 had an R-hat of 1.011.
     """
     method = bnn.SGLD(batch_size=10, draws=2000) if name == "sgld-10" else scaled.METHODS[name]()
     found = scaled.measured(scaled.four(), method, seed=0)
