@@ -488,7 +488,7 @@ class NeuralSpline(Family):
     triangular matrix follows, so that a normal with any covariance is reached as fast as by a full-rank guide, and the
     splines have to say only how the posterior differs from one. What the networks put out is multiplied by 0.1, so that
     the splines take shape after the location and the matrix have. On a normal in four dimensions, over 20 seeds at the
-    defaults of SVI, means are off by at most 0.05 standard deviations and variances are 0.87 to 1.03 of the truth: 0.02
+    defaults of SVI, means are off by at most 0.05 standard deviations and variances are 0.88 to 1.03 of the truth: 0.02
     nats away, where "fullrank" is 0.002 (`comparisons/performance/badly_scaled.py`). Without these two the mean was up
     to half a standard deviation off.
 
