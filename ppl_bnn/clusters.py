@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import os
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -26,6 +27,10 @@ PATIENCE = 10.0
 RESTART = 60.0
 # How often a piece is begun before it is given up, where its process ended each time. Dask has the same number.
 TRIES = 4
+# What Ray reads, in part when it is first imported and in part when it connects. Else it would end this process a
+# minute after its head has ended, where a call waits for the head then, and would ask a head that has ended for many
+# minutes when it connects.
+_OF_RAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(10**6), "RAY_gcs_server_port_wait_time_s": "2"}
 # Seconds between two looks at what is finished, and between two at the cluster itself.
 LOOK, CHECK = 0.05, 1.0
 # What is raised where a process ended under its work, and where the connection ended; by name, since each class is in a
@@ -135,7 +140,8 @@ def computed(
         before = len(waiting)
         try:
             with _connected(connect, name, again=losses > 0) as cluster:
-                room = cluster.room()
+                with _named():
+                    room = cluster.room()
                 if room < 1 and not losses:
                     raise InputError(
                         "engine: " + message("a cluster with processes", f"{name}, without", "some")
@@ -166,11 +172,12 @@ def _connected(
 ) -> Iterator[Cluster]:
     with contextlib.ExitStack() as stack:
         try:
-            cluster = stack.enter_context(connect())
+            with _named():
+                cluster = stack.enter_context(connect())
         except InputError as error:
             if not again:
                 raise
-            raise ClusterError(_gone(name, error)) from error
+            raise ClusterError(_gone(name, error.__cause__ or error)) from error
         yield cluster
 
 
@@ -184,7 +191,8 @@ def _rounds(
     running: dict[Any, int] = {}
     left = list(waiting)[::-1]
     seen = looked = time.monotonic()
-    room = cluster.room()
+    with _named():
+        room = cluster.room()
     try:
         while left or running:
             with _named():
@@ -241,9 +249,9 @@ def reached(host: str, port: int) -> OSError | None:
     return None
 
 
-def _listens(address: str) -> bool:
+def _not_reached(address: str) -> OSError | None:
     host, _, port = address.rpartition("://")[2].rpartition(":")
-    return reached(host, int(port)) is None
+    return reached(host, int(port))
 
 
 # --- Dask -------------------------------------------------------------------------------------------------
@@ -314,6 +322,7 @@ class _OnRay:
     ray: Any
     address: str
     kind: str
+    direct: bool = False
 
     def __post_init__(self) -> None:
         # Ray would try a piece that needs too much memory for ever, unless it is told to try nothing itself.
@@ -321,10 +330,14 @@ class _OnRay:
         self._remote = self.ray.remote(**once)(_called)
 
     def room(self) -> int:
-        return int(self.ray.cluster_resources().get(self.kind, 0))
+        return int(self._in_time(self.ray.cluster_resources).get(self.kind, 0))
 
     def submit(self, function: Callable[..., Any], task: tuple[Any, ...]) -> Any:
-        return self._remote.remote(function, task)
+        return self._in_time(lambda: self._remote.remote(function, task))
+
+    def _in_time(self, call: Callable[[], Any]) -> Any:
+        """What a call gives that asks the head; a client gives up by itself."""
+        return _answered(call) if self.direct else call()
 
     def finished(self, handles: list[Any]) -> list[Any]:
         return self.ray.wait(handles, num_returns=1, timeout=1.0)[0]
@@ -338,12 +351,13 @@ class _OnRay:
                 self.ray.cancel(handle, force=True)
 
     def answers(self) -> bool:
-        return _listens(self.address)
+        return _not_reached(self.address) is None
 
 
 @contextlib.contextmanager
 def on_ray(address: str, device: str) -> Iterator[Cluster]:
-    ray: Any = importlib.import_module("ray")
+    with _environment(_OF_RAY):
+        ray: Any = importlib.import_module("ray")
     mine = not ray.is_initialized()
     if not mine and address != "auto":
         came = f"ray://{address}, while this process is connected to another already"
@@ -355,8 +369,8 @@ def on_ray(address: str, device: str) -> Iterator[Cluster]:
             _connect(ray, address)
         head = ray.get_runtime_context().gcs_address if address == "auto" else address
         kind = resolve_device(device)[0]
-        on_gpus = kind == "cuda" or (kind == "auto" and ray.cluster_resources().get("GPU", 0) >= 1)
-        yield _OnRay(ray, head, "GPU" if on_gpus else "CPU")
+        on_gpus = kind == "cuda" or (kind == "auto" and _answered(ray.cluster_resources).get("GPU", 0) >= 1)
+        yield _OnRay(ray, head, "GPU" if on_gpus else "CPU", direct=address == "auto")
     finally:
         # Also where nothing was connected: Ray goes on as a client that was refused, which spoils what comes later.
         if mine:
@@ -364,16 +378,63 @@ def on_ray(address: str, device: str) -> Iterator[Cluster]:
                 ray.shutdown()
 
 
+def _answered(call: Callable[[], Any]) -> Any:
+    """What a call gives, which may wait for ever where the head of the cluster has ended.
+
+    Raises TimeoutError after a minute. The thread then waits on: nobody can end it.
+    """
+    came: list[tuple[Any, BaseException | None]] = []
+
+    def ask() -> None:
+        try:
+            came.append((call(), None))
+        except BaseException as error:
+            came.append((None, error))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(RESTART)
+    if not came:
+        raise TimeoutError(f"its head has not answered for {RESTART:g} seconds")
+    result, error = came[0]
+    if error is not None:
+        raise error
+    return result
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables that are set for a while, where they are not set already."""
+    mine = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(mine)
+    try:
+        yield
+    finally:
+        for name in mine:
+            os.environ.pop(name, None)
+
+
+def _noted_head() -> str | None:
+    """HOST:PORT of the cluster that "auto" stands for; None where Ray does not say."""
+    with contextlib.suppress(Exception):
+        return importlib.import_module("ray._private.services").canonicalize_bootstrap_address("auto")
+    return None
+
+
 def _connect(ray: Any, address: str) -> None:
     where = address if address == "auto" or "://" in address else f"ray://{address}"
     try:
-        ray.init(address=where, log_to_driver=False, logging_level="ERROR")
+        head = _noted_head() if address == "auto" else address
+        if head is not None and (error := _not_reached(head)) is not None:
+            raise ConnectionError(f"{head}: {error}") from error
+        with _environment(_OF_RAY):
+            ray.init(address=where, log_to_driver=False, logging_level="ERROR")
     except ConnectionError as error:
         raise InputError(
             "engine: "
             + message(
                 "a cluster that answers",
-                f"{where}: {error}",
+                f"ray://{address.removeprefix('ray://')}: {error}",
                 "GRPC_ENABLE_FORK_SUPPORT=0 ray start --head",
             )
         ) from error

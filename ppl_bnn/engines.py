@@ -13,6 +13,13 @@ cluster's own processes may use is the business of the cluster.
 Ray's server for clients, to which "ray://HOST:PORT" leads, forks while its threads are at work in gRPC. Where gRPC's
 handlers of a fork are on, the child is aborted now and then, and the client told that it could not connect: start the
 head with GRPC_ENABLE_FORK_SUPPORT=0 in its environment.
+
+Where the head of a cluster ends (Dask's scheduler, or the head of Ray), the call ends in a `ClusterError`, and what was
+finished has been handed back: within seconds where connections are refused, after half a minute through Ray's server
+for clients, after some minutes at most where Ray does not answer. Two moments are Ray's alone, which then ends the
+process with exit status 1: that in which it registers a process that joins by "ray://auto", a fraction of a second;
+and, where `ray` was imported before this engine was first used, that of a call to the head. The folder of a grid has
+all that was finished then, too.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,6 +155,52 @@ def test_a_head_that_is_gone_is_named_after_the_first_connection_only() -> None:
     calls.append(1)
     with pytest.raises(InputError, match="nobody answers"):
         dict(clusters.computed(connect, "ray://auto", square, {0: (0,)}, None))
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_head_that_does_not_answer_for_its_size_is_a_connection_that_ended(at: int) -> None:
+    asked: list[int] = []
+
+    class Silent(_Cluster):
+        def room(self) -> int:
+            asked.append(1)
+            if len(asked) == at:
+                raise TimeoutError("no answer")
+            return super().room()
+
+    cluster = Silent(never, {})
+    tasks = {number: (number,) for number in range(3)}
+    found = clusters.computed(lambda: contextlib.nullcontext(cluster), "ray://auto", square, tasks, None)
+    assert dict(found) == {0: 0, 1: 1, 2: 4}
+
+
+def test_what_is_refused_while_connecting_has_a_name() -> None:
+    def refused() -> Any:
+        raise ConnectionRefusedError("nobody is there")
+
+    with pytest.raises(ClusterError, match=r"ray://auto to go on; came .*nobody is there"):
+        dict(clusters.computed(refused, "ray://auto", square, {0: (0,)}, None))
+
+
+def test_a_call_that_waits_for_ever_is_left_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(clusters, "RESTART", 0.01)
+    with pytest.raises(TimeoutError, match="its head has not answered"):
+        clusters._answered(goes_on.wait)
+    goes_on.set()
+    monkeypatch.setattr(clusters, "RESTART", 60.0)
+    assert clusters._answered(lambda: 3) == 3
+    with pytest.raises(ZeroDivisionError):
+        clusters._answered(lambda: 1 // 0)
+
+
+def test_variables_of_the_environment_are_set_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PPL_BNN_TEST_ONE", "the user's")
+    monkeypatch.delenv("PPL_BNN_TEST_TWO", raising=False)
+    with clusters._environment({"PPL_BNN_TEST_ONE": "1", "PPL_BNN_TEST_TWO": "2"}):
+        assert (os.environ["PPL_BNN_TEST_ONE"], os.environ["PPL_BNN_TEST_TWO"]) == ("the user's", "2")
+    assert os.environ["PPL_BNN_TEST_ONE"] == "the user's"
+    assert "PPL_BNN_TEST_TWO" not in os.environ
 
 
 def test_what_a_piece_raises_is_not_the_end_of_a_connection() -> None:
