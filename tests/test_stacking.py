@@ -204,6 +204,8 @@ def test_chains_are_weighted_as_arviz_weights_models() -> None:
     assert stacked.weights[3] < 1e-6
     assert stacked.info.figures["stacking_gain"] > 0.01
     assert stacked.info.figures["stacking_rows"] == ROWS
+    effective = 1.0 / np.sum(np.square(stacked.weights))
+    assert stacked.info.figures["stacking_effective_parts"] == pytest.approx(effective, rel=1e-12)
     assert stacked.info.figures["stacking_pareto_k"] < 0.7
     assert stacked.info.figures["own"] == 1.0
     assert posterior.weights is None
