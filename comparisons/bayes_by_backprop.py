@@ -57,16 +57,17 @@ from study import (
 
 import ppl_bnn as bnn
 from ppl_bnn import dist, guides, likelihoods, priors, scores
+from ppl_bnn.backends.program import Problem, Program
+from ppl_bnn.backends.systems import system
+from ppl_bnn.core.errors import DivergenceError, message
+from ppl_bnn.core.progress import Progress
 from ppl_bnn.diagnostics.function_space import convergence
 from ppl_bnn.diagnostics.importance import pareto_k
-from ppl_bnn.errors import DivergenceError, message
-from ppl_bnn.inference.guides import Guide
-from ppl_bnn.inference.mean_field import MeanField
 from ppl_bnn.inference.method import Outcome, Stopwatch
-from ppl_bnn.inference.stochastic import STRETCH, Stretch, descent
-from ppl_bnn.inference.variational import Objective
-from ppl_bnn.ppl.protocol import Problem, Program, system
-from ppl_bnn.progress import Progress
+from ppl_bnn.inference.optimisation.adam import STRETCH, Stretch, descent
+from ppl_bnn.inference.variational.guides import Guide
+from ppl_bnn.inference.variational.mean_field import MeanField
+from ppl_bnn.inference.variational.objectives import Objective
 
 NOISE = 1.0
 SHARES, SCALES = (0.5, 0.5), (1.5, 0.1)

@@ -65,8 +65,8 @@ from study import (
 
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, ops, priors, scores
-from ppl_bnn.errors import BNNError
-from ppl_bnn.inference.svi import plateau, schedule
+from ppl_bnn.core.errors import BNNError
+from ppl_bnn.inference.variational.svi import plateau, schedule
 
 SITES = ("hidden0.weight", "hidden0.bias", "output.weight", "output.bias")
 # softplus(1): the standard deviation of q at the source's start.

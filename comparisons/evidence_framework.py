@@ -51,7 +51,7 @@ from study import (
 
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, ops, priors
-from ppl_bnn.errors import CurvatureError
+from ppl_bnn.core.errors import CurvatureError
 
 # What stands for maximum likelihood: a prior of standard deviation 100.
 FLAT = 1e-4

@@ -60,10 +60,10 @@ from study import (
 )
 
 import ppl_bnn as bnn
-from ppl_bnn import cells
-from ppl_bnn.cells import computed
-from ppl_bnn.grid import Grid
-from ppl_bnn.grid_result import CELLS, COSTS, GridResult
+from ppl_bnn.evaluation.grid import cell as cells
+from ppl_bnn.evaluation.grid.cell import computed
+from ppl_bnn.evaluation.grid.grid import Grid
+from ppl_bnn.evaluation.grid.result import CELLS, COSTS, GridResult
 
 CHILD = """
 import json, sys

@@ -76,7 +76,7 @@ from uci_regression import Sizes as UCISizes
 
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, priors
-from ppl_bnn.data import Splits, Table
+from ppl_bnn.datasets.tables import Splits, Table
 
 LINEARISED, THROUGH = "Laplace, linearised", "Laplace, sampled"
 TABLES = ("yacht", "energy", "concrete")

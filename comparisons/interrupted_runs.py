@@ -97,7 +97,7 @@ class _Told:
 
 def disturbed(folder: str, sizes: Sizes, most: int) -> None:
     """What a process that will be killed does; the one that is not leaves `done.npz`. most: transitions on disk."""
-    from ppl_bnn.inference import stream
+    from ppl_bnn.inference.sampling import stream
 
     stream.INTERVAL = sizes.interval
     write, kept, one = stream.Stream.write, transitions_on_disk(Path(folder)), threading.Lock()

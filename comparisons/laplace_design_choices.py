@@ -59,8 +59,8 @@ from study import (
 
 import ppl_bnn as bnn
 from ppl_bnn import data, dist, likelihoods, priors, scores
-from ppl_bnn.errors import BNNError
-from ppl_bnn.progress import Silent
+from ppl_bnn.core.errors import BNNError
+from ppl_bnn.core.progress import Silent
 
 WEIGHTS = ("all", "last_layer", "largest_variance")
 STRUCTURES = ("full", "kron", "diag", "lowrank")

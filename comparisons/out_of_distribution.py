@@ -68,7 +68,7 @@ from study import (
 
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, priors, scores
-from ppl_bnn.errors import BNNError
+from ppl_bnn.core.errors import BNNError
 from ppl_bnn.language.handlers import recorded_linear
 from ppl_bnn.language.transforms import with_precision_factors
 

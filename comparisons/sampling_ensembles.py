@@ -67,8 +67,8 @@ from study import (
 
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, priors, scores
-from ppl_bnn.errors import BudgetError, UnsupportedError
-from ppl_bnn.predictive import Prediction
+from ppl_bnn.core.errors import BudgetError, UnsupportedError
+from ppl_bnn.prediction.prediction import Prediction
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 # As in the source; a gradient costs half as much as in float64. NUTS, as a reference, has the latter.

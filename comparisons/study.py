@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn import data
-from ppl_bnn.files import write_whole
+from ppl_bnn.core.files import write_whole
 from ppl_bnn.inference.method import versions
 
 REPRODUCED, NOT_REPRODUCED, CORRECTED, NOT_RUN = "reproduced", "not reproduced", "corrected", "not run"

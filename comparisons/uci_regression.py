@@ -65,9 +65,9 @@ from study import (
 )
 
 import ppl_bnn as bnn
-from ppl_bnn.data import Table
-from ppl_bnn.errors import InputError, message, unknown_name
-from ppl_bnn.grid_result import COSTS, GridResult
+from ppl_bnn.core.errors import InputError, message, unknown_name
+from ppl_bnn.datasets.tables import Table
+from ppl_bnn.evaluation.grid.result import COSTS, GridResult
 
 # Hidden units by table.
 WIDTHS = {"yacht": 50, "energy": 50, "concrete": 50, "power-plant": 50, "protein": 100}

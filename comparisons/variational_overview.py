@@ -56,13 +56,14 @@ from study import (
 
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, priors, scores
-from ppl_bnn.errors import UnsupportedError
-from ppl_bnn.inference.guides import Guide
-from ppl_bnn.inference.mean_field import MeanField
-from ppl_bnn.inference.variational import Objective
+from ppl_bnn.backends.program import Problem, Program
+from ppl_bnn.backends.systems import system
+from ppl_bnn.core.errors import UnsupportedError
+from ppl_bnn.inference.variational.guides import Guide
+from ppl_bnn.inference.variational.mean_field import MeanField
+from ppl_bnn.inference.variational.objectives import Objective
 from ppl_bnn.language.handlers import NetworkFunction
-from ppl_bnn.language.perturbed import LocalReparameterisation
-from ppl_bnn.ppl.protocol import Problem, Program, system
+from ppl_bnn.language.stochastic_layers import LocalReparameterisation
 
 # What stands for no prior at all: a standard deviation of 100.
 FLAT = priors.Normal(0.0, 100.0)

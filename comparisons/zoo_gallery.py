@@ -34,9 +34,9 @@ from evidence_framework import ALL, FLAT, mixture
 from study import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILION, panels
 
 import ppl_bnn as bnn
-from ppl_bnn.reporting.figures import draw_class_map, draw_classes, draw_curve, grid_points
+from ppl_bnn.evaluation.comparison.figures import draw_class_map, draw_classes, draw_curve, grid_points
 
-MODELS = Path(bnn.zoo.__path__[0])
+MODELS = bnn.zoo.MODELS_FOLDER
 BEGIN, END = "<!-- gallery: begin -->", "<!-- gallery: end -->"
 # Half of the central 90 % of a normal, in standard deviations.
 NINETY = 1.6448536269514722

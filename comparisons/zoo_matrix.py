@@ -41,12 +41,14 @@ import numpy as np
 from study import NOT_REPRODUCED, NOT_RUN, REPRODUCED, Study, Verdict
 
 import ppl_bnn as bnn
-from ppl_bnn import engines, zoo
-from ppl_bnn.engines import Engine, Lost
-from ppl_bnn.errors import unknown_name
+from ppl_bnn import zoo
+from ppl_bnn.backends.protocol import SYSTEMS
+from ppl_bnn.backends.systems import system
+from ppl_bnn.core.errors import unknown_name
+from ppl_bnn.evaluation.grid import engines
+from ppl_bnn.evaluation.grid.engines import Engine, Lost
 from ppl_bnn.inference.method import versions
-from ppl_bnn.ppl.protocol import SYSTEMS, system
-from ppl_bnn.support import REFUSALS, Declarations, declared
+from ppl_bnn.zoo.support import REFUSALS, Declarations, declared
 
 RESULTS = Path(__file__).parent / "results" / "zoo_matrix"
 WORKS, REFUSED, FAILED = "works", "refused", "failed"

@@ -17,8 +17,8 @@ What is hard about its posterior: one set of weights acts at every step, so a sm
 directions that matter much lie beside some that hardly matter: NUTS takes small steps and many of them. Units of the
 memory can be exchanged, and the signs of c and g, V and U turned with them. The prior does not favour remembering: an
 open forget gate (a bias of r about 1) is one standard deviation away. Weights are used several times in a row, so local
-reparameterisation is refused, and curvature by factors compiles every step by itself: `ppl_bnn.language.recurrent` says
-what that takes.
+reparameterisation is refused, and curvature by factors compiles every step by itself:
+`ppl_bnn.language.layers.recurrent` says what that takes.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ppl_bnn.inference.registry import MODULES
+
 __version__ = "0.1.0"
 
 _CONTENTS: dict[str, str] = {
@@ -20,81 +22,64 @@ _CONTENTS: dict[str, str] = {
     "rows": "ppl_bnn.language.primitives",
     "coupled": "ppl_bnn.language.primitives",
     "linear": "ppl_bnn.language.primitives",
-    "dense": "ppl_bnn.language.layers",
+    "dense": "ppl_bnn.language.layers.basic",
     "conv": "ppl_bnn.language.primitives",
-    "conv1d": "ppl_bnn.language.layers",
-    "conv2d": "ppl_bnn.language.layers",
-    "layer_norm": "ppl_bnn.language.layers",
-    "filter_response_norm": "ppl_bnn.language.layers",
-    "residual": "ppl_bnn.language.layers",
-    "residual_block": "ppl_bnn.language.layers",
-    "embedding": "ppl_bnn.language.layers",
-    "learned_positions": "ppl_bnn.language.layers",
-    "attention": "ppl_bnn.language.attention",
-    "transformer_block": "ppl_bnn.language.attention",
-    "gru": "ppl_bnn.language.recurrent",
-    "lstm": "ppl_bnn.language.recurrent",
-    "graph_conv": "ppl_bnn.language.graph",
-    "module": "ppl_bnn.language.modules",
+    "conv1d": "ppl_bnn.language.layers.basic",
+    "conv2d": "ppl_bnn.language.layers.basic",
+    "layer_norm": "ppl_bnn.language.layers.basic",
+    "filter_response_norm": "ppl_bnn.language.layers.basic",
+    "residual": "ppl_bnn.language.layers.basic",
+    "residual_block": "ppl_bnn.language.layers.basic",
+    "embedding": "ppl_bnn.language.layers.basic",
+    "learned_positions": "ppl_bnn.language.layers.basic",
+    "attention": "ppl_bnn.language.layers.attention",
+    "transformer_block": "ppl_bnn.language.layers.attention",
+    "gru": "ppl_bnn.language.layers.recurrent",
+    "lstm": "ppl_bnn.language.layers.recurrent",
+    "graph_conv": "ppl_bnn.language.layers.graph",
+    "module": "ppl_bnn.language.modules.module",
     "noncentred": "ppl_bnn.language.transforms",
     "with_prior": "ppl_bnn.language.transforms",
-    "mlp": "ppl_bnn.language.networks",
-    "cnn": "ppl_bnn.language.networks",
-    "resnet": "ppl_bnn.language.networks",
-    "lstm_classifier": "ppl_bnn.language.networks",
-    "transformer": "ppl_bnn.language.networks",
+    "mlp": "ppl_bnn.language.layers.networks",
+    "cnn": "ppl_bnn.language.layers.networks",
+    "resnet": "ppl_bnn.language.layers.networks",
+    "lstm_classifier": "ppl_bnn.language.layers.networks",
+    "transformer": "ppl_bnn.language.layers.networks",
     "network_function": "ppl_bnn.language.handlers",
-    "as_numpyro": "ppl_bnn.ppl.numpyro",
-    "as_pyro": "ppl_bnn.ppl.pyro",
+    "as_numpyro": "ppl_bnn.backends.numpyro",
+    "as_pyro": "ppl_bnn.backends.pyro",
     # the methods
     "Method": "ppl_bnn.inference.method",
-    "MAP": "ppl_bnn.inference.map",
-    "SVI": "ppl_bnn.inference.svi",
-    "Laplace": "ppl_bnn.inference.laplace",
-    "NUTS": "ppl_bnn.inference.nuts",
-    "HMC": "ppl_bnn.inference.hmc",
-    "ChEES": "ppl_bnn.inference.chees",
-    "MEADS": "ppl_bnn.inference.meads",
-    "MCLMC": "ppl_bnn.inference.mclmc",
-    "SGLD": "ppl_bnn.inference.sgld",
-    "SGHMC": "ppl_bnn.inference.sghmc",
-    "Pathfinder": "ppl_bnn.inference.pathfinder",
-    "SMC": "ppl_bnn.inference.smc",
-    "SVGD": "ppl_bnn.inference.svgd",
-    "IVON": "ppl_bnn.inference.ivon",
-    "MCDropout": "ppl_bnn.inference.mc_dropout",
-    "Ensemble": "ppl_bnn.inference.ensemble",
-    "SWAG": "ppl_bnn.inference.swag",
-    "Stacked": "ppl_bnn.inference.stacked",
+    **MODULES,
     # what comes of them
-    "Posterior": "ppl_bnn.posterior",
-    "Prediction": "ppl_bnn.predictive",
-    "load": "ppl_bnn.storage",
-    "stack": "ppl_bnn.stacking",
-    "extend": "ppl_bnn.inference.sampler",
+    "Posterior": "ppl_bnn.posterior.posterior",
+    "Prediction": "ppl_bnn.prediction.prediction",
+    "load": "ppl_bnn.posterior.storage",
+    "stack": "ppl_bnn.posterior.stacking",
+    "extend": "ppl_bnn.inference.sampling.sampler",
     "diagnose": "ppl_bnn.diagnostics.diagnose",
-    "simulation_based_calibration": "ppl_bnn.diagnostics.calibration",
-    "check_prior": "ppl_bnn.before_data",
-    "prior_predictive": "ppl_bnn.before_data",
-    "compare": "ppl_bnn.comparison",
-    "Comparison": "ppl_bnn.comparison",
+    "simulation_based_calibration": "ppl_bnn.diagnostics.sbc",
+    "check_prior": "ppl_bnn.diagnostics.prior_check",
+    "prior_predictive": "ppl_bnn.diagnostics.prior_check",
+    "compare": "ppl_bnn.evaluation.comparison.comparison",
+    "Comparison": "ppl_bnn.evaluation.comparison.comparison",
     "report": "ppl_bnn.reporting.page",
-    "Grid": "ppl_bnn.grid",
-    "GridResult": "ppl_bnn.grid_result",
-    "advise": "ppl_bnn.advice",
-    "recalibrate": "ppl_bnn.recalibration",
-    "conformal": "ppl_bnn.conformal_prediction",
-    "enable_compilation_cache": "ppl_bnn.ppl.numpyro",
+    "Grid": "ppl_bnn.evaluation.grid.grid",
+    "GridResult": "ppl_bnn.evaluation.grid.result",
+    "advise": "ppl_bnn.evaluation.advice",
+    "recalibrate": "ppl_bnn.prediction.recalibration",
+    "conformal": "ppl_bnn.prediction.conformal",
+    "enable_compilation_cache": "ppl_bnn.backends.numpyro",
 }
 _MODULES: dict[str, str] = {
     "dist": "ppl_bnn.language.distributions",
     "ops": "ppl_bnn.language.ops",
     "priors": "ppl_bnn.language.priors",
     "likelihoods": "ppl_bnn.language.likelihoods",
-    "guides": "ppl_bnn.inference.guides",
-    "errors": "ppl_bnn.errors",
-    "data": "ppl_bnn.data",
-    "scores": "ppl_bnn.scores",
+    "guides": "ppl_bnn.inference.variational.guides",
+    "errors": "ppl_bnn.core.errors",
+    "data": "ppl_bnn.datasets.tables",
+    "scores": "ppl_bnn.prediction.scores",
     "zoo": "ppl_bnn.zoo",
 }
 __all__ = ["fit", *_CONTENTS, *_MODULES]
@@ -116,11 +101,11 @@ def fit(
 
     `method` defaults to `SVI()`. See `Method.fit` for the arguments and errors.
     """
-    from ppl_bnn.errors import InputError, message
+    from ppl_bnn.core.errors import InputError, message
     from ppl_bnn.inference.method import Method
 
     if method is None:
-        from ppl_bnn.inference.svi import SVI
+        from ppl_bnn.inference.variational.svi import SVI
 
         method = SVI()
     if isinstance(method, type) and issubclass(method, Method):
@@ -152,42 +137,44 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from ppl_bnn import data, errors, scores, zoo
-    from ppl_bnn.advice import advise
-    from ppl_bnn.before_data import check_prior, prior_predictive
-    from ppl_bnn.comparison import Comparison, compare
-    from ppl_bnn.conformal_prediction import conformal
-    from ppl_bnn.diagnostics.calibration import simulation_based_calibration
+    from ppl_bnn import zoo
+    from ppl_bnn.backends.numpyro import as_numpyro, enable_compilation_cache
+    from ppl_bnn.backends.pyro import as_pyro
+    from ppl_bnn.core import errors
+    from ppl_bnn.datasets import tables as data
     from ppl_bnn.diagnostics.diagnose import diagnose
-    from ppl_bnn.grid import Grid
-    from ppl_bnn.grid_result import GridResult
-    from ppl_bnn.inference import guides
-    from ppl_bnn.inference.chees import ChEES
-    from ppl_bnn.inference.ensemble import Ensemble
-    from ppl_bnn.inference.hmc import HMC
-    from ppl_bnn.inference.ivon import IVON
-    from ppl_bnn.inference.laplace import Laplace
-    from ppl_bnn.inference.map import MAP
-    from ppl_bnn.inference.mc_dropout import MCDropout
-    from ppl_bnn.inference.mclmc import MCLMC
-    from ppl_bnn.inference.meads import MEADS
+    from ppl_bnn.diagnostics.prior_check import check_prior, prior_predictive
+    from ppl_bnn.diagnostics.sbc import simulation_based_calibration
+    from ppl_bnn.evaluation.advice import advise
+    from ppl_bnn.evaluation.comparison.comparison import Comparison, compare
+    from ppl_bnn.evaluation.grid.grid import Grid
+    from ppl_bnn.evaluation.grid.result import GridResult
+    from ppl_bnn.inference.ensembles.ensemble import Ensemble
+    from ppl_bnn.inference.ensembles.stacked import Stacked
+    from ppl_bnn.inference.laplace.laplace import Laplace
+    from ppl_bnn.inference.mcmc.chees import ChEES
+    from ppl_bnn.inference.mcmc.hmc import HMC
+    from ppl_bnn.inference.mcmc.mclmc import MCLMC
+    from ppl_bnn.inference.mcmc.meads import MEADS
+    from ppl_bnn.inference.mcmc.nuts import NUTS
+    from ppl_bnn.inference.mcmc.sghmc import SGHMC
+    from ppl_bnn.inference.mcmc.sgld import SGLD
+    from ppl_bnn.inference.mcmc.smc import SMC
     from ppl_bnn.inference.method import Method
-    from ppl_bnn.inference.nuts import NUTS
-    from ppl_bnn.inference.pathfinder import Pathfinder
-    from ppl_bnn.inference.sampler import extend
-    from ppl_bnn.inference.sghmc import SGHMC
-    from ppl_bnn.inference.sgld import SGLD
-    from ppl_bnn.inference.smc import SMC
-    from ppl_bnn.inference.stacked import Stacked
-    from ppl_bnn.inference.svgd import SVGD
-    from ppl_bnn.inference.svi import SVI
-    from ppl_bnn.inference.swag import SWAG
+    from ppl_bnn.inference.optimisation.map import MAP
+    from ppl_bnn.inference.optimisation.swag import SWAG
+    from ppl_bnn.inference.sampling.sampler import extend
+    from ppl_bnn.inference.variational import guides
+    from ppl_bnn.inference.variational.ivon import IVON
+    from ppl_bnn.inference.variational.mc_dropout import MCDropout
+    from ppl_bnn.inference.variational.pathfinder import Pathfinder
+    from ppl_bnn.inference.variational.svgd import SVGD
+    from ppl_bnn.inference.variational.svi import SVI
     from ppl_bnn.language import distributions as dist
     from ppl_bnn.language import likelihoods, ops, priors
-    from ppl_bnn.language.attention import attention, transformer_block
-    from ppl_bnn.language.graph import graph_conv
     from ppl_bnn.language.handlers import network_function
-    from ppl_bnn.language.layers import (
+    from ppl_bnn.language.layers.attention import attention, transformer_block
+    from ppl_bnn.language.layers.basic import (
         conv1d,
         conv2d,
         dense,
@@ -198,16 +185,17 @@ if TYPE_CHECKING:
         residual,
         residual_block,
     )
-    from ppl_bnn.language.modules import module
-    from ppl_bnn.language.networks import cnn, lstm_classifier, mlp, resnet, transformer
+    from ppl_bnn.language.layers.graph import graph_conv
+    from ppl_bnn.language.layers.networks import cnn, lstm_classifier, mlp, resnet, transformer
+    from ppl_bnn.language.layers.recurrent import gru, lstm
+    from ppl_bnn.language.modules.module import module
     from ppl_bnn.language.primitives import conv, coupled, deterministic, linear, observe, param, rows, sample
-    from ppl_bnn.language.recurrent import gru, lstm
     from ppl_bnn.language.transforms import noncentred, with_prior
-    from ppl_bnn.posterior import Posterior
-    from ppl_bnn.ppl.numpyro import as_numpyro, enable_compilation_cache
-    from ppl_bnn.ppl.pyro import as_pyro
-    from ppl_bnn.predictive import Prediction
-    from ppl_bnn.recalibration import recalibrate
+    from ppl_bnn.posterior.posterior import Posterior
+    from ppl_bnn.posterior.stacking import stack
+    from ppl_bnn.posterior.storage import load
+    from ppl_bnn.prediction import scores
+    from ppl_bnn.prediction.conformal import conformal
+    from ppl_bnn.prediction.prediction import Prediction
+    from ppl_bnn.prediction.recalibration import recalibrate
     from ppl_bnn.reporting.page import report
-    from ppl_bnn.stacking import stack
-    from ppl_bnn.storage import load

@@ -27,13 +27,15 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ppl_bnn import zoo
-from ppl_bnn.comparison import bind_classes
-from ppl_bnn.errors import InputError, UnknownNameError, message, unknown_name
+from ppl_bnn.backends.protocol import Model
+from ppl_bnn.backends.systems import written_in
+from ppl_bnn.core.errors import InputError, UnknownNameError, message, unknown_name
+from ppl_bnn.evaluation.comparison.comparison import bind_classes
+from ppl_bnn.inference import registry
 from ppl_bnn.inference.method import Method
-from ppl_bnn.posterior import Posterior
-from ppl_bnn.ppl.protocol import Model, written_in
-from ppl_bnn.predictive import Prediction
-from ppl_bnn.support import declared
+from ppl_bnn.posterior.posterior import Posterior
+from ppl_bnn.prediction.prediction import Prediction
+from ppl_bnn.zoo.support import declared
 
 
 class _Estimator(BaseEstimator):
@@ -183,10 +185,7 @@ class _Estimator(BaseEstimator):
 
     def _chosen_method(self) -> Method:
         if isinstance(self.method, str):
-            rows = declared()
-            if self.method not in rows.methods:
-                raise unknown_name("method", self.method, rows.methods)
-            return rows.methods[self.method].build(rows.served(self.method)[0])
+            return registry.row(self.method).build(declared().served(self.method)[0])
         if isinstance(self.method, Method):
             return self.method
         came = f"the class {self.method.__name__}" if isinstance(self.method, type) else repr(self.method)

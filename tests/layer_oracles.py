@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from ppl_bnn.backends.program import Problem, Program
+from ppl_bnn.backends.systems import system
+from ppl_bnn.inference.curvature.jacobian import jacobians, linear_maps
 from ppl_bnn.inference.flat_vector import flat_latents, latent_names
-from ppl_bnn.inference.jacobian import jacobians, linear_maps
 from ppl_bnn.language.handlers import Substitute
 from ppl_bnn.language.primitives import Handler, Message
-from ppl_bnn.ppl.protocol import Problem, Program, system
 
 Values = Mapping[str, np.ndarray]
 Layer = Callable[[Any], Any]

@@ -95,11 +95,17 @@ def files_by_path() -> dict[str, list[str]]:
     return {path: files for path, *files in (line.split() for line in block.splitlines())}
 
 
-def files_of(module: str, table: dict[str, list[str]]) -> list[str]:
-    """The files of the longest path that the module begins with; [] where there is none."""
-    return (
-        table[max(paths, key=len)] if (paths := [path for path in table if module.startswith(path)]) else []
-    )
+def files_of(module: str, table: dict[str, list[str]], folder: Path = ROOT / "tests") -> list[str]:
+    """The files of tests of a module: those that its path names, and those of the longest path in the table.
+
+    The tests of `posterior/storage.py` are `tests/posterior/test_storage.py`, and any `test_storage_*.py` beside it.
+    """
+    place = Path(module).with_suffix("")
+    named = [*(folder / place.parent).glob(f"test_{place.name}.py")]
+    named += (folder / place.parent).glob(f"test_{place.name}_*.py")
+    found = {path.relative_to(folder).with_suffix("").as_posix() for path in named}
+    paths = [path for path in table if module.startswith(path)]
+    return sorted(found | set(table[max(paths, key=len)] if paths else ()))
 
 
 @contextmanager

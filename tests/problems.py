@@ -14,7 +14,7 @@ import pytest
 
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, priors
-from ppl_bnn.support import declared
+from ppl_bnn.inference import registry
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Row:
     target: what it aims at on the conjugate model: "mode" (a point), "posterior" (exact), "independent sites" (the
     precision without what is between sites), "mean field" (variance 1 / diag(precision)), "property" (no closed form of
     the whole: what is known of it stands in the tests of the method). quick: settings for a run whose numbers do not
-    matter, as models/methods.toml has them.
+    matter, as the registry has them.
     """
 
     name: str
@@ -136,7 +136,7 @@ class Row:
 
     @property
     def quick(self) -> dict[str, Any]:
-        return dict(declared().methods[self.name].quick)
+        return dict(registry.ROWS[self.name].quick)
 
     def build(self, ppl: str, settings: dict[str, Any]) -> Any:
         cls, fixed = _CLASSES[self.name]

@@ -13,15 +13,16 @@ import numpy as np
 import pandas as pd
 
 import ppl_bnn as bnn
-from ppl_bnn import cells, grid_result
-from ppl_bnn.comparison import COLUMNS, Comparison
-from ppl_bnn.grid_result import GridResult
+from ppl_bnn.core.stored import write_manifest
+from ppl_bnn.evaluation.comparison.comparison import COLUMNS, Comparison
+from ppl_bnn.evaluation.grid import cell as cells
+from ppl_bnn.evaluation.grid import result as grid_result
+from ppl_bnn.evaluation.grid.result import GridResult
 from ppl_bnn.inference.checkpoint import Checkpoint
 from ppl_bnn.inference.method import Method, Outcome
-from ppl_bnn.inference.stream import Stream
-from ppl_bnn.posterior import Chains
-from ppl_bnn.predictive import Prediction
-from ppl_bnn.stored import write_manifest
+from ppl_bnn.inference.sampling.stream import Stream
+from ppl_bnn.posterior.posterior import Chains
+from ppl_bnn.prediction.prediction import Prediction
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import ppl_bnn as bnn
-from ppl_bnn.errors import InputError, UnknownNameError
+from ppl_bnn.core.errors import InputError, UnknownNameError
 from ppl_bnn.estimators import BNNClassifier, BNNRegressor
 
 # A linear model by a mode in Pyro: nothing is compiled, so that each of some fifty fits takes milliseconds.

@@ -1,6 +1,6 @@
-"""The rules of the house: who imports whom, what an import costs, and that either system may be missing.
+"""The rules of the house: what may import what, how large a file and a folder are, what an import costs.
 
-The order is read from the list in ARCHITECTURE.md, so that the document is what is enforced.
+The rooms and their order are read from ARCHITECTURE.md, so that the document is what is enforced.
 """
 
 from __future__ import annotations
@@ -11,86 +11,26 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 import ppl_bnn
+from ppl_bnn.inference import registry
 
 ROOT = Path(__file__).resolve().parents[1]
 FRAMEWORKS = {"torch", "jax", "jaxlib", "numpyro", "pyro", "optax", "blackjax"}
-# What a method may use of its own room; everything else in that room is another method.
-SHARED_BY_METHODS = {
-    "autoguide",
-    "autolaplace",
-    "chains",
-    "checkpoint",
-    "conditioning",
-    "covariance",
-    "curvature",
-    "divergence",
-    "drawn",
-    "effort",
-    "evidence",
-    "families",
-    "flat_vector",
-    "computed_weights",
-    "flows",
-    "guides",
-    "hamiltonian",
-    "hyperparameters",
-    "identity",
-    "jacobian",
-    "kronecker",
-    "laplace_gaussian",
-    "linearised",
-    "many_chains",
-    "mean_field",
-    "method",
-    "optimise",
-    "precision",
-    "pretrained",
-    "prior_curvature",
-    "sampler",
-    "search",
-    "stepping",
-    "stochastic",
-    "stochastic_gradient",
-    "stream",
-    "until",
-    "variational",
-    "warm_start",
-    "whitening",
+# At most so many; the document says the same.
+BOUNDS = {
+    "rooms at the first level": 18,
+    "modules at the root": 4,
+    "modules in a folder": 12,
+    "arrows between rooms": 80,
 }
-
-# (importer, imported) -> why this import may run up the list; each finds the module by name when it is needed.
-EXCEPTIONS = {
-    (
-        "ppl_bnn.cli",
-        "ppl_bnn.cli.commands",
-    ): "the entry point of the installed script is a name of the package",
-    (
-        "ppl_bnn.posterior",
-        "ppl_bnn.storage",
-    ): "save: storage knows all approximations, a posterior none of them",
-    (
-        "ppl_bnn.comparison",
-        "ppl_bnn.reporting.summary",
-    ): "a comparison hands out its summary; reporting reads comparisons",
-    (
-        "ppl_bnn.comparison",
-        "ppl_bnn.reporting.figures",
-    ): "a comparison hands out its figure; reporting reads comparisons",
-    (
-        "ppl_bnn.inference.ensemble",
-        "ppl_bnn.storage",
-    ): "an ensemble may be made of any approximation; storage knows all by name",
-    ("ppl_bnn", "ppl_bnn.grid"): "the table of contents has the grid, which finds methods by that table",
-    ("ppl_bnn", "ppl_bnn.advice"): "the table of contents has what finds methods by that table",
-    ("ppl_bnn.grid", "ppl_bnn.grid_file"): "Grid.from_toml: what reads a file makes grids",
-    ("ppl_bnn.ppl.protocol", "ppl_bnn.ppl.<name>"): "system(name): either of the two may be missing",
-}
+# The tables that name modules as text: the public names, and the registry of methods and approximations.
+TABLES = {"ppl_bnn", "ppl_bnn.inference.registry"}
 # Import root -> the dependency that brings it, where the two have different names or one comes with the other.
 BROUGHT_BY = {
     "arviz_base": "arviz",
@@ -107,37 +47,24 @@ BROUGHT_BY = {
 # --- reading the list and the imports -----------------------------------------------------------------------
 
 
-def listed_modules(text: str) -> list[list[str]]:
-    """The lines of the list of the house, in order: the modules named on each. A folder stands for its `__init__`."""
+def listed_rooms(text: str) -> list[str]:
+    """The rooms of ARCHITECTURE.md in order: folders and modules one level below `ppl_bnn/`."""
     block = text.split("## The house", 1)[1].split("```")[1]
-    lines, inside = [], False
-    folders: list[tuple[int, str]] = []
+    found, inside = [], False
     for line in block.splitlines():
         depth = len(line) - len(line.lstrip())
-        words = line.split()
-        if not words:
-            continue
+        word = line.split()[0] if line.split() else ""
         if depth == 0:
-            inside = words[0] == "ppl_bnn/"
-            folders = [(0, "ppl_bnn")]
-            continue
-        if not inside:
-            continue
-        while folders[-1][0] >= depth:
-            folders.pop()
-        if words[0].endswith("/"):
-            folders.append((depth, f"{folders[-1][1]}.{words[0][:-1]}"))
-            lines.append([folders[-1][1]])
-            continue
-        names = []
-        for word in words:
-            if not re.fullmatch(r"\w+\.py", word):
-                break
-            names.append(word[:-3])
-        assert names, f"ARCHITECTURE.md: {line!r} names neither a folder nor a file"
-        parent = folders[-1][1]
-        lines.append([parent if name == "__init__" else f"{parent}.{name}" for name in names])
-    return lines
+            inside = word == "ppl_bnn/"
+        elif inside and depth == 2:
+            found.append(word.removesuffix("/").removesuffix(".py"))
+    return found
+
+
+def listed_bounds(text: str) -> dict[str, int]:
+    """The table of bounds of ARCHITECTURE.md."""
+    rows = re.findall(r"^\| ([a-z ]+) \| (\d+) \|$", text, flags=re.MULTILINE)
+    return {name: int(value) for name, value in rows}
 
 
 def modules_in_tree() -> dict[str, Path]:
@@ -149,22 +76,26 @@ def modules_in_tree() -> dict[str, Path]:
     return found
 
 
-def imports(source: str, module: str, known: set[str]) -> Iterator[tuple[str, bool]]:
-    """(what is imported, whether at import time) for every import in a source, those by name included.
+def imports(source: str, module: str, known: set[str]) -> Iterator[tuple[str, str]]:
+    """(what is imported, when) for every import in a source, those by name included.
 
-    Modules of the package are named whole (`ppl_bnn.errors`), as is what `from` takes from them if it is a module.
+    When: "early", at import time; "late", in a function; "typing", for type checkers only; "name", a text that is the
+    name of a module. Modules of the package are named whole (`ppl_bnn.core.errors`), as is what `from` takes from them
+    if it is a module.
     """
     tree = ast.parse(source)
-    late: set[ast.AST] = set()
+    when: dict[ast.AST, str] = {}
     for node in ast.walk(tree):
-        only_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or only_types:
-            late.update(ast.walk(node))
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            when.update(dict.fromkeys((part for child in node.body for part in ast.walk(child)), "typing"))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            for part in ast.walk(node):
+                when.setdefault(part, "late")
     for node in ast.walk(tree):
-        early = node not in late
+        at = when.get(node, "early")
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield alias.name, early
+                yield alias.name, at
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
@@ -172,11 +103,11 @@ def imports(source: str, module: str, known: set[str]) -> Iterator[tuple[str, bo
                 base = ".".join([*package, base] if base else package)
             for alias in node.names:
                 whole = f"{base}.{alias.name}"
-                yield (whole if whole in known else base), early
+                yield (whole if whole in known else base), at
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             name = node.value.partition(":")[0]
             if name in known and name != "ppl_bnn":
-                yield name, False
+                yield name, "name"
         elif isinstance(node, ast.JoinedStr):
             name = "".join(
                 str(part.value) if isinstance(part, ast.Constant) else f"<{ast.unparse(part.value)}>"
@@ -184,11 +115,11 @@ def imports(source: str, module: str, known: set[str]) -> Iterator[tuple[str, bo
                 if isinstance(part, ast.Constant | ast.FormattedValue)
             )
             if re.fullmatch(r"ppl_bnn(\.[\w<>]+)+", name):
-                yield name, False
+                yield name, "name"
 
 
-LINES = listed_modules((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
-PLACE = {name: place for place, line in enumerate(LINES) for name in line}
+TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+ROOMS = listed_rooms(TEXT)
 TREE = modules_in_tree()
 IMPORTS = {
     name: list(imports(file.read_text(encoding="utf-8"), name, set(TREE))) for name, file in TREE.items()
@@ -199,97 +130,149 @@ def _own(found: str) -> bool:
     return found == "ppl_bnn" or found.startswith("ppl_bnn.")
 
 
-def violations(module: str, found: list[tuple[str, bool]], place: dict[str, int]) -> list[str]:
-    """Imports of `module` that do not stand above it in the list."""
-    wrong = []
-    for name, _ in found:
-        if not _own(name) or name == module or (module, name) in EXCEPTIONS:
+def room_of(module: str) -> str:
+    """The room of a module: the part behind `ppl_bnn`; "__init__" for the package itself."""
+    return (*module.split("."), "__init__")[1]
+
+
+def violations(module: str, found: list[tuple[str, str]], rooms: list[str]) -> list[str]:
+    """Imports of `module` from rooms below its own. What only a type checker reads is none."""
+    wrong, own = [], room_of(module)
+    for name, when in found:
+        if not _own(name) or when == "typing":
             continue
-        if name not in place:
-            wrong.append(f"{module} imports {name}, which the list does not have")
-        elif place[name] >= place[module]:
-            wrong.append(f"{module} imports {name}, which does not stand above it")
+        other = room_of(name)
+        if other not in rooms:
+            wrong.append(f"{module} imports {name}, whose room the list does not have")
+        elif other != own and rooms.index(other) > rooms.index(own):
+            wrong.append(f"{module} imports {name}, from a room below its own")
     return wrong
+
+
+def circles(graph: Mapping[str, Iterable[str]]) -> set[str]:
+    """The nodes that lie on a circle: leaving out again and again what imports nothing that is left."""
+    left = {node: set(others) & set(graph) - {node} for node, others in graph.items()}
+    while ends := {node for node, others in left.items() if not others & set(left)}:
+        left = {node: others for node, others in left.items() if node not in ends}
+    return set(left)
 
 
 # --- the order ----------------------------------------------------------------------------------------------
 
 
-def test_the_list_names_every_module_once():
-    named = [name for line in LINES for name in line]
-    assert len(named) == len(set(named))
-    # A folder of the list stands for its __init__.py.
-    assert set(TREE) - set(named) == set(), "modules that ARCHITECTURE.md does not list"
-    assert set(named) - set(TREE) == set(), "ARCHITECTURE.md lists modules that are not there"
+def test_the_list_names_every_room_once():
+    there = {room_of(name) for name in TREE} - {"__main__"}
+    assert sorted(ROOMS) == sorted(there)
 
 
-@pytest.mark.parametrize("module", sorted(TREE))
-def test_a_module_imports_only_what_stands_above_it(module: str):
-    assert violations(module, IMPORTS[module], PLACE) == []
+@pytest.mark.parametrize("module", sorted(set(TREE) - TABLES))
+def test_a_module_imports_only_from_rooms_above_its_own(module: str):
+    # `__main__` is the command line under another name.
+    rooms = [*ROOMS, "__main__"]
+    assert violations(module, IMPORTS[module], rooms) == []
 
 
-def test_every_exception_is_still_needed():
-    used = {(module, name) for module, found in IMPORTS.items() for name, _ in found}
-    assert set(EXCEPTIONS) <= used
+def test_no_file_imports_itself_through_others():
+    graph = {
+        name: {other for other, when in found if when in ("early", "late") and other != "ppl_bnn"}
+        for name, found in IMPORTS.items()
+        if name not in ("ppl_bnn", "ppl_bnn.__main__")
+    }
+    assert circles(graph) == set()
 
 
-def test_a_package_imports_nothing_at_its_top():
-    # An __init__ that imported its files would make every file of the room import all others.
+def test_only_the_tables_name_modules_as_text():
+    named = {
+        (module, name)
+        for module, found in IMPORTS.items()
+        for name, when in found
+        if when == "name" and module not in TABLES
+    }
+    assert named == set()
+
+
+def test_a_package_imports_only_its_own_files_at_its_top():
+    # An `__init__` that imported other rooms would make every file of the package import them.
     for module, file in TREE.items():
-        if file.name == "__init__.py" and module != "ppl_bnn":
-            assert [name for name, early in IMPORTS[module] if early] == [], module
+        if file.name == "__init__.py" and module not in ("ppl_bnn", "ppl_bnn.zoo"):
+            early = {name for name, when in IMPORTS[module] if when == "early" and name != "__future__"}
+            assert all(name.startswith(f"{module}.") for name in early), module
+
+
+def test_the_bounds_of_the_house():
+    assert listed_bounds(TEXT) == BOUNDS
+    inside = [name for name, file in TREE.items() if file.name not in ("__init__.py", "__main__.py")]
+    folders = Counter(TREE[name].parent for name in inside)
+    arrows: dict[str, set[str]] = defaultdict(set)
+    for name in inside:
+        for other, when in IMPORTS[name]:
+            if _own(other) and other != "ppl_bnn" and when != "typing":
+                arrows[room_of(name)] |= {room_of(other)} - {room_of(name)}
+    found = {
+        "rooms at the first level": len({room_of(name) for name in inside}),
+        "modules at the root": folders.pop(ROOT / "ppl_bnn", 0) + 1,
+        "modules in a folder": max(folders.values()),
+        "arrows between rooms": sum(len(others) for others in arrows.values()),
+    }
+    assert {name: (found[name], most) for name, most in BOUNDS.items() if found[name] > most} == {}
 
 
 def test_the_reader_sees_every_kind_of_import():
-    known = {"ppl_bnn", "ppl_bnn.errors", "ppl_bnn.language", "ppl_bnn.language.ops", "ppl_bnn.storage"}
+    known = {"ppl_bnn", "ppl_bnn.core.errors", "ppl_bnn.language", "ppl_bnn.language.ops", "ppl_bnn.zoo"}
     source = (
         "from typing import TYPE_CHECKING\n"
         "import torch.nn\n"
-        "from .errors import InputError\n"
+        "from .core.errors import InputError\n"
         "from ppl_bnn.language import ops\n"
         "from ppl_bnn import __version__\n"
         "class A:\n    import jax\n"
         "try:\n    import pyro\nexcept ImportError:\n    pass\n"
         "if TYPE_CHECKING:\n    import pandas\n"
-        "def f():\n    from ppl_bnn.errors import message\n    return __import__('ppl_bnn.storage')\n"
+        "def f():\n    from ppl_bnn.core.errors import message\n    return __import__('ppl_bnn.zoo')\n"
         "TABLE = {'a': 'ppl_bnn.language.ops:tanh'}\n"
-        "g = lambda name: f'ppl_bnn.ppl.{name}'\n"
+        "g = lambda name: f'ppl_bnn.backends.{name}'\n"
     )
-    found = list(imports(source, "ppl_bnn.posterior", known))
+    found = list(imports(source, "ppl_bnn.estimators", known))
     assert sorted(found) == sorted(
         [
-            ("typing", True),
-            ("torch.nn", True),
-            ("ppl_bnn.errors", True),
-            ("ppl_bnn.language.ops", True),
-            ("ppl_bnn", True),
-            ("jax", True),
-            ("pyro", True),
-            ("pandas", False),
-            ("ppl_bnn.errors", False),
-            ("ppl_bnn.storage", False),
-            ("ppl_bnn.language.ops", False),
-            ("ppl_bnn.ppl.<name>", False),
+            ("typing", "early"),
+            ("torch.nn", "early"),
+            ("ppl_bnn.core.errors", "early"),
+            ("ppl_bnn.language.ops", "early"),
+            ("ppl_bnn", "early"),
+            ("jax", "early"),
+            ("pyro", "early"),
+            ("pandas", "typing"),
+            ("ppl_bnn.core.errors", "late"),
+            ("ppl_bnn.zoo", "name"),
+            ("ppl_bnn.language.ops", "name"),
+            ("ppl_bnn.backends.<name>", "name"),
         ]
     )
 
 
 def test_an_import_from_below_is_found():
-    place = {"ppl_bnn.errors": 0, "ppl_bnn.posterior": 1, "ppl_bnn.data": 2}
-    assert violations("ppl_bnn.posterior", [("ppl_bnn.errors", True)], place) == []
-    assert len(violations("ppl_bnn.posterior", [("ppl_bnn.data", False)], place)) == 1
-    assert len(violations("ppl_bnn.posterior", [("ppl_bnn.elsewhere", True)], place)) == 1
+    rooms = ["core", "posterior", "datasets"]
+    above = [("ppl_bnn.core.errors", "early"), ("ppl_bnn.posterior.export", "late")]
+    assert violations("ppl_bnn.posterior.storage", above, rooms) == []
+    for when in ("early", "late", "name"):
+        assert len(violations("ppl_bnn.posterior.storage", [("ppl_bnn.datasets.tables", when)], rooms)) == 1
+    assert violations("ppl_bnn.posterior.storage", [("ppl_bnn.datasets.tables", "typing")], rooms) == []
+    assert len(violations("ppl_bnn.posterior.storage", [("ppl_bnn.elsewhere", "early")], rooms)) == 1
+
+
+def test_a_circle_is_found():
+    assert circles({"a": ["b"], "b": ["c"], "c": []}) == set()
+    assert circles({"a": ["b"], "b": ["c"], "c": ["b"], "d": []}) == {"a", "b", "c"}
 
 
 # --- the rooms ----------------------------------------------------------------------------------------------
 
 
 def test_a_method_imports_no_other_method():
-    room = {name for name in TREE if name.startswith("ppl_bnn.inference.")}
-    shared = {f"ppl_bnn.inference.{name}" for name in SHARED_BY_METHODS}
-    for module in room - shared:
-        others = {name for name, _ in IMPORTS[module]} & room - shared - {module}
-        assert others == set(), module
+    methods = set(registry.MODULES.values())
+    for module in methods:
+        assert {name for name, _ in IMPORTS[module]} & methods - {module} == set(), module
 
 
 def test_the_language_imports_no_framework():
@@ -303,9 +286,9 @@ def test_only_the_two_systems_import_a_framework_at_their_top():
     importers = {
         module
         for module, found in IMPORTS.items()
-        if any(early and name.split(".")[0] in FRAMEWORKS for name, early in found)
+        if any(when == "early" and name.split(".")[0] in FRAMEWORKS for name, when in found)
     }
-    assert importers == {"ppl_bnn.ppl.numpyro", "ppl_bnn.ppl.pyro", "ppl_bnn.ppl.pyro_session"}
+    assert importers == {"ppl_bnn.backends.numpyro", "ppl_bnn.backends.pyro", "ppl_bnn.backends.pyro_session"}
 
 
 def globals_of_all_threads(source: str) -> list[str]:
@@ -321,7 +304,7 @@ def test_no_module_changes_what_other_threads_see():
     # The command line is a program of its own; the entry that one filter makes is taken out at once.
     allowed = {
         "ppl_bnn.cli.console": ["catch_warnings"],
-        "ppl_bnn.quiet": ["simplefilter"],
+        "ppl_bnn.core.warning_filters": ["simplefilter"],
     }
     for module, file in TREE.items():
         found = globals_of_all_threads(file.read_text(encoding="utf-8"))
@@ -338,7 +321,7 @@ def test_a_change_that_other_threads_see_is_found():
 
 def test_neither_system_imports_the_framework_of_the_other():
     for module, foreign in (("numpyro", {"torch", "pyro"}), ("pyro", {"jax", "jaxlib", "numpyro", "optax"})):
-        roots = {name.split(".")[0] for name, _ in IMPORTS[f"ppl_bnn.ppl.{module}"]}
+        roots = {name.split(".")[0] for name, _ in IMPORTS[f"ppl_bnn.backends.{module}"]}
         assert roots & foreign == set()
 
 
@@ -348,7 +331,7 @@ def test_only_export_imports_arviz_base():
         for module, found in IMPORTS.items()
         if any(name.split(".")[0] in ("arviz_base", "arviz") for name, _ in found)
     }
-    assert importers == {"ppl_bnn.export"}
+    assert importers == {"ppl_bnn.posterior.export"}
 
 
 def test_nothing_imports_the_models_or_the_studies():

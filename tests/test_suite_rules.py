@@ -58,10 +58,9 @@ def modules() -> list[str]:
     return sorted(path.relative_to(package).as_posix() for path in package.rglob("*.py"))
 
 
-def test_the_table_of_contributing_has_every_module_and_only_files_that_exist() -> None:
+def test_every_module_has_tests_by_its_path_or_by_the_table_of_contributing() -> None:
     table = files_by_path()
-    empty = {"__init__.py"}
-    missing = [name for name in modules() if Path(name).name not in empty and not files_of(name, table)]
+    missing = [name for name in modules() if Path(name).name != "__init__.py" and not files_of(name, table)]
     assert missing == []
     unknown = [path for path in table if not any(name.startswith(path) for name in modules())]
     assert unknown == []
@@ -69,11 +68,16 @@ def test_the_table_of_contributing_has_every_module_and_only_files_that_exist() 
     assert [file for file in sorted(files) if not (FOLDER / f"{file}.py").exists()] == []
 
 
-def test_the_longest_path_decides() -> None:
-    table = {"language/": ["test_language"], "language/ops.py": ["test_layers"]}
-    assert files_of("language/ops.py", table) == ["test_layers"]
-    assert files_of("language/graph.py", table) == ["test_language"]
-    assert files_of("scores.py", table) == []
+def test_the_tests_of_a_module_are_found_by_its_path_and_in_the_table(tmp_path: Path) -> None:
+    table = {"language/": ["test_language"], "language/ops.py": ["layers/test_basic"]}
+    assert files_of("language/ops.py", table, tmp_path) == ["layers/test_basic"]
+    assert files_of("language/graph.py", table, tmp_path) == ["test_language"]
+    assert files_of("scores.py", table, tmp_path) == []
+    (tmp_path / "language").mkdir()
+    for name in ("test_ops", "test_ops_torch", "test_opsis"):
+        (tmp_path / "language" / f"{name}.py").touch()
+    expected = ["language/test_ops", "language/test_ops_torch", "layers/test_basic"]
+    assert files_of("language/ops.py", table, tmp_path) == expected
 
 
 @pytest.mark.parametrize("module", sorted({fault.module for fault in planted_faults.faults()}))

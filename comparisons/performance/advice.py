@@ -18,9 +18,9 @@ from problem import data, in_the_language
 from ratios import report
 
 import ppl_bnn as bnn
-from ppl_bnn.advice import COMPILING, STEP
-from ppl_bnn.inference.chains import cores
-from ppl_bnn.inference.effort import Size
+from ppl_bnn.evaluation.advice import COMPILING, STEP
+from ppl_bnn.inference.cost import Size
+from ppl_bnn.inference.sampling.chains import cores
 
 
 def methods(tiny: bool) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from scipy.stats import norm, qmc
 
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, priors
-from ppl_bnn.errors import BNNError
+from ppl_bnn.core.errors import BNNError
 
 STORED = Path(__file__).parent / "results" / "badly_scaled.json"
 PARTS = ("fits", "mixtures", "particles")

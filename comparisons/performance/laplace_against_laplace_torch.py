@@ -30,7 +30,7 @@ from ratios import Ratio, alternate, keep, report
 
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, priors
-from ppl_bnn.progress import Silent
+from ppl_bnn.core.progress import Silent
 
 NOISE = 0.3
 

@@ -42,8 +42,8 @@ from ratios import Ratio, report
 
 import ppl_bnn as bnn
 from ppl_bnn import scores
-from ppl_bnn.mixing import mixing
-from ppl_bnn.predictive import Prediction
+from ppl_bnn.posterior.convergence import mixing
+from ppl_bnn.prediction.prediction import Prediction
 
 BY_HAND, NUTS, WARM, MCLMC = "NUTS by hand", "NUTS", "NUTS, warm start", "MCLMC"
 SHORTER = "trees of 63"

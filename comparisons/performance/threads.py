@@ -23,7 +23,7 @@ from problem import data, in_the_language
 from ratios import Ratio, alternate, report
 
 import ppl_bnn as bnn
-from ppl_bnn.ppl.protocol import system
+from ppl_bnn.backends.systems import system
 
 WIDTHS = [50]
 TARGETS = {"pyro": 0.9, "numpyro": 1.0, "pyro beside numpyro": 1.0}
@@ -70,7 +70,7 @@ def main(tiny: bool = False, rounds: int = 5, store: bool = False) -> dict[str, 
 
 def of_a_step(model: Any, x: np.ndarray, y: np.ndarray, steps: int) -> dict[str, float]:
     """What taking turns costs a thread that is alone, per step of SVI in Pyro."""
-    from ppl_bnn.ppl.pyro_session import TURN, rest
+    from ppl_bnn.backends.pyro_session import TURN, rest
 
     def turn() -> None:
         rest()

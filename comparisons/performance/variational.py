@@ -26,10 +26,11 @@ from ratios import alternate, report
 
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, priors
-from ppl_bnn.inference.stochastic import Stretch
-from ppl_bnn.inference.svi import SVI, _Fit
-from ppl_bnn.ppl.protocol import Problem, Program, system
-from ppl_bnn.progress import Silent
+from ppl_bnn.backends.program import Problem, Program
+from ppl_bnn.backends.systems import system
+from ppl_bnn.core.progress import Silent
+from ppl_bnn.inference.optimisation.adam import Stretch
+from ppl_bnn.inference.variational.svi import SVI, _Fit
 
 SIGMA = 0.1
 RATE = 1e-3

@@ -28,15 +28,15 @@ from ppl_bnn.cli.console import (
     told,
 )
 from ppl_bnn.cli.plan import card_of, load_model, plan_of, settings_of, sketch_of, tell_of_prior
-from ppl_bnn.errors import InputError, message, unknown_name
-from ppl_bnn.files import write_whole
-from ppl_bnn.quiet import ignored
+from ppl_bnn.core.errors import InputError, message, unknown_name
+from ppl_bnn.core.files import write_whole
+from ppl_bnn.core.warning_filters import ignored
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ppl_bnn.data import Table
-    from ppl_bnn.predictive import Prediction
+    from ppl_bnn.datasets.tables import Table
+    from ppl_bnn.prediction.prediction import Prediction
     from ppl_bnn.zoo import Sketch
 
 PRIOR = "prior.png"
@@ -59,9 +59,9 @@ def advise(
         str | None,
         typer.Option(
             metavar="LIST",
-            help="Rows of models/methods.toml, separated by commas, such as nuts,laplace-kron.",
+            help="Methods, separated by commas, such as nuts,laplace-kron.",
             show_default="all",
-            autocompletion=complete.rows_of_methods,
+            autocompletion=complete.methods,
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda[:i].")] = "auto",
@@ -70,7 +70,7 @@ def advise(
     names = None if methods is None else [word.strip() for word in methods.split(",") if word.strip()]
     plan = plan_of(model, data, target, drop or [], task, set_ or [], 0, False, None, keeps=False)
     tell_of_reading(new_console(error=True), plan.table)
-    from ppl_bnn.advice import advise as ask
+    from ppl_bnn.evaluation.advice import advise as ask
 
     console = new_console()
     found = ask(
@@ -105,7 +105,7 @@ def bench(
     What follows the name is the study's own: --tiny shows in seconds or a few minutes that all of it runs, --help its
     other options. Tables, figures and verdicts go to ./ppl-bnn-results/NAME unless --out says otherwise.
     """
-    from ppl_bnn import studies
+    from ppl_bnn.zoo import studies
 
     if name is None:
         listed = listing(("study", "what it is"))
@@ -143,9 +143,9 @@ def models(
     """List the models of the zoo with what fits them, or show one as `ppl-bnn show` does."""
     from rich.text import Text
 
-    from ppl_bnn import data as tables
     from ppl_bnn import zoo
-    from ppl_bnn.support import declared
+    from ppl_bnn.datasets import tables
+    from ppl_bnn.zoo.support import declared
 
     if name is not None:
         _show(name, None, [])
@@ -207,7 +207,7 @@ def show(
 def _show(model: str, data: str | None, settings: list[str]) -> None:
     from rich.text import Text
 
-    from ppl_bnn import data as tables
+    from ppl_bnn.datasets import tables
 
     card, is_file = card_of(model, "show")
     known = tables.datasets()
@@ -263,7 +263,7 @@ def _show_methods(console: Console, name: str) -> None:
     """What fits a model of the zoo, and why the rest does not."""
     from rich.text import Text
 
-    from ppl_bnn.support import declared
+    from ppl_bnn.zoo.support import declared
 
     support = declared()
     missing, doubtful = support.missing(name), support.doubtful(name)
@@ -312,8 +312,8 @@ def prior(
     plan = plan_of(model, data, target, drop or [], task, set_ or [], seed, False, folder)
     table = plan.table
     tell_of_reading(new_console(error=True), table)
-    from ppl_bnn.before_data import prior_predictive
-    from ppl_bnn.reporting.figures import prior_figure
+    from ppl_bnn.diagnostics.prior_check import prior_predictive
+    from ppl_bnn.evaluation.comparison.figures import prior_figure
 
     # Pyro draws at once what JAX would compile first; a model of NumPyro's own runs there all the same.
     drawn = prior_predictive(
@@ -380,7 +380,7 @@ def data() -> None:
     """List the data sets."""
     from rich.text import Text
 
-    from ppl_bnn import data as tables
+    from ppl_bnn.datasets import tables
 
     console = new_console()
     grid = listing(("data set", "task", "rows", "features", "where from", "bytes to fetch"), right=(2, 3, 5))

@@ -36,7 +36,6 @@ from ppl_bnn.cli.console import (
 from ppl_bnn.cli.plan import (
     DEFAULT,
     IN_PYRO,
-    METHODS,
     REFERENCE,
     Plan,
     method_names,
@@ -46,14 +45,15 @@ from ppl_bnn.cli.plan import (
     systems_of,
     tell_of_prior,
 )
-from ppl_bnn.errors import ClusterError, InputError, message
-from ppl_bnn.progress import Bars
+from ppl_bnn.core.errors import ClusterError, InputError, message
+from ppl_bnn.core.progress import Bars
+from ppl_bnn.inference.registry import ROWS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ppl_bnn.comparison import Comparison
-    from ppl_bnn.grid_result import GridResult
+    from ppl_bnn.evaluation.comparison.comparison import Comparison
+    from ppl_bnn.evaluation.grid.result import GridResult
     from ppl_bnn.inference.method import Method
 
 MANY_ROWS = 20_000
@@ -73,7 +73,7 @@ def compare(
         str,
         typer.Option(
             metavar="LIST",
-            help=f"What to compare, separated by commas. Known: {', '.join(METHODS)}.",
+            help=f"What to compare, separated by commas. Known: {', '.join(ROWS)}.",
             autocompletion=complete.methods,
         ),
     ] = ",".join(DEFAULT),
@@ -174,7 +174,7 @@ def compare(
     check_seed(seed)
     sizes = {"draws": draws, "warmup": warmup, "chains": chains, "steps": steps, "budget": budget}
     chosen = methods_of(systems, quick, sizes)
-    from ppl_bnn.ppl.protocol import resolve_device
+    from ppl_bnn.backends.protocol import resolve_device
 
     resolve_device(device)
     plan = plan_of(model, data, target, drop or [], task, set_ or [], seed, quick, out)
@@ -201,8 +201,8 @@ def _fit_and_show(
     report: bool,
 ) -> bool:
     """Fit, show and keep what was planned; whether a method failed."""
-    from ppl_bnn.comparison import ComparisonNotWrittenError
-    from ppl_bnn.comparison import compare as run
+    from ppl_bnn.evaluation.comparison.comparison import ComparisonNotWrittenError
+    from ppl_bnn.evaluation.comparison.comparison import compare as run
     from ppl_bnn.reporting.terminal import show
 
     table, bars = plan.table, StatusBars(errors)
@@ -302,8 +302,8 @@ def _run_grid(
     report: bool,
 ) -> None:
     ceiling = None if memory is None else _ceiling(memory, engine)
-    from ppl_bnn.grid import Grid, GridInterrupted
-    from ppl_bnn.grid_result import GridResult
+    from ppl_bnn.evaluation.grid.grid import Grid, GridInterrupted
+    from ppl_bnn.evaluation.grid.result import GridResult
 
     folder = out or Path("ppl-bnn-results") / file.stem
     with keeping(folder):
@@ -347,7 +347,7 @@ def _ceiling(memory: str, engine: str) -> int:
                 "--memory 4GB",
             )
         )
-    from ppl_bnn.engines import Engine
+    from ppl_bnn.evaluation.grid.engines import Engine
 
     if Engine.of(engine).kind != "local":
         raise InputError(

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import typer
 
-from ppl_bnn.cli.plan import METHODS, card_of
-from ppl_bnn.errors import BNNError
+from ppl_bnn.cli.plan import card_of
+from ppl_bnn.core.errors import BNNError
+from ppl_bnn.inference.registry import ROWS
 
 
 def models(incomplete: str) -> list[str]:
@@ -21,57 +22,49 @@ def models(incomplete: str) -> list[str]:
 
 def datasets(incomplete: str) -> list[str]:
     """Data sets by name."""
-    from ppl_bnn import data
+    from ppl_bnn.datasets import tables as data
 
     return _beginning(data.datasets(), incomplete)
 
 
 def studies(incomplete: str) -> list[str]:
     """Studies of the project."""
-    from ppl_bnn import studies as listed
+    from ppl_bnn.zoo import studies as listed
 
     return _beginning(listed.studies(), incomplete)
 
 
 def method(incomplete: str) -> list[str]:
     """One method."""
-    return _beginning(METHODS, incomplete)
+    return _beginning(ROWS, incomplete)
 
 
 def methods(incomplete: str) -> list[str]:
     """The last of several methods, those before it kept."""
     before, comma, last = incomplete.rpartition(",")
-    rest = [name for name in METHODS if name not in before.split(",")]
+    rest = [name for name in ROWS if name not in before.split(",")]
     return [f"{before}{comma}{name}" for name in _beginning(rest, last)]
-
-
-def rows_of_methods(incomplete: str) -> list[str]:
-    """The last of several rows of models/methods.toml."""
-    from ppl_bnn.support import declared
-
-    before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in _beginning(declared().methods, last)]
 
 
 def systems(incomplete: str) -> list[str]:
     """A system for all methods, or for one of them."""
-    from ppl_bnn.ppl.protocol import SYSTEMS
+    from ppl_bnn.backends.protocol import SYSTEMS
 
     before, comma, last = incomplete.rpartition(",")
-    words = [*SYSTEMS, *(f"{name}={system}" for name in METHODS for system in SYSTEMS)]
+    words = [*SYSTEMS, *(f"{name}={system}" for name in ROWS for system in SYSTEMS)]
     return [f"{before}{comma}{word}" for word in _beginning(words, last)]
 
 
 def tasks(incomplete: str) -> list[str]:
     """Regression or classification."""
-    from ppl_bnn.data import TASKS
+    from ppl_bnn.datasets.tables import TASKS
 
     return _beginning(TASKS, incomplete)
 
 
 def columns(context: typer.Context, incomplete: str) -> list[str]:
     """The columns of the CSV file that the line names."""
-    from ppl_bnn.columns import header_of
+    from ppl_bnn.datasets.columns import header_of
 
     source = context.params.get("data")
     with contextlib.suppress(OSError, BNNError):

@@ -18,14 +18,14 @@ import typer
 
 from ppl_bnn import __version__
 from ppl_bnn.cli import complete
-from ppl_bnn.errors import BNNError, InputError, message
-from ppl_bnn.names import clean, clean_lines
-from ppl_bnn.progress import Bars, Task
+from ppl_bnn.core.errors import BNNError, InputError, message
+from ppl_bnn.core.names import clean, clean_lines
+from ppl_bnn.core.progress import Bars, Task
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ppl_bnn.data import Table
+    from ppl_bnn.datasets.tables import Table
 
 NOTES, REPORT = "comparison.md", "report.html"
 WIDTH = 100
@@ -216,7 +216,7 @@ def tell_of_reading(console: Console, table: Table) -> None:
 def remember_compilations() -> None:
     """Keep JAX's compiled programs on disk; where there is no JAX or no room, do without."""
     with contextlib.suppress(ImportError, OSError):
-        from ppl_bnn.ppl.numpyro import enable_compilation_cache
+        from ppl_bnn.backends.numpyro import enable_compilation_cache
 
         enable_compilation_cache()
 

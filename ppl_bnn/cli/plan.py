@@ -15,44 +15,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppl_bnn import _CONTENTS
-from ppl_bnn.errors import BNNError, InputError, message, unknown_name
-from ppl_bnn.names import clean, for_file
+from ppl_bnn.core.errors import BNNError, InputError, message, unknown_name
+from ppl_bnn.core.names import clean, for_file
+from ppl_bnn.inference.registry import ROWS, method_class, row
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ppl_bnn.data import Table
+    from ppl_bnn.datasets.tables import Table
     from ppl_bnn.inference.method import Method
     from ppl_bnn.zoo import Card, Sketch
 
-# Every method of the library by its class in lower case: a new one is there without a line here.
-METHODS = {
-    name.lower(): name
-    for name, module in _CONTENTS.items()
-    if module.startswith("ppl_bnn.inference.") and name[0].isupper() and name != "Method"
-}
 DEFAULT = ("nuts", "svi", "laplace", "map")
 # What runs in Pyro unless told otherwise, so that the main job shows both systems; the others run in NumPyro.
 IN_PYRO = ("svi", "laplace")
-# What a method that is made of another one is made of.
-MEMBERS = {"ensemble": "map", "stacked": "nuts"}
 REFERENCE = "nuts"
 _DEFAULT_MODEL = {"regression": "regression_mlp", "classification": "classification_mlp"}
 # Enough to run every line of every method within seconds, and far from enough to believe the result: of these sizes
 # what a method has, and what some methods need besides.
 QUICK: dict[str, Any] = {"draws": 25, "warmup": 25, "chains": 2, "steps": 100}
 _QUICK_BESIDES: dict[str, dict[str, Any]] = {
-    "nuts": {"max_tree_depth": 4},
-    "hmc": {"num_steps": 4},
-    "chees": {"chains": 8, "superchains": 4, "max_steps": 16},
+    "NUTS": {"max_tree_depth": 4},
+    "HMC": {"num_steps": 4},
+    "ChEES": {"chains": 8, "superchains": 4, "max_steps": 16},
     # Its tuning has to come down from draws of the prior: with a warm-up of 50 one chain in five had not.
-    "mclmc": {"warmup": 200},
-    "meads": {"chains": 8, "superchains": 4, "folds": 2},
-    "smc": {"particles": 50, "runs": 2, "moves": 2, "max_leapfrog": 8},
-    "pathfinder": {"draws": 200, "max_iterations": 30},
-    "swag": {"collections": 10, "burn_in": 2, "rank": 5},
-    "ensemble": {"size": 3},
+    "MCLMC": {"warmup": 200},
+    "MEADS": {"chains": 8, "superchains": 4, "folds": 2},
+    "SMC": {"particles": 50, "runs": 2, "moves": 2, "max_leapfrog": 8},
+    "Pathfinder": {"draws": 200, "max_iterations": 30},
+    "SWAG": {"collections": 10, "burn_in": 2, "rank": 5},
+    "Ensemble": {"size": 3},
 }
 QUICK_ROWS = {"train": 100, "test": 50}
 # The largest whole number that an argument may be: a list of so many layers is built before any of them is seen.
@@ -76,16 +68,8 @@ class Plan:
     unread: str = ""
 
 
-def _name(word: str) -> str:
-    """The name of a method as it is listed; Pathfinder, mc_dropout and MC-Dropout are meant well."""
-    name = re.sub(r"[\s_-]", "", word).lower()
-    if name not in METHODS:
-        raise unknown_name("method", word.strip(), METHODS)
-    return name
-
-
 def method_names(methods: str) -> list[str]:
-    names = [_name(word) for word in methods.split(",") if word.strip()]
+    names = [row(word).name for word in methods.split(",") if word.strip()]
     if not names or len(set(names)) < len(names):
         raise InputError(
             "--methods: " + message("each method once", repr(methods), f"--methods {','.join(DEFAULT)}")
@@ -95,7 +79,7 @@ def method_names(methods: str) -> list[str]:
 
 def systems_of(names: list[str], ppl: str | None) -> dict[str, str]:
     """Method -> system. `ppl`: one system for all, `svi=pyro,nuts=numpyro`, or both; the later word counts."""
-    from ppl_bnn.ppl.protocol import SYSTEMS
+    from ppl_bnn.backends.protocol import SYSTEMS
 
     systems = {name: "pyro" if name in IN_PYRO else "numpyro" for name in names}
     if ppl is None:
@@ -108,7 +92,7 @@ def systems_of(names: list[str], ppl: str | None) -> dict[str, str]:
         if not equals:
             systems = dict.fromkeys(names, system)
             continue
-        method = _name(method)
+        method = row(method).name
         if method not in systems:
             raise InputError(
                 "--ppl: "
@@ -118,7 +102,7 @@ def systems_of(names: list[str], ppl: str | None) -> dict[str, str]:
             )
         systems[method] = system
     for name, system in systems.items():
-        served = _class(MEMBERS.get(name, name)).systems
+        served = _served(name)
         if system not in served:
             advice = f"--ppl {ppl},{name}={served[0]}"
             raise InputError(
@@ -131,7 +115,7 @@ def reference_of(names: list[str], wanted: str | None) -> str | None:
     """The method that the others are measured against; None for none."""
     if wanted is None:
         return REFERENCE if REFERENCE in names else None
-    name = _name(wanted)
+    name = row(wanted).name
     if name not in names:
         raise InputError(
             "--reference: "
@@ -141,22 +125,27 @@ def reference_of(names: list[str], wanted: str | None) -> str | None:
 
 
 def _class(name: str) -> type[Method]:
-    import ppl_bnn
+    return method_class(row(name).class_name)
 
-    return getattr(ppl_bnn, METHODS[name])
+
+def _served(name: str) -> tuple[str, ...]:
+    """The systems of a method, which are those of what it is made of."""
+    member = row(name).member
+    return _class(name).systems if member is None else _served(member)
 
 
 def method_of(name: str, system: str, quick: bool, sizes: Mapping[str, Any] | None = None) -> Method:
     """The method of that name at its defaults, or at tiny sizes; with what it has of `sizes`."""
-    cls = _class(name)
-    has = {field.name for field in dataclasses.fields(cls)}
+    chosen = row(name)
+    has = {field.name for field in dataclasses.fields(_class(name))}
     settings: dict[str, Any] = {}
     if quick:
-        settings = {key: value for key, value in QUICK.items() if key in has} | _QUICK_BESIDES.get(name, {})
+        settings = {key: value for key, value in QUICK.items() if key in has}
+        settings |= _QUICK_BESIDES.get(chosen.class_name, {})
     settings |= {key: value for key, value in (sizes or {}).items() if key in has}
-    if name in MEMBERS:
-        settings["member"] = method_of(MEMBERS[name], system, quick, sizes)
-    return cls(ppl=system, **settings)
+    if chosen.member is not None:
+        settings["member"] = method_of(chosen.member, system, quick, sizes)
+    return chosen.build(system, **settings)
 
 
 def methods_of(systems: Mapping[str, str], quick: bool, sizes: Mapping[str, Any]) -> dict[str, Method]:
@@ -164,7 +153,7 @@ def methods_of(systems: Mapping[str, str], quick: bool, sizes: Mapping[str, Any]
     given = {key: value for key, value in sizes.items() if value is not None}
     for size in given:
         if not any(size in _sizes_of(name) for name in systems):
-            having = [name for name in METHODS if size in _sizes_of(name)]
+            having = [name for name in ROWS if size in _sizes_of(name)]
             raise InputError(
                 f"--{size}: "
                 + message(
@@ -178,8 +167,8 @@ def methods_of(systems: Mapping[str, str], quick: bool, sizes: Mapping[str, Any]
 
 def _sizes_of(name: str) -> set[str]:
     """The fields of a method and of what it is made of."""
-    own = {field.name for field in dataclasses.fields(_class(name))}
-    return own | (_sizes_of(MEMBERS[name]) if name in MEMBERS else set())
+    own, member = {field.name for field in dataclasses.fields(_class(name))}, row(name).member
+    return own | (set() if member is None else _sizes_of(member))
 
 
 def plan_of(
@@ -198,7 +187,7 @@ def plan_of(
 
     keeps: whether anything will be written to the folder.
     """
-    from ppl_bnn import data as tables
+    from ppl_bnn.datasets import tables
 
     if task is not None and task not in tables.TASKS:
         raise unknown_name("task", task, tables.TASKS)
@@ -236,7 +225,7 @@ def plan_of(
         model = _DEFAULT_MODEL[table.task]
         function = load_model(model, False, arguments)
     name = Path(model).stem if is_file else model
-    from ppl_bnn.comparison import bind_classes
+    from ppl_bnn.evaluation.comparison.comparison import bind_classes
 
     if table.task == "classification":
         function = bind_classes(function, table.y, table.class_names)
@@ -254,8 +243,8 @@ def plan_of(
 
 def card_of(model: str, command: str) -> tuple[Card, bool]:
     """The card of a model of the zoo or of a file, and whether it is a file."""
-    from ppl_bnn import data as tables
     from ppl_bnn import zoo
+    from ppl_bnn.datasets import tables
 
     if model.endswith(".py") or "/" in model:
         return zoo.read_card(model), True
@@ -325,7 +314,7 @@ def _check_task(name: str, sketch: Sketch | None, table: str, task: str | None) 
 
 
 def _check_source(source: str, is_csv: bool, target: str | None, drop: list[str], task: str | None) -> None:
-    from ppl_bnn import data as tables
+    from ppl_bnn.datasets import tables
 
     if not is_csv:
         known = tables.datasets()
@@ -351,7 +340,7 @@ def _check_source(source: str, is_csv: bool, target: str | None, drop: list[str]
             )
         )
     if target is None:
-        from ppl_bnn.columns import header_of
+        from ppl_bnn.datasets.columns import header_of
 
         columns = header_of(Path(source))
         shown = ", ".join(columns[:30]) + (", ..." if len(columns) > 30 else "")
@@ -362,7 +351,7 @@ def _check_source(source: str, is_csv: bool, target: str | None, drop: list[str]
 
 
 def _folder(out: Path | None, model: str, source: str, quick: bool) -> Path:
-    from ppl_bnn.data import name_of
+    from ppl_bnn.datasets.tables import name_of
 
     name = for_file(f"{Path(model).stem}-{name_of(source)}") + ("-quick" if quick else "")
     return out or Path("ppl-bnn-results") / name
@@ -413,7 +402,7 @@ def tell_of_prior(console: Console, plan: Plan) -> None:
     if plan.parameters is None:
         # A model of a system's own would have to be compiled for this.
         return
-    from ppl_bnn.before_data import check_prior
+    from ppl_bnn.diagnostics.prior_check import check_prior
 
     x, y = plan.table.x[plan.train], plan.table.y[plan.train]
     with contextlib.suppress(BNNError):

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppl_bnn.cli.console import REPORT, app, new_console, told, warnings_told
-from ppl_bnn.errors import InputError, message
-from ppl_bnn.names import clean
+from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.names import clean
 
 if TYPE_CHECKING:
-    from ppl_bnn.comparison import Comparison
-    from ppl_bnn.grid_result import GridResult
+    from ppl_bnn.evaluation.comparison.comparison import Comparison
+    from ppl_bnn.evaluation.grid.result import GridResult
 
 
 @app.command()
@@ -57,7 +57,8 @@ def report(
 
 def _read(folder: Path, reference: str | None) -> Comparison | GridResult:
     """What lies in a folder: the result of a grid, or a comparison."""
-    from ppl_bnn import comparison, grid_result
+    from ppl_bnn.evaluation.comparison import comparison
+    from ppl_bnn.evaluation.grid import result as grid_result
 
     if grid_result.read_manifest(folder) is not None:
         return grid_result.GridResult.load(folder, reference)

@@ -8,16 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.diagnostics.calibration import MISCALIBRATED, Calibration, simulation_based_calibration
-from ppl_bnn.diagnostics.function_space import (
-    RESTART_LIMIT,
-    Convergence,
-    agreement,
-    convergence,
-    probe_rows,
-)
+from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.progress import Progress
+from ppl_bnn.diagnostics.function_space import RESTART_LIMIT, Convergence, agreement, convergence, probe_rows
 from ppl_bnn.diagnostics.importance import K_LIMIT, ParetoK, held_coordinates, pareto_k
-from ppl_bnn.diagnostics.knobs import (
+from ppl_bnn.diagnostics.remedies import (
     fitted_settings,
     longer_optimisation,
     more_chains,
@@ -27,10 +22,9 @@ from ppl_bnn.diagnostics.knobs import (
     other_starts,
     smaller_steps,
 )
-from ppl_bnn.errors import InputError, UnsupportedError, message
+from ppl_bnn.diagnostics.sbc import MISCALIBRATED, Calibration, simulation_based_calibration
 from ppl_bnn.inference.method import Method
-from ppl_bnn.progress import Progress
-from ppl_bnn.scores import fidelity, noise_floor
+from ppl_bnn.prediction.scores import fidelity, noise_floor
 
 CONVERGED = "converged"
 PER_MODE = "converged per mode only"

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn import checks
-from ppl_bnn.errors import UnsupportedError, message
-from ppl_bnn.export import original_inputs
-from ppl_bnn.mixing import (
+from ppl_bnn.backends.program import Problem
+from ppl_bnn.core import checks
+from ppl_bnn.core.arrays import chunks, map_data, row_count, site_seed
+from ppl_bnn.core.errors import UnsupportedError, message
+from ppl_bnn.posterior.convergence import (
     FEWEST_DRAWS,
     LOG_LIKELIHOOD,
     PREDICTOR,
@@ -31,8 +32,8 @@ from ppl_bnn.mixing import (
     probe_indices,
     quantities,
 )
-from ppl_bnn.posterior import MEMORY
-from ppl_bnn.ppl.protocol import Problem, chunks, map_data, row_count, site_seed
+from ppl_bnn.posterior.export import original_inputs
+from ppl_bnn.posterior.posterior import MEMORY
 
 RHAT_LIMIT = 1.01
 # R-hat of the halves of one chain of ESS 200 exceeds 1.01 by chance now and then; it seldom exceeds this.

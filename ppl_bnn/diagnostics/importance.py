@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.errors import InputError, UnsupportedError, message
-from ppl_bnn.export import log_likelihood_tree, no_leave_one_out
-from ppl_bnn.pareto import K_LIMIT, smoothed
-from ppl_bnn.ppl.protocol import chunks, row_count, site_seed
-from ppl_bnn.quiet import ignored
+from ppl_bnn.core.arrays import chunks, row_count, site_seed
+from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.warning_filters import ignored
+from ppl_bnn.posterior.export import log_likelihood_tree, no_leave_one_out
+from ppl_bnn.posterior.pareto import K_LIMIT, smoothed
 
 DRAWS = 1000
 # Fewer draws, but no fewer than so many, where rows x coordinates x draws would take more multiplications than WORK.

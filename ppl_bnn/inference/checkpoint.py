@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn import stored
-from ppl_bnn.errors import InputError, message
-from ppl_bnn.inference.identity import identity
+from ppl_bnn.backends.program import Problem
+from ppl_bnn.core import stored
+from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.plain_values import encoded
+from ppl_bnn.inference.fingerprint import identity
 from ppl_bnn.inference.pretrained import is_network, weights_of
-from ppl_bnn.plain_values import encoded
-from ppl_bnn.ppl.protocol import Problem
 
 READER = stored.Reader("checkpoint", "a file that can be read", "removing it, or another folder")
 OLDER = "it has no checksum, and was written by an older version, which can go on from it"
@@ -29,8 +29,8 @@ INTERVAL = 5.0
 class Checkpoint:
     """The latest state of one fit: arrays, beside a fingerprint of everything that they belong to.
 
-    Both are in one file with a checksum (`ppl_bnn.stored`). It is replaced as a whole, so that an interruption while it
-    is written leaves the one before.
+    Both are in one file with a checksum (`ppl_bnn.core.stored`). It is replaced as a whole, so that an interruption
+    while it is written leaves the one before.
     """
 
     path: Path | None

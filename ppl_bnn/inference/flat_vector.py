@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.errors import InputError, UnsupportedError, message
-from ppl_bnn.ppl.protocol import Problem, map_data
+from ppl_bnn.backends.program import Problem
+from ppl_bnn.core.arrays import map_data
+from ppl_bnn.core.errors import InputError, UnsupportedError, message
 
 
 def latent_names(problem: Problem) -> list[str]:

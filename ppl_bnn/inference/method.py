@@ -16,30 +16,22 @@ from typing import Any, ClassVar, NoReturn, Self, final
 
 import numpy as np
 
-from ppl_bnn import checks
-from ppl_bnn.errors import BNNError, InputError, UnsupportedError, message, unknown_name
-from ppl_bnn.inference.effort import Effort, Size
+from ppl_bnn.backends.native import named_inputs
+from ppl_bnn.backends.program import Problem, Program, threads_for
+from ppl_bnn.backends.protocol import SYSTEMS, Model, resolve_device
+from ppl_bnn.backends.systems import system, written_in
+from ppl_bnn.backends.turns import told_outside
+from ppl_bnn.core import checks
+from ppl_bnn.core.arrays import map_data, row_count
+from ppl_bnn.core.errors import BNNError, InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.names import clean_all
+from ppl_bnn.core.progress import Progress, resolve
+from ppl_bnn.core.warning_filters import ignored
+from ppl_bnn.inference.cost import Effort, Size
 from ppl_bnn.inference.pretrained import is_network, weights_of
 from ppl_bnn.language.distributions import SPECIAL
-from ppl_bnn.names import clean_all
-from ppl_bnn.posterior import Approximation, FitInfo, Posterior
-from ppl_bnn.ppl.native import named_inputs
-from ppl_bnn.ppl.protocol import (
-    SYSTEMS,
-    Model,
-    Problem,
-    Program,
-    map_data,
-    resolve_device,
-    row_count,
-    system,
-    threads_for,
-    written_in,
-)
-from ppl_bnn.ppl.turns import told_outside
-from ppl_bnn.progress import Progress, resolve
-from ppl_bnn.quiet import ignored
-from ppl_bnn.standardisation import Standardisation
+from ppl_bnn.posterior.posterior import Approximation, FitInfo, Posterior
+from ppl_bnn.prediction.standardisation import Standardisation
 
 
 @dataclass

@@ -36,15 +36,16 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.errors import InputError, message, unknown_name
+from ppl_bnn.backends.program import Problem
+from ppl_bnn.core.arrays import map_data
+from ppl_bnn.core.errors import InputError, message, unknown_name
+from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.language import ops
-from ppl_bnn.language.framework_modules.calls import Framework, ModuleUse
-from ppl_bnn.language.framework_modules.nnx_modules import Nnx
 from ppl_bnn.language.handlers import network_output
-from ppl_bnn.language.modules import framework_of
+from ppl_bnn.language.modules.module import framework_of
+from ppl_bnn.language.modules.nnx import Nnx
+from ppl_bnn.language.modules.protocol import Framework, ModuleUse
 from ppl_bnn.language.primitives import Handler, Message
-from ppl_bnn.ppl.protocol import Problem, map_data
-from ppl_bnn.quiet import ignored
 
 # ((stride down, across), ((top, bottom), (left, right))) of a convolution.
 Geometry = tuple[tuple[int, int], tuple[tuple[int, int], tuple[int, int]]]

@@ -44,7 +44,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.errors import InputError, ModelError, message, unknown_name
+from ppl_bnn.core.errors import InputError, ModelError, message, unknown_name
 from ppl_bnn.language import ops
 
 # Family -> its arguments in order, with a default where the field has one; `...` means required.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ppl_bnn.errors import ModelError, message
+from ppl_bnn.core.errors import ModelError, message
 from ppl_bnn.language import ops
 from ppl_bnn.language.primitives import Handler, Interpretation, Message
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ppl_bnn.errors import ModelError, message, unknown_name
+from ppl_bnn.core.errors import ModelError, message, unknown_name
 
 Array = Any
 # An image is (N, H, W, C); a kernel and a stride are one number or (height, width).

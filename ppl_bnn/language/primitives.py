@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ppl_bnn.errors import ModelError, message
+from ppl_bnn.core.errors import ModelError, message
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
 

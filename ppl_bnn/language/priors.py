@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ppl_bnn.errors import InputError, ModelError, message, unknown_name
+from ppl_bnn.core.errors import InputError, ModelError, message, unknown_name
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.primitives import deterministic, param, sample

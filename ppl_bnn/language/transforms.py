@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.errors import InputError, ModelError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.errors import InputError, ModelError, UnsupportedError, message, unknown_name
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import ON_POSITIVES, ON_REALS, Distribution, draw_shape
 from ppl_bnn.language.likelihoods import Gaussian

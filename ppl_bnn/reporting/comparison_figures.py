@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.names import for_figure
 from ppl_bnn.diagnostics.importance import K_LIMIT, LeaveOneOut, leave_one_out
-from ppl_bnn.errors import InputError, UnsupportedError, message
-from ppl_bnn.names import for_figure
-from ppl_bnn.predictive import Prediction
-from ppl_bnn.reliability import LEVELS, Event, Transform
-from ppl_bnn.reporting.figures import (
+from ppl_bnn.evaluation.comparison.figures import (
     BLUE,
     GREY,
     LEVEL,
@@ -38,7 +36,7 @@ from ppl_bnn.reporting.figures import (
     predicted_for_drawing,
     single_input,
 )
-from ppl_bnn.reporting.panels import (
+from ppl_bnn.evaluation.comparison.panels import (
     INK,
     Panel,
     Picture,
@@ -56,16 +54,18 @@ from ppl_bnn.reporting.panels import (
     together,
     with_error,
 )
-from ppl_bnn.reporting.summary import duration, seconds_of
+from ppl_bnn.evaluation.comparison.summary import duration, seconds_of
+from ppl_bnn.prediction.prediction import Prediction
+from ppl_bnn.prediction.reliability import LEVELS, Event, Transform
+from ppl_bnn.prediction.scores import coverages, paired_difference, pit_uniformity
 from ppl_bnn.reporting.verdict import row_scores
-from ppl_bnn.scores import coverages, paired_difference, pit_uniformity
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ppl_bnn.comparison import Comparison
+    from ppl_bnn.evaluation.comparison.comparison import Comparison
 
 # More marks than these are drawn as pixels.
 MANY = 400

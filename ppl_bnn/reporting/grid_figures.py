@@ -10,14 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ppl_bnn.core.errors import InputError, message, unknown_name
+from ppl_bnn.core.names import for_figure
 from ppl_bnn.diagnostics.importance import K_LIMIT
-from ppl_bnn.errors import InputError, message, unknown_name
-from ppl_bnn.grid_result import LARGER_IS_BETTER, GridResult
-from ppl_bnn.names import for_figure
-from ppl_bnn.reliability import LEVELS
-from ppl_bnn.reporting.figures import BLUE, GREY
-from ppl_bnn.reporting.grid_verdict import SCORE, GridFindings, Pair, Ranks, words_of_ranks
-from ppl_bnn.reporting.panels import (
+from ppl_bnn.evaluation.comparison.figures import BLUE, GREY
+from ppl_bnn.evaluation.comparison.panels import (
     Panel,
     Picture,
     cost_drawer,
@@ -35,14 +32,17 @@ from ppl_bnn.reporting.panels import (
     together,
     with_error,
 )
-from ppl_bnn.reporting.summary import duration, listed
+from ppl_bnn.evaluation.comparison.summary import duration, listed
+from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER, GridResult
+from ppl_bnn.prediction.reliability import LEVELS
+from ppl_bnn.reporting.grid_verdict import SCORE, GridFindings, Pair, Ranks, words_of_ranks
 
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ppl_bnn.reliability import Transform
+    from ppl_bnn.prediction.reliability import Transform
 
 
 # --- accuracy against cost --------------------------------------------------------------------------------

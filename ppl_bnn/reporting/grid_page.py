@@ -13,10 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppl_bnn import cells
-from ppl_bnn.comparison import COLUMNS
-from ppl_bnn.files import write_whole
-from ppl_bnn.grid_result import LARGER_IS_BETTER, GridResult
+from ppl_bnn.core.files import write_whole
+from ppl_bnn.evaluation.comparison.comparison import COLUMNS
+from ppl_bnn.evaluation.comparison.panels import Picture
+from ppl_bnn.evaluation.comparison.summary import duration
+from ppl_bnn.evaluation.grid import cell as cells
+from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER, GridResult
 from ppl_bnn.reporting.grid_figures import PICTURES
 from ppl_bnn.reporting.grid_verdict import GridFindings, Pair, grid_verdict
 from ppl_bnn.reporting.html import (
@@ -33,8 +35,6 @@ from ppl_bnn.reporting.html import (
     shown,
     write_numbers,
 )
-from ppl_bnn.reporting.panels import Picture
-from ppl_bnn.reporting.summary import duration
 from ppl_bnn.reporting.terminal import Column, number
 
 if TYPE_CHECKING:

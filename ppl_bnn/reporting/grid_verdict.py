@@ -17,9 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ppl_bnn.diagnostics.importance import K_LIMIT
-from ppl_bnn.grid_result import LARGER_IS_BETTER, GridResult, best_method
-from ppl_bnn.reliability import Event, Transform
-from ppl_bnn.reporting.summary import (
+from ppl_bnn.evaluation.comparison.summary import (
     IN_WORDS,
     MARGIN,
     STANDARD_ERRORS,
@@ -29,6 +27,8 @@ from ppl_bnn.reporting.summary import (
     listed,
     relative,
 )
+from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER, GridResult, best_method
+from ppl_bnn.prediction.reliability import Event, Transform
 from ppl_bnn.reporting.verdict import BEST, CHEAP, LEVEL, is_far
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppl_bnn.errors import InputError, UnsupportedError, message
-from ppl_bnn.files import part_of, write_whole
-from ppl_bnn.names import for_spreadsheet, from_figure
-from ppl_bnn.quiet import ignored
-from ppl_bnn.reporting.figures import BLUE, CLASS_COLOURS, GREY, ORANGE, SKY, VERMILION
-from ppl_bnn.reporting.panels import INK, WIDTH, Panel, Picture, legend_entries, new_figure
+from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.files import part_of, write_whole
+from ppl_bnn.core.names import for_spreadsheet, from_figure
+from ppl_bnn.core.warning_filters import ignored
+from ppl_bnn.evaluation.comparison.figures import BLUE, CLASS_COLOURS, GREY, ORANGE, SKY, VERMILION
+from ppl_bnn.evaluation.comparison.panels import INK, WIDTH, Panel, Picture, legend_entries, new_figure
 from ppl_bnn.reporting.terminal import Column, number
 
 if TYPE_CHECKING:

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppl_bnn.comparison import COLUMNS, Comparison
-from ppl_bnn.errors import InputError, message
-from ppl_bnn.files import write_whole
-from ppl_bnn.grid_result import GridResult
+from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.files import write_whole
+from ppl_bnn.evaluation.comparison.comparison import COLUMNS, Comparison
+from ppl_bnn.evaluation.comparison.panels import Picture
+from ppl_bnn.evaluation.comparison.summary import listed
+from ppl_bnn.evaluation.grid.result import GridResult
 from ppl_bnn.reporting import grid_page
 from ppl_bnn.reporting.comparison_figures import LEVELS, PICTURES, Findings
 from ppl_bnn.reporting.html import (
@@ -35,8 +37,6 @@ from ppl_bnn.reporting.html import (
     shown,
     write_numbers,
 )
-from ppl_bnn.reporting.panels import Picture
-from ppl_bnn.reporting.summary import listed
 from ppl_bnn.reporting.terminal import FIDELITY, PREDICTION, Column, number
 from ppl_bnn.reporting.verdict import margin_of, standing, verdict
 

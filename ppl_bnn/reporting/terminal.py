@@ -1,7 +1,7 @@
 """A comparison in a terminal: its table in two halves, what blanks and doubts are, and what it all means.
 
-`ppl_bnn.comparison.COLUMNS` says what each column is; here they get short headings and few digits. Where a terminal is
-too narrow, the columns marked `spare` are left out from the last to the first.
+`ppl_bnn.evaluation.comparison.comparison.COLUMNS` says what each column is; here they get short headings and few
+digits. Where a terminal is too narrow, the columns marked `spare` are left out from the last to the first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ppl_bnn.comparison import Comparison
+    from ppl_bnn.evaluation.comparison.comparison import Comparison
 
 # How much of what is noted about one method is shown; a file has the rest.
 CLAUSES = 3

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppl_bnn import scores
 from ppl_bnn.diagnostics.diagnose import INADEQUATE, UNDECIDED
 from ppl_bnn.diagnostics.importance import K_LIMIT
-from ppl_bnn.reporting.summary import (
+from ppl_bnn.evaluation.comparison.summary import (
     IN_WORDS,
     MARGIN,
     STANDARD_ERRORS,
@@ -34,10 +33,11 @@ from ppl_bnn.reporting.summary import (
     relative,
     seconds_of,
 )
-from ppl_bnn.scores import paired_difference
+from ppl_bnn.prediction import scores
+from ppl_bnn.prediction.scores import paired_difference
 
 if TYPE_CHECKING:
-    from ppl_bnn.comparison import Comparison
+    from ppl_bnn.evaluation.comparison.comparison import Comparison
 
 BEST, LEVEL = "best", "level"
 # Up to two that cost about the same are told apart by no one's clock.

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 import ppl_bnn as bnn
-from ppl_bnn.errors import ModelError, UnsupportedError
-from ppl_bnn.ppl.native import named_inputs
-from ppl_bnn.ppl.protocol import Program, map_data, system
-from ppl_bnn.predictive import Prediction
+from ppl_bnn.backends.native import named_inputs
+from ppl_bnn.backends.program import Program
+from ppl_bnn.backends.systems import system
+from ppl_bnn.core.arrays import map_data
+from ppl_bnn.core.errors import ModelError, UnsupportedError
+from ppl_bnn.prediction.prediction import Prediction
 
 from . import numpyro_models, pyro_models
 

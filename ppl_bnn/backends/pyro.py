@@ -1,0 +1,801 @@
+"""Pyro on torch, behind the protocol."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributions import biject_to, constraints
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from ppl_bnn.core.warning_filters import ignored
+
+with ignored(category=FutureWarning), ignored(category=DeprecationWarning):
+    # Pyro 1.9 compiles helpers with torch.jit.script, which torch 2.15 deprecates; a user can do nothing about it.
+    import pyro
+    import pyro.distributions
+    import pyro.poutine
+    from pyro.poutine.messenger import Messenger
+
+from ppl_bnn.backends.native import called
+from ppl_bnn.backends.protocol import (
+    Model,
+    Site,
+    TracedSite,
+    constrained_parameter,
+    described,
+    resolve_device,
+)
+from ppl_bnn.backends.pyro_modules import in_session, messenger
+from ppl_bnn.backends.pyro_session import TURN, opened, outside, rest, resting, typed
+from ppl_bnn.core.arrays import row_count
+from ppl_bnn.core.errors import BNNError, DeviceError, message
+from ppl_bnn.core.processes import refuse_forked
+from ppl_bnn.language.distributions import Distribution, censored_log_prob, check_no_nested
+from ppl_bnn.language.modules.torch_defaults import floating
+from ppl_bnn.language.primitives import Interpretation, Message
+
+# Blocks of draws from which on it is worth while to record what is computed, and bytes of the widest array in one then.
+RECORDED_BLOCKS, BLOCK = 64, 2**20
+MOST_RECORDED = 16
+
+
+class NormalMixture(pyro.distributions.TorchDistribution):
+    """sum_k weights_k N(0, scales_k^2), elementwise.
+
+    torch's MixtureSameFamily declares a support that has no bijection from the real line, so no guide accepts it.
+    """
+
+    arg_constraints: Any = {"weights": constraints.simplex, "scales": constraints.positive}
+    support: Any = constraints.real
+
+    def __init__(self, weights: Any, scales: Any, batch_shape: Any = torch.Size(), validate_args: Any = None):
+        self.weights = weights
+        self.scales = scales
+        super().__init__(torch.Size(batch_shape), torch.Size(), validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> NormalMixture:
+        return NormalMixture(self.weights, self.scales, batch_shape)
+
+    def log_prob(self, value: Any) -> Any:
+        each = -0.5 * (value[..., None] / self.scales) ** 2 - self.scales.log() - 0.9189385332046727
+        return torch.logsumexp(each + self.weights.log(), dim=-1).expand(
+            torch.broadcast_shapes(value.shape, self.batch_shape)
+        )
+
+    def sample(self, sample_shape: Any = torch.Size()) -> Any:
+        shape = torch.Size(sample_shape) + self.batch_shape
+        chosen = torch.distributions.Categorical(probs=self.weights).sample(shape)
+        return torch.randn(shape, dtype=self.scales.dtype, device=self.scales.device) * self.scales[chosen]
+
+
+class MixtureOfNormals(pyro.distributions.TorchDistribution):
+    """sum_m softmax(logits)_m N(loc_m, scale_m^2) over the last axis; torch's own has the support of the one above."""
+
+    arg_constraints: Any = {
+        "logits": constraints.independent(constraints.real, 1),
+        "loc": constraints.independent(constraints.real, 1),
+        "scale": constraints.independent(constraints.positive, 1),
+    }
+    support: Any = constraints.real
+
+    def __init__(self, logits: Any, loc: Any, scale: Any):
+        self.logits, self.loc, self.scale = torch.broadcast_tensors(logits, loc, scale)
+        super().__init__(self.loc.shape[:-1], torch.Size(), validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> MixtureOfNormals:
+        shape = (*batch_shape, self.loc.shape[-1])
+        return MixtureOfNormals(*(value.expand(shape) for value in (self.logits, self.loc, self.scale)))
+
+    def log_prob(self, value: Any) -> Any:
+        each = -0.5 * ((value[..., None] - self.loc) / self.scale) ** 2 - self.scale.log()
+        log_weights = torch.log_softmax(self.logits, dim=-1)
+        return torch.logsumexp(each + log_weights, dim=-1) - 0.5 * math.log(2.0 * math.pi)
+
+    def sample(self, sample_shape: Any = torch.Size()) -> Any:
+        shape = torch.Size(sample_shape) + self.batch_shape
+        chosen = torch.distributions.Categorical(logits=self.logits).sample(torch.Size(sample_shape))
+        loc, scale = (
+            value.expand((*shape, value.shape[-1])).gather(-1, chosen[..., None])[..., 0]
+            for value in (self.loc, self.scale)
+        )
+        return loc + scale * torch.randn(shape, dtype=loc.dtype, device=loc.device)
+
+
+class _ArrayNormal(pyro.distributions.TorchDistribution):
+    """loc + A eps over an array, eps standard normal; a subclass says what A is. One event of the shape of loc."""
+
+    arg_constraints: Any = {}
+    has_rsample = True
+
+    def __init__(self, loc: Any, batch_shape: Any = torch.Size()):
+        self.loc = loc
+        super().__init__(torch.Size(batch_shape), loc.shape, validate_args=False)
+
+    @property
+    def support(self) -> Any:
+        return constraints.independent(constraints.real, self.event_dim)
+
+    def rsample(self, sample_shape: Any = torch.Size()) -> Any:
+        batch = torch.Size(sample_shape) + self.batch_shape
+        eps = torch.randn((*batch, self.loc.numel()), dtype=self.loc.dtype, device=self.loc.device)
+        return self.loc + self.spread(eps).reshape(batch + self.event_shape)
+
+    def log_prob(self, value: Any) -> Any:
+        deviation = value - self.loc
+        batch = deviation.shape[: deviation.dim() - self.event_dim]
+        eps = self.gather(deviation.reshape((*batch, self.loc.numel())))
+        constant = self.log_volume() + 0.5 * self.loc.numel() * math.log(2.0 * math.pi)
+        density = -0.5 * (eps**2).sum(-1) - constant
+        return density.expand(torch.broadcast_shapes(batch, self.batch_shape))
+
+    def spread(self, eps: Any) -> Any:
+        """A eps, (..., P) to (..., P)."""
+        raise NotImplementedError
+
+    def gather(self, deviation: Any) -> Any:
+        """A^-1 deviation, (..., P) to (..., P)."""
+        raise NotImplementedError
+
+    def log_volume(self) -> Any:
+        """log |det A|."""
+        raise NotImplementedError
+
+
+class MultivariateNormal(_ArrayNormal):
+    """A = scale_tril, on the ravelled array: torch's own has vectors for events only."""
+
+    def __init__(self, loc: Any, scale_tril: Any, batch_shape: Any = torch.Size()):
+        self.scale_tril = scale_tril
+        super().__init__(loc, batch_shape)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> MultivariateNormal:
+        return MultivariateNormal(self.loc, self.scale_tril, batch_shape)
+
+    def spread(self, eps: Any) -> Any:
+        return eps @ self.scale_tril.T
+
+    def gather(self, deviation: Any) -> Any:
+        flat = deviation.reshape(-1, self.loc.numel()).T
+        return torch.linalg.solve_triangular(self.scale_tril, flat, upper=False).T.reshape(deviation.shape)
+
+    def log_volume(self) -> Any:
+        return self.scale_tril.diagonal().log().sum()
+
+
+class KroneckerNormal(_ArrayNormal):
+    """A = (Q_l (x) Q_r) diag(precisions^-1/2), never built."""
+
+    def __init__(
+        self,
+        loc: Any,
+        left_vectors: Any,
+        right_vectors: Any,
+        precisions: Any,
+        batch_shape: Any = torch.Size(),
+    ):
+        self.left_vectors, self.right_vectors, self.precisions = left_vectors, right_vectors, precisions
+        super().__init__(loc, batch_shape)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> KroneckerNormal:
+        return KroneckerNormal(self.loc, self.left_vectors, self.right_vectors, self.precisions, batch_shape)
+
+    def _as_matrices(self, flat: Any) -> Any:
+        return flat.reshape((*flat.shape[:-1], *self.precisions.shape))
+
+    def spread(self, eps: Any) -> Any:
+        scaled = self._as_matrices(eps) / self.precisions.sqrt()
+        return (self.left_vectors @ scaled @ self.right_vectors.T).reshape(eps.shape)
+
+    def gather(self, deviation: Any) -> Any:
+        turned = self.left_vectors.T @ self._as_matrices(deviation) @ self.right_vectors
+        return (self.precisions.sqrt() * turned).reshape(deviation.shape)
+
+    def log_volume(self) -> Any:
+        return -0.5 * self.precisions.log().sum()
+
+
+class MultivariateLogNormal(pyro.distributions.TransformedDistribution):
+    """exp of a MultivariateNormal, elementwise."""
+
+    arg_constraints: Any = {}
+
+    def __init__(self, loc: Any, scale_tril: Any):
+        self.loc, self.scale_tril = loc, scale_tril
+        super().__init__(
+            MultivariateNormal(loc, scale_tril),
+            [torch.distributions.transforms.ExpTransform()],
+            validate_args=False,
+        )
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        new = self._get_checked_instance(MultivariateLogNormal, _instance)
+        new.loc, new.scale_tril = self.loc, self.scale_tril
+        return super().expand(batch_shape, _instance=new)
+
+
+class EmpiricalBayes(pyro.distributions.Normal):
+    """Normal(0, scale), from which starts are drawn; `per` says which weights share the scale that a method finds."""
+
+    arg_constraints: Any = {"loc": constraints.real, "scale": constraints.positive}
+
+    def __init__(self, scale: Any, per: str = "weight"):
+        self.per = per
+        super().__init__(torch.zeros_like(scale), scale)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> EmpiricalBayes:
+        return EmpiricalBayes(self.scale.expand(batch_shape), self.per)
+
+
+class ImproperLogUniform(pyro.distributions.TorchDistribution):
+    """log p(w) = -log |w|, up to a constant that does not exist. Starts are drawn from Normal(0, scale)."""
+
+    arg_constraints: Any = {"scale": constraints.positive}
+    support: Any = constraints.real
+    has_rsample = True
+
+    def __init__(self, scale: Any):
+        self.scale = scale
+        super().__init__(scale.shape, torch.Size(), validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> ImproperLogUniform:
+        return ImproperLogUniform(self.scale.expand(batch_shape))
+
+    def rsample(self, sample_shape: Any = torch.Size()) -> Any:
+        shape = torch.Size(sample_shape) + self.batch_shape
+        return self.scale * torch.randn(shape, dtype=self.scale.dtype, device=self.scale.device)
+
+    def log_prob(self, value: Any) -> Any:
+        return -value.abs().log().expand(torch.broadcast_shapes(value.shape, self.batch_shape))
+
+
+class Censored(pyro.distributions.TorchDistribution):
+    """Rows (value, event) of a base distribution; `censored_log_prob` says what they are worth. A draw was observed."""
+
+    arg_constraints: Any = {}
+    support: Any = constraints.real_vector
+
+    def __init__(self, base: Any, family: str, arguments: Mapping[str, Any]):
+        self.base, self.family, self.arguments = base, family, arguments
+        super().__init__(base.batch_shape, torch.Size([2]), validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Censored:
+        return Censored(self.base.expand(batch_shape), self.family, self.arguments)
+
+    def log_prob(self, value: Any) -> Any:
+        density = censored_log_prob(self.family, self.arguments, value)
+        return density.expand(torch.broadcast_shapes(density.shape, self.batch_shape))
+
+    def sample(self, sample_shape: Any = torch.Size()) -> Any:
+        value = self.base.sample(sample_shape)
+        return torch.stack([value, torch.ones_like(value)], dim=-1)
+
+
+# Families that torch lacks, or has in a form that does not serve here.
+_OWN: dict[str, Any] = {
+    family.__name__: family
+    for family in (
+        MultivariateNormal,
+        MultivariateLogNormal,
+        KroneckerNormal,
+        EmpiricalBayes,
+        ImproperLogUniform,
+    )
+}
+_RESOLVED: dict[Any, Any] = {}
+_MOST_RESOLVED = 512
+
+
+def resolve(specification: Distribution, circumstances: Any = None) -> Any:
+    """The Pyro distribution of a specification, under the `circumstances()` of a run (asked for where not given).
+
+    A distribution whose arguments are all plain numbers is the same at every run of the model. To build it takes longer
+    than to score it, and a run of SVI would build it anew at each step, so it is kept.
+    """
+    arguments = tuple(specification.arguments.values())
+    if not all(map(_is_constant, arguments)):
+        return _resolve(specification)
+    key = (
+        specification.family,
+        arguments,
+        specification.shape,
+        specification.event_dims,
+        circumstances or _circumstances(),
+    )
+    found = _RESOLVED.get(key)
+    if found is None:
+        found = _resolve(specification)
+        if _may_be_kept(torch.as_tensor(0.0)):
+            if len(_RESOLVED) >= _MOST_RESOLVED:
+                _RESOLVED.clear()
+            _RESOLVED[key] = found
+    return found
+
+
+def _circumstances() -> Any:
+    """All that a distribution depends on besides what is written."""
+    return (
+        floating(),
+        torch.get_default_device(),
+        torch.distributions.Distribution._validate_args,
+    )
+
+
+def _is_constant(value: Any) -> bool:
+    kind = type(value)
+    return kind in (float, int, str) or (kind is tuple and all(map(_is_constant, value)))
+
+
+def _may_be_kept(fresh: torch.Tensor) -> bool:
+    """Whether tensors made now outlive what is going on: those made inside torch.func's transforms do not."""
+    if type(fresh) is not torch.Tensor or fresh.is_inference():
+        return False
+    try:
+        fresh.data_ptr()
+    except RuntimeError:
+        # A wrapper of a transform has no storage of its own.
+        return False
+    return True
+
+
+def _as_tensor(value: Any) -> torch.Tensor:
+    """A bare Python number becomes a scalar tensor of the session's type and device."""
+    if isinstance(value, torch.Tensor):
+        return value
+    return torch.as_tensor(value, dtype=floating())
+
+
+def _resolve(specification: Distribution) -> Any:
+    if specification.family == "NormalMixture":
+        result: Any = NormalMixture(
+            torch.as_tensor(specification.arguments["weights"], dtype=floating()),
+            torch.as_tensor(specification.arguments["scales"], dtype=floating()),
+        )
+    elif specification.family == "MixtureOfNormals":
+        result = MixtureOfNormals(*map(_as_tensor, specification.arguments.values()))
+    elif specification.family == "NegativeBinomial":
+        concentration, logits = map(_as_tensor, specification.arguments.values())
+        result = pyro.distributions.NegativeBinomial(concentration, logits=logits)
+    elif specification.family == "RowNormal":
+        # Rows are the batch and one factor serves them all: torch's own, for vectors.
+        loc, scale_tril = map(_as_tensor, specification.arguments.values())
+        result = pyro.distributions.MultivariateNormal(loc, scale_tril=scale_tril)
+    elif specification.family == "Censored":
+        base = specification.arguments["base"]
+        arguments = {name: _as_tensor(value) for name, value in base.arguments.items()}
+        result = Censored(_resolve(base), base.family, arguments)
+    elif specification.family == "LKJCholesky":
+        result = pyro.distributions.LKJCholesky(
+            specification.arguments["dimension"], _as_tensor(specification.arguments["concentration"])
+        )
+    elif specification.family in ("Bernoulli", "Categorical"):
+        result = getattr(pyro.distributions, specification.family)(logits=specification.arguments["logits"])
+    else:
+        check_no_nested(specification)
+        arguments = {
+            name: value if isinstance(value, str) else _as_tensor(value)
+            for name, value in specification.arguments.items()
+        }
+        family = _OWN.get(specification.family) or getattr(pyro.distributions, specification.family)
+        result = family(**arguments)
+    if specification.shape is not None:
+        result = result.expand(specification.shape)
+    return result.to_event(specification.event_dims) if specification.event_dims else result
+
+
+class PyroInterpretation(Interpretation):
+    """Every word of the language as a primitive of Pyro."""
+
+    def __init__(self, population: int | None, record: bool):
+        super().__init__()
+        self.population = population
+        self.record = record
+        self.plates: dict[str, Any] = {}
+        self.circumstances = _circumstances()
+
+    def process(self, msg: Message) -> None:
+        super().process(msg)
+        arguments = msg.arguments
+        if msg.kind == "sample":
+            msg.answer(
+                pyro.sample(
+                    msg.name, resolve(arguments["distribution"], self.circumstances), obs=arguments["obs"]
+                )
+            )
+        elif msg.kind == "deterministic":
+            msg.answer(pyro.deterministic(msg.name, arguments["value"]))
+        elif msg.kind == "param":
+            init = arguments["init"]
+            if isinstance(init, Distribution):
+                init = resolve(init).sample
+            else:
+                init = torch.as_tensor(init, dtype=floating())
+            msg.answer(pyro.param(msg.name, init))
+        elif msg.kind == "rows":
+            msg.answer(self._plate("rows", arguments["n"]))
+        elif msg.kind == "observe":
+            f = arguments["f"]
+            if self.record:
+                pyro.deterministic("f", f, event_dim=f.dim())
+            with self._plate("observations", f.shape[0]):
+                msg.answer(
+                    pyro.sample("y", resolve(arguments["likelihood"].distribution(f)), obs=arguments["y"])
+                )
+
+    @contextmanager
+    def _plate(self, name: str, rows: int) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.population is not None and self.population != rows:
+                stack.enter_context(pyro.poutine.scale(scale=self.population / rows))
+            # A plate is a site in Pyro: the same one serves all uses of `rows` in a run.
+            if name not in self.plates:
+                self.plates[name] = pyro.plate(name, rows)
+            stack.enter_context(self.plates[name])
+            yield
+
+
+def as_pyro(model: Model, population: int | None = None, record: bool = True) -> Model:
+    """The model as an ordinary Pyro callable `(x, y=None)`."""
+
+    @functools.wraps(getattr(model, "func", model))
+    def native(x: Any, y: Any = None, **keywords: Any) -> None:
+        with PyroInterpretation(population, record):
+            model(x, y, **keywords)
+
+    native.says_types = True  # pyright: ignore[reportAttributeAccessIssue]
+    return native
+
+
+class _Assign(Messenger):
+    """Latent sites and parameters take given values; unconstrained ones pass their transform, whose log det is kept."""
+
+    def __init__(self, values: Mapping[str, Any], unconstrained: bool):
+        super().__init__()
+        self.values = values
+        self.unconstrained = unconstrained
+        self.log_dets: dict[str, Any] = {}
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["is_observed"] or msg["name"] not in self.values:
+            return
+        value = self.values[msg["name"]]
+        if self.unconstrained:
+            transform = biject_to(msg["fn"].support)
+            u = value
+            value = transform(u)
+            self.log_dets[msg["name"]] = transform.log_abs_det_jacobian(u, value).sum()
+        msg["value"] = value
+        msg["done"] = True
+
+    def _pyro_param(self, msg: Any) -> None:
+        name: Any
+        name, init, constraint = (*msg["args"], None)[:3]
+        if msg["kwargs"].get("constraint", constraint) not in (None, constraints.real):
+            raise constrained_parameter(name)
+        # The store would hand out the start of the first run for ever, whatever the seed.
+        if name in self.values:
+            msg["value"] = self.values[name]
+        else:
+            msg["value"] = init() if callable(init) else init
+        msg["done"] = True
+
+
+class _Generator:
+    """`Randomness` from torch's generator, which goes on from where it is."""
+
+    def normal(self, shape: tuple[int, ...], like: Any) -> Any:
+        return torch.randn(shape, dtype=like.dtype, device=like.device)
+
+    def sign(self, shape: tuple[int, ...], like: Any) -> Any:
+        return 2.0 * self.keep(shape, like, 0.5) - 1.0
+
+    def keep(self, shape: tuple[int, ...], like: Any, probability: float) -> Any:
+        return (torch.rand(shape, dtype=like.dtype, device=like.device) < probability).to(like.dtype)
+
+
+class Pyro:
+    """The system `ppl="pyro"`."""
+
+    name = "pyro"
+    maps_randomness = False  # its samplers write in place, which torch.func.vmap refuses
+    turn = TURN
+
+    @contextmanager
+    def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
+        refuse_forked()
+        chosen = self._device(device)
+        with opened(dtype, chosen, threads):
+            yield str(chosen)
+
+    def outside(self) -> AbstractContextManager[None]:
+        return outside()
+
+    def _device(self, device: str) -> Any:
+        kind, index = resolve_device(device)
+        available = torch.cuda.device_count() if kind != "cpu" and torch.cuda.is_available() else 0
+        if kind == "cpu" or (kind == "auto" and not available):
+            return torch.device("cpu")
+        if (index or 0) >= available:
+            raise DeviceError(
+                message(
+                    f"a CUDA device for device={device!r} in torch",
+                    f"{available} of them",
+                    "device='cpu' or the 'cuda' extra",
+                )
+            )
+        return torch.device("cuda", index or 0)
+
+    def asarray(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value
+        array = np.array(value, order="C")
+        dtype = floating() if np.issubdtype(array.dtype, np.floating) else None
+        # tensor() copies: a posterior must not change when the caller's array does.
+        return torch.tensor(array, dtype=dtype)
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        return array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
+
+    def native(self, model: Model, population: int | None = None, record: bool = True) -> Model:
+        return as_pyro(model, population, record)
+
+    def plain(self, model: Model) -> Model:
+        inner = called(in_session(model))
+
+        @functools.wraps(inner)
+        def native(x: Any, y: Any = None, **keywords: Any) -> Any:
+            with messenger()(row_count(x)):
+                return inner(x, y, **keywords)
+
+        return native
+
+    def run(
+        self,
+        native: Model,
+        x: Any,
+        y: Any,
+        values: Mapping[str, Any] | None = None,
+        unconstrained: bool = False,
+        seed: Any = None,
+    ) -> list[TracedSite]:
+        if seed is not None:
+            # Under vmap a seed has no single value; there each draw takes its own randomness from the generator
+            # that `seeds` set.
+            with suppress(RuntimeError):
+                _set_seed(int(seed))
+        rest()
+        assign = _Assign(values or {}, unconstrained)
+        with TURN, assign:
+            try:
+                trace = pyro.poutine.trace(typed(native)).get_trace(x, y)
+            except BNNError as error:
+                # Pyro raises a copy with the shapes of all sites behind the message; the first one says what to do.
+                raise error.__cause__ if isinstance(error.__cause__, BNNError) else error from None
+        result = []
+        nodes: dict[str, Any] = dict(trace.nodes)
+        for name, site in nodes.items():
+            if site["type"] == "sample":
+                if type(site["fn"]).__name__ == "_Subsample":
+                    continue
+                if site["infer"].get("_deterministic"):
+                    result.append(TracedSite(name, "deterministic", None, site["value"]))
+                    continue
+                kind = "observed" if site["is_observed"] or (name == "y" and y is None) else "latent"
+                local = any(frame.name == "rows" for frame in site["cond_indep_stack"])
+                result.append(
+                    TracedSite(
+                        name,
+                        kind,
+                        site["fn"],
+                        site["value"],
+                        assign.log_dets.get(name, 0.0),
+                        site["scale"],
+                        local,
+                    )
+                )
+            elif site["type"] == "param":
+                result.append(TracedSite(name, "param", None, site["value"]))
+        return result
+
+    def describe(self, native: Model, x: Any, y: Any) -> tuple[list[Site], list[TracedSite]]:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            traced = self.run(native, x, y, seed=0)
+        return described(traced, lambda d, shape: biject_to(d.support).inverse_shape(torch.Size(shape)))
+
+    def seeds(self, seed: int, count: int) -> Any:
+        _set_seed(seed)
+        return torch.tensor(np.random.default_rng(seed).integers(0, 2**31 - 1, size=count))
+
+    def split(self, seed: Any, count: int) -> Any:
+        # torch has one generator; mapped functions each take their own numbers from it.
+        return torch.zeros(count, dtype=floating())
+
+    def randomness(self, seed: Any) -> _Generator:
+        if seed is not None:
+            with suppress(RuntimeError):
+                _set_seed(int(seed))
+        return _Generator()
+
+    def unconstrain(self, distribution: Any, value: Any) -> Any:
+        return biject_to(distribution.support).inv(value)
+
+    def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+        both: Any = torch.func.grad_and_value(function)
+
+        def swapped(*arguments: Any) -> tuple[Any, Any]:
+            gradient, value = both(*arguments)
+            return value, gradient
+
+        return swapped
+
+    def hessian(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        inner = torch.func.hessian(function)
+
+        @functools.wraps(function)
+        def quiet(*arguments: Any) -> Any:
+            # The first forward-mode derivative of a process makes torch script its own code, which it deprecates.
+            with ignored(category=FutureWarning), ignored(category=DeprecationWarning):
+                return inner(*arguments)
+
+        return quiet
+
+    def jacobian(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.func.jacrev(function)
+
+    def jvp(self, function: Callable[..., Any], at: Any, direction: Any) -> tuple[Any, Any]:
+        value, tangent = torch.func.jvp(function, (at,), (direction,))  # pyright: ignore[reportAssignmentType]
+        return value, tangent
+
+    def vjp(self, function: Callable[..., Any], at: Any) -> tuple[Any, Callable[..., Any], Any]:
+        value, pullback, extra = torch.func.vjp(function, at, has_aux=True)  # pyright: ignore[reportAssignmentType]
+        return value, lambda cotangent: pullback(cotangent)[0], extra
+
+    def vmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
+        return resting(torch.func.vmap(function, in_dims=in_axes, randomness="different"))
+
+    def batched(self, function: Callable[..., Any], size: int) -> Callable[..., None]:
+        inner = self.compile(self.vmap(function, in_axes=(0, None)))
+        recorded: dict[Any, tuple[int, Callable[..., Any]] | None] = {}
+
+        def filled(w: Mapping[str, Any], x: Any, into: np.ndarray) -> None:
+            # Written where it stays: pieces kept between the temporaries of later ones would leave memory that nothing
+            # can use, and memory that is new to a process costs more than the network.
+            target = torch.from_numpy(into)
+            kept = tuple(slice(length) for length in into.shape[1:])
+            done = 0
+            if len(into) >= RECORDED_BLOCKS * size and target.device == next(iter(w.values())).device:
+                shapes = tuple((a.shape, a.dtype) for a in tree_leaves((dict(w), x)) if a is not None)
+                if shapes not in recorded:
+                    if len(recorded) >= MOST_RECORDED:
+                        recorded.clear()
+                    recorded[shapes] = self._recorded(function, w, x, size)
+                if found := recorded[shapes]:
+                    done = _run_recorded(*found, w, x, target, kept)
+            for start in range(done, len(into), size):
+                piece = inner({name: value[start : start + size] for name, value in w.items()}, x)
+                target[start : start + size] = piece[: len(into) - start, *kept]
+
+        return filled
+
+    def threads(self) -> int:
+        # torch shares each of its operations among cores.
+        return 1
+
+    def each(self, function: Callable[..., None], calls: Iterable[tuple[Any, ...]], threads: int) -> None:
+        for call in calls:
+            function(*call)
+
+    def _recorded(
+        self, function: Callable[..., Any], w: Mapping[str, Any], x: Any, size: int
+    ) -> tuple[int, Callable[..., Any]] | None:
+        """(draws, the operations of `function` on so many draws); None where they depend on what is in the arrays.
+
+        A block that stays in the cache of a core is computed sooner than Python and torch.func have found out what to
+        do with it, so that is found out once. Fake arrays have no values: nothing of a draw or a row can get into the
+        record, and operations that draw random numbers are records of drawing, not of what was drawn.
+        """
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        leaves, structure = tree_flatten(x)
+
+        def record(draws: int) -> Any:
+            mapped = function if draws == 1 else self.vmap(function, in_axes=(0, None))
+
+            def flat(*values: Any) -> Any:
+                return mapped(dict(zip(w, values, strict=False)), tree_unflatten(values[len(w) :], structure))
+
+            few = (value[0] if draws == 1 else value[:draws] for value in w.values())
+            with torch.no_grad():
+                return make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*few, *leaves)
+
+        try:
+            found = record(1)
+            arrays = (node.meta.get("val") for node in found.graph.nodes if node.op == "call_function")
+            widest = max((a.nbytes for a in arrays if isinstance(a, torch.Tensor)), default=1)
+            draws = max(1, min(size, BLOCK // max(1, widest)))
+            if draws > 1:
+                found = record(draws)
+        except RuntimeError:
+            # What torch raises where a fake array is asked for its values; an error of the model is one without it too.
+            return None
+        _overwrite(found.graph)
+        found.recompile()
+        return draws, found.forward
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def without_gradients(*arguments: Any) -> Any:
+            rest()
+            with torch.no_grad():
+                return function(*arguments)
+
+        return without_gradients
+
+    def compile_for(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], quick: bool = False
+    ) -> Callable[..., Any]:
+        return self.compile(function)
+
+
+# Arrays whose elements are in no other: matrix products, and whatever goes element by element.
+_PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.baddbmm.default,
+}
+_RESHAPES = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
+
+
+def _overwrite(graph: torch.fx.Graph) -> None:
+    """Write f(a, ...) where a was, if a is an array that nothing else reads, and of the shape and type of the result.
+
+    Memory that is in the cache is not left for memory that is not.
+    """
+    own: set[torch.fx.Node] = set()
+    for node in graph.nodes:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+            continue
+        if any(returned.alias_info for returned in target._schema.returns) and target not in _RESHAPES:
+            continue
+        pointwise = torch.Tag.pointwise in target.tags
+        first: Any = node.args[0] if node.args else None
+        alone = first in own and len(first.users) == 1
+        if pointwise or target in _PRODUCTS or (target in _RESHAPES and alone):
+            own.add(node)
+        if not (pointwise and alone and node.args.count(first) == 1):
+            continue
+        before, after = first.meta["val"], node.meta["val"]
+        in_place = getattr(torch.ops.aten, f"{target.overloadpacket.__name__}_", None)
+        if before.shape == after.shape and before.dtype == after.dtype and in_place is not None:
+            node.target = getattr(in_place, target._overloadname, target)
+
+
+def _run_recorded(
+    draws: int, record: Callable[..., Any], w: Mapping[str, Any], x: Any, target: Any, kept: Any
+) -> int:
+    """Fill whole blocks of `draws` from the front, and say how many draws are done."""
+    done = len(target) // draws * draws
+    leaves = tree_leaves(x)
+    blocks = (a[:done].unbind() if draws == 1 else a[:done].split(draws) for a in (target, *w.values()))
+    with torch.inference_mode():
+        for into, *values in zip(*blocks, strict=True):
+            piece = record(*values, *leaves)
+            into.copy_(piece[kept] if draws == 1 else piece[:, *kept])
+    return done
+
+
+def _set_seed(seed: int) -> None:
+    """Seed the generators that the session keeps: torch.manual_seed would touch those of all devices."""
+    torch.default_generator.manual_seed(seed)
+    if torch.get_default_device().type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+SYSTEM = Pyro()

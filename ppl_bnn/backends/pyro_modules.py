@@ -1,0 +1,100 @@
+"""Models written in Pyro, in the floating type and on the device of a session.
+
+A `PyroModule` that was made before the fit has its parameters, its buffers and the distributions of its priors in the
+type of that time, mostly single precision. A fit works on a copy in its own type.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from typing import Any
+
+from ppl_bnn.backends.native import Model, refuse_subsample
+from ppl_bnn.core.errors import ModelError, message
+from ppl_bnn.language.modules.torch_defaults import floating
+
+
+def in_session(model: Model) -> Model:
+    """The model itself where it is a function; a copy in the type of the session where it is a module or bound to one.
+
+    Raises
+    ------
+    ModelError: a module that cannot be copied.
+    """
+    import torch
+
+    if isinstance(model, torch.nn.Module):
+        return _copied(model)
+    if isinstance(model, functools.partial) and isinstance(model.func, torch.nn.Module):
+        return functools.partial(_copied(model.func), *model.args, **model.keywords)
+    owner = getattr(model, "__self__", None)
+    if isinstance(owner, torch.nn.Module) and isinstance(model, types.MethodType):
+        return types.MethodType(model.__func__, _copied(owner))
+    return model
+
+
+def _copied(module: Any) -> Any:
+    import torch
+
+    try:
+        copied = copy.deepcopy(module)
+    except Exception as error:
+        raise ModelError(
+            message(
+                "a module that copy.deepcopy can copy, since a fit does not change the user's own",
+                f"{type(error).__name__}: {error}",
+                "a module whose tensors are parameters or buffers",
+            )
+        ) from error
+    return copied.to(dtype=floating(), device=torch.get_default_device())
+
+
+@functools.cache
+def messenger() -> Any:
+    """The class of handlers of Pyro that put every distribution in the type and on the device of the session."""
+    import torch
+    from pyro.poutine.messenger import Messenger
+
+    class InSession(Messenger):
+        def __init__(self, rows: int) -> None:
+            super().__init__()
+            self.rows = rows
+            self.dtype, self.device = floating(), torch.get_default_device()
+
+        def _pyro_sample(self, msg: Any) -> None:
+            if type(msg["fn"]).__name__ == "_Subsample":
+                size, rows = msg["fn"].size, msg["fn"].subsample_size
+                # A plate of as many as there are rows scales a mini-batch to a population.
+                if rows not in (None, size, self.rows):
+                    raise refuse_subsample(msg["name"], size, rows)
+            elif not msg["is_observed"]:
+                msg["fn"] = moved(msg["fn"], self.dtype, self.device)
+
+    return InSession
+
+
+def moved(value: Any, dtype: Any, device: Any) -> Any:
+    """A tensor, distribution, transform or list of them in that type; itself where it has it already."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        wanted = dtype if value.is_floating_point() else value.dtype
+        return value if value.dtype == wanted and value.device == device else value.to(device, wanted)
+    if type(value) in (list, tuple):
+        parts = [moved(each, dtype, device) for each in value]
+        same = all(part is each for part, each in zip(parts, value, strict=True))
+        return value if same else type(value)(parts)
+    if not isinstance(value, torch.distributions.Distribution | torch.distributions.Transform):
+        return value
+    changed = {}
+    for name, part in vars(value).items():
+        new = moved(part, dtype, device)
+        if new is not part:
+            changed[name] = new
+    if not changed:
+        return value
+    result = copy.copy(value)
+    result.__dict__.update(changed)
+    return result

@@ -1,0 +1,199 @@
+"""A session of torch and Pyro: what both keep once for all threads, and how a thread has it for itself.
+
+The thread of a session holds `TURN` and finds torch's generator, Pyro's parameters and handlers, the flags of
+validation and the number of threads as its fit left them. It passes all of that on where another thread has waited for
+a while, between two calls of what is computed eagerly (`rest`), and where a user's function is called (`outside`). The
+default floating type is never touched: whoever makes a tensor says of what type, and code that does not is run under
+`torch_defaults.defaults`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+# Loaded by `pyro.py`, which silences what it says while it is.
+import pyro
+import pyro.distributions
+import pyro.infer
+import pyro.poutine
+import torch
+
+from ppl_bnn.backends.turns import Turn
+from ppl_bnn.language.modules.torch_defaults import defaults, floating, set_floating
+
+TURN = Turn()
+# The transform of torch.func that this thread is in, or None.
+_peek: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@dataclass(frozen=True)
+class Globals:
+    """What torch and Pyro keep once for all threads, as it is at some moment."""
+
+    generator: torch.Tensor
+    cuda: dict[int, torch.Tensor]
+    store: tuple[dict[Any, Any], ...]
+    validation: tuple[Any, ...]
+    handlers: tuple[list[Any], list[Any]]
+    threads: int
+    environment: dict[str, str]
+
+    @classmethod
+    def now(cls, devices: tuple[int, ...]) -> Globals:
+        store = pyro.get_param_store()
+        return cls(
+            torch.default_generator.get_state(),
+            {index: torch.cuda.get_rng_state(index) for index in devices},
+            (store._params, store._constraints, store._param_to_name),
+            (
+                pyro.infer.is_validation_enabled(),
+                pyro.poutine.is_validation_enabled(),
+                pyro.distributions.is_validation_enabled(),
+                torch.distributions.Distribution._validate_args,
+            ),
+            (list(pyro.poutine.runtime._PYRO_STACK), list(pyro.poutine.runtime._DIM_ALLOCATOR._stack)),
+            torch.get_num_threads(),
+            # torch's compiler, which the first optimiser loads, notes its cache folder there.
+            {name: value for name, value in os.environ.items() if name.startswith("TORCH")},
+        )
+
+    def put(self) -> None:
+        torch.default_generator.set_state(self.generator)
+        for index, state in self.cuda.items():
+            torch.cuda.set_rng_state(state, index)
+        # `ParamStoreDict.scope` would cut parameters off from the tensors that an optimiser has.
+        store: Any = pyro.get_param_store()
+        store._params, store._constraints, store._param_to_name = self.store
+        of_infer, of_poutine, of_distributions, of_torch = self.validation
+        pyro.infer.enable_validation(of_infer)
+        pyro.poutine.enable_validation(of_poutine)
+        pyro.distributions.enable_validation(of_distributions)
+        torch.distributions.Distribution.set_default_validate_args(of_torch)
+        stack, dimensions = self.handlers
+        pyro.poutine.runtime._PYRO_STACK[:] = stack
+        pyro.poutine.runtime._DIM_ALLOCATOR._stack[:] = dimensions
+        torch.set_num_threads(self.threads)
+        for name in [name for name in os.environ if name.startswith("TORCH")]:
+            if name not in self.environment:
+                del os.environ[name]
+        for name, value in self.environment.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+
+
+@dataclass
+class _Session:
+    """devices: CUDA devices whose generators are kept. before: what was found."""
+
+    devices: tuple[int, ...]
+    before: Globals
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.sessions: list[_Session] = []
+
+
+_LOCAL = _Local()
+
+
+@contextlib.contextmanager
+def opened(dtype: str, device: torch.device, threads: int | None) -> Iterator[None]:
+    """A session: inside, this thread has the globals to itself; every one of them is put back."""
+    devices = () if device.type == "cpu" else (device.index,)
+    with TURN, contextlib.ExitStack() as stack:
+        before = Globals.now(devices)
+        session = _Session(devices, before)
+        _LOCAL.sessions.append(session)
+        around = set_floating(getattr(torch, dtype))
+        try:
+            dataclasses.replace(
+                before,
+                store=({}, {}, {}),
+                validation=(False,) * 4,
+                threads=before.threads if threads is None else threads,
+            ).put()
+            if torch.get_default_device() != device:
+                # A default device makes torch call Python on every operation; on the CPU it is not needed.
+                stack.enter_context(torch.device(device))
+            yield
+        finally:
+            set_floating(around)
+            _LOCAL.sessions.pop()
+            session.before.put()
+
+
+@contextlib.contextmanager
+def outside() -> Iterator[None]:
+    """Inside, other threads may have their turn, and this one finds the globals as they were before its session."""
+    sessions = _LOCAL.sessions
+    if not sessions:
+        yield
+        return
+    devices = tuple({index for session in sessions for index in session.devices})
+    own = Globals.now(devices)
+    sessions[0].before.put()
+    _LOCAL.sessions, dtype = [], set_floating(None)
+    depth = TURN.release_all()
+    try:
+        yield
+    finally:
+        interrupt = _taken_back(depth)
+        _LOCAL.sessions = sessions
+        set_floating(dtype)
+        # What was changed in there by the user stays changed.
+        sessions[0].before = Globals.now(sessions[0].devices)
+        own.put()
+        if interrupt is not None:
+            raise interrupt
+
+
+def _taken_back(depth: int) -> KeyboardInterrupt | None:
+    """Wait for the turn, also where the user interrupts: what follows puts the globals back, and needs it."""
+    interrupt = None
+    while True:
+        try:
+            TURN.acquire(depth)
+            return interrupt
+        except KeyboardInterrupt as error:
+            interrupt = error
+
+
+def rest() -> None:
+    """Let a thread that has waited for a while have its turn.
+
+    Not inside of a transform of torch.func, whose levels of derivatives all threads share.
+    """
+    if TURN.wanted and _LOCAL.sessions and _peek() is None:
+        with outside():
+            pass
+
+
+def resting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, before each call of which other threads may have their turn."""
+
+    @functools.wraps(function)
+    def rested(*arguments: Any) -> Any:
+        rest()
+        return function(*arguments)
+
+    return rested
+
+
+def typed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A user's function of torch or Pyro, whose tensors are of the session's type where it does not say of which."""
+    if getattr(function, "says_types", False) or floating() is torch.get_default_dtype():
+        return function
+
+    def in_session(*arguments: Any, **keywords: Any) -> Any:
+        with defaults()(floating()):
+            return function(*arguments, **keywords)
+
+    return in_session

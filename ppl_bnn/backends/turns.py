@@ -1,0 +1,141 @@
+"""One thread at a time, in the order of asking.
+
+Pyro and NumPyro each keep one stack of effect handlers for all threads. A `Turn` is held by the thread that uses it,
+and is given back while a user's function is called.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ppl_bnn.core.progress import Progress, Silent, Task
+
+# Seconds for which a thread keeps its turn while others wait: a change of threads costs some microseconds.
+SLICE = 0.005
+# What a thread waits at: opened once, by whoever passes the turn on.
+gate = threading.Lock
+
+
+class Turn:
+    """A reentrant lock that goes to the thread that has waited longest.
+
+    A `threading.RLock` that is released and taken again at once stays with its thread, and those that wait starve.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+        if hasattr(os, "register_at_fork"):
+            # The threads that held it or waited for it do not exist in a forked process.
+            os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self._guard = threading.Lock()
+        self._owner: int | None = None
+        self._depth = 0
+        self._since = 0.0
+        self._waiting: deque[tuple[int, Any]] = deque()
+
+    @property
+    def held(self) -> bool:
+        """Whether this thread holds it."""
+        return self._owner == threading.get_ident()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether another thread waits, and the slice of this one is over."""
+        return bool(self._waiting) and time.perf_counter() - self._since > SLICE
+
+    def acquire(self, depth: int = 1) -> None:
+        """Take it `depth` times; returns when this thread holds it.
+
+        Raises
+        ------
+        KeyboardInterrupt: this thread was interrupted while it waited, and does not hold it.
+        """
+        me = threading.get_ident()
+        if self._owner == me:
+            self._depth += depth
+            return
+        with self._guard:
+            if self._owner is None:
+                self._give(me)
+                self._depth = depth
+                return
+            opens = gate()
+            opens.acquire()
+            self._waiting.append((me, opens))
+        try:
+            opens.acquire()
+        except BaseException:
+            with self._guard:
+                if (me, opens) in self._waiting:
+                    self._waiting.remove((me, opens))
+                else:
+                    self._pass_on()
+            raise
+        self._depth = depth
+
+    def release(self) -> None:
+        """Give back one of the times that it was taken."""
+        self._depth -= 1
+        if self._depth == 0:
+            with self._guard:
+                self._pass_on()
+
+    def release_all(self) -> int:
+        """Give it back whole; how often it had been taken, for `acquire`."""
+        depth, self._depth = self._depth, 0
+        with self._guard:
+            self._pass_on()
+        return depth
+
+    def _give(self, thread: int | None) -> None:
+        self._owner, self._since = thread, time.perf_counter()
+
+    def _pass_on(self) -> None:
+        if not self._waiting:
+            self._give(None)
+            return
+        thread, opens = self._waiting.popleft()
+        self._give(thread)
+        opens.release()
+
+    def __enter__(self) -> Turn:
+        self.acquire()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.release()
+
+
+def told_outside(progress: Progress, outside: Callable[[], AbstractContextManager[None]]) -> Progress:
+    """The progress, told of everything inside of an `outside()`: it may be a user's own, and do what it likes."""
+    return progress if isinstance(progress, Silent | _ToldOutside) else _ToldOutside(progress, outside)
+
+
+class _ToldOutside:
+    def __init__(self, progress: Progress, outside: Callable[[], AbstractContextManager[None]]):
+        self._progress, self._outside = progress, outside
+
+    def task(self, title: str, total: int) -> Task:
+        with self._outside():
+            return _TaskOutside(self._progress.task(title, total), self._outside)
+
+
+class _TaskOutside:
+    def __init__(self, task: Task, outside: Callable[[], AbstractContextManager[None]]):
+        self._task, self._outside = task, outside
+
+    def update(self, done: int, **figures: float) -> None:
+        with self._outside():
+            self._task.update(done, **figures)
+
+    def close(self) -> None:
+        with self._outside():
+            self._task.close()

@@ -1,0 +1,1 @@
+"""Tables: where they come from, how they are read and split."""

@@ -1,0 +1,269 @@
+"""Columns of a CSV file: what their cells are, said in words, and what looks like a number or a date but was not read.
+
+pandas splits a file into cells and guesses nothing about them. A column is numbers or words; anything between the two
+is refused with the column, an example and what to do.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.names import clean, clean_lines
+
+MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "<na>"})
+MOST_CATEGORIES = 50
+# Up to so many whole numbers may be classes as well as numbers: it is said how they were read.
+FEW_VALUES = 10
+# Characters of a header line that are read to name its columns.
+MOST_HEADER = 1_000_000
+# Names of columns that are told one by one, and values of a column.
+MOST_TOLD, MOST_VALUES = 8, 6
+
+_DIGITS = r"\d+(?:[.,]\d+)?"
+_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+_CLOCK = r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?\s*(?:[ap]m)?(?:\s*(?:z|utc|gmt|[-+]\d{2}:?\d{2}))?"
+_DATE = (
+    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d{2})|(?:19|20)\d{2}-(?:0[1-9]|1[0-2])"
+    rf"|\d{{1,2}}[-. ]*{_MONTH}[-., ]*(?:\d{{4}}|\d{{2}})|{_MONTH}[-., ]*(?:\d{{1,2}}[a-z]{{0,2}}[-., ]+)?\d{{4}}"
+)
+_THOUSANDS = "numbers with marks between thousands"
+# What a cell looks like that is no number to Python -> (what it is called, what to do).
+_LOOKS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), what, advice)
+    for pattern, what, advice in (
+        (rf"[-+−]?\s*{_DIGITS}\s*[%‰]", "percentages", "the numbers without the sign, such as {number}"),
+        (
+            rf"(?:{_DATE})(?:[t ]\s*{_CLOCK})?|{_CLOCK}",
+            "dates or times",
+            "a number in their place, such as days since the first, or year and month as columns",
+        ),
+        (
+            r"[-+−]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+−]?\d{1,3}(?:[ \u00a0\u202f'’]\d{3})+(?:[.,]\d+)?",
+            _THOUSANDS,
+            "the numbers without these marks, such as {number}",
+        ),
+        (
+            r"[-+−]?(?:\d{1,3}(?:\.\d{3})+|\d*),\d+",
+            "numbers with a decimal comma",
+            "a decimal point, such as {number}",
+        ),
+        (
+            rf"[-+−]?\s*(?:[$€£¥₹]|usd|eur|gbp)\s*[-+−]?{_DIGITS}|[-+−]?{_DIGITS}\s*(?:[$€£¥₹]|usd|eur|gbp)",
+            "amounts with a currency",
+            "the numbers alone, such as {number}",
+        ),
+        (rf"[−–]\s*{_DIGITS}|\({_DIGITS}\)", "negative numbers without a minus sign", "{number}"),
+        (r"[-+]?0x[0-9a-f]+", "hexadecimal numbers", "decimal numbers"),
+    )
+)
+_UNIT = re.compile(r"[-+−]?(\d+(?:[.,]\d+)?)\s*([^\W\d]{1,4}|°[cfk]?)", re.IGNORECASE)
+
+
+def refusal(expected: str, came: str, advice: str) -> InputError:
+    return InputError(message(expected, came, advice))
+
+
+def read_cells(path: Path) -> dict[str, list[str]]:
+    """Column -> its cells as stripped text, below the one header line. Names of columns are cleaned."""
+    import pandas as pd
+
+    try:
+        frame = pd.read_csv(path, header=None, dtype=object, na_filter=False, encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise refusal("a CSV file", f"{path}, which does not exist", "its full path") from None
+    except pd.errors.EmptyDataError:
+        raise refusal("a CSV file with a header line", f"{path}, which is empty", "another") from None
+    except (pd.errors.ParserError, UnicodeDecodeError, OSError) as problem:
+        if isinstance(problem, pd.errors.ParserError):
+            _refuse_other_marks(header_of(path))
+        raise refusal(
+            "a comma-separated file in UTF-8", f"{path}: {str(problem).strip()}", "one row of cells per line"
+        ) from problem
+    # pandas pads a line of too few cells with empty ones, which are then refused as missing.
+    cells = [[str(cell).strip() for cell in frame[column]] for column in frame]
+    header = [clean(column[0]) for column in cells]
+    _refuse_other_marks([cells[0][0]] if len(cells) == 1 else header)
+    refuse_duplicates(header, str(path))
+    if len(frame) < 2:
+        raise refusal(f"rows below the header of {path}", "no rows", "a file with data")
+    return {name: column[1:] for name, column in zip(header, cells, strict=True)}
+
+
+def _refuse_other_marks(header: Sequence[str]) -> None:
+    if len(header) == 1 and re.search(r"[;\t|]", header[0]):
+        advice = "commas, and points in numbers; a spreadsheet saves such a file as CSV UTF-8"
+        raise refusal("cells separated by commas", f"the header {clean(header[0])!r}", advice)
+
+
+def header_of(path: Path) -> list[str]:
+    """The names of the columns of a CSV file. Only its first line is read."""
+    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+        return [clean(name) for name in next(csv.reader([file.readline(MOST_HEADER)]), [])]
+
+
+def refuse_duplicates(names: Sequence[str], where: str) -> None:
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
+        raise refusal(f"column names that differ in {where}", f"{twice} more than once", "renaming them")
+
+
+def parse(name: str, cells: list[str]) -> np.ndarray:
+    """All numbers (float64) or all words (object, cleaned).
+
+    Anything missing, infinite or mixed is refused, and so is what looks like a number or a date and was not read.
+    """
+
+    def refuse(expected: str, what: str, rows: list[int], advice: str) -> InputError:
+        first = f"the first in row {rows[0] + 1} below the header ({cells[rows[0]]!r})"
+        return refusal(f"{expected} in column {name!r}", f"{len(rows)} {what}, {first}", advice)
+
+    if name == "":
+        raise refusal("a name for every column", "a column without one", "drop=[''] or a name")
+    missing = [row for row, cell in enumerate(cells) if cell.lower() in MISSING]
+    if missing:
+        advice = f"filling in or leaving out those rows, or drop=[{name!r}] if it is a feature"
+        raise refuse("no missing value", "missing", missing, advice)
+    numbers = [_number(cell) for cell in cells]
+    words = [row for row, number in enumerate(numbers) if number is None]
+    alike = [(row, found) for row in words if (found := looks_like(cells[row])) is not None]
+    if alike:
+        # 1,234 may be either of two numbers: another cell of the column may tell which.
+        what, advice = next((found for _, found in alike if found[0] != _THOUSANDS), alike[0][1])
+        kept = f"{advice}; or drop=[{name!r}] if it is a feature"
+        raise refuse("numbers or categories", f"that look like {what}", [row for row, _ in alike], kept)
+    if len(words) == len(cells):
+        if unit := _one_unit(cells):
+            advice = f"the numbers without it, or drop=[{name!r}] if it is a feature"
+            raise refuse("numbers or categories", f"with the unit {unit!r} behind a number", words, advice)
+        return np.array([clean(cell) for cell in cells], dtype=object)
+    if words:
+        advice = "correcting them, or a word in every row if the column is categorical"
+        raise refuse("only numbers or only words", "that are no numbers", words, advice)
+    if all(re.fullmatch(r"(?:19|20)\d{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])", cell) for cell in cells):
+        advice = f"days since the first, or year and month as columns; or drop=[{name!r}] if it is a feature"
+        every = list(range(len(cells)))
+        raise refuse("numbers", "cells that look like dates written as YYYYMMDD", every, advice)
+    values = np.array(numbers, dtype=np.float64)
+    infinite = np.flatnonzero(~np.isfinite(values)).tolist()
+    if infinite:
+        raise refuse("finite values", "infinite", infinite, "leaving out those rows")
+    return values
+
+
+def looks_like(cell: str) -> tuple[str, str] | None:
+    """What a cell that is no number looks like, and what to write instead; None for a word."""
+    for pattern, what, advice in _LOOKS:
+        if pattern.fullmatch(cell):
+            return what, advice.format(number=_plain_number(cell, what))
+    return None
+
+
+def _plain_number(cell: str, what: str) -> str:
+    """The number that a person reads in a cell, as Python reads it."""
+    text = re.sub(r"[^\d.,]", "", cell)
+    if what == _THOUSANDS and re.search(r",\d{3}(?:,|\.|$)", text):
+        text = text.replace(",", "")
+    elif "," in text:
+        text = text.replace(".", "").replace(",", ".")
+    return ("-" if re.match(r"[^\d]*[-−–(]", cell) else "") + text
+
+
+def _one_unit(cells: list[str]) -> str:
+    """The unit that all cells carry behind a number, such as kg; "" where they are categories, such as 2wd and 4wd."""
+    found = [_UNIT.fullmatch(cell) for cell in cells]
+    if not all(found):
+        return ""
+    units = {each[2].lower() for each in found if each}
+    values = {each[1] for each in found if each}
+    measured = len(values) > FEW_VALUES or any(re.search(r"[.,]", value) for value in values)
+    return units.pop() if len(units) == 1 and measured else ""
+
+
+def _number(cell: str) -> float | None:
+    # Python reads "12_34" as 1234; in a data file it is an identifier.
+    if "_" in cell:
+        return None
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def parse_target(
+    name: str, values: np.ndarray, task: str | None
+) -> tuple[np.ndarray, tuple[str, ...] | None, str]:
+    """Targets, what their labels stand for (None for numbers), and how they were read, in words.
+
+    Two different whole numbers are classes unless `task` says otherwise; more of them are numbers.
+    """
+    different = np.unique(values)
+    if values.dtype == np.float64:
+        whole = bool(np.all(values == np.round(values)))
+        as_classes = task == "classification" or (task is None and whole and different.size == 2)
+        if not as_classes:
+            words = "numbers"
+            if whole and different.size <= FEW_VALUES:
+                listed = _some([f"{value:.0f}" for value in different])
+                only = f"{different.size} whole ones occur" if different.size > 1 else "one value occurs"
+                words += f", though only {only} ({listed})"
+                words += "; task='classification' reads them as classes" if different.size > 1 else ""
+            return values, None, words
+        if not whole:
+            raise refusal(
+                f"integer labels in target {name!r}",
+                f"{values[values != np.round(values)][0]}",
+                'task="regression"',
+            )
+    elif task == "regression":
+        raise refusal(f"numbers in target {name!r}", f"{values[0]!r}", 'task="classification"')
+    elif task is None and different.size > MOST_CATEGORIES:
+        raise refusal(
+            f"numbers or at most {MOST_CATEGORIES} classes in target {name!r}",
+            f"{different.size} different words in {len(values)} rows, such as {values[0]!r}",
+            "another target",
+        )
+    classes, labels = np.unique(values, return_inverse=True)
+    names = tuple(str(value) if isinstance(value, str) else str(int(value)) for value in classes)
+    if classes.size < 2:
+        raise refusal(f"two classes or more in target {name!r}", f"only {names[0]!r}", "more rows")
+    words = f"{classes.size} classes ({_some(names)})"
+    if values.dtype == np.float64:
+        words += "; task='regression' reads them as numbers"
+    return labels.astype(np.int64), names, words
+
+
+def _some(values: Sequence[str]) -> str:
+    shown = [value if len(value) <= 24 else f"{value[:23]}…" for value in values[:MOST_VALUES]]
+    return ", ".join(shown) + (", ..." if len(values) > MOST_VALUES else "")
+
+
+def in_one_line(target: str, words: str, features: Mapping[str, tuple[str, ...]], dropped: int = 0) -> str:
+    """What was read as what: the target, then the features that are numbers, then those that are categories.
+
+    features: column -> its categories, none for a column of numbers.
+    """
+    numbers = [name for name, values in features.items() if not values]
+    said = [f"target {target} as {words}"]
+    if numbers:
+        more = f" and {len(numbers) - MOST_TOLD} more" if len(numbers) > MOST_TOLD else ""
+        said.append(f"{', '.join(numbers[:MOST_TOLD])}{more} as numbers")
+    categories = [(name, values) for name, values in features.items() if values]
+    said += [
+        f"{name} as {len(values)} categories ({_some(values)})" for name, values in categories[:MOST_TOLD]
+    ]
+    if len(categories) > MOST_TOLD:
+        rest = categories[MOST_TOLD:]
+        said.append(
+            f"{', '.join(name for name, _ in rest[:MOST_TOLD])}{' and others' if len(rest) > MOST_TOLD else ''} "
+            "as categories"
+        )
+    if dropped:
+        said.append(f"{dropped} left out")
+    return clean_lines("; ".join(said))

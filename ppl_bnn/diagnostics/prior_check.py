@@ -1,0 +1,847 @@
+"""What a model expects before it has seen a target: its prior as a posterior, and whether it suits the data at all.
+
+`prior_predictive` is the prior with all that a posterior can do. `check_prior` looks at draws from it beside the data
+and names what no one can have meant. It reads the program by an interpretation of its own, in NumPy: every random
+variable is drawn from its prior as the model runs, so that no system is imported and nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.backends.program import Problem
+from ppl_bnn.backends.protocol import Model
+from ppl_bnn.core import checks
+from ppl_bnn.core.arrays import map_data, row_count
+from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.progress import Progress
+from ppl_bnn.core.warning_filters import ignored
+from ppl_bnn.inference.method import Method, Outcome, Stopwatch
+from ppl_bnn.inference.optimisation.loops import check_whole
+from ppl_bnn.language.distributions import EVENTS, Distribution, check_no_nested, draw_shape
+from ppl_bnn.language.primitives import Handler, Interpretation, Message
+from ppl_bnn.posterior.convergence import probe_indices
+from ppl_bnn.posterior.fixed_draws import Drawn
+from ppl_bnn.posterior.posterior import Posterior
+from ppl_bnn.prediction.prediction import Prediction
+from ppl_bnn.prediction.standardisation import Standardisation
+
+# Draws and rows that a check looks at, fewer where a model is large: so many multiplications in all.
+DRAWS, ROWS, WORK = 100, 50, 5e8
+FEWEST_DRAWS, FEWEST_ROWS = 20, 10
+# Multiplications that take as long as drawing a number.
+PER_NUMBER = 20
+# Draws and maps by which the layer is found that a finding is about.
+DRAWS_PER_MAP, MOST_MAPS = 10, 12
+
+# Units that were mixed up come in factors of a hundred and more. A sound prior on standardised data stays within some
+# tens: relu layers without a scale by fan-in, the widest of the zoo, reach 31.
+FACTOR = 50.0
+# A prior that had drawn the targets would leave 0.2 % of them outside; they are not independent, so that fifty times
+# as many are still no proof, and more are none of its making.
+TAIL, OUTSIDE = 0.001, 0.10
+# Residuals about a constant have the standard deviation of the targets: noise of twice that is no noise of theirs. A
+# thousandth of it is a function that explains all but a millionth of their variance.
+NOISE_ABOVE, NOISE_BELOW, NEARLY_ALL = 2.0, 1e-3, 0.99
+# Of log C. Logits that are normal with a standard deviation of 40 leave a binary entropy of 5 % of log 2.
+SATURATED = 0.05
+# Where more draws than that overflow, means over the prior do not exist as far as a computer can tell.
+OVERFLOW = 0.05
+# Root mean square of inputs beyond which they, and no layer, are what has to be scaled.
+INPUTS_ABOVE = 10.0
+
+
+# --- the prior as a posterior -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prior(Method):
+    """Independent draws w ~ p(w); the targets give their units and nothing else. No gradient is taken.
+
+    draws: how many. A parameter without a prior stays where a fit would start it.
+    """
+
+    draws: int = 500
+
+    def check(self) -> None:
+        check_whole(self.name, "draws", self.draws, 2, "500")
+
+    def run(self, problem: Problem, progress: Progress) -> Outcome:
+        watch = Stopwatch()
+        u = problem.program.prior_draws(problem.x, problem.y, problem.seed, self.draws)
+        return Outcome(Drawn(u), run_seconds=watch(), target="the prior")
+
+
+def prior_predictive(
+    model: Model,
+    x: Any,
+    y: Any,
+    *,
+    draws: int = 500,
+    seed: int = 0,
+    ppl: str = "numpyro",
+    observed: str | None = None,
+    standardise: bool = False,
+    feature_names: tuple[str, ...] | None = None,
+    class_names: Sequence[str] | None = None,
+) -> Posterior:
+    """The prior of `model` as a `Posterior` of `draws` draws: its `predict(x)` is the prior predictive
+
+        p(y | x) = E_{w ~ p(w)} p(y | x, w).
+
+    x (N, F) (or a dict of arrays) and y (N,) or (N, K) say which shapes the model has and, with `standardise`, in which
+    units its prior is meant: predictions come back in those of y. What y is otherwise does not matter.
+
+    Raises
+    ------
+    InputError, ModelError, UnsupportedError (a prior from which nothing can be drawn): before anything is drawn.
+    """
+    return Prior(draws=draws, ppl=ppl).fit(
+        model,
+        x,
+        y,
+        seed=seed,
+        device="cpu",
+        observed=observed,
+        standardise=standardise,
+        feature_names=feature_names,
+        class_names=None if class_names is None else tuple(class_names),
+    )
+
+
+# --- an interpretation: draws from the prior in NumPy -----------------------------------------------------
+
+
+_SAMPLERS: dict[str, Callable[[np.random.Generator, Mapping[str, Any], tuple[int, ...]], Any]] = {
+    "Normal": lambda rng, a, shape: a["loc"] + a["scale"] * rng.standard_normal(shape),
+    "HalfNormal": lambda rng, a, shape: a["scale"] * np.abs(rng.standard_normal(shape)),
+    "LogNormal": lambda rng, a, shape: np.exp(a["loc"] + a["scale"] * rng.standard_normal(shape)),
+    "StudentT": lambda rng, a, shape: a["loc"] + a["scale"] * rng.standard_t(a["df"], shape),
+    "Laplace": lambda rng, a, shape: a["loc"] + a["scale"] * rng.laplace(size=shape),
+    "Cauchy": lambda rng, a, shape: a["loc"] + a["scale"] * rng.standard_cauchy(shape),
+    "Logistic": lambda rng, a, shape: a["loc"] + a["scale"] * rng.logistic(size=shape),
+    "HalfCauchy": lambda rng, a, shape: a["scale"] * np.abs(rng.standard_cauchy(shape)),
+    "Gamma": lambda rng, a, shape: rng.gamma(a["concentration"], size=shape) / a["rate"],
+    "InverseGamma": lambda rng, a, shape: a["rate"] / rng.gamma(a["concentration"], size=shape),
+    "Exponential": lambda rng, a, shape: rng.exponential(size=shape) / a["rate"],
+    "Beta": lambda rng, a, shape: rng.beta(a["concentration1"], a["concentration0"], size=shape),
+    "Uniform": lambda rng, a, shape: a["low"] + (a["high"] - a["low"]) * rng.random(shape),
+    # The two that are no distribution by themselves: what starts are drawn from.
+    "EmpiricalBayes": lambda rng, a, shape: a["scale"] * rng.standard_normal(shape),
+    "ImproperLogUniform": lambda rng, a, shape: a["scale"] * rng.standard_normal(shape),
+    "NormalMixture": lambda rng, a, shape: (
+        rng.choice(a["scales"], size=shape, p=a["weights"]) * rng.standard_normal(shape)
+    ),
+    "Dirichlet": lambda rng, a, shape: _dirichlet(rng, a["concentration"], shape),
+    "MultivariateNormal": lambda rng, a, shape: _multivariate(rng, a, shape),
+    "MultivariateLogNormal": lambda rng, a, shape: np.exp(_multivariate(rng, a, shape)),
+    "KroneckerNormal": lambda rng, a, shape: _kronecker(rng, a, shape),
+    "LKJCholesky": lambda rng, a, shape: _lkj(rng, float(a["concentration"]), shape),
+}
+
+
+def drawn_in_numpy(
+    specification: Distribution, rng: np.random.Generator, rows: int | None = None
+) -> np.ndarray:
+    """One draw of a distribution in NumPy, of its own shape; with `rows`, inside the plate of so many rows.
+
+    Raises
+    ------
+    UnsupportedError: a family of which there is no draw here, such as one of a likelihood.
+    """
+    family = specification.family
+    if family not in _SAMPLERS:
+        raise UnsupportedError(
+            "a draw in NumPy: "
+            + message(f"a family among {', '.join(_SAMPLERS)}", family, "bnn.prior_predictive")
+        )
+    check_no_nested(specification)
+    given: dict[str, Any] = {
+        name: value if isinstance(value, str) else np.asarray(value, dtype=float)
+        for name, value in specification.arguments.items()
+    }
+    shape = draw_shape(specification)
+    if rows is not None:
+        own = {"LKJCholesky": 2}.get(family, 0)
+        if family in EVENTS:
+            own = given[EVENTS[family]].ndim
+        events = own + specification.event_dims
+        batch, event = shape[: len(shape) - events], shape[len(shape) - events :]
+        shape = np.broadcast_shapes(batch, (rows,)) + event
+    return np.asarray(_SAMPLERS[family](rng, given, shape), dtype=float)
+
+
+def _dirichlet(rng: np.random.Generator, concentration: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    parts = rng.gamma(concentration, size=shape)
+    return parts / parts.sum(axis=-1, keepdims=True)
+
+
+def _multivariate(
+    rng: np.random.Generator, given: Mapping[str, np.ndarray], shape: tuple[int, ...]
+) -> np.ndarray:
+    loc, factor = given["loc"], given["scale_tril"]
+    batch = shape[: len(shape) - loc.ndim]
+    return loc + (rng.standard_normal((*batch, len(factor))) @ factor.T).reshape(shape)
+
+
+def _kronecker(
+    rng: np.random.Generator, given: Mapping[str, np.ndarray], shape: tuple[int, ...]
+) -> np.ndarray:
+    loc, precisions = given["loc"], given["precisions"]
+    batch = shape[: len(shape) - loc.ndim]
+    z = rng.standard_normal((*batch, *precisions.shape)) / np.sqrt(precisions)
+    return loc + (given["left_vectors"] @ z @ given["right_vectors"].T).reshape(shape)
+
+
+def _lkj(rng: np.random.Generator, concentration: float, shape: tuple[int, ...]) -> np.ndarray:
+    """Cholesky factors by partial correlations (Lewandowski, Kurowicka and Joe 2009): of column i they are 2 B - 1 with
+    B ~ Beta(b, b), b = concentration + (D - 2 - i) / 2, and each takes its share of what is left of a row.
+    """
+    size = shape[-1]
+    factor = np.zeros(shape)
+    left = np.ones(shape[:-1])
+    for column in range(size - 1):
+        half = concentration + 0.5 * (size - 2 - column)
+        partial = 2.0 * rng.beta(half, half, size=(*shape[:-2], size - 1 - column)) - 1.0
+        factor[..., column, column] = left[..., column]
+        factor[..., column + 1 :, column] = partial * left[..., column + 1 :]
+        left[..., column + 1 :] *= np.sqrt(1.0 - partial**2)
+    factor[..., -1, -1] = left[..., -1]
+    return factor
+
+
+class _PriorDraw(Interpretation):
+    """One draw of everything: each random variable from its prior; the targets are left out.
+
+    drawn: site -> (what it was drawn from, its value). f, likelihood: the end of the model.
+    """
+
+    def __init__(self, rng: np.random.Generator):
+        super().__init__()
+        self.rng = rng
+        self.drawn: dict[str, tuple[Distribution, np.ndarray]] = {}
+        self.f: Any = None
+        self.likelihood: Any = None
+        self.coupled = False
+        self.heard = False
+        self._rows: int | None = None
+
+    def process(self, msg: Message) -> None:
+        self.heard = True
+        super().process(msg)
+        arguments = msg.arguments
+        if msg.kind == "sample":
+            if arguments["obs"] is not None:
+                msg.answer(arguments["obs"])
+                return
+            value = drawn_in_numpy(arguments["distribution"], self.rng, self._rows)
+            self.drawn[msg.name] = (arguments["distribution"], value)
+            msg.answer(value)
+        elif msg.kind == "param":
+            init = arguments["init"]
+            random = isinstance(init, Distribution)
+            msg.answer(drawn_in_numpy(init, self.rng) if random else np.asarray(init, dtype=float))
+        elif msg.kind == "rows":
+            msg.answer(self._plate(arguments["n"]))
+        elif msg.kind == "coupled":
+            self.coupled = True
+            msg.answer(None)
+        elif msg.kind == "observe":
+            self.f, self.likelihood = arguments["f"], arguments["likelihood"]
+            msg.answer(None)
+
+    @contextlib.contextmanager
+    def _plate(self, rows: int) -> Iterator[None]:
+        self._rows = rows
+        try:
+            yield
+        finally:
+            self._rows = None
+
+
+class _Maps(Handler):
+    """The linear maps of a run in order, and what they cost: names, and multiplications of all rows."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.work = 0
+
+    def after(self, msg: Message) -> None:
+        if msg.kind in ("linear", "conv"):
+            weight = msg.arguments["weight"]
+            self.work += int(np.size(msg.value)) * int(np.size(weight)) // int(np.shape(weight)[-1])
+            if msg.name not in self.names:
+                self.names.append(msg.name)
+
+
+class _OfGainOne(Handler):
+    """A linear map so divided that what leaves it is of the size of what enters."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def after(self, msg: Message) -> None:
+        if msg.kind in ("linear", "conv") and msg.name == self.name:
+            gain = _size(msg.value) / max(_size(msg.arguments["x"]), 1e-300)
+            if 0.0 < gain < math.inf:
+                msg.value = msg.value / gain
+
+
+def _size(values: Any) -> float:
+    """Root mean square."""
+    return float(np.sqrt(np.mean(np.square(values, dtype=float))))
+
+
+@dataclass(frozen=True, eq=False)
+class _Draws:
+    """Draws that stayed finite: eta (S, N, D) and what it says of y. overflowed: the share of those that did not."""
+
+    eta: np.ndarray
+    prediction: Prediction | None
+    overflowed: float
+
+
+def _draws(model: Model, x: Any, count: int, seed: int, *handlers: Handler) -> _Draws:
+    etas, form = [], None
+    for rng in np.random.default_rng(seed).spawn(count):
+        run = _PriorDraw(rng)
+        try:
+            with np.errstate(all="ignore"), contextlib.ExitStack() as stack:
+                for handler in (run, *handlers):
+                    stack.enter_context(handler)
+                model(x, None)
+                eta = np.asarray(run.likelihood.predictor(run.f), dtype=float)
+        except InputError:
+            # A distribution refuses a scale that is zero or infinite: the draw before it had overflowed.
+            continue
+        form = run.likelihood.form
+        if np.isfinite(eta).all():
+            etas.append(eta)
+    if not etas or form is None:
+        return _Draws(np.empty((0, row_count(x), 1)), None, 1.0)
+    stacked = np.stack(etas)
+    with np.errstate(all="ignore"):
+        family, parameters = form.mixture_parameters(stacked)
+    parameters = {name: np.asarray(value, dtype=float) for name, value in parameters.items()}
+    good = np.ones(len(stacked), dtype=bool)
+    for name, value in parameters.items():
+        usable = np.isfinite(value)
+        if name in ("scale", "rate", "concentration", "df"):
+            usable &= value > 0.0
+        good &= usable.reshape(len(value), -1).all(axis=1)
+    prediction = None
+    if good.any():
+        prediction = Prediction(family, {name: value[good] for name, value in parameters.items()})
+    return _Draws(stacked[good], prediction, 1.0 - int(good.sum()) / count)
+
+
+# --- what is found ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PriorFinding:
+    """One thing about a prior that no one can have meant.
+
+    rule: "overflow", "functions", "range", "noise", "rates" or "classes" (see `check_prior`). found: the numbers, and
+    the sites with their priors. advice: what to try.
+    """
+
+    rule: str
+    found: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.found}; try {self.advice}"
+
+
+@dataclass(frozen=True)
+class PriorCheck:
+    """What `check_prior` found, and the numbers behind it.
+
+    draws, rows: how many were looked at. figures, where they are defined: "overflow", the share of draws that are not
+    finite; "f_spread", "y_sd" and their ratio "f_ratio", of the output that is furthest off; "outside", the share of
+    targets outside the central 99.8 % of the prior predictive; "noise", the median of its standard deviation or scale,
+    and "noise_ratio", over that of the targets; "log_rate_spread"; "entropy", of a prior draw over log C, the median.
+    """
+
+    findings: tuple[PriorFinding, ...]
+    figures: dict[str, float] = field(default_factory=dict)
+    draws: int = 0
+    rows: int = 0
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing was found; that makes no prior a good one."""
+        return not self.findings
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The findings, a line each."""
+        return tuple(str(finding) for finding in self.findings)
+
+    @property
+    def summary(self) -> str:
+        """All of it in words."""
+        where = f"{self.draws} draws from the prior at {self.rows} rows"
+        if self.sound:
+            return f"{where}: nothing that no one can have meant"
+        return "\n".join([f"{where}:", *(f"  - {line}" for line in self.warnings)])
+
+    def __str__(self) -> str:
+        return self.summary
+
+
+@dataclass(frozen=True, eq=False)
+class _Subject:
+    """What a finding is about: the names of its sites, and the layer that a size comes from.
+
+    layer: (size of eta, the size wanted) -> the sites of the layer that accounts for the difference, None where none
+    does. last, noise: the sites of the last layer, and of the noise. inputs: root mean square of x. standardised: as
+    in a fit that standardises, the data are in its units, and there is no use in advising it.
+    """
+
+    layer: Callable[[Callable[[np.ndarray], float], float], str | None]
+    last: str
+    noise: str
+    inputs: float
+    standardised: bool = False
+
+    def units(self, otherwise: str) -> str:
+        """Advice where the units of the data may be what is off."""
+        return otherwise if self.standardised else f"standardise=True, or {otherwise}"
+
+    def blamed(
+        self, size: Callable[[np.ndarray], float], now: float, wanted: float, otherwise: str
+    ) -> tuple[str, str]:
+        """(what accounts for a size that is off, what to try)."""
+        factor = now / wanted if now > wanted else wanted / max(now, 1e-300)
+        which = "smaller" if now > wanted else "larger"
+        layer = self.layer(size, wanted)
+        if layer is not None:
+            return f"it comes from {layer}", f"scales about {factor:.2g} times {which} there"
+        if now > wanted and self.inputs > INPUTS_ABOVE and not self.standardised:
+            return (
+                f"it comes from inputs of size {self.inputs:.3g} (root mean square), before {self.last}",
+                "standardise=True",
+            )
+        return f"the last layer has {self.last}", otherwise
+
+
+def check_prior(
+    model: Model,
+    x: Any,
+    y: Any,
+    *,
+    draws: int = DRAWS,
+    seed: int = 0,
+    standardise: bool = False,
+    ppl: str = "numpyro",
+    observed: str | None = None,
+) -> PriorCheck:
+    """Is the prior of `model` absurd for these data? A few draws from it at the inputs x, beside the targets y.
+
+    A warning is no verdict on a belief: each rule is about what no one can have meant, mostly units.
+
+    - functions: f varies over draws and rows by less than 1/50 or more than 50 times the standard deviation of y. It
+      varies by half the distance between its 16 % and its 84 % quantiles, the standard deviation of a normal, which a
+      single wild draw under a prior with heavy tails does not move. Mixed-up units differ by 100 or more; sound priors
+      of networks by some tens at most.
+    - range: more than 10 % of the targets lie outside the central 99.8 % of the prior predictive of their rows, 0.2 %
+      being expected. Told where f varies by a sound amount, or where there are counts: then it is where y lies.
+    - noise: of the draws 99 % have noise of more than twice the standard deviation of y, which is what a constant
+      leaves, or of less than a thousandth of it, which explains all but a millionth of the variance.
+    - rates, for counts: the log rate varies by more than log 50 (measured as f above).
+    - classes: the entropy of a draw's probabilities, averaged over rows, has a median over draws below 5 % of log C:
+      half of the draws are sure of all labels before they have seen one. Logits with a standard deviation of 40 or so.
+    - overflow: more than 5 % of the draws are not finite.
+
+    A finding names the layer whose map, brought to leave the size of what enters it, takes more than half of the
+    difference away, with its sites and their priors; or the inputs; or, where the units of y are what is off, the last
+    layer. standardise: in the units of a fit with `standardise=True`.
+
+    At most `draws` draws and 50 rows are looked at (all where rows interact), fewer for large networks, so that it
+    takes less than half a second up to some hundred thousand weights; nothing is compiled. A plain model of a system is
+    drawn from there, by `prior_predictive` (ppl, observed: as there), which takes longer.
+
+    Raises
+    ------
+    InputError, ModelError: bad input; a model that is none.
+    """
+    check_whole("check_prior", "draws", draws, 2, "100")
+    x = checks.check_inputs(x)
+    y = checks.check_targets(y, row_count(x))
+    tried = _tried(model, x, seed)
+    if tried is None:
+        return _in_its_system(model, x, y, draws, seed, standardise, ppl, observed)
+    run, maps, index = tried
+    regression = run.likelihood.task == "regression"
+    if hasattr(run.likelihood, "check_values"):
+        run.likelihood.check_values(y)
+    if standardise:
+        # A constant column is said by the fit.
+        with ignored(category=UserWarning):
+            units = Standardisation.of(x, y, regression and getattr(run.likelihood, "standardises", True))
+        x, y = units.inputs(x), units.targets(y)
+    rows, count = len(index), draws
+    if not run.coupled:
+        per_row = max(1, maps.work // rows)
+        per_draw = PER_NUMBER * sum(value.size for _, value in run.drawn.values())
+        rows = int(np.clip((WORK / draws - per_draw) / per_row, min(FEWEST_ROWS, rows), rows))
+        index = index[np.linspace(0, len(index) - 1, rows).round().astype(int)]
+        count = int(np.clip(WORK / (per_row * rows + per_draw), min(FEWEST_DRAWS, draws), draws))
+    some = map_data(lambda a: a[index], x)
+    drawn = _draws(model, some, count, seed)
+
+    def layer(size: Callable[[np.ndarray], float], wanted: float) -> str | None:
+        return _accountable(model, some, seed, maps.names, size, wanted, run.drawn)
+
+    inputs = max(
+        (_size(part) for part in (some.values() if isinstance(some, Mapping) else [some])), default=0.0
+    )
+    last = _sites_of(maps.names[-1], run.drawn) if maps.names else _listed(run.drawn, run.drawn)
+    subject = _Subject(layer, last, _noise_of(run), inputs, standardise)
+    outputs = int(np.shape(run.f)[-1])
+    findings, figures = _judged(drawn, y, np.asarray(y)[index], outputs, subject)
+    return PriorCheck(findings, figures, count, rows)
+
+
+def _tried(model: Model, x: Any, seed: int) -> tuple[_PriorDraw, _Maps, np.ndarray] | None:
+    """One draw on some of the rows, or on all where they belong together; None for a model of a system's own."""
+    every = row_count(x)
+    for index in (probe_indices(every, seed, ROWS), np.arange(every)):
+        run, maps = _PriorDraw(np.random.default_rng(seed)), _Maps()
+        some = map_data(lambda a, rows=index: a[rows], x)
+        try:
+            with np.errstate(all="ignore"), run, maps:
+                model(some, None)
+        except UnsupportedError:
+            return None
+        except Exception:
+            # Whatever a model raises, and one of a system raises anything where it is given NumPy. Nothing is lost: a
+            # run in its system, or on all rows, raises its own.
+            if not run.heard:
+                return None
+            # Of rows that interact some may be no input: a graph has as many nodes as it has.
+            if len(index) == every:
+                raise
+            continue
+        if not run.coupled or len(index) == every:
+            return run, maps, index
+    return None
+
+
+def _in_its_system(
+    model: Model,
+    x: Any,
+    y: np.ndarray,
+    draws: int,
+    seed: int,
+    standardise: bool,
+    ppl: str,
+    observed: str | None,
+) -> PriorCheck:
+    """The same of what only a system can draw from; of its layers nothing is known."""
+    prior = prior_predictive(
+        model, x, y, draws=draws, seed=seed, ppl=ppl, observed=observed, standardise=standardise
+    )
+    eta = prior.predictor(x)
+    eta = eta.reshape(-1, *eta.shape[2:])
+    sites = f"the sites {', '.join(prior.draws)}"
+    inputs = max((_size(part) for part in (x.values() if isinstance(x, Mapping) else [x])), default=0.0)
+    subject = _Subject(lambda size, wanted: None, sites, sites, inputs, standardise)
+    drawn = _Draws(eta, prior.predict(x), 0.0)
+    findings, figures = _judged(drawn, y, y, eta.shape[-1], subject)
+    return PriorCheck(findings, figures, draws, row_count(x))
+
+
+# --- the rules --------------------------------------------------------------------------------------------
+
+
+# A prior that overflows is what is looked for here, and no reason to warn of arithmetic.
+@np.errstate(all="ignore")
+def _judged(
+    drawn: _Draws, every_y: np.ndarray, y: np.ndarray, outputs: int, subject: _Subject
+) -> tuple[tuple[PriorFinding, ...], dict[str, float]]:
+    """Findings and figures. every_y: all targets, of which the spread is taken; y: those of the rows drawn at."""
+    findings: list[PriorFinding] = []
+    figures = {"overflow": drawn.overflowed}
+    if drawn.overflowed > OVERFLOW:
+        findings.append(
+            PriorFinding(
+                "overflow",
+                f"{drawn.overflowed:.0%} of the draws from the prior are not finite; the last layer has {subject.last}",
+                "priors with lighter tails, or scales by fan-in",
+            )
+        )
+    prediction = drawn.prediction
+    # Targets of several numbers, such as a time and whether it was an event, are not on the scale of a prediction.
+    if prediction is None or (not prediction.is_classes and prediction.shape != np.shape(y)):
+        return tuple(findings), figures
+    if prediction.is_classes:
+        _classes(prediction, outputs, subject, findings, figures)
+    elif prediction.is_counts:
+        _rates(subject, prediction, findings, figures)
+        _range(prediction, y, subject, findings, figures)
+    else:
+        sd = np.atleast_1d(np.asarray(every_y, dtype=float).std(axis=0))
+        off = _functions(prediction, sd, subject, findings, figures)
+        if off == "":
+            _range(prediction, y, subject, findings, figures)
+        _noise(prediction, sd, off, subject, findings, figures)
+    return tuple(findings), figures
+
+
+def _spread(values: np.ndarray) -> float:
+    """Half the distance between the 16 % and the 84 % quantiles: the standard deviation of a normal."""
+    low, high = np.quantile(values, [0.16, 0.84])
+    return 0.5 * float(high - low)
+
+
+def _locations(prediction: Prediction) -> np.ndarray | None:
+    """Where each draw puts the targets, (S, N, K); None for a family that does not say."""
+    if prediction.family == "NormalMixture":
+        return prediction.component_mean()[..., None]
+    loc = prediction.parameters.get("loc")
+    return None if loc is None else loc.reshape(*loc.shape[:2], -1)
+
+
+def _functions(
+    prediction: Prediction,
+    sd: np.ndarray,
+    subject: _Subject,
+    findings: list[PriorFinding],
+    figures: dict[str, float],
+) -> str:
+    """In which way f varies by the wrong amount, "wide" or "narrow"; empty where it does not."""
+    loc = _locations(prediction)
+    varying = np.flatnonzero(sd > 0.0)
+    if loc is None or not len(varying):
+        return ""
+    spreads = np.array([_spread(loc[..., column]) for column in varying])
+    off = np.abs(np.log(np.maximum(spreads, 1e-300) / sd[varying]))
+    at = int(np.argmax(off))
+    column, spread, scale = int(varying[at]), float(spreads[at]), float(sd[varying[at]])
+    ratio = spread / scale
+    figures |= {"f_spread": spread, "y_sd": scale, "f_ratio": ratio}
+    if 1.0 / FACTOR <= ratio <= FACTOR:
+        return ""
+
+    def size(eta: np.ndarray) -> float:
+        # The locations are the first columns of eta, behind the weights of a mixture only.
+        return _spread(eta[..., column]) if prediction.family != "NormalMixture" else _spread(eta)
+
+    otherwise = subject.units("a prior in the units of the targets")
+    why, advice = subject.blamed(size, spread, scale, otherwise)
+    which = f" of output {column}" if loc.shape[-1] > 1 else ""
+    findings.append(
+        PriorFinding(
+            "functions",
+            f"functions{which} drawn from the prior vary by {spread:.3g}, the targets by {scale:.3g}, so that it "
+            f"is {_times(ratio)}; {why}",
+            advice,
+        )
+    )
+    return "wide" if ratio > 1.0 else "narrow"
+
+
+def _times(ratio: float) -> str:
+    if ratio >= 1.0:
+        return f"{ratio:.3g} times too wide"
+    return f"{1.0 / ratio:.3g} times too narrow" if ratio > 0.0 else "without any width"
+
+
+def _range(
+    prediction: Prediction,
+    y: np.ndarray,
+    subject: _Subject,
+    findings: list[PriorFinding],
+    figures: dict[str, float],
+) -> None:
+    """Targets where the prior predictive expects none."""
+    try:
+        upto = prediction.cdf(y)
+        # Of counts the probability of the very one counts on both sides.
+        below = prediction.cdf(y - 1.0) if prediction.is_counts else upto
+    except UnsupportedError:
+        return
+    outside = float(np.mean((upto < TAIL) | (below > 1.0 - TAIL)))
+    figures["outside"] = outside
+    if outside <= OUTSIDE:
+        return
+    lower, upper = prediction.interval(1.0 - 2.0 * TAIL)
+    findings.append(
+        PriorFinding(
+            "range",
+            f"{outside:.0%} of the targets lie where the prior predictive expects {2 * TAIL:.1%} of them: they are "
+            f"between {np.min(y):.3g} and {np.max(y):.3g}, and between {np.mean(lower):.3g} and {np.mean(upper):.3g} "
+            f"was expected; the last layer has {subject.last}",
+            "a bias in the last layer that reaches log(mean of y)"
+            if prediction.is_counts
+            else subject.units("a prior that is centred where the targets are"),
+        )
+    )
+
+
+def _noise(
+    prediction: Prediction,
+    sd: np.ndarray,
+    off: str,
+    subject: _Subject,
+    findings: list[PriorFinding],
+    figures: dict[str, float],
+) -> None:
+    """Noise that the targets leave no room for, or none at all."""
+    if prediction.family == "MultivariateNormal":
+        factor = prediction.parameters["scale_tril"]
+        scale = np.sqrt(np.sum(factor**2, axis=-1))
+    elif prediction.family == "NormalMixture" or "scale" not in prediction.parameters:
+        return
+    else:
+        scale = prediction.parameters["scale"]
+    scale = scale.reshape(*scale.shape[:2], -1)
+    varying = np.flatnonzero(sd > 0.0)
+    if scale.shape[-1] != len(sd) or not len(varying):
+        return
+    # One number for each draw and output: where the noise differs between rows, that of a row in the middle.
+    of_draws = np.median(scale[..., varying], axis=1) / sd[varying]
+    ratios = np.median(of_draws, axis=0)
+    at = int(np.argmax(np.abs(np.log(ratios))))
+    ratio, unit = float(ratios[at]), float(sd[varying[at]])
+    figures |= {"noise": ratio * unit, "noise_ratio": ratio}
+    large, small = (
+        float(np.mean(shares)) for shares in (of_draws[:, at] > NOISE_ABOVE, of_draws[:, at] < NOISE_BELOW)
+    )
+    found = (
+        f"the noise is {ratio * unit:.3g} (median over the prior, {subject.noise}), and all that the targets vary by "
+        f"is {unit:.3g}"
+    )
+    # Where f is off in the same direction it is the units of y, which have been told.
+    if large >= NEARLY_ALL and off != "wide":
+        why = "nothing would be left for the function to explain"
+        advice = subject.units(f"noise of at most {unit:.2g}")
+        findings.append(PriorFinding("noise", f"{found}: {why}", advice))
+    elif small >= NEARLY_ALL and off != "narrow":
+        why = "the function would have to explain all but a millionth of their variance"
+        advice = subject.units(f"a prior of the noise that reaches {0.1 * unit:.2g}")
+        findings.append(PriorFinding("noise", f"{found}: {why}", advice))
+
+
+def _rates(
+    subject: _Subject, prediction: Prediction, findings: list[PriorFinding], figures: dict[str, float]
+) -> None:
+    """Log rates that go from nothing to everything."""
+    spread = _spread(np.log(prediction.parameters["rate"]))
+    figures["log_rate_spread"] = spread
+    if spread <= math.log(FACTOR):
+        return
+    why, advice = subject.blamed(lambda eta: _spread(eta[..., 0]), spread, 1.0, "narrower priors")
+    findings.append(
+        PriorFinding(
+            "rates",
+            f"rates drawn from the prior vary by a factor of {math.exp(min(spread, 700.0)):.3g} up or down; {why}",
+            advice,
+        )
+    )
+
+
+def _classes(
+    prediction: Prediction,
+    outputs: int,
+    subject: _Subject,
+    findings: list[PriorFinding],
+    figures: dict[str, float],
+) -> None:
+    """Draws that are sure of every label."""
+    probs = prediction.parameters["probs"]
+    if prediction.family == "Bernoulli":
+        probs = np.stack([1.0 - probs, probs], axis=-1)
+    terms = np.where(probs > 0.0, probs * np.log(np.where(probs > 0.0, probs, 1.0)), 0.0)
+    entropy = float(np.median(-terms.sum(axis=-1).mean(axis=-1))) / math.log(probs.shape[-1])
+    figures["entropy"] = entropy
+    if entropy >= SATURATED:
+        return
+
+    def size(eta: np.ndarray) -> float:
+        return _spread(eta[..., :outputs])
+
+    # Logits of size one leave every class a chance.
+    why, advice = subject.blamed(size, 1.0 / max(entropy, 1e-12), 1.0, "narrower priors")
+    findings.append(
+        PriorFinding(
+            "classes",
+            f"half of the draws from the prior are sure of every label before they have seen one: their entropy is "
+            f"{entropy:.2g} of log {probs.shape[-1]}; {why}",
+            advice,
+        )
+    )
+
+
+# --- names ------------------------------------------------------------------------------------------------
+
+
+def _accountable(
+    model: Model,
+    x: Any,
+    seed: int,
+    maps: Sequence[str],
+    size: Callable[[np.ndarray], float],
+    wanted: float,
+    drawn: Mapping[str, tuple[Distribution, np.ndarray]],
+) -> str | None:
+    """The sites of the map that accounts for more than half of log(size / wanted); None where none does.
+
+    Each map in turn is brought to leave the size of what enters it, under the same draws of all weights.
+    """
+    before = _draws(model, x, DRAWS_PER_MAP, seed).eta
+    now = size(before) if len(before) else 0.0
+    if not 0.0 < now < math.inf or now == wanted:
+        return None
+    best, share = None, 0.5
+    for name in maps[-MOST_MAPS:]:
+        after = _draws(model, x, DRAWS_PER_MAP, seed, _OfGainOne(name)).eta
+        changed = size(after) if len(after) else 0.0
+        if 0.0 < changed < math.inf:
+            part = math.log(now / changed) / math.log(now / wanted)
+            if part > share:
+                best, share = name, part
+    return None if best is None else f"layer {best!r}, {_sites_of(best, drawn)}"
+
+
+def _sites_of(layer: str, drawn: Mapping[str, tuple[Distribution, np.ndarray]]) -> str:
+    """The sites of a layer with their priors; by name, as layers name them."""
+    own = [name for name in drawn if name == layer or name.startswith(f"{layer}.")]
+    return _listed(own, drawn) if own else f"{layer!r}, whose weights are computed elsewhere"
+
+
+def _listed(names: Any, drawn: Mapping[str, tuple[Distribution, np.ndarray]]) -> str:
+    shown = [f"{name} ~ {_words(drawn[name][0])}" for name in names]
+    return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
+
+
+def _words(specification: Distribution) -> str:
+    """A family with its arguments: numbers as they were given, "..." for what is computed from other sites."""
+    values = specification.arguments.values()
+    words = (f"{value:.4g}" if type(value) in (int, float) else "..." for value in values)
+    return f"{specification.family}({', '.join(words)})"
+
+
+def _noise_of(run: _PriorDraw) -> str:
+    """The site that the likelihood was given as its noise, or its value where it is known."""
+    likelihood = run.likelihood
+    for each in dataclasses.fields(likelihood) if dataclasses.is_dataclass(likelihood) else ():
+        value = getattr(likelihood, each.name)
+        if each.name not in ("noise", "scale", "scale_tril"):
+            continue
+        for name, (specification, drawn) in run.drawn.items():
+            if value is drawn:
+                return f"{name} ~ {_words(specification)}"
+        if type(value) in (int, float):
+            return f"{each.name} = {value:.4g}, which is given"
+    return f"as {type(likelihood).__name__} has it"

@@ -1,0 +1,397 @@
+"""Which methods can be had for a model and its data within so many seconds, told before any of them is fitted.
+
+    advice = bnn.advise(model, x, y, seconds=300)
+    print(advice)
+
+Each method is asked three things: whether it refuses the model, how many gradients it takes (`Method.effort`), and what
+it is known to get wrong. Seconds come from a short measurement of one gradient on this machine.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import textwrap
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ppl_bnn.backends.program import Program, threads_for
+from ppl_bnn.backends.protocol import SYSTEMS, Model
+from ppl_bnn.backends.systems import system, written_in
+from ppl_bnn.core import checks
+from ppl_bnn.core.arrays import cores, map_data, row_count
+from ppl_bnn.core.errors import BNNError, InputError, ModelError, UnsupportedError, message
+from ppl_bnn.evaluation.grid.engines import machine_memory
+from ppl_bnn.inference import registry
+from ppl_bnn.inference.cost import Effort, Size
+from ppl_bnn.inference.method import Method, labels
+from ppl_bnn.zoo.support import declared
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FEASIBLE = ("yes", "likely", "unlikely", "no", "refused")
+# How long one gradient is measured for, in seconds, and how often at least and at most.
+MEASURING, FEWEST, MOST = 0.3, 5, 200
+# How many gradients are computed at once to learn what one of many costs.
+MANY = 32
+# What a step of a method takes, in gradients that are called one by one: less where a compiled loop calls none, more
+# for what it draws and updates besides. The range over methods that comparisons/performance/advice.py has measured.
+STEP: dict[str, tuple[float, float]] = {"numpyro": (0.3, 4.5), "pyro": (0.8, 2.0)}
+# Compiling, in times that the gradient alone took to compile; the same script.
+COMPILING: dict[str, float] = {"numpyro": 4.0, "pyro": 1.0}
+# Operations of linear algebra a second at the very least; ten and fifty times as many are taken for the usual and the
+# best case. A guess, wide on purpose, and not measured as the constants above are.
+OPERATIONS = 2e9
+# What of the machine's memory a fit may hold.
+SHARE_OF_MEMORY = 0.5
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What `advise` gives.
+
+    table: a row for each method, the feasible ones first, as `FEASIBLE` orders them:
+        feasible
+            "yes": its longest fit ends in time. "likely": its usual one does. "unlikely": only its shortest does. "no":
+            not even that one, or it needs more memory than there is. "refused": it does not serve this model.
+        seconds_low, seconds, seconds_high
+            The shortest fit, the usual one (the geometric middle of what its overhead may be), and the longest.
+        gradients_low, gradients, gradients_high
+            Evaluations of the gradient over all rows.
+        memory
+            What it holds besides the model and the data, in MB of 10^6 bytes.
+        reason
+            Why it is not feasible.
+        weakness
+            What it is known to get wrong.
+    facts: rows, parameters, outputs, cores, memory (MB), and for each system the seconds of a gradient and of compiling
+    it; where a method computes many at once, also the seconds of one among many (`_together`). seconds: the budget.
+    """
+
+    table: pd.DataFrame
+    facts: dict[str, float]
+    seconds: float
+
+    @property
+    def feasible(self) -> list[str]:
+        """The methods that end in time as far as one can tell: "yes" and "likely"."""
+        return [name for name, row in _rows(self.table) if row["feasible"] in FEASIBLE[:2]]
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int = 110) -> str:
+        """The table in words, in lines of so many columns."""
+        facts = self.facts
+        measured = ", ".join(
+            f"{1000.0 * facts[f'gradient_seconds_{name}']:.3g} ms in {name}"
+            for name in SYSTEMS
+            if f"gradient_seconds_{name}" in facts
+        )
+        size = f"{facts['rows']:.0f} rows"
+        if measured:
+            size = f"{facts['parameters']:.0f} parameters, {size}; a gradient takes {measured}"
+        lines = [f"{size}. Within {_duration(self.seconds)} on {facts['cores']:.0f} cores:", ""]
+        longest = max(len("method"), *(len(str(name)) for name in self.table.index))
+        lines.append(f"{'method':<{longest}}  {'in time':<8}  {'about':<8}  at most")
+        for name, row in _rows(self.table):
+            about, most = "", ""
+            if not math.isnan(row["seconds"]):
+                about, most = _duration(row["seconds"]), _duration(row["seconds_high"])
+            beginning = f"{name:<{longest}}  {row['feasible']:<8}  {about:<8}  {most:<8}  "
+            told = row["reason"] or row["weakness"]
+            indent = " " * len(beginning)
+            lines.append(
+                textwrap.fill(beginning + told, max(width, len(indent) + 40), subsequent_indent=indent)
+            )
+        return "\n".join(lines)
+
+
+def advise(
+    model: Model,
+    x: Any,
+    y: Any,
+    *,
+    seconds: float = 300.0,
+    methods: Mapping[str, Any] | Sequence[Any] | None = None,
+    device: str = "auto",
+    observed: str | None = None,
+    standardise: bool = False,
+) -> Advice:
+    """Say which methods can be had within `seconds` on this machine, and what each is known to get wrong.
+
+    Nothing is fitted. One gradient is compiled and measured in each system that a method runs in.
+
+    methods: a dict label -> method, or a list of methods, or names of rows of `models/methods.toml` such as "nuts" and
+    "laplace-kron", which are methods at their defaults; None: all of those, in NumPyro where they are there, else (or
+    where NumPyro is missing) in Pyro. The other arguments are those of `fit`.
+
+    What a gradient takes does not depend much on where it is taken; how many are needed does, above all for samplers:
+    seconds are an order of magnitude. Iterations that a setting fixes are certain, and so is what is refused.
+
+    Raises
+    ------
+    InputError, UnknownNameError, ModelError: bad arguments, or a model that is none.
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.0 < seconds < math.inf:
+        raise InputError("seconds: " + message("a positive number", repr(seconds), "seconds=300"))
+    checked = checks.check_inputs(x)
+    targets = checks.check_targets(y, row_count(checked))
+    spoken = written_in(model, checked, targets, SYSTEMS[0])
+    asked = _methods(methods, spoken)
+    options = {"device": device, "observed": observed, "standardise": standardise}
+    refused: dict[str, BNNError] = {}
+    for label, method in asked.items():
+        error = method if isinstance(method, BNNError) else method.refusal(model, x, y, **options)
+        if error is not None:
+            refused[label] = error
+    told = {str(error): error for error in refused.values()}
+    if (
+        len(refused) == len(asked)
+        and len(told) == 1
+        and isinstance(error := next(iter(told.values())), InputError | ModelError)
+    ):
+        # It is the model or the data that is refused, and not the methods.
+        raise error
+    fitting = {label: method for label, method in asked.items() if label not in refused}
+    served = [name for name in SYSTEMS if any(_ppl(method, spoken) == name for method in fitting.values())]
+    probes = {
+        name: _probe(name, model, checked, targets, spoken == "language", observed, device) for name in served
+    }
+    efforts = {label: method.effort(probes[_ppl(method, spoken)].size) for label, method in fitting.items()}
+    for label, effort in efforts.items():
+        name = _ppl(fitting[label], spoken)
+        # Compiled and measured only where somebody asks for it.
+        if effort is not None and effort.together > 1 and probes[name].together is None:
+            probes[name] = probes[name].with_many()
+    memory = machine_memory()
+    facts: dict[str, float] = {"rows": float(row_count(checked)), "cores": float(cores())}
+    if memory is not None:
+        facts["memory"] = memory / 1e6
+    for name, probe in probes.items():
+        facts |= {
+            "parameters": float(probe.size.parameters),
+            "outputs": float(probe.size.outputs),
+            f"gradient_seconds_{name}": probe.seconds,
+            f"compile_seconds_{name}": probe.compile_seconds,
+        }
+        if probe.together is not None:
+            facts[f"gradient_seconds_{name}_together"] = probe.together
+    rows = {}
+    for label, method in asked.items():
+        if label in refused:
+            rows[label] = _refused(method, refused[label])
+        else:
+            probe = probes[_ppl(method, spoken)]
+            rows[label] = _told(method, efforts[label], probe, float(seconds), memory)
+    return Advice(_table(rows), facts, float(seconds))
+
+
+# --- what is asked ----------------------------------------------------------------------------------------
+
+
+def _methods(given: Any, spoken: str) -> dict[str, Any]:
+    """Label -> method, or the error of one that there is not for this model's system."""
+    if given is None:
+        given = list(registry.ROWS)
+    if isinstance(given, str) or not isinstance(given, Mapping | Sequence) or not given:
+        raise InputError(
+            "methods: "
+            + message("a dict of labels, or a list of methods or names", repr(given), "methods=['nuts']")
+        )
+    if isinstance(given, Mapping):
+        entries = list(given.items())
+    else:
+        entries = [(each if isinstance(each, str) else None, each) for each in given]
+    found: dict[str, Any] = {}
+    for called, each in entries:
+        value = _named(each, spoken) if isinstance(each, str) else each
+        if isinstance(value, type) or not isinstance(value, Method | BNNError):
+            raise InputError("methods: " + message("methods, or their names", repr(value), "bnn.NUTS()"))
+        label = value.name.lower() if called is None and isinstance(value, Method) else str(called)
+        if label in found:
+            raise InputError("methods: " + message("labels that differ", f"{label!r} twice", "a dict"))
+        found[label] = value
+    return found
+
+
+def _named(name: str, spoken: str) -> Any:
+    row = registry.row(name)
+    served = [spoken] if spoken in SYSTEMS else declared().served(row.name)
+    there = [each for each in served if importlib.util.find_spec(each) is not None]
+    try:
+        return row.build((there or served)[0])
+    except UnsupportedError as error:
+        return error
+
+
+def _ppl(method: Method, spoken: str) -> str:
+    """The system in which the fit will be: a model that is written in one decides."""
+    return spoken if spoken in SYSTEMS else method.ppl
+
+
+# --- what is measured -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """The size of a problem, and the seconds of one gradient of its log joint and of compiling it, in one system.
+
+    together: the seconds of one among `MANY` that are computed at once; None: not measured. measured: (many at once) ->
+    (seconds of a call, seconds of compiling).
+    """
+
+    size: Size
+    ppl: str
+    seconds: float
+    compile_seconds: float
+    measured: Callable[[int], tuple[float, float]]
+    together: float | None = None
+
+    def with_many(self) -> _Probe:
+        return replace(self, together=self.measured(MANY)[0] / MANY)
+
+
+def _probe(
+    name: str, model: Model, x: Any, y: np.ndarray, language: bool, observed: str | None, device: str
+) -> _Probe:
+    chosen: Any = system(name)
+    with chosen.session("float64", "cpu", threads=1):
+        data = map_data(chosen.asarray, x), chosen.asarray(y.astype(float))
+        program = Program.of(chosen, model, *data, language=language, observed=observed)
+        size = Size(row_count(x), program.parameter_count, program.outputs or 1)
+        given = y.astype(float) if program.likelihood.task == "regression" else labels(program, y)
+
+    def measured(count: int) -> tuple[float, float]:
+        with chosen.session("float64", device) as where:
+            dtype = "float32" if where.startswith("cuda") else "float64"
+        with chosen.session(dtype, device, threads_for(size.rows, size.parameters)):
+            inputs, targets = map_data(chosen.asarray, x), chosen.asarray(given)
+            program = Program.of(chosen, model, inputs, targets, language=language, observed=observed)
+
+            def log_joint(flat: Any, x: Any, y: Any) -> Any:
+                return program.log_joint(program.unravel(flat), x, y)
+
+            def total(flats: Any, x: Any, y: Any) -> Any:
+                return chosen.vmap(lambda flat: log_joint(flat, x, y))(flats).sum()
+
+            gradient = chosen.compile(chosen.value_and_grad(log_joint if count == 1 else total))
+            # Small numbers, as weights are: how long arithmetic takes does not hang on the values.
+            shape = size.parameters if count == 1 else (count, size.parameters)
+            at = chosen.asarray(0.1 * np.random.default_rng(0).standard_normal(shape))
+
+            def once() -> float:
+                begun = time.perf_counter()
+                chosen.to_numpy(gradient(at, inputs, targets)[1])
+                return time.perf_counter() - begun
+
+            first = once()
+            taken = [once()]
+            while len(taken) < FEWEST or (sum(taken) < MEASURING and len(taken) < MOST):
+                taken.append(once())
+        middle = float(np.median(taken))
+        return middle, max(first - middle, 0.0)
+
+    return _Probe(size, name, *measured(1), measured)
+
+
+# --- what is told -----------------------------------------------------------------------------------------
+
+
+def _told(
+    method: Method, effort: Effort | None, probe: _Probe, budget: float, memory: int | None
+) -> dict[str, Any]:
+    if effort is None:
+        return {
+            "feasible": "unlikely",
+            "reason": "It does not say what it takes.",
+            "weakness": method.weakness,
+        }
+    # A method that has a budget of its own keeps it.
+    own = getattr(method, "budget", None) or math.inf
+    low, usual, high = (min(each, own) for each in _seconds(effort, probe))
+    held = 8.0 * effort.numbers
+    allowed = math.inf if memory is None else SHARE_OF_MEMORY * memory
+    reason = ""
+    if held > allowed:
+        feasible = "no"
+        reason = f"It holds {held / 1e9:.3g} GB, and this machine can spare {allowed / 1e9:.3g}."
+    elif low > budget:
+        feasible, reason = "no", f"It takes {_duration(low)} at the very least."
+    elif usual > budget:
+        feasible, reason = "unlikely", f"It usually takes {_duration(usual)}."
+    else:
+        feasible = "yes" if high <= budget else "likely"
+    return {
+        "feasible": feasible,
+        "seconds_low": low,
+        "seconds": usual,
+        "seconds_high": high,
+        "gradients_low": effort.fewest,
+        "gradients": effort.usual,
+        "gradients_high": effort.most,
+        "memory": held / 1e6,
+        "reason": reason,
+        "weakness": method.weakness,
+    }
+
+
+def _seconds(effort: Effort, probe: _Probe) -> tuple[float, float, float]:
+    """The shortest, the usual and the longest fit."""
+    shared = min(effort.parallel, cores())
+    each = probe.seconds if effort.together == 1 or probe.together is None else probe.together
+    least, most = STEP[probe.ppl]
+    beside = COMPILING[probe.ppl] * probe.compile_seconds
+    algebra = effort.operations / OPERATIONS
+
+    def fit(gradients: float, step: float) -> float:
+        return gradients * each * step / shared
+
+    return (
+        fit(effort.fewest, least) + algebra / 50.0,
+        fit(effort.usual, math.sqrt(least * most)) + beside + algebra / 10.0,
+        fit(effort.most, most) + 3.0 * beside + algebra,
+    )
+
+
+def _refused(method: Any, error: BNNError) -> dict[str, Any]:
+    weakness = method.weakness if isinstance(method, Method) else ""
+    return {"feasible": "refused", "reason": str(error), "weakness": weakness}
+
+
+_NUMBERS = (
+    *("seconds_low", "seconds", "seconds_high", "gradients_low", "gradients", "gradients_high"),
+    "memory",
+)
+
+
+def _rows(table: pd.DataFrame) -> list[tuple[str, dict[str, Any]]]:
+    return [(str(name), {str(key): value for key, value in row.items()}) for name, row in table.iterrows()]
+
+
+def _table(rows: dict[str, dict[str, Any]]) -> pd.DataFrame:
+    import pandas as pd
+
+    columns = ["feasible", *_NUMBERS, "reason", "weakness"]
+    table = pd.DataFrame.from_dict(rows, orient="index").reindex(columns=columns)
+    table[list(_NUMBERS)] = table[list(_NUMBERS)].astype(float)
+    table[["reason", "weakness"]] = table[["reason", "weakness"]].fillna("")
+    place = {word: index for index, word in enumerate(FEASIBLE)}
+    order = sorted(range(len(table)), key=lambda index: place[str(table["feasible"].iloc[index])])
+    return table.iloc[order].rename_axis("method")
+
+
+def _duration(seconds: float) -> str:
+    if seconds == math.inf:
+        return "without end"
+    for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2.0 * size:
+            return (
+                f"{seconds / size:.2g} {unit}" if seconds < 100.0 * size else f"{seconds / size:.0f} {unit}"
+            )
+    return f"{seconds:.2g} s" if seconds < 100.0 else f"{seconds:.0f} s"

@@ -1,0 +1,1 @@
+"""Several methods on one model and one data set."""

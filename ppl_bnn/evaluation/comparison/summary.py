@@ -1,0 +1,215 @@
+"""What a comparison means, in three sentences computed from its table.
+
+The first says which method predicts best, the second how far the others are from the reference and what they cost,
+the third whether the reference can be relied on. A difference of log scores is claimed only where the mean over
+test rows of the paired differences d_n = log p_a(y_n) - log p_b(y_n) exceeds twice its standard error,
+
+    se = sd(d_n) / sqrt(N),
+
+so that what both methods share (an odd row, say) neither hides a difference nor makes one up, and only where it exceeds
+a practical margin of 0.01 nats per row (1 % of a predictive density): with many rows a difference can be certain and
+of no use. Below the margin methods are called level.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ppl_bnn.prediction.scores import paired_difference
+
+if TYPE_CHECKING:
+    from ppl_bnn.evaluation.comparison.comparison import Comparison
+
+# How many standard errors a difference must exceed before it is called one.
+STANDARD_ERRORS = 2.0
+# The practical margin that it must exceed as well: nats per row for log scores, a share of the best value for others.
+MARGIN = 0.01
+IN_WORDS = f"two standard errors and {MARGIN:g} nats per test row"
+
+
+def is_difference(difference: float, error: float, margin: float = MARGIN) -> bool:
+    """Whether a mean paired difference is claimed: it exceeds both two standard errors and the practical margin.
+
+    An infinite difference always is one, and a finite one of unknown standard error (NaN) is none.
+    """
+    return difference == math.inf or (difference > STANDARD_ERRORS * error and difference > margin)
+
+
+def sentences(comparison: Comparison) -> str:
+    """Three sentences: the best prediction, the distance to the reference with its price, the reference's standing."""
+    return " ".join((_best(comparison), _distance(comparison), _standing(comparison)))
+
+
+# --- which predicts best ----------------------------------------------------------------------------------
+
+
+def _best(comparison: Comparison) -> str:
+    pointwise = comparison.pointwise_log_scores()
+    rows = len(comparison.test_targets)
+    on = f"On {rows} test row{'s' if rows != 1 else ''}"
+    if not pointwise:
+        return "No method finished, so there is nothing to compare."
+    means = {name: float(np.mean(values)) for name, values in pointwise.items()}
+    best = max(means, key=lambda name: means[name])
+    score = f"mean log score {means[best]:.3f}"
+    if math.isfinite(error := float(comparison.table.loc[best, "log_score_se"])):  # type: ignore[arg-type]
+        score += f", standard error {error:.3f}"
+    if len(pointwise) == 1:
+        return f"{on} {best} alone gave predictions ({score})."
+    behind, level = [], []
+    for name in sorted(means, key=lambda name: -means[name]):
+        if name == best:
+            continue
+        difference, error = paired_difference(pointwise[best], pointwise[name])
+        if math.isinf(difference):
+            behind.append(f"{name}, which gave no probability to some outcome that occurred")
+        elif is_difference(difference, error):
+            behind.append(f"{name} by {between(difference, error)}")
+        else:
+            level.append(name)
+    if not behind:
+        return (
+            f"{on} no difference in log score is larger than {IN_WORDS}: "
+            f"{best} is nominally first ({score}) and level with {listed(level)}."
+        )
+    if level:
+        return f"{on} {best} is ahead of {listed(behind)}, and level with {listed(level)} ({score})."
+    return f"{on} {best} predicts best ({score}), ahead of {listed(behind)}."
+
+
+def between(difference: float, error: float) -> str:
+    """A difference with its standard error, of as many digits as the error is worth."""
+    digits = max(2, 1 - math.floor(math.log10(error))) if error > 0.0 else 3
+    return f"{difference:.{digits}f} ± {error:.{digits}f}"
+
+
+# --- how far from the reference, and at what price --------------------------------------------------------
+
+
+def _distance(comparison: Comparison) -> str:
+    table, reference = comparison.table, comparison.reference
+    finished = list(comparison.predictions)
+    seconds = {name: seconds_of(comparison, name) for name in finished}
+    if reference is None or reference not in comparison.predictions:
+        why = (
+            "no reference was named"
+            if reference is None
+            else f"the reference {reference} gave no posterior"
+            if reference in comparison.failures
+            else f"the reference {reference} was not fitted"
+        )
+        price = listed([f"{name} {duration(value)}" for name, value in seconds.items()])
+        return f"How far any method is from the exact posterior is not known, as {why}" + (
+            f"; the fits took: {price}." if price else "."
+        )
+    parts = []
+    for name in finished:
+        if name == reference:
+            continue
+        gap = float(table.loc[name, "gap_mean"])  # type: ignore[arg-type]
+        ratio = float(table.loc[name, "gap_sd_ratio"])  # type: ignore[arg-type]
+        price = f"{duration(seconds[name])} ({relative(seconds[name], seconds[reference])})"
+        if math.isnan(gap):
+            parts.append(f"{name} could not be measured and took {price}")
+            continue
+        floor = float(table.loc[name, "gap_mean_floor"])  # type: ignore[arg-type]
+        place = f"{gap:.2f} sd off in the mean"
+        if gap <= floor:
+            place += " (within sampling noise)"
+        spread = "without any spread" if ratio == 0.0 else f"with {ratio:.2f} times its spread"
+        parts.append(f"{name} is {place} and {spread}, in {price}")
+    if not parts:
+        return f"Only the reference {reference} finished, in {duration(seconds[reference])}."
+    floor = float(table.loc[reference, "gap_mean_floor"])  # type: ignore[arg-type]
+    noise = "" if math.isnan(floor) else f" (sampling noise alone: {floor:.2f} sd)"
+    return (
+        f"Against {reference} ({duration(seconds[reference])}), in standard deviations of its mean function"
+        f"{noise}: {'; '.join(parts)}."
+    )
+
+
+def seconds_of(comparison: Comparison, name: str) -> float:
+    """Seconds of a fit, compilation included."""
+    row = comparison.table.loc[name]
+    return float(row["compile_seconds"]) + float(row["run_seconds"])
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: "12 ms", "8.2 s", "3.5 min"."""
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 99.5 else f"{seconds / 60:.1f} min"
+
+
+def relative(seconds: float, reference: float) -> str:
+    """One time beside another, in words."""
+    if seconds <= 0.0 or reference <= 0.0:
+        return "its time cannot be put in proportion"
+    ratio = reference / seconds
+    if 0.8 <= ratio <= 1.25:
+        return "about as long"
+    return f"{ratio:.2g} times faster" if ratio > 1.0 else f"{1.0 / ratio:.2g} times slower"
+
+
+# --- whether the reference can be relied on ---------------------------------------------------------------
+
+
+def _standing(comparison: Comparison) -> str:
+    table, reference = comparison.table, comparison.reference
+    failed = (
+        f"; {listed(list(comparison.failures))} failed (the table says why)" if comparison.failures else ""
+    )
+    if reference is None or reference not in comparison.predictions:
+        chains = [name for name in comparison.predictions if table.loc[name, "kind"] == "chains"]
+        bad = [name for name in chains if table.loc[name, "converged"] != "yes"]
+        if bad:
+            return f"The chains of {listed(bad)} cannot be said to have converged{failed}."
+        if chains:
+            return f"The chains of {listed(chains)} converged{failed}."
+        return f"No chains were run whose convergence could be judged{failed}."
+    row = table.loc[reference]
+    converged, r_hat, size = row["converged"], float(row["r_hat"]), float(row["ess_min"])
+    figures = [] if math.isnan(r_hat) else [f"R-hat up to {r_hat:.3f}"]
+    figures += [] if math.isnan(size) else [f"effective sample size at least {size:.0f}"]
+    measured = f" ({' and '.join(figures)} in function space)" if figures else ""
+    if row["kind"] != "chains":
+        return (
+            f"The reference {reference} is itself an approximation, so the gaps are not gaps to the truth"
+            f"{failed}."
+        )
+    if converged == "yes" and row["target"]:
+        return (
+            f"The reference {reference} converged{measured}, but not to the posterior ({row['target']}), so the gaps "
+            f"are not gaps to the truth{failed}."
+        )
+    if converged == "yes":
+        return f"The reference {reference} converged{measured}{failed}."
+    if converged == "per mode":
+        return (
+            f"The reference {reference} has converged per mode only{measured}, so the gaps are not gaps to the truth: "
+            f"its chains sit in modes of their own{failed}."
+        )
+    if converged == "no":
+        return (
+            f"The reference {reference} has NOT converged{measured}, so the gaps are not gaps to the truth: "
+            f"run it longer before relying on them{failed}."
+        )
+    doubt = (
+        "may have converged, but its sampler complained"
+        if converged == "in doubt"
+        else "could not be judged as to convergence"
+    )
+    return (
+        f"The reference {reference} {doubt}{measured}, so the gaps may not be gaps to the truth "
+        f"(the notes say more){failed}."
+    )
+
+
+def listed(names: list[str]) -> str:
+    """ "a, b and c"."""
+    if len(names) < 2:
+        return "".join(names)
+    return ", ".join(names[:-1]) + " and " + names[-1]

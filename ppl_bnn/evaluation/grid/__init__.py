@@ -1,0 +1,1 @@
+"""Models on data sets by methods, over splits and seeds."""

@@ -1,0 +1,472 @@
+"""Where many independent pieces of work are computed: processes of this machine, or a cluster of Dask or of Ray.
+
+`Engine.of("local")` is joblib's processes; "sequential" is this process, one piece after the other; "dask://HOST:PORT"
+is the cluster of that scheduler and "ray://HOST:PORT" (or "ray://auto", the one that runs on this machine) a cluster of
+Ray (`clusters.py`). `outcomes` computes pieces on an engine and hands them back as they are finished.
+
+Processes of this machine are started afresh for each call and never forked, since neither the threads of XLA nor those
+of torch survive a fork. Each has its share of the cores for all its libraries, ends when the process that started it
+does, and has a ceiling for its memory; where there are GPUs each sees one of them. What one of them compiles with JAX
+the others read, from a folder that is removed at the end (or one of the user's own, JAX_COMPILATION_CACHE_DIR). What a
+cluster's own processes may use is the business of the cluster.
+
+Ray's server for clients, to which "ray://HOST:PORT" leads, forks while its threads are at work in gRPC. Where gRPC's
+handlers of a fork are on, the child is aborted now and then, and the client told that it could not connect: start the
+head with GRPC_ENABLE_FORK_SUPPORT=0 in its environment.
+
+Where the head of a cluster ends (Dask's scheduler, or the head of Ray), the call ends in a `ClusterError`, and what was
+finished has been handed back: within seconds where connections are refused, after half a minute through Ray's server
+for clients, after some minutes at most where Ray does not answer. Two moments are Ray's alone, which then ends the
+process with exit status 1: that in which it registers a process that joins by "ray://auto", a fraction of a second;
+and, where `ray` was imported before this engine was first used, that of a call to the head. The folder of a grid has
+all that was finished then, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ppl_bnn.backends.protocol import resolve_device
+from ppl_bnn.core.errors import DeviceError, InputError, MissingFrameworkError, message, unknown_name
+from ppl_bnn.core.warning_filters import ignored
+from ppl_bnn.evaluation.grid import clusters
+from ppl_bnn.evaluation.grid.clusters import Lost
+
+KINDS = ("local", "sequential", "dask", "ray")
+# What a process with a system, its compiler and a small model takes.
+USUAL_MEMORY = 2 * 2**30
+# The share of the machine's memory that all processes together may hold.
+SHARE = 0.9
+# Seconds between two looks of a process at its memory and at who started it.
+INTERVAL = 0.25
+# Where the processes of this machine keep what they compile, in a folder of the call: the number of the process that
+# made it follows.
+_FOLDER, PROGRAMS = "ppl-bnn-", "programs"
+# The exit status of a process that went over its ceiling.
+OVER_CEILING = 77
+# What joblib raises where a process ended under its work, by name: it has them from a copy of loky.
+_ENDED = frozenset({"TerminatedWorkerError", "BrokenProcessPool"})
+_EXTRAS = {"dask": ("distributed", "ppl-bnn[dask]"), "ray": ("ray", "ppl-bnn[ray]")}
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A place where work is done. kind: one of `KINDS`; address: of a cluster, as it is to be called there."""
+
+    kind: str
+    address: str = ""
+
+    @classmethod
+    def of(cls, word: str) -> Engine:
+        """The engine of that name.
+
+        Raises
+        ------
+        UnknownNameError: no such engine. InputError: a cluster without an address. MissingFrameworkError: one whose
+        package is not installed.
+        """
+        kind, mark, address = str(word).partition("://")
+        if kind not in KINDS:
+            raise unknown_name("engine", word, ("local", "sequential", "dask://HOST:PORT", "ray://HOST:PORT"))
+        if kind not in _EXTRAS:
+            if mark:
+                raise InputError("engine: " + message(kind, repr(word), f"engine={kind!r}"))
+            return cls(kind)
+        if not re.fullmatch(r"(\w+://)?[^/:\s]+:\d+" + ("|auto" if kind == "ray" else ""), address):
+            came = repr(word)
+            raise InputError(
+                "engine: "
+                + message(f"{kind}://HOST:PORT", came, f"engine='{kind}://127.0.0.1:{_PORTS[kind]}'")
+            )
+        package, extra = _EXTRAS[kind]
+        if importlib.util.find_spec(package) is None:
+            raise MissingFrameworkError(
+                "engine: "
+                + message(
+                    f"the package {package} for {word}", "none", f"pip install '{extra}', or engine='local'"
+                )
+            )
+        return cls(kind, address)
+
+    def __str__(self) -> str:
+        return f"{self.kind}://{self.address}" if self.address else self.kind
+
+
+_PORTS = {"dask": 8786, "ray": 10001}
+
+
+@dataclass(frozen=True)
+class Share:
+    """What each process of this machine may use.
+
+    threads: of each library. memory: bytes beyond which a process is ended, or None. gpus: what CUDA_VISIBLE_DEVICES
+    calls those that the processes share, one each; () hides all, None leaves everything as it is.
+    """
+
+    threads: int
+    memory: int | None
+    gpus: tuple[str, ...] | None
+
+
+def share(jobs: int | None = None, device: str = "auto", memory: int | None = None) -> tuple[int, Share]:
+    """(number of processes, what each may use) on this machine.
+
+    jobs: how many are wanted; None: one per GPU where the work goes to GPUs, else as many as there are cores and memory
+    for. device: "auto", "cpu" or "cuda[:i]". memory: bytes of each process; None: its part of 90 % of what the machine
+    (or its container) has. The cores are shared out evenly, and a GPU belongs to one process as far as they reach.
+
+    Raises
+    ------
+    InputError: impossible numbers. DeviceError: a GPU that is not there.
+    """
+    import joblib
+
+    for name, value, least in (("jobs", jobs, 1), ("memory", memory, 2**20)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise InputError(
+                f"{name}: " + message(f"a whole number of at least {least}", repr(value), f"{name}=None")
+            )
+    cores, whole = joblib.cpu_count(), machine_memory()
+    there = gpus()
+    kind, index = resolve_device(device)
+    if kind == "cuda" and (index or 0) >= len(there):
+        raise DeviceError(
+            message(f"a CUDA device for device={device!r}", f"{len(there)} of them", "device='cpu' or 'auto'")
+        )
+    if index is not None:
+        there = (there[index],)
+    placed = () if kind == "cpu" else there or None
+    if jobs is None:
+        room = cores if whole is None else int(SHARE * whole // USUAL_MEMORY)
+        jobs = len(placed) if placed else max(1, min(cores, room))
+    if memory is None and whole is not None:
+        memory = int(SHARE * whole / jobs)
+    return jobs, Share(max(1, cores // jobs), memory, placed)
+
+
+def gpus() -> tuple[str, ...]:
+    """The GPUs of NVIDIA that this process may see, as CUDA_VISIBLE_DEVICES calls them, without asking a framework."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        found = [word.strip() for word in named.split(",") if word.strip()]
+        # CUDA reads up to the first that is none.
+        return tuple(found[: found.index("-1")] if "-1" in found else found)
+    folder = Path("/proc/driver/nvidia/gpus")
+    return tuple(str(index) for index in range(len(list(folder.iterdir())))) if folder.is_dir() else ()
+
+
+def device_inside(engine: Engine, device: str) -> str:
+    """What `device` is called where the work is done: a process elsewhere sees its own GPU alone, as the first."""
+    kind, _ = resolve_device(device)
+    return device if engine.kind == "sequential" or kind != "cuda" else kind
+
+
+def machine_memory() -> int | None:
+    """Bytes of memory of this machine, or of the container that this process is in; None where nobody says."""
+    try:
+        whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            whole = min(whole, int(Path(file).read_text()))
+    return whole
+
+
+def own_memory() -> int | None:
+    """Bytes of memory that this process alone holds; None where the system does not say (it is not Linux)."""
+    try:
+        _, resident, shared = Path("/proc/self/statm").read_text().split()[:3]
+    except OSError:
+        return None
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
+# --- the work -----------------------------------------------------------------------------------------------
+
+
+def check(engine: Engine, jobs: int | None = None, device: str = "auto", memory: int | None = None) -> None:
+    """Refuse at once what `outcomes` would refuse: numbers, GPUs, a cluster that does not answer."""
+    if engine.kind == "local":
+        share(jobs, device, memory)
+        return
+    resolve_device(device)
+    share(jobs)
+    if engine.kind == "sequential" and jobs not in (None, 1):
+        raise InputError("jobs: " + message("one at a time in this process", repr(jobs), "engine='local'"))
+    if memory is not None:
+        raise InputError(
+            "memory: "
+            + message(f"no ceiling on {engine.kind}, which has its own", repr(memory), "memory=None")
+        )
+    if engine.address and engine.address != "auto":
+        host, _, port = engine.address.rpartition("://")[2].partition(":")
+        if (error := clusters.reached(host, int(port))) is not None:
+            raise InputError(
+                "engine: "
+                + message("a cluster that answers", f"{engine}: {error}", "its scheduler's address")
+            ) from error
+
+
+def outcomes(
+    engine: Engine,
+    function: Callable[..., Any],
+    tasks: Sequence[tuple[Any, ...]],
+    *,
+    jobs: int | None = None,
+    device: str = "auto",
+    memory: int | None = None,
+) -> Generator[tuple[int, Any], None, None]:
+    """(number of the task, `function(*task)`) for each of the tasks, as they are finished.
+
+    function, tasks: what can be pickled; large arrays among the arguments are shared between processes of this machine.
+    jobs: how many at once; None: what `share` says, or what the cluster has room for. device: where the work will be
+    done, which says what a process may see; memory: bytes of a process of this machine (see `share`).
+
+    A process of this machine that ends under its work takes down what others were at, too. All that was begun then is
+    tried again, each piece by itself, and a piece that ends its process once more has `Lost` for its result. On a
+    cluster it is tried again up to three times. Whatever `function` raises ends everything and is raised here.
+
+    Raises
+    ------
+    InputError: a cluster that does not answer, that has no process, or whose processes have several threads each (a fit
+    sets globals of torch and JAX). ClusterError: a cluster that ended meanwhile.
+    """
+    check(engine, jobs, device, memory)
+    waiting = dict(enumerate(tasks))
+    if engine.kind in _CLUSTERS:
+        with ignored("Sending large graph", everywhere=True):
+            yield from clusters.computed(
+                lambda: _CLUSTERS[engine.kind](engine.address, device), str(engine), function, waiting, jobs
+            )
+        return
+    # Processes that have grown are replaced on purpose, and stopping early is what Ctrl-C asks for.
+    on_purpose = "A worker stopped while some jobs|.*tasks (have been successfully|which were still being)"
+    with _place(engine, jobs, device, memory) as (backend, room), ignored(on_purpose, everywhere=True):
+        while waiting:
+            begun: list[int] = []
+            try:
+                for number, result in _computed(backend, room, function, waiting, list(waiting), begun):
+                    del waiting[number]
+                    yield number, result
+            except Exception as error:
+                if not _process_ended(error):
+                    raise
+                for number in [each for each in begun if each in waiting]:
+                    result = _alone(backend, function, waiting, number)
+                    del waiting[number]
+                    yield number, result
+
+
+def _computed(
+    backend: Any,
+    room: int,
+    function: Callable[..., Any],
+    tasks: dict[int, tuple[Any, ...]],
+    numbers: Sequence[int],
+    begun: list[int],
+) -> Iterator[tuple[int, Any]]:
+    from joblib import Parallel, delayed
+
+    def calls() -> Iterator[Any]:
+        for number in numbers:
+            begun.append(number)
+            yield delayed(_call)(number, function, tasks[number])
+
+    one_by_one: dict[str, Any] = {
+        "batch_size": 1,
+        "pre_dispatch": room,
+        "return_as": "generator_unordered",
+    }
+    results: Any = Parallel(n_jobs=room, backend=backend, **one_by_one)(calls())
+    try:
+        yield from results
+    finally:
+        results.close()
+
+
+def _alone(
+    backend: Any,
+    function: Callable[..., Any],
+    tasks: dict[int, tuple[Any, ...]],
+    number: int,
+) -> Any:
+    try:
+        ((_, result),) = _computed(backend, 1, function, tasks, [number], [])
+    except Exception as error:
+        if not _process_ended(error):
+            raise
+        return Lost(_why_ended(error))
+    return result
+
+
+def _process_ended(error: BaseException) -> bool:
+    return any(cls.__name__ in _ENDED for cls in type(error).__mro__)
+
+
+def _why_ended(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    if f"({OVER_CEILING})" in text:
+        return "MemoryError: it needed more memory than a process may have, and its process was ended"
+    codes = re.search(r"exit codes of the workers are \{(.*?)\}", text)
+    return clusters.why_ended(error, codes[1] if codes else None)
+
+
+def _call(number: int, function: Callable[..., Any], task: tuple[Any, ...]) -> tuple[int, Any]:
+    return number, function(*task)
+
+
+# --- the places ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _place(engine: Engine, jobs: int | None, device: str, memory: int | None) -> Iterator[tuple[Any, int]]:
+    """(a backend of joblib, how many pieces are computed at once)."""
+    if engine.kind == "sequential":
+        yield "sequential", 1
+    else:
+        count, allowed = share(jobs, device, memory)
+        _sweep()
+        with tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{os.getpid()}-") as folder:
+            yield _processes(allowed, folder), count
+
+
+def _sweep() -> None:
+    """Remove the folders of calls whose process was killed: their programs serve nobody."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
+        owner = folder.name.removeprefix(_FOLDER).partition("-")[0]
+        if owner.isdigit() and not _lives(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lives(process: int) -> bool:
+    """Whether there is such a process; where nobody can say, there is."""
+    if sys.platform == "win32":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _processes(allowed: Share, folder: str) -> Any:
+    """joblib's processes: new ones of our own, one also where one is enough."""
+    from joblib._parallel_backends import LokyBackend
+
+    # Processes that joblib has from an earlier call were told something else, and are not taken.
+    told = _Told(os.getpid(), folder, uuid.uuid4().hex, allowed)
+
+    class Processes(LokyBackend):
+        def effective_n_jobs(self, n_jobs: Any) -> int:
+            # For a single job joblib would take this process, which would end with what it computes.
+            return max(2, int(n_jobs))
+
+        def configure(self, n_jobs: Any = 1, parallel: Any = None, **settings: Any) -> int:
+            settings |= {"idle_worker_timeout": 3600, "initializer": _settle, "initargs": (told,)}
+            room = super().configure(n_jobs=n_jobs, parallel=parallel, **settings)
+            workers: Any = self._workers
+            workers._max_workers = n_jobs
+            return room
+
+        def terminate(self) -> None:
+            # They hold gigabytes, and nobody else has work for them.
+            if self._workers is not None:
+                self._workers.terminate(kill_workers=True)
+                self._workers = None
+            super().terminate()
+
+    backend = Processes()
+    backend.inner_max_num_threads = allowed.threads
+    return backend
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a process of this machine is told when it begins; `token` makes those of one call differ from others'."""
+
+    parent: int
+    folder: str
+    token: str
+    share: Share
+
+
+# What a process keeps open for as long as it lives.
+_HELD: list[Any] = []
+
+
+def _settle(told: _Told) -> None:
+    """The first that a process of this machine does, before any library is loaded."""
+    # Ctrl-C reaches every process of a terminal; the one that was asked hears it and ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["NPROC"] = str(told.share.threads)
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        # Every fit binds its model anew, which is a new program to JAX: each piece would compile all of its own.
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(told.folder) / PROGRAMS)
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
+    if told.share.gpus == ():
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    elif told.share.gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = told.share.gpus[_slot(told.folder) % len(told.share.gpus)]
+        # JAX would take most of the GPU's memory at once, and another process may have its work there, too.
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    _replace_when_grown(told.share.memory)
+    threading.Thread(target=_watch, args=(told.parent, told.share.memory), daemon=True).start()
+
+
+def _slot(folder: str) -> int:
+    """A number that no other living process has, from 0 up."""
+    import fcntl
+
+    number = 0
+    while True:
+        file = open(Path(folder) / str(number), "w")  # noqa: SIM115 - locked for as long as this process lives
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            number += 1
+        else:
+            _HELD.append(file)
+            return number
+
+
+def _replace_when_grown(ceiling: int | None) -> None:
+    """joblib replaces a process that has grown by 300 MB between two pieces of work, which any compiler does: here by
+    half of what it may have. Where joblib has no such guard any more, this sets names that nobody reads."""
+    if ceiling is None or own_memory() is None:
+        return
+    guard: Any = importlib.import_module("joblib.externals.loky.process_executor")
+    guard._USE_PSUTIL = True
+    guard._get_memory_usage = lambda pid, force_gc=False: own_memory()
+    guard._MAX_MEMORY_LEAK_SIZE = ceiling // 2
+
+
+def _watch(parent: int, ceiling: int | None) -> None:
+    """End this process once nobody waits for it, or once it holds more memory than it may."""
+    while True:
+        if os.getppid() != parent:
+            os._exit(1)
+        if ceiling is not None and (own_memory() or 0) > ceiling:
+            os._exit(OVER_CEILING)
+        time.sleep(INTERVAL)
+
+
+_CLUSTERS: dict[str, Callable[[str, str], Any]] = {"dask": clusters.on_dask, "ray": clusters.on_ray}

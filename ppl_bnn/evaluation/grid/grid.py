@@ -1,0 +1,625 @@
+"""Many fits: every model on every data set, over splits, by every method, with every seed.
+
+    grid = Grid(
+        models=["regression_mlp", "linear_regression"],
+        data=["yacht", "concrete"],
+        methods={"nuts": bnn.NUTS(), "svi": bnn.SVI(ppl="pyro"), "map": bnn.MAP()},
+        splits="random:5@0.9",
+        seeds=2,
+        reference="nuts",
+    )
+    result = grid.run("uci", jobs=4)
+    result.table()
+
+A cell is one fit with its scores. Finished cells are files of the folder and are never computed twice: a run that was
+stopped, by whatever means, goes on with those that are missing, and a grid that has grown computes what is new. A cell
+that fails is a row with its reason.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn import zoo
+from ppl_bnn.backends.protocol import resolve_device
+from ppl_bnn.backends.systems import written_in
+from ppl_bnn.core import stored
+from ppl_bnn.core.errors import ClusterError, DamagedError, InputError, message, unknown_name
+from ppl_bnn.core.progress import Progress, Task, resolve
+from ppl_bnn.core.warning_filters import ignored
+from ppl_bnn.datasets import splits, tables
+from ppl_bnn.datasets.tables import Table
+from ppl_bnn.evaluation.comparison import comparison
+from ppl_bnn.evaluation.grid import cell as cells
+from ppl_bnn.evaluation.grid import engines
+from ppl_bnn.evaluation.grid.cell import Cell, Store, Work
+from ppl_bnn.evaluation.grid.result import CELLS, FORMAT, KIND, MANIFEST, GridResult, read_manifest
+from ppl_bnn.inference import registry
+from ppl_bnn.inference.method import Method
+
+LOCK = ".lock"
+MOST_SEEDS = 10**6
+# What a run that was killed before its manifest was there can leave in a folder.
+_BEGUN = re.compile(r"\.lock|\.probe-.*|\.grid\.part.*\.json")
+
+
+class GridInterrupted(KeyboardInterrupt):
+    """Ctrl-C during `Grid.run`. `partial` is the `GridResult` of the cells that had finished."""
+
+    def __init__(self, text: str, partial: GridResult):
+        super().__init__(text)
+        self.partial = partial
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """The axes of a comparison. Each is a dict label -> what it stands for, or a sequence that names itself.
+
+    models
+        Functions, or names of the zoo. A function has its own name for a label. A model with a free parameter `classes`
+        has it bound for each data set.
+    data
+        Names of data sets (`ppl_bnn.data.datasets()`), or tables.
+    methods
+        Methods, or names of `ppl_bnn.inference.registry` such as "nuts" and "laplace-kron", at their defaults in
+        NumPyro.
+    splits
+        Names of splits, as `ppl_bnn.datasets.splits` reads them, or a dict label of the data -> names where they
+        differ.
+    seeds
+        How many: 3 means 0, 1 and 2; or which. A seed is that of the fit; splits have numbers of their own.
+    reference
+        Label of the method whose posterior the others' gaps are measured against, within the same model, data, split
+        and seed. It can be chosen anew when a result is loaded.
+    standardise
+        Fit on standardised inputs and targets; scores are in original units all the same.
+    device
+        "auto", "cpu" or "cuda[:i]", for every fit.
+
+    A model and a data set of different tasks do not go together and have no cells (`left_out` names them).
+
+    Raises
+    ------
+    InputError, UnknownNameError: an axis that is empty or of the wrong kind, a name that does not exist.
+    """
+
+    models: Any
+    data: Any
+    methods: Any
+    splits: Any = "random:5@0.9"
+    seeds: Any = 1
+    reference: str | None = None
+    standardise: bool = True
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        settled = {
+            "models": _axis("models", self.models, _model, _name_of_model),
+            "data": _axis("data", self.data, _data, lambda table: table.name),
+            "methods": _axis("methods", self.methods, _method, lambda method: method.name.lower()),
+            "seeds": _seeds(self.seeds),
+        }
+        known = settled["data"]
+        if isinstance(self.splits, Mapping):
+            for label in self.splits:
+                if label not in known:
+                    raise unknown_name("data set in splits", label, known)
+            for label in known:
+                if label not in self.splits:
+                    came = f"none for {label!r}"
+                    raise InputError("splits: " + message("splits for each data set", came, "'random:5@0.9'"))
+            settled["splits"] = {label: splits.check(self.splits[label]) for label in known}
+        else:
+            settled["splits"] = splits.check(self.splits)
+        if self.reference is not None and self.reference not in settled["methods"]:
+            raise unknown_name("reference", self.reference, settled["methods"])
+        if not isinstance(self.standardise, bool):
+            raise InputError(
+                "standardise: " + message("True or False", repr(self.standardise), "standardise=True")
+            )
+        resolve_device(self.device)
+        for name, value in settled.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str]) -> Grid:
+        """The grid that a file describes (`ppl_bnn.evaluation.grid.toml_file` says how)."""
+        from ppl_bnn.evaluation.grid import toml_file
+
+        return toml_file.read(path, cls)
+
+    def __repr__(self) -> str:
+        sizes = [f"{len(getattr(self, name))} {name}" for name in ("models", "data", "methods", "seeds")]
+        wanted = list(dict.fromkeys(name for label in self.data for name in self._splits_of(label)))
+        return f"Grid({', '.join(sizes)}, splits {', '.join(wanted)}; reference={self.reference!r})"
+
+    def _splits_of(self, data: str) -> tuple[str, ...]:
+        return self.splits[data] if isinstance(self.splits, Mapping) else self.splits
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells, in the order in which they are computed: one split after the other, and in each all that is to be
+        compared. Tables are read for this, and models run once without a framework."""
+        return [planned.cell for planned in self._plan.cells]
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Which models and data sets do not go together, in sentences."""
+        return self._plan.left_out
+
+    @cached_property
+    def _plan(self) -> _Plan:
+        return _planned(self)
+
+    def run(
+        self,
+        out: str | os.PathLike[str],
+        engine: str = "local",
+        jobs: int | None = None,
+        resume: bool = True,
+        progress: bool | Progress | None = None,
+        *,
+        retry_failed: bool = False,
+        memory: int | None = None,
+    ) -> GridResult:
+        """Compute the cells that the folder `out` does not have, and give the result of all.
+
+        Parameters
+        ----------
+        out
+            A folder: new, empty, or of this grid as it was before. Each finished cell is a file there at once; when all
+            are done (or on Ctrl-C) come `cells.csv`, `table.csv` and, where pyarrow is installed, `cells.parquet`.
+        engine
+            "local" (processes of this machine), "sequential" (this process), "dask://HOST:PORT", "ray://HOST:PORT" or
+            "ray://auto"; see `ppl_bnn.evaluation.grid.engines`.
+        jobs
+            How many cells at once; by default what the machine has cores and memory for, or one per GPU, or what the
+            cluster has room for.
+        resume
+            False: cells that are there are computed anew.
+        progress
+            True for a bar over cells, with the number that failed and the minutes left.
+        retry_failed
+            Compute cells anew that have failed.
+        memory
+            Bytes that a process of this machine may hold; a cell that needs more has failed. By default a fair part of
+            the machine's.
+
+        Raises
+        ------
+        InputError, UnknownNameError, DeviceError, MissingFrameworkError: before anything is computed.
+        GridInterrupted: Ctrl-C; its `partial` holds the cells that had finished, and the next run goes on from there.
+        ClusterError: the cluster ended. The cells that had finished are in the folder; the next run goes on from there.
+        """
+        place = engines.Engine.of(engine)
+        engines.check(place, jobs, self.device, memory)
+        if not isinstance(resume, bool):
+            raise InputError("resume: " + message("True or False", repr(resume), "resume=True"))
+        _refuse_occupied(self, out)
+        plan = self._plan
+        tasks = plan.tasks(engines.device_inside(place, self.device))
+        folder = comparison.writable(out)
+        with _locked(folder):
+            # First of all, so that a folder with anything else in it is that of a grid, whenever a kill comes.
+            stored.write_manifest(folder / MANIFEST, plan.manifest(self))
+            store = Store(folder / CELLS)
+            store.folder.mkdir(exist_ok=True)
+            waiting = plan.waiting(store, resume, retry_failed)
+            store.tell_damaged("are computed again")
+            if not resume:
+                # What is there would be taken for finished, should this run be stopped.
+                for index in waiting:
+                    store.path(plan.cells[index].cell.key).unlink(missing_ok=True)
+            meter = _Meter(plan, waiting, store, resolve(progress))
+            outcomes = engines.outcomes(
+                place,
+                cells.computed,
+                [tasks[index] for index in waiting],
+                jobs=jobs,
+                device=self.device,
+                memory=memory,
+            )
+            try:
+                # Closed at once whatever ends this, so that no process goes on with cells that nobody takes.
+                with closing(outcomes) as results:
+                    for number, content in results:
+                        index = waiting[number]
+                        if isinstance(content, engines.Lost):
+                            content = cells.lost(content.reason, plan.cells[index].parts)
+                        store.write(plan.cells[index].cell.key, content)
+                        meter.finished(index)
+                meter.close()
+                result = GridResult.load(folder)
+                result.save()
+            except KeyboardInterrupt as error:
+                partial = GridResult.load(folder)
+                partial.save()
+                text = f"interrupted; {len(partial.cells)} of {partial.asked} cells are finished and kept in {folder}"
+                raise GridInterrupted(text, partial) from error
+            except ClusterError as error:
+                partial = GridResult.load(folder)
+                partial.save()
+                kept = f"{len(partial.cells)} of {partial.asked} cells are finished and kept in {folder}"
+                raise ClusterError(f"{error}; {kept}") from error
+            finally:
+                meter.close()
+        return result
+
+
+# --- the axes ---------------------------------------------------------------------------------------------
+
+
+def _axis(
+    name: str, given: Any, checked: Callable[[str, Any], Any], label: Callable[[Any], str]
+) -> dict[str, Any]:
+    if isinstance(given, str) or not isinstance(given, Mapping | Sequence) or not given:
+        raise InputError(
+            f"{name}: "
+            + message("a dict of labels, or a list, with one entry or more", repr(given), f"{name}=[...]")
+        )
+    if isinstance(given, Mapping):
+        entries = list(given.items())
+    else:
+        entries = [(each if isinstance(each, str) else None, each) for each in given]
+    found: dict[str, Any] = {}
+    for called, each in entries:
+        value = checked(f"{name}[{called!r}]" if called is not None else name, each)
+        called = label(value) if called is None else called
+        if not isinstance(called, str) or not called.strip() or called != " ".join(called.split()):
+            raise InputError(f"{name}: " + message("labels that are words", repr(called), "'nuts'"))
+        if called in found:
+            raise InputError(
+                f"{name}: " + message("labels that differ", f"{called!r} twice", "a dict of labels")
+            )
+        found[called] = value
+    return found
+
+
+def _model(where: str, given: Any) -> Any:
+    if isinstance(given, str):
+        return zoo.load(given)
+    if not callable(given) or isinstance(given, type | Method):
+        raise InputError(
+            f"{where}: " + message("a function (x, y=None), or a name", repr(given), "'regression_mlp'")
+        )
+    return given
+
+
+def _name_of_model(model: Any) -> str:
+    while hasattr(model, "func"):
+        model = model.func
+    name = getattr(model, "__name__", type(model).__name__)
+    # A file of the zoo calls its function so.
+    return (
+        str(model.__module__).rpartition(".")[2].removeprefix("_ppl_bnn_file_") if name == "model" else name
+    )
+
+
+def _data(where: str, given: Any) -> Any:
+    if isinstance(given, str):
+        if given not in tables.datasets():
+            raise unknown_name("data set", given, tables.datasets())
+        return given
+    if not isinstance(given, Table):
+        raise InputError(
+            f"{where}: "
+            + message("a table, or a name", type(given).__name__, "ppl_bnn.data.read_csv(path, target)")
+        )
+    return given
+
+
+def _method(where: str, given: Any) -> Method:
+    if isinstance(given, str):
+        from ppl_bnn.zoo.support import declared
+
+        return registry.row(given).build(declared().served(given)[0])
+    if isinstance(given, type) or not isinstance(given, Method):
+        raise InputError(f"{where}: " + message("a method, or a name", repr(given), "bnn.NUTS()"))
+    if getattr(given, "checkpoint", None) is not None:
+        raise InputError(
+            f"{where}: "
+            + message(
+                "a method without a checkpoint, as each cell is another fit", "one with", "checkpoint=None"
+            )
+        )
+    return given
+
+
+def _seeds(given: Any) -> tuple[int, ...]:
+    found: Any = list(range(min(given, MOST_SEEDS + 1))) if type(given) is int else given
+    good = isinstance(found, Sequence) and not isinstance(found, str) and 0 < len(found) <= MOST_SEEDS
+    for seed in found if good else ():
+        whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+        good = good and whole and 0 <= int(seed) < 2**31
+    if not good or len(set(found)) < len(found):
+        raise InputError(
+            "seeds: "
+            + message("a number of seeds, or whole numbers from 0 that differ", repr(given), "seeds=3")
+        )
+    return tuple(int(seed) for seed in found)
+
+
+# --- the plan ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A cell, what its key is made of (JSON), and which split of which table it is of."""
+
+    cell: Cell
+    parts: str
+    split: splits.Split
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """works: (model, data, method) -> what its cells have in common."""
+
+    cells: list[_Planned]
+    works: dict[tuple[str, str, str], Work]
+    tables: dict[str, Table]
+    left_out: tuple[str, ...]
+
+    def waiting(self, store: Store, resume: bool, retry_failed: bool) -> list[int]:
+        """The cells to compute, by their place; of those that are one (the same fit under two labels) the first."""
+        first: dict[str, int] = {}
+        for index, planned in enumerate(self.cells):
+            first.setdefault(planned.cell.key, index)
+        return [
+            index
+            for index in first.values()
+            if not resume or _unfinished(store, self.cells[index].cell, retry_failed)
+        ]
+
+    def tasks(self, device: str) -> list[tuple[Any, ...]]:
+        """The arguments of `cells.computed` for each cell. device: what it is called where they are computed.
+
+        Raises
+        ------
+        InputError: a model or a method that cannot be sent to another process.
+        """
+        written = {}
+        for labels, work in self.works.items():
+            try:
+                written[labels] = replace(work, device=device).written()
+            except Exception as error:
+                what = f"{type(error).__name__}: {error}"
+                raise InputError(
+                    f"{labels[0]} by {labels[2]}: "
+                    + message("what can be sent to another process", what, "a model at the top of a module")
+                ) from error
+        return [
+            (
+                written[planned.cell.model, planned.cell.data, planned.cell.method],
+                planned.parts,
+                self.tables[planned.cell.data].x,
+                self.tables[planned.cell.data].y,
+                planned.split.train,
+                planned.split.test,
+                planned.cell.seed,
+            )
+            for planned in self.cells
+        ]
+
+    def manifest(self, grid: Grid) -> dict[str, Any]:
+        """What tells the folder of this grid from others, and which files are its cells."""
+        return {
+            "kind": KIND,
+            "format": FORMAT,
+            "reference": grid.reference,
+            "standardise": grid.standardise,
+            "axes": {
+                "models": list(grid.models),
+                "data": list(grid.data),
+                "splits": list(dict.fromkeys(planned.split.name for planned in self.cells)),
+                "methods": list(grid.methods),
+                "seeds": list(grid.seeds),
+            },
+            "left_out": list(self.left_out),
+            "data": {label: table.card() for label, table in self.tables.items()},
+            "cells": [list(asdict(planned.cell).values()) for planned in self.cells],
+            # Cells come one by one, and each has a checksum of its own.
+            "files": {},
+        }
+
+
+def _planned(grid: Grid) -> _Plan:
+    found = {label: tables.load(each) if isinstance(each, str) else each for label, each in grid.data.items()}
+    parted = {label: splits.splits_of(table, grid._splits_of(label)) for label, table in found.items()}
+    hashes = {label: cells.of_data(table) for label, table in found.items()}
+    pairs: dict[tuple[str, str], tuple[dict[str, Any], str | None]] = {}
+    works: dict[tuple[str, str, str], Work] = {}
+    left_out: list[str] = []
+    for data, table in found.items():
+        for name, model in grid.models.items():
+            of_classes = table.task == "classification"
+            bound = comparison.bind_classes(model, table.y, table.class_names) if of_classes else model
+            sketch = _sketch(bound, table)
+            if sketch is not None and sketch.task != table.task:
+                left_out.append(f"{name} is a model for {sketch.task}, and {data} for {table.task}.")
+                continue
+            pairs[data, name] = cells.of_model(bound, sketch), _own_system(bound, table, sketch)
+            for label, method in grid.methods.items():
+                names = tuple(table.feature_names)
+                works[name, data, label] = Work(
+                    bound, method, grid.standardise, grid.device, names, table.class_names
+                )
+    if not pairs:
+        raise InputError(
+            "models, data: " + message("a model for the task of a data set", " ".join(left_out), "others")
+        )
+    planned = []
+    for position in range(max(map(len, parted.values()))):
+        for seed in grid.seeds:
+            for (data, name), (of_model, own) in pairs.items():
+                if position >= len(parted[data]):
+                    continue
+                split = parted[data][position]
+                for label, method in grid.methods.items():
+                    parts = {
+                        "model": of_model,
+                        "method": cells.of_method(method, own or method.ppl),
+                        "data": hashes[data],
+                        "split": cells.of_split(split),
+                        "seed": seed,
+                        "standardise": grid.standardise,
+                        "device": cells.of_device(grid.device),
+                    }
+                    cell = Cell(name, data, split.name, label, seed, cells.key_of(parts))
+                    planned.append(_Planned(cell, json.dumps(parts), split))
+    return _Plan(planned, works, found, tuple(left_out))
+
+
+def _sketch(model: Any, table: Table) -> zoo.Sketch | None:
+    """The sites and the task of a model; None for one of either system's own, which a run outside of it cannot read."""
+    try:
+        return zoo.sketch(model, table.x.shape[1])
+    except Exception:
+        return None
+
+
+def _own_system(model: Any, table: Table, sketch: zoo.Sketch | None) -> str | None:
+    """The system that a model is written in, which then fits it whatever the method says; None for the language."""
+    if sketch is not None:
+        return None
+    try:
+        spoken = written_in(model, table.x, table.y, "numpyro")
+    except Exception:
+        # Its cells will say why it cannot be fitted.
+        return None
+    return None if spoken == "language" else spoken
+
+
+# --- the folder -------------------------------------------------------------------------------------------
+
+
+def _refuse_occupied(grid: Grid, out: str | os.PathLike[str]) -> None:
+    """A grid that has grown, or of which something has changed, has labels in common with what it was on each axis."""
+    folder = Path(out)
+    try:
+        # It is about to be written with a checksum.
+        with ignored(".* has no checksum", UserWarning):
+            before = read_manifest(out)
+    except DamagedError as error:
+        if not stored.claims(folder / MANIFEST, KIND):
+            raise
+        # Which labels it had is not known, and cells are told apart by their keys.
+        warnings.warn(f"the manifest of the grid is damaged and is written anew: {error}", stacklevel=3)
+        return
+    if before is None:
+        if folder.is_dir() and not all(_BEGUN.fullmatch(entry.name) for entry in folder.iterdir()):
+            came = f"{folder}, with other files"
+            raise InputError(
+                "out: " + message("a new or an empty folder, or that of this grid", came, "another folder")
+            )
+        return
+    axes = before["axes"]
+    for name in ("models", "data", "methods", "seeds"):
+        if not set(axes[name]) & set(getattr(grid, name)):
+            there = f"whose {name} are {', '.join(map(str, axes[name]))}"
+            raise InputError(
+                "out: " + message("the folder of this grid", f"{out}, that of one {there}", "another folder")
+            )
+
+
+def _unfinished(store: Store, cell: Cell, retry_failed: bool) -> bool:
+    words = store.words(cell.key)
+    return words is None or (retry_failed and bool(words["failure"]))
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One run at a time in a folder, on systems that have such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with open(folder / LOCK, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(
+                "out: "
+                + message("a folder where nothing runs", f"{folder}, with a run at work", "waiting for it")
+            ) from error
+        yield
+
+
+# --- what is told -----------------------------------------------------------------------------------------
+
+
+class _Meter:
+    """How many cells are finished, how many failed, and how long the rest may take.
+
+    A cell is expected to take as long as those of its model, data and method have, or as all have where there are none;
+    as many are computed at once as were so far, on average.
+    """
+
+    def __init__(self, plan: _Plan, waiting: Sequence[int], store: Store, progress: Progress):
+        self._plan, self._store = plan, store
+        # Each cell under all its labels.
+        self._alike: dict[str, list[int]] = {}
+        for index, planned in enumerate(plan.cells):
+            self._alike.setdefault(planned.cell.key, []).append(index)
+        self._left = {alike for index in waiting for alike in self._alike[plan.cells[index].cell.key]}
+        self._seconds: dict[tuple[str, str, str], list[float]] = {}
+        self._failed = 0
+        for index, planned in enumerate(plan.cells):
+            if index not in self._left:
+                self._take(planned.cell)
+        self._begun, self._busy = time.monotonic(), 0.0
+        self._task: Task | None = progress.task("Grid", len(plan.cells))
+        self._tell()
+
+    def _take(self, cell: Cell) -> float:
+        words = self._store.words(cell.key) or {}
+        self._failed += bool(words.get("failure"))
+        seconds = float(words.get("costs", {}).get("seconds", 0.0))
+        self._seconds.setdefault((cell.model, cell.data, cell.method), []).append(seconds)
+        return seconds
+
+    def finished(self, index: int) -> None:
+        cell = self._plan.cells[index].cell
+        self._left.difference_update(self._alike[cell.key])
+        self._busy += self._take(cell)
+        self._tell()
+
+    def seconds_left(self) -> float:
+        """NaN before the first cell is finished."""
+        passed = time.monotonic() - self._begun
+        if not self._left:
+            return 0.0
+        if not self._busy:
+            return math.nan
+        means = {labels: float(np.mean(seconds)) for labels, seconds in self._seconds.items()}
+        usual = float(np.mean([second for seconds in self._seconds.values() for second in seconds]))
+        left = {cell.key: cell for index in self._left for cell in [self._plan.cells[index].cell]}.values()
+        work = sum(means.get((cell.model, cell.data, cell.method), usual) for cell in left)
+        return work * passed / self._busy
+
+    def _tell(self) -> None:
+        figures = {"failed": float(self._failed)}
+        if not math.isnan(left := self.seconds_left()):
+            figures["minutes_left"] = left / 60.0
+        if self._task is not None:
+            self._task.update(len(self._plan.cells) - len(self._left), **figures)
+
+    def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            with suppress(Exception):
+                task.close()

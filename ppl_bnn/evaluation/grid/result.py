@@ -1,0 +1,450 @@
+"""What came of a grid: a row for each cell, and a row for each model, data set and method.
+
+The unit of a comparison is the split. Seeds are averaged within a split first, and differences between methods are
+taken split by split, so that what a split has in common for all methods (odd test rows) is in no difference.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ppl_bnn.core import stored
+from ppl_bnn.core.errors import InputError, message, unknown_name
+from ppl_bnn.core.files import write_whole
+from ppl_bnn.core.names import for_spreadsheet
+from ppl_bnn.core.plain_values import shown
+from ppl_bnn.evaluation.comparison import comparison
+from ppl_bnn.evaluation.grid import cell as cells
+from ppl_bnn.prediction import scores
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# 2: a checksum.
+KIND, FORMAT = "ppl_bnn grid", 2
+MANIFEST, CELLS = "grid.json", "cells"
+_AXES = {"models": [str], "data": [str], "splits": [str], "methods": [str], "seeds": [int]}
+_SCHEMA = {
+    "reference": (str, None),
+    "standardise?": bool,
+    "axes": _AXES,
+    "left_out": [str],
+    "data?": {str: {str: object}},
+    "cells": [[(str, int)]],
+}
+_READER = stored.Reader(
+    "folder", "the manifest of a grid", "running the grid again, which writes it anew and keeps its cells"
+)
+# The name of a file is made of it, so that it leads nowhere else.
+_KEY = re.compile(r"[\w-]{1,100}")
+LABELS = ("model", "data", "split", "method", "seed")
+# Which scores are compared, and whether more is better.
+LARGER_IS_BETTER = {
+    "log_score": True,
+    "rmse": False,
+    "crps": False,
+    "accuracy": True,
+    "brier": False,
+    "ece": False,
+    "concordance": True,
+    "elpd_loo": True,
+}
+# What else a table holds: the mean over splits, or the worst of all cells.
+_MEANS = (
+    "coverage_90", "width_90", "gap_mean", "gap_sd_ratio", "gap_mean_floor", "gap_sd_floor", "parameters",
+    "compile_seconds", "run_seconds", "predict_seconds", "gradient_evaluations", "peak_memory", "seconds",
+)  # fmt: skip
+_LARGEST, _SMALLEST = ("k_hat", "r_hat", "pareto_k_loo", "pareto_k_corrected"), ("ess_min",)
+# Columns of both tables that two runs of one grid do not have alike.
+COSTS = (
+    "compile_seconds", "run_seconds", "predict_seconds", "peak_memory", "seconds", "begun", "process",
+)  # fmt: skip
+_WORDS = (
+    *LABELS[:-1],
+    "key",
+    "reference",
+    "kind",
+    "ppl",
+    "target",
+    "converged",
+    "process",
+    "device",
+    "failure",
+)
+_GAPS = ("gap_mean", "gap_sd_ratio", "gap_mean_floor", "gap_sd_floor")
+# They rank methods of one comparison, and a grid has its own.
+_NOT_HERE = ("loo_rank", "loo_weight")
+
+
+@dataclass(eq=False)
+class GridResult:
+    """The finished cells of a grid.
+
+    cells: a DataFrame with one row for each cell that is finished or has failed, in the order of the grid: the labels
+    model, data, split, method, seed; the columns of a comparison (`comparison.COLUMNS`) without its ranks; those of
+    `cells.COLUMNS`; `key`. A blank is NaN or "". `log_score_se` is the standard error over test rows here.
+    notes: key -> column -> one sentence, for blanks that need a reason and numbers that need a warning; the warnings of
+    a fit stand under "warnings".
+    axes: name of the axis -> labels, in the order of the grid. asked: how many cells the grid has. left_out: pairs of
+    models and data that do not go together, each with the reason.
+    absent: the cells that have not been computed. settings: "methods": label -> class, fields and versions; "models":
+    label -> bound arguments and likelihood; "data": label -> `Table.card`, where it was kept; "standardise", "device".
+    """
+
+    cells: pd.DataFrame
+    notes: dict[str, dict[str, str]]
+    axes: dict[str, list[Any]]
+    reference: str | None
+    asked: int
+    left_out: tuple[str, ...] = ()
+    folder: Path | None = None
+    absent: tuple[cells.Cell, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"GridResult({len(self.cells)} of {self.asked} cells, {self.failures} failed; {self.folder})"
+
+    @property
+    def missing(self) -> int:
+        """How many cells have not been computed."""
+        return self.asked - len(self.cells)
+
+    @property
+    def failures(self) -> int:
+        """How many cells have failed; the column `failure` says why."""
+        return int(np.count_nonzero(self.cells["failure"] != ""))
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str], reference: str | None = None) -> GridResult:
+        """What lies in the folder of a grid, also while it is being computed.
+
+        reference: another method to measure gaps against than the grid's.
+
+        Raises
+        ------
+        InputError: no folder of a grid. DamagedError: a damaged manifest. UnknownNameError: a reference that is no
+        method of the grid. A cell that is damaged counts as one that is not there, with a UserWarning.
+        """
+        manifest = read_manifest(folder)
+        if manifest is None:
+            raise InputError(
+                "folder: "
+                + message(
+                    "the folder of a grid", f"{folder}, without {MANIFEST}", "the folder given to `run`"
+                )
+            )
+        axes = manifest["axes"]
+        if reference is not None and reference not in axes["methods"]:
+            raise unknown_name("reference", reference, axes["methods"])
+        reference = reference or manifest["reference"]
+        store = cells.Store(Path(folder) / CELLS)
+        asked = [cells.Cell(*entry) for entry in manifest["cells"]]
+        found = {cell.key: words for cell in asked if (words := store.words(cell.key)) is not None}
+        store.tell_damaged("are left out; running the grid again computes them")
+        store.tell_unsealed()
+        rows = {cell.labels: _row(cell, found[cell.key]) for cell in asked if cell.key in found}
+        notes = {key: dict(words.get("notes", {})) for key, words in found.items()}
+        for key, words in found.items():
+            if words.get("warnings"):
+                notes[key]["warnings"] = " ".join(words["warnings"])
+        if reference is not None:
+            _measure_gaps([cell for cell in asked if cell.key in found], reference, found, store, rows, notes)
+        return cls(
+            _frame(list(rows.values())),
+            {key: said for key, said in notes.items() if said},
+            axes,
+            reference,
+            len(asked),
+            tuple(manifest["left_out"]),
+            Path(folder),
+            tuple(cell for cell in asked if cell.key not in found),
+            _settings([cell for cell in asked if cell.key in found], store, manifest),
+        )
+
+    def arrays(self, key: str) -> dict[str, np.ndarray]:
+        """The arrays that were kept of a cell (`cells.ARRAYS`), from the folder; none of a cell that failed."""
+        return {} if self.folder is None else cells.Store(self.folder / CELLS).arrays(key)
+
+    def by_split(self, score: str = "log_score") -> pd.DataFrame:
+        """The mean of a column over seeds: one row for each model, data set and split, one column for each method.
+
+        NaN where a method has no result; methods without any, and splits without any, are not there.
+        """
+        import pandas as pd
+
+        every: Any = self.cells
+        done = every[(every["failure"] == "") & every[score].notna()]
+        names = ["model", "data", "split"]
+        if done.empty:
+            return pd.DataFrame(index=pd.MultiIndex.from_arrays([[], [], []], names=names))
+        found = done.pivot_table(index=names, columns="method", values=score, aggfunc="mean", sort=False)
+        return found[[name for name in self.axes["methods"] if name in found.columns]]
+
+    def table(self, *, corrected: bool = True) -> pd.DataFrame:
+        """One row for each model, data set and method, which are its index.
+
+        splits, cells, failures
+            How many splits and cells have a result, and how many cells have failed. Means are over what there is.
+        reference
+            "reference" where gaps are measured against this method, and what keeps it from being one in how many cells.
+        a score (log_score, rmse, crps, accuracy, brier, ece, concordance, elpd_loo), its mean over splits, and
+            `<score>_se`, its standard error over splits;
+            `<score>_to_best`, `<score>_to_best_se`: mean and standard error, over the splits that both have, of the
+            paired differences to the method whose mean is best among those with the most splits: what this one has
+            more, so negative where it is behind in a score of which more is better;
+            `<score>_to_reference`, `<score>_to_reference_se`: the same to the reference.
+        the rest
+            Means over splits; of r_hat, k_hat and the Pareto k of leave-one-out the largest, of ess_min the smallest of
+            all cells.
+            converged: the share of the chains' cells that had converged.
+
+        corrected: splits of one table share training rows, so that their results are dependent and sd / sqrt(J) over J
+        splits is too small; errors are then sd sqrt(1 / J + test rows / training rows) (Nadeau and Bengio 2003, Machine
+        Learning 52, 239-281). False: sd / sqrt(J), as many published tables have it. With one split there is none.
+        """
+        import pandas as pd
+
+        every: Any = self.cells
+        rows: dict[Any, dict[str, Any]] = {}
+        for (model, data), block in every.groupby(["model", "data"], sort=False):
+            methods = [name for name in self.axes["methods"] if name in set(block["method"])]
+            share = float(np.mean(block["test_rows"] / block["train_rows"])) if corrected else math.nan
+            ratio = share if share > 0.0 else None
+            found = {name: self._of_method(block[block["method"] == name], name) for name in methods}
+            for score, larger in LARGER_IS_BETTER.items():
+                by_split = _by_split(block, score)
+                if by_split.empty:
+                    continue
+                best = best_method(by_split, larger)
+                for name in by_split.columns:
+                    found[name] |= _compared(by_split, name, score, best, self.reference, ratio)
+            for column in _MEANS:
+                by_split = _by_split(block, column)
+                for name in by_split.columns:
+                    found[name][column] = float(np.mean(by_split[name].dropna()))
+            rows |= {(model, data, name): found[name] for name in methods}
+        columns = [name for name in _table_columns() if any(name in row for row in rows.values())]
+        names = ["model", "data", "method"]
+        index = pd.MultiIndex.from_tuples(list(rows), names=names) if rows else None
+        return pd.DataFrame(list(rows.values()), index=index, columns=columns)
+
+    def _of_method(self, block: Any, name: str) -> dict[str, Any]:
+        done = block[block["failure"] == ""]
+        row: dict[str, Any] = {
+            "splits": len(set(done["split"])),
+            "cells": len(done),
+            "failures": len(block) - len(done),
+            "reference": "",
+            "ppl": ", ".join(dict.fromkeys(done["ppl"])),
+            "kind": ", ".join(dict.fromkeys(done["kind"])),
+        }
+        converged = done["converged"][done["kind"] == "chains"]
+        if len(converged):
+            row["converged"] = float(np.mean(converged == "yes"))
+        if name == self.reference and len(done):
+            doubts = Counter(word.removeprefix("reference").strip(" ()") for word in done["reference"])
+            words = [f"{doubt}: {count} of {len(done)} cells" for doubt, count in doubts.items() if doubt]
+            row["reference"] = "reference" + (f" ({'; '.join(words)})" if words else "")
+        for columns, worst in ((_LARGEST, np.max), (_SMALLEST, np.min)):
+            for column in columns:
+                values = done[column].dropna()
+                if len(values):
+                    row[column] = float(worst(values))
+        return row
+
+    def save(self, folder: str | os.PathLike[str] | None = None) -> Path:
+        """Write `cells.csv` and `table.csv`, and `cells.parquet` where pyarrow is installed; gives the folder.
+
+        folder: that of the grid by default. Each file appears whole or not at all. Raises InputError where the folder
+        cannot be written.
+        """
+        if folder is None and self.folder is None:
+            raise InputError(
+                "folder: " + message("a folder", "none, for a result that has none", "save(folder)")
+            )
+        place = comparison.writable(folder if folder is not None else str(self.folder))
+        write_whole(place / "cells.csv", lambda path: for_spreadsheet(self.cells).to_csv(path, index=False))
+        write_whole(place / "table.csv", lambda path: for_spreadsheet(self.table()).to_csv(path))
+        if _has_pyarrow():
+            write_whole(place / "cells.parquet", lambda path: self.cells.to_parquet(path, index=False))
+        return place
+
+
+def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The manifest of a folder of a grid; None where there is none.
+
+    Raises
+    ------
+    DamagedError: a manifest of something else, or damaged. UnsupportedError: one of a newer format.
+    """
+    file = Path(folder) / MANIFEST
+    words = _READER.manifest(file, KIND, FORMAT, _SCHEMA, sealed_since=2)
+    for index, entry in enumerate([] if words is None else words["cells"]):
+        kinds = [type(each) for each in entry]
+        if kinds != [str, str, str, str, int, str] or not _KEY.fullmatch(entry[-1]):
+            raise _READER.damaged(file, f"cells[{index}] is {shown(entry)}, which is no cell")
+    return words
+
+
+# --- rows -----------------------------------------------------------------------------------------------------
+
+
+def _row(cell: cells.Cell, words: Mapping[str, Any]) -> dict[str, Any]:
+    row: dict[str, Any] = dict(zip(LABELS, cell.labels, strict=True))
+    row |= {name: value for name, value in words.get("figures", {}).items() if value is not None}
+    row |= words.get("costs", {})
+    row |= {"ppl": words.get("ppl", ""), "failure": words["failure"], "key": cell.key}
+    if words.get("rows"):
+        row["train_rows"], row["test_rows"] = words["rows"]
+    return row
+
+
+def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    import pandas as pd
+
+    measured = [name for name in (*comparison.COLUMNS, *cells.COLUMNS) if name not in (*_NOT_HERE, "failure")]
+    columns = [*LABELS, "train_rows", "test_rows", *measured, "failure", "key"]
+    frame = pd.DataFrame(rows, columns=columns)
+    for column in columns:
+        if column in _WORDS:
+            frame[column] = frame[column].astype(object).where(frame[column].notna(), "")
+        elif column == "seed":
+            frame[column] = frame[column].astype(np.int64)
+        else:
+            frame[column] = frame[column].astype(float)
+    return frame
+
+
+def _measure_gaps(
+    finished: list[cells.Cell],
+    reference: str,
+    found: Mapping[str, Mapping[str, Any]],
+    store: cells.Store,
+    rows: dict[tuple[Any, ...], dict[str, Any]],
+    notes: dict[str, dict[str, str]],
+) -> None:
+    """Each cell against that of the reference for the same model, data, split and seed; one such group at a time."""
+    groups: dict[tuple[Any, ...], list[cells.Cell]] = {}
+    for cell in finished:
+        groups.setdefault((cell.model, cell.data, cell.split, cell.seed), []).append(cell)
+    for group in groups.values():
+        target = next((cell for cell in group if cell.method == reference), None)
+        if target is None or found[target.key]["failure"]:
+            why = f"The reference, {reference}, " + ("has not been fitted." if target is None else "failed.")
+            for cell in group:
+                if not found[cell.key]["failure"]:
+                    notes[cell.key].setdefault("gap_mean", why)
+            continue
+        rows[target.labels]["reference"] = comparison.standing(rows[target.labels])
+        classes = found[target.key]["task"] == "classification"
+        of = store.arrays(target.key)
+        floor = _floor(of, classes)
+        for cell in group:
+            row, said = rows[cell.labels], notes[cell.key]
+            if found[cell.key]["failure"]:
+                continue
+            if isinstance(floor, str):
+                said.setdefault("gap_mean_floor", floor)
+            else:
+                row["gap_mean_floor"], row["gap_sd_floor"] = floor
+            if cell is target:
+                # The same fit under another label has one, which is zero, and shares these notes.
+                if sum(other.key == cell.key for other in group) == 1:
+                    said["gap_mean"] = "The reference has no gap to itself."
+                continue
+            try:
+                row["gap_mean"], row["gap_sd_ratio"] = cells.gap(store.arrays(cell.key), of, classes)
+            except InputError as error:
+                said.setdefault("gap_mean", comparison.reason(error))
+
+
+def _floor(of: Mapping[str, np.ndarray], classes: bool) -> tuple[float, float] | str:
+    """The gap between two halves of the reference's draws: what sampling noise alone amounts to."""
+    if "half_means" not in of:
+        return "The draws of the reference have no halves."
+    first, second = (
+        {"mean": mean, "variance": variance}
+        for mean, variance in zip(of["half_means"], of["half_variances"], strict=True)
+    )
+    try:
+        return cells.gap(first, second, classes)
+    except InputError as error:
+        return comparison.reason(error)
+
+
+def _settings(finished: list[cells.Cell], store: cells.Store, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked of methods and models, from the first cell of each: all cells of one run have it alike; and the
+    cards of the data, which manifests of before have not."""
+    found: dict[str, Any] = {"methods": {}, "models": {}, "data": dict(manifest.get("data", {}))}
+    for cell in finished:
+        if cell.method in found["methods"] and cell.model in found["models"]:
+            continue
+        parts = store.parts(cell.key)
+        if parts is None or "method" not in parts:
+            continue
+        found["methods"].setdefault(cell.method, parts["method"])
+        model = {name: parts["model"][name] for name in ("arguments", "likelihood")}
+        found["models"].setdefault(cell.model, model)
+        found |= {name: parts[name] for name in ("standardise", "device")}
+    return found
+
+
+# --- tables ---------------------------------------------------------------------------------------------------
+
+
+def _by_split(block: Any, column: str) -> Any:
+    """Split x method: the mean over seeds of what is there."""
+    done = block[(block["failure"] == "") & block[column].notna()]
+    return done.pivot_table(index="split", columns="method", values=column, aggfunc="mean", sort=False)
+
+
+def best_method(by_split: Any, larger: bool) -> str:
+    """The method with the best mean, of those that have results on the most splits (rows; methods are columns)."""
+    counts = by_split.notna().sum()
+    means = by_split.loc[:, counts == counts.max()].mean()
+    return str(means.idxmax() if larger else means.idxmin())
+
+
+def _compared(
+    by_split: Any, name: str, score: str, best: str, reference: str | None, ratio: float | None
+) -> dict[str, float]:
+    values = by_split[name].dropna().to_numpy()
+    mean = _paired(values, np.zeros(len(values)), ratio)
+    row = {score: mean[0], f"{score}_se": mean[1]}
+    for word, other in (("best", best), ("reference", reference)):
+        if other is None or other not in by_split.columns:
+            continue
+        both = by_split[[name]].assign(other=by_split[other]).dropna()
+        if name == other or both.empty:
+            continue
+        difference = _paired(both[name].to_numpy(), both["other"].to_numpy(), ratio)
+        row |= {f"{score}_to_{word}": difference[0], f"{score}_to_{word}_se": difference[1]}
+    return row
+
+
+def _paired(first: np.ndarray, second: np.ndarray, ratio: float | None) -> tuple[float, float]:
+    return scores.paired_difference(first, second, test_to_train=ratio)
+
+
+def _table_columns() -> Iterator[str]:
+    yield from ("splits", "cells", "failures", "reference", "ppl", "kind", "converged")
+    for score in LARGER_IS_BETTER:
+        yield from (score, f"{score}_se")
+        for word in ("best", "reference"):
+            yield from (f"{score}_to_{word}", f"{score}_to_{word}_se")
+    yield from (*_MEANS[:2], *_LARGEST, *_SMALLEST, *_MEANS[2:])
+
+
+def _has_pyarrow() -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec("pyarrow") is not None

@@ -1,0 +1,230 @@
+"""A grid written as a TOML file. Every key but `models`, `data` and `methods` may be left out.
+
+    models = ["regression_mlp", "mine.py"]  # names of the zoo, files beside this one
+    data = ["yacht", "concrete"]            # names of data sets
+    methods = ["nuts", "svi", "map"]        # names of the registry
+    splits = ["random:5@0.9"]               # see ppl_bnn.datasets.splits
+    seeds = 2                               # how many, or which: [0, 1]
+    reference = "nuts"
+    standardise = true
+    device = "auto"
+
+Each axis may be a table of tables instead, whose names are the labels.
+An entry without a name has its label for one:
+
+    [models.wide]
+    model = "regression_mlp"
+    arguments = { width = 50 }
+
+    [data.yacht]
+    splits = "published:5"     # for this data set alone
+    [data.mine]
+    file = "mine.csv"          # or data = "bikesharing" with options = { instant = true }
+    target = "y"
+    drop = ["id"]
+    task = "regression"
+
+    [methods.nuts]
+    settings = { draws = 2000 }
+    [methods.nuts-pyro]
+    method = "nuts"
+    ppl = "pyro"
+    [methods.tempered]
+    method = "ensemble"
+    member = "map"             # another method of the file, or a row; start likewise
+
+Paths are relative to the file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ppl_bnn import zoo
+from ppl_bnn.backends.protocol import SYSTEMS
+from ppl_bnn.core.errors import BNNError, InputError, message, unknown_name
+from ppl_bnn.core.plain_values import read_toml
+from ppl_bnn.datasets import tables
+from ppl_bnn.inference import registry
+from ppl_bnn.inference.method import Method
+from ppl_bnn.zoo.support import declared
+
+if TYPE_CHECKING:
+    from ppl_bnn.evaluation.grid.grid import Grid
+
+_KEYS = ("models", "data", "methods", "splits", "seeds", "reference", "standardise", "device")
+_OF_MODEL = ("model", "arguments")
+_OF_DATA = ("data", "options", "file", "target", "drop", "task", "splits")
+_OF_METHOD = ("method", "ppl", "settings", "member", "start")
+
+
+def read(path: str | os.PathLike[str], kind: type[Grid]) -> Grid:
+    """The grid of a TOML file, an instance of the class `kind`.
+
+    Raises
+    ------
+    InputError: no such file, no TOML, something missing or of the wrong kind. UnknownNameError: a key or a name that
+    does not exist. ModelError: a model's file that does not run. Each names the file and the key.
+    """
+    file = Path(path)
+    return _Reader(file.name, file.parent, read_toml(file)).grid(kind)
+
+
+@dataclass
+class _Reader:
+    name: str
+    folder: Path
+    content: Mapping[str, Any]
+    _building: list[str] = field(default_factory=list)
+
+    def grid(self, kind: type[Grid]) -> Grid:
+        self._known("", self.content, _KEYS)
+        for key in _KEYS[:3]:
+            if key not in self.content:
+                raise InputError(
+                    f"{self.name}, {key}: " + message(f"the {key} of the grid", "none", f"{key} = [...]")
+                )
+        models = {
+            label: self._model(f"models.{label}", entry) for label, entry in self._axis("models", _stem)
+        }
+        entries = dict(self._axis("data", str))
+        data = {label: self._data(f"data.{label}", entry) for label, entry in entries.items()}
+        given = dict(self._axis("methods", str))
+        methods = {label: self._method(label, given) for label in given}
+        rest = {key: self.content[key] for key in _KEYS[3:] if key in self.content}
+        own = {label: entry["splits"] for label, entry in entries.items() if "splits" in entry}
+        if own:
+            default = rest.get("splits", kind.splits)
+            rest["splits"] = {label: own.get(label, default) for label in entries}
+        return self._at("", lambda: kind(models, data, methods, **rest))
+
+    def _axis(self, key: str, label: Callable[[str], str]) -> list[tuple[str, dict[str, Any]]]:
+        """(label, entry) of an axis; a name stands for an entry that says no more."""
+        word, given = {"models": "model", "data": "data", "methods": "method"}[key], self.content[key]
+        if isinstance(given, Mapping):
+            pairs = [
+                (name, {word: entry} if isinstance(entry, str) else entry) for name, entry in given.items()
+            ]
+        else:
+            names = given if isinstance(given, list) else [None]
+            pairs = [(label(name) if isinstance(name, str) else "", {word: name}) for name in names]
+        for name, entry in pairs:
+            if not isinstance(entry, dict) or not isinstance(entry.get(word, ""), str) or not name:
+                raise InputError(
+                    f"{self.name}, {key}: "
+                    + message(
+                        f"a list of names, or tables [{key}.LABEL]", repr(entry), f"[{key}.{name or 'LABEL'}]"
+                    )
+                )
+        labels = [name for name, _ in pairs]
+        for name in labels:
+            if labels.count(name) > 1:
+                raise InputError(
+                    f"{self.name}, {key}: "
+                    + message("labels that differ", f"{name!r} twice", f"[{key}.LABEL]")
+                )
+        return pairs
+
+    def _model(self, where: str, entry: Mapping[str, Any]) -> Any:
+        self._known(where, entry, _OF_MODEL)
+        name, arguments = entry.get("model", where.partition(".")[2]), self._table(where, entry, "arguments")
+        if name.endswith(".py"):
+            return self._at(where, lambda: zoo.from_file(self._file(name), **arguments))
+        return self._at(where, lambda: zoo.load(name, **arguments))
+
+    def _data(self, where: str, entry: Mapping[str, Any]) -> Any:
+        self._known(where, entry, _OF_DATA)
+        of_file = [key for key in ("target", "drop", "task") if key in entry]
+        if "file" in entry:
+            if "data" in entry or "options" in entry:
+                raise self._wrong(where, "file or data", "both", "one of them")
+            if not isinstance(entry.get("target"), str):
+                raise self._wrong(
+                    where, "target, the column to predict", repr(entry.get("target")), "target = 'y'"
+                )
+            return self._at(
+                where,
+                lambda: tables.read_csv(
+                    self._file(entry["file"]),
+                    entry["target"],
+                    drop=entry.get("drop", ()),
+                    task=entry.get("task"),
+                ),
+            )
+        if of_file:
+            raise self._wrong(where, f"a file for {', '.join(of_file)}", "none", "file = 'mine.csv'")
+        name, options = entry.get("data", where.partition(".")[2]), self._table(where, entry, "options")
+        if name not in tables.datasets():
+            raise self._at(where, lambda: unknown_name("data set", name, tables.datasets()))
+        return self._at(where, lambda: tables.load(name, **options)) if options else name
+
+    def _method(self, label: str, given: Mapping[str, Mapping[str, Any]]) -> Method:
+        """The method of that label, or of that row where the file has no such label."""
+        entry = given.get(label, {})
+        where = f"methods.{label}"
+        self._known(where, entry, _OF_METHOD)
+        if label in self._building:
+            raise self._wrong(
+                where, "methods made of others", " of ".join([*self._building, label]), "fewer of them"
+            )
+        row = self._at(where, lambda: registry.row(str(entry.get("method", label))))
+        ppl = entry.get("ppl", next(iter(declared().served(row.name))))
+        for key in ("ppl", "member", "start"):
+            if not isinstance(entry.get(key, ""), str):
+                raise self._wrong(where, f"{key}, a name", repr(entry[key]), f"{key} = 'map'")
+        if ppl not in SYSTEMS:
+            raise self._at(where, lambda: unknown_name("system", ppl, SYSTEMS))
+        settings = dict(self._table(where, entry, "settings"))
+        self._building.append(label)
+        for key in ("member", "start"):
+            if key in entry:
+                other = entry[key]
+                # A row is made for the system of what it is part of.
+                part = {**given, other: {"ppl": ppl}} if other not in given else given
+                settings[key] = self._method(other, part)
+        self._building.pop()
+        return self._at(where, lambda: row.build(ppl, **settings))
+
+    def _file(self, name: Any) -> Path:
+        """The path of a file that the grid names; a folder, a pipe or a device is refused."""
+        if not isinstance(name, str):
+            raise InputError(message("file, a path", repr(name), "file = 'mine.csv'"))
+        path = self.folder / name
+        # What is not there is told of by who reads it.
+        if path.exists() and not path.is_file():
+            raise InputError(message("a regular file", f"{path}, something else", "the path of a file"))
+        return path
+
+    def _table(self, where: str, entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+        found = entry.get(key, {})
+        if not isinstance(found, Mapping):
+            raise self._wrong(where, f"{key}, a table", repr(found), f"{key} = {{ name = value }}")
+        return found
+
+    def _known(self, where: str, names: Iterable[str], known: tuple[str, ...]) -> None:
+        for name in names:
+            if name not in known:
+                raise self._at(where, lambda name=name: unknown_name("key", name, known))
+
+    def _wrong(self, where: str, expected: str, came: str, advice: str) -> InputError:
+        return InputError(f"{self.name}, {where}: " + message(expected, came, advice))
+
+    def _at(self, where: str, action: Callable[[], Any]) -> Any:
+        """What `action` gives; an error that it raises or gives says first which file and key it is about."""
+        place = ", ".join(word for word in (self.name, where) if word)
+        try:
+            found = action()
+        except BNNError as error:
+            raise type(error)(f"{place}: {error}") from error
+        except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
+            # A value of a kind that a method does not reckon with.
+            raise InputError(f"{place}: {error}") from error
+        return type(found)(f"{place}: {found}") if isinstance(found, BNNError) else found
+
+
+def _stem(name: str) -> str:
+    return Path(name).stem if name.endswith(".py") else name

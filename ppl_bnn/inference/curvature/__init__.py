@@ -1,0 +1,1 @@
+"""Curvature of the posterior and Gaussians that are made of it."""

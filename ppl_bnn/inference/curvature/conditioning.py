@@ -1,0 +1,89 @@
+"""How badly scaled a posterior is at a point: what a method that moves coordinate by coordinate cannot see.
+
+With A the curvature of -log p(w(u), D) - log |dw/du| at a point, and R = diag(A)^(-1/2) A diag(A)^(-1/2), the
+eigenvalues of R say how fast a method gets along that scales each coordinate by itself, and 1 / (A_jj (A^-1)_jj) is
+the share of the variance of coordinate j that is left where all others are held: that of the best independent normals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.backends.program import Problem
+
+# Coordinates up to which the curvature is measured: it takes a product of the Hessian with a vector for each.
+LARGEST = 300
+# A condition number of R that no method gets through that scales each coordinate by itself: 1e4 relaxation times of the
+# stiffest direction.
+BAD = 1e4
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """The curvature A (P, P) at a point, positive definite."""
+
+    curvature: np.ndarray
+
+    @property
+    def scaled(self) -> np.ndarray:
+        """Eigenvalues (P,) of R, ascending; their mean is 1."""
+        scale = np.sqrt(np.diag(self.curvature))
+        return np.linalg.eigvalsh(self.curvature / np.outer(scale, scale))
+
+    @property
+    def variances(self) -> np.ndarray:
+        """The diagonal of A^-1 (P,): the variances of the normal with this curvature."""
+        return np.diag(np.linalg.inv(self.curvature))
+
+    @property
+    def number(self) -> float:
+        """The condition number of R."""
+        values = self.scaled
+        return float(values[-1] / values[0])
+
+    def said(self) -> str:
+        """What is the matter, for a warning, and what to try."""
+        return (
+            f"the posterior is badly scaled: with each coordinate in units of its own curvature there, the condition "
+            f"number is {self.number:.2g}, as of collinear inputs: try Laplace(), NUTS(), or inputs that are not "
+            "collinear"
+        )
+
+
+def conditioning(problem: Problem, flat: np.ndarray) -> Conditioning | None:
+    """The curvature at a flat vector of all sites; None above `LARGEST` coordinates and where it is not positive.
+
+    It takes P products of the Hessian with a vector, about two gradients each.
+    """
+    size = len(flat)
+    if size > LARGEST:
+        return None
+    program, system = problem.program, problem.system
+
+    def gradient(at: Any, x: Any, y: Any) -> Any:
+        return system.value_and_grad(lambda u: -program.log_joint(program.unravel(u), x, y))(at)[1]
+
+    def build() -> Any:
+        def product(at: Any, direction: Any, x: Any, y: Any) -> Any:
+            return system.value_and_grad(lambda u: (gradient(u, x, y) * direction).sum())(at)[1]
+
+        return system.compile(product)
+
+    product = program._cached("Hessian times a vector", build)
+    at, unit = system.asarray(flat), np.eye(size)
+    columns = [
+        np.asarray(system.to_numpy(product(at, system.asarray(row), problem.x, problem.y)), dtype=np.float64)
+        for row in unit
+    ]
+    matrix = np.stack(columns)
+    if not np.isfinite(matrix).all():
+        return None
+    matrix = 0.5 * (matrix + matrix.T)
+    scale = np.sqrt(np.maximum(np.diag(matrix), 0.0))
+    # Below this an eigenvalue of R is one of rounding.
+    if not scale.all() or np.linalg.eigvalsh(matrix / np.outer(scale, scale))[0] < 1e-12 * size:
+        return None
+    return Conditioning(matrix)

@@ -1,0 +1,447 @@
+"""The curvature of the data by Kronecker factors, one block for each tensor, and how it meets a prior.
+
+K-FAC (Martens and Grosse 2015) gives a weight (I, O) the curvature L (x) R. With one prior precision delta for the
+tensor the sum A = L (x) R + delta I keeps the eigenvectors of L (x) R, and everything is exact (Ritter et al. 2018).
+Any other prior takes A out of that form: precisions that differ within a tensor, and above all the Kronecker factors
+of yesterday's posterior, because a sum of two Kronecker products is none. Then either it is refused, or (`nearest`) A
+is replaced by a matrix near it that can be held,
+
+    B = U diag(b) U',   U = Q_l (x) Q_r,   b_i = (U' A U)_ii,
+
+Q_l and Q_r orthogonal. For a given basis U this b is the one that minimises KL(N(0, B^-1) || N(0, A^-1)), whose value
+is then (sum_i log b_i - log det A) / 2: the better the basis, the smaller that sum. It is computed for the eigenvectors
+of the data's factors, for those of the prior, and for those of the partial traces of A, each on either side, and the
+best pair is taken. It is exact where A has such eigenvectors; and no other precision over the eigenvectors of the data
+comes closer, the one with an averaged prior included. Eigenvalues of their own in a Kronecker basis are those of George
+et al. (2018). What is between tensors is left out, which, again, minimises that divergence. NumPy and SciPy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError, message
+from ppl_bnn.inference.curvature.gaussians import (
+    CONDITION,
+    Kronecker,
+    Part,
+    Rotated,
+    refuse_ill_conditioned,
+    refuse_infinite,
+    refuse_not_positive,
+    span,
+)
+from ppl_bnn.inference.curvature.structures import (
+    ROUNDING,
+    DataCurvature,
+    LogDeterminant,
+    Spectrum,
+    Term,
+    dense_determinant,
+    full_gaussian,
+    improper,
+    positive_factor,
+    ratio_of,
+)
+
+# The prior of one tensor of p entries: precisions (p,), a matrix (p, p), or a matrix by its Kronecker eigenvectors.
+TensorPrior = np.ndarray | Rotated
+
+
+@dataclass(frozen=True)
+class KroneckerBlock:
+    """The curvature left (x) right of a weight of shape (I, O), ravelled row by row: index i O + o.
+
+    left (I, I) and right (O, O) symmetric, without negative eigenvalues; positions (I O,) in the flat vector.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    left: np.ndarray
+    right: np.ndarray
+    positions: np.ndarray
+    _known: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        wide, high = self.shape
+        shapes = (np.shape(self.left), np.shape(self.right), np.shape(self.positions))
+        if shapes != ((wide, wide), (high, high), (wide * high,)):
+            raise InputError(
+                f"block {self.name!r}: "
+                + message(
+                    f"left, right and positions for a weight of shape {self.shape}",
+                    f"shapes {shapes}",
+                    "the shape (inputs, outputs) of the weight",
+                )
+            )
+
+    def matrix(self) -> np.ndarray:
+        """left (x) right, (I O, I O), dense."""
+        return np.kron(self.left, self.right)
+
+    def diagonal(self) -> np.ndarray:
+        """(I O,)."""
+        return np.outer(np.diag(self.left), np.diag(self.right)).reshape(-1)
+
+    @cached_property
+    def rotations(self) -> tuple[np.ndarray, np.ndarray]:
+        """Eigenvectors of left and of right, as columns."""
+        return self._decomposed[1], self._decomposed[3]
+
+    @cached_property
+    def eigenvalues(self) -> np.ndarray:
+        """Those of left (x) right, (I, O)."""
+        return np.outer(self._decomposed[0], self._decomposed[2])
+
+    @cached_property
+    def _decomposed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        from scipy.linalg import eigh
+
+        found: list[np.ndarray] = []
+        for side, matrix in (("left", self.left), ("right", self.right)):
+            refuse_infinite(matrix)
+            values, vectors = eigh(matrix, driver="evd", check_finite=False)
+            error = 8.0 * len(values) * np.finfo(float).eps * np.abs(values).max(initial=0.0)
+            if values.min(initial=0.0) < -error:
+                raise CurvatureError(
+                    f"block {self.name!r}: "
+                    + message(
+                        f"a {side} factor without negative eigenvalues",
+                        f"{values.min():.3g}",
+                        "sums of outer products",
+                    )
+                )
+            # What is negative within the error of the decomposition is a zero.
+            found += [np.maximum(values, 0.0), vectors]
+        return found[0], found[1], found[2], found[3]
+
+
+@dataclass(frozen=True)
+class DenseBlock:
+    """The curvature of a small tensor (p,), a bias or a noise scale, as a matrix (p, p); positions (p,)."""
+
+    name: str
+    values: np.ndarray
+    positions: np.ndarray
+    _known: dict[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        size = len(self.positions)
+        if np.shape(self.values) != (size, size):
+            raise InputError(
+                f"block {self.name!r}: "
+                + message(
+                    f"a matrix ({size}, {size}) for {size} positions",
+                    f"shape {np.shape(self.values)}",
+                    "one row per entry",
+                )
+            )
+
+    def matrix(self) -> np.ndarray:
+        """(p, p)."""
+        return self.values
+
+    def diagonal(self) -> np.ndarray:
+        """(p,)."""
+        return np.diag(self.values)
+
+
+@dataclass(frozen=True)
+class KroneckerCurvature(DataCurvature):
+    """H = multiplier * a block-diagonal matrix with one block per tensor.
+
+    A prior may be given as everywhere, (P,) or (P, P), or as a dict, block -> prior of its tensor. nearest: whether
+    what Kronecker factors cannot hold is replaced, as the module says, or refused. The basis of a block is then chosen
+    for the first prior that it meets, and kept for all multiples of that one, so that the Gaussian and the
+    log-determinant are of the same matrix. Each block is decomposed once.
+
+    Raises
+    ------
+    InputError: blocks whose positions do not make up 0 .. P - 1.
+    """
+
+    blocks: Sequence[KroneckerBlock | DenseBlock]
+    multiplier: float = 1.0
+    nearest: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", tuple(self.blocks))
+        taken = np.zeros(self.size, dtype=bool)
+        for block in self.blocks:
+            positions = np.asarray(block.positions)
+            inside = positions.dtype.kind in "iu" and np.all((positions >= 0) & (positions < self.size))
+            if inside:
+                taken[positions] = True
+        if not np.all(taken):
+            raise InputError(
+                "blocks: "
+                + message(
+                    f"positions that make up 0 to {self.size - 1}, each once",
+                    f"{int(np.sum(~taken))} that are missing",
+                    "a block for every tensor of the flat vector",
+                )
+            )
+
+    @cached_property
+    def size(self) -> int:  # type: ignore[override]
+        return sum(len(block.positions) for block in self.blocks)
+
+    def diagonal(self) -> np.ndarray:
+        total = np.empty(self.size)
+        for block in self.blocks:
+            total[block.positions] = self.multiplier * block.diagonal()
+        return total
+
+    def matrix(self) -> np.ndarray:
+        total = np.zeros((self.size, self.size))
+        for block in self.blocks:
+            total[np.ix_(block.positions, block.positions)] = self.multiplier * block.matrix()
+        return total
+
+    def gaussian(self, prior: np.ndarray | Mapping[str, TensorPrior]) -> Kronecker:
+        """See `DataCurvature.gaussian`; a dense block takes any prior of its tensor."""
+        priors = self._by_block(prior)
+        return Kronecker(tuple(self._part(block, priors[block.name]) for block in self.blocks))
+
+    def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
+        """Eigenvalues of each block that lies within one group; other dense blocks by a Cholesky factor at each call.
+
+        With `nearest` it is that of the matrix in which the data's curvature, too, has no more than its diagonal in the
+        basis of the block: an upper bound of the log-determinant (Hadamard), so that the evidence is a lower one.
+
+        Raises
+        ------
+        UnsupportedError: a `KroneckerBlock` whose prior differs, or that lies in several groups.
+        """
+        prior, groups = self._prior(prior, dense=False), self._groups(groups)
+        terms: list[Term] = []
+        for block in self.blocks:
+            where = span(block.positions)
+            if isinstance(block, DenseBlock):
+                with_prior = prior[where], groups[where]
+                terms += dense_determinant(block.values, self.multiplier, *with_prior, block._known).terms
+                continue
+            _, data, added = self._aligned(block, prior[where])
+            group = int(groups[where][0])
+            if not np.all(groups[where] == group):
+                raise UnsupportedError(
+                    f"block {block.name!r}: "
+                    + message(
+                        "one factor for the whole tensor, which Kronecker factors need",
+                        "several groups within it",
+                        "one group per tensor, or structure='diag' or 'full'",
+                    )
+                )
+            terms.append(Spectrum(data, added, group))
+        return LogDeterminant(tuple(terms), int(groups.max()) + 1)
+
+    def scaled(self, factor: float) -> KroneckerCurvature:
+        return replace(self, multiplier=self.multiplier * positive_factor(factor))
+
+    def _by_block(self, prior: np.ndarray | Mapping[str, TensorPrior]) -> dict[str, TensorPrior]:
+        """The prior of each block's tensor; of a matrix (P, P) the blocks on its diagonal."""
+        if isinstance(prior, Mapping):
+            sizes = {
+                name: each.size if isinstance(each, Rotated) else len(each) for name, each in prior.items()
+            }
+            wanted = {block.name: len(block.positions) for block in self.blocks}
+            if sizes != wanted:
+                raise InputError(
+                    "prior: "
+                    + message(f"one for each block, of sizes {wanted}", f"{sizes}", "the sites' own")
+                )
+            return dict(prior)
+        prior = self._prior(prior, dense=True)
+        if not self.nearest:
+            refuse_dependent(prior)
+        return {
+            block.name: prior[span(block.positions)]
+            if prior.ndim == 1
+            else prior[np.ix_(block.positions, block.positions)]
+            for block in self.blocks
+        }
+
+    def _part(self, block: KroneckerBlock | DenseBlock, prior: TensorPrior) -> Part:
+        positions = np.asarray(block.positions)
+        if isinstance(block, DenseBlock):
+            dense = prior.precision() if isinstance(prior, Rotated) else prior
+            with _named(block):
+                return Part(block.name, positions, full_gaussian(block.values, self.multiplier, dense))
+        basis, data, added = self._aligned(block, prior)
+        values = data + added
+        with _named(block):
+            if not np.any(added) and values.min() * CONDITION**2 < values.max(initial=1e-300):
+                raise improper(values.size, values.size)
+            refuse_not_positive(values)
+            refuse_ill_conditioned(float(np.sqrt(values.min())), float(np.sqrt(values.max())))
+        return Part(block.name, positions, Rotated(*basis, values))
+
+    def _aligned(
+        self, block: KroneckerBlock, prior: TensorPrior
+    ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray | float]:
+        """A basis (Q_l, Q_r) of a block, and the diagonals of H and of the prior in it, (I, O) or one number.
+
+        Raises
+        ------
+        UnsupportedError: a prior that takes A out of every such basis, where the nearest one is not asked for.
+        """
+        if is_one_precision(prior):
+            return block.rotations, self.multiplier * block.eigenvalues, float(diagonal_of(prior)[0])
+        if not self.nearest:
+            refuse_uneven(block.name, prior)
+        if isinstance(prior, Rotated) and prior.values.shape != block.shape:
+            prior = prior.precision()
+        basis = block._known.get("basis")
+        known = block._known.get("prior")
+        if basis is None or not _multiples(prior, known):
+            basis = self._nearest_basis(block, prior)
+            block._known.update(basis=basis, prior=prior)
+        return basis, self.multiplier * _data_in(block, *basis), prior_in(prior, *basis)
+
+    def _nearest_basis(self, block: KroneckerBlock, prior: TensorPrior) -> tuple[np.ndarray, np.ndarray]:
+        """The pair of candidates with the smallest sum of log b."""
+        (wide, high), data = block.shape, block.rotations
+        if isinstance(prior, Rotated):
+            of_prior = prior.left, prior.right
+            traces = (
+                (prior.left * prior.values.sum(1)) @ prior.left.T,
+                (prior.right * prior.values.sum(0)) @ prior.right.T,
+            )
+        elif prior.ndim == 1:
+            of_prior = np.eye(wide), np.eye(high)
+            traces = np.diag(prior.reshape(block.shape).sum(1)), np.diag(prior.reshape(block.shape).sum(0))
+        else:
+            parted = prior.reshape(wide, high, wide, high)
+            traces = np.einsum("iojo->ij", parted), np.einsum("ioip->op", parted)
+            of_prior = np.linalg.eigh(traces[0])[1], np.linalg.eigh(traces[1])[1]
+        both = (
+            np.linalg.eigh(self.multiplier * np.trace(block.right) * block.left + traces[0])[1],
+            np.linalg.eigh(self.multiplier * np.trace(block.left) * block.right + traces[1])[1],
+        )
+        best, lowest = data, np.inf
+        for left in (data[0], of_prior[0], both[0]):
+            for right in (data[1], of_prior[1], both[1]):
+                values = self.multiplier * _data_in(block, left, right) + prior_in(prior, left, right)
+                total = float(np.sum(np.log(values))) if values.min() > 0.0 else np.inf
+                if total < lowest:
+                    best, lowest = (left, right), total
+        return best
+
+
+def prior_in(prior: TensorPrior, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The diagonal of U' Lambda U with U = left (x) right, (I, O), of the prior of one tensor."""
+    shape = (len(left), len(right))
+    if isinstance(prior, Rotated):
+        return (left.T @ prior.left) ** 2 @ prior.values @ ((right.T @ prior.right) ** 2).T
+    if prior.ndim == 1:
+        return (left**2).T @ prior.reshape(shape) @ right**2
+    turned = np.tensordot(prior.reshape(*shape, *shape), left, (2, 0))
+    turned = np.einsum("ioqj,ij,qp->opj", turned, left, right, optimize=True)
+    return np.einsum("opj,op->jp", turned, right)
+
+
+def prior_share(gaussian: Kronecker, prior: Mapping[str, TensorPrior]) -> float:
+    """tr(Lambda A^-1) over the tensors: how many parameters the prior determines."""
+    total = 0.0
+    for part in gaussian.parts:
+        each = prior[part.name]
+        if isinstance(part.gaussian, Rotated):
+            if isinstance(each, Rotated) and each.values.shape != part.gaussian.values.shape:
+                each = each.precision()
+            total += float(
+                np.sum(prior_in(each, part.gaussian.left, part.gaussian.right) / part.gaussian.values)
+            )
+            continue
+        dense = each.precision() if isinstance(each, Rotated) else each
+        if dense.ndim == 1:
+            total += float(dense @ part.gaussian.variances())
+        else:
+            total += float(np.sum(dense * part.gaussian.covariance()))
+    return total
+
+
+def is_diagonal(prior: TensorPrior) -> bool:
+    """Whether the entries of the tensor are independent under the prior."""
+    return not isinstance(prior, Rotated) and prior.ndim == 1
+
+
+def is_one_precision(prior: TensorPrior) -> bool:
+    """Whether the prior is one number times the identity, as Kronecker factors need it, up to rounding."""
+    return (
+        not isinstance(prior, Rotated)
+        and prior.ndim == 1
+        and bool(np.ptp(prior) <= ROUNDING * np.abs(prior).max())
+    )
+
+
+def diagonal_of(prior: TensorPrior) -> np.ndarray:
+    """The diagonal of the prior of a tensor, (p,)."""
+    if isinstance(prior, Rotated):
+        return (prior.left**2 @ prior.values @ (prior.right**2).T).reshape(-1)
+    return prior if prior.ndim == 1 else np.diag(prior)
+
+
+def refuse_uneven(name: str, prior: TensorPrior, came: str = "") -> None:
+    """Raise `UnsupportedError` where the prior of the tensor `name` is not one precision; came: what it is instead."""
+    if not is_one_precision(prior):
+        raise UnsupportedError(
+            f"block {name!r}: "
+            + message(
+                "one precision of the prior for the whole tensor, which Kronecker factors need",
+                came or described(prior),
+                "prior_approximation='kron' or 'mean', or structure='diag' or 'full'",
+            )
+        )
+
+
+def refuse_dependent(prior: np.ndarray) -> None:
+    """Raise `UnsupportedError` where the curvature of the prior of all sites is dense, (P, P)."""
+    if prior.ndim == 2:
+        raise UnsupportedError(
+            "structure='kron': "
+            + message(
+                "a prior whose sites are independent of each other",
+                "a prior with a dense curvature, such as one with a sampled scale",
+                "prior_approximation='kron', which keeps what is within a tensor, or structure='full'",
+            )
+        )
+
+
+def described(prior: TensorPrior) -> str:
+    """What the prior of a tensor is, in words, where it is not one precision."""
+    if isinstance(prior, Rotated):
+        return "Kronecker factors of the prior's own"
+    if prior.ndim == 2:
+        return "a prior under which its weights depend on each other"
+    return f"precisions from {prior.min():.3g} to {prior.max():.3g}"
+
+
+@contextmanager
+def _named(block: KroneckerBlock | DenseBlock) -> Iterator[None]:
+    """A `CurvatureError` that is raised within says about which block it is."""
+    try:
+        yield
+    except CurvatureError as error:
+        raise CurvatureError(f"block {block.name!r}: {error}") from error
+
+
+def _multiples(prior: TensorPrior, known: TensorPrior | None) -> bool:
+    """Whether one prior is the other times a number."""
+    if prior is known:
+        return True
+    if known is None or isinstance(prior, Rotated) or isinstance(known, Rotated):
+        return False
+    return prior.ndim == known.ndim == 1 and bool(np.all(known > 0.0)) and ratio_of(prior, known) is not None
+
+
+def _data_in(block: KroneckerBlock, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The diagonal of U' (L (x) R) U with U = left (x) right, (I, O)."""
+    if left is block.rotations[0] and right is block.rotations[1]:
+        return block.eigenvalues
+    return np.outer(np.sum(left * (block.left @ left), 0), np.sum(right * (block.right @ right), 0))

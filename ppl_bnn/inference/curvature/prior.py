@@ -1,0 +1,269 @@
+"""What the prior says about curvature, and the priors that have none: written once over the protocol.
+
+The curvature is the Hessian of -log p(w(u)) - log |dw/du| in the flat vector of latent sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.backends.program import Problem
+from ppl_bnn.backends.protocol import TracedSite
+from ppl_bnn.core.errors import UnsupportedError, message
+from ppl_bnn.inference.curvature.gaussians import Rotated
+from ppl_bnn.inference.curvature.kronecker import TensorPrior
+from ppl_bnn.inference.flat_vector import first_rows, flat_latents, latent_names, site_slices, system_values
+from ppl_bnn.language import ops
+
+
+def prior_hessian(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Hessian of -log p(w(u)) - log |dw/du| in the flat vector of latent sites, (P, P), NumPy float64."""
+    system = problem.system
+
+    def build() -> Callable[..., Any]:
+        return system.compile(system.hessian(_minus_log_prior(problem)))
+
+    hessian = problem.program._cached("prior hessian", build)(*_prior_arguments(problem, u))
+    hessian = system.to_numpy(hessian).astype(np.float64)
+    return 0.5 * (hessian + hessian.T)
+
+
+def _minus_log_prior(problem: Problem) -> Callable[..., Any]:
+    """A function of the flat latents, all values (for the parameters), and data of the right shapes."""
+    program, names = problem.program, latent_names(problem)
+
+    def minus_log_prior(flat: Any, values: Any, x: Any, y: Any) -> Any:
+        return -program.log_prior({**values, **program.unravel(flat, names)}, x, y)
+
+    return minus_log_prior
+
+
+def _prior_arguments(problem: Problem, u: Mapping[str, np.ndarray]) -> tuple[Any, Any, Any, Any]:
+    return (problem.system.asarray(flat_latents(problem, u)), system_values(problem, u), *first_rows(problem))
+
+
+# Families that are a product over elements; those of the language, by their names in both systems.
+_ELEMENTWISE = {
+    "Normal", "StudentT", "Cauchy", "LogNormal", "HalfNormal", "HalfCauchy", "Gamma", "InverseGamma", "Exponential",
+    "Beta", "Uniform", "NormalMixture", "MixtureSameFamily",
+}  # fmt: skip
+
+
+def prior_curvature(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Hessian of -log p(w(u)) - log |dw/du|: its diagonal (P,) where there is nothing else, otherwise (P, P).
+
+    There is nothing else where every prior is independent over elements and depends on no other latent site. The
+    Hessian times a vector of ones is then the diagonal: one product, at the price of two gradients.
+    """
+    program = problem.program
+    if (
+        not program.language
+        or any(site.family not in _ELEMENTWISE for site in program.latents)
+        or any(parents(problem, u).values())
+    ):
+        return prior_hessian(problem, u)
+    return _row_sums(problem, u)
+
+
+def _row_sums(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The Hessian times a vector of ones, (P,)."""
+    program, system = problem.program, problem.system
+
+    def build() -> Callable[..., Any]:
+        minus_log_prior = _minus_log_prior(problem)
+
+        def sums(flat: Any, *arguments: Any) -> Any:
+            def gradient(flat: Any) -> tuple[Any, Any]:
+                value, gradient = system.value_and_grad(minus_log_prior)(flat, *arguments)
+                return gradient, value
+
+            _, pullback, _ = system.vjp(gradient, flat)
+            return pullback(ops.ones_like(flat))
+
+        return system.compile(sums)
+
+    sums = program._cached("prior row sums", build)(*_prior_arguments(problem, u))
+    return system.to_numpy(sums).astype(np.float64)
+
+
+def site_curvatures(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, TensorPrior] | None:
+    """The Hessian of -log p(w(u)) - log |dw/du| site by site, where no prior depends on another site, else None.
+
+    A site is its diagonal (p,) where its elements are independent, a matrix (p, p) for a multivariate normal (or
+    log-normal) prior, and a `Rotated` one for `KroneckerNormal`, read off the distribution: nothing of size (P, P)
+    exists. None also where a site has another prior.
+    """
+    program, to_numpy = problem.program, problem.system.to_numpy
+    if not program.language or any(parents(problem, u).values()):
+        return None
+    slices, sums = site_slices(problem), _row_sums(problem, u)
+    traced = traced_latents(problem, system_values(problem, u), *first_rows(problem))
+    found: dict[str, TensorPrior] = {}
+    for site in program.latents:
+        distribution = traced[site.name].distribution
+        while type(distribution).__name__ in ("Independent", "ExpandedDistribution", "MaskedDistribution"):
+            distribution = distribution.base_dist
+        if site.family in _ELEMENTWISE:
+            found[site.name] = sums[slices[site.name]]
+        elif site.family == "KroneckerNormal":
+            parts = (distribution.left_vectors, distribution.right_vectors, distribution.precisions)
+            found[site.name] = Rotated(*map(to_numpy, parts))
+        elif site.family in ("MultivariateNormal", "MultivariateLogNormal"):
+            root = np.asarray(to_numpy(distribution.scale_tril), dtype=np.float64)
+            if root.shape != (site.size, site.size):
+                return None
+            half = np.linalg.inv(root)
+            found[site.name] = half.T @ half
+        else:
+            return None
+    return found
+
+
+def parents(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, set[str]]:
+    """For each latent site, the latent sites on which its prior depends.
+
+    Found by evaluation, once for each program: one site is moved, and each other is scored at the coordinates that it
+    has. A dependence through data is seen, one that does not change the density at u, not.
+    """
+
+    def find() -> dict[str, set[str]]:
+        names = latent_names(problem)
+        before = site_densities(problem, u)
+        found: dict[str, set[str]] = {name: set() for name in names}
+        for name in names:
+            # Not a multiple of a symmetry: each element moves by another amount.
+            site = problem.program.sites[name]
+            step = 0.1 + 0.2 * np.modf(np.arange(1, site.size + 1) * 0.6180339887498949)[0]
+            moved = np.asarray(u[name]) + step.reshape(site.unconstrained_shape)
+            after = site_densities(problem, {**u, name: moved})
+            for other in names:
+                if other != name and not all(map(np.array_equal, before[other], after[other])):
+                    found[other].add(name)
+        return found
+
+    return problem.program._cached("parents", find)
+
+
+def site_densities(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """For each latent site, its log prior density element by element (one number where elements depend on each other)
+    and log |dw/du|, NumPy.
+    """
+    program, system = problem.program, problem.system
+
+    def densities(values: Any, x: Any, y: Any) -> dict[str, Any]:
+        found = {}
+        for name, site in traced_latents(problem, values, x, y).items():
+            distribution = site.distribution
+            while type(distribution).__name__ == "Independent":
+                distribution = distribution.base_dist
+            found[name] = distribution.log_prob(site.value).reshape(-1), site.log_det
+        return found
+
+    function = program._cached("site densities", lambda: system.compile(densities))
+    return {
+        name: (system.to_numpy(elements), np.asarray(system.to_numpy(volume)))
+        for name, (elements, volume) in function(system_values(problem, u), *first_rows(problem)).items()
+    }
+
+
+def traced_latents(problem: Problem, values: Mapping[str, Any], x: Any, y: Any) -> dict[str, TracedSite]:
+    """The latent sites of one run at unconstrained values, with the distributions that they have there."""
+    return {site.name: site for site in problem.program._run(values, x, y) if site.kind == "latent"}
+
+
+# Coordinates at which a scale is judged: far from any mode, and with squares that no floating type loses.
+_FAR = (-10.0, -20.0, -30.0, -40.0)
+
+
+def check_bounded(problem: Problem, u: Mapping[str, np.ndarray], ignore: Sequence[str] = ()) -> None:
+    """Refuse models whose joint density has no mode, because of a scale that can go to zero with what it scales.
+
+    Where w_i ~ N(0, s^2), i = 1..K, with s sampled too, the density at w = 0 grows as s^-K when s goes to zero: with
+    log s = u and a density of s that is positive at zero it is exp(-(K - 1) u), without bound, whatever the data say.
+    Each site with dependents is moved to -10, -20, -30, -40 in its coordinates, its dependents to their locations,
+    and the log prior is unbounded if it grows by the same amount, to a hundredth, each time, and the density of the
+    dependents at their locations grows too. A site that moves locations alone leaves that density as it is: under a
+    joint normal prior, whose log density is nearly linear far from its centre, every site but the last is such a one.
+
+    Raises
+    ------
+    UnsupportedError: such a scale.
+    """
+    program, system = problem.program, problem.system
+    family = parents(problem, u)
+    values = system_values(problem, u)
+    x, y = first_rows(problem)
+    for name in latent_names(problem):
+        if name in ignore or not any(name in above for above in family.values()):
+            continue
+        below = _descendants(name, family)
+        densities, heights = [], []
+        for far in _FAR:
+            moved = {**values, name: values[name] * 0.0 + far}
+            # In the order of the program: a location may depend on what was moved before.
+            for child in below:
+                site = traced_latents(problem, moved, x, y)[child]
+                moved[child] = system.unconstrain(site.distribution, _location(site))
+            densities.append(float(system.to_numpy(program.log_prior(moved, x, y))))
+            sites = traced_latents(problem, moved, x, y)
+            heights.append(sum(_log_density(problem, sites[child]) for child in below))
+        steps = np.diff(densities)
+        even = np.all(np.isfinite(steps)) and abs(steps[-1] - steps[-2]) < 0.01 * steps[-1]
+        if even and steps[-1] > 0.5 and heights[-1] - heights[-2] > 0.5:
+            children = sorted(child for child, above in family.items() if name in above)
+            raise UnsupportedError(
+                f"site {name!r}: "
+                + message(
+                    "a joint density with a mode",
+                    f"one that grows without bound as {name!r} goes to zero with {', '.join(children)} at its centre",
+                    f"Laplace(marginal=[{name!r}]), bnn.noncentred(model), or NUTS or SVI",
+                )
+            )
+
+
+def _descendants(name: str, family: Mapping[str, set[str]]) -> list[str]:
+    """The sites that depend on one, directly or through others, in the order of the program."""
+    found: list[str] = []
+    for child, above in family.items():
+        if above & {name, *found}:
+            found.append(child)
+    return found
+
+
+def _log_density(problem: Problem, site: TracedSite) -> float:
+    return float(problem.system.to_numpy(site.distribution.log_prob(site.value)).sum())
+
+
+def _location(site: TracedSite) -> Any:
+    """The centre of a prior, shaped as its value: the location, or the scale where there is none (half-normals)."""
+    base = site.distribution
+    while hasattr(base, "base_dist") and not hasattr(base, "loc"):
+        base = base.base_dist
+    for attribute in ("loc", "scale"):
+        if hasattr(base, attribute):
+            return site.value * 0.0 + getattr(base, attribute)
+    return site.value
+
+
+def check_smooth(problem: Problem) -> None:
+    """Refuse priors that have no curvature at a mode, by name.
+
+    The edges of a uniform prior are no obstacle: in unconstrained coordinates they lie at infinity.
+
+    Raises
+    ------
+    UnsupportedError: a Laplace prior, whose log density has a kink.
+    """
+    for site in problem.program.latents:
+        if site.family in ("Laplace", "SoftLaplace", "AsymmetricLaplace"):
+            raise UnsupportedError(
+                f"site {site.name!r}: "
+                + message(
+                    "a prior with a twice differentiable log density",
+                    f"a {site.family} prior, which has a kink at its centre, where modes lie",
+                    "priors.Normal or priors.StudentT, or NUTS or SVI with this one",
+                )
+            )

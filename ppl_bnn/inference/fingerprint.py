@@ -1,0 +1,235 @@
+"""What a setting is, in plain values: the same in every process, and another with all that a fit could see of it.
+
+A `repr` would not do: it tells where a function lies in memory, leaves out the middle of an array, and of a network or
+a function says its name alone. Here an array is the hash of its numbers, a network of its weights, and a function what
+it says, with its defaults, with what it holds of the place where it was made and what is bound to it.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import hashlib
+import inspect
+import json
+import re
+import sys
+import sysconfig
+import textwrap
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from ppl_bnn.inference.pretrained import is_nnx
+from ppl_bnn.posterior.posterior import Posterior
+
+# A folder says where a fit is kept, and nothing of what it is.
+_PLACES = ("checkpoint",)
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_LIBRARIES = tuple(
+    str(Path(path).resolve())
+    for path in {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+
+
+def identity(value: Any) -> Any:
+    """Plain values (numbers, words, lists, dicts by words) that differ where two settings do.
+
+    Functions of installed packages count by their names, as the versions of packages stand elsewhere. Of an object
+    whose class says nothing of what it is made of, its class counts.
+    """
+    return _identity(value, ())
+
+
+def _identity(value: Any, outer: tuple[int, ...]) -> Any:
+    if isinstance(value, bool | int | float | str) or value is None:
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if id(value) in outer:
+        return "itself"
+    inside = (*outer, id(value))
+
+    def each(part: Any) -> Any:
+        return _identity(part, inside)
+
+    if isinstance(value, Posterior):
+        return each(value.approximation.arrays())
+    if isinstance(value, Mapping):
+        return {str(key): each(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [each(part) for part in value]
+    if isinstance(value, set | frozenset):
+        return sorted((each(part) for part in value), key=json.dumps)
+    array = _array(value)
+    if array is not None:
+        return f"{array.dtype} {array.shape} {hashlib.sha256(np.ascontiguousarray(array)).hexdigest()}"
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    if isinstance(value, type):
+        return {"class": _named(value), **_code(value)}
+    if isinstance(value, functools.partial):
+        return {"partial": each(value.func), "args": each(value.args), "keywords": each(value.keywords)}
+    if inspect.ismethod(value):
+        return {"method": value.__name__, "of": each(value.__self__)}
+    function = inspect.unwrap(value) if callable(value) else value
+    if isinstance(function, types.FunctionType):
+        held = [_held(cell) for cell in function.__closure__ or ()]
+        parts = {"defaults": function.__defaults__, "keywords": function.__kwdefaults__, "held": held}
+        return {
+            "function": _named(function),
+            **_code(function),
+            **{name: each(part) for name, part in parts.items() if part},
+        }
+    if callable(getattr(value, "state_dict", None)):
+        # Of a module of torch, whose `repr` names its layers and no place in memory.
+        return {"class": _named(type(value)), "layers": repr(value), "state": each(value.state_dict())}
+    if is_nnx(value):
+        graph, state = sys.modules["flax.nnx"].split(value)
+        leaves = sys.modules["jax"].tree_util.tree_leaves(state)
+        return {"class": _named(type(value)), "layers": _ADDRESS.sub("", repr(graph)), "state": each(leaves)}
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        if not cast(Any, type(value)).__dataclass_params__.frozen:
+            return {"class": _named(type(value))}
+        fields = {name: each(getattr(value, name)) for name in names if name not in _PLACES}
+        return {"class": _named(type(value)), **fields}
+    if callable(value):
+        if hasattr(value, "__qualname__"):
+            return {"function": _named(value)}
+        return {"class": _named(type(value)), **_code(type(value)), "state": each(_state(value))}
+    text = repr(value)
+    return _named(type(value)) if _ADDRESS.search(text) else text
+
+
+def source(function: Any) -> str:
+    """The file that a function (or a class) is in, or of a script the parts that it reaches; without comments."""
+    if function.__module__ != "__main__":
+        with suppress(OSError, TypeError, SyntaxError):
+            return ast.unparse(ast.parse(Path(str(inspect.getsourcefile(function))).read_bytes()))
+    return _reached(function)
+
+
+def _reached(function: Any) -> str:
+    """A function or a class, and the parts of its module that it reaches; without comments."""
+    found: dict[str, str] = {}
+    _reach(function.__qualname__, function, found)
+    return "\n".join(f"{name} = {text}" for name, text in found.items())
+
+
+def _code(value: Any) -> dict[str, str]:
+    """A hash of the source of what is not part of an installed package, as far as it reaches.
+
+    The rest of its module does not count: a checkpoint is to go on after another function was changed there.
+    """
+    module = value.__module__ or ""
+    with suppress(OSError, TypeError):
+        file = str(Path(str(inspect.getsourcefile(value))).resolve())
+        if module != "__main__" and file.startswith(_LIBRARIES):
+            return {}
+    if module in sys.builtin_module_names or module.split(".")[0] == __name__.split(".")[0]:
+        return {}
+    found = {"source": hashlib.sha256(_reached(value).encode()).hexdigest()}
+    if "<" in value.__qualname__ and isinstance(value, types.FunctionType):
+        # Of two functions made in one place, or two lambdas of one line.
+        found["code"] = hashlib.sha256(repr(_instructions(value.__code__)).encode()).hexdigest()
+    return found
+
+
+def _named(value: Any) -> str:
+    return f"{value.__module__}.{value.__qualname__}"
+
+
+def _array(value: Any) -> np.ndarray | None:
+    """An array of any system as NumPy's; None for anything else, and for arrays of objects."""
+    if isinstance(value, type) or not hasattr(value, "__array__"):
+        return None
+    if callable(getattr(value, "detach", None)):
+        value = value.detach().cpu()
+    try:
+        array = np.asarray(value)
+    except TypeError:
+        # Keys of JAX's random numbers.
+        return None
+    return None if array.dtype == object else array
+
+
+def _held(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        # A name that is given its value later.
+        return None
+
+
+def _state(value: Any) -> dict[str, Any]:
+    """What an object holds that plain values can tell; of anything else its class."""
+    plain = (
+        bool
+        | int
+        | float
+        | str
+        | list
+        | tuple
+        | Mapping
+        | np.ndarray
+        | types.FunctionType
+        | functools.partial
+    )
+    return {
+        name: part
+        if isinstance(part, plain) or part is None or callable(part) or hasattr(part, "__array__")
+        else type(part).__name__
+        for name, part in sorted(getattr(value, "__dict__", {}).items())
+    }
+
+
+def _reach(name: str, value: Any, found: dict[str, str]) -> None:
+    """Write down a function or a class, and all of its module that it names: functions, classes and values."""
+    if name in found:
+        return
+    if not (inspect.isfunction(value) or inspect.isclass(value)):
+        if value is not None and not isinstance(value, types.ModuleType):
+            found[name] = json.dumps(identity(value), sort_keys=True)
+        return
+    found[name] = _text(value)
+    functions = [value] if inspect.isfunction(value) else filter(inspect.isfunction, vars(value).values())
+    for function in functions:
+        for other in _names(function.__code__):
+            reached = function.__globals__.get(other)
+            if getattr(reached, "__module__", value.__module__) == value.__module__ or not (
+                inspect.isroutine(reached) or inspect.isclass(reached)
+            ):
+                _reach(other, reached, found)
+
+
+def _text(value: Any) -> str:
+    try:
+        return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(value))))
+    except (OSError, TypeError, SyntaxError):
+        # Typed in, and nowhere kept.
+        return repr(_instructions(value.__code__)) if inspect.isfunction(value) else value.__qualname__
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _instructions(code: types.CodeType) -> list[Any]:
+    inner = [
+        _instructions(each)
+        if isinstance(each, types.CodeType)
+        else sorted(map(repr, each))
+        if isinstance(each, frozenset)
+        else each
+        for each in code.co_consts
+    ]
+    return [code.co_code.hex(), code.co_names, inner]

@@ -1,0 +1,111 @@
+"""Weights that a program computes from latent sites, linearised about a mode.
+
+`priors.Hierarchical`, `Horseshoe`, the relaxed `SpikeAndSlab`, every prior whose scale is sampled, and `noncentred`
+draw a standard variable e, the site `<name>.base`, and multiply it by scales s: the weight w = s e is the deterministic
+site `<name>`. A Gaussian over (e, log s) is one over the linearisation
+
+    w(u) = w(u*) + J_w (u - u*)
+
+and of nothing else: where the data determine w, e and s move along the hyperbola s e = w, and the Gaussian along its
+tangent, which leaves it. Put through the product itself, draws of the Gaussian are far too wide. So weights of a
+Laplace approximation are linearised, which is the delta method, as its predictor is by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.backends.program import Problem
+from ppl_bnn.inference.flat_vector import first_rows, somewhere, system_values
+from ppl_bnn.language.handlers import COMPUTED, recorded_values
+
+BASE = ".base"
+# Draws by which the difference between weights and their linearisation is judged.
+JUDGED = 200
+
+
+def computed_names(problem: Problem) -> tuple[str, ...]:
+    """The deterministic sites `<name>` of a program whose latent site is `<name>.base`."""
+    program = problem.program
+    if not program.language or not any(site.name.endswith(BASE) for site in program.latents):
+        return ()
+
+    def find() -> tuple[str, ...]:
+        recorded = _values(problem, system_values(problem, somewhere(problem)))
+        latents = {site.name for site in program.latents}
+        return tuple(name for name in recorded if name + BASE in latents)
+
+    return program._cached("computed weights", find)
+
+
+def _values(problem: Problem, u: Mapping[str, Any]) -> dict[str, Any]:
+    """All deterministic sites at u (arrays of the system)."""
+    x, y = first_rows(problem)
+    return recorded_values(problem.program.model, problem.program.constrain(u, x, y), x)
+
+
+def computed_weights(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The computed weights at draws u with one leading axis, name -> (S, *shape), as the program computes them."""
+    names, system = computed_names(problem), problem.system
+
+    def one(u: Mapping[str, Any]) -> dict[str, Any]:
+        found = _values(problem, u)
+        return {name: found[name] for name in names}
+
+    function = problem.program._cached("computed", lambda: system.compile(system.vmap(one)))
+    values = function({name: system.asarray(np.asarray(value)) for name, value in u.items()})
+    return {name: system.to_numpy(values[name]) for name in names}
+
+
+def linearised_weights(
+    problem: Problem, centre: Mapping[str, np.ndarray], u: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """w(centre) + J_w (u - centre) at draws u with one leading axis, name -> (S, *shape)."""
+    names, program, system = computed_names(problem), problem.program, problem.system
+    moving = [site.name for site in program.latents]
+
+    def one(change: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:
+        def weights(part: Mapping[str, Any]) -> dict[str, Any]:
+            found = _values(problem, {**at, **part})
+            return {name: found[name] for name in names}
+
+        value, tangent = system.jvp(weights, {name: at[name] for name in moving}, dict(change))
+        return {name: value[name] + tangent[name] for name in names}
+
+    function = program._cached(
+        "linearised weights", lambda: system.compile(system.vmap(one, in_axes=(0, None)))
+    )
+    change = {name: system.asarray(np.asarray(u[name]) - centre[name]) for name in moving}
+    values = function(change, system_values(problem, centre))
+    return {name: system.to_numpy(values[name]) for name in names}
+
+
+def given(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Computed weights as values for a program, which then takes them instead of computing them."""
+    return {COMPUTED + name: value for name, value in weights.items()}
+
+
+def bent(
+    problem: Problem, centre: Mapping[str, np.ndarray], u: Mapping[str, np.ndarray]
+) -> tuple[float, float]:
+    """(remainder, width): how far computed weights are from their linearisation at draws u, over all tensors the worst.
+
+    remainder: the root mean square of w(u) less its linearisation, over that of the linearisation less w(centre).
+    width: the root mean square of w(u) less w(centre), over the same.
+    """
+    exact, linear = computed_weights(problem, u), linearised_weights(problem, centre, u)
+    at = computed_weights(problem, {name: np.asarray(value)[None] for name, value in centre.items()})
+
+    def size(deviation: np.ndarray) -> float:
+        return float(np.sqrt(np.mean(np.asarray(deviation, dtype=np.float64) ** 2)))
+
+    remainder, width = 0.0, 1.0
+    for name in exact:
+        spread = size(linear[name] - at[name])
+        if spread > 0.0:
+            remainder = max(remainder, size(exact[name] - linear[name]) / spread)
+            width = max(width, size(exact[name] - at[name]) / spread)
+    return remainder, width

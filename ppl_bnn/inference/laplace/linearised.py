@@ -1,0 +1,544 @@
+"""Predictions from a Gaussian over the predictor: eta_n ~ N(mean_n, covariance_n), row by row.
+
+A linearised network is such a Gaussian (MacKay 1992; Immer et al. 2021); a likelihood makes it a distribution of y,
+
+    p(y_n) = integral p(y_n | eta) N(eta; mean_n, covariance_n) d eta.
+
+Kinds, the default first; all but "linearised" exist for class labels only:
+
+"linearised"
+    The integral itself: closed form, or a quadrature with a stated error where the integrand has one dimension (one
+    logit, one log noise), or quasi-Monte Carlo. It converges to the truth; the others do not.
+"probit"
+    One logit: p = sigmoid(kappa(s^2) f), kappa(s^2) = (1 + pi s^2 / 8)^(-1/2) (Spiegelhalter and Lauritzen 1990; MacKay
+    1992), within 0.02 of the integral. Several logits: softmax(kappa(s_c^2) f_c), with the variances alone. It
+    depends on what all logits share, though softmax does not: good where logits are nearly independent with like
+    variances; too flat where they are correlated, too sure where the largest logit is much better known than others.
+"probit_covariance" (several logits)
+    p_c proportional to 1 / sum_j exp(-(f_c - f_j) kappa(s_cc + s_jj - 2 s_cj)): the probit approximation for each
+    difference of two logits, put together as if these were independent (Daunizeau 2017, arXiv:1703.00091; the
+    third form of Lu, Ie and Sha 2021, arXiv:2006.07584), then normalised, as it does not sum to one by itself for more
+    than two classes. Invariant under what all logits share; for two classes the probit of their difference. Good
+    where covariances matter and draws are too dear.
+"bridge"
+    The Laplace bridge (MacKay 1998; Hobbhahn, Kristiadi and Hennig 2022): the Dirichlet whose own Laplace
+    approximation in the softmax basis has this mean and these variances. The Gaussian is first conditioned on logits
+    that sum to zero, m = f - S1 (1'f) / (1'S1), V = S - S1 1'S / (1'S1), and then
+
+        alpha_c = (1 - 2 / C + exp(m_c) sum_j exp(-m_j) / C^2) / V_cc,      p = alpha / sum(alpha).
+
+    Covariances are dropped. With more than two classes a vanishing covariance does not give back softmax(f): good for
+    a distribution over p at once, in few classes. One logit is the two logits (-f/2, f/2) with variance
+    s^2 / 4 each: Beta((1 + exp(f)) / s^2, (1 + exp(-f)) / s^2), whose mean is sigmoid(f) whatever s is; only the
+    split of its entropy knows s.
+"bridge_norm"
+    "bridge" after m / sqrt(v), V / v with v = mean_c(V_cc) sqrt(2 / C), after which the mean variance is sqrt(C / 2):
+    a correction of laplace-torch's for large variances, which the bridge does not turn into flat probabilities.
+    Where variances are smaller than sqrt(C / 2) it makes logits larger, without bound: then it is the wrong kind.
+
+The approximations are one component of class probabilities. Its `epistemic_within` is H(p) - E[H], with the expected
+entropy E[H] of the Dirichlet in closed form, or for the probit kinds that of the Gaussian itself, by the
+quadrature or quasi-Monte Carlo of "linearised". As p is approximate there, H(p) may fall short of E[H], which
+"probit" does with several logits; all of the entropy is then aleatoric and the epistemic part 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.language import likelihoods
+from ppl_bnn.prediction.prediction import JointPrediction, Prediction
+
+KINDS = ("linearised", "probit", "probit_covariance", "bridge", "bridge_norm")
+# Points of the quasi-Monte Carlo rule: a power of two, at which Sobol points are balanced.
+DRAWS = 1024
+# Nodes of the rule over log noise while its standard deviation is small, and the most that a rule may have.
+NODES = 21
+MOST_NODES = 4096
+# Variances of log noise below this are those of known noise.
+KNOWN = 1e-14
+# Elements of one block of (points, rows, classes) that is only averaged over.
+BLOCK = 1 << 22
+
+
+def kinds_of(likelihood: Any, outputs: int) -> tuple[str, ...]:
+    """The kinds of prediction that a likelihood has for a predictor with `outputs` columns, the default first."""
+    _check_outputs(likelihood, outputs)
+    if isinstance(likelihood, likelihoods.Bernoulli):
+        return ("linearised", "probit", "bridge", "bridge_norm")
+    if isinstance(likelihood, likelihoods.Categorical):
+        return KINDS
+    return ("linearised",)
+
+
+def predictive(
+    likelihood: Any,
+    mean: Any,
+    covariance: Any,
+    kind: str,
+    *,
+    draws: int | None = None,
+    seed: int = 0,
+    class_names: Sequence[str] | None = None,
+) -> Prediction:
+    """The prediction of y from eta ~ N(mean, covariance), row by row; the kinds are explained at the top of this file.
+
+    mean (N, D), covariance (N, D, D) symmetric and positive semidefinite; singular is allowed. For "linearised":
+
+    - Gaussian and HeteroscedasticGaussian with known noise: one normal N(f_k, var(f_k) + noise_k^2) per output, exact.
+    - the same with uncertain noise that moves in one direction (one output, or one noise that all outputs
+      share): a mixture over log noise, f being normal given it. The distribution function is within 1e-8 of
+      the exact one; a standard deviation of log noise near 18, where the variance of y overflows, is refused.
+    - Bernoulli: a mixture over the logit; probability and expected entropy within 1e-9 for a standard deviation of the
+      logit up to 250; beyond, the 4096 nodes are kept and the error is below 1e-3.
+    - Censored: as its base.
+    - all else (Categorical, several independent noises, any other likelihood): a mixture over scrambled Sobol points
+      (Owen 1998), `seed` being that of the scrambling. All rows use the same points; the error falls
+      nearly as 1 / draws.
+
+    With several outputs the first two are exact for each output; their components leave out the correlation of the f_k,
+    so `log_prob` of a whole row is that of independent outputs given the noise. `joint_predictive` gives the
+    covariances, and `draws` a mixture that has them.
+
+    draws: points of quasi-Monte Carlo (default 1024); given, it takes the place of closed form and quadrature too.
+
+    Raises InputError for shapes and values that are no Gaussian, UnknownNameError for an unknown kind, UnsupportedError
+    for one that the likelihood does not have, CurvatureError for a covariance that is indefinite, or where a bridge
+    has no variance to stand on.
+    """
+    if isinstance(likelihood, likelihoods.Censored):
+        # The prediction is of the value itself, which nothing censors.
+        found = predictive(likelihood.base, mean, covariance, kind, draws=draws, seed=seed)
+        return replace(found, censored=True)
+    if kind not in KINDS:
+        raise unknown_name("kind of prediction", kind, KINDS)
+    mean, covariance = _checked(likelihood, mean, covariance)
+    kinds = kinds_of(likelihood, mean.shape[1])
+    if kind not in kinds:
+        raise UnsupportedError(
+            message(
+                f"a kind of prediction that {type(likelihood).__name__} has: {', '.join(kinds)}",
+                kind,
+                f"kind={kinds[0]!r}",
+            )
+        )
+    if draws is not None and (isinstance(draws, bool) or not isinstance(draws, int) or draws < 1):
+        raise InputError(message("draws as a whole number of at least 1", repr(draws), "draws=1024"))
+    if kind == "linearised":
+        return _linearised(likelihood, mean, covariance, draws, seed, class_names)
+    if kind.startswith("bridge"):
+        probs, expected = _bridge(likelihood, mean, covariance, normalise=kind == "bridge_norm")
+    else:
+        probs = _probit(likelihood, mean, covariance, differences=kind == "probit_covariance")
+        expected = _expected_entropy(likelihood, mean, covariance, draws, seed)
+    within = np.clip(_entropy(probs) - expected, 0.0, _entropy(probs))
+    if isinstance(likelihood, likelihoods.Bernoulli):
+        return Prediction(
+            "Bernoulli",
+            {"probs": probs[None, :, 1]},
+            epistemic_within=within[None],
+            class_names=class_names,
+        )
+    return Prediction(
+        "Categorical", {"probs": probs[None]}, epistemic_within=within[None], class_names=class_names
+    )
+
+
+# --- what comes in ----------------------------------------------------------------------------------------
+
+
+def _is_gaussian(likelihood: Any) -> bool:
+    return isinstance(likelihood, likelihoods.Gaussian | likelihoods.HeteroscedasticGaussian)
+
+
+def _check_outputs(likelihood: Any, outputs: int) -> None:
+    if isinstance(likelihood, likelihoods.Bernoulli):
+        fits, wanted = outputs == 1, "1 column, the logit"
+    elif isinstance(likelihood, likelihoods.Categorical):
+        fits, wanted = outputs >= 2, "at least 2 columns, the logits"
+    elif _is_gaussian(likelihood):
+        fits, wanted = outputs >= 2 and outputs % 2 == 0, "2 K columns, the means and then the log noises"
+    else:
+        fits, wanted = outputs >= 1, "at least 1 column"
+    if not fits:
+        raise InputError(
+            message(
+                f"a predictor of {type(likelihood).__name__} with {wanted}",
+                f"{outputs}",
+                "likelihood.predictor(f)",
+            )
+        )
+
+
+def _checked(likelihood: Any, mean: Any, covariance: Any) -> tuple[np.ndarray, np.ndarray]:
+    mean, covariance = np.asarray(mean, dtype=np.float64), np.asarray(covariance, dtype=np.float64)
+    if mean.ndim != 2 or mean.shape[0] == 0 or covariance.shape != (*mean.shape, mean.shape[-1]):
+        raise InputError(
+            message(
+                "a mean of shape (N, D) and a covariance of shape (N, D, D)",
+                f"{mean.shape} and {covariance.shape}",
+                "one mean and one covariance matrix per row",
+            )
+        )
+    _check_outputs(likelihood, mean.shape[1])
+    _check_matrices(mean, covariance)
+    return mean, covariance
+
+
+def _check_matrices(mean: np.ndarray, covariance: np.ndarray) -> None:
+    """Finite values, symmetric matrices (over the last two axes) and variances that are not negative."""
+    if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
+        raise InputError(
+            message(
+                "a finite mean and covariance", "NaN or infinity", "looking at the mode and its curvature"
+            )
+        )
+    variances = np.diagonal(covariance, axis1=-2, axis2=-1)
+    # The sum J A^-1 J' is symmetric and positive up to rounding, relative to its largest variance.
+    slack = 1e-9 * np.abs(variances).max(axis=-1)
+    if (np.abs(covariance - np.swapaxes(covariance, -1, -2)).max(axis=(-2, -1)) > slack).any():
+        raise InputError(message("symmetric covariances", "matrices that are not", "(S + S.T) / 2"))
+    if (variances.min(axis=-1) < -slack).any():
+        raise CurvatureError(
+            message(
+                "variances that are not negative",
+                f"{variances.min():.3g}",
+                "a curvature that is positive definite, such as Gauss-Newton",
+            )
+        )
+
+
+# --- the integral itself ----------------------------------------------------------------------------------
+
+
+def _linearised(
+    likelihood: Any,
+    mean: np.ndarray,
+    covariance: np.ndarray,
+    draws: int | None,
+    seed: int,
+    class_names: Sequence[str] | None,
+) -> Prediction:
+    if draws is None:
+        if _is_gaussian(likelihood):
+            prediction = _normal_over_log_noise(mean, covariance)
+            if prediction is not None:
+                return prediction
+        elif isinstance(likelihood, likelihoods.Bernoulli):
+            nodes, log_weights = _logit_rule(float(np.sqrt(_variances(covariance).max())))
+            probs = _sigmoid(mean[:, 0] + np.sqrt(_variances(covariance)[:, 0]) * nodes[:, None])
+            return Prediction("Bernoulli", {"probs": probs}, log_weights=log_weights, class_names=class_names)
+    points = _normal_points(DRAWS if draws is None else draws, mean.shape[1], seed)
+    eta = _draws_of_eta(points, mean, _roots(covariance))
+    if _is_gaussian(likelihood):
+        # Draws belong to one row here: Gaussian.mixture_parameters may take the noise of a draw from its first row.
+        outputs = mean.shape[1] // 2
+        loc, scale = eta[..., :outputs], np.exp(eta[..., outputs:])
+        if outputs == 1:
+            loc, scale = loc[..., 0], scale[..., 0]
+        return Prediction("Normal", {"loc": loc, "scale": scale})
+    family, parameters = likelihood.mixture_parameters(eta)
+    return Prediction(family, parameters, class_names=class_names)
+
+
+def _normal_over_log_noise(mean: np.ndarray, covariance: np.ndarray) -> Prediction | None:
+    """Closed form or quadrature for normal outputs; None where log noises move in more than one direction.
+
+    log noise_k = l_k + a_k z with z ~ N(0, 1); then f_k given z is N(f_k + c_k z, var(f_k) - c_k^2), c_k = cov(f_k, z).
+    """
+    outputs = mean.shape[1] // 2
+    f, log_noise = mean[:, :outputs], mean[:, outputs:]
+    var_f, var_noise = _variances(covariance)[:, :outputs], _variances(covariance)[:, outputs:]
+
+    def prediction(loc: np.ndarray, within: np.ndarray, scale: np.ndarray, log_weights: Any) -> Prediction:
+        within = np.broadcast_to(within, loc.shape)
+        if outputs == 1:
+            loc, within, scale = loc[..., 0], within[..., 0], scale[..., 0]
+        return Prediction("Normal", {"loc": loc, "scale": scale}, log_weights, within.copy())
+
+    if var_noise.max() < KNOWN:
+        return prediction(f[None], var_f[None], np.hypot(np.sqrt(var_f), np.exp(log_noise))[None], None)
+    noise_block = covariance[:, outputs:, outputs:]
+    rows, first = np.arange(len(mean)), var_noise.argmax(axis=1)
+    sd = np.sqrt(var_noise[rows, first])
+    inverse = np.divide(1.0, sd, out=np.zeros_like(sd), where=sd > 0.0)[:, None]
+    slope_noise = noise_block[rows, :, first] * inverse
+    rest = noise_block - slope_noise[:, :, None] * slope_noise[:, None, :]
+    if (np.abs(rest).max(axis=(1, 2)) > 1e-9 * sd**2 + KNOWN).any():
+        return None
+    slope_f = covariance[rows, :outputs, outputs + first] * inverse
+    within = np.maximum(var_f - slope_f**2, 0.0)
+    # A density in y moves with z as f does, and is sharper in z the less spread is left given z.
+    shift = 0.35 * np.abs(slope_f) / np.hypot(np.sqrt(within), np.exp(log_noise))
+    nodes, log_weights = _log_noise_rule(float(sd.max()), float((sd + shift.max(axis=1)).max()))
+    z = nodes[:, None, None]
+    log_scale = log_noise + slope_noise * z
+    if log_scale.max() > 300.0:
+        raise CurvatureError(
+            message(
+                "log noise whose variance leaves the variance of y finite",
+                f"a standard deviation of log noise up to {sd.max():.3g}",
+                "more rows, a tighter prior on the noise, or inputs nearer to the data",
+            )
+        )
+    return prediction(
+        f + slope_f * z, within[None], np.hypot(np.sqrt(within), np.exp(log_scale)), log_weights
+    )
+
+
+def _log_noise_rule(sd: float, sharpness: float) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes in units of the standard deviation of log noise, and log weights, for functions of exp(sd z).
+
+    sharpness: the inverse width in z of the densities in y; at least sd. Gauss-Hermite while it is below 0.25. Beyond,
+    those nodes are too far apart, and the trapezoidal rule, whose error falls exponentially with the spacing (Trefethen
+    and Weideman 2014), takes over; it reaches 8 standard deviations beyond 2 sd, where the variance of y has its mass.
+    """
+    if sharpness <= 0.25:
+        nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
+        return nodes, np.log(weights / weights.sum())
+    return _trapezoid(min(0.25 / sharpness, 0.5), 8.0 + 2.0 * min(sd, 4.0))
+
+
+def _logit_rule(sd: float) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes in standard deviations of a logit, and log weights, for functions of sigmoid(f + sd z).
+
+    The trapezoidal rule: with poles at distance c = pi / sd from the real axis its error is about
+    exp(c^2 / 2 - 2 pi c / spacing), here exp(-23). A Gauss-Hermite rule as good has thousands of nodes at sd = 20.
+    """
+    # Beyond 6 the poles no longer matter, but exp(-x^2 / 2) itself, which needs no spacing below 0.6.
+    distance = min(math.pi / sd, 6.0) if sd > 0.0 else 6.0
+    return _trapezoid(min(0.6, 2.0 * math.pi * distance / (23.0 + 0.5 * distance**2)), 7.0)
+
+
+def _trapezoid(spacing: float, reach: float) -> tuple[np.ndarray, np.ndarray]:
+    """Equally spaced nodes on [-reach, reach] at most `spacing` apart, with the logarithms of N(0, 1) weights."""
+    count = min(math.ceil(2.0 * reach / spacing) + 1, MOST_NODES)
+    nodes = np.linspace(-reach, reach, count)
+    log_weights = -0.5 * nodes**2
+    return nodes, log_weights - math.log(np.exp(log_weights).sum())
+
+
+def _normal_points(count: int, dimension: int, seed: int) -> np.ndarray:
+    """`count` scrambled Sobol points in `dimension` dimensions as standard normals, (count, dimension)."""
+    from scipy.special import ndtri
+    from scipy.stats import qmc
+
+    engine = qmc.Sobol(dimension, scramble=True, rng=np.random.default_rng(seed))
+    uniform = engine.random_base2(max(0, math.ceil(math.log2(count))))[:count]
+    # A point may fall on 0 itself; half of the finest spacing (2^-30 in SciPy) keeps it finite.
+    return ndtri(np.clip(uniform, 2.0**-31, 1.0 - 2.0**-31))
+
+
+def _roots(covariance: np.ndarray) -> np.ndarray:
+    """L (N, D, D) with L L' = covariance; Cholesky, or by eigenvalues in rows where the matrix is singular."""
+    try:
+        return np.linalg.cholesky(covariance)
+    except np.linalg.LinAlgError:
+        return np.stack([_root(matrix) for matrix in covariance])
+
+
+def _root(matrix: np.ndarray) -> np.ndarray:
+    try:
+        return np.linalg.cholesky(matrix)
+    except np.linalg.LinAlgError:
+        values, vectors = np.linalg.eigh(matrix)
+    if values[0] < -1e-8 * max(values[-1], 0.0) or values[-1] < 0.0:
+        raise CurvatureError(
+            message(
+                "positive semidefinite covariances of the predictor",
+                f"eigenvalues from {values[0]:.3g} to {values[-1]:.3g}",
+                "a curvature that is positive definite, such as Gauss-Newton",
+            )
+        ) from None
+    return vectors * np.sqrt(np.maximum(values, 0.0))
+
+
+def _draws_of_eta(points: np.ndarray, mean: np.ndarray, roots: np.ndarray) -> np.ndarray:
+    """mean_n + L_n z_s, (S, N, D)."""
+    return mean + np.einsum("nij,sj->sni", roots, points, optimize=True)
+
+
+# --- approximations for classes ---------------------------------------------------------------------------
+
+
+def _kappa(variance: np.ndarray) -> np.ndarray:
+    return 1.0 / np.sqrt(1.0 + np.pi / 8.0 * variance)
+
+
+def _probit(likelihood: Any, mean: np.ndarray, covariance: np.ndarray, differences: bool) -> np.ndarray:
+    """Class probabilities (N, C) of the kinds "probit" and "probit_covariance"."""
+    variances = _variances(covariance)
+    if isinstance(likelihood, likelihoods.Bernoulli):
+        scaled = _kappa(variances[:, 0]) * mean[:, 0]
+        return np.stack([_sigmoid(-scaled), _sigmoid(scaled)], axis=-1)
+    if not differences:
+        return _softmax(_kappa(variances) * mean)
+    spread = np.maximum(variances[:, :, None] + variances[:, None, :] - 2.0 * covariance, 0.0)
+    gaps = (mean[:, :, None] - mean[:, None, :]) * _kappa(spread)
+    return _softmax(-_log_sum_exp(-gaps))
+
+
+def _bridge(
+    likelihood: Any, mean: np.ndarray, covariance: np.ndarray, normalise: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean (N, C) and expected entropy (N,) of the Dirichlet of the Laplace bridge."""
+    if isinstance(likelihood, likelihoods.Bernoulli):
+        # Conditioning (0, f) on a sum of zero would leave f no variance; the two halves sum to zero as they are.
+        mean = np.concatenate([-0.5 * mean, 0.5 * mean], axis=1)
+        variances = np.repeat(0.25 * _variances(covariance), 2, axis=1)
+        lost = variances[:, 0] <= 0.0
+    else:
+        row_sums = covariance.sum(axis=-1)
+        total, trace = (
+            row_sums.sum(axis=-1, keepdims=True),
+            _variances(covariance).sum(axis=-1, keepdims=True),
+        )
+        # Logits that sum to a constant already have S1 = 0: there is nothing to condition on.
+        share = np.divide(row_sums, total, out=np.zeros_like(row_sums), where=total > 1e-12 * trace)
+        mean = mean - share * mean.sum(axis=-1, keepdims=True)
+        variances = _variances(covariance) - share * row_sums
+        lost = variances.min(axis=-1) <= 1e-12 * trace[:, 0]
+    if lost.any():
+        raise CurvatureError(
+            message(
+                "logits whose differences have a variance, for the Laplace bridge",
+                f"none in {np.count_nonzero(lost)} of {len(lost)} rows, the first being {int(np.argmax(lost))}",
+                "kind='linearised' or kind='probit'",
+            )
+        )
+    classes = mean.shape[1]
+    if normalise:
+        size = variances.mean(axis=-1, keepdims=True) * math.sqrt(2.0 / classes)
+        mean, variances = mean / np.sqrt(size), variances / size
+    # In logarithms, as exp(m_c - m_j) overflows for logits that are far apart.
+    log_alpha = mean + _log_sum_exp(-mean)[:, None] - 2.0 * math.log(classes)
+    if classes > 2:
+        log_alpha = np.logaddexp(math.log1p(-2.0 / classes), log_alpha)
+    log_alpha = log_alpha - np.log(variances)
+    probs = _softmax(log_alpha)
+    log_total = _log_sum_exp(log_alpha)
+    # E[H] of a Dirichlet: psi(alpha_0 + 1) - sum_c alpha_c / alpha_0 psi(alpha_c + 1).
+    expected = _digamma_of_next(log_total) - np.sum(probs * _digamma_of_next(log_alpha), axis=-1)
+    return probs, expected
+
+
+def _digamma_of_next(log_alpha: np.ndarray) -> np.ndarray:
+    """psi(alpha + 1) from log alpha; beyond exp(37) the two are equal in double precision."""
+    from scipy.special import digamma
+
+    return np.where(log_alpha > 37.0, log_alpha, digamma(np.exp(np.minimum(log_alpha, 37.0)) + 1.0))
+
+
+def _expected_entropy(
+    likelihood: Any, mean: np.ndarray, covariance: np.ndarray, draws: int | None, seed: int
+) -> np.ndarray:
+    """E[H(p(eta))] under the Gaussian, (N,): quadrature for one logit, quasi-Monte Carlo for several."""
+    result = np.empty(len(mean))
+    if isinstance(likelihood, likelihoods.Bernoulli) and draws is None:
+        sd = np.sqrt(_variances(covariance)[:, 0])
+        nodes, log_weights = _logit_rule(float(sd.max()))
+        for rows in _row_blocks(len(mean), len(nodes)):
+            logits = mean[rows, 0] + sd[rows] * nodes[:, None]
+            result[rows] = np.exp(log_weights) @ _logit_entropy(logits)
+        return result
+    points = _normal_points(DRAWS if draws is None else draws, mean.shape[1], seed)
+    for rows in _row_blocks(len(mean), points.size):
+        eta = _draws_of_eta(points, mean[rows], _roots(covariance[rows]))
+        if isinstance(likelihood, likelihoods.Bernoulli):
+            result[rows] = _logit_entropy(eta[..., 0]).mean(axis=0)
+        else:
+            result[rows] = _entropy(_softmax(eta)).mean(axis=0)
+    return result
+
+
+def _row_blocks(rows: int, per_row: int) -> Iterator[slice]:
+    step = max(1, BLOCK // per_row)
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+# --- several rows at once ---------------------------------------------------------------------------------
+
+
+def joint_predictive(likelihood: Any, mean: Any, joint_covariance: Any) -> JointPrediction:
+    """Mean and covariance of f, and of y for normal likelihoods, over all rows together.
+
+    mean (N, D); joint_covariance (N D, N D), position n D + d being column d of row n. Gaussian and Heteroscedastic-
+    Gaussian: f is the first half of the columns and Cov(y) = Cov(f) + diag(exp(2 l + 2 var(l))) with l the mean of log
+    noise, by the law of total variance: exact, and with known noise y is normal. Others: f is all columns.
+    """
+    if isinstance(likelihood, likelihoods.Censored):
+        likelihood = likelihood.base
+    mean = np.asarray(mean, dtype=np.float64)
+    joint = np.asarray(joint_covariance, dtype=np.float64)
+    if mean.ndim != 2 or mean.size == 0 or joint.shape != (mean.size, mean.size):
+        raise InputError(
+            message(
+                "a mean of shape (N, D) and a covariance of shape (N D, N D)",
+                f"{mean.shape} and {joint.shape}",
+                "the covariance of the ravelled mean",
+            )
+        )
+    rows, columns = mean.shape
+    _check_outputs(likelihood, columns)
+    _check_matrices(mean, joint)
+    if not _is_gaussian(likelihood):
+        return JointPrediction(mean.reshape(-1), joint.copy(), None)
+    outputs = columns // 2
+    joint = joint.reshape(rows, columns, rows, columns)
+    f = joint[:, :outputs, :, :outputs].reshape(rows * outputs, rows * outputs)
+    positions = np.arange(rows)
+    noise_variances = _variances(joint[positions, :, positions, :])[:, outputs:]
+    with np.errstate(over="ignore"):
+        noise = np.exp(2.0 * (mean[:, outputs:] + noise_variances)).reshape(-1)
+    if not np.isfinite(noise).all():
+        raise CurvatureError(
+            message(
+                "log noise whose variance leaves the variance of y finite",
+                f"a standard deviation of log noise up to {np.sqrt(noise_variances.max()):.3g}",
+                "more rows, a tighter prior on the noise, or inputs nearer to the data",
+            )
+        )
+    return JointPrediction(mean[:, :outputs].reshape(-1), f, f + np.diag(noise))
+
+
+# --- functions of logits ----------------------------------------------------------------------------------
+
+
+def _variances(covariance: np.ndarray) -> np.ndarray:
+    """The diagonals (N, D); rounding may have left a variance of -1e-17 where there is none."""
+    return np.maximum(np.diagonal(covariance, axis1=-2, axis2=-1), 0.0)
+
+
+def _sigmoid(f: np.ndarray) -> np.ndarray:
+    from scipy.special import expit
+
+    return expit(f)
+
+
+def _softmax(f: np.ndarray) -> np.ndarray:
+    from scipy.special import softmax
+
+    return softmax(f, axis=-1)
+
+
+def _log_sum_exp(f: np.ndarray) -> np.ndarray:
+    highest = f.max(axis=-1)
+    return highest + np.log(np.exp(f - highest[..., None]).sum(axis=-1))
+
+
+def _entropy(probs: np.ndarray) -> np.ndarray:
+    from scipy.special import entr
+
+    return entr(probs).sum(axis=-1)
+
+
+def _logit_entropy(f: np.ndarray) -> np.ndarray:
+    p = _sigmoid(f)
+    return _entropy(np.stack([p, _sigmoid(-f)], axis=-1))

@@ -1,0 +1,1 @@
+"""Markov chain and sequential Monte Carlo samplers."""

@@ -1,0 +1,545 @@
+"""Hamiltonian Monte Carlo: what NUTS and HMC have in common, over NumPyro's kernels and over Pyro's.
+
+A chain moves in the unconstrained coordinates u with the potential U(u) = -log p(w(u), D) - log |dw/du| and a momentum
+r ~ N(0, M) that is drawn anew for each transition. Leapfrog steps of a size s follow
+
+    r <- r - s/2 grad U(u),  u <- u + s M^-1 r,  r <- r - s/2 grad U(u),
+
+which nearly keeps the energy U(u) + r' M^-1 r / 2; what it fails to keep decides what is accepted. The step size (by
+dual averaging, Nesterov 2009) and the inverse mass matrix M^-1, an estimate of the covariance of u, are found in the
+warm-up, in windows of growing length as in Stan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ppl_bnn.backends.program import Problem, Program
+from ppl_bnn.backends.protocol import SYSTEMS
+from ppl_bnn.backends.systems import system
+from ppl_bnn.core import processes
+from ppl_bnn.core.arrays import cores, map_data, site_seed
+from ppl_bnn.core.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.progress import Progress
+from ppl_bnn.inference.method import Outcome, Stopwatch
+from ppl_bnn.inference.optimisation.loops import check_within
+from ppl_bnn.inference.sampling.chains import CHAIN_METHODS, Kernel, Meter, Sampled, no_finite_start
+from ppl_bnn.inference.sampling.initialisation import spread
+from ppl_bnn.inference.sampling.sampler import Sampler, Target, latent_names
+from ppl_bnn.posterior.posterior import Approximation
+
+MASS_MATRICES = ("diagonal", "dense", "block")
+MARGIN = 1e-3
+PYRO_CHAIN_METHODS = ("auto", "processes", "sequential")
+
+
+@dataclass(frozen=True)
+class Hamiltonian(Sampler):
+    """What NUTS and HMC share; the fields are explained there."""
+
+    target_accept: float = 0.8
+    mass_matrix: str = "diagonal"
+    adapt_mass_matrix: bool = True
+    step_size: float | None = None
+    systems: ClassVar[tuple[str, ...]] = SYSTEMS
+    # The kernel's name in both systems.
+    algorithm: ClassVar[str] = ""
+
+    def check(self) -> None:
+        super().check()
+        check_within(self.name, "target_accept", self.target_accept, 0, 1, "0.8")
+        if self.mass_matrix not in MASS_MATRICES:
+            raise unknown_name("mass_matrix", self.mass_matrix, MASS_MATRICES)
+        if not isinstance(self.adapt_mass_matrix, bool):
+            raise InputError(
+                f"{self.name} adapt_mass_matrix: "
+                + message("True or False", repr(self.adapt_mass_matrix), "adapt_mass_matrix=True")
+            )
+        if self.step_size is not None:
+            check_within(self.name, "step_size", self.step_size, 0, math.inf, "None, for 1")
+        if self.ppl == "pyro":
+            for name in ("checkpoint", "until", "budget"):
+                if getattr(self, name) is not None:
+                    raise UnsupportedError(
+                        f"{self.name} {name}: "
+                        + message(
+                            "None in Pyro, whose chains run from beginning to end",
+                            repr(getattr(self, name)),
+                            "ppl='numpyro'",
+                        )
+                    )
+
+    def check_chain_method(self) -> None:
+        """Each system has its own ways; those of the other are refused by name."""
+        known = PYRO_CHAIN_METHODS if self.ppl == "pyro" else CHAIN_METHODS
+        if self.chain_method in known:
+            return
+        if self.chain_method not in (*CHAIN_METHODS, *PYRO_CHAIN_METHODS):
+            raise unknown_name("chain_method", self.chain_method, known)
+        raise UnsupportedError(
+            f"{self.name} chain_method: "
+            + message(f"one of {known} for ppl={self.ppl!r}", repr(self.chain_method), "chain_method='auto'")
+        )
+
+    # -- what NUTS and HMC differ in
+
+    @abstractmethod
+    def trajectory(self) -> dict[str, Any]:
+        """Arguments of NumPyro's kernel about the length of a trajectory."""
+
+    @abstractmethod
+    def pyro_trajectory(self) -> dict[str, Any]:
+        """Arguments of Pyro's kernel about the length of a trajectory."""
+
+    def next_length(
+        self, length: Any, step_size: Any, least: Callable[[Any, Any], Any], margin: float
+    ) -> Any:
+        """The length of the next trajectory, from the one that was asked for.
+
+        least: the system's minimum. margin: a part of a step that keeps rounding from making another number of steps,
+        below zero for NumPyro, which rounds up, and above for Pyro, which rounds down.
+        """
+        return length
+
+    # -- the mass matrix
+
+    def inverse_mass(
+        self, problem: Problem, approximation: Approximation | None, blocks: Sequence[Block]
+    ) -> list[np.ndarray] | None:
+        """The inverse mass matrix of each block as a start knows it: (k,) or (k, k); None where it knows nothing.
+
+        An approximation of the posterior is one of the tempered posterior at T times the covariance, exactly so for a
+        Gaussian in coordinates without a volume of their own.
+        """
+        dense = any(block.dense for block in blocks)
+        matrix = spread(problem, approximation, latent_names(problem.program), dense)
+        if matrix is None:
+            return None
+        matrix = matrix * self.temperature
+        # The least that keeps a factor of a covariance apart from zero in the floating type of the fit.
+        ridge = 1.0 + math.sqrt(np.finfo(problem.dtype).eps)
+        found = []
+        for block in blocks:
+            if block.dense:
+                part = matrix[np.ix_(block.positions, block.positions)]
+                found.append(part + np.diag((ridge - 1.0) * np.diag(part)))
+            else:
+                found.append((np.diag(matrix) if dense else matrix)[block.positions])
+        return found
+
+    # -- NumPyro
+
+    def kernel(self, target: Target) -> Kernel:
+        import jax.numpy as jnp
+        from numpyro.infer.hmc import hmc
+
+        blocks = mass_blocks(target.problem.program, self.mass_matrix)
+        inverse = self.inverse_mass(target.problem, target.approximation, blocks)
+        asarray = target.problem.system.asarray
+        known: Any = None if inverse is None else [asarray(part) for part in inverse]
+        dense_mass: Any = self.mass_matrix == "dense"
+        if self.mass_matrix == "block":
+            # NumPyro tells the blocks of a mass matrix apart by the names in a dict.
+            keys = [f"{index:04d}" for index in range(len(blocks))]
+            dense_mass = [(key,) for key, block in zip(keys, blocks, strict=True) if block.dense]
+            order = np.concatenate([block.positions for block in blocks])
+            place = None if np.array_equal(order, np.arange(len(order))) else np.argsort(order)
+
+            def split(flat: Any, /) -> Any:
+                return {key: flat[block.positions] for key, block in zip(keys, blocks, strict=True)}
+
+            def join(z: Any, /) -> Any:
+                flat = jnp.concatenate([z[key] for key in keys])
+                return flat if place is None else flat[place]
+
+            if known is not None:
+                known = {(key,): part for key, part in zip(keys, known, strict=True)}
+        else:
+            # One flat vector spares the tree of a trajectory one small operation per site.
+            split = join = _same
+            if known is not None:
+                known = known[0]
+
+        def potential(*data: Any) -> Callable[[Any], Any]:
+            return lambda z: -target.log_density(join(z), data)
+
+        start_kernel, next_kernel = hmc(potential_fn_gen=potential, algo=self.algorithm)
+        lengths = self.trajectory()
+        length = lengths.get("trajectory_length")
+
+        def begin(flat: Any, key: Any, data: Any) -> Any:
+            return start_kernel(
+                split(flat),
+                self.warmup,
+                step_size=1.0 if self.step_size is None else float(self.step_size),
+                # A copy: NumPyro completes the dict.
+                inverse_mass_matrix=dict(known) if isinstance(known, dict) else known,
+                adapt_mass_matrix=self.adapt_mass_matrix,
+                dense_mass=dense_mass,
+                target_accept_prob=self.target_accept,
+                model_args=data,
+                rng_key=key,
+                **lengths,
+            )
+
+        def step(state: Any, data: Any) -> Any:
+            if length is not None:
+                size = state.adapt_state.step_size
+                following = self.next_length(jnp.asarray(length, size.dtype), size, jnp.minimum, -MARGIN)
+                state = state._replace(trajectory_length=following)
+            count = state.num_steps.dtype
+            state = next_kernel(state, model_args=data)
+            return state._replace(num_steps=jnp.asarray(state.num_steps, count))
+
+        def record(state: Any) -> dict[str, Any]:
+            return {
+                "u": join(state.z),
+                "lp": -state.potential_energy,
+                "energy": state.energy,
+                "acceptance_rate": state.accept_prob,
+                "mean_accept_prob": state.mean_accept_prob,
+                "step_size": state.adapt_state.step_size,
+                "n_steps": state.num_steps,
+                "diverging": state.diverging,
+            }
+
+        def usable(state: Any) -> Any:
+            return jnp.isfinite(state.potential_energy) & jnp.all(jnp.isfinite(join(state.z_grad)))
+
+        return Kernel(begin, step, record, usable)
+
+    # -- what is said of it
+
+    def told(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
+        found = []
+        diverging = statistics["diverging"]
+        diverged = int(diverging.sum())
+        if diverged:
+            found.append(
+                f"{diverged} of {diverging.size} transitions diverged, so regions of high curvature may be missed: "
+                f"try target_accept={1 - (1 - self.target_accept) / 4:.3g} or a prior with lighter tails"
+            )
+        return {}, (*found, *self.told_of_lengths(statistics))
+
+    @abstractmethod
+    def told_of_lengths(self, statistics: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+        """Warnings about trajectories that were cut short."""
+
+    # -- Pyro
+
+    def run(self, problem: Problem, progress: Progress) -> Outcome:
+        return self.sample(problem, progress) if self.ppl == "numpyro" else self._in_pyro(problem, progress)
+
+    def _in_pyro(self, problem: Problem, progress: Progress) -> Outcome:
+        watch = Stopwatch()
+        self.refuse_free_parameters(problem)
+        started = self.started(problem, progress)
+        blocks = mass_blocks(problem.program, self.mass_matrix)
+        inverse = self.inverse_mass(problem, started.beginning.approximation, blocks)
+        # What a chain needs goes to other processes: a posterior to start from would drag its own model along.
+        job = _PyroJob(
+            dataclasses.replace(self, start=None),
+            started.flat,
+            started.fixed,
+            self.start is None,
+            blocks,
+            inverse,
+        )
+        meter = Meter(progress, self.name, self.chains, self.warmup + self.draws)
+        try:
+            sampled = _run_pyro(job, problem, meter)
+        finally:
+            meter.close()
+        return self.outcome(problem, sampled, started.fixed, watch, begin=started.beginning)
+
+
+def _same(flat: Any, /) -> Any:
+    return flat
+
+
+# --- the mass matrix ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """Sites whose momenta share a part of the mass matrix, dense or diagonal. positions: theirs in the flat vector."""
+
+    sites: tuple[str, ...]
+    positions: np.ndarray
+    dense: bool
+
+
+def mass_blocks(program: Program, structure: str) -> list[Block]:
+    """The blocks of a mass matrix: one over everything, or a dense one per layer and a diagonal one for the rest.
+
+    The rest are layers of one coordinate, such as a noise, and latent variables of rows, which grow with the data.
+    """
+    names = latent_names(program)
+    slices = _slices(program, names)
+    if structure != "block":
+        return [_block(names, slices, structure == "dense")]
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        layers.setdefault(layer_of(name), []).append(name)
+    dense, rest = [], []
+    for members in layers.values():
+        size = sum(program.sites[name].size for name in members)
+        alone = size == 1 or any(program.sites[name].local for name in members)
+        (rest if alone else dense).append(members)
+    found = [_block(members, slices, True) for members in dense]
+    if rest:
+        found.append(_block([name for members in rest for name in members], slices, False))
+    return found
+
+
+def layer_of(name: str) -> str:
+    """The layer of a site: what stands before "weight" or "bias" in its name, else before the last dot, else all of it.
+
+    "hidden0.weight" and what its prior samples besides, such as "hidden0.weight.scale", are both of "hidden0".
+    """
+    parts = name.split(".")
+    ends = [parts.index(part) for part in ("weight", "bias") if part in parts]
+    return ".".join(parts[: min(ends, default=len(parts) - 1)]) or name
+
+
+def _slices(program: Program, names: Sequence[str]) -> dict[str, slice]:
+    slices, start = {}, 0
+    for name in names:
+        slices[name] = slice(start, start + program.sites[name].size)
+        start += program.sites[name].size
+    return slices
+
+
+def _block(names: Sequence[str], slices: Mapping[str, slice], dense: bool) -> Block:
+    positions = np.concatenate([np.arange(slices[name].start, slices[name].stop) for name in names])
+    return Block(tuple(names), positions, dense)
+
+
+# --- Pyro -----------------------------------------------------------------------------------------
+
+
+class _CannotRebuildModel(Exception):
+    """A worker process could not unpickle the model."""
+
+
+@dataclass(frozen=True)
+class _PyroJob:
+    """What Pyro's chains need besides the program and its data. inverse: see `Hamiltonian.inverse_mass`."""
+
+    method: Hamiltonian
+    starts: list[np.ndarray]
+    fixed: dict[str, np.ndarray]
+    from_prior: bool
+    blocks: list[Block]
+    inverse: list[np.ndarray] | None
+
+
+def _run_pyro(job: _PyroJob, problem: Problem, meter: Meter) -> Sampled:
+    method = job.method
+    chain_method = method.chain_method
+    if chain_method == "auto":
+        alone = problem.device.startswith("cuda") or not processes.allowed()
+        chain_method = "sequential" if alone else "processes"
+    warnings: tuple[str, ...] = ()
+    results: list[dict[str, Any]] | None = None
+    if chain_method == "processes" and method.chains > 1:
+        results, reason = _in_processes(job, problem, meter)
+        if results is None:
+            warnings = (f"chains ran one after another, since they cannot go to other processes: {reason}",)
+    if results is None:
+
+        def tell(chain: int, *figures: float) -> None:
+            _tell(meter, chain, figures)
+
+        results = [_pyro_chain(job, problem, chain, partial(tell, chain)) for chain in range(method.chains)]
+    gradients = sum(result.pop("gradients") for result in results)
+    kept = {name: np.stack([result[name] for result in results]) for name in results[0]}
+    return Sampled(kept, [], gradients, warnings=warnings)
+
+
+def _tell(meter: Meter, chain: int, figures: Sequence[float]) -> None:
+    """figures: transitions done, acceptance of the latest, divergences after the warm-up, step size."""
+    done, acceptance, divergences, step_size = figures
+    meter.tell(chain, done, {"accept_prob": acceptance, "divergences": divergences, "step_size": step_size})
+
+
+def _pyro_chain(
+    job: _PyroJob,
+    problem: Problem,
+    chain: int,
+    tell: Callable[[float, float, float, float], None],
+) -> dict[str, Any]:
+    """One chain of Pyro's kernel inside a session: name -> (draws, ...), and the number of gradients."""
+    import pyro.infer
+    import torch
+    from pyro.ops.integrator import potential_grad
+
+    method, program = job.method, problem.program
+    names = latent_names(program)
+    constants = {name: program.system.asarray(value) for name, value in job.fixed.items()}
+    gradients = 0
+
+    def potential(u: Mapping[str, Any]) -> Any:
+        nonlocal gradients
+        gradients += any(value.requires_grad for value in u.values())
+        w = {**u, **constants}
+        joint = program.log_joint(w, problem.x, problem.y)
+        if method.temperature == 1.0:
+            return -joint
+        # As `Target.log_density`: the volume of the coordinates keeps its power.
+        density = program.log_joint(w, problem.x, problem.y, jacobian=False)
+        return -(density / method.temperature + (joint - density))
+
+    point: dict[str, Any] = {}
+    value: Any = None
+    first = job.starts[chain]
+    for candidate in method.candidates(problem, chain, first) if job.from_prior else [first]:
+        point = program.unravel(program.system.asarray(candidate), names)
+        point = {name: value.clone() for name, value in point.items()}
+        slopes, value = potential_grad(potential, point)
+        if torch.isfinite(value) and all(torch.isfinite(slope).all() for slope in slopes.values()):
+            break
+    else:
+        raise no_finite_start(chain, -float(value), job.from_prior)
+
+    program.system.seeds(site_seed(f"{method.name.lower()} {chain}", problem.seed), 1)
+    kernel: Any = getattr(pyro.infer, method.algorithm)(
+        potential_fn=potential,
+        step_size=1 if method.step_size is None else float(method.step_size),
+        adapt_mass_matrix=method.adapt_mass_matrix,
+        target_accept_prob=method.target_accept,
+        full_mass=[block.sites for block in job.blocks if block.dense],
+        **method.pyro_trajectory(),
+    )
+    kernel.initial_params = point
+    kernel.setup(method.warmup)
+    if job.inverse is not None:
+        _set_inverse_mass(kernel, job, program)
+    length = kernel.trajectory_length
+    kept: dict[str, list[Any]] = {
+        name: [] for name in ("u", "lp", "acceptance_rate", "mean_accept_prob", "step_size", "n_steps")
+    }
+    for done in range(method.warmup + method.draws):
+        sampling = done >= method.warmup
+        before, mean, step_size = gradients, kernel._mean_accept_prob, kernel.step_size
+        kernel.trajectory_length = method.next_length(length, step_size, min, MARGIN)
+        point = kernel.sample(point)
+        # Pyro keeps the running mean of the acceptance probability only; it starts anew after the warm-up.
+        count = done - method.warmup + 1 if sampling else done + 1
+        acceptance = mean + count * (kernel._mean_accept_prob - mean)
+        if sampling:
+            kept["u"].append(program.system.to_numpy(program.ravel(point, names)).copy())
+            kept["lp"].append(-float(kernel._potential_energy_last))
+            kept["acceptance_rate"].append(acceptance)
+            kept["mean_accept_prob"].append(kernel._mean_accept_prob)
+            kept["step_size"].append(step_size)
+            kept["n_steps"].append(gradients - before)
+        tell(done + 1, acceptance, len(kernel._divergences), kernel.step_size)
+    result: dict[str, Any] = {name: np.array(values) for name, values in kept.items()}
+    result["diverging"] = np.isin(np.arange(method.draws), kernel._divergences)
+    result["gradients"] = gradients
+    return result
+
+
+def _set_inverse_mass(kernel: Any, job: _PyroJob, program: Program) -> None:
+    """Give a kernel that is set up the inverse mass matrix of the start, and find its step size anew."""
+    import torch
+
+    assert job.inverse is not None
+    found = {}
+    for names, present in kernel.mass_matrix_adapter.inverse_mass_matrix.items():
+        for block, matrix in zip(job.blocks, job.inverse, strict=True):
+            if set(block.sites) == set(names):
+                # Pyro has its own order of sites.
+                at = _slices(program, block.sites)
+                order = np.concatenate([np.arange(at[name].start, at[name].stop) for name in names])
+                given = matrix[np.ix_(order, order)] if block.dense else matrix[order]
+                found[names] = torch.as_tensor(given, dtype=present.dtype, device=present.device)
+    kernel.mass_matrix_adapter.inverse_mass_matrix = found
+    kernel._adapter.reset_step_size_adaptation(kernel.initial_params)
+
+
+def _in_processes(job: _PyroJob, problem: Problem, meter: Meter) -> tuple[list[dict[str, Any]] | None, str]:
+    """One process per chain, as many at once as there are cores; (None, why) where the model cannot be sent to them.
+
+    The processes are started afresh, never forked from this one: the threads of JAX and torch do not survive a fork.
+    """
+    if not processes.allowed():
+        return None, "this one is daemonic, as the workers of Dask are, and may start no others"
+    program, count = problem.program, job.method.chains
+    try:
+        blob = processes.written(
+            {
+                "job": job,
+                "model": program.model,
+                "language": program.language,
+                "observed": program.observed,
+                "x": problem.inputs,
+                "y": problem.targets,
+                "dtype": problem.dtype,
+                "device": problem.device,
+                "seed": problem.seed,
+            },
+            program.model,
+        )
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
+
+    shown = np.zeros((count, 4))
+
+    with tempfile.TemporaryDirectory(prefix="ppl-bnn-") as folder:
+        # One row of figures per chain, which its process writes through a memory map.
+        path = Path(folder) / "progress.npy"
+        np.save(path, shown)
+
+        def show() -> None:
+            for chain, figures in enumerate(np.load(path)):
+                if not np.array_equal(figures, shown[chain]):
+                    shown[chain] = figures
+                    _tell(meter, chain, figures)
+
+        calls = [(blob, chain, str(path)) for chain in range(count)]
+        try:
+            running = processes.unordered(_pyro_worker, calls, min(count, cores()), show)
+            with problem.system.outside(), closing(running) as found:
+                results = dict(found)
+        except _CannotRebuildModel as error:
+            return None, str(error)
+        show()
+    return [results[chain] for chain in range(count)], ""
+
+
+def _pyro_worker(blob: bytes, chain: int, path: str) -> dict[str, Any]:
+    """One chain in a process of its own: the program is built again here, from the model and NumPy arrays."""
+    import torch
+
+    # One thread each: the chains share the cores already.
+    torch.set_num_threads(1)
+    try:
+        work = processes.read(blob)
+    except Exception as error:
+        raise _CannotRebuildModel(f"{type(error).__name__}: {error}") from None
+    board = np.lib.format.open_memmap(path, mode="r+")
+
+    def tell(*figures: float) -> None:
+        board[chain] = figures
+
+    chosen = system("pyro")
+    with chosen.session(work["dtype"], work["device"]):
+        x, y = map_data(chosen.asarray, work["x"]), chosen.asarray(work["y"])
+        program = Program.of(
+            chosen, work["model"], x, y, language=work["language"], observed=work["observed"]
+        )
+        problem = Problem(program, x, y, work["x"], work["y"], work["seed"], work["device"], work["dtype"])
+        return _pyro_chain(work["job"], problem, chain, tell)

@@ -1,0 +1,118 @@
+"""Hamiltonian Monte Carlo with trajectories of one length: NumPyro's kernel, or Pyro's (see `hamiltonian.py`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.inference.cost import Size
+from ppl_bnn.inference.mcmc.hamiltonian import Hamiltonian
+from ppl_bnn.inference.optimisation.loops import check_whole, check_within
+
+# A quarter of a period of a normal posterior whose mass matrix is its precision.
+QUARTER = math.pi / 2
+
+
+@dataclass(frozen=True)
+class HMC(Hamiltonian):
+    """Hamiltonian Monte Carlo (Duane, Kennedy, Pendleton and Roweth 1987; Neal 2011) in unconstrained coordinates.
+
+    The end of a trajectory of n leapfrog steps is accepted with probability min(1, exp(H(start) - H(end))), where
+    H = U(u) + r' M^-1 r / 2; else the chain stays where it is.
+
+    trajectory_length: s n, the step size times the number of steps, in units of the posterior's standard deviations
+    where the mass matrix is right; n follows from the step size. num_steps: n; the length then follows. One of the two;
+    neither means trajectory_length=pi/2: on a normal posterior with a right mass matrix every coordinate swings with
+    period 2 pi, so that a quarter of it forgets where it began, and the whole of it, the default of both systems, comes
+    back to there. Any one length is near a multiple of the period of some direction: chains may mix in one function and
+    not in another. NUTS finds lengths by itself; HMC is for those who know one, and for vectorised chains, which wait
+    for the longest trajectory among them.
+
+    max_steps: bound on n. Where the step size is far too small, as it may be for some transitions of a warm-up, a
+    trajectory is shorter than asked for rather than endless. A warning tells of more than 5 % of such draws.
+
+    In NumPyro n = ceil(length / s), and the steps are shortened to make up the length; in Pyro n = floor(length / s).
+
+    draws, warmup, chains, target_accept, mass_matrix, adapt_mass_matrix, step_size, start, chain_method, temperature,
+    and what Pyro refuses: as in `NUTS`. Statistics are those of NUTS but for its trees: `lp`, `energy` (NumPyro only),
+    `acceptance_rate`, `mean_accept_prob`, `step_size`, `n_steps`, `diverging` (the energy grew by more than 1000).
+
+    Raises
+    ------
+    InputError, UnsupportedError: impossible arguments; `Point` parameters without a value.
+    DivergenceError: no finite log density to start from, or at a draw. BudgetError: spent before the first draw.
+    """
+
+    trajectory_length: float | None = None
+    num_steps: int | None = None
+    max_steps: int = 1023
+    algorithm: ClassVar[str] = "HMC"
+
+    def check(self) -> None:
+        super().check()
+        if self.trajectory_length is not None:
+            check_within(self.name, "trajectory_length", self.trajectory_length, 0, math.inf, "1.57")
+        if self.num_steps is not None:
+            check_whole(self.name, "num_steps", self.num_steps, 1, "20")
+            if self.trajectory_length is not None:
+                raise InputError(
+                    f"{self.name}: "
+                    + message(
+                        "a length or a number of steps, for the step size to adapt",
+                        f"trajectory_length={self.trajectory_length!r} and num_steps={self.num_steps!r}",
+                        "one of them",
+                    )
+                )
+        check_whole(self.name, "max_steps", self.max_steps, 1, "1023")
+
+    @property
+    def weakness(self) -> str:
+        return (
+            "Nothing, as chains grow long; one length of trajectory suits some directions and hardly moves others, and "
+            "chains may stay in modes of their own."
+        )
+
+    def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
+        return (
+            1.0,
+            float(min(self.num_steps or 32, self.max_steps)),
+            float(max(self.num_steps or 1, self.max_steps)),
+        )
+
+    @property
+    def _length(self) -> float:
+        return QUARTER if self.trajectory_length is None else float(self.trajectory_length)
+
+    def trajectory(self) -> dict[str, Any]:
+        if self.num_steps is not None:
+            return {"trajectory_length": None, "num_steps": int(self.num_steps)}
+        return {"trajectory_length": self._length}
+
+    def pyro_trajectory(self) -> dict[str, Any]:
+        return {"trajectory_length": self._length}
+
+    def next_length(
+        self, length: Any, step_size: Any, least: Callable[[Any, Any], Any], margin: float
+    ) -> Any:
+        if self.num_steps is not None:
+            # Pyro's kernel has a length only, which it keeps while the step size changes.
+            return (self.num_steps + margin) * step_size
+        return least(length, (self.max_steps + margin) * step_size)
+
+    def told_of_lengths(self, statistics: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+        if self.num_steps is not None:
+            return ()
+        steps, sizes = statistics["n_steps"], statistics["step_size"]
+        cut = float(((steps >= self.max_steps) & (steps * sizes < 0.99 * self._length)).mean())
+        if cut <= 0.05:
+            return ()
+        return (
+            f"{cut:.0%} of trajectories were cut short by max_steps={self.max_steps}, so draws are more correlated "
+            f"than trajectory_length={self._length:.3g} promises: try a longer warm-up, or "
+            f"max_steps={4 * self.max_steps}",
+        )

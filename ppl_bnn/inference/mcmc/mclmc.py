@@ -1,0 +1,589 @@
+"""Microcanonical Langevin Monte Carlo: unadjusted, with a bias that is stated, or adjusted and exact.
+
+A particle of unit speed moves over U(x) = -log p(x | D) in P dimensions: x' = v, v' = -(1 - v v') grad U / (P - 1), and
+its direction v forgets itself over a path of length L. The long-run distribution of x is the posterior however fast or
+slowly that happens. An integrator conserves the energy of the motion only nearly; without a Metropolis test that error
+is all that is wrong with the draws, and its size is what the step size is tuned to.
+
+BlackJAX's here: how a gradient turns the direction (`esh_dynamics_momentum_update_one_step`) and the coefficients of
+the integrator (`mclachlan_coefficients`). What counts as a step, the refreshment of the direction, the Metropolis test
+and the tuning are of this file: the tuning lives in the state of the kernel, transition by transition, so that it can
+be watched, interrupted and resumed to the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError, message
+from ppl_bnn.inference.cost import Size
+from ppl_bnn.inference.optimisation.loops import check_whole, check_within
+from ppl_bnn.inference.sampling.chains import Kernel
+from ppl_bnn.inference.sampling.initialisation import spread
+from ppl_bnn.inference.sampling.sampler import Sampler, Target
+
+GRADIENTS_PER_STEP = 2
+# An energy error beyond which a step has left the trajectory, as in NUTS.
+LARGEST_ERROR = 1000.0
+# What a step counts in the tuning at most, in units of what is wanted; and what one counts that has no usable end: one
+# in ten is borne, so that a region without a density, which no step size cures, does not drive the step size to zero.
+MOST, LOST = 1000.0, 10.0
+# Stochastic approximation of the logarithm of the step size, by min(MEMORY / (t + MEMORY) (ratio - 1), BOUND) / order
+# at the t-th step: as a ratio that grows with the power `order` of the step size asks for. Energy errors grow with a
+# high power of it, the share of proposals that are refused with a low one.
+MEMORY, BOUND, ORDER, ORDER_ADJUSTED = 3.0, 3.0, 7.0, 2.0
+# What the step size of the draws is multiplied by at the end: networks are sampled at the edge of stability, beyond
+# which the energy error grows within a few per cent from what is wanted to a hundred times that.
+MARGIN = 0.95
+# After new variances it goes on as if it had made so many steps.
+RESUMED = 20
+# Parts of the warm-up after which the variances and the width are replaced by those of the last part.
+EDGES = (0.1, 0.25, 0.45, 0.7)
+# How many steps of the integrator the variances of before weigh.
+PRIOR_WEIGHT = 10.0
+# The mean length of a trajectory that is accepted or not, in units of W: of 1, 1.5 and 2 it gave the most effective
+# draws per gradient on a Gaussian in four dimensions, half as many again as 1.
+TRAJECTORY = 1.5
+# Integrator steps of a transition of the warm-up, and the most of one draw.
+WARMUP_STEPS, MOST_STEPS = 10, 1024
+# Shares of the energy variance asked for, below which the step size is about three and ten times too small.
+SMALL, COLLAPSED = 1e-3, 1e-6
+# Times the energy variance asked for, beyond which it is said. Steps of a path of L beyond which no chain moves.
+LARGE, FROZEN = 4.0, 1e5
+# An acceptance that is none, and the share of trajectories cut off that is said.
+REFUSED, CUT = 0.05, 0.05
+
+
+@dataclass(frozen=True)
+class MCLMC(Sampler):
+    """Microcanonical Langevin Monte Carlo (Robnik, De Luca, Silverstein and Seljak 2023; Robnik and Seljak 2024), in
+    unconstrained coordinates; with a Metropolis test (Robnik, Cohn-Gordon and Seljak 2025) where `adjusted`.
+
+    Unadjusted, the default: steps of size e of the minimal-norm integrator (McLachlan 1995), two gradients each, the
+    direction partly refreshed after each. e is tuned until the energy errors dE of a step have
+
+        E[dE^2] / P = energy_variance.
+
+    What is drawn has a bias that no number of draws removes, and that falls with energy_variance: see `bias_allowance`
+    for how large variances may be wrong. Adjusted: each draw is the end of a trajectory of random length in a new
+    direction, accepted with probability min(1, exp(-dE)); exact, with e tuned until the mean acceptance is
+    `target_accept`; for wide networks it costs about twice as many gradients.
+
+    energy_variance: the knob of the bias. preconditioning: sample in coordinates x / sqrt(v) (True), with the v =
+    sqrt(Var x / Var grad log p) that makes positions and gradients equally wide, taken from the warm-up; or leave the
+    coordinates as they are. The width of the posterior in these coordinates is W = sqrt(sum Var x / v). decoherence:
+    L / W. thinning: integrator steps per draw, and per transition of the warm-up; None: a path of W between draws,
+    about half of which are then effective, and 10 steps in the warm-up. A trajectory has 1.5 W / e steps in the
+    mean, at most 1024.
+
+    The warm-up tunes e all the time and replaces v and W at 10, 25, 45 and 70 % of it. Where `start` is or fits an
+    approximation with a spread, its variances are the first v. A step that leaves the finite numbers, or whose energy
+    error is beyond 1000, makes e smaller, and the particle stays and leaves in another direction (adjusted: the
+    trajectory is refused), in the warm-up and after it. A chain whose energy variance stays a million times too
+    small, whose proposals are all refused, or whose e or L is not finite, is no sample: that is an error, not a
+    posterior.
+
+    Works well: networks of hundreds of weights and more, from a start of MAP or of an approximation. From draws of the
+    prior a warm-up of 150 did as well as one of 500 from a mode on diabetes (`comparisons/performance/sampling.py`);
+    where the noise is small it is too short. Not worth it: a handful of weights (NUTS is exact and costs as little).
+    The stiffest direction of a badly scaled posterior is the most biased one: lower energy_variance, or adjusted=True,
+    where tails matter.
+
+    Statistics, (chain, draw), in ArviZ's names where it has one: `lp`, `n_steps` (gradients), `step_size`,
+    `decoherence_length` (L; adjusted: the mean length of a trajectory), `diverging` (a step of the draw had no usable
+    end), `energy_error` (root mean square over the steps of the draw; adjusted: that of the trajectory),
+    `energy_variance` (its square over P) or `acceptance_rate`. `info.figures`: L, step_size (means over chains),
+    energy_variance as it came out and its bias_allowance, or acceptance_rate.
+
+    Raises
+    ------
+    InputError, UnsupportedError: impossible arguments; a single coordinate. DivergenceError: no chain can start; a
+    tuning that has collapsed.
+    """
+
+    adjusted: bool = False
+    energy_variance: float = 5e-4
+    target_accept: float = 0.9
+    thinning: int | None = None
+    preconditioning: bool = True
+    decoherence: float = 2.0
+    fewest_warmup: ClassVar[int] = 10
+
+    def check(self) -> None:
+        super().check()
+        for name in ("adjusted", "preconditioning"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(
+                    f"{self.name} {name}: "
+                    + message("True or False", repr(getattr(self, name)), f"{name}=True")
+                )
+        check_within(self.name, "energy_variance", self.energy_variance, 0, 1, "5e-4")
+        check_within(self.name, "target_accept", self.target_accept, 0, 1, "0.9")
+        check_within(self.name, "decoherence", self.decoherence, 0, math.inf, "2.0")
+        if self.thinning is not None:
+            check_whole(self.name, "thinning", self.thinning, 1, "20")
+            if self.adjusted:
+                raise InputError(
+                    f"{self.name} thinning: "
+                    + message(
+                        "None, since a draw of adjusted=True is one trajectory", repr(self.thinning), "None"
+                    )
+                )
+
+    @property
+    def weakness(self) -> str:
+        stays = "Chains stay in the mode that they begin in."
+        if self.adjusted:
+            return f"Nothing, as chains grow long. {stays}"
+        return f"A bias that no number of draws removes; the fit says how large it may be (bias_allowance). {stays}"
+
+    def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
+        if self.thinning is not None:
+            each = 2.0 * self.thinning
+            return each, each, each
+        return 2.0, 60.0, 2.0 * MOST_STEPS
+
+    def kernel(self, target: Target) -> Kernel:
+        if target.dimension < 2:
+            raise UnsupportedError(
+                f"{self.name}: "
+                + message("at least two coordinates, in which a direction can turn", "one", "NUTS()")
+            )
+        variances = None
+        if self.preconditioning:
+            variances = spread(target.problem, target.approximation, target.names, dense=False)
+        chain = _Chain(self, target, variances)
+        return Kernel(chain.begin, chain.step, chain.record, chain.usable)
+
+    def told(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
+        """L, step_size, and what became of the knob; warnings of steps without an end and of a doubtful tuning.
+
+        Raises
+        ------
+        DivergenceError: a chain whose tuning has collapsed, or most of whose steps led nowhere.
+        """
+        step_size, length = statistics["step_size"][:, -1], statistics["decoherence_length"][:, -1]
+        diverging = statistics["diverging"].mean(axis=1)
+        figures = {"L": float(length.mean()), "step_size": float(step_size.mean())}
+        warnings: list[str] = []
+        for chain in range(len(step_size)):
+            if not (np.isfinite(length[chain]) and 0 < length[chain] < FROZEN * step_size[chain] < np.inf):
+                raise self._collapsed(
+                    chain, f"a step size of {step_size[chain]:.3g} and L = {length[chain]:.3g}"
+                )
+        if diverging.any():
+            share = float(diverging.mean())
+            warnings.append(
+                f"{int(statistics['diverging'].sum())} of {statistics['diverging'].size} draws had a step that diverged"
+                f" ({share:.1%}), from which the chain turned back: regions may be missed that it cannot enter"
+            )
+        if self.adjusted:
+            acceptance = statistics["acceptance_rate"].mean(axis=1)
+            figures["acceptance_rate"] = float(acceptance.mean())
+            for chain, rate in enumerate(acceptance):
+                if not rate >= REFUSED:
+                    raise self._collapsed(chain, f"a mean acceptance of {rate:.3g}")
+            steps = statistics["n_steps"] // GRADIENTS_PER_STEP
+            cut = float((steps >= MOST_STEPS).mean())
+            if cut > CUT:
+                warnings.append(
+                    f"{cut:.0%} of the trajectories were cut off at {MOST_STEPS} steps: the step size is far too small "
+                    "for their length: try a longer warm-up"
+                )
+            return figures, tuple(warnings)
+        achieved = statistics["energy_variance"].mean(axis=1)
+        figures["energy_variance"] = float(achieved.mean())
+        figures["bias_allowance"] = bias_allowance(figures["energy_variance"])
+        for chain, typical in enumerate(np.median(statistics["energy_variance"], axis=1)):
+            if not typical > COLLAPSED * self.energy_variance:
+                raise self._collapsed(
+                    chain, f"an energy variance of {typical:.3g} at a step size of {step_size[chain]:.3g}"
+                )
+            if typical < SMALL * self.energy_variance:
+                warnings.append(
+                    f"chain {chain}: the energy variance is {typical:.3g}, far below the {self.energy_variance:.3g} "
+                    f"asked for: the step size is several times too small, and the chain slow: try a longer warm-up"
+                )
+        if figures["energy_variance"] > LARGE * self.energy_variance:
+            warnings.append(
+                f"the energy variance is {figures['energy_variance']:.3g}, above the {self.energy_variance:.3g} asked "
+                f"for, and the allowance for bias is of what it came to: try a longer warm-up, or a smaller "
+                "energy_variance"
+            )
+        return figures, tuple(warnings)
+
+    def _collapsed(self, chain: int, came: str) -> DivergenceError:
+        wanted = (
+            f"trajectories accepted with probability {self.target_accept:g}"
+            if self.adjusted
+            else f"steps whose energy variance is {self.energy_variance:.3g}"
+        )
+        return DivergenceError(
+            f"{self.name}, chain {chain}, whose tuning has collapsed: "
+            + message(wanted, came, "start=MAP(), a longer warm-up, narrower priors or standardised data")
+        )
+
+
+def bias_allowance(energy_variance: float) -> float:
+    """How wrong variances may be, relatively, at an energy variance E per dimension: (E / 4)^(1/3).
+
+    Far from the smallest dimensions a Gaussian's principal directions move as independent oscillators. Where a step
+    changes the energy of one by a variance E_i, the stationary variance is off by b_i with E_i = b_i^2
+    sin^2(theta_i), theta_i the angle of a step. For leapfrog that is E_i = 4 b_i^3 / (1 + b_i)^2, and, as this is
+    convex, the mean of b_i over directions is at most about (E / 4)^(1/3) whatever their scales: 5 % at E = 5e-4, 2.3
+    % at 5e-5 (compare Robnik and Seljak 2024, "Controlling the asymptotic bias of the unadjusted Hamiltonian and
+    Langevin Monte Carlo"). The integrator used here is better: b is about sqrt(E) where all directions are alike.
+
+    Measured, bias of variances at E = 5e-2, 5e-3, 5e-4, 5e-5 (standard errors 0.002): 50 equal directions -8.4, -7.0,
+    -2.1, -0.8 %; 50 with eigenvalues over two decades, in the mean over principal directions -10.1, -3.5, -1.2, -0.5
+    %; the stiffest of these alone -55, -32, -7, -3 %: the allowance is of the mean, and of coordinates that mix
+    directions, not of the stiffest one.
+    """
+    return (energy_variance / 4.0) ** (1.0 / 3.0)
+
+
+class _Tuner(NamedTuple):
+    """The logarithm of the step size, its weighted average, and how often they were adapted."""
+
+    log_step: Any
+    mean: Any
+    count: Any
+
+
+class _Window(NamedTuple):
+    """Means and sums of squared deviations (P,) of positions and gradients since the last edge, after Welford."""
+
+    count: Any
+    mean: Any
+    squares: Any
+    slope_mean: Any
+    slope_squares: Any
+
+
+class _State(NamedTuple):
+    """All that the next transition depends on, and what the last one was like.
+
+    here: BlackJAX's state of the integrator (position, direction, log density, gradient). variances: v of the
+    preconditioner. width: W. steps: of the integrator per draw. taken: integrator steps of the last transition.
+    squared_error: their mean squared energy error.
+    """
+
+    here: Any
+    key: Any
+    count: Any
+    tuner: _Tuner
+    variances: Any
+    width: Any
+    steps: Any
+    window: _Window
+    taken: Any
+    squared_error: Any
+    energy_error: Any
+    acceptance: Any
+    diverging: Any
+
+
+class _Chain:
+    """The functions of a `Kernel`."""
+
+    def __init__(self, method: MCLMC, target: Target, variances: np.ndarray | None):
+        self.method, self.target, self.variances = method, target, variances
+        self.edges = np.unique([max(1, round(edge * method.warmup)) for edge in EDGES])
+
+    def begin(self, flat: Any, key: Any, data: Any) -> _State:
+        import jax
+        import jax.numpy as jnp
+        from blackjax.mcmc.integrators import IntegratorState
+
+        method = self.method
+
+        def number(value: float) -> Any:
+            return jnp.asarray(value, flat.dtype)
+
+        key, used = jax.random.split(key)
+        density, slope = jax.value_and_grad(lambda u: self.target.log_density(u, data))(flat)
+        root = math.sqrt(self.target.dimension)
+        log_step, nothing = number(math.log(0.25 * root)), jnp.zeros_like(flat)
+        ones = jnp.ones_like(flat)
+        return _State(
+            here=IntegratorState(flat, _direction(used, flat), density, slope),
+            key=key,
+            count=jnp.int32(0),
+            tuner=_Tuner(log_step, log_step, jnp.int32(0)),
+            variances=ones if self.variances is None else jnp.asarray(self.variances, flat.dtype),
+            width=number(root),
+            steps=jnp.int32(method.thinning or WARMUP_STEPS),
+            window=_Window(number(0.0), nothing, nothing, nothing, nothing),
+            taken=jnp.int32(0),
+            squared_error=number(0.0),
+            energy_error=number(0.0),
+            acceptance=number(1.0),
+            diverging=jnp.bool_(False),
+        )
+
+    def usable(self, state: _State) -> Any:
+        return _usable(state.here)
+
+    def step(self, state: _State, data: Any) -> _State:
+        import jax
+
+        tuning = state.count < self.method.warmup
+        moved = (self._trajectory if self.method.adjusted else self._walk)(state, tuning, data)
+        moved = moved._replace(count=state.count + 1)
+        return jax.lax.cond(tuning, self._tuned, lambda same: same, moved)
+
+    def record(self, state: _State) -> dict[str, Any]:
+        import jax.numpy as jnp
+
+        kept = {
+            "u": state.here.position,
+            "lp": state.here.logdensity,
+            "n_steps": GRADIENTS_PER_STEP * state.taken,
+            "energy_error": state.energy_error,
+            "step_size": jnp.exp(state.tuner.mean),
+            "decoherence_length": self._length(state),
+            "diverging": state.diverging,
+        }
+        if self.method.adjusted:
+            return kept | {"acceptance_rate": state.acceptance}
+        return kept | {"energy_variance": state.squared_error / self.target.dimension}
+
+    def _length(self, state: _State) -> Any:
+        """L, of a chain with partial refreshments; the mean length of a trajectory, of one without."""
+        return state.width * (TRAJECTORY if self.method.adjusted else self.method.decoherence)
+
+    # -- transitions
+
+    def _walk(self, state: _State, tuning: Any, data: Any) -> _State:
+        """Steps of the integrator, each followed by a partial refreshment; where one has no usable end, the particle
+        stays and leaves in a new direction."""
+        import jax
+        import jax.numpy as jnp
+
+        move = _integrator(lambda u: self.target.log_density(u, data), state.variances)
+        wanted = self.target.dimension * self.method.energy_variance
+        # Known beforehand, it is one number for all chains that march in step, which then wait for none.
+        steps = state.steps if self.method.thinning is None else self.method.thinning
+
+        def once(_: Any, carry: Any) -> Any:
+            here, key, tuner, window, total, lost = carry
+            key, turning = jax.random.split(key)
+            step_size = jnp.exp(jnp.where(tuning, tuner.log_step, tuner.mean))
+            there, kinetic = move(here, step_size)
+            error = kinetic - there.logdensity + here.logdensity
+            arrived = _usable(there) & (jnp.abs(error) < LARGEST_ERROR)
+            here = jax.tree.map(lambda new, old: jnp.where(arrived, new, old), there, here)
+            kept = jnp.where(arrived, jnp.exp(-step_size / self._length(state)), 0.0)
+            here = here._replace(momentum=_refreshed(here.momentum, kept, turning))
+            squared = jnp.where(arrived, error**2, 0.0)
+            tuner, window = jax.lax.cond(
+                tuning,
+                lambda: (
+                    _adapted(tuner, jnp.where(arrived, jnp.minimum(squared / wanted, MOST), LOST), ORDER),
+                    _seen(window, here),
+                ),
+                lambda: (tuner, window),
+            )
+            return here, key, tuner, window, total + squared, lost + ~arrived
+
+        carry = (state.here, state.key, state.tuner, state.window, jnp.zeros_like(state.width), jnp.int32(0))
+        here, key, tuner, window, total, lost = jax.lax.fori_loop(0, steps, once, carry)
+        # Of the steps that arrived: one that did not has no energy error.
+        squared = total / jnp.maximum(state.steps - lost, 1)
+        return state._replace(
+            here=here,
+            key=key,
+            tuner=tuner,
+            window=window,
+            taken=state.steps,
+            squared_error=squared,
+            energy_error=jnp.sqrt(squared),
+            diverging=lost > 0,
+        )
+
+    def _trajectory(self, state: _State, tuning: Any, data: Any) -> _State:
+        """A trajectory of random length in a new direction, accepted or not by the energy error along it."""
+        import jax
+        import jax.numpy as jnp
+
+        move = _integrator(lambda u: self.target.log_density(u, data), state.variances)
+        key, long, turning, judging = jax.random.split(state.key, 4)
+        step_size = jnp.exp(jnp.where(tuning, state.tuner.log_step, state.tuner.mean))
+        # 1 .. 2 l / e - 1, l / e on average, whatever the position: random lengths keep no period of the target.
+        most = jnp.clip(2.0 * self._length(state) / step_size - 1.0, 1.0, 1.0 * MOST_STEPS)
+        steps = jnp.ceil(most * (1.0 - jax.random.uniform(long, dtype=most.dtype))).astype(jnp.int32)
+        start = state.here._replace(momentum=_direction(turning, state.here.position))
+
+        def once(_: Any, carry: Any) -> Any:
+            here, kinetic = carry
+            here, change = move(here, step_size)
+            return here, kinetic + change
+
+        end, kinetic = jax.lax.fori_loop(0, steps, once, (start, jnp.zeros_like(state.width)))
+        error = kinetic - end.logdensity + start.logdensity
+        arrived = _usable(end) & (error < LARGEST_ERROR)
+        acceptance = jnp.where(arrived, jnp.exp(-jnp.maximum(error, 0.0)), 0.0)
+        accepted = jax.random.uniform(judging, dtype=most.dtype) < acceptance
+        here = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), end, start)
+        tuner, window = jax.lax.cond(
+            tuning,
+            lambda: (
+                _adapted(state.tuner, (1.0 - acceptance) / (1.0 - self.method.target_accept), ORDER_ADJUSTED),
+                _seen(state.window, here),
+            ),
+            lambda: (state.tuner, state.window),
+        )
+        return state._replace(
+            here=here,
+            key=key,
+            tuner=tuner,
+            window=window,
+            taken=steps,
+            energy_error=jnp.where(arrived, error, LARGEST_ERROR),
+            acceptance=acceptance,
+            diverging=~arrived,
+        )
+
+    # -- the warm-up
+
+    def _tuned(self, state: _State) -> _State:
+        """After a transition of the warm-up: new variances and L at an edge, and at the end the steps of a draw."""
+        import jax
+        import jax.numpy as jnp
+
+        def drawn(state: _State) -> _State:
+            if self.method.adjusted:
+                return state
+            state = state._replace(tuner=state.tuner._replace(mean=state.tuner.mean + math.log(MARGIN)))
+            if self.method.thinning is not None:
+                return state
+            steps = jnp.clip(jnp.round(state.width / jnp.exp(state.tuner.mean)), 1, MOST_STEPS)
+            return state._replace(steps=steps.astype(jnp.int32))
+
+        state = jax.lax.cond(
+            jnp.any(state.count == self.edges), self._with_variances, lambda same: same, state
+        )
+        return jax.lax.cond(state.count == self.method.warmup, drawn, lambda same: same, state)
+
+    def _with_variances(self, state: _State) -> _State:
+        """The preconditioner and L of the window that ends here, and a new window."""
+        import jax
+        import jax.numpy as jnp
+
+        window, variances = state.window, state.variances
+        if self.method.preconditioning:
+            found = jnp.sqrt(window.squares / window.slope_squares)
+            found = jnp.where(jnp.isfinite(found) & (found > 0.0), found, variances)
+            share = window.count / (window.count + PRIOR_WEIGHT)
+            variances = jnp.exp(share * jnp.log(found) + (1.0 - share) * jnp.log(variances))
+        width = jnp.sum(window.squares / jnp.maximum(window.count - 1.0, 1.0) / variances)
+        if self.method.preconditioning:
+            # Var x Var grad log p >= 1, so that a smaller sum is one of a window that is too short.
+            width = jnp.maximum(width, self.target.dimension)
+        width = jnp.sqrt(width)
+        return state._replace(
+            variances=variances,
+            width=jnp.where(jnp.isfinite(width) & (width > 0.0), width, state.width),
+            window=jax.tree.map(jnp.zeros_like, window),
+            tuner=state.tuner._replace(count=jnp.int32(RESUMED)),
+        )
+
+
+def _integrator(log_density: Callable[[Any], Any], variances: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """A step of the minimal-norm integrator, (state, size) -> (state, change of the kinetic energy).
+
+    The two places where a step asks for a gradient are one place in a loop: a gradient is most of what there is to
+    compile.
+    """
+    import jax
+    import jax.numpy as jnp
+    from blackjax.mcmc.integrators import (
+        IntegratorState,
+        esh_dynamics_momentum_update_one_step,
+        mclachlan_coefficients,
+    )
+
+    turned: Any = esh_dynamics_momentum_update_one_step(variances)
+    density = jax.value_and_grad(log_density)
+    outer, half, inner, *_ = mclachlan_coefficients
+
+    def move(here: Any, step_size: Any) -> tuple[Any, Any]:
+        def once(index: Any, carry: Any) -> Any:
+            here, kinetic = carry
+            share = jnp.where(index == 0, outer, inner)
+            momentum, velocity, kinetic = turned(
+                here.momentum, here.logdensity_grad, step_size, share, kinetic
+            )
+            position = here.position + half * step_size * velocity
+            return IntegratorState(position, momentum, *density(position)), kinetic
+
+        begin = (here, jnp.zeros_like(here.logdensity))
+        here, kinetic = jax.lax.fori_loop(0, GRADIENTS_PER_STEP, once, begin)
+        momentum, _, kinetic = turned(here.momentum, here.logdensity_grad, step_size, outer, kinetic)
+        return here._replace(momentum=momentum), kinetic
+
+    return move
+
+
+def _direction(key: Any, like: Any) -> Any:
+    """A unit vector, uniform over the sphere."""
+    import jax
+    import jax.numpy as jnp
+
+    z = jax.random.normal(key, like.shape, like.dtype)
+    return z / jnp.linalg.norm(z)
+
+
+def _refreshed(momentum: Any, kept: Any, key: Any) -> Any:
+    """The direction of kept v + sqrt((1 - kept^2) / P) z, z standard normal: v at kept = 1, uniform at kept = 0."""
+    import jax
+    import jax.numpy as jnp
+
+    # Noise in single precision is as isotropic, and costs half.
+    z = jax.random.normal(key, momentum.shape, jnp.float32).astype(momentum.dtype)
+    mixed = kept * momentum + jnp.sqrt((1.0 - kept**2) / len(momentum)) * z
+    return mixed / jnp.linalg.norm(mixed)
+
+
+def _usable(here: Any) -> Any:
+    """Whether a chain can go on from there."""
+    import jax.numpy as jnp
+
+    return (
+        jnp.isfinite(here.logdensity)
+        & jnp.all(jnp.isfinite(here.position))
+        & jnp.all(jnp.isfinite(here.momentum))
+        & jnp.all(jnp.isfinite(here.logdensity_grad))
+    )
+
+
+def _adapted(tuner: _Tuner, ratio: Any, order: float) -> _Tuner:
+    """One step of stochastic approximation (Robbins and Monro 1951) towards E[ratio] = 1, and its average.
+
+    ratio: what was found, in units of what is wanted.
+    """
+    import jax.numpy as jnp
+
+    count = tuner.count + 1
+    t = count.astype(tuner.log_step.dtype)
+    change = jnp.minimum(MEMORY / (t + MEMORY) * (ratio - 1.0), BOUND) / order
+    log_step = tuner.log_step - change
+    return _Tuner(log_step, tuner.mean + 2.0 / (t + 1.0) * (log_step - tuner.mean), count)
+
+
+def _seen(window: _Window, here: Any) -> _Window:
+    count = window.count + 1.0
+    off, slope_off = here.position - window.mean, here.logdensity_grad - window.slope_mean
+    mean, slope_mean = window.mean + off / count, window.slope_mean + slope_off / count
+    return _Window(
+        count,
+        mean,
+        window.squares + off * (here.position - mean),
+        slope_mean,
+        window.slope_squares + slope_off * (here.logdensity_grad - slope_mean),
+    )

@@ -1,0 +1,334 @@
+"""Generalised Hamiltonian Monte Carlo by many chains, tuned by eigenvalues of their own cross-chain moments: MEADS.
+
+Momenta persist from one leapfrog step to the next, so that there is no trajectory length at all; step size, metric and
+damping are read off the positions and gradients of the chains at one moment, without any optimisation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.inference.cost import Size
+from ppl_bnn.inference.mcmc.superchains import ManyChains
+from ppl_bnn.inference.optimisation.loops import check_whole, check_within
+from ppl_bnn.inference.sampling.chains import Kernel
+from ppl_bnn.inference.sampling.sampler import Target
+from ppl_bnn.inference.sampling.whitening import gradients_of_a_start, whitened
+
+# Of moving averages: the average at step t takes the newest value with weight t^-DECAY.
+DECAY = 0.5
+# Below this the adapted step size is too large for the target: see `told`.
+FEW_ACCEPTED = 0.5
+# In the warm-up, a step of all chains of which fewer are accepted makes the next steps smaller by this factor; others
+# make them larger again, by a tenth of it on the logarithmic scale and never beyond what the gradients say.
+BRAKE, RELEASE = 0.5, 0.1
+
+
+@dataclass(frozen=True)
+class MEADS(ManyChains):
+    """Generalised Hamiltonian Monte Carlo with parameters by maximum-eigenvalue adaptation (Hoffman and Sountsov 2022,
+    AISTATS), in unconstrained coordinates.
+
+    Each step partly refreshes the momentum, r <- sqrt(1 - alpha) r + sqrt(alpha) xi with xi ~ N(0, M), takes one
+    leapfrog step of size epsilon, and accepts by a slice variable that persists too and drifts by alpha / 2 (Neal
+    2020), so that rejections, which turn the momentum round, come in clusters. In the warm-up the chains are dealt into
+    folds, again and again; a fold takes its parameters from the fold before it, never from itself:
+
+        M^-1    = diag of sigma^2, the variances between the fold's chains
+        epsilon = min(1, step_size_multiplier / sqrt(lambda(sigma g)))            g: gradients of the log density
+        gamma   = max(1 / sqrt(lambda((u - mean) / sigma)), damping_slowdown / (t epsilon))
+        alpha   = 1 - exp(-2 epsilon gamma)                                       t: steps so far
+
+    where lambda estimates the largest eigenvalue of the second moment of its rows as the ratio of the sum of squared
+    eigenvalues to their sum. log epsilon, log sigma and log alpha are averaged over folds and steps, with weight t^-1/2
+    on the newest; after the warm-up the averages stay, and each chain has its target as its stationary distribution.
+
+    The gradients of chains that start at modes are 0 and say nothing of the curvature: epsilon would be 1, every step
+    rejected, and nothing learned ever after. So epsilon is halved after each step of the warm-up of which less than
+    half is accepted, and given back where more is, which is not in the paper.
+
+    The step size that the gradients allow is far too small where chains start far out, and where a direction that is
+    no coordinate is much stiffer than the others (collinear inputs): scaling by sigma does not help there. With
+    `preconditioning` the chains therefore move in coordinates of equal curvature, z = S^-1 u, S S' the inverse of the
+    mean over the chains of the curvature where they start, and a chain that starts more than two standard deviations
+    out along some direction, by the local curvature, is moved to two (`ppl_bnn.inference.sampling.whitening`; this is
+    not in the paper). Up to 1000 coordinates, and as they are beyond. For the chains of one superchain their common
+    start stays common. On a linear model with a posterior of condition number 2e5 variances are right with it, and 4e4
+    times too large along the stiffest direction without it (`comparisons/performance/badly_scaled.py`).
+
+    preconditioning: whether to do so. thinning: leapfrog steps, and so gradients, per draw (and per transition of the
+    warm-up): neighbouring states of one chain are much alike. folds: at least 2, of at least 4 chains.
+    step_size_multiplier: smaller for more acceptance (0.5 in the paper, twice as good on Gaussians; a network on the
+    diabetes data then had every second step rejected, and a fifth of the effective draws that it has at 0.25). chains,
+    superchains, draws, warmup: see `ManyChains`.
+
+    Works well: where the chains' covariance describes the target everywhere, with hundreds of chains on a GPU. Does
+    not: where the curvature differs between regions, since epsilon knows one value only: look at `acceptance_rate`. On
+    the zoo's regression_mlp with the diabetes data, in its own units, 32 chains from the prior with a warm-up of 300
+    had a nested R-hat of 1.006; without preconditioning it was 4.3.
+
+    Statistics, (chain, draw), in ArviZ's names where it has one: `lp`, `acceptance_rate` (mean over the steps of a
+    draw), `step_size`, `n_steps` (gradients of the transition), `diverging` (any of its steps); `damping` (alpha), and
+    `adaptation_refused`, the number of warm-up transitions in which no fold had finite parameters to offer, the same in
+    all draws. No `energy`: momenta persist, so E-BFMI would be small whatever the target. A proposal whose energy or
+    gradient is not finite is rejected; parameters that are not finite leave the former ones in place.
+
+    BlackJAX gives the step (`mcmc.ghmc`) and the parameters of one fold (`adaptation.meads_adaptation.base`); the
+    folds, the averages and the guards are written here.
+
+    Raises
+    ------
+    InputError, UnsupportedError: impossible arguments. DivergenceError: no chain can start.
+    """
+
+    thinning: int = 10
+    folds: int = 4
+    step_size_multiplier: float = 0.25
+    damping_slowdown: float = 1.0
+    preconditioning: bool = True
+
+    def check(self) -> None:
+        super().check()
+        check_whole(self.name, "thinning", self.thinning, 1, "10")
+        check_whole(self.name, "folds", self.folds, 2, "4")
+        check_within(self.name, "step_size_multiplier", self.step_size_multiplier, 0, math.inf, "0.25")
+        check_within(self.name, "damping_slowdown", self.damping_slowdown, 0, math.inf, "1.0")
+        if not isinstance(self.preconditioning, bool):
+            raise InputError(
+                f"{self.name} preconditioning: "
+                + message("True or False", repr(self.preconditioning), "preconditioning=True")
+            )
+        if self.chains % self.folds or self.chains // self.folds < 4:
+            raise InputError(
+                f"{self.name} folds: "
+                + message(
+                    "a divisor of chains, with at least 4 chains in each fold",
+                    f"folds={self.folds} of chains={self.chains}",
+                    "chains=64, folds=4",
+                )
+            )
+
+    def gradients_of_a_start(self, size: Size) -> tuple[float, float, float]:
+        fewest, usual, most = super().gradients_of_a_start(size)
+        more = gradients_of_a_start(size.parameters) if self.preconditioning else (0.0, 0.0, 0.0)
+        return fewest + more[0], usual + more[1], most + more[2]
+
+    def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
+        return float(self.thinning), float(self.thinning), float(self.thinning)
+
+    def kernel(self, target: Target) -> Kernel:
+        return whitened(target, self._kernel) if self.preconditioning else self._kernel(target)
+
+    def _kernel(self, target: Target) -> Kernel:
+        import jax
+        import jax.numpy as jnp
+        from blackjax.adaptation import meads_adaptation
+        from blackjax.mcmc import ghmc
+
+        move: Any = ghmc.build_kernel()
+        _, parameters_of = meads_adaptation.base(1, self.step_size_multiplier, self.damping_slowdown)
+        folds, thinning = self.folds, self.thinning
+
+        def sound(density: Any, gradient: Any) -> Any:
+            return jnp.isfinite(density) & jnp.all(jnp.isfinite(gradient), axis=-1)
+
+        def fresh(positions: Any, gradients: Any, steps: Any) -> dict[str, Any]:
+            """Parameters of each fold from its own chains, (folds, ...)."""
+
+            def one(position: Any, gradient: Any) -> dict[str, Any]:
+                former = meads_adaptation.MEADSAdaptationState(
+                    steps, jnp.zeros(1), jnp.zeros((1, position.shape[1])), jnp.zeros(1), jnp.zeros(1)
+                )
+                found: Any = parameters_of(former, position, gradient, 0)
+                return {
+                    "step_size": found.step_size[0],
+                    "scale": found.position_sigma[0],
+                    "damping": found.alpha[0],
+                }
+
+            return jax.vmap(one)(positions, gradients)
+
+        def kept_where_unusable(new: dict[str, Any], old: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+            """New parameters of the folds that have some, and which of them have."""
+            fine = jnp.isfinite(new["step_size"]) & (new["step_size"] > 0)
+            fine = fine & jnp.isfinite(new["damping"]) & (new["damping"] > 0)
+            fine = fine & jnp.all(jnp.isfinite(new["scale"]) & (new["scale"] > 0), axis=-1)
+            return {
+                name: jnp.where(fine.reshape(-1, *[1] * (value.ndim - 1)), value, old[name])
+                for name, value in new.items()
+            }, fine
+
+        def dealt(values: Any, order: Any) -> Any:
+            """(chains, ...) as (folds, chains of a fold, ...)."""
+            return values[order].reshape(folds, -1, *values.shape[1:])
+
+        def begin(flat: Any, key: Any, data: Any) -> dict[str, Any]:
+            chains, size = flat.shape
+            key, momentum_key, order_key = jax.random.split(key, 3)
+            moving: Any = jax.vmap(
+                lambda position, key: ghmc.init(position, lambda u: target.log_density(u, data), key)
+            )(flat, jax.random.split(momentum_key, chains))
+            order = jax.random.permutation(order_key, chains)
+            # In use until a fold has better ones: where all chains start at one point, not before they have parted.
+            gradient = jnp.where(jnp.isfinite(moving.logdensity_grad), moving.logdensity_grad, 0.0)
+            steepness = jnp.maximum(jnp.mean(jnp.sum(gradient**2, axis=-1)), 1.0)
+            former = {
+                "step_size": jnp.full((folds,), self.step_size_multiplier) / jnp.sqrt(steepness),
+                "scale": jnp.ones((folds, size)),
+                "damping": jnp.full((folds,), 0.5),
+            }
+            former = jax.tree.map(lambda value: value.astype(flat.dtype), former)
+            nothing = jnp.zeros(chains, flat.dtype)
+            return {
+                "count": jnp.int32(0),
+                "key": key,
+                "chains": moving._replace(slice=moving.slice.astype(flat.dtype)),
+                "order": order.astype(jnp.int32),
+                "folds": former,
+                "average": jax.tree.map(lambda value: jnp.log(value).mean(axis=0), former),
+                "brake": jnp.ones((), flat.dtype),
+                "refused": jnp.int32(0),
+                "acceptance": nothing,
+                "diverging": nothing.astype(bool),
+                "step_size": nothing,
+                "damping": nothing,
+            }
+
+        def step(state: dict[str, Any], data: Any) -> dict[str, Any]:
+            chains = state["chains"].logdensity.shape[0]
+            warming = state["count"] < self.warmup
+            per_fold = chains // folds
+
+            def adapted(carry: dict[str, Any], steps: Any, key: Any) -> dict[str, Any]:
+                moving, order = carry["chains"], carry["order"]
+                offered = fresh(dealt(moving.position, order), dealt(moving.logdensity_grad, order), steps)
+                now, fine = kept_where_unusable(offered, carry["folds"])
+                weight = (steps + 1.0) ** -DECAY
+                seen = now | {"step_size": now["step_size"] * carry["brake"]}
+                average = jax.tree.map(
+                    lambda old, new: old + weight * (jnp.log(new).mean(axis=0) - old), carry["average"], seen
+                )
+                # Dealt anew after as many steps as there are folds, so that none of them drifts off by itself.
+                order = jnp.where((steps + 1) % folds == 0, jax.random.permutation(key, order), order)
+                return {
+                    "folds": now,
+                    "average": average,
+                    "order": order,
+                    "learned": carry["learned"] | jnp.any(fine),
+                }
+
+            def frozen(carry: dict[str, Any], steps: Any, key: Any) -> dict[str, Any]:
+                return {name: carry[name] for name in ("folds", "average", "order", "learned")}
+
+            def of_chains(order: Any, learning: dict[str, Any]) -> dict[str, Any]:
+                """The parameters that each chain moves by: those of the fold before its own, or the averages."""
+                fold = (
+                    jnp.zeros(chains, jnp.int32)
+                    .at[order]
+                    .set(jnp.arange(chains, dtype=jnp.int32) // per_fold)
+                )
+                return {
+                    name: jnp.where(warming, value[(fold - 1) % folds], jnp.exp(learning["average"][name]))
+                    for name, value in learning["folds"].items()
+                }
+
+            def braked(brake: Any, accepted: Any) -> Any:
+                return jnp.where(
+                    accepted < FEW_ACCEPTED, brake * BRAKE, jnp.minimum(1.0, brake * BRAKE**-RELEASE)
+                )
+
+            def once(inner: Any, carry: dict[str, Any]) -> dict[str, Any]:
+                key, ours, dealing = jax.random.split(carry["key"], 3)
+                before = carry["chains"]
+                steps = state["count"] * thinning + inner
+                learning = jax.lax.cond(warming, adapted, frozen, carry, steps, dealing)
+                used = of_chains(carry["order"], learning)
+                used["step_size"] = used["step_size"] * jnp.where(warming, carry["brake"], 1.0)
+                scale, damping = used["scale"], used["damping"]
+                # Momenta are held in units of the metric, r sigma ~ N(0, 1), since it changes under them.
+                standing = before._replace(momentum=before.momentum / scale)
+                after, told = jax.vmap(
+                    lambda key, chain, step_size, scale, damping: move(
+                        key,
+                        chain,
+                        lambda u: target.log_density(u, data),
+                        step_size,
+                        scale,
+                        damping,
+                        damping / 2,
+                    )
+                )(jax.random.split(ours, chains), standing, used["step_size"], scale, damping)
+                whole = sound(after.logdensity, after.logdensity_grad)
+                drifted = (before.slice + 1.0 + damping / 2) % 2 - 1.0
+                stays = before._replace(momentum=-told.momentum, slice=drifted)
+                after = jax.tree.map(
+                    lambda new, old: jnp.where(whole.reshape(-1, *[1] * (new.ndim - 1)), new, old),
+                    after,
+                    stays,
+                )
+                # A rejection leaves the slice where it drifted to. BlackJAX adds 0 times exp of the loss to it, which
+                # is NaN where that overflows, unless the compiler folds the product away.
+                after = after._replace(
+                    momentum=after.momentum * scale,
+                    slice=jnp.where(jnp.isfinite(after.slice), after.slice, drifted),
+                )
+                return {
+                    **learning,
+                    "brake": braked(carry["brake"], jnp.mean(jnp.where(whole, told.acceptance_rate, 0.0))),
+                    "key": key,
+                    "chains": after,
+                    "acceptance": carry["acceptance"]
+                    + jnp.where(whole, told.acceptance_rate, 0.0) / thinning,
+                    "diverging": carry["diverging"] | told.is_divergent | ~whole,
+                    "step_size": used["step_size"],
+                    "damping": damping,
+                }
+
+            carry = {name: state[name] for name in ("key", "chains", "order", "folds", "average", "brake")}
+            nothing = jnp.zeros_like(state["acceptance"])
+            carry |= {"acceptance": nothing, "diverging": nothing.astype(bool), "learned": jnp.array(False)}
+            carry |= {"step_size": nothing, "damping": nothing}
+            carry = jax.lax.fori_loop(0, thinning, once, carry)
+            learned = carry.pop("learned")
+            refused = state["refused"] + (warming & ~learned)
+            changed = {"count": state["count"] + 1, "refused": refused, **carry}
+            return jax.tree.map(lambda new, old: new.astype(old.dtype), changed, state)
+
+        def record(state: dict[str, Any]) -> dict[str, Any]:
+            moving = state["chains"]
+            chains = moving.logdensity.shape
+            return {
+                "u": moving.position,
+                "lp": moving.logdensity,
+                "acceptance_rate": state["acceptance"],
+                "step_size": state["step_size"],
+                "n_steps": jnp.full(chains, thinning, jnp.int32),
+                "damping": state["damping"],
+                "diverging": state["diverging"],
+                "adaptation_refused": jnp.broadcast_to(state["refused"], chains),
+            }
+
+        def usable(state: dict[str, Any]) -> Any:
+            return sound(state["chains"].logdensity, state["chains"].logdensity_grad)
+
+        return Kernel(begin, step, record, usable, pooled=True)
+
+    def told(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
+        figures, found = super().told(statistics)
+        figures["damping"] = float(np.mean(statistics["damping"]))
+        if figures["acceptance_rate"] < FEW_ACCEPTED:
+            found = (
+                *found,
+                f"{figures['acceptance_rate']:.0%} of the steps were accepted, and every rejection turns a chain "
+                f"round: try {self._smaller_steps()}",
+            )
+        return figures, found
+
+    def _smaller_steps(self) -> str:
+        return f"step_size_multiplier={self.step_size_multiplier / 2:g}"

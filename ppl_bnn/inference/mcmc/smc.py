@@ -1,0 +1,651 @@
+"""Tempered sequential Monte Carlo: particles that go from the prior to the posterior, and the evidence on the way."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ppl_bnn.backends.program import CACHE, DENSITY_MEMORY, Problem
+from ppl_bnn.core.arrays import site_seed
+from ppl_bnn.core.errors import BudgetError, DivergenceError, InputError, UnsupportedError, message
+from ppl_bnn.core.progress import Progress, Task
+from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
+from ppl_bnn.inference.cost import Effort, Size
+from ppl_bnn.inference.method import Method, Outcome, Stopwatch
+from ppl_bnn.inference.optimisation.loops import check_whole, check_within, refuse_free_parameters
+from ppl_bnn.inference.sampling.sampler import tempered
+from ppl_bnn.inference.sampling.stopping import FIGURES, check_until, watched
+from ppl_bnn.posterior.posterior import Chains
+
+FIRST_STEP_SIZE = 0.5
+# How fast the step size follows the acceptance, per transition, in nats.
+GAIN = 1.5
+# Transitions that may go, at each temperature, into finding a step size at which half as many are accepted as aimed at.
+SEARCHES = 40
+# Of the variances of the particles, as of those in Stan's warm-up: so many observations, of such a variance.
+PRIOR_COUNT, PRIOR_VARIANCE = 5.0, 1e-3
+# Nats between runs above which their mean says little of the evidence.
+SPREAD_LIMIT = 1.0
+
+
+@dataclass(frozen=True)
+class SMC(Method):
+    """Adaptive tempered sequential Monte Carlo (Del Moral, Doucet and Jasra 2006), from the prior to the posterior.
+
+    N particles, draws from the prior in unconstrained coordinates u, pass through the densities
+
+        p_l(u) proportional to p(w(u)) |dw/du| p(D | w(u))^l,    0 = l_0 < l_1 < ... < 1.
+
+    At each they are given the weights p(D | w)^(l' - l), with the largest l' at which the effective number (sum v)^2 /
+    sum v^2 of these weights is still `target_ess` of the particles; resampled by them (systematically); and moved by
+    `moves` transitions of Hamiltonian Monte Carlo that leave p_l' as it is. The product over temperatures of the means
+    of the weights estimates p(D).
+
+    Its moves use no draw of another temperature: between modes nothing need be crossed at l = 1, since particles were
+    in both basins when these were still one, and weights share them out. That is what this is for, besides the
+    evidence: posteriors with several modes, which a chain does not leave. It costs about as many gradients as there are
+    particles, temperatures, moves and steps, multiplied.
+
+    The momenta have the diagonal mass matrix of the particles' variances under the new weights, in whose coordinates a
+    trajectory has a length that is uniform on (0, pi), drawn anew for each transition and common to all particles, and
+    at most `max_leapfrog` steps. The step size follows the acceptance, averaged over all particles, to `target_accept`
+    after each transition; those at which less than half of that was accepted do not count as moves. So all of it adapts
+    itself to the particles: the estimate of p(D) is unbiased for a schedule that is known beforehand, and has a bias of
+    order 1/N for this one (Beskos, Jasra, Kantas and Thiery 2016), which no standard error over runs can see.
+
+    particles: N. runs: independent repetitions. temperature: T of the target p(w | D)^(1/T), in the coordinates of the
+    program; the path then leads to (p(w) p(D | w))^(1/T) |dw/du|, and what its weights estimate is no evidence.
+    checkpoint: a folder in which each run is kept after each temperature; an interrupted fit goes on from there to the
+    same bits, and more `runs` find the earlier ones.
+
+    until, budget: after the first `runs`, one run more at a time until a rule holds, such as "ess>5000" or
+    "log_evidence_se<0.1" (also ess_bulk, ess_tail, mcse; of a tempered target "log_normaliser_se"), or until `budget`
+    seconds are spent, compilation included. A run that the budget ends on its way is left out; a checkpoint keeps it.
+    Both change the number of runs only: these are the first of those of a longer fit. "rhat" is refused in a rule: it
+    compares runs, and does not fall as there are more of them.
+
+    The posterior is one of chains: a run is a chain, its particles at l = 1 are the draws, in random order. R-hat
+    compares runs, and finds modes that got other weights in other runs. Effective sizes within a run do not mean much:
+    particles have no order in which their dependence, through common ancestors, could show, so they are counted as
+    independent, which is too many, the more so the fewer `moves` there are.
+
+    figures: "log_evidence", the log of the mean over runs of the estimates of p(D) (each estimate of p(D) has next to
+    no bias, its logarithm one of minus half its variance), and "log_evidence_se", the standard deviation of their
+    logarithms over the root of `runs` (with two runs or more); of a tempered target "log_normaliser" and
+    "log_normaliser_se" in their place; "temperatures", the most in a run; "acceptance", the lowest at any temperature;
+    "ancestors", the fewest draws from the prior that the particles of one run descend from; "final_correlation", the
+    largest over runs and coordinates of the particles before with those after the moves of the last temperature, which
+    several modes keep near 1; "rule_held" and "stopped_by_budget", where there is a rule or a budget.
+    statistics: "lp". history: "run", "inverse_temperature" (l), "acceptance", "step_size", "ess" (relative) and
+    "log_normaliser" (so far), an entry per temperature; "look_runs" and the figures at each look at the rule.
+
+    BlackJAX's is the transition. Its own tempered SMC moves particles before it weights them and ends on weights.
+
+    Raises
+    ------
+    DivergenceError: no draw from the prior with a likelihood; a density that is NaN or infinite; particles that cannot
+    be moved. UnsupportedError: a parameter without a prior; R-hat in a rule. BudgetError: spent before a run was made.
+    """
+
+    particles: int = 1000
+    runs: int = 4
+    moves: int = 5
+    target_ess: float = 0.5
+    target_accept: float = 0.8
+    max_leapfrog: int = 32
+    temperature: float = 1.0
+    checkpoint: str | Path | None = None
+    until: str | None = None
+    budget: float | None = None
+    systems: ClassVar[tuple[str, ...]] = ("numpyro",)
+    # Particles start from the prior.
+    start: ClassVar[None] = None
+    finds_centre: ClassVar[bool] = False
+
+    def check(self) -> None:
+        check_whole(self.name, "particles", self.particles, 4, "1000")
+        check_whole(self.name, "runs", self.runs, 1, "4")
+        check_whole(self.name, "moves", self.moves, 1, "5")
+        check_whole(self.name, "max_leapfrog", self.max_leapfrog, 1, "32")
+        check_within(self.name, "target_ess", self.target_ess, 0, 1, "0.5")
+        check_within(self.name, "target_accept", self.target_accept, 0, 1, "0.8")
+        check_within(self.name, "temperature", self.temperature, 0, math.inf, "1.0")
+        if self.checkpoint is not None and not isinstance(self.checkpoint, str | os.PathLike):
+            raise InputError(
+                f"{self.name} checkpoint: "
+                + message("a folder", repr(self.checkpoint), "checkpoint='runs/one'")
+            )
+        rule = check_until(self.name, self.until, self.budget, (*FIGURES, f"{self._estimate}_se"))
+        if rule is not None and any(name == "rhat" for name, _, _ in rule.terms):
+            raise UnsupportedError(
+                f"{self.name} until: "
+                + message(
+                    "a figure that more runs make better",
+                    "rhat, which compares runs and stays where they disagree however many there are",
+                    f"more particles against disagreement, and until='{self._estimate}_se<0.1' or until='ess>5000'",
+                )
+            )
+
+    @property
+    def _estimate(self) -> str:
+        """What the product of the means of the weights estimates."""
+        return "log_evidence" if self.temperature == 1.0 else "log_normaliser"
+
+    @property
+    def weakness(self) -> str:
+        return (
+            "Nothing, as particles grow many; in many dimensions it needs many temperatures and moves, and too few of "
+            "either leave too little spread."
+        )
+
+    def effort(self, size: Size) -> Effort:
+        swarm = float(self.runs * self.particles)
+        most = (
+            math.inf
+            if self.until is not None
+            else swarm * 1000.0 * (1 + (self.moves + SEARCHES) * self.max_leapfrog)
+        )
+        # Some twenty temperatures, at each so many moves of a dozen steps.
+        usual = swarm * 20.0 * (1.0 + self.moves * min(12.0, self.max_leapfrog))
+        return Effort(swarm * (1.0 + self.moves), usual, most, together=self.particles)
+
+    def run(self, problem: Problem, progress: Progress) -> Outcome:
+        watch = Stopwatch()
+        refuse_free_parameters(self.name, problem)
+        belongs = {} if self.checkpoint is None else fingerprint(problem, self, ("runs", "until", "budget"))
+
+        def kept(index: int) -> Checkpoint:
+            return Checkpoint.of(self.checkpoint, belongs, f"run{index}")
+
+        # A checkpoint of another fit is refused before anything is compiled.
+        kept(0).load()
+        compiling = Stopwatch()
+        swarm = _Swarm.of(self, problem)
+        compile_seconds = compiling()
+        look = self._look(problem)
+        ended: list[_Path] = []
+        looks: list[dict[str, float]] = []
+        stopped, wanted = "runs", self.runs
+        task = progress.task(self.name, 100 * self.runs)
+        try:
+            while len(ended) < wanted:
+                index = len(ended)
+                checkpoint, seed = kept(index), site_seed(f"smc run {index}", problem.seed)
+                before = checkpoint.load()
+                path = self._beginning(swarm, seed) if before is None else _Path.from_arrays(before)
+                path = self._pass(swarm, path, seed, index, checkpoint, task, watch)
+                if path.inverse_temperature < 1.0:
+                    stopped = "budget"
+                    break
+                ended.append(path)
+                if look is not None and len(ended) >= self.runs:
+                    holds, figures = look(ended)
+                    looks.append({"runs": float(len(ended)), **figures})
+                    if holds:
+                        stopped = "rule"
+                        break
+                    wanted = len(ended) + 1
+        finally:
+            task.close()
+        if not ended:
+            raise BudgetError(
+                "budget: "
+                + message(
+                    "seconds enough for one run",
+                    f"{self.budget:g} s, spent before its end",
+                    "a longer budget (with checkpoint= nothing is lost), or fewer particles",
+                )
+            )
+        u = problem.program.unravel(np.stack([path.particles for path in ended]))
+        figures = self._figures(ended)
+        if self.until is not None:
+            figures["rule_held"] = float(stopped == "rule")
+        if self.budget is not None:
+            figures["stopped_by_budget"] = float(stopped == "budget")
+        return Outcome(
+            Chains({name: np.ascontiguousarray(u[name]) for name in problem.program.sites}),
+            statistics={"lp": np.stack([path.prior + path.change for path in ended])},
+            history={"run": np.repeat(np.arange(len(ended)), [len(path.told) for path in ended])}
+            | {
+                name: np.concatenate([path.told[:, column] for path in ended])
+                for column, name in enumerate(TOLD)
+            }
+            | {
+                f"look_{name}": np.array([each[name] for each in looks])
+                for name in (looks[0] if looks else ())
+            },
+            compile_seconds=compile_seconds,
+            run_seconds=watch() - compile_seconds,
+            gradient_evaluations=float(sum(path.gradients for path in ended)),
+            warnings=self._warnings(ended, stopped),
+            figures=figures,
+            target=tempered(self.temperature),
+        )
+
+    def _figures(self, ended: Sequence[_Path]) -> dict[str, float]:
+        each = np.array([path.log_normaliser for path in ended])
+        name, runs = self._estimate, len(ended)
+        figures = {name: float(np.logaddexp.reduce(each) - math.log(runs))}
+        if runs > 1:
+            figures[f"{name}_se"] = float(each.std(ddof=1) / math.sqrt(runs))
+        acceptance = TOLD.index("acceptance")
+        return figures | {
+            "temperatures": float(max(len(path.told) for path in ended)),
+            "acceptance": float(min(path.told[:, acceptance].min() for path in ended)),
+            "ancestors": float(min(len(np.unique(path.ancestors)) for path in ended)),
+            "final_correlation": float(max(path.correlation for path in ended)),
+        }
+
+    def _look(self, problem: Problem) -> Callable[[Sequence[_Path]], tuple[bool, dict[str, float]]] | None:
+        """What is asked of the runs so far."""
+        rule = check_until(self.name, self.until, self.budget, (*FIGURES, f"{self._estimate}_se"))
+        if rule is None:
+            return None
+        seen, error = watched(problem, rule), f"{self._estimate}_se"
+
+        def look(ended: Sequence[_Path]) -> tuple[bool, dict[str, float]]:
+            u = problem.program.unravel(np.stack([path.particles for path in ended]))
+            # Of a single run nothing is known.
+            return seen(u, **{error: self._figures(ended).get(error, math.nan)})
+
+        return look
+
+    def _warnings(self, ended: list[_Path], stopped: str) -> tuple[str, ...]:
+        said = []
+        unsupported = max(path.unsupported for path in ended)
+        if unsupported:
+            said.append(
+                f"{self.name}: the likelihood is zero at {unsupported:.1%} of the draws from the prior of a run, which "
+                "carry no weight: try more particles, or a prior within its support"
+            )
+        each = np.array([path.log_normaliser for path in ended])
+        if stopped == "budget":
+            unmet = f"until {self.until!r} held" if self.until is not None else f"all {self.runs} were made"
+            said.append(f"the budget of {self.budget:g} s was spent after {len(ended)} runs, before {unmet}")
+        if len(each) > 1 and each.std(ddof=1) > SPREAD_LIMIT:
+            said.append(
+                f"{self.name}: the runs differ in log p(D) by a standard deviation of {each.std(ddof=1):.2g} nats, so "
+                f"that they do not agree on the evidence, nor on the weights of modes: try "
+                f"particles={4 * self.particles} or moves={2 * self.moves}"
+            )
+        return tuple(said)
+
+    # -- one run
+
+    def _pass(
+        self,
+        swarm: _Swarm,
+        path: _Path,
+        seed: int,
+        index: int,
+        checkpoint: Checkpoint,
+        task: Task,
+        watch: Stopwatch,
+    ) -> _Path:
+        """The particles of one run, from where they are to the end, or to where the budget is spent."""
+        try:
+            while path.inverse_temperature < 1.0:
+                if self.budget is not None and watch() >= self.budget:
+                    checkpoint.keep(path.arrays, last=True)
+                    return path
+                path = self._next(swarm, path, seed)
+                checkpoint.keep(path.arrays, last=path.inverse_temperature == 1.0)
+                told = dict(zip(TOLD, path.told[-1], strict=True))
+                task.update(
+                    100 * index + int(100 * path.inverse_temperature),
+                    run=index + 1,
+                    inverse_temperature=told["inverse_temperature"],
+                    acceptance=told["acceptance"],
+                    ess=told["ess"],
+                )
+        except KeyboardInterrupt:
+            checkpoint.keep(path.arrays, last=True)
+            raise
+        task.update(100 * (index + 1))
+        return path
+
+    def _beginning(self, swarm: _Swarm, seed: int) -> _Path:
+        particles = swarm.draw(seed)
+        prior, change = swarm.measure(particles)
+        undefined = int(np.count_nonzero(~np.isfinite(prior) | np.isnan(change) | (change == np.inf)))
+        if undefined:
+            raise _not_defined(undefined, len(prior), "from the prior")
+        supported = int(np.count_nonzero(np.isfinite(change)))
+        if not supported:
+            raise DivergenceError(
+                f"{self.name}: "
+                + message(
+                    "a likelihood with support at some draw from the prior",
+                    f"a likelihood of zero at all {len(prior)} of them",
+                    "wider noise, narrower priors, or standardised inputs and targets",
+                )
+            )
+        return _Path(
+            particles=particles,
+            prior=prior,
+            change=change,
+            ancestors=np.arange(len(prior)),
+            unsupported=1.0 - supported / len(prior),
+        )
+
+    def _next(self, swarm: _Swarm, path: _Path, seed: int) -> _Path:
+        """One temperature on. All that is random follows from the run's seed and the number of the temperature."""
+        stage, count = len(path.told), len(path.prior)
+        rng = np.random.default_rng([seed, stage])
+        rise = increment(path.change, self.target_ess, 1.0 - path.inverse_temperature)
+        at = path.inverse_temperature + rise
+        if at == path.inverse_temperature:
+            raise DivergenceError(
+                f"{self.name}: "
+                + message(
+                    "a likelihood that can be tempered",
+                    f"log likelihoods of the particles from {path.change.min():.3g} to {path.change.max():.3g}",
+                    "wider noise, narrower priors, or standardised inputs and targets",
+                )
+            )
+        if rise == 1.0 - path.inverse_temperature:
+            at = 1.0
+        log_weights = rise * path.change
+        total = float(np.logaddexp.reduce(log_weights))
+        weights = np.exp(log_weights - total)
+        variances = weights @ (path.particles - weights @ path.particles) ** 2
+        variances = (count * variances + PRIOR_COUNT * PRIOR_VARIANCE) / (count + PRIOR_COUNT)
+        chosen = systematic(weights, rng.uniform())
+        before = path.particles[chosen]
+        particles, step_size, rates, gradients = self._moved(
+            swarm, before, at, variances, path.step_size, seed, stage, rng
+        )
+        prior, change = swarm.measure(particles)
+        undefined = int(np.count_nonzero(~np.isfinite(prior) | ~np.isfinite(change)))
+        if undefined:
+            raise _not_defined(undefined, count, f"at the inverse temperature {at:.3g}")
+        log_normaliser = path.log_normaliser + total - math.log(count)
+        ess = 1.0 / (float(np.sum(weights**2)) * count)
+        told = np.array([at, np.mean(rates), step_size, ess, log_normaliser])
+        # Resampling leaves copies side by side, which as draws of a chain would look dependent.
+        order = rng.permutation(count) if at == 1.0 else np.arange(count)
+        return _Path(
+            particles=particles[order],
+            prior=prior[order],
+            change=change[order],
+            ancestors=path.ancestors[chosen][order],
+            inverse_temperature=at,
+            log_normaliser=log_normaliser,
+            step_size=step_size,
+            gradients=path.gradients + gradients,
+            unsupported=path.unsupported,
+            correlation=_largest_correlation(before, particles),
+            told=np.concatenate([path.told, told[None]]),
+        )
+
+    def _moved(
+        self,
+        swarm: _Swarm,
+        particles: np.ndarray,
+        at: float,
+        variances: np.ndarray,
+        step_size: float,
+        seed: int,
+        stage: int,
+        rng: np.random.Generator,
+    ) -> tuple[np.ndarray, float, list[float], int]:
+        """Particles after the moves, the step size then, the acceptance of each move, and gradients per particle times
+        particles."""
+        state = swarm.begin(particles, at)
+        rates: list[float] = []
+        done, searches, gradients = 0, 0, len(particles)
+        while len(rates) < self.moves:
+            steps = int(np.clip(math.ceil(rng.uniform(0.0, math.pi) / step_size), 1, self.max_leapfrog))
+            state, rate = swarm.move((seed, stage, done), state, at, step_size, variances, steps)
+            gradients += steps * len(particles)
+            done += 1
+            if rate < 0.5 * self.target_accept and searches < SEARCHES:
+                searches += 1
+            else:
+                rates.append(rate)
+            step_size *= math.exp(GAIN * (rate - self.target_accept))
+        if max(rates) < 0.1 * self.target_accept:
+            raise DivergenceError(
+                f"{self.name}: "
+                + message(
+                    f"particles that move at the inverse temperature {at:.3g}",
+                    f"an acceptance of {max(rates):.2g} with steps of {step_size:.2g} standard deviations",
+                    "a model whose log joint has a finite gradient, or standardised inputs and targets",
+                )
+            )
+        return np.asarray(state[0], dtype=np.float64), step_size, rates, gradients
+
+
+# What is told of each temperature, in the order of the columns of `_Path.told`.
+TOLD = ("inverse_temperature", "acceptance", "step_size", "ess", "log_normaliser")
+
+
+@dataclass(frozen=True)
+class _Path:
+    """How far a run has come.
+
+    particles (N, P) with, of each, prior = log p(w) + log |dw/du| and change, whose multiple by the inverse temperature
+    is what is added to it. ancestors (N,): the draws from the prior that they descend from. gradients: of single
+    particles. unsupported: the share of the prior draws without a likelihood. correlation: of the last moves. told:
+    (temperatures, len(TOLD)).
+    """
+
+    particles: np.ndarray
+    prior: np.ndarray
+    change: np.ndarray
+    ancestors: np.ndarray
+    inverse_temperature: float = 0.0
+    log_normaliser: float = 0.0
+    step_size: float = FIRST_STEP_SIZE
+    gradients: int = 0
+    unsupported: float = 0.0
+    correlation: float = 1.0
+    told: np.ndarray = field(default_factory=lambda: np.empty((0, len(TOLD))))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {f.name: np.asarray(getattr(self, f.name)) for f in fields(self)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> _Path:
+        values: dict[str, Any] = {
+            name: value if value.ndim else value.item() for name, value in arrays.items()
+        }
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class _Swarm:
+    """What is done to all particles at once, compiled: NumPy in and out, but for the state between moves.
+
+    draw: seed -> (N, P) from the prior. measure: particles -> prior, change (see `_Path`). begin: particles, inverse
+    temperature -> (positions, log densities, gradients). move: (seed, temperature, transition), state, inverse
+    temperature, step size, variances, steps -> state and mean acceptance.
+    """
+
+    draw: Callable[[int], np.ndarray]
+    measure: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+    begin: Callable[[np.ndarray, float], Any]
+    move: Callable[..., tuple[Any, float]]
+
+    @classmethod
+    def of(cls, method: SMC, problem: Problem) -> _Swarm:
+        import jax
+        from blackjax.mcmc import hmc
+
+        program, chosen, count = problem.program, problem.system, method.particles
+        units = sum(site.shape[-1] if len(site.shape) > 1 else 1 for site in program.sites.values())
+        memory = CACHE if problem.device == "cpu" else DENSITY_MEMORY
+        at_once = int(np.clip(memory // (16 * units * program.rows), 1, count))
+        data = (problem.x, problem.y)
+        kernel = hmc.build_kernel()
+
+        def mapped(function: Callable[..., Any], *arguments: Any) -> Any:
+            if at_once >= count:
+                return jax.vmap(function)(*arguments)
+            return jax.lax.map(lambda each: function(*each), arguments, batch_size=at_once)
+
+        def drawn(key: Any, data: Any) -> Any:
+            sites = {site.name: site for site in chosen.run(program.native, *data, seed=key)}
+            return program.ravel({name: program.unconstrain_site(sites[name]) for name in program.sites})
+
+        def measured(flat: Any, data: Any) -> tuple[Any, Any]:
+            u = program.unravel(flat)
+            prior, joint = program.log_prior(u, *data), program.log_joint(u, *data)
+            if method.temperature == 1.0:
+                return prior, joint - prior
+            # The power belongs to the density of w: the volume of the coordinates is no part of it.
+            density = program.log_prior(u, *data, jacobian=False)
+            tempered = program.log_joint(u, *data, jacobian=False) / method.temperature
+            return prior, tempered - density
+
+        def log_density(flat: Any, at: Any, data: Any) -> Any:
+            prior, change = measured(flat, data)
+            return prior + at * change
+
+        def draw(keys: Any, data: Any) -> Any:
+            return mapped(lambda key: drawn(key, data), keys)
+
+        def measure(particles: Any, data: Any) -> Any:
+            return mapped(lambda flat: measured(flat, data), particles)
+
+        def begin(particles: Any, at: Any, data: Any) -> Any:
+            return mapped(lambda flat: tuple(hmc.init(flat, lambda f: log_density(f, at, data))), particles)
+
+        def move(
+            key: Any, state: Any, at: Any, step_size: Any, variances: Any, steps: Any, data: Any
+        ) -> tuple[Any, Any]:
+            def one(key: Any, *state: Any) -> Any:
+                moved, info = kernel(
+                    key,
+                    hmc.HMCState(*state),
+                    lambda flat: log_density(flat, at, data),
+                    step_size,
+                    variances,
+                    steps,
+                )
+                return tuple(moved), info.acceptance_rate
+
+            state, rates = mapped(one, jax.random.split(key, count), *state)
+            return state, rates.mean()
+
+        def key_of(seed: int, *numbers: int) -> Any:
+            key = jax.random.PRNGKey(seed)
+            for number in numbers:
+                key = jax.random.fold_in(key, number)
+            return key
+
+        size = program.parameter_count
+        keys, number = jax.random.split(key_of(0), count), chosen.asarray(np.asarray(0.5))
+        particles = chosen.asarray(np.zeros((count, size)))
+        state = (particles, particles[:, 0], particles)
+        whole = np.int32(1)
+        draw_compiled = jax.jit(draw).lower(keys, data).compile()
+        measure_compiled = jax.jit(measure).lower(particles, data).compile()
+        begin_compiled = jax.jit(begin).lower(particles, number, data).compile()
+        move_compiled = (
+            jax.jit(move).lower(keys[0], state, number, number, particles[0], whole, data).compile()
+        )
+
+        def single(value: float) -> Any:
+            return chosen.asarray(np.asarray(value))
+
+        def double(array: Any) -> np.ndarray:
+            return np.asarray(array, dtype=np.float64)
+
+        def measure_all(particles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            prior, change = measure_compiled(chosen.asarray(particles), data)
+            return double(prior), double(change)
+
+        def move_all(
+            numbers: tuple[int, ...],
+            state: Any,
+            at: float,
+            step_size: float,
+            variances: np.ndarray,
+            steps: int,
+        ) -> tuple[Any, float]:
+            state, rate = move_compiled(
+                key_of(*numbers),
+                state,
+                single(at),
+                single(step_size),
+                chosen.asarray(variances),
+                np.int32(steps),
+                data,
+            )
+            return state, float(rate)
+
+        return cls(
+            draw=lambda seed: double(draw_compiled(jax.random.split(key_of(seed), count), data)),
+            measure=measure_all,
+            begin=lambda particles, at: begin_compiled(chosen.asarray(particles), single(at), data),
+            move=move_all,
+        )
+
+
+# --- between temperatures, in NumPy ---------------------------------------------------------------
+
+
+def increment(change: np.ndarray, target_ess: float, most: float) -> float:
+    """The largest rise of the inverse temperature, at most `most`, that leaves a relative effective size of
+    `target_ess`.
+
+    The weights are exp(rise * change) of particles that count the same, change (N,). Particles without support, where
+    it is -inf, get none at any rise: the effective size is relative to the others.
+    """
+    finite = change[np.isfinite(change)]
+    finite = finite - finite.max()
+
+    def relative(rise: float) -> float:
+        weights = np.exp(rise * finite)
+        return float(weights.sum() ** 2 / np.sum(weights**2)) / len(finite)
+
+    if relative(most) >= target_ess:
+        return most
+    low, high = 0.0, most
+    # To a millionth of itself: the first rises are many orders of magnitude below 1.
+    while high - low > 1e-6 * high:
+        middle = 0.5 * (low + high)
+        if relative(middle) >= target_ess:
+            low = middle
+        else:
+            high = middle
+        if high < np.finfo(float).tiny:
+            break
+    return low
+
+
+def systematic(weights: np.ndarray, uniform: float) -> np.ndarray:
+    """Indices (N,) in which i appears N w_i times, rounded up or down, N w_i times in expectation over `uniform`."""
+    count = len(weights)
+    upto = np.cumsum(weights)
+    found = np.searchsorted(upto, upto[-1] * (np.arange(count) + uniform) / count, side="right")
+    # The last point may be rounded up to the total, which lies beyond all of them.
+    return np.minimum(found, np.flatnonzero(weights)[-1])
+
+
+def _largest_correlation(before: np.ndarray, after: np.ndarray) -> float:
+    """Over coordinates, of particles (N, P) with what became of them."""
+    before, after = before - before.mean(0), after - after.mean(0)
+    scale = np.sqrt(np.sum(before**2, axis=0) * np.sum(after**2, axis=0))
+    if not np.all(scale > 0.0):
+        # All alike in some coordinate: copies of one particle.
+        return 1.0
+    return float(np.max(np.sum(before * after, axis=0) / scale))
+
+
+def _not_defined(undefined: int, count: int, where: str) -> DivergenceError:
+    return DivergenceError(
+        "SMC: "
+        + message(
+            "a log joint at every particle",
+            f"{undefined} of {count} {where} at which it is NaN or infinite",
+            "a model that is defined everywhere, narrower priors, or standardised inputs and targets",
+        )
+    )

@@ -1,0 +1,94 @@
+"""What samplers of many short chains have in common: superchains, and what is said of chains that adapt together."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.inference.cost import Effort, Size
+from ppl_bnn.inference.optimisation.loops import check_whole
+from ppl_bnn.inference.sampling.sampler import Sampler
+
+# Warm-up transitions from which nothing could be learned, as a share, above which the adaptation counts as frozen.
+FROZEN = 0.5
+
+
+@dataclass(frozen=True)
+class ManyChains(Sampler):
+    """Many chains that advance and adapt together, compiled as one function over all of them.
+
+    chains: as many as keep the machine busy; on a GPU hundreds cost little more than one. draws: kept per chain, few,
+    since chains add up. superchains: groups of chains / superchains consecutive chains, each begun at one point:
+    what nested R-hat compares (`ppl_bnn.posterior.nested`). The points themselves must be spread wider than the
+    posterior for it to notice anything, as prior draws are.
+    """
+
+    draws: int = 200
+    warmup: int = 300
+    chains: int = 64
+    superchains: int = 8
+
+    def check(self) -> None:
+        super().check()
+        check_whole(self.name, "superchains", self.superchains, 2, "8")
+        if self.chains % self.superchains:
+            raise InputError(
+                f"{self.name} superchains: "
+                + message(
+                    f"a divisor of chains={self.chains}, so that each has as many chains",
+                    repr(self.superchains),
+                    "chains=64, superchains=8",
+                )
+            )
+        if self.chain_method not in ("auto", "vectorised"):
+            raise UnsupportedError(
+                f"{self.name} chain_method: "
+                + message(
+                    "'auto' or 'vectorised', since the chains adapt together",
+                    repr(self.chain_method),
+                    "chain_method='auto'",
+                )
+            )
+
+    @property
+    def weakness(self) -> str:
+        return "Many short chains: what none of them reached in its warm-up is missing, and they want an accelerator."
+
+    def effort(self, size: Size) -> Effort | None:
+        found = super().effort(size)
+        # One vectorised function over all chains.
+        return None if found is None else replace(found, parallel=1, together=self.chains)
+
+    @property
+    def starting_points(self) -> int:
+        """One per superchain."""
+        return self.superchains
+
+    def told(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
+        found: list[str] = []
+        diverging = np.asarray(statistics["diverging"])
+        refused = int(np.max(statistics["adaptation_refused"]))
+        if refused > FROZEN * self.warmup:
+            found.append(
+                f"the adaptation was frozen: in {refused} of {self.warmup} warm-up transitions nothing finite came "
+                f"back to learn from, so the step size is none that was tuned: try start=MAP(), narrower priors, or "
+                f"standardised inputs and targets"
+            )
+        if diverging.any():
+            found.append(
+                f"{int(diverging.sum())} of {diverging.size} transitions diverged, so regions of high curvature may "
+                f"be missed: try {self._smaller_steps()} or a prior with lighter tails"
+            )
+        figures = {
+            "acceptance_rate": float(np.mean(statistics["acceptance_rate"])),
+            "step_size": float(np.mean(statistics["step_size"])),
+        }
+        return figures, tuple(found)
+
+    @abstractmethod
+    def _smaller_steps(self) -> str:
+        """The setting that makes steps smaller."""

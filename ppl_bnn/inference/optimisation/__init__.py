@@ -1,0 +1,1 @@
+"""Modes of the posterior, and the optimisers that find them."""

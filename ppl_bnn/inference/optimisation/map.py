@@ -1,0 +1,173 @@
+"""Maximum a posteriori: the mode, and nothing around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ppl_bnn.backends.program import Problem
+from ppl_bnn.core.errors import DivergenceError, InputError, message, unknown_name
+from ppl_bnn.core.progress import Progress
+from ppl_bnn.inference.cost import Effort, Size, effort_of_start
+from ppl_bnn.inference.method import Method, Outcome, Start
+from ppl_bnn.inference.optimisation.loops import check_within, rows_per_step
+from ppl_bnn.inference.optimisation.mode import (
+    WAIT,
+    Mode,
+    best_mode,
+    check_optimiser,
+    check_restarts,
+    effort_of_mode,
+    find_modes,
+    held_out,
+)
+from ppl_bnn.posterior.posterior import Point
+
+
+@dataclass(frozen=True)
+class MAP(Method):
+    """argmax_u log p(w(u), D) + log |dw/du|: the mode in unconstrained coordinates, the same in both systems.
+
+    A mode depends on coordinates. `space="constrained"` leaves out the second term: the mode of the density of w
+    itself; weights are unconstrained and the two differ only in scales such as the noise.
+
+    steps: at most so many of Adam. learning_rate: at the start; it halves on each plateau. tolerance: nats by which a
+    hundred steps must lower the loss not to count as a plateau. polish: finish with L-BFGS (float64 only).
+    start: a method, a posterior, or a dict of constrained values. restarts: so many starts from draws of the prior, of
+    which the highest mode is kept; history["restart_log_joint"] has what each came to, in this order, and the costs are
+    those of all.
+
+    validation: None, or the share of the rows that are held out for early stopping. Adam then climbs the log joint of
+    the other rows, and of all its iterates the one is kept that gives the held-out rows the largest mean log
+    likelihood; it stops 1000 steps after that one, and there is no polish. What is found is a point on the way to a
+    mode, which a weak prior wants and a good one does not need: the fit says in its `target` that it is no mode.
+    figures: "validation_score", that mean in nats in the units of the fit, and "best_step".
+
+    Raises
+    ------
+    DivergenceError: the loss left the finite numbers. UnsupportedError: rows held out of a model whose rows cannot be
+    taken apart.
+    """
+
+    steps: int = 20_000
+    learning_rate: float = 0.02
+    tolerance: float = 1e-4
+    polish: bool = True
+    space: str = "unconstrained"
+    start: Start = None
+    restarts: int = 1
+    validation: float | None = None
+    # What it finds is one point: chains that start from it want one each.
+    finds_points: ClassVar[bool] = True
+
+    def check(self) -> None:
+        check_optimiser(self.name, self.steps, self.learning_rate, self.tolerance)
+        check_restarts(self.name, self.restarts, self.start)
+        if self.validation is not None:
+            check_within(self.name, "validation", self.validation, 0, 1, "0.1, or None for the mode")
+            if self.restarts > 1:
+                raise InputError(
+                    f"{self.name}: restarts: "
+                    + message(
+                        "one start with validation=, as highest modes are not what is looked for",
+                        f"restarts={self.restarts}",
+                        "Ensemble(MAP(validation=0.1), size=5)",
+                    )
+                )
+        if self.space not in ("unconstrained", "constrained"):
+            raise unknown_name("space", self.space, ("unconstrained", "constrained"))
+
+    @property
+    def weakness(self) -> str:
+        return (
+            "It is a point: no epistemic uncertainty, so too sure of itself, most of all away from the data."
+        )
+
+    def effort(self, size: Size) -> Effort:
+        if self.validation is not None:
+            least = min(self.steps, WAIT)
+            return Effort(least, min(self.steps, 3000), self.steps + 100)
+        found = effort_of_mode(self.steps, self.polish).times(self.restarts)
+        return found.after(effort_of_start(self.start, size))
+
+    def run(self, problem: Problem, progress: Progress) -> Outcome:
+        if self.validation is not None:
+            (outcome,) = self._together([problem], progress)
+            if isinstance(outcome, DivergenceError):
+                raise outcome
+            return outcome
+        mode, log_joints = best_mode(
+            problem,
+            restarts=self.restarts,
+            start=self.start,
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            tolerance=self.tolerance,
+            polish=self.polish,
+            jacobian=self.space == "unconstrained",
+            progress=progress,
+            title=self.name,
+        )
+        outcome = self._outcome(mode)
+        if self.restarts > 1:
+            outcome.history["restart_log_joint"] = log_joints
+        return outcome
+
+    def run_together(
+        self, problems: Sequence[Problem], progress: Progress
+    ) -> list[Outcome | DivergenceError] | None:
+        """Fits to several problems, of one program, in one vectorised loop; where one fails, its error stands there.
+
+        None: not with these settings, so that each has to be run by itself.
+        """
+        return None if self.restarts > 1 else self._together(problems, progress)
+
+    def _together(self, problems: Sequence[Problem], progress: Progress) -> list[Outcome | DivergenceError]:
+        for problem in problems if self.validation is not None else ():
+            self._refuse_whole(problem)
+        found = find_modes(
+            problems,
+            start=self.start,
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            tolerance=self.tolerance,
+            polish=self.polish,
+            jacobian=self.space == "unconstrained",
+            validation=self.validation,
+            progress=progress,
+            title=self.name,
+        )
+        return [each if isinstance(each, DivergenceError) else self._outcome(each) for each in found]
+
+    def _refuse_whole(self, problem: Problem) -> None:
+        """Refuse to hold rows out where there are too few, or where they belong together."""
+        assert self.validation is not None
+        if problem.rows < 2:
+            raise InputError(
+                f"{self.name} validation: "
+                + message(
+                    "at least 2 rows, one to hold out and one to fit", str(problem.rows), "validation=None"
+                )
+            )
+        rows = len(held_out(problem, self.validation)[0])
+        rows_per_step(f"{self.name} validation", problem, rows, advice="validation=None")
+
+    def _outcome(self, mode: Mode) -> Outcome:
+        figures = {"log_joint": mode.log_joint, "converged": float(mode.converged)}
+        target = ""
+        if mode.held_score is None:
+            figures |= mode.figures
+        else:
+            figures |= {"validation_score": mode.held_score, "best_step": float(mode.best_step or 0)}
+            target = f"early stopping on {self.validation:.0%} of the rows, held out"
+        return Outcome(
+            approximation=Point(mode.u),
+            history={"loss": mode.losses},
+            compile_seconds=mode.compile_seconds,
+            run_seconds=mode.run_seconds,
+            gradient_evaluations=mode.evaluations,
+            warnings=mode.warnings,
+            figures=figures,
+            target=target,
+        )

@@ -1,0 +1,645 @@
+"""Stochastic weight averaging, Gaussian: the first two moments of the iterates of stochastic gradient descent."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from ppl_bnn.backends.program import Problem
+from ppl_bnn.core.arrays import map_data, site_seed
+from ppl_bnn.core.errors import DivergenceError, InputError, message, unknown_name
+from ppl_bnn.core.progress import Progress
+from ppl_bnn.inference.cost import Effort, Size, effort_of_start
+from ppl_bnn.inference.curvature.conditioning import conditioning
+from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
+from ppl_bnn.inference.optimisation.loops import (
+    check_whole,
+    check_within,
+    refuse_free_parameters,
+    rows_per_step,
+)
+from ppl_bnn.inference.optimisation.mode import (
+    Mode,
+    effort_of_mode,
+    find_modes,
+    flat_sites,
+    stacked_rows,
+    starting_point,
+)
+from ppl_bnn.posterior.posterior import Approximation
+
+SCHEDULES = ("constant", "cyclical")
+# What is left of the rate at the end of a cycle.
+CYCLE_END = 0.01
+# Rows whose gradients tell how noisy a batch is.
+NOISE_ROWS = 256
+# The share of the variances that the curvature says, in the median, below which the iterates have not spread: they were
+# collected before SGD came to rest, or at a rate held down by a stiff direction.
+NARROW = 0.1
+# Steps of the loop that are compiled as one.
+LONGEST = 1000
+
+
+@dataclass
+class SWAGGaussian(Approximation):
+    """N(mean, 1/2 diag(variance) + 1/(2 (K - 1)) D D'), D the last K deviations of iterates from their running mean.
+
+    mean, variance: site -> array in unconstrained coordinates; deviations: site -> (K, *shape). Coordinates of variance
+    zero did not move: they have no spread, and the density is over the others.
+    """
+
+    mean: dict[str, np.ndarray]
+    variance: dict[str, np.ndarray]
+    deviations: dict[str, np.ndarray]
+    kind: ClassVar[Literal["chains", "iid", "point"]] = "iid"
+
+    @property
+    def rank(self) -> int:
+        """K, how many deviations there are."""
+        return len(next(iter(self.deviations.values())))
+
+    def _flat(self, values: Mapping[str, np.ndarray], leading: int = 0) -> np.ndarray:
+        return np.concatenate(
+            [np.asarray(values[name]).reshape(*np.shape(values[name])[:leading], -1) for name in self.mean],
+            -1,
+        )
+
+    @property
+    def _factor(self) -> np.ndarray:
+        """(K, P): its product with itself is the part of low rank."""
+        return self._flat(self.deviations, 1) / math.sqrt(2.0 * (self.rank - 1))
+
+    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        mean, scale = self._flat(self.mean), np.sqrt(0.5 * self._flat(self.variance))
+        flat = mean + scale * rng.standard_normal((count, len(mean)))
+        flat += rng.standard_normal((count, self.rank)) @ self._factor
+        u, start = {}, 0
+        for name, value in self.mean.items():
+            u[name] = flat[:, start : start + value.size].reshape(count, *value.shape)
+            start += value.size
+        return u
+
+    def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
+        from scipy.linalg import cho_solve, cholesky
+
+        variance = self._flat(self.variance)
+        moves = variance > 0.0
+        scale = np.sqrt(0.5 * variance[moves])
+        z = (self._flat(u, 1) - self._flat(self.mean))[:, moves] / scale
+        factor = self._factor[:, moves] / scale
+        # With C = I + F F', whose eigenvalues are at least one, |z - F'c|^2 + |c|^2 for c = C^-1 F z is a sum of
+        # squares, where Woodbury's difference would cancel.
+        inner = factor @ factor.T
+        np.fill_diagonal(inner, inner.diagonal() + 1.0)
+        root = cholesky(inner, lower=True)
+        c = cho_solve((root, True), factor @ z.T).T
+        distance = np.sum((z - c @ factor) ** 2, axis=1) + np.sum(c**2, axis=1)
+        log_volume = np.sum(np.log(scale)) + np.sum(np.log(np.diag(root)))
+        return -0.5 * distance - log_volume - 0.5 * z.shape[1] * math.log(2.0 * math.pi)
+
+    def centre(self) -> dict[str, np.ndarray]:
+        return dict(self.mean)
+
+    @property
+    def has_centre(self) -> bool:
+        return True
+
+    def covariance(self) -> np.ndarray:
+        """The covariance (P, P) of the flat vector."""
+        return 0.5 * np.diag(self._flat(self.variance)) + self._factor.T @ self._factor
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        parts = {"mean": self.mean, "variance": self.variance, "deviations": self.deviations}
+        return {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> SWAGGaussian:
+        def part(which: str) -> dict[str, np.ndarray]:
+            return {
+                key.partition("/")[2]: np.asarray(value)
+                for key, value in arrays.items()
+                if key.startswith(f"{which}/")
+            }
+
+        return cls(part("mean"), part("variance"), part("deviations"))
+
+
+@dataclass(frozen=True)
+class SWAG(Method):
+    """Stochastic gradient descent from a mode, and a Gaussian with the moments of its iterates (Maddox, Izmailov,
+    Garipov, Vetrov and Wilson 2019, "A simple baseline for Bayesian uncertainty in deep learning").
+
+    With l(u) = -log p(w(u), D) - log |dw/du| and g the gradient of l from a batch of B rows, its likelihood scaled by
+    N / B,
+
+        u <- u - rate / N g(u),
+
+    and of the iterates u_1..u_T that are collected, one every so many steps,
+
+        mean = 1/T sum_i u_i        v = 1/T sum_i u_i^2 - mean^2
+        D = the last K of u_i - mean_i,  mean_i = 1/i sum_{j <= i} u_j
+        q = N(mean, 1/2 diag(v) + 1/(2 (K - 1)) D D').
+
+    The variances of q are those of the iterates, its covariances half of theirs.
+
+    **What this is: the noise of SGD, not the posterior.** Iterates at a constant rate come to a stationary distribution
+    about the mode with the covariance S, A S + S A = rate C / B to first order in the rate, where A is the Hessian of
+    l / N and C the covariance of the gradients of single rows. It is the posterior's A^-1 / N only where C is a
+    multiple of the identity, and the rate the right one; where the model is true C is close to A, and S close to rate /
+    (2 B) in every direction: too narrow where the data say little, too wide where they say much. Its size is that of
+    the rate. So a rate of None is that of the stationary Gaussian closest to the posterior, 2 P B / (N trace C) (Mandt,
+    Hoffman and Blei 2017, theorem 1; C at the start), held below 1 / (largest eigenvalue of C + trace C / B), beyond
+    which steps overshoot: where there are more weights than rows, iterates at a rate at which they stay near the mode
+    spread less than the posterior.
+
+    Batches are drawn with replacement, each step anew. (Shuffled passes over the rows, as of a data loader, cancel most
+    of the noise at the end of a pass, and the moments would tell of the shuffling.)
+
+    collections: T. rank: K, at least 2. every: steps between two collections; None: as many as make up one pass over
+    the rows. burn_in: so many times `every` steps come before. batch_size: B; None: a tenth of the rows, at most 128.
+    learning_rate: of the loss per row, as in the paper. schedule: "constant", or "cyclical": within each `every` steps
+    the rate falls from `learning_rate` linearly to a hundredth, and iterates are collected at the bottom (Izmailov et
+    al. 2018), where there is little left of the noise; the spread is then that between the bottoms.
+    start: where SGD begins: None for a mode found by Adam from a prior draw in at most `steps` steps, a method (MAP()),
+    a posterior or a dict of constrained values.
+
+    MultiSWAG (Wilson and Izmailov 2020) is `Ensemble(SWAG(), size=10)`.
+
+    history: "loss", the mean of l over the steps up to each collection, burn-in included. figures: "learning_rate",
+    "collections", "converged" (1 where the losses of the first and the second half of the collections agree within 3
+    standard errors, or 0.1 nats, and, for up to 300 coordinates and a curvature that is positive at the mean, the
+    variances of the iterates are at least a tenth of those that the curvature says, in the median), "log_joint" at the
+    mean of the iterates.
+
+    Raises
+    ------
+    DivergenceError: the loss left the finite numbers. UnsupportedError: a parameter without a prior, or a model whose
+    rows cannot be taken apart.
+    """
+
+    collections: int = 100
+    rank: int = 20
+    every: int | None = None
+    burn_in: int = 20
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    schedule: str = "constant"
+    start: Start = None
+    steps: int = 20_000
+    serves_local: ClassVar[bool] = False
+
+    def check(self) -> None:
+        check_whole(self.name, "collections", self.collections, 2, "100")
+        check_whole(self.name, "rank", self.rank, 2, "20")
+        check_whole(self.name, "burn_in", self.burn_in, 0, "20")
+        check_whole(self.name, "steps", self.steps, 1, "20_000")
+        if self.rank > self.collections:
+            raise InputError(
+                f"{self.name} rank: "
+                + message(
+                    f"at most as many deviations as the {self.collections} collections",
+                    repr(self.rank),
+                    f"rank={self.collections}",
+                )
+            )
+        if self.every is not None:
+            check_whole(self.name, "every", self.every, 1, "None, for one pass over the rows")
+        if self.batch_size is not None:
+            check_whole(self.name, "batch_size", self.batch_size, 1, "None, for a tenth of the rows")
+        if self.learning_rate is not None:
+            check_within(
+                self.name, "learning_rate", self.learning_rate, 0, math.inf, "None, for one by theory"
+            )
+        if self.schedule not in SCHEDULES:
+            raise unknown_name("schedule", self.schedule, SCHEDULES)
+
+    @property
+    def weakness(self) -> str:
+        return (
+            "Its Gaussian is that of the noise of batches at one mode, and its width is that of the learning rate: too "
+            "narrow where the data say little, too wide where they say much."
+        )
+
+    def effort(self, size: Size) -> Effort:
+        batch = self._batch(size.rows)
+        every = math.ceil(size.rows / batch) if self.every is None else self.every
+        steps = (self.burn_in + self.collections) * every * size.share(batch)
+        begin = effort_of_mode(self.steps) if self.start is None else effort_of_start(self.start, size)
+        return Effort(steps, steps + 1, steps + 1, numbers=self.rank * size.parameters).after(begin)
+
+    def run(self, problem: Problem, progress: Progress) -> Outcome:
+        (outcome,) = self.run_together([problem], progress)
+        if isinstance(outcome, DivergenceError):
+            raise outcome
+        return outcome
+
+    def run_together(
+        self, problems: Sequence[Problem], progress: Progress
+    ) -> list[Outcome | DivergenceError]:
+        """Fits to several problems, of one program, in one vectorised loop; where one fails, its error stands there."""
+        first = problems[0]
+        refuse_free_parameters(self.name, first)
+        size = self._size(first)
+        begun = self._begin(problems, progress)
+        good = [index for index, each in enumerate(begun) if isinstance(each, _Beginning)]
+        found: list[Any] = list(begun)
+        if good:
+            walked = self._walk(
+                [problems[index] for index in good], [begun[index] for index in good], size, progress
+            )
+            for index, outcome in zip(good, walked, strict=True):
+                found[index] = outcome
+        return found
+
+    def _batch(self, rows: int) -> int:
+        return min(128, max(1, rows // 10)) if self.batch_size is None else self.batch_size
+
+    def _size(self, problem: Problem) -> int:
+        size = self._batch(problem.rows)
+        # As many rows as there are, drawn with replacement, are not all rows: rows must be taken apart for any size.
+        if size != problem.rows:
+            rows_per_step(self.name, problem, size, advice="NUTS or SVI")
+        elif problem.rows > 1:
+            rows_per_step(self.name, problem, size - 1, advice="NUTS or SVI")
+        return size
+
+    # -- where it begins
+
+    def _begin(self, problems: Sequence[Problem], progress: Progress) -> list[Any]:
+        """A `_Beginning` for each, or its error."""
+        if self.start is None:
+            modes = find_modes(problems, steps=self.steps, progress=progress, title=f"{self.name}, start")
+            return [
+                each if isinstance(each, DivergenceError) else _Beginning.of(problem, each.u, each)
+                for problem, each in zip(problems, modes, strict=True)
+            ]
+        found: list[Any] = []
+        for problem in problems:
+            try:
+                found.append(_Beginning.of(problem, starting_point(problem, self.start, progress)))
+            except DivergenceError as error:
+                found.append(error)
+        return found
+
+    def _rate(self, problem: Problem, begin: _Beginning, size: int) -> float:
+        """The rate that was asked for, or that of the stationary Gaussian closest to the posterior."""
+        if self.learning_rate is not None:
+            return float(self.learning_rate)
+        noise, largest = gradient_noise(problem, begin.flat)
+        if not (math.isfinite(noise) and noise > 0.0):
+            raise DivergenceError(
+                f"{self.name}: "
+                + message(
+                    "gradients that differ from row to row, from which the learning rate follows",
+                    f"a variance of {noise:g} at the start",
+                    "learning_rate=0.01",
+                )
+            )
+        closest = 2.0 * len(begin.flat) * size / (problem.rows * noise)
+        return min(closest, 1.0 / (largest + noise / size))
+
+    # -- the descent
+
+    def _walk(
+        self, problems: Sequence[Problem], begun: Sequence[_Beginning], size: int, progress: Progress
+    ) -> list[Outcome | DivergenceError]:
+        watch = Stopwatch()
+        first, count = problems[0], len(problems)
+        failed: dict[int, DivergenceError] = {}
+        rates = np.zeros(count)
+        for index, (problem, begin) in enumerate(zip(problems, begun, strict=True)):
+            try:
+                rates[index] = self._rate(problem, begin, size)
+            except DivergenceError as error:
+                failed[index] = error
+        every = math.ceil(first.rows / size) if self.every is None else self.every
+        shape = np.ones(every)
+        if self.schedule == "cyclical":
+            shape = 1.0 - (1.0 - CYCLE_END) * (np.arange(every) + 1.0) / every
+        pieces = math.ceil(every / LONGEST)
+        length = math.ceil(every / pieces)
+        # Every piece has as many steps, so that it is compiled once: the last is filled up with steps of rate zero.
+        shape = np.concatenate([shape, np.zeros(pieces * length - every)])
+        loop = _LOOPS[first.system.name](problems, [begin.flat for begin in begun], size, length)
+        generators = [batch_generator(problem) for problem in problems]
+        moments = [_Moments(self.rank) for _ in problems]
+        total = self.burn_in + self.collections
+        losses = np.full((count, total), np.nan)
+        task = progress.task(f"{self.name} x {count} ({first.system.name})", total * every)
+        try:
+            for stretch in range(total):
+                values = []
+                for start in range(0, every, length):
+                    given = rates[:, None] * shape[start : start + length] / first.rows
+                    steps = min(length, every - start)
+                    rows = np.zeros((count, length, size), dtype=np.int64)
+                    for index, each in enumerate(generators):
+                        rows[index, :steps] = each.integers(first.rows, size=(steps, size))
+                    values.append(loop.advance(given, rows)[:, :steps])
+                losses[:, stretch] = np.concatenate(values, axis=1).mean(1)
+                flats = loop.values()
+                for index in range(count):
+                    if index in failed:
+                        continue
+                    if not (np.isfinite(losses[index, stretch]) and np.isfinite(flats[index]).all()):
+                        failed[index] = self._diverged(losses[index], stretch, every, rates[index])
+                    elif stretch >= self.burn_in:
+                        moments[index].take(flats[index])
+                if len(failed) == count:
+                    break
+                alive = [index for index in range(count) if index not in failed]
+                task.update((stretch + 1) * every, loss=float(losses[alive, stretch].mean()))
+        finally:
+            task.close()
+        seconds = max(watch() - loop.compile_seconds, 0.0) / count
+        share = size / first.rows
+        found: list[Outcome | DivergenceError] = []
+        for index, (problem, begin) in enumerate(zip(problems, begun, strict=True)):
+            if index in failed:
+                found.append(failed[index])
+                continue
+            spent = begin.evaluations + total * every * share + (self.learning_rate is None)
+            found.append(
+                self._outcome(
+                    problem,
+                    moments[index],
+                    losses[index],
+                    float(rates[index]),
+                    gradient_evaluations=spent,
+                    compile_seconds=begin.compile_seconds + loop.compile_seconds / count,
+                    run_seconds=begin.run_seconds + seconds,
+                    warnings=begin.warnings,
+                )
+            )
+        return found
+
+    def _diverged(self, losses: np.ndarray, stretch: int, every: int, rate: float) -> DivergenceError:
+        before = "the first ones" if not stretch else f"after a mean of {losses[stretch - 1]:.6g}"
+        return DivergenceError(
+            f"{self.name}: "
+            + message(
+                "finite losses and weights",
+                f"others within steps {stretch * every} to {(stretch + 1) * every} ({before})",
+                f"learning_rate={rate / 10:.2g}, a larger batch_size, or standardise=True",
+            )
+        )
+
+    def _outcome(
+        self, problem: Problem, moments: _Moments, losses: np.ndarray, rate: float, **spent: Any
+    ) -> Outcome:
+        def by_site(flat: np.ndarray) -> dict[str, np.ndarray]:
+            return {name: np.array(value) for name, value in problem.program.unravel(flat).items()}
+
+        mean, variance, deviations = moments.all()
+        approximation = SWAGGaussian(by_site(mean), by_site(variance), by_site(deviations))
+        u = {name: value[None] for name, value in approximation.mean.items()}
+        log_joint = float(problem.log_joint_draws(u)[0])
+        settled = _settled(losses[self.burn_in :])
+        warnings = [*spent.pop("warnings")]
+        if not settled:
+            warnings.append(
+                f"{self.name}: the loss still drifts from the first half of the collections to the second, so the "
+                f"moments are those of a path: try burn_in={max(2 * self.burn_in, 20)} or a larger learning rate"
+            )
+        scaling = conditioning(problem, mean)
+        share = 1.0 if scaling is None else float(np.median(variance / scaling.variances))
+        if scaling is not None and share < NARROW:
+            settled = False
+            warnings.append(
+                f"{self.name} has not converged: the iterates spread over {share:.2g} of the variances that the "
+                "curvature at their mean says (median), for the rate at which the stiffest direction is stable does "
+                f"not move the others; the condition number is {scaling.number:.2g}. Try Laplace(), NUTS(), "
+                "or inputs that are not collinear"
+            )
+        still = int(np.count_nonzero(variance == 0.0))
+        if still == len(variance):
+            raise DivergenceError(
+                f"{self.name}: "
+                + message("iterates that move", "none", "a larger learning rate, or a smaller batch_size")
+            )
+        if still:
+            warnings.append(
+                f"{self.name}: {still} of {len(variance)} coordinates did not move, as no row has a gradient there: "
+                "they have no spread, and the density is over the others"
+            )
+        return Outcome(
+            approximation=approximation,
+            history={"loss": losses},
+            warnings=tuple(warnings),
+            figures={
+                "learning_rate": rate,
+                "collections": float(self.collections),
+                "converged": float(settled),
+                "log_joint": log_joint,
+            },
+            target="the noise of SGD, not the posterior",
+            **spent,
+        )
+
+
+# --- pieces ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """Where SGD begins, the flat vector of all sites, and what it took to come there."""
+
+    flat: np.ndarray
+    evaluations: float = 0.0
+    compile_seconds: float = 0.0
+    run_seconds: float = 0.0
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, problem: Problem, u: Mapping[str, np.ndarray], mode: Mode | None = None) -> _Beginning:
+        flat = flat_sites(problem, u)
+        if mode is None:
+            return cls(flat)
+        return cls(
+            flat,
+            mode.evaluations,
+            mode.compile_seconds,
+            mode.run_seconds,
+            tuple(f"start: {text}" for text in mode.warnings),
+        )
+
+
+class _Moments:
+    """Mean, variance and the last deviations of flat vectors, one after another, as Welford has them: no difference of
+    large numbers."""
+
+    def __init__(self, rank: int):
+        self._count, self._mean, self._squares = 0, np.zeros(0), np.zeros(0)
+        self._deviations: deque[np.ndarray] = deque(maxlen=rank)
+
+    def take(self, flat: np.ndarray) -> None:
+        if not self._count:
+            self._mean, self._squares = np.zeros_like(flat), np.zeros_like(flat)
+        self._count += 1
+        before = flat - self._mean
+        self._mean = self._mean + before / self._count
+        after = flat - self._mean
+        self._squares = self._squares + before * after
+        self._deviations.append(after)
+
+    def all(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Mean (P,), variance (P,), the sum over all of them divided by their number, and deviations (K, P)."""
+        return self._mean, self._squares / self._count, np.stack(list(self._deviations))
+
+
+def gradient_noise(problem: Problem, flat: np.ndarray) -> tuple[float, float]:
+    """(trace, largest eigenvalue) of C, the covariance between rows of the gradient of -log p(y_i | x_i, w(u)).
+
+    From at most 256 rows, chosen by the problem's seed.
+    """
+    program, system = problem.program, problem.system
+    rng = np.random.default_rng(site_seed("gradient noise", problem.seed))
+    chosen = np.sort(rng.choice(problem.rows, min(problem.rows, NOISE_ROWS), replace=False))
+    if len(chosen) < 2:
+        return math.nan, math.nan
+
+    def loss(flat: Any, x: Any, y: Any) -> Any:
+        return -program.log_likelihood(program.unravel(flat), x, y).sum()
+
+    def build() -> Callable[..., Any]:
+        return system.compile(system.vmap(system.value_and_grad(loss), in_axes=(None, 0, 0)))
+
+    x = map_data(lambda a: system.asarray(np.asarray(a)[chosen][:, None]), problem.inputs)
+    y = system.asarray(np.asarray(problem.targets)[chosen][:, None])
+    _, gradients = program._cached("gradients of rows", build)(system.asarray(flat), x, y)
+    deviations = np.asarray(system.to_numpy(gradients), dtype=np.float64)
+    deviations = deviations - deviations.mean(0)
+    # The eigenvalues of C that are not zero are those of the smaller matrix of products between rows.
+    products = deviations @ deviations.T / (len(chosen) - 1)
+    if not np.isfinite(products).all():
+        return math.nan, math.nan
+    return float(np.trace(products)), float(np.linalg.eigvalsh(products)[-1])
+
+
+def batch_generator(problem: Problem) -> np.random.Generator:
+    """What draws the rows of all batches, one after another."""
+    return np.random.default_rng(site_seed("batches with replacement", problem.seed))
+
+
+def _settled(losses: np.ndarray) -> bool:
+    """Whether the mean losses of the two halves agree, within 3 standard errors or 0.1 nats."""
+    half = len(losses) // 2
+    before, last = losses[:half], losses[half:]
+    if half < 2:
+        return False
+    error = math.sqrt(before.var(ddof=1) / len(before) + last.var(ddof=1) / len(last))
+    return bool(abs(before.mean() - last.mean()) <= max(3.0 * error, 0.1))
+
+
+class _Loop(ABC):
+    """Gradient descent of several problems at once, a stretch of steps at a time."""
+
+    compile_seconds = 0.0
+
+    def __init__(self, problems: Sequence[Problem], begins: Sequence[np.ndarray], size: int, length: int):
+        first = problems[0]
+        self._system, self._program = first.system, first.program
+        self._scale = first.rows / size
+        self._flats = first.system.asarray(np.stack(begins).astype(np.float64))
+        self._x, self._y, self._axis = stacked_rows(problems)
+        self._build(first, len(problems), size, length)
+
+    @abstractmethod
+    def _build(self, problem: Problem, count: int, size: int, length: int) -> None:
+        """The step for all problems, compiled where the system compiles."""
+
+    def _step(self) -> Callable[..., Any]:
+        """(flat, rate, x, y) -> (flat, loss before the step) of one problem and the rows of a batch."""
+        program, scale = self._program, self._scale
+
+        def loss(flat: Any, x: Any, y: Any) -> Any:
+            return -program.log_joint(program.unravel(flat), x, y, scale)
+
+        value_and_grad = self._system.value_and_grad(loss)
+
+        def step(flat: Any, rate: Any, x: Any, y: Any) -> tuple[Any, Any]:
+            value, gradient = value_and_grad(flat, x, y)
+            return flat - rate * gradient, value
+
+        return step
+
+    @abstractmethod
+    def advance(self, rates: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Steps at rates (problems, length) on rows (problems, length, size); their losses (problems, length)."""
+
+    def values(self) -> np.ndarray:
+        """The flat vectors now, (problems, P)."""
+        return np.array(self._system.to_numpy(self._flats), dtype=np.float64)
+
+
+class _LoopNumPyro(_Loop):
+    def _build(self, problem: Problem, count: int, size: int, length: int) -> None:
+        import jax
+
+        step = self._step()
+
+        def stretch(flat: Any, rates: Any, rows: Any, x: Any, y: Any) -> Any:
+            def one(flat: Any, given: Any) -> Any:
+                rate, index = given
+                return step(flat, rate, map_data(lambda a: a[index], x), y[index])
+
+            return jax.lax.scan(one, flat, (rates, rows))
+
+        watch = Stopwatch()
+        asarray = self._system.asarray
+        arguments = (
+            self._flats,
+            asarray(np.zeros((count, length))),
+            asarray(np.zeros((count, length, size), dtype=np.int64)),
+            self._x,
+            self._y,
+        )
+        shapes = str(jax.tree.map(lambda array: (array.shape, str(array.dtype)), arguments))
+
+        def build() -> Any:
+            mapped = jax.vmap(stretch, in_axes=(0, 0, 0, self._axis, self._axis))
+            return jax.jit(mapped).lower(*arguments).compile()
+
+        self._stretch = problem.program._cached(("swag", self._scale, self._axis, shapes), build)
+        self.compile_seconds = watch()
+
+    def advance(self, rates: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        asarray = self._system.asarray
+        self._flats, values = self._stretch(self._flats, asarray(rates), asarray(rows), self._x, self._y)
+        return np.asarray(values, dtype=np.float64)
+
+
+class _LoopPyro(_Loop):
+    def _build(self, problem: Problem, count: int, size: int, length: int) -> None:
+        self._one_step = self._system.vmap(self._step())
+
+    def advance(self, rates: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        import torch
+
+        asarray = self._system.asarray
+        given, index = asarray(rates), torch.as_tensor(rows, device=self._flats.device)
+        values = []
+        with torch.no_grad():
+            for step in range(rates.shape[1]):
+                x = map_data(lambda a, i=index[:, step]: self._chosen(a, i), self._x)
+                y = self._chosen(self._y, index[:, step])
+                self._flats, value = self._one_step(self._flats, given[:, step], x, y)
+                values.append(value)
+        return np.array(self._system.to_numpy(torch.stack(values, 1)), dtype=np.float64)
+
+    def _chosen(self, array: Any, index: Any) -> Any:
+        """Rows (problems, size, ...) of data that all problems share, or of each its own."""
+        if self._axis is None:
+            return array[index]
+        import torch
+
+        return array[torch.arange(len(index), device=index.device)[:, None], index]
+
+
+_LOOPS: dict[str, Any] = {"numpyro": _LoopNumPyro, "pyro": _LoopPyro}

@@ -1,0 +1,192 @@
+"""The methods of the library by name, and the classes that saved posteriors may name.
+
+The public names of the package, the command line, grids, advice, `extend` and the zoo's table of what fits what read
+this file. A new method is one line of `MODULES` and one of `ROWS`; a new class of approximation is one line of
+`APPROXIMATIONS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ppl_bnn.core.errors import unknown_name
+from ppl_bnn.posterior.registered import APPROXIMATIONS
+
+if TYPE_CHECKING:
+    from ppl_bnn.inference.method import Method
+
+# Class -> the module that has it.
+MODULES: dict[str, str] = {
+    "MAP": "ppl_bnn.inference.optimisation.map",
+    "SVI": "ppl_bnn.inference.variational.svi",
+    "Laplace": "ppl_bnn.inference.laplace.laplace",
+    "NUTS": "ppl_bnn.inference.mcmc.nuts",
+    "HMC": "ppl_bnn.inference.mcmc.hmc",
+    "ChEES": "ppl_bnn.inference.mcmc.chees",
+    "MEADS": "ppl_bnn.inference.mcmc.meads",
+    "MCLMC": "ppl_bnn.inference.mcmc.mclmc",
+    "SGLD": "ppl_bnn.inference.mcmc.sgld",
+    "SGHMC": "ppl_bnn.inference.mcmc.sghmc",
+    "Pathfinder": "ppl_bnn.inference.variational.pathfinder",
+    "SMC": "ppl_bnn.inference.mcmc.smc",
+    "SVGD": "ppl_bnn.inference.variational.svgd",
+    "IVON": "ppl_bnn.inference.variational.ivon",
+    "MCDropout": "ppl_bnn.inference.variational.mc_dropout",
+    "Ensemble": "ppl_bnn.inference.ensembles.ensemble",
+    "SWAG": "ppl_bnn.inference.optimisation.swag",
+    "Stacked": "ppl_bnn.inference.ensembles.stacked",
+}
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """A method by name, at settings of its own.
+
+    Attributes
+    ----------
+    name : str
+        As it is written on the command line and in files: "laplace-kron".
+    class_name : str
+        The class, a key of `MODULES`.
+    settings : mapping
+        Arguments besides the defaults.
+    quick : mapping
+        Arguments of a run of seconds whose numbers do not matter.
+    member : str or None
+        The row that the method is made of.
+    """
+
+    name: str
+    class_name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    quick: Mapping[str, Any] = field(default_factory=dict)
+    member: str | None = None
+
+    def build(self, ppl: str, quick: bool = False, **more: Any) -> Method:
+        """The method in a system.
+
+        Parameters
+        ----------
+        ppl : str
+            "numpyro" or "pyro".
+        quick : bool
+            Whether to take the sizes of `quick`.
+        **more
+            Arguments that take precedence.
+
+        Raises
+        ------
+        UnsupportedError
+            A system that the method is not written for.
+        """
+        settings = {**self.settings, **(self.quick if quick else {}), **more}
+        if self.member is not None:
+            settings.setdefault("member", row(self.member).build(ppl, quick))
+        return method_class(self.class_name)(ppl=ppl, **settings)
+
+
+_SHORT = {"draws": 12, "warmup": 15}
+_MANY = {**_SHORT, "chains": 8, "superchains": 4}
+_BATCHES = {**_SHORT, "chains": 2, "thinning": 3}
+
+ROWS: dict[str, MethodRow] = {
+    each.name: each
+    for each in (
+        MethodRow("map", "MAP", quick={"steps": 200}),
+        MethodRow("svi", "SVI", quick={"steps": 200, "elbo_draws": 20}),
+        MethodRow("laplace", "Laplace", quick={"steps": 300}),
+        MethodRow("laplace-guide", "Laplace", {"engine": "guide"}, {"steps": 300}),
+        MethodRow("laplace-kron", "Laplace", {"structure": "kron"}, {"steps": 300}),
+        MethodRow("laplace-diag", "Laplace", {"structure": "diag"}, {"steps": 300}),
+        # A rank has no default; four is the number of weights of the smallest models.
+        MethodRow("laplace-lowrank", "Laplace", {"structure": "lowrank", "rank": 4}, {"steps": 300}),
+        MethodRow("nuts", "NUTS", quick={**_SHORT, "chains": 2, "max_tree_depth": 4}),
+        MethodRow("hmc", "HMC", quick={**_SHORT, "chains": 1, "num_steps": 4}),
+        MethodRow("chees", "ChEES", quick={**_MANY, "max_steps": 16}),
+        MethodRow("meads", "MEADS", quick={**_MANY, "folds": 2, "thinning": 2}),
+        MethodRow("mclmc", "MCLMC", quick=_BATCHES),
+        MethodRow("mclmc-adjusted", "MCLMC", {"adjusted": True}, {**_SHORT, "chains": 2}),
+        MethodRow("sgld", "SGLD", {"batch_size": 8}, _BATCHES),
+        MethodRow("sgld-metropolis", "SGLD", {"correction": "metropolis"}, _BATCHES),
+        MethodRow("sghmc", "SGHMC", {"batch_size": 8}, _BATCHES),
+        MethodRow("pathfinder", "Pathfinder", quick={"max_iterations": 30, "elbo_draws": 10}),
+        MethodRow("smc", "SMC", quick={"particles": 12, "runs": 2, "moves": 2, "max_leapfrog": 8}),
+        MethodRow("svgd", "SVGD", quick={"steps": 200, "particles": 5}),
+        MethodRow("ivon", "IVON", quick={"steps": 200, "elbo_draws": 20}),
+        MethodRow("mc-dropout", "MCDropout", quick={"steps": 200}),
+        MethodRow("ensemble", "Ensemble", quick={"size": 3}, member="map"),
+        MethodRow("stacked", "Stacked", {"by": "validation"}, member="ensemble"),
+        MethodRow(
+            "swag", "SWAG", quick={"steps": 200, "collections": 5, "rank": 3, "every": 2, "burn_in": 1}
+        ),
+    )
+}
+
+APPROXIMATIONS.update(
+    {
+        "Chains": "ppl_bnn.posterior.posterior:Chains",
+        "Point": "ppl_bnn.posterior.posterior:Point",
+        "Drawn": "ppl_bnn.posterior.fixed_draws:Drawn",
+        "Restarts": "ppl_bnn.inference.variational.svi:Restarts",
+        "MeanField": "ppl_bnn.inference.variational.mean_field:MeanField",
+        "Particles": "ppl_bnn.inference.variational.svgd:Particles",
+        "Dropped": "ppl_bnn.inference.variational.mc_dropout:Dropped",
+        "GuideApproximation": "ppl_bnn.inference.variational.guides:GuideApproximation",
+        "LaplaceGaussian": "ppl_bnn.inference.laplace.approximation:LaplaceGaussian",
+        "PathMixture": "ppl_bnn.inference.variational.pathfinder:PathMixture",
+        "SWAGGaussian": "ppl_bnn.inference.optimisation.swag:SWAGGaussian",
+        "Members": "ppl_bnn.inference.ensembles.ensemble:Members",
+    }
+)
+
+
+def method_class(name: str) -> type[Method]:
+    """The class of a method by its own name, such as "NUTS".
+
+    Raises
+    ------
+    UnknownNameError
+        No such class.
+    """
+    if name not in MODULES:
+        raise unknown_name("method", name, MODULES)
+    return getattr(importlib.import_module(MODULES[name]), name)
+
+
+def row(name: str) -> MethodRow:
+    """The row of that name; "MC_Dropout" and "mcdropout" are "mc-dropout".
+
+    A method that is made of another one takes the name of that one behind a hyphen, at the defaults of its class:
+    "ensemble-swag", "stacked-nuts".
+
+    Raises
+    ------
+    UnknownNameError
+        No such row.
+    """
+    found = _found(name)
+    if found is None:
+        raise unknown_name("method", name.strip(), ROWS)
+    return found
+
+
+def _found(name: str) -> MethodRow | None:
+    plain = _plain(name)
+    for each in ROWS.values():
+        if _plain(each.name) == plain:
+            return each
+    for each in ROWS.values():
+        if each.member is not None and plain.startswith(each.name):
+            member = _found(plain.removeprefix(each.name))
+            if member is not None:
+                name = f"{each.name}-{member.name}"
+                return MethodRow(name, each.class_name, quick=each.quick, member=member.name)
+    return None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]", "", name).lower()

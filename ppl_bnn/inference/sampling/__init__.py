@@ -1,0 +1,1 @@
+"""What all Markov chain samplers share."""

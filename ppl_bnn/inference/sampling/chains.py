@@ -1,0 +1,681 @@
+"""Chains of any kernel in JAX: compiled once, run over the cores in chunks, kept on disk, continued to the same bits.
+
+A sampler writes a `Kernel`, pure functions of one chain (or of all chains at once, where they adapt together). Here is
+everything that samplers have in common after that. A `_Strand` is what advances by itself: one chain, or all of
+them where they are vectorised. How transitions are cut into chunks, and chunks into rounds, changes no bit of a draw.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.backends.program import Problem
+from ppl_bnn.core.arrays import cores, site_seed
+from ppl_bnn.core.errors import BudgetError, DivergenceError, InputError, message
+from ppl_bnn.core.progress import Progress, Silent
+from ppl_bnn.inference.method import Stopwatch
+from ppl_bnn.inference.sampling.stream import Arrays, Stream
+
+CHAIN_METHODS = ("auto", "threads", "vectorised", "sequential", "devices")
+# The most transitions of one call into compiled code, and the bytes that they may record. Chains call for fewer where
+# transitions are slow, so that progress is told, and an interrupt heard, a few times a second.
+CHUNK, CHUNK_MEMORY = 50, 2**26
+SECONDS_PER_CALL = 0.25
+# Rounds after which a budget is looked at, in seconds: all chains have the same length then.
+SECONDS_PER_ROUND = 1.0
+SECONDS_PER_ESS, FEWEST_FOR_ESS = 2.0, 20
+PRIOR_ATTEMPTS = 10
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A Markov chain as pure functions over JAX. data: (x, y, values of parameters without a prior).
+
+    begin: (flat (P,), key, data) -> state, any tree of arrays; keys are raw, `jax.random.PRNGKey`. step: (state, data)
+    -> state, one transition, that is one draw; warm-up or not is for the kernel to count. record: state -> what is
+    kept of a transition: "u" (P,), "lp" (the log density of the target), "n_steps" (its gradient evaluations), and
+    statistics in ArviZ's names. usable: whether a chain can go on from a state that `begin` made.
+
+    pooled: these functions take all chains at once, flat (C, P) and one key, and what they give has a leading axis C
+    (the state need not). cost: the gradients over all rows that one of `n_steps` is worth, B / N for a mini-batch.
+    spent: state that `begin` made -> what making it cost besides one evaluation per chain, in the units of `n_steps`.
+    """
+
+    begin: Callable[[Any, Any, Any], Any]
+    step: Callable[[Any, Any], Any]
+    record: Callable[[Any], dict[str, Any]]
+    usable: Callable[[Any], Any]
+    pooled: bool = False
+    cost: float = 1.0
+    spent: Callable[[Any], Any] | None = None
+
+
+@dataclass
+class Progressed:
+    """How far a strand has come.
+
+    leaves: the arrays of its state. done: transitions, warm-up included. kept: name -> (chains, draws, ...).
+    """
+
+    leaves: list[np.ndarray]
+    done: int
+    steps: int
+    kept: Arrays
+
+
+@dataclass
+class Sampled:
+    """What chains have drawn. kept: name -> (chain, draw, ...), with the flat `u`; strands: where each of them stands.
+
+    steps: gradient evaluations of all starts and transitions, warm-up included, in units of `Kernel.cost`. stopped:
+    "draws" (as many as were asked for), "rule" (it held) or "budget" (the seconds were spent first).
+    """
+
+    kept: Arrays
+    strands: list[Progressed]
+    steps: int
+    compile_seconds: float = 0.0
+    stopped: str = "draws"
+    looks: list[dict[str, float]] = field(default_factory=list)
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """How long chains run, and how.
+
+    draws: as many per chain; with a `rule`, as many more before each look at it. rule: (kept so far) -> (whether it
+    holds, figures). budget: seconds from now. from_prior: whether the starting points came from there. streams: one per
+    strand, or none. before: where the strands of an earlier run stood. same: what tells this kernel from others of its
+    program, where a program may keep its compiled functions. seeds: of runs whose chains are run together here, as
+    many of each, with the keys that they would have by themselves; none: the seed of the fit.
+    """
+
+    chains: int
+    warmup: int
+    draws: int
+    chain_method: str
+    title: str
+    rule: Callable[[Arrays], tuple[bool, dict[str, float]]] | None = None
+    budget: float | None = None
+    from_prior: bool = False
+    streams: Sequence[Stream] = ()
+    before: Sequence[Progressed] | None = None
+    same: Any = None
+    seeds: Sequence[int] = ()
+
+
+def layout(kernel: Kernel, chain_method: str, device: str) -> str:
+    """What "auto" means: all chains at once where they adapt together or on CUDA, else threads over the cores."""
+    if kernel.pooled:
+        return "vectorised"
+    if chain_method == "auto":
+        return "vectorised" if device.startswith("cuda") else "threads"
+    return chain_method
+
+
+def strand_names(kernel: Kernel, how: str, chains: int) -> list[str]:
+    """A name for each thing that advances by itself."""
+    together = kernel.pooled or how == "vectorised"
+    return ["chains"] if together else [f"chain-{index}" for index in range(chains)]
+
+
+@functools.cache
+def compiler_options(crowded: bool) -> dict[str, Any] | None:
+    """What XLA is told on a CPU, where this version of it knows these words; crowded: as many chains as cores, or more.
+
+    Vectors as wide as the processor has them, and no sharing of one small matrix product among cores that have chains
+    of their own. `comparisons/performance/sampling.py` compares our NUTS so compiled with NumPyro's own.
+    """
+    import jax
+
+    options: dict[str, Any] = {"xla_cpu_prefer_vector_width": 512}
+    if crowded:
+        options["xla_cpu_multi_thread_eigen"] = False
+    try:
+        jax.jit(lambda x: x + 1.0, compiler_options=options).lower(np.float32(0.0)).compile()
+    except jax.errors.JaxRuntimeError:
+        return None
+    return options
+
+
+def no_finite_start(chain: int, log_joint: float, from_prior: bool) -> DivergenceError:
+    """What is said where a chain has nowhere to start from."""
+    where = f"in {PRIOR_ATTEMPTS} draws from the prior" if from_prior else "at the start given"
+    return DivergenceError(
+        message(
+            f"a point with a finite log joint and gradient for chain {chain} to start from",
+            f"none {where} (the last log joint: {log_joint})",
+            "start=MAP(), narrower priors, or standardised inputs and targets",
+        )
+    )
+
+
+class Meter:
+    """What all chains together have done, told to a task from the main thread only."""
+
+    def __init__(self, progress: Progress, title: str, chains: int, total: int):
+        self._task = progress.task(title, chains * total)
+        self._rows: list[dict[str, float]] = [{} for _ in range(chains)]
+        self._latest: dict[str, float] = {}
+
+    def tell(self, chain: int, done: float, figures: Mapping[str, float]) -> None:
+        """done: transitions of this chain so far. figures: "accept_prob", "divergences", "step_size", if known."""
+        self._rows[chain] = {"done": done, **figures}
+        self._show()
+
+    def add(self, figures: Mapping[str, float]) -> None:
+        """Figures of all chains together, shown from now on."""
+        self._latest |= figures
+        self._show()
+
+    def _show(self) -> None:
+        running = [row for row in self._rows if row]
+        if not running:
+            return
+        shown: dict[str, float] = {}
+        for name in running[-1]:
+            values = [row[name] for row in running if name in row]
+            if name == "divergences":
+                shown[name] = int(sum(values))
+            elif name != "done":
+                shown[name] = float(np.mean(values))
+        self._task.update(int(sum(row["done"] for row in running)), **shown, **self._latest)
+
+    def close(self) -> None:
+        self._task.close()
+
+
+class _Strand:
+    """What advances by itself, with all that it has drawn.
+
+    at: (state, transitions done, their gradient evaluations), replaced as one, so that an interrupt finds a whole one.
+    A piece of draws is added before `at` moves on; what lies beyond it does not count.
+    """
+
+    def __init__(self, chains: Sequence[int], warmup: int, stream: Stream | None):
+        self.chains = list(chains)
+        self.warmup = warmup
+        self.stream = stream
+        self.at: tuple[Any, int, int] = (None, 0, 0)
+        self.divergences = np.zeros(len(self.chains), dtype=int)
+        self.pieces: list[Arrays] = []
+        self.saved = 0
+        self.count = 1
+        self.data: Any = None
+
+    @property
+    def done(self) -> int:
+        return self.at[1]
+
+    @property
+    def drawn(self) -> int:
+        return max(0, self.done - self.warmup)
+
+    def kept(self, first: int, last: int, only: str | None = None) -> Arrays:
+        """name -> (chains, draws, ...), draws number `first` up to `last`; of everything, or of one name."""
+        parts, start = [], 0
+        for piece in list(self.pieces):
+            count = next(iter(piece.values())).shape[1]
+            low, high = max(first - start, 0), min(last - start, count)
+            if low < high:
+                names = piece if only is None else [only]
+                parts.append({name: piece[name][:, low:high] for name in names})
+            start += count
+        return {name: np.concatenate([part[name] for part in parts], 1) for name in parts[0]} if parts else {}
+
+
+def run_chains(
+    problem: Problem,
+    kernel: Kernel,
+    run: Run,
+    data: Any,
+    starts: Callable[[], Sequence[np.ndarray]],
+    candidates: Callable[[int, np.ndarray], Iterator[np.ndarray]],
+    progress: Progress,
+) -> Sampled:
+    """Run all chains.
+
+    starts: the flat starting points, asked for only where a chain has to begin. candidates: (chain, its start) ->
+    starting points to try in turn.
+
+    Raises
+    ------
+    DivergenceError: no chain can start, or a draw has a log density that is not finite. BudgetError: the budget was
+    spent before the first draw.
+    """
+    return _Chains(problem, kernel, run, data, progress).run(starts, candidates)
+
+
+@dataclass
+class _Compiled:
+    """Functions of a kernel for one number of chains, kept with the program: another fit of it compiles none."""
+
+    begin: _Later
+    advance: Callable[..., Any]
+    state_shape: Any
+    recorded: list[str]
+
+
+class _Later:
+    """A traced function, compiled when it is first wanted: a run that goes on with another begins no chain."""
+
+    def __init__(self, traced: Any):
+        self._traced, self._compiled = traced, None
+
+    def compiled(self) -> Callable[..., Any]:
+        if self._compiled is None:
+            self._compiled = self._traced.lower().compile()
+        return self._compiled
+
+
+class _Chains:
+    def __init__(self, problem: Problem, kernel: Kernel, run: Run, data: Any, progress: Progress):
+        self.problem, self.kernel, self.plan, self.data, self.progress = problem, kernel, run, data, progress
+        self.how = layout(kernel, run.chain_method, problem.device)
+        self.together = kernel.pooled or self.how == "vectorised"
+        self.size = run.chains if self.together else 1
+        groups = [range(run.chains)] if self.together else [[chain] for chain in range(run.chains)]
+        streams = list(run.streams) or [None] * len(groups)
+        self.strands = [
+            _Strand(group, run.warmup, stream) for group, stream in zip(groups, streams, strict=True)
+        ]
+        self.dimension = sum(site.size for site in problem.program.latents)
+        recorded = 8 * self.dimension * self.size
+        self.chunk = int(np.clip(CHUNK_MEMORY // max(recorded, 1), 1, CHUNK))
+        self.keys = self._keys()
+        self.compile_seconds = 0.0
+        self.looked = time.monotonic()
+        self.deadline = None if run.budget is None else time.monotonic() + run.budget
+
+    def _keys(self) -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        seeds = list(self.plan.seeds) or [self.problem.seed]
+        roots = [jax.random.PRNGKey(site_seed(self.plan.title.lower(), seed)) for seed in seeds]
+        if self.kernel.pooled:
+            return roots[0]
+        each = self.plan.chains // len(seeds)
+        # A key of its own for each chain whatever their number.
+        return jnp.stack([jax.random.fold_in(root, chain) for root in roots for chain in range(each)])
+
+    def _key(self, strand: _Strand) -> Any:
+        """What a strand begins with: the key of its chain, those of all, or the one of chains that are pooled."""
+        return self.keys if self.together else self.keys[strand.chains[0]]
+
+    # -- functions, compiled
+
+    def _functions(self) -> _Compiled:
+        import jax
+        import jax.numpy as jnp
+
+        kernel, size = self.kernel, self.chunk
+
+        def begin(flat: Any, key: Any, data: Any) -> tuple[Any, Any, Any]:
+            state = kernel.begin(flat, key, data)
+            return state, kernel.usable(state), kernel.record(state)["lp"]
+
+        def advance(state: Any, count: Any, data: Any) -> tuple[Any, Any]:
+            def once(index: Any, carry: Any) -> Any:
+                state, kept = carry
+                state = kernel.step(state, data)
+                return state, {
+                    name: kept[name].at[index].set(value) for name, value in kernel.record(state).items()
+                }
+
+            shapes = jax.eval_shape(kernel.record, state)
+            kept = {name: jnp.zeros((size, *value.shape), value.dtype) for name, value in shapes.items()}
+            return jax.lax.fori_loop(0, count, once, (state, kept))
+
+        if self.together and not kernel.pooled:
+            begin, advance = jax.vmap(begin, in_axes=(0, 0, None)), jax.vmap(advance, in_axes=(0, None, None))
+        shape = (self.size, self.dimension) if self.together else (self.dimension,)
+        flat = self.problem.system.asarray(np.zeros(shape))
+        key = self._key(self.strands[0])
+        compiling = Stopwatch()
+        traced = jax.jit(begin).trace(flat, key, self.data)
+        begun = _Later(traced)
+        state_shape, _, _ = jax.tree.map(
+            lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), traced.out_info
+        )
+        with ThreadPoolExecutor(1) as pool:
+            # Meanwhile, as a compiler leaves cores idle; a run that goes on with another begins nowhere.
+            early = pool.submit(self._in_session, begun.compiled) if self._begins else None
+            advance = jax.jit(advance, compiler_options=self._options())
+            traced = advance.trace(state_shape, np.int32(0), self.data)
+            if self.how != "devices":
+                advance = traced.lower().compile()
+            if early is not None:
+                early.result()
+        found = _Compiled(begun, advance, state_shape, list(traced.out_info[1]))
+        self.compile_seconds += compiling()
+        return found
+
+    def _options(self) -> dict[str, Any] | None:
+        """How XLA is to compile a transition; the same however chains are laid out, since bits may depend on it."""
+        on_cpu = not self.problem.device.startswith("cuda")
+        chains = self.plan.chains // max(len(self.plan.seeds), 1)
+        return compiler_options(chains >= cores()) if on_cpu else None
+
+    @property
+    def _begins(self) -> bool:
+        """Whether a chain has to begin, rather than go on from where an earlier run stood."""
+        return self.plan.before is None and not all(
+            strand.stream is not None and strand.stream.begun for strand in self.strands
+        )
+
+    def _in_session(self, work: Callable[[], Any]) -> Any:
+        """JAX's settings belong to a thread, so that every thread enters the session for itself."""
+        with self.problem.system.session(self.problem.dtype, self.problem.device):
+            return work()
+
+    def _compile(self) -> None:
+        if self.plan.same is None:
+            self.compiled = self._functions()
+        else:
+            key = ("chains", self.plan.same, self.how, self.size, self.chunk, str(self._options()))
+            self.compiled = self.problem.program._cached(key, self._functions)
+
+    # -- beginning
+
+    def _restore(self) -> None:
+        """Where strands stood, in memory or on disk."""
+        import jax
+
+        shapes, tree = jax.tree.flatten(self.compiled.state_shape)
+        for index, strand in enumerate(self.strands):
+            found = None if self.plan.before is None else self.plan.before[index]
+            loaded = None if strand.stream is None else strand.stream.load()
+            if loaded is not None:
+                state, kept = loaded
+                done, steps = (int(value) for value in state.pop("done_steps"))
+                leaves = [state[f"leaf{number}"] for number in range(len(state))]
+                found = Progressed(leaves, done, steps, kept)
+                strand.saved = max(0, done - self.plan.warmup)
+            if found is None:
+                continue
+            if [np.shape(leaf) for leaf in found.leaves] != [shape.shape for shape in shapes]:
+                raise InputError(
+                    "checkpoint: " + message("the state of this sampler", "another one", "another folder")
+                )
+            leaves = [
+                jax.numpy.asarray(leaf, shape.dtype) for leaf, shape in zip(found.leaves, shapes, strict=True)
+            ]
+            strand.at = (jax.tree.unflatten(tree, leaves), found.done, found.steps)
+            if found.kept:
+                # Statistics that were made of others are made again.
+                strand.pieces = [{name: found.kept[name] for name in self.compiled.recorded}]
+                if "diverging" in found.kept:
+                    strand.divergences = found.kept["diverging"].sum(1).astype(int)
+
+    def _begin(
+        self,
+        starts: Callable[[], Sequence[np.ndarray]],
+        candidates: Callable[[int, np.ndarray], Iterator[np.ndarray]],
+    ) -> None:
+        waiting = [strand for strand in self.strands if strand.at[0] is None]
+        if not waiting:
+            return
+        import jax.numpy as jnp
+
+        compiling = Stopwatch()
+        asarray, begin = self.problem.system.asarray, self.compiled.begin.compiled()
+        self.compile_seconds += compiling()
+        points = [np.asarray(point) for point in starts()]
+        for strand in waiting:
+            tries = {chain: candidates(chain, points[chain]) for chain in strand.chains}
+            current = {chain: next(tries[chain]) for chain in strand.chains}
+            steps = 0
+            while True:
+                steps += len(strand.chains)
+                if self.together:
+                    flat = jnp.stack([asarray(current[chain]) for chain in strand.chains])
+                else:
+                    flat = asarray(current[strand.chains[0]])
+                state, usable, density = begin(flat, self._key(strand), self.data)
+                usable, density = np.atleast_1d(np.asarray(usable)), np.atleast_1d(np.asarray(density))
+                bad = [index for index in range(len(strand.chains)) if not usable[index]]
+                if not bad:
+                    spent = 0 if self.kernel.spent is None else round(float(self.kernel.spent(state)))
+                    strand.at = (state, 0, steps + spent)
+                    break
+                for index in bad:
+                    chain = strand.chains[index]
+                    following = next(tries[chain], None)
+                    if following is None:
+                        raise no_finite_start(chain, float(density[index]), self.plan.from_prior)
+                    current[chain] = following
+
+    # -- going on
+
+    def run(
+        self,
+        starts: Callable[[], Sequence[np.ndarray]],
+        candidates: Callable[[int, np.ndarray], Iterator[np.ndarray]],
+    ) -> Sampled:
+        plan = self.plan
+        self._compile()
+        self._restore()
+        self._begin(starts, candidates)
+        rounds = plan.rule is not None or plan.budget is not None
+        self.meter = Meter(self.progress, plan.title, plan.chains, plan.warmup + plan.draws)
+        stopped, looks, goal = "draws", [], plan.warmup + plan.draws
+        try:
+            while True:
+                if self._advance_all(goal, rounds):
+                    stopped = "budget"
+                    break
+                if plan.rule is None:
+                    break
+                holds, figures = plan.rule(self._kept(goal - plan.warmup))
+                looks.append({"draws": float(goal - plan.warmup), **figures})
+                self.meter.add(figures)
+                if holds:
+                    stopped = "rule"
+                    break
+                goal += plan.draws
+        finally:
+            for strand in self.strands:
+                self._save(strand)
+            self.meter.close()
+        draws = min(goal - plan.warmup, *(strand.drawn for strand in self.strands))
+        if draws < 1:
+            done = min(strand.done for strand in self.strands)
+            raise BudgetError(
+                "budget: "
+                + message(
+                    "seconds enough for the warm-up and a draw",
+                    f"{plan.budget:g} s, spent after {done} of {plan.warmup} transitions of the warm-up",
+                    "a longer budget (with checkpoint= nothing is lost), or a shorter warmup",
+                )
+            )
+        return Sampled(
+            self._kept(draws),
+            [self._progressed(strand) for strand in self.strands],
+            sum(strand.at[2] for strand in self.strands),
+            self.compile_seconds,
+            stopped,
+            looks,
+        )
+
+    def _advance_all(self, goal: int, rounds: bool) -> bool:
+        """All strands to `goal` transitions; whether the budget was spent first."""
+        at = min(strand.done for strand in self.strands)
+        size = 1
+        while at < goal:
+            if self.deadline is not None and time.monotonic() >= self.deadline:
+                return True
+            at = min(goal, at + size) if rounds else goal
+            clock = time.perf_counter()
+            self._to(at)
+            seconds = max(time.perf_counter() - clock, 1e-6)
+            size = max(1, min(2 * size, int(size * SECONDS_PER_ROUND / seconds)))
+        return False
+
+    def _to(self, goal: int) -> None:
+        """Each strand up to `goal` transitions."""
+        behind = [strand for strand in self.strands if strand.done < goal]
+        if self.how in ("sequential", "vectorised") or len(behind) < 2:
+            for strand in behind:
+                self._advance(strand, goal, self._told, lambda: False)
+            return
+
+        def work(strand: _Strand, tell: Callable[..., None], stopped: Callable[[], bool]) -> None:
+            self._in_session(lambda: self._advance(strand, goal, tell, stopped))
+
+        in_threads(behind, work, self._told)
+
+    def _advance(
+        self, strand: _Strand, goal: int, tell: Callable[..., None], stopped: Callable[[], bool]
+    ) -> None:
+        data, warmup = self._data(strand), self.plan.warmup
+        while strand.done < goal and not stopped():
+            state, done, steps = strand.at
+            count = min(strand.count, self.chunk, (min(warmup, goal) if done < warmup else goal) - done)
+            clock = time.perf_counter()
+            state, chunk = self.compiled.advance(state, np.int32(count), data)
+            values = {name: self._by_chain(np.asarray(value))[:, :count] for name, value in chunk.items()}
+            seconds = max(time.perf_counter() - clock, 1e-6)
+            strand.count = max(1, min(self.chunk, 2 * count, int(count * SECONDS_PER_CALL / seconds)))
+            if done >= warmup:
+                self._refuse_not_finite(strand, values)
+                strand.pieces.append(values)
+                if "diverging" in values:
+                    strand.divergences = strand.divergences + values["diverging"].sum(1)
+            strand.at = (state, done + count, steps + int(values["n_steps"].sum()))
+            if strand.stream is not None and strand.stream.due:
+                self._save(strand)
+            tell(strand, values)
+
+    def _by_chain(self, recorded: np.ndarray) -> np.ndarray:
+        """(chains, transitions, ...), whatever advances together."""
+        if not self.together:
+            return recorded[None]
+        return np.swapaxes(recorded, 0, 1) if self.kernel.pooled else recorded
+
+    def _refuse_not_finite(self, strand: _Strand, values: Arrays) -> None:
+        lp = values["lp"]
+        wrong = np.argwhere(~np.isfinite(lp))
+        if len(wrong):
+            chain, at = (int(value) for value in wrong[0])
+            failed = int(values["failed_step"][chain, at]) if "failed_step" in values else -1
+            since = f", where parameters are not finite since step {failed}" if failed >= 0 else ""
+            raise DivergenceError(
+                f"{self.plan.title}: "
+                + message(
+                    "a finite log density at every draw",
+                    f"{lp[chain, at]} at draw {strand.drawn + at} of chain {strand.chains[chain]}{since}",
+                    "a smaller step size, start=MAP(), or standardised inputs and targets",
+                )
+            )
+
+    def _data(self, strand: _Strand) -> Any:
+        if self.how != "devices":
+            return self.data
+        import jax
+
+        if strand.data is None:
+            platform = next(iter(jax.tree.leaves(self.data)[0].devices())).platform
+            devices = jax.local_devices(backend=platform)
+            device = devices[strand.chains[0] % len(devices)]
+            strand.data = jax.device_put(self.data, device)
+            state, done, steps = strand.at
+            strand.at = (jax.device_put(state, device), done, steps)
+        return strand.data
+
+    # -- what is told
+
+    def _told(self, strand: _Strand, values: Arrays) -> None:
+        for index, chain in enumerate(strand.chains):
+            figures: dict[str, float] = {}
+            if "acceptance_rate" in values:
+                figures["accept_prob"] = float(values["acceptance_rate"][index].mean())
+            if "diverging" in values:
+                figures["divergences"] = float(strand.divergences[index])
+            if "step_size" in values:
+                figures["step_size"] = float(values["step_size"][index, -1])
+            self.meter.tell(chain, strand.done, figures)
+        if not isinstance(self.progress, Silent) and time.monotonic() - self.looked > SECONDS_PER_ESS:
+            self._effective_size()
+            self.looked = time.monotonic()
+
+    def _effective_size(self) -> None:
+        """ESS of the log density so far: the cheapest function of a draw."""
+        shortest = min(strand.drawn for strand in self.strands)
+        if shortest < FEWEST_FOR_ESS:
+            return
+        from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
+
+        # Of this alone: all draws of a wide network would be copied every time.
+        lp = np.concatenate([strand.kept(0, shortest, "lp")["lp"] for strand in self.strands]).astype(
+            np.float64
+        )
+        with np.errstate(all="ignore"):
+            size: Any = array_stats.ess(lp, method="bulk", chain_axis=0, draw_axis=1)
+        if np.isfinite(size):
+            self.meter.add({"ess_of_lp": float(size)})
+
+    # -- what is kept
+
+    def _kept(self, draws: int) -> Arrays:
+        parts = [strand.kept(0, draws) for strand in self.strands]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts[0] else {}
+
+    def _progressed(self, strand: _Strand) -> Progressed:
+        import jax
+
+        state, done, steps = strand.at
+        return Progressed([np.asarray(leaf) for leaf in jax.tree.leaves(state)], done, steps, {})
+
+    def _save(self, strand: _Strand) -> None:
+        if strand.stream is None or not strand.stream.keeps or strand.at[0] is None:
+            return
+        at = self._progressed(strand)
+        drawn = max(0, at.done - strand.warmup)
+        state = {f"leaf{index}": leaf for index, leaf in enumerate(at.leaves)}
+        state["done_steps"] = np.array([at.done, at.steps])
+        strand.stream.write(strand.saved, strand.kept(strand.saved, drawn), state)
+        strand.saved = drawn
+
+
+def in_threads(
+    strands: Sequence[Any],
+    work: Callable[[Any, Callable[..., None], Callable[[], bool]], None],
+    told: Callable[..., None],
+) -> None:
+    """Run `work(strand, tell, stopped)` for each strand over the cores; what they tell is passed on by this thread.
+
+    An error in one, or an interrupt of this thread, stops the others at their next call and is raised.
+    """
+    reports: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+    stop = threading.Event()
+
+    def tell(*report: Any) -> None:
+        reports.put(report)
+
+    with ThreadPoolExecutor(min(len(strands), cores()), thread_name_prefix="chain") as pool:
+        futures = [pool.submit(work, strand, tell, stop.is_set) for strand in strands]
+        try:
+            waiting: set[Future[None]] = set(futures)
+            while waiting or not reports.empty():
+                try:
+                    told(*reports.get(timeout=0.05))
+                except queue.Empty:
+                    for future in [future for future in waiting if future.done()]:
+                        waiting.remove(future)
+                        future.result()
+        except BaseException:
+            stop.set()
+            for future in futures:
+                future.cancel()
+            raise

@@ -1,0 +1,584 @@
+"""What all samplers have in common: where chains start, what they aim at, how long they run, what comes of them.
+
+A sampler is a Markov kernel (`chains.Kernel`) with hyper-parameters. `Sampler` starts its chains, runs them by
+`chains.run_chains`, keeps them on disk, ends them by a rule or a budget, and goes on with them later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ppl_bnn.backends.program import Problem, Program
+from ppl_bnn.core.arrays import site_seed
+from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.progress import Progress
+from ppl_bnn.inference import registry
+from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
+from ppl_bnn.inference.cost import Effort, Size, effort_of_start
+from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, missing_sites
+from ppl_bnn.inference.optimisation.loops import check_whole, check_within
+from ppl_bnn.inference.sampling.chains import (
+    CHAIN_METHODS,
+    PRIOR_ATTEMPTS,
+    Kernel,
+    Progressed,
+    Run,
+    Sampled,
+    layout,
+    run_chains,
+    strand_names,
+)
+from ppl_bnn.inference.sampling.initialisation import Beginning, beginning, beginnings
+from ppl_bnn.inference.sampling.stopping import Rule, check_until, watched
+from ppl_bnn.inference.sampling.stream import Arrays, Stream
+from ppl_bnn.posterior.posterior import Approximation, Chains, Posterior
+
+# Settings that change how long chains are, or where they run, and no bit of a draw.
+OF_LENGTH = ("draws", "until", "budget")
+
+
+def latent_names(program: Program) -> list[str]:
+    """The sites that a sampler moves in."""
+    return [site.name for site in program.latents]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a kernel is made for: the posterior to the power 1 / T, in the flat vector of the latent sites.
+
+    approximation: what `start` is or fitted, where it has a spread: what a kernel takes from it goes into its state.
+    """
+
+    problem: Problem
+    names: list[str]
+    dimension: int
+    temperature: float = 1.0
+    approximation: Approximation | None = None
+
+    def log_density(self, flat: Any, data: Any, scale: float = 1.0) -> Any:
+        """log p(w(u), D) / T + log |dw/du| at u = flat (P,), a scalar.
+
+        data: (x, y, values of parameters without a prior). scale: N / B where x and y are B rows out of N.
+        """
+        x, y, constants = data
+        program = self.problem.program
+        u = {**program.unravel(flat, self.names), **constants}
+        return tempered_log_joint(program, self.temperature, u, x, y, scale)
+
+
+@dataclass(frozen=True)
+class Started:
+    """Where chains begin: flat, one vector per chain; fixed: values of parameters without a prior, common to all."""
+
+    flat: list[np.ndarray]
+    fixed: dict[str, np.ndarray]
+    beginning: Beginning
+
+
+@dataclass(frozen=True)
+class Sampler(Method):
+    """Chains in unconstrained coordinates.
+
+    draws, warmup: transitions per chain, kept and not. chains: independent chains. start: where they begin: None
+    (each at a prior draw of its own), a method, a posterior, or a dict of constrained values (sites that it does not
+    name are drawn from the prior); see `warm_start.beginning`. jitter: standard deviation, in unconstrained
+    coordinates, of the normal noise added to a chain that would start where an earlier chain does: chains that start at
+    one spot agree at first whether or not they have converged.
+
+    chain_method: "threads" (over the cores, on one compiled function; what "auto" means on a CPU), "vectorised" (what
+    it means on CUDA), "sequential", or "devices" (over the devices of JAX). The first and the last two give the same
+    bits on like devices.
+
+    temperature: T of the target p(w | D)^(1/T), in the coordinates of the program. 1 is the posterior; below 1 it is
+    "cold". The posterior's `info.target` names anything else.
+
+    checkpoint: a folder in which draws are kept while chains run. An interrupted run goes on from there to the same
+    bits; with more `draws` a finished one goes on without a warm-up. until, budget: go on until a rule holds in
+    function space, such as "rhat<1.01, ess>400" (also ess_bulk, ess_tail, mcse), looked at after every `draws` draws,
+    or until `budget` seconds are spent, compilation and start included. Both change the length only: the draws are the
+    first of those of a longer run. `info.figures` says which it was: "rule_held", "stopped_by_budget".
+
+    Parameters without a prior (`priors.Point`) are not sampled, since chains have no optimiser: their values come from
+    `start` and stay; where a method gives each chain its own, those of the first serve all: chains have one target.
+
+    Raises
+    ------
+    InputError, UnsupportedError: impossible arguments; parameters without a prior and without a value.
+    DivergenceError: no finite log density to start from, or at a draw. BudgetError: spent before the first draw.
+    """
+
+    draws: int = 1000
+    warmup: int = 1000
+    chains: int = 4
+    start: Start = None
+    jitter: float = 0.01
+    chain_method: str = "auto"
+    temperature: float = 1.0
+    checkpoint: str | Path | None = None
+    until: str | None = None
+    budget: float | None = None
+    systems: ClassVar[tuple[str, ...]] = ("numpyro",)
+    fewest_warmup: ClassVar[int] = 1
+    finds_centre: ClassVar[bool] = False
+
+    def check(self) -> None:
+        check_whole(self.name, "draws", self.draws, 1, "1000")
+        check_whole(self.name, "warmup", self.warmup, self.fewest_warmup, "1000")
+        check_whole(self.name, "chains", self.chains, 1, "4")
+        check_within(self.name, "temperature", self.temperature, 0, math.inf, "1.0")
+        if not is_number(self.jitter) or not 0 <= self.jitter < np.inf:
+            raise InputError(
+                f"{self.name} jitter: " + message("a number >= 0", repr(self.jitter), "jitter=0.01")
+            )
+        self.check_chain_method()
+        if isinstance(self.start, str | int | float | Sequence | np.ndarray):
+            raise InputError(
+                f"{self.name} start: "
+                + message(
+                    "None, a method, a posterior, a dict of arrays or a network of torch, Flax or Equinox",
+                    type(self.start).__name__,
+                    "start=MAP()",
+                )
+            )
+        if self.checkpoint is not None and not isinstance(self.checkpoint, str | os.PathLike):
+            raise InputError(
+                f"{self.name} checkpoint: "
+                + message("a folder", repr(self.checkpoint), "checkpoint='runs/one'")
+            )
+        check_until(self.name, self.until, self.budget)
+
+    def check_chain_method(self) -> None:
+        """Refuse a way of running chains that is not known."""
+        if self.chain_method not in CHAIN_METHODS:
+            raise unknown_name("chain_method", self.chain_method, CHAIN_METHODS)
+
+    # -- what a sampler says
+
+    @abstractmethod
+    def kernel(self, target: Target) -> Kernel:
+        """The Markov kernel for a target, in JAX."""
+
+    @property
+    def starting_points(self) -> int:
+        """How many points chains start from; fewer than chains where several start at one (nested R-hat)."""
+        return self.chains
+
+    def statistics(self, kept: Arrays) -> Arrays:
+        """(chain, draw) statistics from what was recorded."""
+        return {name: value for name, value in kept.items() if name != "u"}
+
+    def told(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
+        """Figures and warnings that the statistics give reason for."""
+        return {}, ()
+
+    @property
+    def aim(self) -> str:
+        """What is sampled, where it is not the posterior."""
+        return tempered(self.temperature)
+
+    # -- running
+
+    def target(self, problem: Problem) -> Target:
+        """What the chains of a problem aim at, before anything is known of it."""
+        latents = problem.program.latents
+        size = sum(site.size for site in latents)
+        return Target(problem, latent_names(problem.program), size, float(self.temperature))
+
+    def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float] | None:
+        """The fewest, the usual and the most gradients over all rows that a transition takes; None: nobody has said."""
+        return None
+
+    def gradients_of_a_start(self, size: Size) -> tuple[float, float, float]:
+        """The same before the first transition of a chain, which looks for its first step size."""
+        return 0.0, 0.0, 100.0
+
+    def effort(self, size: Size) -> Effort | None:
+        each = self.gradients_of_a_draw(size)
+        if each is None:
+            return None
+        transitions = self.chains * (self.warmup + self.draws)
+        fewest, usual, largest = (self.chains * start for start in self.gradients_of_a_start(size))
+        # Until a rule holds there may be any number of draws.
+        most = math.inf if self.until is not None else each[2] * transitions + largest
+        found = Effort(
+            each[0] * transitions + fewest, each[1] * transitions + usual, most, parallel=self.chains
+        )
+        points = self.starting_points if getattr(self.start, "finds_points", False) else 1
+        return found.after(effort_of_start(self.start, size, points))
+
+    def run(self, problem: Problem, progress: Progress) -> Outcome:
+        return self.sample(problem, progress)
+
+    def sample(
+        self,
+        problem: Problem,
+        progress: Progress,
+        before: Sequence[Progressed] | None = None,
+        fixed: Mapping[str, np.ndarray] | None = None,
+    ) -> Outcome:
+        """Run chains, or go on with those of `before`, whose parameters without a prior were `fixed`."""
+        watch = Stopwatch()
+        if fixed is None:
+            self.refuse_free_parameters(problem)
+        target = self.target(problem)
+        kernel = self.kernel(target)
+        streams, kept_fixed = self._streams(problem, kernel)
+        started: Started | None = None
+        if fixed is None and streams and all(stream.begun for stream in streams):
+            stored = kept_fixed.load()
+            if stored is not None:
+                stored.pop("written")
+                fixed = stored
+        if fixed is None:
+            started = self.started(problem, progress)
+            fixed = started.fixed
+            target = dataclasses.replace(target, approximation=started.beginning.approximation)
+            kernel = self.kernel(target)
+            kept_fixed.keep(lambda: {**fixed, "written": np.array(1)}, last=True)
+        constants = {name: problem.system.asarray(value) for name, value in fixed.items()}
+        data = (problem.x, problem.y, constants)
+        rule = None if self.until is None else self._rule(problem, self.until, fixed)
+        known = target.approximation is None
+        sampled = run_chains(
+            problem,
+            kernel,
+            Run(
+                chains=self.chains,
+                warmup=self.warmup,
+                draws=self.draws,
+                chain_method=self.chain_method,
+                title=self.name,
+                rule=rule,
+                budget=None if self.budget is None else max(self.budget - watch(), 1e-3),
+                from_prior=self.start is None,
+                streams=streams,
+                before=before,
+                same=self._same() if known else None,
+            ),
+            data,
+            lambda: (started or self.started(problem, progress)).flat,
+            lambda chain, first: self.candidates(problem, chain, first),
+            progress,
+        )
+        return self.outcome(
+            problem, sampled, fixed, watch, kernel.cost, started.beginning if started else None
+        )
+
+    def run_together(
+        self, problems: Sequence[Problem], progress: Progress
+    ) -> list[Outcome | DivergenceError] | None:
+        """Several runs on the same rows with seeds of their own, all their chains at once; each as if run by itself.
+
+        A run whose chains turn out to be no sample is its error in the list: the others are not run again for it.
+        None: not with these settings, or not from such a start, so that each has to be run by itself.
+        """
+        first = problems[0]
+        alone = self.ppl != "numpyro" or self.checkpoint is not None or self.budget is not None
+        if (
+            alone
+            or first.program.params
+            or any(each.x is not first.x or each.y is not first.y for each in problems)
+        ):
+            return None
+        watch = Stopwatch()
+        kernel = self.kernel(self.target(first))
+        if kernel.pooled:
+            return None
+        begun = beginnings(problems, self.start, progress, self.starting_points)
+        started = [self._placed(problem, each) for problem, each in zip(problems, begun, strict=True)]
+        if any(each.beginning.approximation is not None for each in started):
+            return None
+        every = [flat for each in started for flat in each.flat]
+        sampled = run_chains(
+            first,
+            kernel,
+            Run(
+                chains=self.chains * len(problems),
+                warmup=self.warmup,
+                draws=self.draws,
+                chain_method=self.chain_method,
+                title=self.name,
+                from_prior=self.start is None,
+                same=self._same(),
+                seeds=[problem.seed for problem in problems],
+            ),
+            (first.x, first.y, {}),
+            lambda: every,
+            lambda chain, point: self.candidates(problems[chain // self.chains], chain % self.chains, point),
+            progress,
+        )
+        seconds = watch()
+        outcomes: list[Outcome | DivergenceError] = []
+        size = self.chains * len(problems) // len(sampled.strands)
+        for index, (problem, each) in enumerate(zip(problems, started, strict=True)):
+            mine = slice(index * self.chains, (index + 1) * self.chains)
+            # A strand that holds chains of several runs is no state of one of them.
+            whole = self.chains % size == 0
+            strands = sampled.strands[mine.start // size : mine.stop // size] if whole else []
+            part = Sampled(
+                {name: value[mine] for name, value in sampled.kept.items()},
+                strands,
+                sum(strand.steps for strand in strands) if strands else sampled.steps // len(problems),
+                sampled.compile_seconds / len(problems),
+            )
+            try:
+                outcome = self.outcome(problem, part, {}, watch, kernel.cost, each.beginning)
+            except DivergenceError as error:
+                outcomes.append(error)
+                continue
+            outcome.run_seconds = seconds / len(problems) - outcome.compile_seconds
+            outcomes.append(outcome)
+        return outcomes
+
+    def _same(self) -> str:
+        """What tells the kernel of this sampler from others of one program, where it started from no approximation."""
+        settings = self.settings()
+        left_out = ("start", "jitter", "checkpoint", "chains", "chain_method", *OF_LENGTH)
+        return repr((self.name, {name: value for name, value in settings.items() if name not in left_out}))
+
+    def _streams(self, problem: Problem, kernel: Kernel) -> tuple[list[Stream], Checkpoint]:
+        how = layout(kernel, self.chain_method, problem.device)
+        if self.checkpoint is None:
+            return [], Checkpoint.of(None, {}, "start")
+        names = strand_names(kernel, how, self.chains)
+        # Threads and one chain after another give the same bits; vectorised chains do not.
+        belongs = fingerprint(problem, self, (*OF_LENGTH, "chain_method")) | {"strands": names}
+        streams = [Stream.of(self.checkpoint, belongs, name) for name in names]
+        return streams, Checkpoint.of(self.checkpoint, belongs, "start")
+
+    # -- starting
+
+    def refuse_free_parameters(self, problem: Problem) -> None:
+        """Raise `UnsupportedError` where a parameter has neither a prior nor a value."""
+        program = problem.program
+        left_out = list(program.sites) if self.start is None else missing_sites(problem, self.start)
+        missing = [site.name for site in program.params if site.name in left_out]
+        if missing:
+            raise UnsupportedError(
+                message(
+                    f"a prior over everything, since {self.name} has no optimiser, or values in start=",
+                    f"parameters without a prior and without a value: {missing}",
+                    "start=MAP(), or start={'" + missing[0] + "': array}",
+                )
+            )
+
+    def started(self, problem: Problem, progress: Progress) -> Started:
+        """Flat starting points of the latent sites, one per chain, and the values of parameters, common to all."""
+        return self._placed(problem, beginning(problem, self.start, progress, self.starting_points))
+
+    def _placed(self, problem: Problem, begin: Beginning) -> Started:
+        fixed = {site.name: np.asarray(begin.points[0][site.name]) for site in problem.program.params}
+        names = latent_names(problem.program)
+        rng = np.random.default_rng(site_seed(f"{self.name.lower()} jitter", problem.seed))
+        flat = [
+            np.concatenate([np.ravel(point[name]) for name in names]).astype(float) for point in begin.points
+        ]
+        spread = []
+        for index, point in enumerate(flat):
+            repeated = any(np.array_equal(point, earlier) for earlier in flat[:index])
+            spread.append(point + self.jitter * rng.standard_normal(point.shape) if repeated else point)
+        each = self.chains // self.starting_points
+        return Started([point for point in spread for _ in range(each)], fixed, begin)
+
+    def candidates(self, problem: Problem, chain: int, first: np.ndarray) -> Iterator[np.ndarray]:
+        """The starting point of a chain and, where it is a prior draw, others in case it is of no use."""
+        yield first
+        if self.start is not None:
+            return
+        program, point = problem.program, chain // (self.chains // self.starting_points)
+        for attempt in range(1, PRIOR_ATTEMPTS):
+            seed = site_seed(f"{self.name.lower()} start {point} {attempt}", problem.seed) % 2**31
+            drawn = program.prior_draws(problem.x, problem.y, seed, 1)
+            yield np.concatenate([np.ravel(drawn[name]) for name in latent_names(program)])
+
+    # -- what comes of it
+
+    def _rule(
+        self, problem: Problem, until: str, fixed: Mapping[str, np.ndarray]
+    ) -> Callable[[Arrays], tuple[bool, dict[str, float]]]:
+        """What is asked of the draws so far."""
+        groups = None if self.starting_points == self.chains else self.starting_points
+        look = watched(problem, Rule.of(until), groups)
+        return lambda kept: look(self._sites(problem, kept["u"], fixed))
+
+    def _sites(
+        self, problem: Problem, flat: np.ndarray, fixed: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """(chain, draw, P) as u, site -> (chain, draw, ...), with the parameters that stayed."""
+        u = problem.program.unravel(flat, latent_names(problem.program))
+        for name, value in fixed.items():
+            u[name] = np.broadcast_to(value, (*flat.shape[:2], *np.shape(value))).copy()
+        return {name: u[name] for name in problem.program.sites}
+
+    def outcome(
+        self,
+        problem: Problem,
+        sampled: Sampled,
+        fixed: Mapping[str, np.ndarray],
+        watch: Stopwatch,
+        cost: float = 1.0,
+        begin: Beginning | None = None,
+    ) -> Outcome:
+        """The posterior of what was sampled, with all that is to be said of it."""
+        statistics = self.statistics(sampled.kept)
+        figures, warnings = self.told(statistics)
+        flat = sampled.kept["u"]
+        draws = flat.shape[1]
+        warnings = (*sampled.warnings, *warnings)
+        if draws > 1:
+            still = np.flatnonzero((flat == flat[:, :1]).all(axis=(1, 2)))
+            warnings += tuple(
+                f"chain {chain} never moved: all its {draws} draws are the same" for chain in still
+            )
+        if self.until is not None:
+            figures["rule_held"] = float(sampled.stopped == "rule")
+        if self.budget is not None:
+            figures["stopped_by_budget"] = float(sampled.stopped == "budget")
+        if sampled.stopped == "budget":
+            unmet = f"until {self.until!r} held" if self.until is not None else f"all {self.draws} were drawn"
+            warnings += (
+                f"the budget of {self.budget:g} s was spent after {draws} draws per chain, before {unmet}",
+            )
+        looks = sampled.looks
+        compile_seconds = sampled.compile_seconds + (begin.compile_seconds if begin else 0.0)
+        groups = None if self.starting_points == self.chains else self.starting_points
+        return Outcome(
+            Chains(
+                self._sites(problem, flat, fixed),
+                groups=groups,
+                state={
+                    f"strand{index}:leaf{number}": leaf
+                    for index, strand in enumerate(sampled.strands)
+                    if strand.done == self.warmup + draws
+                    for number, leaf in enumerate(strand.leaves)
+                },
+            ),
+            statistics=statistics,
+            history={
+                f"look_{name}": np.array([look[name] for look in looks])
+                for name in (looks[0] if looks else ())
+            },
+            compile_seconds=compile_seconds,
+            run_seconds=watch() - compile_seconds,
+            gradient_evaluations=sampled.steps * cost + (begin.gradients if begin else 0.0),
+            warnings=(*(begin.warnings if begin else ()), *warnings),
+            figures=figures,
+            target=self.aim,
+        )
+
+
+def tempered_log_joint(
+    program: Program, temperature: float, u: Mapping[str, Any], x: Any, y: Any, scale: float = 1.0
+) -> Any:
+    """log p(w(u), D) / T + log |dw/du|, a scalar. scale: N / B where x and y are B rows out of N.
+
+    The power belongs to the density of w: the volume of the coordinates is no part of it.
+    """
+    if temperature == 1.0:
+        return program.log_joint(u, x, y, scale)
+    joint = program.log_joint(u, x, y, scale, jacobian=False)
+    return joint / temperature + (program.log_joint(u, x, y, scale) - joint)
+
+
+def tempered(temperature: float) -> str:
+    """The target at a temperature, where it is not the posterior."""
+    return "" if temperature == 1.0 else f"tempered: the posterior to the power 1/T with T={temperature:g}"
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number, and no bool."""
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def extend(posterior: Posterior, draws: int, *, progress: bool | Progress | None = None) -> Posterior:
+    """`draws` more draws per chain, from where the chains stand and without a warm-up.
+
+    The result holds all draws, the bits of a run that had been as long from the beginning. A posterior that was saved
+    and loaded can be extended too. seconds and gradient evaluations are those of both runs.
+
+    Raises
+    ------
+    UnsupportedError: a posterior that is not one of chains, or whose sampler cannot go on (Pyro's; stacked chains).
+    """
+    from ppl_bnn.core.progress import resolve
+
+    check_whole("extend", "draws", draws, 1, "500")
+    approximation = posterior.approximation
+    method = _method_of(posterior)
+    if not isinstance(approximation, Chains) or not approximation.state:
+        raise UnsupportedError(
+            "extend: "
+            + message(
+                "chains that know where they stand",
+                f"{posterior.info.method} in {posterior.info.ppl}, which kept no state",
+                "NUTS() in NumPyro, or checkpoint= and a longer fit",
+            )
+        )
+    if posterior.weights is not None:
+        raise UnsupportedError(
+            "extend: "
+            + message("chains of equal weight", "stacked chains", "extending them first, bnn.stack after")
+        )
+    longer = dataclasses.replace(method, draws=posterior.shape[1] + draws)
+
+    def going_on(problem: Problem) -> Outcome:
+        names = latent_names(problem.program)
+        chains, before = posterior.shape
+        u = np.concatenate([approximation.u[name].reshape(chains, before, -1) for name in names], -1)
+        kept = {"u": u} | posterior.statistics
+        state: dict[int, dict[int, np.ndarray]] = {}
+        for key, value in approximation.state.items():
+            strand, leaf = key.removeprefix("strand").split(":leaf")
+            state.setdefault(int(strand), {})[int(leaf)] = value
+        size = chains // len(state)
+        strands = [
+            Progressed(
+                [leaves[number] for number in range(len(leaves))],
+                longer.warmup + before,
+                0,
+                {name: value[index * size : (index + 1) * size] for name, value in kept.items()},
+            )
+            for index, leaves in sorted(state.items())
+        ]
+        fixed = {site.name: approximation.u[site.name][0, 0] for site in problem.program.params}
+        return longer.sample(problem, resolve(progress), strands, fixed)
+
+    outcome = posterior._with(going_on)
+    info = posterior.info
+    return dataclasses.replace(
+        posterior,
+        approximation=outcome.approximation,
+        statistics=outcome.statistics,
+        info=dataclasses.replace(
+            info,
+            compile_seconds=info.compile_seconds + outcome.compile_seconds,
+            run_seconds=info.run_seconds + outcome.run_seconds,
+            gradient_evaluations=(info.gradient_evaluations or 0.0) + (outcome.gradient_evaluations or 0.0),
+            settings={**info.settings, "draws": longer.draws},
+            warnings=outcome.warnings,
+            figures=outcome.figures,
+        ),
+    )
+
+
+def _method_of(posterior: Posterior) -> Sampler:
+    """The sampler of a posterior, from its settings; where it started from matters no more."""
+    name = posterior.info.method
+    found = registry.method_class(name) if name in registry.MODULES else None
+    if not (isinstance(found, type) and issubclass(found, Sampler)):
+        raise UnsupportedError(
+            "extend: " + message("a posterior of one sampler", posterior.info.method, "NUTS()")
+        )
+    settings = posterior.info.settings
+    left_out = ("start", "checkpoint", "until", "budget")
+    known = {f.name: settings[f.name] for f in dataclasses.fields(found) if f.name in settings}
+    return found(**{name: value for name, value in known.items() if name not in left_out})

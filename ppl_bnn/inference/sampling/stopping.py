@@ -1,0 +1,175 @@
+"""Rules that end a chain: `until="rhat<1.01, ess>400"`, judged on what the network computes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.backends.program import Problem
+from ppl_bnn.core.arrays import map_data
+from ppl_bnn.core.errors import InputError, message, unknown_name
+from ppl_bnn.inference.optimisation.loops import check_within
+from ppl_bnn.posterior.convergence import Mixing, components, mixing, probe_indices, quantities
+from ppl_bnn.posterior.posterior import MEMORY
+
+# What may stand in a rule, and how it is read off the worst component of each quantity.
+FIGURES: dict[str, Callable[[Mixing], float]] = {
+    "rhat": lambda found: found.rhat,
+    "ess": lambda found: min(found.ess_bulk, found.ess_tail),
+    "ess_bulk": lambda found: found.ess_bulk,
+    "ess_tail": lambda found: found.ess_tail,
+    "mcse": lambda found: found.mcse,
+}
+LARGER_IS_BETTER = ("ess", "ess_bulk", "ess_tail")
+_TERM = re.compile(r"\s*(\w+)\s*([<>])\s*([-+0-9.eE]+)\s*")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Limits that all have to hold. terms: (figure, "<" or ">", limit)."""
+
+    terms: tuple[tuple[str, str, float], ...]
+
+    @classmethod
+    def of(cls, text: Any, names: Collection[str] = tuple(FIGURES)) -> Rule:
+        """Read a rule such as "rhat<1.01, ess>400" over the figures `names`.
+
+        Raises
+        ------
+        InputError, UnknownNameError: anything else, or a limit from the wrong side.
+        """
+        example = "until='rhat<1.01, ess>400'"
+        if not isinstance(text, str) or not text.strip():
+            raise InputError("until: " + message("a rule in words", repr(text), example))
+        terms = []
+        for part in text.split(","):
+            found = _TERM.fullmatch(part)
+            if found is None:
+                raise InputError(
+                    "until: " + message("figure < limit or figure > limit", repr(part.strip()), example)
+                )
+            name, sign, number = found.groups()
+            if name not in names:
+                raise unknown_name("figure of a rule", name, names)
+            try:
+                limit = float(number)
+            except ValueError:
+                raise InputError(
+                    "until: " + message("a number as the limit", repr(number), example)
+                ) from None
+            wanted = ">" if name in LARGER_IS_BETTER else "<"
+            if sign != wanted:
+                raise InputError(
+                    "until: " + message(f"{name}{wanted}limit", repr(part.strip()), f"{name}{wanted}{number}")
+                )
+            terms.append((name, sign, limit))
+        return cls(tuple(terms))
+
+    def holds(self, figures: Mapping[str, float]) -> bool:
+        """Whether all limits hold; a figure that is not a number holds none."""
+        return all(
+            figures[name] < limit if sign == "<" else figures[name] > limit
+            for name, sign, limit in self.terms
+        )
+
+
+def check_until(method: str, until: Any, budget: Any, names: Collection[str] = tuple(FIGURES)) -> Rule | None:
+    """The rule of a method, or None; `InputError` for one that cannot be read or has no budget beside it."""
+    if budget is not None:
+        check_within(method, "budget", budget, 0, math.inf, "600 (seconds)")
+    if until is None:
+        return None
+    rule = Rule.of(until, names)
+    if budget is None:
+        raise InputError(
+            f"{method} until: "
+            + message(
+                "a budget beside it, since a rule may never hold",
+                f"until={until!r} alone",
+                "budget=600 (seconds)",
+            )
+        )
+    return rule
+
+
+def watched(
+    problem: Problem, rule: Rule, superchains: int | None = None
+) -> Callable[..., tuple[bool, dict[str, float]]]:
+    """u, site -> (chain, draw, ...), to whether the rule holds, and the worst figures.
+
+    What is judged are the `mixing.quantities` at up to 50 training rows, the log likelihood being that of all of them.
+    Each draw is predicted once: a later look, at more draws of the same chains or at more chains, adds what is new.
+    `others` of a look are figures from elsewhere, which the rule may name too.
+    """
+    watch = _Watch(problem, superchains)
+
+    def look(u: Mapping[str, np.ndarray], **others: float) -> tuple[bool, dict[str, float]]:
+        figures = watch.figures(u) | others
+        return rule.holds(figures), {name: value for name, value in figures.items() if name != "ess"}
+
+    return look
+
+
+class _Watch:
+    """What was predicted so far: quantity -> (chain, draw, ...)."""
+
+    def __init__(self, problem: Problem, superchains: int | None):
+        self.problem, self.superchains = problem, superchains
+        chosen = probe_indices(problem.rows, problem.seed)
+        self.probe = problem.inputs
+        if len(chosen) < problem.rows:
+            self.probe = map_data(lambda array: np.asarray(array)[chosen], problem.inputs)
+        self.known: dict[str, np.ndarray] = {}
+
+    def figures(self, u: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """The worst figures of all draws; NaN where nothing varies."""
+        self._see(u)
+        found = [mixing(value, self.superchains) for value in components(self.known).values()]
+        judged = [each for each in found if each.components]
+        return {
+            name: float((min if name in LARGER_IS_BETTER else max)(read(each) for each in judged))
+            if judged
+            else np.nan
+            for name, read in FIGURES.items()
+        }
+
+    def _see(self, u: Mapping[str, np.ndarray]) -> None:
+        """Predict what is new. What was seen stands first along its axis."""
+        chains, draws = next(iter(u.values())).shape[:2]
+        before = next(iter(self.known.values())).shape[:2] if self.known else (0, draws)
+        if before == (chains, draws):
+            return
+        if before[0] == chains and before[1] < draws:
+            axis, new = 1, {name: value[:, before[1] :] for name, value in u.items()}
+        elif before[1] == draws and before[0] < chains:
+            axis, new = 0, {name: value[before[0] :] for name, value in u.items()}
+        else:
+            # Not the same run any more.
+            axis, new, self.known, before = 1, u, {}, (0, 0)
+        found = self._predicted(new, before[axis])
+        self.known = {
+            name: np.concatenate([self.known[name], value], axis) if self.known else value
+            for name, value in found.items()
+        }
+
+    def _predicted(self, u: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+        """seed: of variables that belong to rows, which are drawn anew at each prediction."""
+        problem = self.problem
+        program = problem.program
+        lead = next(iter(u.values())).shape[:2]
+        flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in u.items()}
+        w = program.constrain_draws(flat, problem.x, problem.y)
+        found = quantities(
+            problem,
+            w,
+            lambda x: program.predictor_draws(w, x, seed=seed, memory=MEMORY),
+            self.probe,
+            problem.inputs,
+            problem.targets,
+        )
+        return {name: value.reshape(*lead, *value.shape[1:]) for name, value in found.items()}

@@ -1,0 +1,122 @@
+"""Draws of a chain, written to disk while it runs, and where it stood when they were last written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.core import stored
+from ppl_bnn.inference.checkpoint import INTERVAL, OLDER, Checkpoint
+
+Arrays = dict[str, np.ndarray]
+_READER = stored.Reader("checkpoint", "all pieces of its draws", "another folder, or removing this one")
+
+
+@dataclass
+class Stream:
+    """A run of transitions in a folder: pieces of draws, each a file of its own, and the state after the last of them.
+
+    Each file has a checksum of its own, so that a long run never reads what it has written. A piece is named by the
+    number of its first draw and written before the state that follows it. So an interruption between the two leaves a
+    state whose draws are all there, and a piece that the same draws will replace.
+    """
+
+    checkpoint: Checkpoint
+    name: str
+    _written: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, folder: Any, fingerprint: Mapping[str, Any], name: str) -> Stream:
+        """The stream `name` in a folder, which is made; with `folder` None one that keeps nothing."""
+        return cls(Checkpoint.of(folder, fingerprint, name), name)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether there is a folder at all."""
+        return self.checkpoint.path is not None
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was written."""
+        return self.checkpoint.path is not None and self.checkpoint.path.exists()
+
+    @property
+    def due(self) -> bool:
+        """Whether the last writing is long enough ago."""
+        return self.keeps and time.monotonic() - self._written >= INTERVAL
+
+    def load(self) -> tuple[Arrays, Arrays] | None:
+        """(state, draws along axis 1) as they were last written; None where nothing was.
+
+        Raises
+        ------
+        InputError: a stream of another fit. DamagedError: one with a piece that is missing, damaged or of another run.
+        """
+        state = self.checkpoint.load()
+        if state is None:
+            return None
+        assert self.checkpoint.path is not None
+        count = state.pop("draws_written", np.array("none"))
+        if count.shape != () or count.dtype.kind not in "iu" or count < 0:
+            raise _READER.damaged(self.checkpoint.path, "draws_written is no number of draws")
+        wanted = int(count)
+        pieces: list[Arrays] = []
+        have = 0
+        while have < wanted:
+            piece = self._read(have, pieces[0] if pieces else None)
+            pieces.append(piece)
+            have += next(iter(piece.values())).shape[1]
+        joined = (
+            {name: np.concatenate([piece[name] for piece in pieces], 1)[:, :wanted] for name in pieces[0]}
+            if pieces
+            else {}
+        )
+        return state, joined
+
+    def write(self, first: int, draws: Arrays, state: Arrays) -> None:
+        """Keep `draws`, (chains, count, ...) from draw number `first` on, and the state after them."""
+        if not self.keeps:
+            return
+        count = next(iter(draws.values())).shape[1] if draws else 0
+        if count:
+            stored.write_sealed(self._path(first), draws, self._words(first))
+        written = {**state, "draws_written": np.array(first + count)}
+        self.checkpoint.keep(lambda: written, last=True)
+        self._written = time.monotonic()
+
+    def _path(self, first: int) -> Path:
+        assert self.checkpoint.path is not None
+        return self.checkpoint.path.parent / f"{self.name}-draws-{first:08d}.safetensors"
+
+    def _words(self, first: int) -> dict[str, str]:
+        """What a piece belongs to: the fit, the chain and the number of its first draw."""
+        of = hashlib.sha256(json.dumps(self.checkpoint.fingerprint, sort_keys=True).encode()).hexdigest()
+        return {"fit": of, "stream": self.name, "first": str(first)}
+
+    def _read(self, first: int, like: Arrays | None) -> Arrays:
+        """The piece that begins with draw number `first`; like: another one of the same run."""
+        file, words = self._path(first), self._words(first)
+        found = _READER.sealed(file, tuple(words))
+        if found is None:
+            raise _READER.damaged(file, OLDER)
+        piece, said = found
+        if said != words:
+            raise _READER.damaged(file, "it is a piece of another run, or from another place of this one")
+        counts = {value.shape[1] if value.ndim > 1 else 0 for value in piece.values()}
+        if len(counts) != 1 or 0 in counts:
+            raise _READER.damaged(file, "its arrays are not of the same number of draws")
+        if like is not None:
+            kinds = [
+                {name: (value.dtype, value.shape[:1], value.shape[2:]) for name, value in each.items()}
+                for each in (piece, like)
+            ]
+            if kinds[0] != kinds[1]:
+                raise _READER.damaged(file, "its arrays are not those of the pieces before")
+        return piece

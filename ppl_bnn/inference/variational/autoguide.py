@@ -1,0 +1,430 @@
+"""The systems' own variational inference: AutoNormal and Trace_ELBO, and guides that someone wrote by hand.
+
+A guide is a callable of a system, like a model, with the same latent sites. Here it becomes a loss over parameters on
+the real line, as `stochastic.py` descends on it, and in the end an approximation in NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import Any, Protocol
+
+import numpy as np
+
+from ppl_bnn.backends.program import DENSITY_MEMORY, Problem
+from ppl_bnn.backends.protocol import Model
+from ppl_bnn.core.arrays import iterate_seeds, map_data, site_seed
+from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.warning_filters import ignored
+from ppl_bnn.inference.variational.families.blocks import inverse_softplus
+from ppl_bnn.inference.variational.mean_field import MeanField
+from ppl_bnn.posterior.fixed_draws import Drawn
+from ppl_bnn.posterior.posterior import Approximation
+
+# How many draws of a hand-written guide a posterior keeps: it has no other way of making them later.
+KEPT = 4000
+
+
+class SystemGuide(Protocol):
+    """A guide of a system, its objective and what comes of it."""
+
+    def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Parameters at which the guide has these locations and standard deviations (unconstrained coordinates)."""
+        ...
+
+    def __call__(
+        self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any
+    ) -> tuple[Any, tuple[Any, Any]]: ...
+
+    def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation: ...
+
+
+def system_guide(
+    problem: Problem, model: Model, guide: Callable[..., Any] | None, particles: int, batch: int | None
+) -> SystemGuide:
+    """AutoNormal (`guide` None) or a guide written by hand, under the Trace_ELBO of the system of `problem`."""
+    return _GUIDES[problem.system.name, guide is None](problem, model, guide, particles, batch)
+
+
+def _first(problem: Problem, batch: int | None) -> tuple[Any, Any]:
+    if batch is None:
+        return problem.x, problem.y
+    return map_data(lambda a: a[:batch], problem.x), problem.y[:batch]
+
+
+def _check_sites(problem: Problem, found: set[str]) -> None:
+    missing = [site.name for site in problem.program.latents if site.name not in found]
+    if missing:
+        raise InputError(
+            "SVI guide: "
+            + message(
+                "a guide that samples every latent site of the model",
+                f"none of {', '.join(missing)}",
+                "sampling them in the guide under the same names",
+            )
+        )
+
+
+# --- NumPyro --------------------------------------------------------------------------------------
+
+
+class _NumPyroNormal:
+    def __init__(self, problem: Problem, model: Model, guide: None, particles: int, batch: int | None):
+        self._problem, self._model, self._particles = problem, model, particles
+
+    def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        found: dict[str, np.ndarray] = {}
+        for site in self._problem.program.sites.values():
+            if site.is_param:
+                found[site.name] = np.asarray(u0[site.name], float)
+            else:
+                found[f"{site.name}_auto_loc"] = np.asarray(u0[site.name], float)
+                found[f"{site.name}_auto_scale"] = inverse_softplus(scale[site.name])
+        return found
+
+    def __call__(
+        self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any
+    ) -> tuple[Any, tuple[Any, Any]]:
+        import jax
+        import jax.numpy as jnp
+        import optax
+        from numpyro.distributions import TransformedDistribution
+        from numpyro.infer import SVI, Trace_ELBO
+        from numpyro.infer.autoguide import AutoNormal
+        from numpyro.primitives import Messenger
+
+        program, model = self._problem.program, self._model
+        latents = program.latents
+        size = sum(site.size for site in latents)
+
+        class Noise(Messenger):
+            """AutoNormal's own draws, loc + scale * eps, with all eps out of one call: a generator per site takes
+            more time to compile and to run than everything else in a step."""
+
+            def __init__(self, guide: Any, params: Mapping[str, Any], eps: Any):
+                super().__init__(guide)
+                self.params = params
+                self.eps = program.unravel(eps, [site.name for site in latents])
+
+            def process_message(self, msg: Any) -> None:
+                if msg["type"] != "sample" or msg["name"] not in self.eps:
+                    return
+                name = msg["name"]
+                value = self.params[f"{name}_auto_loc"] + self.params[f"{name}_auto_scale"] * self.eps[name]
+                if isinstance(msg["fn"], TransformedDistribution):
+                    kept = []
+                    for transform in msg["fn"].transforms:
+                        before = value
+                        value, inner = transform.call_with_intermediates(before)
+                        kept.append([before, inner])
+                    msg["intermediates"] = kept
+                msg["value"] = value
+
+        # Set up while tracing: nothing of it is computed, and run as it stands it would compile each operation.
+        guide = AutoNormal(model)
+        engine = SVI(model, guide, optax.identity(), Trace_ELBO())
+        turn = self._problem.system.turn
+        with turn:
+            engine.init(jax.random.PRNGKey(0), x, y)
+        constrain: Any = engine.constrain_fn
+        for_eps, for_model = jax.random.split(seed)
+        like = next(iter(parameters.values()))
+        with turn:
+            params = constrain(parameters)
+
+        def particle(eps: Any) -> Any:
+            with turn:
+                return engine.loss.loss(for_model, params, model, Noise(guide, params, eps), x, y)
+
+        eps = jax.random.normal(for_eps, (self._particles, size), dtype=like.dtype)
+        value = jnp.mean(jax.vmap(particle)(eps)) if self._particles > 1 else particle(eps[0])
+        return value, (jnp.nan, jnp.nan)
+
+    def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
+        loc, scale = {}, {}
+        for site in self._problem.program.sites.values():
+            if site.is_param:
+                loc[site.name] = parameters[site.name]
+            else:
+                loc[site.name] = parameters[f"{site.name}_auto_loc"]
+                scale[site.name] = np.logaddexp(0.0, parameters[f"{site.name}_auto_scale"])
+        return MeanField(loc, scale)
+
+
+class _NumPyroWritten:
+    def __init__(self, problem: Problem, model: Model, guide: Any, particles: int, batch: int | None):
+        import jax
+        import numpyro
+        import optax
+        from numpyro.infer import SVI, Trace_ELBO
+
+        self._problem, self._model, self._guide = problem, model, guide
+        key, data = jax.random.PRNGKey(problem.seed), _first(problem, batch)
+        seeded = numpyro.handlers.seed(guide, key)
+        self._engine = SVI(model, guide, optax.identity(), Trace_ELBO(num_particles=particles))
+        with problem.system.turn:
+            _check_sites(problem, set(numpyro.handlers.trace(seeded).get_trace(*data)))
+            state = self._engine.init(key, *data)
+        # What the engine keeps on the real line.
+        self._initial = {
+            name: np.asarray(value)
+            for name, value in self._engine.optim.get_params(state.optim_state).items()
+        }
+        self._constrain: Any = self._engine.constrain_fn
+
+    def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return dict(self._initial)
+
+    def __call__(
+        self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any
+    ) -> tuple[Any, tuple[Any, Any]]:
+        import jax.numpy as jnp
+
+        with self._problem.system.turn:
+            params = self._constrain(parameters)
+            value = self._engine.loss.loss(seed, params, self._model, self._guide, x, y)
+        return value, (jnp.nan, jnp.nan)
+
+    def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
+        import jax
+        import numpyro
+
+        problem = self._problem
+        program, system = problem.program, problem.system
+        with system.turn:
+            params = self._constrain({name: system.asarray(value) for name, value in parameters.items()})
+        latents = {site.name for site in program.latents}
+        held = {site.name: params[site.name] for site in program.params}
+
+        def draw(key: Any) -> tuple[dict[str, Any], Any]:
+            guide = numpyro.handlers.seed(numpyro.handlers.substitute(self._guide, params), key)
+            with system.turn:
+                trace = numpyro.handlers.trace(guide).get_trace(problem.x, problem.y)
+            sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
+            log_q = sum(
+                site["fn"].log_prob(site["value"]).sum() for site in sites.values() if not site["is_observed"]
+            )
+            w = {name: sites[name]["value"] for name in latents} | held
+            traced = system.run(program.native, problem.x, problem.y, values=w)
+            u = {site.name: program.unconstrain_site(site) for site in traced if site.name in w}
+            again = system.run(program.native, problem.x, problem.y, values=u, unconstrained=True)
+            return u, log_q + sum(site.log_det for site in again if site.kind == "latent")
+
+        u, log_q = jax.jit(jax.lax.map, static_argnums=0)(draw, system.seeds(problem.seed, KEPT))
+        return Drawn(
+            {name: np.asarray(u[name]) for name in program.sites}, np.asarray(log_q, dtype=np.float64)
+        )
+
+
+# --- Pyro -----------------------------------------------------------------------------------------
+
+
+class _PyroLoss:
+    """The Trace_ELBO of a guide whose parameters lie in Pyro's store."""
+
+    def __init__(self, problem: Problem, model: Model, guide: Any, particles: int, batch: int | None):
+        import pyro
+        import torch
+        from pyro.infer import Trace_ELBO
+
+        self._problem, self._model, self._guide = problem, model, guide
+        self._elbo = Trace_ELBO(num_particles=particles)
+        self._nothing = torch.tensor(math.nan)
+        data = _first(problem, batch)
+        with torch.no_grad():
+            guide(*data)
+            model(*data)
+        for site in problem.program.params:
+            # Parameters start where the model says; `start` puts them elsewhere.
+            pyro.get_param_store()[site.name] = pyro.get_param_store()[site.name].detach()
+        with pyro.poutine.trace(param_only=True) as capture, torch.no_grad():
+            self._elbo.loss(model, guide, *data)
+        self.leaves: dict[str, Any] = {
+            name: site["value"].unconstrained()  # pyright: ignore[reportOptionalMemberAccess, reportTypedDictNotRequiredAccess]
+            for name, site in dict(capture.trace.nodes).items()
+        }
+
+    def __call__(
+        self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any
+    ) -> tuple[Any, tuple[Any, Any]]:
+        from ppl_bnn.backends.pyro_session import rest
+
+        rest()
+        return self._elbo.differentiable_loss(self._model, self._guide, x, y), (self._nothing, self._nothing)
+
+    def _put(self, parameters: Mapping[str, np.ndarray]) -> None:
+        import torch
+
+        with torch.no_grad():
+            for name, value in parameters.items():
+                leaf = self.leaves[name]
+                leaf.copy_(torch.as_tensor(np.asarray(value)).reshape(leaf.shape))
+
+
+class _PyroNormal(_PyroLoss):
+    def __init__(self, problem: Problem, model: Model, guide: None, particles: int, batch: int | None):
+        from pyro.infer.autoguide import AutoNormal
+
+        from ppl_bnn.backends.pyro_session import typed
+
+        _refuse_nested_names([site.name for site in problem.program.latents])
+        model = typed(model)
+        self._auto = AutoNormal(model)
+        super().__init__(problem, model, self._auto, particles, batch)
+        # By identity: AutoNormal keeps "hidden0.weight" as the attribute `weight` of `hidden0`.
+        self._names = {}
+        for site in problem.program.latents:
+            for part in ("locs", "scales"):
+                tensor = attrgetter(f"{part}.{site.name}")(self._auto)
+                found = [name for name, leaf in self.leaves.items() if leaf is tensor.unconstrained()]
+                (self._names[part, site.name],) = found
+
+    def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        found = {}
+        for site in self._problem.program.sites.values():
+            if site.is_param:
+                found[site.name] = np.asarray(u0[site.name], float)
+            else:
+                found[self._names["locs", site.name]] = np.asarray(u0[site.name], float)
+                found[self._names["scales", site.name]] = inverse_softplus(scale[site.name])
+        return found
+
+    def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
+        self._put(parameters)
+        system, loc, scale = self._problem.system, {}, {}
+        for site in self._problem.program.sites.values():
+            if site.is_param:
+                loc[site.name] = parameters[site.name].copy()
+                continue
+            loc[site.name] = parameters[self._names["locs", site.name]].reshape(site.unconstrained_shape)
+            width = system.to_numpy(attrgetter(f"scales.{site.name}")(self._auto))
+            scale[site.name] = width.reshape(site.unconstrained_shape).copy()
+        return MeanField(loc, scale)
+
+
+class _PyroWritten(_PyroLoss):
+    def __init__(self, problem: Problem, model: Model, guide: Any, particles: int, batch: int | None):
+        import pyro
+        import torch
+
+        from ppl_bnn.backends.pyro_session import typed
+
+        model, guide = typed(model), typed(guide)
+        with torch.no_grad():
+            trace = pyro.poutine.trace(guide).get_trace(*_first(problem, batch))
+        _check_sites(problem, set(trace.nodes))
+        super().__init__(problem, model, guide, particles, batch)
+        self._initial = {name: problem.system.to_numpy(leaf).copy() for name, leaf in self.leaves.items()}
+
+    def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return dict(self._initial)
+
+    def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
+        import torch
+
+        self._put(parameters)
+        problem = self._problem
+        program, system = problem.program, problem.system
+        with torch.no_grad():
+            seeds = system.seeds(site_seed("guide", problem.seed), KEPT)
+            try:
+                u, log_q = self._at_once(seeds)
+            except RuntimeError:
+                # A guide whose course depends on what it has drawn, or that writes in place, cannot be mapped.
+                drawn = [self._draw(seed) for seed in iterate_seeds(seeds)]
+                u = {name: torch.stack([each[0][name] for each in drawn]) for name in program.sites}
+                log_q = torch.stack([each[1] for each in drawn])
+        kept = {name: system.to_numpy(u[name]).copy() for name in program.sites}
+        return Drawn(kept, system.to_numpy(log_q).astype(np.float64))
+
+    def _at_once(self, seeds: Any) -> tuple[dict[str, Any], Any]:
+        """`_draw` for each seed, mapped; as many at a time as the activations of the model leave room for."""
+        import torch
+
+        program = self._problem.program
+        units = sum(site.shape[-1] if len(site.shape) > 1 else 1 for site in program.sites.values())
+        at_once = int(np.clip(DENSITY_MEMORY // (16 * units * program.rows), 1, len(seeds)))
+        mapped: Any = torch.func.vmap(self._draw, randomness="different", chunk_size=at_once)
+        # What torch maps one by one inside, it says so; nobody can do anything about it.
+        with _out_of_place(), ignored("There is a performance drop"):
+            return mapped(seeds)
+
+    def _draw(self, seed: Any) -> tuple[dict[str, Any], Any]:
+        """One draw of the guide in unconstrained coordinates, and log q of it.
+
+        seed: the generator goes on from where it is, under a map and without one, so that it is not read.
+        """
+        import pyro
+
+        problem = self._problem
+        program, system = problem.program, problem.system
+        trace: Any = pyro.poutine.trace(self._guide).get_trace(problem.x, problem.y)
+        nodes = {name: site for name, site in dict(trace.nodes).items() if site["type"] == "sample"}
+        w = {site.name: nodes[site.name]["value"] for site in program.latents}
+        w |= {site.name: pyro.get_param_store()[site.name] for site in program.params}
+        traced = system.run(program.native, problem.x, problem.y, values=w)
+        u = {site.name: program.unconstrain_site(site) for site in traced if site.name in w}
+        again = system.run(program.native, problem.x, problem.y, values=u, unconstrained=True)
+        volume = sum(site.log_det for site in again if site.kind == "latent")
+        return {name: u[name] for name in program.sites}, trace.log_prob_sum() + volume
+
+
+def _out_of_place() -> Any:
+    """A handler under which samplers that write in place, which torch.func.vmap refuses, are put as functions."""
+    from pyro.poutine.messenger import Messenger
+
+    class Drawing(Messenger):
+        def _pyro_sample(self, msg: Any) -> None:
+            if msg["done"] or msg["is_observed"] or msg["value"] is not None:
+                return
+            value = _functional_draw(msg["fn"])
+            if value is not None:
+                msg["value"], msg["done"] = value, True
+
+    return Drawing()
+
+
+def _functional_draw(distribution: Any) -> Any:
+    """A draw of normals and of what is made of them, out of place; None for others, which sample as they do."""
+    import torch
+    from torch import distributions
+
+    if isinstance(distribution, distributions.Independent):
+        return _functional_draw(distribution.base_dist)
+    if isinstance(distribution, distributions.TransformedDistribution):
+        value = _functional_draw(distribution.base_dist)
+        for transform in distribution.transforms if value is not None else ():
+            value = transform(value)
+        return value
+    if not isinstance(distribution, distributions.Normal | distributions.MultivariateNormal):
+        return None
+    loc = distribution.loc
+    eps = torch.randn(distribution.batch_shape + distribution.event_shape, dtype=loc.dtype, device=loc.device)
+    if isinstance(distribution, distributions.Normal):
+        return loc + distribution.scale * eps
+    return loc + (distribution.scale_tril @ eps[..., None])[..., 0]
+
+
+def _refuse_nested_names(names: list[str]) -> None:
+    for name in names:
+        for other in names:
+            if other.startswith(f"{name}."):
+                raise UnsupportedError(
+                    "SVI: "
+                    + message(
+                        "site names of which none continues another after a dot (Pyro's AutoNormal keeps them as "
+                        "attributes of attributes)",
+                        f"{name!r} and {other!r}",
+                        "another name, guide='diagonal', or ppl='numpyro'",
+                    )
+                )
+
+
+_GUIDES: dict[tuple[str, bool], Any] = {
+    ("numpyro", True): _NumPyroNormal,
+    ("numpyro", False): _NumPyroWritten,
+    ("pyro", True): _PyroNormal,
+    ("pyro", False): _PyroWritten,
+}

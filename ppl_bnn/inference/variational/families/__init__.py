@@ -1,0 +1,1 @@
+"""Families of distributions over blocks of sites."""

@@ -1,0 +1,732 @@
+"""Families of distributions over blocks of unconstrained coordinates.
+
+A block is one family over some sites, ravelled and joined in the order of the program to a flat vector (P,). All
+mathematics is written over `ppl_bnn.language.ops`: the same lines run on NumPy, torch and JAX, with any leading axes on
+the noise and on u, and can be differentiated. Standard deviations are softplus of what is optimised, as in NumPyro, in
+Pyro and in Blundell et al. (2015); triangular factors have such a diagonal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ppl_bnn.backends.protocol import Site
+from ppl_bnn.core.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.language import ops
+from ppl_bnn.language.transforms import GaussianPrior
+
+Array = Any
+Parameters = Mapping[str, Array]
+LOG_2PI = math.log(2.0 * math.pi)
+# A dense factor of this many coordinates takes 72 MB in float64, and an optimiser keeps four of them.
+DENSE_LIMIT = 3000
+
+
+def inverse_softplus(scale: Any) -> np.ndarray:
+    """rho with softplus(rho) = scale."""
+    scale = np.asarray(scale, dtype=float)
+    return scale + np.log(-np.expm1(-scale))
+
+
+def _log_normal(z: Array, log_determinant: Array) -> Array:
+    """Log density of u = loc + S z for a standard normal z (..., P), log |det S| given: (...)."""
+    return -0.5 * ops.sum(z * z, -1) - log_determinant - 0.5 * z.shape[-1] * LOG_2PI
+
+
+# --- what a block and a family are ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block(ABC):
+    """One family bound to sites: a distribution over their flat vector (P,), with parameters kept outside.
+
+    `params` is a dict name -> array of NumPy, torch or JAX, unconstrained, as `start` makes them. Leading axes (...)
+    are any number of draws.
+    """
+
+    sites: tuple[Site, ...]
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the sites, in the order of the program."""
+        return tuple(site.name for site in self.sites)
+
+    @functools.cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Their shapes in unconstrained coordinates."""
+        return tuple(site.unconstrained_shape for site in self.sites)
+
+    @functools.cached_property
+    def size(self) -> int:
+        """P, the number of coordinates."""
+        return sum(site.size for site in self.sites)
+
+    @property
+    def strata(self) -> int:
+        """K: how many stratified draws one sample is made of; more than one for a mixture only."""
+        return 1
+
+    @property
+    def has_centre(self) -> bool:
+        """Whether `centre` is the mean of the whole block."""
+        return True
+
+    @property
+    def noise_size(self) -> int:
+        """E: standard normals per draw (and per stratum)."""
+        return self.size
+
+    @abstractmethod
+    def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Parameters at which q has the mean `loc` (P,) and, exactly or nearly, the standard deviations `scale`.
+
+        scale: a number or (P,). rng: for families that must break a symmetry.
+        """
+
+    @abstractmethod
+    def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
+        """(u, log q(u)), a differentiable function of `params`, from standard normals eps.
+
+        eps (..., E) gives u (..., P) and log q (...). With K > 1 strata: eps (..., K, E) gives u (..., K, P) and log q
+        (..., K), the k-th out of component k, log q that of the whole mixture.
+        """
+
+    @abstractmethod
+    def log_prob(self, params: Parameters, u: Array) -> Array:
+        """log q(u) of u (..., P): (...)."""
+
+    def log_weights(self, params: Parameters) -> Array:
+        """Log probabilities of the strata, (K,): E_q[h] = sum_k exp(log_weights_k) E[h(u_k)]."""
+        return ops.zeros_like(next(iter(params.values())).reshape(-1)[:1])
+
+    def mean(self, params: Parameters) -> Array | None:
+        """Exact marginal means (P,), or None where they are not known."""
+        return None
+
+    def variance(self, params: Parameters) -> Array | None:
+        """Exact marginal variances (P,), or None where they are not known."""
+        return None
+
+    def entropy(self, params: Parameters) -> Array | None:
+        """-E_q[log q(u)] in closed form, or None where there is none."""
+        return None
+
+    def sample(self, params: Parameters, count: int, rng: np.random.Generator) -> np.ndarray:
+        """`count` draws (count, P) in NumPy."""
+        return self.draw(params, rng.standard_normal((count, self.noise_size)))[0]
+
+    def centre(self, params: Parameters) -> np.ndarray:
+        """One representative point (P,) in NumPy: where no noise leads."""
+        return self.draw(params, np.zeros(self.noise_size))[0]
+
+    def as_prior(self, params: Parameters) -> GaussianPrior:
+        """This block as a Gaussian, from parameters in NumPy.
+
+        Raises
+        ------
+        UnsupportedError: a block that is not Gaussian, or has no spread.
+        """
+        raise UnsupportedError(
+            "with_prior: "
+            + message(
+                "a guide that is Gaussian",
+                f"{type(self).__name__} over {', '.join(self.names)}",
+                "guide='normal', 'lowrank', 'fullrank' or 'matrixnormal'",
+            )
+        )
+
+    def split(self, flat: Array) -> dict[str, Array]:
+        """(..., P) to site -> (..., *unconstrained shape)."""
+        found, start, lead = {}, 0, tuple(flat.shape[:-1])
+        for site in self.sites:
+            found[site.name] = flat[..., start : start + site.size].reshape(lead + site.unconstrained_shape)
+            start += site.size
+        return found
+
+    def join(self, u: Mapping[str, Array]) -> Array:
+        """The inverse of `split`; other sites in `u` are left aside."""
+        parts = []
+        for site in self.sites:
+            value = u[site.name]
+            lead = tuple(value.shape[: len(value.shape) - len(site.unconstrained_shape)])
+            parts.append(value.reshape((*lead, site.size)))
+        return parts[0] if len(parts) == 1 else ops.concatenate(parts, -1)
+
+
+@dataclass(frozen=True)
+class Family(ABC):
+    """The specification of a family: its options, before it knows its sites. Fields are plain numbers, strings, tuples.
+
+    name: what it is called as a string and in files. A family of another file adds itself to `FAMILIES`.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def bind(self, sites: Sequence[Site]) -> list[Block]:
+        """Blocks that cover these sites, given in the order of the program, together.
+
+        Raises
+        ------
+        InputError: sites that this family is not for.
+        """
+
+    def described(self) -> dict[str, Any]:
+        """Plain values from which `family_of` makes it again."""
+        return {"family": self.name} | {
+            entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)
+        }
+
+
+def _whole(family: str, what: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise InputError(
+            f"{family} {what}: "
+            + message(f"a whole number of at least {least}", repr(value), f"{what}={max(least, 3)}")
+        )
+
+
+# --- independent normals -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NormalBlock(Block):
+    """q(u) = prod_j N(u_j; loc_j, softplus(rho_j)^2). params: loc (P,), rho (P,)."""
+
+    def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        return {"loc": np.array(loc), "rho": inverse_softplus(np.broadcast_to(scale, loc.shape))}
+
+    def scale(self, params: Parameters) -> Array:
+        """Standard deviations (P,)."""
+        return ops.softplus(params["rho"])
+
+    def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
+        scale = self.scale(params)
+        return params["loc"] + scale * eps, _log_normal(eps, ops.sum(ops.log(scale)))
+
+    def log_prob(self, params: Parameters, u: Array) -> Array:
+        return _log_normal(self.standardised(params, u), ops.sum(ops.log(self.scale(params))))
+
+    def standardised(self, params: Parameters, u: Array) -> Array:
+        """eps of u = loc + scale eps."""
+        return (u - params["loc"]) / self.scale(params)
+
+    def mean(self, params: Parameters) -> Array:
+        return params["loc"]
+
+    def variance(self, params: Parameters) -> Array:
+        scale = self.scale(params)
+        return scale * scale
+
+    def entropy(self, params: Parameters) -> Array:
+        return ops.sum(ops.log(self.scale(params))) + 0.5 * self.size * (1.0 + LOG_2PI)
+
+    def as_prior(self, params: Parameters) -> GaussianPrior:
+        return GaussianPrior(self.split(params["loc"]), scale=self.split(self.scale(params)))
+
+
+@dataclass(frozen=True)
+class Normal(Family):
+    """Independent normals, mean field: loc + softplus(rho) eps (Blundell et al. 2015; Kucukelbir et al. 2017)."""
+
+    name: ClassVar[str] = "normal"
+
+    def bind(self, sites: Sequence[Site]) -> list[Block]:
+        return [NormalBlock(tuple(sites))]
+
+
+# --- Gaussians with dependence -----------------------------------------------------------------------
+
+
+def _unit_lower(below: Array) -> Array:
+    """The lower-triangular matrix with ones on its diagonal and what is below that of `below` (D, D)."""
+    return ops.namespace(below).tril(below, -1) + ops.diagonal_matrix(ops.ones_like(below[0]))
+
+
+def _root_rows(lower: Array) -> Array:
+    """Sums of squares of the rows of a matrix: the diagonal of lower lower', (D,)."""
+    return ops.sum(lower * lower, -1)
+
+
+def _too_large(family: str, what: str, size: int) -> InputError:
+    return InputError(
+        f"{family}: "
+        + message(
+            f"at most {DENSE_LIMIT} {what}, because the factor is dense",
+            f"{size}",
+            "'lowrank', 'normal', or {'output': 'fullrank', '*': 'normal'} with only some layers in one block",
+        )
+    )
+
+
+@dataclass(frozen=True)
+class LowRankBlock(Block):
+    """u = loc + s (F e + eps), e of R and eps of P standard normals: covariance S (I + F F') S with S = diag(s).
+
+    params: loc (P,), rho (P,) with s = softplus(rho), factor F (P, R). With C = I + F'F, whose eigenvalues are at least
+    one, log det = 2 sum log s + log det C, and the squared distance of z = (u - loc) / s is
+    |z - F c|^2 + |c|^2 with c = C^-1 F'z: a sum of squares, where Woodbury's difference |z|^2 - z'Fc would cancel.
+    """
+
+    rank: int
+
+    @property
+    def noise_size(self) -> int:
+        return self.rank + self.size
+
+    def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        # At F = 0 the expected gradient in F is zero: it starts small, with a hundredth of the variance.
+        factor = 0.1 / math.sqrt(self.rank) * rng.standard_normal((self.size, self.rank))
+        own = np.broadcast_to(scale, loc.shape) / np.sqrt(1.0 + _root_rows(factor))
+        return {"loc": np.array(loc), "rho": inverse_softplus(own), "factor": factor}
+
+    def _capacitance(self, factor: Array) -> tuple[Array, Array]:
+        """(Cholesky factor of C = I + F'F, log det C)."""
+        gram = factor.T @ factor + ops.diagonal_matrix(ops.ones_like(factor[0]))
+        root = ops.namespace(gram).linalg.cholesky(gram)
+        return root, 2.0 * ops.sum(ops.log(ops.einsum("ii->i", root)))
+
+    def _log_density(self, params: Parameters, scale: Array, z: Array) -> Array:
+        factor = params["factor"]
+        root, log_determinant = self._capacitance(factor)
+        inverse = ops.solve_triangular(root, ops.diagonal_matrix(ops.ones_like(factor[0]))).T
+        c = (z @ factor) @ inverse.T @ inverse
+        rest = z - c @ factor.T
+        distance = ops.sum(rest * rest, -1) + ops.sum(c * c, -1)
+        return -0.5 * (distance + log_determinant + self.size * LOG_2PI) - ops.sum(ops.log(scale))
+
+    def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
+        scale = ops.softplus(params["rho"])
+        z = eps[..., : self.rank] @ params["factor"].T + eps[..., self.rank :]
+        return params["loc"] + scale * z, self._log_density(params, scale, z)
+
+    def log_prob(self, params: Parameters, u: Array) -> Array:
+        scale = ops.softplus(params["rho"])
+        return self._log_density(params, scale, (u - params["loc"]) / scale)
+
+    def mean(self, params: Parameters) -> Array:
+        return params["loc"]
+
+    def variance(self, params: Parameters) -> Array:
+        scale = ops.softplus(params["rho"])
+        return scale * scale * (1.0 + _root_rows(params["factor"]))
+
+    def entropy(self, params: Parameters) -> Array:
+        log_scale = ops.sum(ops.log(ops.softplus(params["rho"])))
+        return log_scale + 0.5 * self._capacitance(params["factor"])[1] + 0.5 * self.size * (1.0 + LOG_2PI)
+
+    def as_prior(self, params: Parameters) -> GaussianPrior:
+        if self.size > DENSE_LIMIT:
+            raise UnsupportedError(
+                "with_prior: "
+                + message(
+                    f"at most {DENSE_LIMIT} coordinates in a block, for their precision is dense",
+                    f"{self.size} of 'lowrank' over {', '.join(self.names)}",
+                    "guide='normal' or 'matrixnormal'",
+                )
+            )
+        scale, factor = ops.softplus(params["rho"]), params["factor"]
+        half = ops.solve_triangular(self._capacitance(factor)[0], factor)
+        precision = (np.eye(self.size) - half @ half.T) / np.outer(scale, scale)
+        return GaussianPrior(self.split(params["loc"]), joint=((self.names, precision),))
+
+
+@dataclass(frozen=True)
+class LowRank(Family):
+    """A normal with covariance of diagonal plus low rank (Ong, Nott and Smith 2018), in the coordinates of
+    AutoLowRankMultivariateNormal of NumPyro and Pyro: S (I + F F') S, one joint distribution over the sites.
+
+    rank: columns of F; None is the square root of the number of coordinates, as in both systems.
+    """
+
+    name: ClassVar[str] = "lowrank"
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rank is not None:
+            _whole("LowRank", "rank", self.rank, 1)
+
+    def bind(self, sites: Sequence[Site]) -> list[Block]:
+        size = sum(site.size for site in sites)
+        rank = max(1, round(math.sqrt(size))) if self.rank is None else int(self.rank)
+        if rank > size:
+            raise InputError(
+                "LowRank rank: "
+                + message(f"at most the {size} coordinates there are", repr(rank), f"rank={size}")
+            )
+        return [LowRankBlock(tuple(sites), rank)]
+
+
+@dataclass(frozen=True)
+class FullRankBlock(Block):
+    """u = loc + L eps, L = diag(s) (I + T), T strictly lower triangular: covariance L L'.
+
+    params: loc (P,), rho (P,) with s = softplus(rho), lower (P, P), read only below its diagonal. So
+    a step in T means the same whatever the scale of its row.
+    """
+
+    def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        spread = np.broadcast_to(scale, loc.shape)
+        return {
+            "loc": np.array(loc),
+            "rho": inverse_softplus(spread),
+            "lower": np.zeros((self.size, self.size)),
+        }
+
+    def start_from(self, loc: np.ndarray, covariance: Any) -> dict[str, np.ndarray]:
+        """Parameters at which q is N(loc, covariance), (P,) and (P, P).
+
+        Raises
+        ------
+        InputError: a matrix of another shape, or not symmetric and positive definite.
+        """
+        matrix = np.asarray(covariance, dtype=float)
+        came = f"shape {matrix.shape}"
+        if matrix.shape == (self.size, self.size):
+            came = "one that is not"
+            if np.all(np.isfinite(matrix)) and np.allclose(matrix, matrix.T):
+                try:
+                    root = np.linalg.cholesky(matrix)
+                except np.linalg.LinAlgError:
+                    pass
+                else:
+                    scale = np.diag(root)
+                    below = np.tril(root / scale[:, None], -1)
+                    return {"loc": np.array(loc), "rho": inverse_softplus(scale), "lower": below}
+        raise InputError(
+            "guide: "
+            + message(
+                f"a symmetric positive definite covariance {(self.size, self.size)} at the start",
+                came,
+                "a scale, or more draws than coordinates",
+            )
+        )
+
+    def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
+        scale = ops.softplus(params["rho"])
+        z = eps @ _unit_lower(params["lower"]).T
+        return params["loc"] + scale * z, _log_normal(eps, ops.sum(ops.log(scale)))
+
+    def log_prob(self, params: Parameters, u: Array) -> Array:
+        return _log_normal(self.standardised(params, u), ops.sum(ops.log(ops.softplus(params["rho"]))))
+
+    def standardised(self, params: Parameters, u: Array) -> Array:
+        """eps of u = loc + L eps."""
+        scaled = (u - params["loc"]) / ops.softplus(params["rho"])
+        return ops.solve_triangular(_unit_lower(params["lower"]), scaled)
+
+    def mean(self, params: Parameters) -> Array:
+        return params["loc"]
+
+    def variance(self, params: Parameters) -> Array:
+        scale = ops.softplus(params["rho"])
+        return scale * scale * _root_rows(_unit_lower(params["lower"]))
+
+    def entropy(self, params: Parameters) -> Array:
+        return ops.sum(ops.log(ops.softplus(params["rho"]))) + 0.5 * self.size * (1.0 + LOG_2PI)
+
+    def as_prior(self, params: Parameters) -> GaussianPrior:
+        scale = ops.softplus(params["rho"])
+        inverse = ops.solve_triangular(_unit_lower(params["lower"]), np.eye(self.size)).T / scale
+        return GaussianPrior(self.split(params["loc"]), joint=((self.names, inverse.T @ inverse),))
+
+
+@dataclass(frozen=True)
+class FullRank(Family):
+    """A normal with any covariance, jointly over the sites (Titsias and Lazaro-Gredilla 2014; Kucukelbir et al. 2017).
+
+    Up to DENSE_LIMIT coordinates, since their factor is dense.
+    """
+
+    name: ClassVar[str] = "fullrank"
+
+    def bind(self, sites: Sequence[Site]) -> list[Block]:
+        size = sum(site.size for site in sites)
+        if size > DENSE_LIMIT:
+            raise _too_large("FullRank", "coordinates", size)
+        return [FullRankBlock(tuple(sites))]
+
+
+@dataclass(frozen=True)
+class MatrixNormalBlock(Block):
+    """W = M + A E B' for one site as a matrix (I, O): covariance A A' over its rows, B B' over its columns.
+
+    A = diag(a) (I + T), B = diag(b) (I + R), T and R strictly lower triangular, b_0 = 1: A and B could else exchange a
+    factor without q changing. params: loc (I * O,), rows (I,) with a = softplus(rows), rows_lower (I, I), columns
+    (O - 1,) with b_1, ... = softplus(columns), columns_lower (O, O).
+    """
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """(I, O): the last axis is O, all others together are I."""
+        return self.size // self.shapes[0][-1], self.shapes[0][-1]
+
+    def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        # Standard deviations are a_i b_j at the start: the nearest to what is asked for, in logarithms.
+        logs = np.log(np.broadcast_to(scale, loc.shape).reshape(self.matrix))
+        rows, columns = logs.mean(1), logs.mean(0) - logs.mean()
+        return {
+            "loc": np.array(loc),
+            "rows": inverse_softplus(np.exp(rows + columns[0])),
+            "rows_lower": np.zeros((self.matrix[0],) * 2),
+            "columns": inverse_softplus(np.exp(columns[1:] - columns[0])),
+            "columns_lower": np.zeros((self.matrix[1],) * 2),
+        }
+
+    def _scales(self, params: Parameters) -> tuple[Array, Array]:
+        """(a (I,), b (O,))."""
+        rows = ops.softplus(params["rows"])
+        return rows, ops.concatenate([ops.ones_like(rows[:1]), ops.softplus(params["columns"])])
+
+    def _log_determinant(self, rows: Array, columns: Array) -> Array:
+        return self.matrix[1] * ops.sum(ops.log(rows)) + self.matrix[0] * ops.sum(ops.log(columns))
+
+    def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
+        rows, columns = self._scales(params)
+        lead = tuple(eps.shape[:-1])
+        left, right = _unit_lower(params["rows_lower"]), _unit_lower(params["columns_lower"])
+        z = left @ eps.reshape(lead + self.matrix) @ right.T
+        deviation = (rows[:, None] * columns * z).reshape((*lead, self.size))
+        return params["loc"] + deviation, _log_normal(eps, self._log_determinant(rows, columns))
+
+    def log_prob(self, params: Parameters, u: Array) -> Array:
+        rows, columns = self._scales(params)
+        lead = tuple(u.shape[:-1])
+        z = (u - params["loc"]).reshape(lead + self.matrix) / rows[:, None] / columns
+        z = ops.solve_triangular(_unit_lower(params["columns_lower"]), z)
+        z = ops.namespace(z).swapaxes(z, -1, -2)
+        z = ops.solve_triangular(_unit_lower(params["rows_lower"]), z).reshape((*lead, self.size))
+        return _log_normal(z, self._log_determinant(rows, columns))
+
+    def mean(self, params: Parameters) -> Array:
+        return params["loc"]
+
+    def variance(self, params: Parameters) -> Array:
+        rows, columns = self._scales(params)
+        over_rows = rows * rows * _root_rows(_unit_lower(params["rows_lower"]))
+        over_columns = columns * columns * _root_rows(_unit_lower(params["columns_lower"]))
+        return (over_rows[:, None] * over_columns).reshape(-1)
+
+    def entropy(self, params: Parameters) -> Array:
+        return self._log_determinant(*self._scales(params)) + 0.5 * self.size * (1.0 + LOG_2PI)
+
+    def as_prior(self, params: Parameters) -> GaussianPrior:
+        rows, columns = self._scales(params)
+        factors = (
+            rows[:, None] * _unit_lower(params["rows_lower"]),
+            columns[:, None] * _unit_lower(params["columns_lower"]),
+        )
+        (left, rows, _), (right, columns, _) = map(np.linalg.svd, factors)
+        precisions = 1.0 / np.outer(rows, columns) ** 2
+        return GaussianPrior(self.split(params["loc"]), kronecker={self.names[0]: (left, right, precisions)})
+
+
+@dataclass(frozen=True)
+class MatrixNormal(Family):
+    """A matrix-variate normal for each weight tensor, independent of the others (Louizos and Welling 2016).
+
+    A site (..., O) is the matrix (I, O) with I all axes but the last: (fan_in, width), or (kh * kw * C, O) for a
+    convolution. Sites with fewer than two axes, such as biases, have a full-rank normal each.
+    """
+
+    name: ClassVar[str] = "matrixnormal"
+
+    def bind(self, sites: Sequence[Site]) -> list[Block]:
+        blocks: list[Block] = []
+        for site in sites:
+            if len(site.unconstrained_shape) < 2:
+                blocks += FullRank().bind([site])
+                continue
+            block = MatrixNormalBlock((site,))
+            if max(block.matrix) > DENSE_LIMIT:
+                raise _too_large("MatrixNormal", f"rows and columns in {site.name!r}", max(block.matrix))
+            blocks.append(block)
+        return blocks
+
+
+# --- mixtures and points -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MixtureBlock(Block):
+    """q(u) = sum_k pi_k prod_j N(u_j; loc_kj, softplus(rho_kj)^2), pi = softmax(logits), of K > 1 components.
+
+    params: loc (K, P), rho (K, P), logits (K,). One sample is a draw of each component, to be weighted with pi: that is
+    differentiable in pi, where a component picked at random would not be, and its variance is lower.
+    """
+
+    components: int
+
+    @property
+    def strata(self) -> int:
+        return self.components
+
+    @property
+    def has_centre(self) -> bool:
+        return False
+
+    def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        # Equal components would move alike for ever: they start apart, by a quarter of the variance in each coordinate.
+        spread = np.broadcast_to(scale, loc.shape)
+        drawn = rng.standard_normal((self.components, self.size))
+        apart = 0.5 * (drawn - drawn.mean(0)) / drawn.std(0)
+        return {
+            "loc": loc + spread * apart,
+            "rho": inverse_softplus(np.broadcast_to(math.sqrt(0.75) * spread, apart.shape)),
+            "logits": np.zeros(self.components),
+        }
+
+    def log_weights(self, params: Parameters) -> Array:
+        return ops.log_softmax(params["logits"])
+
+    def _log_density(self, params: Parameters, scale: Array, z: Array) -> Array:
+        """From z (..., K, P), the standardised distances to each component: (...)."""
+        each = _log_normal(z, ops.sum(ops.log(scale), -1))
+        return ops.logsumexp(self.log_weights(params) + each)
+
+    def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
+        loc, scale = params["loc"], ops.softplus(params["rho"])
+        step = scale * eps
+        # Differences of locations first: the distance of a draw to its own component is then eps, without rounding.
+        z = (loc[:, None] - loc[None] + step[..., :, None, :]) / scale
+        return loc + step, self._log_density(params, scale, z)
+
+    def log_prob(self, params: Parameters, u: Array) -> Array:
+        scale = ops.softplus(params["rho"])
+        return self._log_density(params, scale, (u[..., None, :] - params["loc"]) / scale)
+
+    def mean(self, params: Parameters) -> Array:
+        return ops.softmax(params["logits"]) @ params["loc"]
+
+    def variance(self, params: Parameters) -> Array:
+        weights, scale = ops.softmax(params["logits"]), ops.softplus(params["rho"])
+        return weights @ (scale * scale + (params["loc"] - self.mean(params)) ** 2)
+
+    def sample(self, params: Parameters, count: int, rng: np.random.Generator) -> np.ndarray:
+        picked = rng.choice(self.components, size=count, p=ops.softmax(params["logits"]))
+        scale = ops.softplus(params["rho"])
+        return params["loc"][picked] + scale[picked] * rng.standard_normal((count, self.size))
+
+    def centre(self, params: Parameters) -> np.ndarray:
+        """The mean of the heaviest component: that of all of them may lie where there is no mass."""
+        return params["loc"][int(np.argmax(params["logits"]))]
+
+
+@dataclass(frozen=True)
+class Mixture(Family):
+    """A mixture of independent normals, one joint distribution over the sites (Jaakkola and Jordan 1998), drawn by
+    strata (Morningstar et al. 2021): a step costs a pass through the network for each component.
+
+    **Its components are independent normals, and a few of them cover a correlated posterior in part.** The member of
+    the family that is nearest by KL(q || p) to a normal in four dimensions, of condition number 21 and correlations up
+    to 0.73, has these shares of the variances of the coordinates:
+
+        K                              1           2           3           5          10
+        KL in nats                  1.08        0.68        0.53        0.34        0.17
+        smallest, largest share  0.21 0.80   0.48 0.80   0.53 0.80   0.68 0.86   0.81 0.90
+
+    SVI at its defaults comes within 0.01 nats of it, so that more steps or restarts change nothing
+    (`comparisons/performance/badly_scaled.py --only mixtures`). For correlations "fullrank" is exact.
+
+    components: K; one is "diagonal".
+    """
+
+    name: ClassVar[str] = "mixture"
+    components: int = 3
+
+    def __post_init__(self) -> None:
+        _whole("Mixture", "components", self.components, 1)
+
+    def bind(self, sites: Sequence[Site]) -> list[Block]:
+        if self.components == 1:
+            return [NormalBlock(tuple(sites))]
+        return [MixtureBlock(tuple(sites), int(self.components))]
+
+
+@dataclass(frozen=True)
+class DeltaBlock(Block):
+    """A point, u = loc (P,). It has no density: log q and the entropy are 0 by convention, and its evidence bound is
+    the log joint, its optimum a mode of that. params: loc (P,)."""
+
+    @property
+    def noise_size(self) -> int:
+        return 0
+
+    def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        return {"loc": np.array(loc)}
+
+    def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
+        # eps (..., 0) only says how many draws are asked for; its empty sum is a zero for each.
+        return ops.broadcast_to(params["loc"], (*eps.shape[:-1], self.size)), ops.sum(eps, -1)
+
+    def log_prob(self, params: Parameters, u: Array) -> Array:
+        return ops.zeros_like(u[..., 0])
+
+    def mean(self, params: Parameters) -> Array:
+        return params["loc"]
+
+    def variance(self, params: Parameters) -> Array:
+        return ops.zeros_like(params["loc"])
+
+    def entropy(self, params: Parameters) -> Array:
+        return ops.zeros_like(params["loc"][0])
+
+
+@dataclass(frozen=True)
+class Delta(Family):
+    """A point: the mode of the sites given the rest of the guide (a MAP estimate in unconstrained coordinates)."""
+
+    name: ClassVar[str] = "delta"
+
+    def bind(self, sites: Sequence[Site]) -> list[Block]:
+        return [DeltaBlock(tuple(sites))]
+
+
+# Names usable in place of a family with its default options; a family of another file adds itself.
+FAMILIES: dict[str, type[Family]] = {
+    "normal": Normal,
+    "diagonal": Normal,
+    "lowrank": LowRank,
+    "fullrank": FullRank,
+    "matrixnormal": MatrixNormal,
+    "mixture": Mixture,
+    "delta": Delta,
+}
+
+
+def family_of(specification: Any) -> Family:
+    """The family that a string, a family or what `Family.described` gave stands for.
+
+    Raises
+    ------
+    UnknownNameError: no such family. InputError: something else.
+    """
+    if isinstance(specification, Family):
+        return specification
+    if isinstance(specification, str):
+        if specification not in FAMILIES:
+            raise unknown_name("guide", specification, FAMILIES)
+        return FAMILIES[specification]()
+    if isinstance(specification, Mapping) and specification.get("family") in FAMILIES:
+        options = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in specification.items()
+            if name != "family"
+        }
+        return FAMILIES[specification["family"]](**options)
+    raise InputError(
+        "guide: "
+        + message(
+            f"a family or one of {', '.join(sorted(FAMILIES))}",
+            repr(specification),
+            "guide='normal', or {'output': 'fullrank', '*': 'normal'}",
+        )
+    )

@@ -1,0 +1,518 @@
+"""Guides: a family of distributions for each part of a model, and what a fitted one hands over.
+
+A guide is a list of blocks (`families.py`, `flows.py`), found for the sites of a program from one specification.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import numpy as np
+
+from ppl_bnn.backends.protocol import Model, Site
+from ppl_bnn.core.errors import InputError, message, unknown_name
+from ppl_bnn.inference.variational.families.blocks import (
+    Array,
+    Block,
+    Delta,
+    DeltaBlock,
+    Family,
+    FullRank,
+    FullRankBlock,
+    LowRank,
+    MatrixNormal,
+    Mixture,
+    Normal,
+    NormalBlock,
+    Parameters,
+    family_of,
+)
+from ppl_bnn.inference.variational.families.flows import InverseAutoregressive, NeuralSpline
+from ppl_bnn.language import ops
+from ppl_bnn.language.transforms import GaussianPrior, with_prior_scales
+from ppl_bnn.posterior.posterior import Approximation
+
+__all__ = [
+    "Delta",
+    "FullRank",
+    "Guide",
+    "GuideApproximation",
+    "InverseAutoregressive",
+    "LowRank",
+    "MatrixNormal",
+    "Mixture",
+    "NeuralSpline",
+    "Normal",
+]
+# Each stratum is one pass through the network per draw.
+STRATA_LIMIT = 64
+
+
+# --- the whole --------------------------------------------------------------------------------------
+
+
+def _matches(pattern: str, site: str) -> bool:
+    """Whether a pattern means a site: its name, the name of a layer it belongs to, or a glob for one of these."""
+    parts = site.split(".")
+    prefixes = [".".join(parts[: index + 1]) for index in range(len(parts))]
+    return any(pattern == prefix or fnmatchcase(prefix, pattern) for prefix in prefixes)
+
+
+@dataclass(frozen=True)
+class Guide:
+    """A distribution over all latent sites of a program: a product of blocks. Make one with `Guide.of`.
+
+    Parameters are one dict "<index of the block>:<name>" -> array. Draws are dicts site -> (..., *unconstrained shape),
+    in the order of the program.
+
+    sites: the latent sites in that order. families: pairs (pattern, family), as given. blocks: what came of them.
+    """
+
+    sites: tuple[Site, ...]
+    families: tuple[tuple[str, Family], ...]
+    blocks: tuple[Block, ...]
+
+    @classmethod
+    def of(cls, specification: Any, sites: Iterable[Site]) -> Guide:
+        """The guide of a specification over the latent sites among `sites` (parameters without a prior are left out).
+
+        specification: the name of a family or a family, over all sites jointly; or a dict pattern -> family. A pattern
+        is the name of a layer ("output"), of a site ("output.bias") or a glob for these ("hidden*"); the first that
+        matches a site takes it, and the sites of one pattern are one joint distribution.
+
+        Raises
+        ------
+        UnknownNameError: no such family, or a pattern that matches no site. InputError: a site that no pattern matches,
+        a pattern whose sites earlier ones take, or a family that refuses its sites.
+        """
+        sites = tuple(sites)
+        latent = tuple(site for site in sites if not site.is_param)
+        given = specification if isinstance(specification, Mapping) else {"*": specification}
+        for pattern in given:
+            if not isinstance(pattern, str):
+                raise InputError(
+                    "guide: "
+                    + message("names of layers, names of sites or globs as keys", repr(pattern), "'hidden*'")
+                )
+        families = tuple((pattern, family_of(each)) for pattern, each in given.items())
+        taken: dict[str, str] = {}
+        blocks: list[Block] = []
+        for pattern, family in families:
+            matched = [site for site in latent if _matches(pattern, site.name)]
+            chosen = [site for site in matched if site.name not in taken]
+            if not chosen:
+                raise _idle(pattern, matched, taken, sites)
+            taken |= {site.name: pattern for site in chosen}
+            blocks += family.bind(chosen)
+        missing = [site.name for site in latent if site.name not in taken]
+        if missing:
+            raise InputError(
+                "guide: "
+                + message(
+                    "a family for every random variable",
+                    f"none for {', '.join(missing)}",
+                    "'*': 'normal' as the last entry",
+                )
+            )
+        strata = math.prod(block.strata for block in blocks)
+        if strata > STRATA_LIMIT:
+            raise InputError(
+                "guide: "
+                + message(
+                    f"at most {STRATA_LIMIT} combinations of components of mixtures, each of which is a pass through "
+                    "the network",
+                    f"{strata}",
+                    "one mixture over the sites jointly, or fewer components",
+                )
+            )
+        return cls(latent, families, tuple(blocks))
+
+    # -- what it is made of
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The latent sites in the order of the program."""
+        return tuple(site.name for site in self.sites)
+
+    @functools.cached_property
+    def size(self) -> int:
+        """P, the number of coordinates of all sites."""
+        return sum(block.size for block in self.blocks)
+
+    @functools.cached_property
+    def noise_size(self) -> int:
+        """E, standard normals per draw (and per stratum)."""
+        return sum(block.noise_size for block in self.blocks)
+
+    @functools.cached_property
+    def strata(self) -> int:
+        """S, how many stratified draws one sample is made of: the product over the blocks."""
+        return math.prod(block.strata for block in self.blocks)
+
+    @functools.cached_property
+    def _place(self) -> dict[str, int]:
+        return {name: index for index, block in enumerate(self.blocks) for name in block.names}
+
+    def index_of(self, site: str) -> int:
+        """The index of the block that a site is in."""
+        if site not in self._place:
+            raise unknown_name("random variable", site, self._place)
+        return self._place[site]
+
+    def block_of(self, site: str) -> Block:
+        """The block that a site is in."""
+        return self.blocks[self.index_of(site)]
+
+    def parameters_of(self, params: Parameters, index: int) -> dict[str, Array]:
+        """The parameters of one block, by the names that it knows."""
+        prefix = f"{index}:"
+        return {name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)}
+
+    def _bound(self, params: Parameters) -> list[tuple[Block, dict[str, Array]]]:
+        return [(block, self.parameters_of(params, index)) for index, block in enumerate(self.blocks)]
+
+    def _ordered(self, u: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: u[name] for name in self.names}
+
+    # -- the distribution
+
+    def start(
+        self,
+        u0: Mapping[str, Any],
+        scale: Any,
+        rng: np.random.Generator,
+        covariances: Mapping[int, np.ndarray] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Parameters at which the guide has the mean u0 and, exactly or nearly, the standard deviations `scale`.
+
+        u0: site -> array. scale: a number, or site -> a number or an array. covariances: index of a full-rank block ->
+        its covariance at the start, in place of `scale`.
+
+        Raises
+        ------
+        InputError: a site without a value, a wrong shape, a scale that is not positive, or a covariance for a block
+        that is not full rank.
+        """
+        covariances = covariances or {}
+        found: dict[str, np.ndarray] = {}
+        for index, block in enumerate(self.blocks):
+            loc = np.concatenate([_start_value(site, u0).reshape(-1) for site in block.sites])
+            if index in covariances:
+                if not isinstance(block, FullRankBlock):
+                    raise InputError(
+                        "guide: "
+                        + message(
+                            "a covariance at the start for full-rank blocks",
+                            f"one for {type(block).__name__} over {', '.join(block.names)}",
+                            "scale=",
+                        )
+                    )
+                started = block.start_from(loc, covariances[index])
+            else:
+                spread = np.concatenate([_start_scale(site, scale).reshape(-1) for site in block.sites])
+                started = block.start(loc, spread, rng)
+            found |= {f"{index}:{name}": value for name, value in started.items()}
+        return found
+
+    def draw_blocks(self, params: Parameters, eps: Array) -> tuple[dict[str, Array], list[Array]]:
+        """As `draw`, with log q block by block: their sum is log q."""
+        u: dict[str, Array] = {}
+        each: list[Array] = []
+        at, outer = 0, 1
+        for block, own in self._bound(params):
+            noise = eps[..., at : at + block.noise_size]
+            at += block.noise_size
+            if block.strata in (1, self.strata):
+                flat, log_q = block.draw(own, noise)
+            else:
+                flat, log_q = self._draw_within(block, own, noise, outer)
+            outer *= block.strata
+            u |= block.split(flat)
+            each.append(log_q)
+        return self._ordered(u), each
+
+    def _draw_within(self, block: Block, own: Parameters, noise: Array, outer: int) -> tuple[Array, Array]:
+        """Draws of one mixture among several: its component runs along the middle of (outer, K, inner) strata."""
+        lead, inner = tuple(noise.shape[:-2]), self.strata // (outer * block.strata)
+        xp = ops.namespace(noise)
+        split = noise.reshape((*lead, outer, block.strata, inner, block.noise_size))
+        flat, log_q = block.draw(own, xp.swapaxes(split, -3, -2))
+        return (
+            xp.swapaxes(flat, -3, -2).reshape((*lead, self.strata, block.size)),
+            xp.swapaxes(log_q, -2, -1).reshape((*lead, self.strata)),
+        )
+
+    def draw(self, params: Parameters, eps: Array) -> tuple[dict[str, Array], Array]:
+        """(u, log q(u)), differentiable in `params`, from standard normals.
+
+        eps (..., E) gives site -> (..., *shape) and log q (...). With S > 1 strata: eps (..., S, E), site ->
+        (..., S, *shape), log q (..., S), to be weighted with exp of `log_weights`.
+        """
+        u, each = self.draw_blocks(params, eps)
+        return u, functools.reduce(lambda a, b: a + b, each)
+
+    def log_weights(self, params: Parameters) -> Array:
+        """Log probabilities of the strata, (S,)."""
+        weights = [block.log_weights(own) for block, own in self._bound(params) if block.strata > 1]
+        if not weights:
+            return self.blocks[0].log_weights(self.parameters_of(params, 0))
+        return functools.reduce(lambda a, b: (a[:, None] + b).reshape(-1), weights)
+
+    def log_prob(self, params: Parameters, u: Mapping[str, Array]) -> Array:
+        """log q(u) of site -> (..., *shape): (...)."""
+        return functools.reduce(
+            lambda a, b: a + b, [block.log_prob(own, block.join(u)) for block, own in self._bound(params)]
+        )
+
+    def _by_site(self, values: Iterable[Array | None]) -> dict[str, Array | None]:
+        found: dict[str, Array | None] = {}
+        for block, value in zip(self.blocks, values, strict=True):
+            found |= dict.fromkeys(block.names) if value is None else block.split(value)
+        return self._ordered(found)
+
+    def mean(self, params: Parameters) -> dict[str, Array | None]:
+        """Exact marginal means by site; None where they are not known (flows)."""
+        return self._by_site(block.mean(own) for block, own in self._bound(params))
+
+    def variance(self, params: Parameters) -> dict[str, Array | None]:
+        """Exact marginal variances by site; None where they are not known (flows)."""
+        return self._by_site(block.variance(own) for block, own in self._bound(params))
+
+    def entropies(self, params: Parameters) -> list[Array | None]:
+        """The entropy of each block; None where it has no closed form (mixtures, flows)."""
+        return [block.entropy(own) for block, own in self._bound(params)]
+
+    def entropy(self, params: Parameters) -> Array | None:
+        """The entropy of the whole, or None where a block has none in closed form."""
+        known = [value for value in self.entropies(params) if value is not None]
+        return functools.reduce(lambda a, b: a + b, known) if len(known) == len(self.blocks) else None
+
+    @functools.cached_property
+    def normal_sites(self) -> tuple[str, ...]:
+        """The sites in blocks of independent normals, in the order of the program."""
+        return tuple(name for name in self.names if isinstance(self.block_of(name), NormalBlock))
+
+    def loc_scale(self, params: Parameters) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Means and standard deviations of `normal_sites`, in unconstrained shapes."""
+        loc: dict[str, Array] = {}
+        scale: dict[str, Array] = {}
+        for block, own in self._bound(params):
+            if isinstance(block, NormalBlock):
+                loc |= block.split(own["loc"])
+                scale |= block.split(block.scale(own))
+        return ({name: loc[name] for name in self.normal_sites}, {n: scale[n] for n in self.normal_sites})
+
+    # -- in NumPy
+
+    def sample(self, params: Parameters, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """`count` draws of u in NumPy, each array with one leading axis."""
+        u: dict[str, np.ndarray] = {}
+        for block, own in self._bound(params):
+            u |= block.split(block.sample(own, count, rng))
+        return self._ordered(u)
+
+    def centre(self, params: Parameters) -> dict[str, np.ndarray]:
+        """One representative point of u in NumPy: the mean of a Gaussian, that of the heaviest part of a mixture."""
+        u: dict[str, np.ndarray] = {}
+        for block, own in self._bound(params):
+            u |= block.split(block.centre(own))
+        return self._ordered(u)
+
+    def as_prior(self, params: Parameters) -> GaussianPrior:
+        """The guide as a Gaussian, from parameters in NumPy.
+
+        Raises
+        ------
+        UnsupportedError: a block that is not Gaussian, has no spread, or would need too large a matrix.
+        """
+        parts = [block.as_prior(own) for block, own in self._bound(params)]
+        mode = {name: value for part in parts for name, value in part.mode.items()}
+        return GaussianPrior(
+            self._ordered(mode),
+            scale={name: value for part in parts for name, value in part.scale.items()},
+            joint=tuple(itertools.chain.from_iterable(part.joint for part in parts)),
+            kronecker={name: value for part in parts for name, value in part.kronecker.items()},
+        )
+
+    # -- in files
+
+    def to_json(self) -> str:
+        """Sites and families, without parameters."""
+        return json.dumps(
+            {
+                "sites": [
+                    {
+                        "name": site.name,
+                        "shape": site.shape,
+                        "unconstrained_shape": site.unconstrained_shape,
+                        "local": site.local,
+                        "family": site.family,
+                    }
+                    for site in self.sites
+                ],
+                "families": [[pattern, family.described()] for pattern, family in self.families],
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Guide:
+        """The inverse of `to_json`."""
+        found = json.loads(text)
+        sites = [
+            Site(
+                each["name"],
+                tuple(each["shape"]),
+                tuple(each["unconstrained_shape"]),
+                local=each["local"],
+                family=each["family"],
+            )
+            for each in found["sites"]
+        ]
+        return cls.of({pattern: family_of(family) for pattern, family in found["families"]}, sites)
+
+
+def _idle(
+    pattern: str, matched: Sequence[Site], taken: Mapping[str, str], sites: Sequence[Site]
+) -> Exception:
+    """What to say of a pattern that takes no site."""
+    if matched:
+        earlier = sorted({taken[site.name] for site in matched})
+        return InputError(
+            "guide: "
+            + message(
+                "patterns that each take a site, the first that matches winning",
+                f"{pattern!r}, whose sites all go to {', '.join(map(repr, earlier))}",
+                f"{pattern!r} earlier in the dict",
+            )
+        )
+    without = [site.name for site in sites if site.is_param and _matches(pattern, site.name)]
+    if without:
+        return InputError(
+            "guide: "
+            + message(
+                "patterns over random variables",
+                f"{pattern!r}, which matches parameters without a prior only: {', '.join(without)}",
+                "leaving it out: they are optimised as they are",
+            )
+        )
+    known = {site.name for site in sites if not site.is_param}
+    layers = {name.rpartition(".")[0] or name for name in known}
+    return unknown_name("site or layer in guide", pattern, known | layers)
+
+
+def _start_value(site: Site, u0: Mapping[str, Any]) -> np.ndarray:
+    if site.name not in u0:
+        raise InputError(
+            "guide: " + message(f"a location at the start for {site.name!r}", "none", "a dict over all sites")
+        )
+    value = np.asarray(u0[site.name], dtype=float)
+    if value.shape != site.unconstrained_shape or not np.all(np.isfinite(value)):
+        raise InputError(
+            "guide: "
+            + message(
+                f"a finite location of shape {site.unconstrained_shape} at the start for {site.name!r}",
+                f"shape {value.shape}" if np.all(np.isfinite(value)) else "NaN or infinity",
+                "a point in unconstrained coordinates",
+            )
+        )
+    return value
+
+
+def _start_scale(site: Site, scale: Any) -> np.ndarray:
+    if isinstance(scale, Mapping):
+        if site.name not in scale:
+            raise InputError(
+                "guide: "
+                + message(f"a scale at the start for {site.name!r}", "none", "a dict over all sites")
+            )
+        scale = scale[site.name]
+    value = np.asarray(scale, dtype=float)
+    if value.shape not in ((), site.unconstrained_shape) or not np.all((value > 0) & np.isfinite(value)):
+        came = f"shape {value.shape}, smallest {value.min() if value.size else math.nan:.3g}"
+        raise InputError(
+            "guide: "
+            + message(
+                f"positive standard deviations at the start for {site.name!r}, a number or {site.unconstrained_shape}",
+                came,
+                "0.1",
+            )
+        )
+    return np.broadcast_to(value, site.unconstrained_shape)
+
+
+# --- what a fit hands over --------------------------------------------------------------------------
+
+
+@dataclass
+class GuideApproximation(Approximation):
+    """A guide at its fitted parameters, in NumPy.
+
+    parameters: "<index of the block>:<name>" -> array. values: site -> array of the parameters without a prior,
+    constants of the fit that are repeated in draws and absent from log q, as are points of the guide. prior_scales:
+    site -> scale of its prior, where the fit found them (`priors.EmpiricalBayes`).
+
+    Everything is computed in float64, whatever the floating type of the fit.
+    """
+
+    guide: Guide
+    parameters: dict[str, np.ndarray]
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    prior_scales: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Literal["chains", "iid", "point"]:  # type: ignore[override]
+        """ "point" where all of the guide is, else "iid"."""
+        points = all(isinstance(block, DeltaBlock) for block in self.guide.blocks)
+        return "point" if points else "iid"
+
+    @functools.cached_property
+    def _exact(self) -> dict[str, np.ndarray]:
+        return {name: np.asarray(value, dtype=float) for name, value in self.parameters.items()}
+
+    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        return self.guide.sample(self._exact, count, rng) | {
+            name: np.repeat(np.asarray(value)[None], count, axis=0) for name, value in self.values.items()
+        }
+
+    def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray | None:
+        return None if self.kind == "point" else self.guide.log_prob(self._exact, u)
+
+    def centre(self) -> dict[str, np.ndarray]:
+        return self.guide.centre(self._exact) | dict(self.values)
+
+    @property
+    def has_centre(self) -> bool:
+        return all(block.has_centre for block in self.guide.blocks)
+
+    def program(self, model: Model) -> Model:
+        return with_prior_scales(model, self.prior_scales) if self.prior_scales else model
+
+    def as_prior(self) -> GaussianPrior:
+        return self.guide.as_prior(self._exact)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {
+            "guide": np.frombuffer(self.guide.to_json().encode(), dtype=np.uint8),
+            **{f"parameter/{name}": value for name, value in self.parameters.items()},
+            **{f"value/{name}": value for name, value in self.values.items()},
+            **{f"prior_scale/{name}": value for name, value in self.prior_scales.items()},
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> GuideApproximation:
+        def part(prefix: str) -> dict[str, np.ndarray]:
+            return {
+                key.removeprefix(prefix): np.asarray(value)
+                for key, value in arrays.items()
+                if key.startswith(prefix)
+            }
+
+        guide = Guide.from_json(np.asarray(arrays["guide"]).tobytes().decode())
+        return cls(guide, part("parameter/"), part("value/"), part("prior_scale/"))

@@ -1,0 +1,305 @@
+"""Monte-Carlo dropout: dropout in training, and again in prediction, read as a posterior over weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from ppl_bnn.backends.program import Problem, Program
+from ppl_bnn.core.arrays import map_data
+from ppl_bnn.core.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.progress import Progress
+from ppl_bnn.inference.cost import Effort, Size, effort_of_start
+from ppl_bnn.inference.flat_vector import somewhere, system_values
+from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
+from ppl_bnn.inference.optimisation.loops import (
+    State,
+    adam,
+    check_whole,
+    check_within,
+    first_half,
+    rows_per_step,
+    schedule,
+    settled,
+    unsettled_warning,
+    walk,
+)
+from ppl_bnn.inference.optimisation.mode import flat_sites, starting_point
+from ppl_bnn.language.handlers import LinearUse, NetworkFunction, RecordLinear, SubstituteLinear
+from ppl_bnn.language.stochastic_layers import DroppedInputs
+from ppl_bnn.posterior.posterior import Approximation
+
+
+@dataclass
+class Dropped(Approximation):
+    """q(w): weights M of which each input unit is dropped with a probability of its own tensor.
+
+    u: site -> M, all sites. rates: weight site -> r. A draw keeps unit i of a weight (..., I, O) with probability 1 -
+    r: its row (for a convolution, its channel at all places) is then M_i / (1 - r), else 0. So E_q w = M, and Var_q w
+    = r / (1 - r) M^2. Two-point distributions have no density."""
+
+    u: dict[str, np.ndarray]
+    rates: dict[str, float]
+    kind: ClassVar[Literal["chains", "iid", "point"]] = "iid"
+
+    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        # Alphabetical, because a file gives the sites back in whatever order it likes and the draws must not change.
+        masks = {}
+        for name in sorted(self.rates):
+            value, rate = self.u[name], self.rates[name]
+            shape = (count, *(1,) * (value.ndim - 2), value.shape[-2], 1)
+            masks[name] = (rng.random(shape) >= rate) / (1.0 - rate)
+        return {
+            name: (value * masks[name]).astype(value.dtype)
+            if name in masks
+            else np.repeat(np.asarray(value)[None], count, axis=0)
+            for name, value in self.u.items()
+        }
+
+    def log_prob(self, u: Mapping[str, np.ndarray]) -> None:
+        return None
+
+    def centre(self) -> dict[str, np.ndarray]:
+        return dict(self.u)
+
+    @property
+    def has_centre(self) -> bool:
+        return True
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {f"u:{name}": value for name, value in self.u.items()} | {
+            f"rate:{name}": np.asarray(rate) for name, rate in self.rates.items()
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Dropped:
+        parts: dict[str, dict[str, Any]] = {"u": {}, "rate": {}}
+        for key, value in arrays.items():
+            part, _, name = key.partition(":")
+            parts[part][name] = value
+        return cls(parts["u"], {name: float(rate) for name, rate in parts["rate"].items()})
+
+
+@dataclass(frozen=True)
+class MCDropout(Method):
+    """Dropout as approximate inference (Gal and Ghahramani 2016).
+
+    q(w) is M with input units dropped: w_i = z_i M_i / (1 - r), z_i ~ Bernoulli(1 - r) for each row i of a weight, one
+    unit of what enters its map. M and everything that is not dropped (biases, noise, parameters without a prior) are
+
+        argmax_M  sum_n E_z log p(y_n | x_n, w(M, z)) + log p(M) + log |dw/du|,
+
+    in unconstrained coordinates. In training each row of data has a mask of its own, which has the same expectation
+    as one mask for all and less noise. A draw of the posterior is one mask for all rows: a function.
+
+    Theirs has E_q log p(w) in place of log p(M): under the prior N(0, s^2) the penalty |M|^2 / (2 s^2 (1 - r)) on
+    dropped weights, that is, this objective with the prior standard deviation s (1 - r)^(1/2). They differ by a
+    factor near 1 in the strength of the prior, and log p(M) is defined for every prior. Neither is a bound on the
+    evidence: q has no density. The rate is not learned, and it sets the spread: the data do not widen or narrow it
+    (Osband 2016).
+
+    rate: r, the probability of being dropped. layers: the names of the linear maps and convolutions whose inputs are
+    dropped, None for all but the first (dropping the inputs of the first drops features). steps, learning_rate: of
+    Adam; the rate is held for the first half of the steps and falls linearly to a tenth over the second, whose
+    iterates are averaged. batch_size: rows per step, the likelihood then scaled by N / batch_size; None takes all
+    rows. start: a method, a posterior or a dict of constrained values; None: from the prior.
+
+    history: "loss", one estimate of minus the objective per step. figures: "converged" (0 or 1: the loss was on a
+    plateau when the learning rate began to fall).
+
+    Raises ------ DivergenceError: the loss left the finite numbers. UnknownNameError: no such layer.
+    UnsupportedError: a layer whose weight is not a site of its own, with another use besides, or constrained; a plain
+    model of a system; mini-batches of a model whose rows cannot be taken apart."""
+
+    rate: float = 0.1
+    layers: tuple[str, ...] | None = None
+    steps: int = 10_000
+    learning_rate: float = 0.01
+    batch_size: int | None = None
+    start: Start = None
+    serves_local: ClassVar[bool] = False
+
+    def check(self) -> None:
+        check_within(self.name, "rate", self.rate, 0, 1, "0.1")
+        check_whole(self.name, "steps", self.steps, 1, "10_000")
+        check_within(self.name, "learning_rate", self.learning_rate, 0, math.inf, "0.01")
+        if self.batch_size is not None:
+            check_whole(self.name, "batch_size", self.batch_size, 1, "128, or None for all rows")
+        names = self.layers
+        if names is not None and (
+            isinstance(names, str) or not len(names) or not all(isinstance(name, str) for name in names)
+        ):
+            raise InputError(
+                "MCDropout layers: " + message("names of layers", repr(names), "layers=('output',)")
+            )
+
+    @property
+    def weakness(self) -> str:
+        return (
+            "Its spread is that of a rate which nobody has fitted: it does not shrink as rows are added, and away from "
+            "the data it is what the network makes of it."
+        )
+
+    def effort(self, size: Size) -> Effort:
+        found = Effort.exactly(self.steps * size.share(self.batch_size))
+        return found.after(effort_of_start(self.start, size))
+
+    def run(self, problem: Problem, progress: Progress) -> Outcome:
+        watch = Stopwatch()
+        batch = rows_per_step(self.name, problem, self.batch_size)
+        program, system = problem.program, problem.system
+        dropped = self._dropped(problem)
+        u0 = flat_sites(problem, starting_point(problem, self.start, progress))
+        scale = 1.0 if batch is None else problem.rows / batch
+        rates = dict.fromkeys(dropped, float(self.rate))
+
+        def rule(state: State, told: Mapping[str, Any], x: Any, y: Any, randomness: Any) -> tuple[State, Any]:
+            masked = _with_dropout(program, rates, randomness)
+
+            def loss(flat: Any) -> Any:
+                return -masked.log_joint(program.unravel(flat), x, y, scale)
+
+            value, gradient = system.value_and_grad(loss)(state["u"])
+            direction, moments = adam(state, gradient, told["step"])
+            u = state["u"] - told["rate"] * direction
+            return {"u": u, "total": state["total"] + told["counts"] * u, **moments}, value
+
+        zeros = np.zeros_like(u0)
+        arrived = walk(
+            problem,
+            rule,
+            {"u": u0, "total": zeros, "first": zeros, "second": zeros},
+            {
+                "rate": schedule(self.learning_rate, self.steps),
+                "counts": (np.arange(self.steps) >= first_half(self.steps)).astype(float),
+                "step": 1.0 + np.arange(self.steps),
+            },
+            batch=batch,
+            progress=progress,
+            title=self.name,
+            advice=f"learning_rate={self.learning_rate / 10:g}, a smaller rate, or standardise=True",
+        )
+        counted = self.steps - first_half(self.steps)
+        # A single step has no second half.
+        flat = arrived.state["total"] / counted if counted else arrived.state["u"]
+        converged = settled(arrived.losses, self.steps)
+        return Outcome(
+            approximation=Dropped(
+                {name: np.array(value) for name, value in program.unravel(flat).items()},
+                dict.fromkeys(dropped.values(), float(self.rate)),
+            ),
+            history={"loss": arrived.losses},
+            compile_seconds=arrived.compile_seconds,
+            run_seconds=watch() - arrived.compile_seconds,
+            gradient_evaluations=self.steps / scale,
+            warnings=() if converged else (unsettled_warning(self.name, self.steps, self.learning_rate),),
+            figures={"converged": float(converged)},
+        )
+
+    def _dropped(self, problem: Problem) -> dict[str, str]:
+        """Map -> the site of its weight, of the maps whose inputs are dropped."""
+        if not problem.program.language:
+            raise UnsupportedError(
+                "MCDropout: "
+                + message(
+                    "a model in the language, whose linear maps are seen",
+                    f"a plain {problem.system.name} model",
+                    "bnn.linear or bnn.dense, with bnn.observe",
+                )
+            )
+        row, w, uses = _linear_uses(problem)
+        names = list(dict.fromkeys(use.name for use in uses))
+        for name in self.layers or ():
+            if name not in names:
+                raise unknown_name("layer", name, names)
+        chosen = names[1:] if self.layers is None else self.layers
+        if not chosen:
+            raise UnsupportedError(
+                "MCDropout: "
+                + message(
+                    "a linear map after the first, to drop what enters it",
+                    f"the maps {names}",
+                    f"layers=({names[0]!r},)" if names else "a model with bnn.linear or bnn.dense",
+                )
+            )
+        return {name: self._weight(problem, name, row, w, uses) for name in chosen}
+
+    def _weight(
+        self, problem: Problem, name: str, row: Any, w: Mapping[str, Any], uses: list[LinearUse]
+    ) -> str:
+        """The site that is the weight of the map `name`, if dropping inputs there is dropping rows of that site."""
+        site = next(use.weight for use in uses if use.name == name)
+        came = None
+        if site is None:
+            came = "one that is computed, or a constant"
+        elif sum(use.name == name or use.weight == site for use in uses) > 1:
+            came = f"{site!r}, used more than once"
+        elif _used_elsewhere(problem, site, row, w):
+            came = f"{site!r}, with another use outside of linear maps"
+        elif not _is_unconstrained(problem, site):
+            came = f"{site!r}, which has a constraint and cannot be zero"
+        if came is not None:
+            others = [other for other in dict.fromkeys(use.name for use in uses) if other != name]
+            raise UnsupportedError(
+                f"MCDropout, layer {name!r}: "
+                + message(
+                    "a weight that is a site by itself, used in this one place",
+                    came,
+                    f"layers= among {others}" if others else "bnn.dense with a prior over the weights",
+                )
+            )
+        return site  # pyright: ignore[reportReturnType]
+
+
+def _with_dropout(program: Program, rates: Mapping[str, float], randomness: Any) -> Program:
+    """The same program with inputs dropped at random, with masks of their own for each row of data."""
+
+    def model(x: Any, y: Any = None) -> None:
+        with DroppedInputs(rates, randomness.keep):
+            program.model(x, y)
+
+    native = program.system.native(model, record=False)
+    return dataclasses.replace(program, model=model, native=native, _compiled={})
+
+
+def _linear_uses(problem: Problem) -> tuple[Any, dict[str, Any], list[LinearUse]]:
+    """One row of data (all where they interact), values of all sites, and what the linear maps are used for."""
+    program = problem.program
+    # Maps are known by the arrays that they are given, whatever their values.
+    w = program.constrain(system_values(problem, somewhere(problem)), problem.x, problem.y)
+    row = problem.x if program.coupled else map_data(lambda a: a[:1], problem.x)
+    with NetworkFunction(w), RecordLinear(values=w) as record:
+        program.model(row, None)
+    assert isinstance(record, RecordLinear)
+    return row, w, record.uses
+
+
+def _used_elsewhere(problem: Problem, site: str, row: Any, w: Mapping[str, Any]) -> bool:
+    """Whether NaN in place of the site, except in linear maps, reaches the predictor."""
+    values = {**w, site: w[site] * math.nan}
+    with NetworkFunction(values) as run, SubstituteLinear({site: w[site]}, values):
+        problem.program.model(row, None)
+    assert isinstance(run, NetworkFunction)
+    return bool(np.isnan(problem.system.to_numpy(run.likelihood.predictor(run.f))).any())
+
+
+def _is_unconstrained(problem: Problem, site: str) -> bool:
+    """Whether the coordinates of the site are its values, looked at in 0 and 1: draws are written in them."""
+    program, system = problem.program, problem.system
+    described = program.sites[site]
+    if described.shape != described.unconstrained_shape:
+        return False
+    for number in (0.0, 1.0):
+        u = {
+            name: system.asarray(np.full(each.unconstrained_shape, number))
+            for name, each in program.sites.items()
+        }
+        w = program.constrain(u, problem.x, problem.y)
+        if not np.all(system.to_numpy(w[site]) == number):
+            return False
+    return True

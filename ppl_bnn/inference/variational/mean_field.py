@@ -1,0 +1,95 @@
+"""Independent normals: what mean-field variational inference hands over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from ppl_bnn.language.transforms import GaussianPrior
+from ppl_bnn.posterior.posterior import Approximation
+
+
+@dataclass
+class MeanField(Approximation):
+    """q(u) = prod_j N(u_j; loc_j, scale_j^2): independent normals in unconstrained coordinates.
+
+    loc: site -> array for every site; scale: the same for latent sites. A site without a scale is a parameter without
+    a prior: it is a constant of the fit, repeated in draws and absent from log q. So is a coordinate of scale zero, as
+    `pruned` leaves them.
+    """
+
+    loc: dict[str, np.ndarray]
+    scale: dict[str, np.ndarray]
+    kind: ClassVar[Literal["chains", "iid", "point"]] = "iid"
+
+    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        # Alphabetical, because a file gives the sites back in whatever order it likes and the draws must not change.
+        noise = {name: rng.standard_normal((count, *self.scale[name].shape)) for name in sorted(self.scale)}
+        return {
+            name: loc + self.scale[name] * noise[name]
+            if name in noise
+            else np.repeat(np.asarray(loc)[None], count, axis=0)
+            for name, loc in self.loc.items()
+        }
+
+    def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
+        total: Any = 0.0
+        for name, scale in self.scale.items():
+            free = scale > 0
+            width = np.where(free, scale, 1.0)
+            z = (u[name] - self.loc[name]) / width
+            each = np.where(free, -0.5 * z**2 - np.log(width) - 0.5 * math.log(2.0 * math.pi), 0.0)
+            total = total + each.reshape(len(each), -1).sum(axis=1)
+        return total
+
+    def centre(self) -> dict[str, np.ndarray]:
+        return dict(self.loc)
+
+    @property
+    def has_centre(self) -> bool:
+        return True
+
+    def log_alpha(self) -> dict[str, np.ndarray]:
+        """log(scale^2 / loc^2) of each coordinate of the latent sites: noise over signal.
+
+        In variational dropout (Kingma et al. 2015), alpha = rate / (1 - rate) of the Gaussian dropout that a weight is
+        under; infinite where loc is zero.
+        """
+        with np.errstate(divide="ignore"):
+            return {
+                name: 2.0 * (np.log(scale) - np.log(np.abs(self.loc[name])))
+                for name, scale in self.scale.items()
+            }
+
+    def pruned(self, threshold: float = 3.0) -> MeanField:
+        """The same with coordinates at zero, without a spread, where log alpha is above `threshold`.
+
+        At 3 a weight is under dropout with rate 0.95 and more (Molchanov et al. 2017). For weights under
+        `priors.LogUniform`; a site without such a coordinate is left as it is.
+        """
+        loc, scale = dict(self.loc), dict(self.scale)
+        for name, ratio in self.log_alpha().items():
+            noise = ratio > threshold
+            loc[name] = np.where(noise, 0.0, loc[name])
+            scale[name] = np.where(noise, 0.0, scale[name])
+        return MeanField(loc, scale)
+
+    def as_prior(self) -> GaussianPrior:
+        return GaussianPrior({name: self.loc[name] for name in self.scale}, scale=self.scale)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {f"loc:{name}": value for name, value in self.loc.items()} | {
+            f"scale:{name}": value for name, value in self.scale.items()
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> MeanField:
+        parts: dict[str, dict[str, np.ndarray]] = {"loc": {}, "scale": {}}
+        for key, value in arrays.items():
+            part, _, name = key.partition(":")
+            parts[part][name] = value
+        return cls(parts["loc"], parts["scale"])

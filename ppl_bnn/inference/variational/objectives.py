@@ -1,0 +1,275 @@
+"""Bounds on the evidence for guides of `guides.py`, with estimators of their gradients; one text for both systems.
+
+ELBO = E_q[log p(D | w)] - KL(q || p). A step sees the rows of a batch and a few draws: the first term is scaled to all
+rows, the second is counted once. How weights reach a linear map (drawn once, for each row, with signs for each row) is
+a handler around the model (`language/perturbed.py`), how the second term is computed stands in `divergence.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.backends.program import Problem
+from ppl_bnn.backends.protocol import TracedSite
+from ppl_bnn.core.arrays import map_data
+from ppl_bnn.core.errors import UnsupportedError, message
+from ppl_bnn.inference.variational.families.blocks import NormalBlock
+from ppl_bnn.inference.variational.guides import Guide, GuideApproximation
+from ppl_bnn.inference.variational.kl import Divergence
+from ppl_bnn.inference.variational.mean_field import MeanField
+from ppl_bnn.language import ops
+from ppl_bnn.language.handlers import NetworkFunction, RecordLinear
+from ppl_bnn.language.primitives import Handler
+from ppl_bnn.language.stochastic_layers import (
+    Flipout,
+    LocalReparameterisation,
+    SharedUse,
+    refuse_shared,
+    shared_weights,
+)
+from ppl_bnn.posterior.posterior import Approximation
+
+ESTIMATORS = ("plain", "local", "flipout")
+OBJECTIVES = ("elbo", "iwelbo", "renyi")
+
+
+class Objective:
+    """Minus a bound on the evidence, as `stochastic.py` descends on it, and what its optimum hands over.
+
+    Parameters are those of the guide and "param:<site>" for each parameter without a prior.
+    population: all rows, where the objective is given batches of them; None where it is given all.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        guide: Guide,
+        *,
+        estimator: str,
+        analytic: bool,
+        sticking_the_landing: bool,
+        objective: str,
+        alpha: float | None,
+        particles: int,
+        approximate: bool,
+        population: int | None,
+    ):
+        self.problem, self.guide = problem, guide
+        self.estimator, self.particles = estimator, particles
+        self.approximate, self.population = approximate, population
+        # Of the Renyi bound; the importance-weighted one is that of order 0.
+        self.order = {"elbo": None, "iwelbo": 0.0, "renyi": alpha}[objective]
+        self.sticking = sticking_the_landing
+        self.divergence = Divergence.of(problem.program, guide, *_one_point(problem), analytic)
+        self._handler: Handler | None = None
+        program = problem.program
+        if guide.strata > 1:
+            self._refuse_strata(objective, estimator)
+        closed = ", ".join(self.divergence.closed) or (
+            "the entropy" if any(self.divergence.entropies) else ""
+        )
+        if sticking_the_landing and closed:
+            raise UnsupportedError(
+                "SVI: "
+                + message(
+                    "divergence='monte_carlo' with sticking_the_landing, which is about the score of log q at the draw",
+                    f"a closed form for {closed}",
+                    "one of the two",
+                )
+            )
+        if self.order is not None and closed:
+            special = sorted({problem.program.sites[name].family for name in self.divergence.closed})
+            raise UnsupportedError(
+                "SVI: "
+                + message(
+                    f"priors with a density for objective={objective!r}, whose weights are p / q of one draw",
+                    f"{', '.join(special)} over {closed}",
+                    "objective='elbo'",
+                )
+            )
+        self.shared: tuple[str, ...] = ()
+        self._weights: tuple[str, ...] = ()
+        self._native = program.native
+        if estimator != "plain":
+            self._check_language()
+            self._weights, shared = linear_weights(problem, guide, estimator)
+            refuse_shared(shared, estimator, approximate)
+            if estimator == "local":
+                self.shared = tuple(shared)
+            self._native = problem.system.native(self._perturbed, record=False)
+        if population is not None and not program.language:
+            self._native = functools.partial(program.native, population=population)
+
+    def _refuse_strata(self, objective: str, estimator: str) -> None:
+        if objective != "elbo" or estimator != "plain":
+            raise UnsupportedError(
+                "SVI: "
+                + message(
+                    "objective='elbo' and estimator='plain' with a mixture, whose components are drawn one by one",
+                    f"{objective!r} and {estimator!r}",
+                    "another guide",
+                )
+            )
+
+    def _check_language(self) -> None:
+        if not self.problem.program.language:
+            raise UnsupportedError(
+                "SVI: "
+                + message(
+                    f"a model in the language, whose linear maps can be seen, for estimator={self.estimator!r}",
+                    f"a plain {self.problem.system.name} model",
+                    "estimator='plain'",
+                )
+            )
+
+    def _perturbed(self, x: Any, y: Any = None) -> None:
+        assert self._handler is not None
+        with self._handler:
+            self.problem.program.model(x, y)
+
+    # -- the loss
+
+    def __call__(
+        self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any
+    ) -> tuple[Any, tuple[Any, Any]]:
+        """(loss, (likelihood cost, complexity cost)) over all rows, from the rows of a batch."""
+        system, count = self.problem.system, self.particles
+        if count == 1:
+            likelihood, complexity = self._costs(parameters, system.randomness(seed), x, y)
+            return likelihood + weight * complexity, (likelihood, complexity)
+        likelihood, complexity = system.vmap(
+            lambda key: self._costs(parameters, system.randomness(key), x, y)
+        )(system.split(seed, count))
+        parts = (likelihood.mean(), complexity.mean())
+        if self.order is None:
+            return parts[0] + weight * parts[1], parts
+        order = 1.0 - self.order
+        bound = (ops.logsumexp(-order * (likelihood + complexity)) - math.log(count)) / order
+        return -bound, parts
+
+    def _costs(self, parameters: Any, randomness: Any, x: Any, y: Any) -> tuple[Any, Any]:
+        """-log p(D | w) and the divergence at one draw w (a weighted mean over the strata of a mixture)."""
+        guide, system = self.guide, self.problem.system
+        params = {name: value for name, value in parameters.items() if not name.startswith("param:")}
+        held = {name[6:]: value for name, value in parameters.items() if name.startswith("param:")}
+        like = next(iter(parameters.values()))
+        strata = () if guide.strata == 1 else (guide.strata,)
+        u, log_q = guide.draw_blocks(params, randomness.normal((*strata, guide.noise_size), like))
+        if self.sticking:
+            fixed = {name: ops.stop_gradient(value) for name, value in params.items()}
+            log_q = [
+                block.log_prob(guide.parameters_of(fixed, index), block.join(u))
+                for index, block in enumerate(guide.blocks)
+            ]
+        if self.estimator != "plain":
+            self._handler = self._made(params, u, randomness)
+        if not strata:
+            return self._at(params, u, log_q, held, x, y)
+        likelihood, complexity = system.vmap(
+            lambda u, log_q: self._at(params, u, log_q, held, x, y), in_axes=(0, 0)
+        )(u, self._by_stratum(log_q))
+        share = ops.exp(guide.log_weights(params))
+        return ops.sum(share * likelihood), ops.sum(share * complexity)
+
+    def _by_stratum(self, log_q: list[Any]) -> list[Any]:
+        """log q of the blocks, each with one entry per stratum: a block of a single part is the same in all."""
+        return [ops.broadcast_to(each, (self.guide.strata,)) for each in log_q]
+
+    def _at(
+        self, params: Any, u: Mapping[str, Any], log_q: Any, held: Mapping[str, Any], x: Any, y: Any
+    ) -> tuple[Any, Any]:
+        sites = self.problem.system.run(self._native, x, y, values={**u, **held}, unconstrained=True)
+        return self._likelihood_cost(sites, y), self.divergence(sites, params, log_q)
+
+    def _likelihood_cost(self, sites: list[TracedSite], y: Any) -> Any:
+        program, total = self.problem.program, 0.0
+        scale = 1.0
+        if self.population is not None and program.language:
+            scale = self.population / y.shape[0]
+        for site in sites:
+            if site.kind == "observed":
+                main = site.name == program.observed
+                factor = site.scale * (scale if main or site.local else 1.0)
+                total = total - factor * site.distribution.log_prob(y if main else site.value).sum()
+        return total
+
+    def _made(self, params: Any, u: Mapping[str, Any], randomness: Any) -> Handler:
+        loc, scale = self.guide.loc_scale(params)
+        names = self._weights
+        if self.estimator == "local":
+            return LocalReparameterisation(
+                {name: loc[name] for name in names},
+                {name: scale[name] for name in names},
+                randomness.normal,
+                approximate=self.approximate,
+            )
+        return Flipout({name: loc[name] for name in names}, randomness.sign)
+
+    # -- what comes of it
+
+    def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
+        params = {name: value for name, value in parameters.items() if not name.startswith("param:")}
+        held = {name[6:]: value for name, value in parameters.items() if name.startswith("param:")}
+        scales = self.divergence.prior_scales(params)
+        if scales or not all(isinstance(block, NormalBlock) for block in self.guide.blocks):
+            return GuideApproximation(self.guide, dict(params), held, scales)
+        loc, scale = self.guide.loc_scale(params)
+        sites = self.problem.program.sites
+        return MeanField(
+            {name: np.asarray({**loc, **held}[name]) for name in sites},
+            {name: np.asarray(value) for name, value in scale.items()},
+        )
+
+
+def _one_point(problem: Problem) -> tuple[dict[str, Any], Any, Any]:
+    """Values of all sites (unconstrained) and a few rows, to look at a program with; all rows where they interact."""
+    program, system = problem.program, problem.system
+    u = {site.name: system.asarray(np.full(site.unconstrained_shape, 0.1)) for site in program.sites.values()}
+    if program.coupled or program.has_local or not program.language:
+        return u, problem.x, problem.y
+    return u, map_data(lambda a: a[:2], problem.x), problem.y[:2]
+
+
+def linear_weights(
+    problem: Problem, guide: Guide, estimator: str
+) -> tuple[tuple[str, ...], dict[str, SharedUse]]:
+    """Sites of independent normals that are weights or biases of linear maps, and those not used once per row.
+
+    Raises
+    ------
+    UnsupportedError: there are none.
+    """
+    program = problem.program
+    u, x, y = _one_point(problem)
+    w = program.constrain(u, x, y)
+    # Two rows tell what is used once per row, where rows can be taken apart.
+    if not (program.coupled or program.has_local):
+        x = map_data(lambda a: ops.concatenate([a[:1], a[:1]], 0), x)
+    with NetworkFunction(w), RecordLinear(values=w) as record:
+        program.model(x, None)
+    assert isinstance(record, RecordLinear)
+    used = {site for use in record.uses for site in (use.weight, use.bias) if site is not None}
+    sites = program.sites
+    names = tuple(
+        name
+        for name in guide.normal_sites
+        if name in used and sites[name].shape == sites[name].unconstrained_shape
+    )
+    if not names:
+        came = "none with " + ", ".join(sorted({type(block).__name__ for block in guide.blocks}))
+        advice = "guide='normal', or {'hidden*': 'normal', ...}"
+        if not used:
+            came = "none that can be seen: a module keeps its own, and a product written out is no bnn.linear"
+            advice = "estimator='plain', or bnn.dense in its place"
+        raise UnsupportedError(
+            "SVI: "
+            + message(
+                f"independent normals on weights of linear maps, for estimator={estimator!r}", came, advice
+            )
+        )
+    return names, shared_weights(program.model, w, x, names)

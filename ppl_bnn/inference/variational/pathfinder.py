@@ -1,0 +1,540 @@
+"""Pathfinder: Gaussians along the path of a quasi-Newton optimiser, and mixtures of those of several paths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from ppl_bnn.backends.program import DENSITY_MEMORY, Problem
+from ppl_bnn.core.arrays import site_seed
+from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError, message
+from ppl_bnn.core.progress import Progress
+from ppl_bnn.inference.cost import Effort, Size, effort_of_start
+from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, resolve_start
+from ppl_bnn.inference.optimisation.loops import check_whole, check_within, refuse_free_parameters
+from ppl_bnn.inference.optimisation.mode import flat_sites, starting_point
+from ppl_bnn.inference.sampling.sampler import tempered, tempered_log_joint
+from ppl_bnn.language.transforms import GaussianPrior
+from ppl_bnn.posterior.fixed_draws import Drawn
+from ppl_bnn.posterior.pareto import K_LIMIT, smoothed
+from ppl_bnn.posterior.posterior import Approximation, checked_weights
+
+# Fewer have no tail that a Pareto distribution could be fitted to.
+FEWEST_DRAWS = 25
+# A relative fall of the loss, and a norm of its gradient, below which the optimiser stops.
+FALL = {"float64": 1e-10, "float32": 1e-6}
+GRADIENT = 1e-8
+LINE_SEARCH = 100
+
+
+@dataclass
+class PathMixture(Approximation):
+    """q(u) = sum_k pi_k N(u; m_k, S_k) over the flat vector, with covariances that are diagonal but for a low rank:
+
+        S_k = D_k (I + Q_k (L_k L_k' - I) Q_k') D_k,   D_k = diag(scale_k), Q_k' Q_k = I, L_k lower triangular.
+
+    location: site -> (K, *unconstrained shape), m_k, sites in the order of the program. scale (K, P); basis (K, P, R);
+    factor (K, R, R); weights: pi (K,), None for equal ones. A draw is m + D (z + Q (L - I) Q' z) with z of P
+    independent normals; neither draws nor densities form a matrix (P, P).
+    """
+
+    location: dict[str, np.ndarray]
+    scale: np.ndarray
+    basis: np.ndarray
+    factor: np.ndarray
+    weights: np.ndarray | None = None
+    kind: ClassVar[Literal["chains", "iid", "point"]] = "iid"
+
+    def __post_init__(self) -> None:
+        if self.weights is not None:
+            self.weights = checked_weights(self.weights, self.size)
+
+    @property
+    def size(self) -> int:
+        """K."""
+        return len(self.scale)
+
+    @property
+    def components(self) -> tuple[PathMixture, ...]:
+        """The Gaussian of each path."""
+        if self.size == 1:
+            return ()
+        return tuple(
+            PathMixture(
+                {name: value[at] for name, value in self.location.items()},
+                self.scale[at],
+                self.basis[at],
+                self.factor[at],
+            )
+            for at in (slice(index, index + 1) for index in range(self.size))
+        )
+
+    def weighted(self, weights: np.ndarray | None) -> PathMixture:
+        return replace(self, weights=weights)
+
+    @property
+    def means(self) -> np.ndarray:
+        """m (K, P), flat."""
+        return np.concatenate([value.reshape(self.size, -1) for value in self.location.values()], axis=1)
+
+    def covariance(self, component: int = 0) -> np.ndarray:
+        """S_k (P, P), dense."""
+        basis, factor = self.basis[component], self.factor[component]
+        inner = factor @ factor.T - np.eye(len(factor))
+        spread = np.eye(len(basis)) + basis @ inner @ basis.T
+        return self.scale[component][:, None] * spread * self.scale[component]
+
+    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        which = np.zeros(count, dtype=int)
+        if self.size > 1:
+            which = rng.choice(self.size, size=count, p=self.weights)
+        return self._unravel(self._normals(which, rng))
+
+    def draw_each(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """`count` draws of each component, those of the first first: (K count, ...)."""
+        return self._unravel(self._normals(np.repeat(np.arange(self.size), count), rng))
+
+    def _normals(self, which: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Flat draws (S, P) of the components `which` (S,)."""
+        flat = rng.standard_normal((len(which), self.scale.shape[1]))
+        means = self.means
+        for component in range(self.size):
+            chosen = which == component
+            basis, factor = self.basis[component], self.factor[component]
+            z = flat[chosen]
+            z = z + (z @ basis) @ (factor - np.eye(len(factor))).T @ basis.T
+            flat[chosen] = means[component] + self.scale[component] * z
+        return flat
+
+    def _unravel(self, flat: np.ndarray) -> dict[str, np.ndarray]:
+        u, start = {}, 0
+        for name, value in self.location.items():
+            size = math.prod(value.shape[1:])
+            u[name] = flat[:, start : start + size].reshape(len(flat), *value.shape[1:])
+            start += size
+        return u
+
+    def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
+        from scipy.linalg import solve_triangular
+
+        flat = np.concatenate(
+            [np.asarray(u[name]).reshape(len(u[name]), -1) for name in self.location], axis=1
+        )
+        means, found = self.means, np.empty((len(flat), self.size))
+        for component in range(self.size):
+            scale, factor = self.scale[component], self.factor[component]
+            z = (flat - means[component]) / scale
+            inside = z @ self.basis[component]
+            solved = solve_triangular(factor, inside.T, lower=True)
+            quadratic = np.sum(z**2, axis=1) - np.sum(inside**2, axis=1) + np.sum(solved**2, axis=0)
+            half_determinant = np.sum(np.log(scale)) + np.sum(np.log(np.diag(factor)))
+            found[:, component] = -0.5 * (quadratic + len(scale) * math.log(2.0 * math.pi)) - half_determinant
+        with np.errstate(divide="ignore"):  # a path without weight has none
+            log_weights = np.log(
+                np.full(self.size, 1.0 / self.size) if self.weights is None else self.weights
+            )
+        return np.logaddexp.reduce(found + log_weights, axis=1)
+
+    def centre(self) -> dict[str, np.ndarray]:
+        """The mean of the first path, or of the heaviest: a mean over several may lie in no mode."""
+        heaviest = 0 if self.weights is None else int(np.argmax(self.weights))
+        return {name: value[heaviest] for name, value in self.location.items()}
+
+    @property
+    def has_centre(self) -> bool:
+        return self.size == 1
+
+    def as_prior(self) -> GaussianPrior:
+        """The Gaussian of a single path.
+
+        Raises
+        ------
+        UnsupportedError: several paths, whose mixture is not Gaussian.
+        """
+        if self.size > 1:
+            raise UnsupportedError(
+                "with_prior: "
+                + message("a Gaussian", f"a mixture of {self.size}", "Pathfinder() with one path")
+            )
+        centre = self.centre()
+        return GaussianPrior(centre, joint=((tuple(centre), np.linalg.inv(self.covariance())),))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        location = {
+            f"location/{i:04d}/{name}": value for i, (name, value) in enumerate(self.location.items())
+        }
+        return location | {"scale": self.scale, "basis": self.basis, "factor": self.factor}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> PathMixture:
+        keys = sorted(key for key in arrays if key.startswith("location/"))
+        location = {key.split("/", 2)[2]: arrays[key] for key in keys}
+        return cls(location, *(np.asarray(arrays[name]) for name in ("scale", "basis", "factor")))
+
+
+@dataclass(frozen=True)
+class Pathfinder(Method):
+    """A Gaussian from the path of an optimiser, or several of them (Zhang, Carpenter, Gelman and Vehtari 2022).
+
+    L-BFGS climbs the log joint in unconstrained coordinates from a point in the tail of the posterior. At each of its
+    iterates u_l with gradient g_l the inverse Hessian that its last steps amount to, S_l = diag(alpha_l) plus a rank of
+    at most 2 `history`, gives the Gaussian N(u_l + S_l g_l, S_l), which has been passed through whether or not there is
+    a mode at the end. Of these the one with the highest ELBO, estimated by `elbo_draws` draws each, is the
+    approximation: the nearest to the posterior in KL(q || p).
+
+    How exact: S_l reproduces the curvature along the steps that were taken, and is a guess from their size elsewhere.
+    On a Gaussian posterior the mean is as exact as the optimum, since the step to it is a Newton step; the covariance
+    is exact in no direction, because line searches end before the minimum along a line. Over 20 starts on one in four
+    dimensions means came within 0.04 standard deviations, KL(q || p) lay between 0.0007 and 0.2, and entries of the
+    covariance were off by 1 to 67 % of the variances; in twenty dimensions, with a history of 10, KL was about 5. In
+    hundreds most directions have never been visited, and the spread found there is that of `alpha`.
+
+    paths: optimisations, each from a start of its own. With one the posterior is its Gaussian, which has a density,
+    draws without end, and k-hat and evidence by importance (`bnn.diagnose`). With several (multi-path Pathfinder),
+    `draws` draws of each make one pool, of which `draws` are resampled, with replacement, in proportion to
+    Pareto-smoothed weights p(u, D) / q(u): these draws are the posterior. q is the mixture of the paths' Gaussians, not
+    (as in the paper) the Gaussian that the draw came from: paths that meet in one mode then count once, and no weight
+    is large merely because one path is narrow (the balance heuristic, Veach and Guibas 1995). importance: False hands
+    over that mixture, with equal weights and a density, in place of the draws.
+
+    temperature: T of the target p(w | D)^(1/T), in the coordinates of the program, which then takes the place of the
+    posterior in all that is said here; what its weights estimate is no evidence but "log_normaliser".
+
+    max_iterations, history: of L-BFGS, and the number of its last steps that make S_l. start: where paths begin: None
+    (draws from the prior, weight tensors shrunk to a size at which networks train), a method (fitted once per path), a
+    posterior, or a dict of constrained values; not a mode, from which no path leads. jitter: standard deviation of the
+    normal noise on starts that are given and coincide.
+
+    A path along which nothing is finite, or which has no step, is dropped, by name. figures: "pareto_k", k-hat of the
+    weights p / q over all draws of q, "elbo" of q and "elbo_se" over these (fresh draws, not those that q was chosen
+    by), "paths" that are left, "converged" (0 where a path was cut off by max_iterations at its best iterate) and, with
+    k-hat of at most 0.7, "log_evidence", log of the mean weight, and "log_evidence_se"; above that there is a warning
+    instead. history: "elbo" along the best path, from its first iterate, and "path_elbo", the best first.
+
+    BlackJAX's are the optimiser with its history, the factors of S_l and the draws from them; the path's end is counted
+    among the iterates here, and the gradient has the sign of a step uphill. How often line searches evaluate the
+    gradient it does not say.
+
+    Raises
+    ------
+    DivergenceError: no path is left, or the log joint is NaN among the draws. UnsupportedError: a parameter without a
+    prior.
+    """
+
+    paths: int = 1
+    max_iterations: int = 200
+    history: int = 10
+    elbo_draws: int = 50
+    draws: int = 1000
+    importance: bool = True
+    start: Start = None
+    jitter: float = 0.1
+    temperature: float = 1.0
+    systems: ClassVar[tuple[str, ...]] = ("numpyro",)
+
+    def check(self) -> None:
+        check_whole(self.name, "paths", self.paths, 1, "8")
+        check_whole(self.name, "max_iterations", self.max_iterations, 1, "200")
+        check_whole(self.name, "history", self.history, 1, "10")
+        check_whole(self.name, "elbo_draws", self.elbo_draws, 2, "50")
+        check_whole(self.name, "draws", self.draws, FEWEST_DRAWS, "1000")
+        check_within(self.name, "jitter", self.jitter, 0, math.inf, "0.1")
+        check_within(self.name, "temperature", self.temperature, 0, math.inf, "1.0")
+        if not isinstance(self.importance, bool):
+            raise InputError(
+                f"{self.name} importance: "
+                + message("True or False", repr(self.importance), "importance=False for the mixture of paths")
+            )
+
+    @property
+    def weakness(self) -> str:
+        return (
+            "It is a Gaussian of low rank found on the way to a mode, weighted by importance: in hundreds of "
+            "dimensions few draws carry all weight (k-hat says so)."
+        )
+
+    def effort(self, size: Size) -> Effort:
+        # A density is about a third of a gradient, and a line search looks once or twice.
+        looks = 1.5 + self.elbo_draws / 3.0
+        found = Effort(
+            self.paths * 2.0,
+            self.paths * self.max_iterations * looks,
+            self.paths * (20.0 * self.max_iterations + self.max_iterations * looks) + self.draws,
+        )
+        return found.after(effort_of_start(self.start, size, self.paths))
+
+    def run(self, problem: Problem, progress: Progress) -> Outcome:
+        watch = Stopwatch()
+        refuse_free_parameters(self.name, problem)
+        starts = self._starts(problem, progress)
+        climbed, compile_seconds = self._climb(problem, starts, progress)
+        mixture, found, dropped = self._mixture(problem, climbed)
+        rng = np.random.default_rng(site_seed("pathfinder", problem.seed))
+        u = mixture.draw_each(self.draws, rng)
+        log_p = self._log_target(problem, u)
+        log_q = mixture.log_prob(u)
+        log_ratios = log_p - log_q
+        undefined = int(np.count_nonzero(np.isnan(log_ratios) | (log_ratios == np.inf)))
+        if undefined:
+            raise DivergenceError(
+                f"{self.name}: "
+                + message(
+                    "a log joint at every draw",
+                    f"{undefined} of {len(log_ratios)} draws where it is NaN or infinite",
+                    "a model that is defined everywhere, narrower priors, or standardise=True",
+                )
+            )
+        log_weights, k = smoothed(log_ratios)
+        weights, root = np.exp(log_ratios - log_ratios.max()), math.sqrt(len(log_ratios))
+        figures = {
+            "elbo": float(log_ratios.mean()),
+            "elbo_se": float(log_ratios.std(ddof=1)) / root,
+            "pareto_k": k,
+            "paths": float(len(found)),
+            "converged": float(all(path.finished for path in found)),
+        }
+        if k <= K_LIMIT:
+            name = "log_evidence" if self.temperature == 1.0 else "log_normaliser"
+            figures[name] = float(log_ratios.max() + math.log(weights.mean()))
+            figures[f"{name}_se"] = float(weights.std(ddof=1) / weights.mean()) / root
+        approximation: Approximation = mixture
+        if self.paths > 1 and self.importance:
+            resampled = np.exp(log_weights)
+            picked = rng.choice(len(log_ratios), size=self.draws, p=resampled / resampled.sum())
+            figures["distinct_draws"] = float(len(np.unique(picked)))
+            approximation = Drawn({name: value[picked] for name, value in u.items()})
+        return Outcome(
+            approximation,
+            history={"elbo": found[0].elbo, "path_elbo": np.array([path.best for path in found])},
+            compile_seconds=compile_seconds,
+            run_seconds=watch() - compile_seconds,
+            warnings=(*dropped, *self._warnings(figures)),
+            figures=figures,
+            target=tempered(self.temperature),
+        )
+
+    def _log_target(self, problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The log density of the target, not normalised, of draws u with one leading axis, (S,)."""
+        if self.temperature == 1.0:
+            return problem.log_joint_draws(u).astype(np.float64)
+        program = problem.program
+
+        def density(u: Mapping[str, Any], x: Any, y: Any) -> Any:
+            return tempered_log_joint(program, self.temperature, u, x, y)
+
+        mapped = program._cached(("tempered", self.temperature), lambda: program._mapped(density))
+        return program._density_draws(mapped, u, problem.x, problem.y).astype(np.float64)
+
+    def _warnings(self, figures: Mapping[str, float]) -> tuple[str, ...]:
+        said = []
+        if not figures["converged"]:
+            said.append(
+                f"{self.name}: a path was cut off after {self.max_iterations} iterations, the last of them its best; "
+                f"try max_iterations={2 * self.max_iterations}"
+            )
+        if not figures["pareto_k"] <= K_LIMIT:
+            what = "so that it is no proposal for importance sampling and gives no evidence"
+            if "distinct_draws" in figures:
+                what = (
+                    f"so that its resampled draws, {figures['distinct_draws']:.0f} distinct ones of {self.draws}, rest "
+                    "on a few large weights; importance=False keeps the mixture as it is"
+                )
+            said.append(
+                f"{self.name}: Pareto k-hat of p(w, D)/q(w) is {figures['pareto_k']:.2f}, above {K_LIMIT}, {what}"
+            )
+        return tuple(said)
+
+    def _starts(self, problem: Problem, progress: Progress) -> list[np.ndarray]:
+        """A flat starting point (P,) for each path."""
+        if self.start is None:
+            points = [starting_point(problem, None, progress, restart=path) for path in range(self.paths)]
+            return [flat_sites(problem, point) for point in points]
+        points = resolve_start(problem, self.start, progress, count=self.paths)
+        flat = [flat_sites(problem, point) for point in points]
+        rng = np.random.default_rng(site_seed("pathfinder jitter", problem.seed))
+        return [
+            point + self.jitter * rng.standard_normal(point.shape)
+            if any(np.array_equal(point, earlier) for earlier in flat[:index])
+            else point
+            for index, point in enumerate(flat)
+        ]
+
+    def _climb(
+        self, problem: Problem, starts: Sequence[np.ndarray], progress: Progress
+    ) -> tuple[list[_Path], float]:
+        """All paths, one after the other by one compiled function, and the seconds of its compilation."""
+        import jax
+
+        data = (problem.x, problem.y)
+        root = jax.random.PRNGKey(site_seed("pathfinder", problem.seed))
+        points = [problem.system.asarray(start) for start in starts]
+        compiling = Stopwatch()
+        compiled = jax.jit(_path(self, problem)).lower(points[0], root, data).compile()
+        seconds = compiling()
+        found, highest = [], -math.inf
+        task = progress.task(self.name, self.paths)
+        try:
+            for index, point in enumerate(points):
+                arrived = compiled(point, jax.random.fold_in(root, index), data)
+                path = _Path.of({name: np.asarray(value) for name, value in arrived.items()})
+                found.append(path)
+                highest = max(highest, path.best)
+                task.update(index + 1, elbo=highest)
+        finally:
+            task.close()
+        return found, seconds
+
+    def _mixture(
+        self, problem: Problem, climbed: Sequence[_Path]
+    ) -> tuple[PathMixture, list[_Path], tuple[str, ...]]:
+        """The mixture of the paths that are left, those paths with the best first, and what is said of the others."""
+        left, said = [], []
+        for index, path in enumerate(climbed):
+            if path.gaussian is None:
+                said.append(f"{self.name}: path {index + 1} of {self.paths} was dropped: {path.reason}")
+            else:
+                left.append(path)
+        if not left:
+            raise DivergenceError(
+                f"{self.name}: "
+                + message(
+                    "a path with a Gaussian of finite ELBO",
+                    f"none of {self.paths}; the first: {climbed[0].reason}",
+                    "another start, narrower priors, or standardise=True",
+                )
+            )
+        left.sort(key=lambda path: -path.best)
+        means, scale, basis, factor = (
+            np.stack([path.gaussian[part] for path in left])  # pyright: ignore[reportOptionalSubscript]
+            for part in range(4)
+        )
+        location = {name: np.array(value) for name, value in problem.program.unravel(means).items()}
+        return PathMixture(location, scale, basis, factor), left, tuple(said)
+
+
+@dataclass(frozen=True)
+class _Path:
+    """What one optimisation came to.
+
+    elbo: at the iterates after the start, -inf where it is not finite. best: the highest of them. finished: whether the
+    optimiser stopped by itself, or went on past the best. gaussian: (m (P,), scale (P,), basis (P, R), factor (R, R))
+    at the best, or None, with the reason.
+    """
+
+    elbo: np.ndarray
+    best: float
+    finished: bool
+    gaussian: tuple[np.ndarray, ...] | None
+    reason: str = ""
+
+    @classmethod
+    def of(cls, arrived: Mapping[str, np.ndarray]) -> _Path:
+        """From what `_path` gives, in NumPy."""
+        steps, index = int(arrived["steps"]), int(arrived["index"])
+        elbo = arrived["elbo"][1 : steps + 1].astype(np.float64)
+        best = float(elbo.max(initial=-math.inf))
+        finished = steps < len(arrived["elbo"]) - 1 or index < steps
+        if not np.isfinite(arrived["value"]):
+            reason = f"the log joint at its start is {-float(arrived['value'])}"
+        elif not arrived["counted"]:
+            reason = "no step from its start tells of a curvature: it is a mode, or has no gradient"
+        elif not np.isfinite(best):
+            reason = f"the ELBO is not finite at any of its {steps} iterates"
+        else:
+            gaussian = _gaussian({name: value.astype(np.float64) for name, value in arrived.items()})
+            return cls(elbo, best, finished, gaussian, "" if gaussian else "its covariance is not positive")
+        return cls(elbo, -math.inf, finished, None, reason)
+
+
+def _gaussian(at: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...] | None:
+    """(m, scale, basis, factor) of N(u + S g, S) with S = diag(alpha) + B G B', None where S is not positive."""
+    alpha, beta, gamma, slope = at["alpha"], at["beta"], at["gamma"], at["slope"]
+    scale = np.sqrt(alpha)
+    basis, upper = np.linalg.qr(beta / scale[:, None])
+    inner = np.eye(len(upper)) + upper @ gamma @ upper.T
+    try:
+        factor = np.linalg.cholesky(0.5 * (inner + inner.T))
+    except np.linalg.LinAlgError:
+        return None
+    mean = at["position"] + alpha * slope + beta @ (gamma @ (beta.T @ slope))
+    return mean, scale, basis, factor
+
+
+def _path(method: Pathfinder, problem: Problem) -> Callable[..., dict[str, Any]]:
+    """(start (P,), key, data) -> one path, in JAX.
+
+    elbo (max_iterations + 1,): of each iterate, the start among them. steps: how many came after the start. counted:
+    whether any of these is part of an inverse Hessian. index: the best. position, slope (uphill), alpha (P,), beta
+    (P, 2 J), gamma (2 J, 2 J): of the best, J being `history`. value: minus the log joint at the start.
+    """
+    import jax
+    import jax.numpy as jnp
+    from blackjax.optimizers.lbfgs import bfgs_sample, lbfgs_inverse_hessian_factors, minimize_lbfgs
+
+    program, memory = problem.program, method.history
+    units = sum(site.shape[-1] if len(site.shape) > 1 else 1 for site in program.sites.values())
+    at_once = int(np.clip(DENSITY_MEMORY // (16 * units * program.rows), 1, method.elbo_draws))
+
+    def run(start: Any, key: Any, data: Any) -> dict[str, Any]:
+        def log_joint(flat: Any) -> Any:
+            return tempered_log_joint(program, method.temperature, program.unravel(flat), *data)
+
+        last, path = minimize_lbfgs(
+            lambda flat: -log_joint(flat),
+            start,
+            maxiter=method.max_iterations,
+            maxcor=memory,
+            gtol=GRADIENT,
+            ftol=FALL[problem.dtype],
+            maxls=LINE_SEARCH,
+        )
+        # Steps that would make the inverse Hessian indefinite are left out of it: they count as no step at all.
+        counted = path.update_mask[1:].astype(bool)
+        before = ((memory, 0), (0, 0))
+        moved = jnp.pad(jnp.where(counted, jnp.diff(path.x, axis=0), 0.0), before)
+        turned = jnp.pad(jnp.where(counted, jnp.diff(path.g, axis=0), 0.0), before)
+        steps = last.state.iter_num
+
+        def factors(index: Any) -> tuple[Any, Any]:
+            window = index + jnp.arange(memory)
+            return lbfgs_inverse_hessian_factors(moved[window].T, turned[window].T, path.alpha[index])
+
+        def bound(index: Any) -> Any:
+            draws, log_q = bfgs_sample(
+                jax.random.fold_in(key, index),
+                method.elbo_draws,
+                path.x[index],
+                # The history is that of a descent.
+                -path.g[index],
+                path.alpha[index],
+                *factors(index),
+            )
+            log_p = jax.lax.map(log_joint, draws, batch_size=at_once)
+            elbo = jnp.mean(log_p - log_q)
+            return jnp.where(jnp.isfinite(elbo), elbo, -jnp.inf)
+
+        def counted_bound(index: Any) -> Any:
+            taken = (index > 0) & (index <= steps)
+            return jax.lax.cond(taken, bound, lambda _: jnp.full((), -jnp.inf, path.f.dtype), index)
+
+        elbo = jax.lax.map(counted_bound, jnp.arange(method.max_iterations + 1))
+        best = jnp.argmax(elbo)
+        beta, gamma = factors(best)
+        return {
+            "elbo": elbo,
+            "steps": steps,
+            "counted": counted.any(),
+            "index": best,
+            "position": path.x[best],
+            "slope": -path.g[best],
+            "alpha": path.alpha[best],
+            "beta": beta,
+            "gamma": gamma,
+            "value": path.f[0],
+        }
+
+    return run

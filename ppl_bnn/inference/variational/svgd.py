@@ -1,0 +1,326 @@
+"""Stein variational gradient descent: particles that climb the log joint and keep each other at a distance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from ppl_bnn.backends.program import Problem
+from ppl_bnn.core.arrays import site_seed
+from ppl_bnn.core.errors import unknown_name
+from ppl_bnn.core.progress import Progress
+from ppl_bnn.inference.cost import Effort, Size, effort_of_start
+from ppl_bnn.inference.curvature.conditioning import BAD, conditioning
+from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, resolve_start
+from ppl_bnn.inference.optimisation.loops import (
+    State,
+    adam,
+    check_whole,
+    check_within,
+    refuse_free_parameters,
+    rows_per_step,
+    schedule,
+    settled,
+    unsettled_warning,
+    walk,
+)
+from ppl_bnn.language import ops
+from ppl_bnn.posterior.posterior import Approximation
+
+OPTIMISERS = ("adam", "adagrad")
+# Without averaging of iterates the last steps have to be small.
+FINAL = 0.01
+# Particles where their number is not given: FEW, or where there are at most SMALL coordinates EACH per coordinate, as
+# far as that is from FEW to MANY. In more dimensions ten times as many would show no more of the variance.
+FEW, MANY, EACH, SMALL = 20, 100, 50, 10
+
+
+@dataclass
+class Particles(Approximation):
+    """n equally weighted points: a fixed sample, and no density.
+
+    u: site -> (n, *unconstrained shape). There are no draws but these, and a posterior of them holds each once. Where
+    another number is asked for, `draw(count)` gives each of them equally often, in random order, and the remainder of
+    count / n at random without repetition.
+    """
+
+    u: dict[str, np.ndarray]
+    kind: ClassVar[Literal["chains", "iid", "point"]] = "iid"
+
+    @property
+    def size(self) -> int:
+        """n, how many there are."""
+        return len(next(iter(self.u.values())))
+
+    @property
+    def draws_held(self) -> int:
+        return self.size
+
+    def held(self) -> dict[str, np.ndarray]:
+        return dict(self.u)
+
+    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        whole, rest = divmod(count, self.size)
+        picked = np.concatenate(
+            [np.tile(np.arange(self.size), whole), rng.choice(self.size, rest, replace=False)]
+        )
+        picked = rng.permutation(picked)
+        return {name: value[picked] for name, value in self.u.items()}
+
+    def log_prob(self, u: Mapping[str, np.ndarray]) -> None:
+        return None
+
+    def centre(self) -> dict[str, np.ndarray]:
+        """The first particle: a mean of weights over symmetric modes would be no network at all."""
+        return {name: value[0] for name, value in self.u.items()}
+
+    @property
+    def has_centre(self) -> bool:
+        return self.size == 1
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return dict(self.u)
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Particles:
+        return cls(dict(arrays))
+
+
+@dataclass(frozen=True)
+class SVGD(Method):
+    """n particles u_1..u_n in unconstrained coordinates, moved along (Liu and Wang 2016)
+
+        phi_i = 1/n sum_j [ k(u_j, u_i) grad log p(u_j, D) + grad_{u_j} k(u_j, u_i) ],  k(u, v) = exp(-|u - v|^2 / h),
+
+    the direction that lowers KL(particles || posterior) fastest among those of unit norm in the kernel's space. The
+    first term climbs, the second drives particles apart; one particle alone is the mode. The log joint includes log
+    |dw/du|.
+
+    **The variances that the particles show are too small, at any number of them that one would use.** On a standard
+    normal in P dimensions n particles come to rest with these variances per coordinate in place of 1 (with the median
+    bandwidth, by `comparisons/performance/badly_scaled.py --only particles`; for the collapse in general see Ba,
+    Erdogdu, Ghassemi, Sun, Suzuki, Wu and Zhang 2022, "Understanding the variance collapse of SVGD in high
+    dimensions"):
+
+        n          P = 1     2      4      8      20
+        20         0.86   0.76   0.45   0.32   0.14
+        50         0.94   0.88   0.69   0.35   0.18
+        100        0.96   0.92   0.79   0.52   0.18
+        200        0.98   0.95   0.83   0.58   0.23
+
+    In P >= n - 1 dimensions they settle at the corners of a regular simplex, with the variance log(n + 1) (n - 1) /
+    (n P), and a warning says so. What the fit then offers is closer to an ensemble of modes than to a posterior.
+    Nothing is corrected: a factor that is right for a normal would push particles in several modes apart.
+
+    particles: n; None: 50 per coordinate, up to 100, where there are at most 10 coordinates, else 20. bandwidth: h, or
+    None for the median of |u_i - u_j|^2 over pairs divided by log(n + 1), anew at each step. steps, learning_rate: of
+    the optimiser, "adam" or "adagrad"; the rate is held for the first half of the steps and falls linearly to a
+    hundredth of it over the second. batch_size: rows per step, the likelihood then scaled by N / batch_size; None takes
+    all rows. start: None for draws from the prior (weight tensors shrunk to a size at which networks train), a
+    posterior for draws from it, a dict of constrained values, or a method, fitted once per particle with a seed of its
+    own. jitter: standard deviation of the noise that sets apart starting points that coincide.
+
+    history: "loss", the mean of -log p(u_i, D) over the particles per step. figures: "converged" (0 or 1: the loss was
+    on a plateau when the learning rate began to fall; 0 where the curvature at a particle, for up to 300 coordinates,
+    has a condition number above 1e4 with each coordinate in units of its own, for the kernel has one bandwidth for all
+    directions) and the last "bandwidth". The draws of the posterior are the particles, (1, n).
+
+    Raises
+    ------
+    DivergenceError: the loss left the finite numbers. UnsupportedError: a parameter without a prior; mini-batches of a
+    model whose rows cannot be taken apart.
+    """
+
+    particles: int | None = None
+    steps: int = 5_000
+    learning_rate: float = 0.02
+    optimiser: str = "adam"
+    bandwidth: float | None = None
+    batch_size: int | None = None
+    start: Start = None
+    jitter: float = 0.1
+
+    finds_centre: ClassVar[bool] = False
+
+    def check(self) -> None:
+        if self.particles is not None:
+            check_whole(self.name, "particles", self.particles, 1, "20, or None")
+        check_whole(self.name, "steps", self.steps, 1, "5_000")
+        check_within(self.name, "learning_rate", self.learning_rate, 0, math.inf, "0.02")
+        check_within(self.name, "jitter", self.jitter, 0, math.inf, "0.1")
+        if self.optimiser not in OPTIMISERS:
+            raise unknown_name("optimiser", self.optimiser, OPTIMISERS)
+        if self.bandwidth is not None:
+            check_within(self.name, "bandwidth", self.bandwidth, 0, math.inf, "None, for the median")
+        if self.batch_size is not None:
+            check_whole(self.name, "batch_size", self.batch_size, 1, "128, or None for all rows")
+
+    def count(self, size: int) -> int:
+        """n for so many coordinates."""
+        if self.particles is not None:
+            return self.particles
+        return FEW if size > SMALL else int(np.clip(EACH * size, FEW, MANY))
+
+    @property
+    def weakness(self) -> str:
+        return (
+            "In many dimensions particles repel each other too little: variances are too small, the more so the fewer "
+            "particles there are. By default they show 0.94 of the variance of a standard normal in one dimension, "
+            "0.79 in four, 0.14 in twenty."
+        )
+
+    def effort(self, size: Size) -> Effort:
+        count = self.count(size.parameters)
+        found = Effort.exactly(
+            self.steps * count * size.share(self.batch_size),
+            together=count,
+            operations=4.0 * self.steps * count**2 * size.parameters,
+        )
+        return found.after(effort_of_start(self.start, size, count))
+
+    def run(self, problem: Problem, progress: Progress) -> Outcome:
+        watch = Stopwatch()
+        refuse_free_parameters(self.name, problem)
+        batch = rows_per_step(self.name, problem, self.batch_size)
+        program, system = problem.program, problem.system
+        scale = 1.0 if batch is None else problem.rows / batch
+
+        def loss(flat: Any, x: Any, y: Any) -> Any:
+            return -program.log_joint(program.unravel(flat), x, y, scale)
+
+        evaluated = system.vmap(system.value_and_grad(loss), in_axes=(0, None, None))
+
+        def rule(state: State, told: Mapping[str, Any], x: Any, y: Any, _: Any) -> tuple[State, Any]:
+            values, gradients = evaluated(state["particles"], x, y)
+            direction = stein_direction(state["particles"], -gradients, self.bandwidth)
+            return self._ascend(state, direction, told), values.mean()
+
+        particles = self._start(problem, progress)
+        arrived = walk(
+            problem,
+            rule,
+            {
+                "particles": particles,
+                "first": np.zeros_like(particles),
+                "second": np.zeros_like(particles),
+            },
+            {
+                "rate": schedule(self.learning_rate, self.steps, FINAL),
+                "step": 1.0 + np.arange(self.steps),
+            },
+            batch=batch,
+            progress=progress,
+            title=self.name,
+            advice=f"learning_rate={self.learning_rate / 10:g}, start=MAP(), or standardise=True",
+        )
+        particles = arrived.state["particles"]
+        converged = settled(arrived.losses, self.steps)
+        found = [] if converged else [unsettled_warning(self.name, self.steps, self.learning_rate)]
+        scaling = conditioning(problem, particles[0])
+        if scaling is not None and scaling.number > BAD:
+            converged = False
+            found.append(
+                f"{self.name} has not converged: its kernel has one bandwidth for all directions. {scaling.said()}"
+            )
+        return Outcome(
+            approximation=Particles(
+                {name: np.array(value) for name, value in program.unravel(particles).items()}
+            ),
+            history={"loss": arrived.losses},
+            compile_seconds=arrived.compile_seconds,
+            run_seconds=watch() - arrived.compile_seconds,
+            gradient_evaluations=self.steps * len(particles) / scale,
+            warnings=(*found, *self._collapse(len(particles), program.parameter_count)),
+            figures={
+                "converged": float(converged),
+                "bandwidth": float(self.bandwidth or median_bandwidth(particles)),
+            },
+        )
+
+    def _ascend(self, state: State, direction: Any, told: Mapping[str, Any]) -> State:
+        if self.optimiser == "adam":
+            step, moments = adam(state, direction, told["step"])
+        else:
+            moments = {"first": state["first"], "second": state["second"] + direction**2}
+            step = direction / (ops.sqrt(moments["second"]) + 1e-8)
+        return {"particles": state["particles"] + told["rate"] * step, **moments}
+
+    def _collapse(self, count: int, size: int) -> tuple[str, ...]:
+        """What is said where there are no more particles than dimensions."""
+        if count > size or count == 1:
+            return ()
+        shown = math.log(count + 1) * (count - 1) / (count * size)
+        return (
+            f"SVGD with {count} particles in {size} dimensions: the variances of so few particles are too small (of a "
+            f"standard normal they would show {shown:.2g} of 1), so read the spread as that of an ensemble; try more "
+            "particles, SVI() or NUTS()",
+        )
+
+    def _start(self, problem: Problem, progress: Progress) -> np.ndarray:
+        """Starting points (n, P), no two the same."""
+        count = self.count(problem.program.parameter_count)
+        points = resolve_start(problem, self.start, progress, count=count)
+        if self.start is None:
+            points = [{name: _trainable(value) for name, value in point.items()} for point in points]
+        rng = np.random.default_rng(site_seed("svgd jitter", problem.seed))
+        flat: list[np.ndarray] = []
+        seen: set[bytes] = set()
+        for point in points:
+            one = np.concatenate([np.ravel(point[name]) for name in problem.program.sites]).astype(float)
+            if one.tobytes() in seen:
+                one = one + self.jitter * rng.standard_normal(one.shape)
+            seen.add(one.tobytes())
+            flat.append(one)
+        return np.stack(flat)
+
+
+def _trainable(value: np.ndarray) -> np.ndarray:
+    """A draw of a weight tensor, shrunk where its root mean square exceeds fan_in^(-1/2): larger ones saturate."""
+    if np.ndim(value) == 0:
+        return np.asarray(value)
+    fan_in = int(np.prod(value.shape[:-1])) if value.ndim > 1 else 1
+    size = float(np.sqrt(np.mean(value**2)))
+    return value * min(1.0, fan_in**-0.5 / size) if size > 0 else value
+
+
+# --- the direction, over ops ----------------------------------------------------------------------
+
+
+def stein_direction(particles: Any, gradients: Any, bandwidth: float | None = None) -> Any:
+    """phi (n, P) of particles (n, P) with the gradients (n, P) of the log density there.
+
+    With K_ij = k(u_i, u_j), phi = [K g + 2/h (diag(K 1) u - K u)] / n. bandwidth: h; None: `median_bandwidth`.
+    """
+    count = particles.shape[0]
+    if count == 1:
+        return gradients
+    # Differences alone matter; about the mean they keep their digits.
+    about = particles - particles.mean(0)
+    squared = _squared_distances(about)
+    h = _median_of_pairs(squared) / math.log(count + 1) if bandwidth is None else bandwidth
+    kernel = ops.exp(-squared / h)
+    repulsion = kernel.sum(1)[:, None] * about - kernel @ about
+    return (kernel @ gradients + (2.0 / h) * repulsion) / count
+
+
+def median_bandwidth(particles: Any) -> Any:
+    """The median of |u_i - u_j|^2 over pairs i < j, divided by log(n + 1); 1 for a single particle."""
+    count = particles.shape[0]
+    if count == 1:
+        return 1.0
+    return _median_of_pairs(_squared_distances(particles - particles.mean(0))) / math.log(count + 1)
+
+
+def _squared_distances(particles: Any) -> Any:
+    products = particles @ particles.T
+    norms = ops.einsum("ii->i", products)
+    return norms[:, None] + norms[None, :] - 2.0 * products
+
+
+def _median_of_pairs(squared: Any) -> Any:
+    upper = np.triu_indices(squared.shape[0], 1)
+    return ops.namespace(squared).quantile(squared[upper], 0.5)

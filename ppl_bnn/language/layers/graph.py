@@ -1,0 +1,122 @@
+"""Layers on a graph: rows that read their neighbours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.core.errors import ModelError, message
+from ppl_bnn.language import ops
+from ppl_bnn.language.layers.basic import weight_and_bias, whole
+from ppl_bnn.language.primitives import coupled, linear
+from ppl_bnn.language.priors import Prior
+
+
+def graph_conv(
+    name: str,
+    x: Any,
+    width: int,
+    adjacency: Any = None,
+    edges: Any = None,
+    prior: Prior | None = None,
+    bias: bool | Prior = True,
+) -> Any:
+    """The graph convolution of Kipf and Welling (2017): a node and its neighbours added up, then a linear map.
+
+        result = D^(-1/2) (A + 1) D^(-1/2) x W + b,   D the diagonal of the sums of rows of A + 1.
+
+    Samples `name.weight` (F, width) and `name.bias` (width,) from `prior` (default N(0, 1 / F)); `bias` is True, False,
+    or a prior of its own. Says `coupled()`: rows interact, so there are no mini-batches and no predictions in chunks,
+    and a prediction is about all nodes of the graph that it is given.
+
+    The graph is undirected, and comes in one of two ways. adjacency: A (N, N), symmetric, not negative, zeros on the
+    diagonal; it has a row for each node, so that it may come with the data, x = {"features": ..., "adjacency": ...}.
+    edges: (E, 2) whole numbers in NumPy, each edge once in either direction, known when the model is written (bind them
+    by functools.partial); takes memory in proportion to E in place of N^2.
+
+    x: (N, F), a row for each node; result (N, width).
+    """
+    word = f"graph_conv({name!r})"
+    width = whole(word, "width", width, 16)
+    shape = tuple(int(size) for size in x.shape)
+    if len(shape) != 2:
+        raise ModelError(
+            f"{word}: " + message("features (N, F), a row for each node", f"shape {shape}", "x[:, None]")
+        )
+    if (adjacency is None) == (edges is None):
+        came = "neither" if edges is None else "both"
+        raise ModelError(f"{word}: " + message("either adjacency or edges", came, "adjacency=x['adjacency']"))
+    weight, offset = weight_and_bias(word, name, (shape[1], width), shape[1], prior, bias)
+    coupled()
+    if edges is None:
+        _check_adjacency(word, adjacency, shape[0])
+        matrix = ops.in_floats(adjacency, like=x)
+        scale = (1.0 + ops.sum(matrix, -1))[:, None] ** -0.5
+        scaled = scale * x
+        total = scale * (ops.matmul(matrix, scaled) + scaled)
+    else:
+        checked = _checked_edges(word, edges, shape[0])
+        # Every edge in both directions.
+        giving, taking = np.concatenate([checked, checked[:, ::-1]]).T
+        degrees = 1.0 + np.bincount(taking, minlength=shape[0])
+        scale = ops.in_floats(degrees[:, None] ** -0.5, like=x)
+        scaled = scale * x
+        total = scale * (ops.segment_sum(scaled[giving], taking, shape[0]) + scaled)
+    return linear(name, total, weight, offset)
+
+
+def _check_adjacency(word: str, adjacency: Any, nodes: int) -> None:
+    shape = tuple(getattr(adjacency, "shape", ()))
+    if shape != (nodes, nodes):
+        raise ModelError(
+            f"{word}: "
+            + message(f"an adjacency of shape {(nodes, nodes)}", f"shape {shape}", "all nodes at once")
+        )
+    seen = ops.concrete(adjacency)
+    if seen is None:
+        return
+    for wrong, came in (
+        (bool((seen < 0).any()), "a negative one"),
+        (bool((seen != seen.T).any()), "one that is not symmetric"),
+        (bool(np.diag(seen).any()), "an edge from a node to itself"),
+    ):
+        if wrong:
+            raise ModelError(
+                f"{word}: "
+                + message(
+                    "a symmetric adjacency, not negative, with zeros on the diagonal",
+                    came,
+                    "np.maximum(A, A.T)",
+                )
+            )
+
+
+def _checked_edges(word: str, edges: Any, nodes: int) -> np.ndarray:
+    """Edges (E, 2), each once, between different nodes that are there."""
+    seen = edges if isinstance(edges, np.ndarray) else ops.concrete(edges)
+    if seen is None or seen.ndim != 2 or seen.shape[1] != 2 or seen.dtype.kind not in "iu":
+        came = (
+            "an array whose numbers cannot be seen" if seen is None else f"{seen.dtype} of shape {seen.shape}"
+        )
+        raise ModelError(
+            f"{word}: " + message("edges (E, 2), whole numbers in NumPy", came, "np.array([[0, 1]])")
+        )
+    if len(seen) and (seen.min() < 0 or seen.max() >= nodes):
+        raise ModelError(
+            f"{word}: "
+            + message(
+                f"edges between nodes 0..{nodes - 1}", f"{seen.min()}..{seen.max()}", "all nodes as rows"
+            )
+        )
+    ends = np.sort(seen.astype(np.int64), 1)
+    if (ends[:, 0] == ends[:, 1]).any() or len(np.unique(ends, axis=0)) < len(ends):
+        raise ModelError(
+            f"{word}: "
+            + message(
+                "each edge once, between two nodes",
+                "an edge twice (perhaps in both directions) or from a node to itself",
+                "np.unique(np.sort(edges, 1), axis=0)",
+            )
+        )
+    return ends

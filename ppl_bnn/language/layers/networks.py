@@ -1,0 +1,206 @@
+"""Networks: layers in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ppl_bnn.core.errors import ModelError, message
+from ppl_bnn.language import ops
+from ppl_bnn.language.layers.attention import transformer_block
+from ppl_bnn.language.layers.basic import (
+    conv1d,
+    conv2d,
+    dense,
+    embedding,
+    filter_response_norm,
+    images,
+    layer_norm,
+    learned_positions,
+    residual_block,
+    sequence_mask,
+    sequence_shape,
+    whole,
+)
+from ppl_bnn.language.layers.recurrent import lstm
+from ppl_bnn.language.priors import Prior
+
+
+def mlp(
+    x: Any,
+    widths: Sequence[int],
+    activation: str | Callable[[Any], Any] = "relu",
+    prior: Prior | Sequence[Prior] | None = None,
+    bias: bool | Prior | Sequence[bool | Prior] = True,
+) -> Any:
+    """A multi-layer perceptron; the last of `widths` is the number of outputs.
+
+    Layers are named `hidden0`, `hidden1`, ..., `output`. `prior` is one prior for all layers or a list of one per
+    layer. `bias` is True, False, or a prior of its own, for all layers or a list of one per layer. With a single width
+    it is the linear model. x: (N, features); result (N, widths[-1]).
+    """
+    if not isinstance(widths, Iterable) or not (widths := list(widths)):
+        raise ModelError("mlp: " + message("a list of at least one width", repr(widths), "[50, 1]"))
+    priors = _for_each_layer(len(widths), prior, "priors", "one prior")
+    biases = _for_each_layer(len(widths), bias, "biases", "one of True, False or a prior")
+    nonlinearity = ops.activation(activation)
+    for layer, width in enumerate(widths[:-1]):
+        x = nonlinearity(dense(f"hidden{layer}", x, width, priors[layer], biases[layer]))
+    return dense("output", x, widths[-1], priors[-1], biases[-1])
+
+
+def _for_each_layer(layers: int, given: Any, what: str, one: str) -> list[Any]:
+    """What each layer is given: a list has one for each of them, anything else is for all."""
+    each = list(given) if isinstance(given, list | tuple) else [given] * layers
+    if len(each) != layers:
+        raise ModelError(
+            "mlp: " + message(f"{layers} {what}, one per layer", str(len(each)), f"{one} for all layers")
+        )
+    return each
+
+
+def cnn(
+    x: Any,
+    channels: Sequence[int],
+    widths: Sequence[int],
+    kernel: ops.Pair = 3,
+    activation: str | Callable[[Any], Any] = "relu",
+    prior: Prior | None = None,
+    bias: bool | Prior = True,
+    pool: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Convolutions with pooling, then a multi-layer perceptron; the last of `widths` is the number of outputs.
+
+    Each of `channels` is a convolution "same" `conv0`, `conv1`, ..., its activation, and `pool`, by default the maximum
+    over windows of 2; then places and channels side by side, and `mlp(x, widths)`.
+
+    x: (N, H, W, C), sequences (N, T, C), or rows of pixels (N, F), see `images`; result (N, widths[-1]).
+    """
+    channels, x = _several("cnn", "channels", channels), images(x)
+    nonlinearity = ops.activation(activation)
+    convolve: Any = conv1d if len(x.shape) == 3 else conv2d
+    for layer, width in enumerate(channels):
+        x = nonlinearity(convolve(f"conv{layer}", x, width, kernel, prior=prior, bias=bias))
+        x = ops.max_pool(x, 2) if pool is None else pool(x)
+    return mlp(x.reshape(x.shape[0], -1), widths, activation, prior, bias)
+
+
+def resnet(
+    x: Any,
+    channels: Sequence[int],
+    outputs: int,
+    blocks: int = 1,
+    kernel: ops.Pair = 3,
+    activation: str | Callable[[Any], Any] | None = None,
+    prior: Prior | None = None,
+    bias: bool | Prior = True,
+) -> Any:
+    """A residual network with filter response normalisation (He et al. 2016; Singh and Krishnan 2020).
+
+    A convolution `stem` with its normalisation `stem.norm`; for each of `channels` as many residual blocks as `blocks`
+    says, `stage0.block0`, ..., the first of a later stage with stride 2; the mean over all places; and the
+    layer `output`. activation: as in `residual_block`, by default thresholds of its own. A network of 6 b + 2 layers as
+    for CIFAR-10 has channels (16, 32, 64) and b blocks. `bias` is that of the last layer.
+
+    x: (N, H, W, C), sequences (N, T, C), or rows of pixels (N, F), see `images`; result (N, outputs).
+    """
+    channels, x = _several("resnet", "channels", channels), images(x)
+    blocks = whole("resnet", "blocks", blocks, 3)
+    nonlinearity = None if activation is None else ops.activation(activation)
+    convolve: Any = conv1d if len(x.shape) == 3 else conv2d
+    x = convolve("stem", x, channels[0], kernel, prior=prior, bias=False)
+    x = filter_response_norm("stem.norm", x, threshold=nonlinearity is None)
+    x = x if nonlinearity is None else nonlinearity(x)
+    for stage, width in enumerate(channels):
+        for block in range(blocks):
+            stride = 2 if stage > 0 and block == 0 else 1
+            x = residual_block(f"stage{stage}.block{block}", x, width, kernel, stride, activation, prior)
+    places = x.reshape(x.shape[0], -1, x.shape[-1])
+    return dense("output", ops.mean(places, 1), outputs, prior, bias)
+
+
+def lstm_classifier(
+    x: Any,
+    size: int | None,
+    width: int,
+    outputs: int,
+    prior: Prior | None = None,
+    bias: bool | Prior = True,
+    mask: Any = None,
+) -> Any:
+    """A long short-term memory over symbols, or over features, and a layer on its last state.
+
+    Names: for symbols the `embedding` (size, width), which has the prior of its layer; `lstm` and `output`, which have
+    `prior`. Without `size` features enter as they are, and of images, or rows of pixels (see `images`), each row of the
+    image is a step. mask: (N, T), true where a step is there.
+
+    x: whole numbers 0..size-1, (N, T); or features (N, T, C), images (N, H, W, C) or rows of pixels (N, F) without
+    `size`; result (N, outputs).
+    """
+    if size is None:
+        h = images(x)
+        h = h if len(h.shape) == 3 else h.reshape((h.shape[0], h.shape[1], -1))
+    else:
+        h = embedding("embedding", x, size, width)
+    states = lstm("lstm", h, width, prior, bias, mask)
+    return dense("output", states[:, -1], outputs, prior, bias)
+
+
+def transformer(
+    x: Any,
+    outputs: int,
+    width: int,
+    heads: int,
+    blocks: int = 1,
+    size: int | None = None,
+    prior: Prior | None = None,
+    bias: bool | Prior = True,
+    mask: Any = None,
+    causal: bool = False,
+    patch: ops.Pair | None = None,
+) -> Any:
+    """A transformer over a sequence, and a layer on the mean of what leaves it.
+
+    Vectors of `width` for symbols (an `embedding` with `size` rows) or, without `size`, from features by a dense layer
+    of that name; plus `positions`; `block0`, `block1`, ...; a last `norm`; the mean over positions; and `output`.
+    Tables have the priors of their layers, all else `prior`. mask, causal: as in `bnn.attention`; the mean is over what
+    is there.
+
+    patch: images are cut into patches of that size, the positions of the sequence, row after row; their pixels are its
+    features (Dosovitskiy et al. 2021). Zeros fill what is missing at the border.
+
+    x: whole numbers 0..size-1, (N, T), or features (N, T, C); with `patch` images (N, H, W, C) or rows of pixels
+    (N, F), see `images`; result (N, outputs).
+    """
+    if patch is not None:
+        if size is not None:
+            raise ModelError(
+                "transformer: "
+                + message("either symbols or patches", f"size={size!r} and patch={patch!r}", "size=None")
+            )
+        x = ops.patches(images(x), patch, patch, "same")
+        x = x.reshape((x.shape[0], -1, x.shape[-1]))
+    if size is None:
+        sequence_shape("transformer", x)
+        h = dense("embedding", x, width, prior, bias)
+    else:
+        h = embedding("embedding", x, size, width)
+    h = learned_positions("positions", h)
+    for block in range(whole("transformer", "blocks", blocks, 2)):
+        h = transformer_block(f"block{block}", h, heads, prior=prior, bias=bias, mask=mask, causal=causal)
+    h = layer_norm("norm", h)
+    present = sequence_mask("transformer", mask, h)
+    if present is None:
+        mean = ops.mean(h, 1)
+    else:
+        there = ops.in_floats(present, like=h)[..., None]
+        mean = ops.sum(h * there, 1) / ops.sum(there, 1)
+    return dense("output", mean, outputs, prior, bias)
+
+
+def _several(word: str, what: str, sizes: Any) -> list[int]:
+    if not isinstance(sizes, Iterable) or not (sizes := list(sizes)):
+        raise ModelError(
+            f"{word}: " + message(f"a list of at least one number of {what}", repr(sizes), "[16, 32]")
+        )
+    return sizes

@@ -1,0 +1,65 @@
+"""What a likelihood is given: its parameters, f and y, checked before anything is computed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.core.errors import InputError, ModelError, message
+
+
+def check_targets(
+    likelihood: str, f: tuple[int, ...], y: tuple[int, ...] | None, wanted: tuple[int, ...]
+) -> None:
+    if y is None or y == wanted:
+        return
+    advice = "y[:, 0]" if len(y) == 2 and y[1] == 1 and len(wanted) == 1 else f"targets of shape {wanted}"
+    raise ModelError(
+        f"{likelihood}: " + message(f"y of shape {wanted} for f of shape {f}", f"y of shape {y}", advice)
+    )
+
+
+def check_positive(likelihood: str, name: str, value: Any) -> None:
+    """Refuse plain numbers that are not positive; a sampled value is an array, and a form has none."""
+    if isinstance(value, int | float) and not 0 < value < math.inf:
+        raise InputError(
+            f"likelihoods.{likelihood}: " + message(f"a positive {name}", repr(value), f"{name}=1.0")
+        )
+
+
+def is_known(value: Any) -> bool:
+    """A plain number. A draw of a sampled one may come as a number of NumPy, and is not known."""
+    return isinstance(value, int | float) and not isinstance(value, np.generic)
+
+
+def check_one_or_each(likelihood: str, name: str, value: Any, f: tuple[int, ...]) -> None:
+    shape = tuple(getattr(value, "shape", ()))
+    if shape not in ((), f[1:]):
+        raise ModelError(
+            f"{likelihood}: "
+            + message(
+                f"one {name}, or one per output, {f[1:]}", f"{name} of shape {shape}", f"a number as {name}"
+            )
+        )
+
+
+def check_counts(likelihood: str, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
+    if f[1] != 1:
+        raise ModelError(
+            f"{likelihood}: "
+            + message("one network output, the log rate", f"f of shape {f}", "f[:, :1], one count per row")
+        )
+    check_targets(likelihood, f, y, f[:1])
+
+
+def check_count_values(likelihood: str, y: np.ndarray) -> None:
+    wrong = y[(y < 0) | (np.floor(y) != y)]
+    if len(wrong):
+        raise InputError(
+            "y: "
+            + message(
+                f"counts 0, 1, 2, ... for likelihoods.{likelihood}", f"{wrong[0]:g}", "whole numbers from 0"
+            )
+        )

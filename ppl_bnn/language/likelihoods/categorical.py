@@ -1,0 +1,214 @@
+"""Two classes, several, and several in an order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.core.errors import InputError, ModelError, message
+from ppl_bnn.language import distributions as dist
+from ppl_bnn.language import ops
+from ppl_bnn.language.distributions import Distribution
+from ppl_bnn.language.likelihoods.arguments import check_targets
+from ppl_bnn.language.likelihoods.formulas import one_minus_exp
+
+
+@dataclass(frozen=True)
+class Bernoulli:
+    """P(y = 1) = sigmoid(f), f of shape (N, 1), y of shape (N,) with values 0 and 1. eta = f, Fisher p (1 - p)."""
+
+    task = "classification"
+
+    @property
+    def form(self) -> Bernoulli:
+        return self
+
+    def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
+        if f[1] != 1:
+            raise ModelError(
+                "Bernoulli: "
+                + message(
+                    "one network output", f"f of shape {f}", "likelihoods.Categorical() for several classes"
+                )
+            )
+        check_targets("Bernoulli", f, y, f[:1])
+
+    def distribution(self, f: Any) -> Distribution:
+        return dist.distribution("Bernoulli", f[:, 0])
+
+    def predictor(self, f: Any) -> Any:
+        return f
+
+    def fisher(self, eta: Any) -> Any:
+        p = ops.sigmoid(eta)
+        return ops.diagonal_matrix(p * (1.0 - p))
+
+    def fisher_root(self, eta: Any) -> Any:
+        # sigmoid(-eta) keeps its digits where 1 - p has none left.
+        return ops.diagonal_matrix(ops.sqrt(ops.sigmoid(eta) * ops.sigmoid(-eta)))
+
+    def score(self, eta: Any, y: Any) -> Any:
+        return y[:, None] - ops.sigmoid(eta)
+
+    def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
+        return "Bernoulli", {"probs": ops.sigmoid(eta[..., 0])}
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """P(y = k) = softmax(f)_k, f of shape (N, C), y (N,) with labels 0..C-1. eta = f, Fisher diag(p) - p p'."""
+
+    task = "classification"
+
+    @property
+    def form(self) -> Categorical:
+        return self
+
+    def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
+        if f[1] < 2:
+            raise ModelError(
+                "Categorical: "
+                + message("at least two network outputs", f"f of shape {f}", "likelihoods.Bernoulli()")
+            )
+        check_targets("Categorical", f, y, f[:1])
+
+    def distribution(self, f: Any) -> Distribution:
+        return dist.distribution("Categorical", f)
+
+    def predictor(self, f: Any) -> Any:
+        return f
+
+    def fisher(self, eta: Any) -> Any:
+        p = ops.softmax(eta)
+        return ops.diagonal_matrix(p) - p[..., :, None] * p[..., None, :]
+
+    def fisher_root(self, eta: Any) -> Any:
+        # Column c is sqrt(p_c) (e_c - p): the scores of all classes, each weighted with its probability.
+        p = ops.softmax(eta)
+        root = ops.sqrt(p)
+        return ops.diagonal_matrix(root) - p[..., :, None] * root[..., None, :]
+
+    def score(self, eta: Any, y: Any) -> Any:
+        observed = y[:, None] == ops.asarray(list(range(eta.shape[-1])), like=y)
+        return observed * ops.ones_like(eta) - ops.softmax(eta)
+
+    def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
+        return "Categorical", {"probs": ops.softmax(eta)}
+
+
+@dataclass(frozen=True)
+class Ordinal:
+    """Ordered classes by cumulative logits: P(y <= k) = sigmoid(c_k - f), k = 0..C-2 (McCullagh 1980).
+
+    cut_points: c, C - 1 increasing numbers (known), or sampled ones, as `priors.CutPoints` gives them. f of shape
+    (N, 1), y (N,) with labels 0..C-1 in their order. Nothing else should
+    shift f by a constant: cut points do.
+
+    eta = (f, c_0, log(c_1 - c_0), ..., log(c_(C-2) - c_(C-3))), D = C, in which every point is in order. With p_k the
+    probabilities, the Fisher information is sum_k p_k (grad log p_k) (grad log p_k)', that of a multinomial
+    distribution, through the thresholds. A prediction is of classes, `Categorical`.
+    """
+
+    cut_points: Any
+    classes: int | None = None
+    task = "classification"
+
+    def __post_init__(self) -> None:
+        given = self.cut_points
+        if given is None:
+            return
+        if isinstance(given, list | tuple):
+            given = np.asarray(given, dtype=float)
+            object.__setattr__(self, "cut_points", given)
+        shape = tuple(getattr(given, "shape", ()))
+        if len(shape) != 1 or shape[0] < 1:
+            raise InputError(
+                "likelihoods.Ordinal: "
+                + message("cut points of shape (C - 1,)", f"shape {shape}", "priors.CutPoints()('cuts', C)")
+            )
+        if isinstance(given, np.ndarray) and not (np.isfinite(given).all() and (np.diff(given) > 0).all()):
+            raise InputError(
+                "likelihoods.Ordinal: "
+                + message("finite cut points that increase", str(given.tolist()), "sorting them")
+            )
+        if self.classes not in (None, shape[0] + 1):
+            raise InputError(
+                "likelihoods.Ordinal: "
+                + message(
+                    f"{shape[0] + 1} classes for {shape[0]} cut points", repr(self.classes), "leaving it out"
+                )
+            )
+        object.__setattr__(self, "classes", shape[0] + 1)
+
+    @property
+    def form(self) -> Ordinal:
+        return Ordinal(None, self.classes)
+
+    def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
+        if f[1] != 1:
+            raise ModelError(
+                "Ordinal: "
+                + message(
+                    "one network output",
+                    f"f of shape {f}",
+                    "likelihoods.Categorical() for classes without order",
+                )
+            )
+        check_targets("Ordinal", f, y, f[:1])
+
+    def distribution(self, f: Any) -> Distribution:
+        return dist.distribution("Categorical", self._log_probabilities(self.predictor(f)))
+
+    def predictor(self, f: Any) -> Any:
+        cuts = ops.asarray(self.cut_points, like=f)
+        ordered = ops.concatenate([cuts[:1], ops.log(cuts[1:] - cuts[:-1])])
+        return ops.concatenate([f, ops.broadcast_to(ordered, (int(f.shape[0]), int(cuts.shape[0])))])
+
+    @staticmethod
+    def _parts(eta: Any) -> tuple[Any, Any]:
+        """(c - f, the gaps between cut points), (..., C - 1) and (..., C - 2)."""
+        gaps = ops.exp(eta[..., 2:])
+        return ops.cumsum(ops.concatenate([eta[..., 1:2] - eta[..., :1], gaps])), gaps
+
+    def _log_probabilities(self, eta: Any) -> Any:
+        """(..., C). sigmoid(a) - sigmoid(b) = sigmoid(a) sigmoid(-b) (1 - exp(b - a)), which does not cancel."""
+        above, gaps = self._parts(eta)
+        lower, upper = above[..., :-1], above[..., 1:]
+        middle = ops.log(one_minus_exp(gaps)) - ops.softplus(-upper) - ops.softplus(lower)
+        return ops.concatenate([-ops.softplus(-above[..., :1]), middle, -ops.softplus(above[..., -1:])])
+
+    def _scores(self, eta: Any) -> Any:
+        """(N, D, C): the gradients of log p_k in eta, for each class."""
+        above, gaps = self._parts(eta)
+        gap = one_minus_exp(gaps)
+        at, beyond = ops.softplus(-above), ops.softplus(above)
+        # d log p_k / d c_k for k = 0..C-2, and d log p_(k+1) / d c_k.
+        up = ops.concatenate([ops.exp(-beyond[:, :1]), ops.exp(beyond[:, :-1] - beyond[:, 1:]) / gap])
+        down = ops.concatenate([ops.exp(at[:, 1:] - at[:, :-1]) / gap, ops.exp(-at[:, -1:])])
+        none = ops.zeros_like(above)[:, :, None]
+        cuts = ops.concatenate([ops.diagonal_matrix(up), none]) - ops.concatenate(
+            [none, ops.diagonal_matrix(down)]
+        )
+        # A gap moves all cut points above it.
+        later = ops.asarray(np.triu(np.ones((above.shape[-1],) * 2)), like=eta)
+        unit = ops.concatenate([ops.ones_like(above[:, :1]), gaps])
+        cuts = unit[:, :, None] * ops.einsum("jk,nkc->njc", later, cuts)
+        p, end = ops.sigmoid(above), ops.ones_like(above)[:, :1]
+        f = ops.concatenate([p, end]) + ops.concatenate([0.0 * end, p]) - 1.0
+        return ops.concatenate([f[:, None, :], cuts], -2)
+
+    def fisher(self, eta: Any) -> Any:
+        root = self.fisher_root(eta)
+        return ops.einsum("nic,njc->nij", root, root)
+
+    def fisher_root(self, eta: Any) -> Any:
+        return self._scores(eta) * ops.exp(0.5 * self._log_probabilities(eta))[:, None, :]
+
+    def score(self, eta: Any, y: Any) -> Any:
+        seen = y[:, None] == ops.asarray(list(range(eta.shape[-1])), like=y)
+        return ops.einsum("ndc,nc->nd", self._scores(eta), seen * ops.ones_like(eta))
+
+    def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
+        return "Categorical", {"probs": ops.exp(self._log_probabilities(eta))}

@@ -1,0 +1,156 @@
+"""Noise with heavier tails than a normal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ppl_bnn.language import ops
+from ppl_bnn.language.distributions import Distribution
+from ppl_bnn.language.likelihoods.arguments import check_one_or_each, check_positive, check_targets, is_known
+from ppl_bnn.language.likelihoods.formulas import (
+    diagonal_blocks,
+    location_scale,
+    log_columns,
+    normal_parameters,
+    not_negative,
+    special,
+)
+
+
+@dataclass(frozen=True)
+class StudentT:
+    """y = f + scale * t_df, independently over rows and outputs: rows far from all others count for little.
+
+    df: degrees of freedom, a positive number (known), or a sampled value: a scalar, or one per output (K,). scale: as
+    the noise of `Gaussian`; the standard deviation is scale sqrt(df / (df - 2)), for df > 2. y is (N,) for K = 1, else
+    (N, K).
+
+    eta = (f, log scale), and (f, log scale, log df) where df is sampled. With n = df and s = scale, for each output,
+
+        F(f, f) = (n + 1) / ((n + 3) s^2),     F(log s, log s) = 2 n / (n + 3),
+        F(log s, log n) = -2 n / ((n + 1) (n + 3)),
+        F(log n, log n) = n^2 / 4 [psi'(n / 2) - psi'((n + 1) / 2)] - n (n + 5) / (2 (n + 1) (n + 3)),
+
+    and zero elsewhere (Lange, Little and Taylor 1989), psi' being the trigamma function. The Hessian of -log p is
+    negative in f where |y - f| > s sqrt(n).
+    """
+
+    df: Any = 4.0
+    scale: Any = 1.0
+    task = "regression"
+
+    def __post_init__(self) -> None:
+        check_positive("StudentT", "df", self.df)
+        check_positive("StudentT", "scale", self.scale)
+
+    @property
+    def form(self) -> StudentT:
+        return StudentT(self.df if is_known(self.df) else None, None)
+
+    def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
+        check_one_or_each("StudentT", "df", self.df, f)
+        check_one_or_each("StudentT", "scale", self.scale, f)
+        check_targets("StudentT", f, y, f[:1] if f[1] == 1 else f)
+
+    def distribution(self, f: Any) -> Distribution:
+        return location_scale("StudentT", f, (self.df,), self.scale)
+
+    def predictor(self, f: Any) -> Any:
+        columns = [f, log_columns(self.scale, f)]
+        if not is_known(self.df):
+            columns.append(log_columns(self.df, f))
+        return ops.concatenate(columns)
+
+    def _parts(self, eta: Any) -> tuple[Any, Any, Any]:
+        """(f, scale, df), each (..., K)."""
+        if is_known(self.df):
+            outputs = eta.shape[-1] // 2
+            f, log_scale = eta[..., :outputs], eta[..., outputs:]
+            return f, ops.exp(log_scale), self.df * ops.ones_like(f)
+        outputs = eta.shape[-1] // 3
+        f, log_scale, log_df = (eta[..., k * outputs : (k + 1) * outputs] for k in range(3))
+        return f, ops.exp(log_scale), ops.exp(log_df)
+
+    def fisher(self, eta: Any) -> Any:
+        root = self.fisher_root(eta)
+        return ops.einsum("nic,njc->nij", root, root)
+
+    def fisher_root(self, eta: Any) -> Any:
+        _, scale, df = self._parts(eta)
+        of_f = ops.sqrt((df + 1.0) / (df + 3.0)) / scale
+        of_scale = ops.sqrt(2.0 * df / (df + 3.0))
+        if is_known(self.df):
+            return ops.diagonal_matrix(ops.concatenate([of_f, of_scale]))
+        none = ops.zeros_like(df)
+        both = -2.0 * df / ((df + 1.0) * (df + 3.0))
+        halves = special("trigamma", 0.5 * df) - special("trigamma", 0.5 * (df + 1.0))
+        of_df = 0.25 * df**2 * halves - 0.5 * df * (df + 5.0) / ((df + 1.0) * (df + 3.0))
+        # Where df is large the two terms agree in all their digits.
+        rest = ops.sqrt(not_negative(of_df - (both / of_scale) ** 2))
+        return diagonal_blocks([[of_f, none, none], [none, of_scale, none], [none, both / of_scale, rest]])
+
+    def score(self, eta: Any, y: Any) -> Any:
+        f, scale, df = self._parts(eta)
+        z = (y.reshape(tuple(f.shape)) - f) / scale
+        share = z**2 / (df + z**2)
+        columns = [(df + 1.0) * z / ((df + z**2) * scale), (df + 1.0) * share - 1.0]
+        if not is_known(self.df):
+            halves = special("digamma", 0.5 * (df + 1.0)) - special("digamma", 0.5 * df)
+            columns.append(0.5 * (df * halves - 1.0 - df * ops.log1p(z**2 / df) + (df + 1.0) * share))
+        return ops.concatenate(columns)
+
+    def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
+        parts = self._parts(eta)
+        if parts[0].shape[-1] == 1:
+            parts = tuple(part[..., 0] for part in parts)
+        return "StudentT", dict(zip(("loc", "scale", "df"), parts, strict=True))
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """y = f + Laplace(scale), density exp(-|y - f| / scale) / (2 scale), independently over rows and outputs.
+
+    A mode fits the median where a Gaussian fits the mean. scale: as the noise of `Gaussian`; the standard deviation is
+    sqrt(2) scale. eta = (f, log scale), with Fisher information diag(1 / scale^2, 1). log p has a kink where y = f
+    and is straight elsewhere, so that its Hessian says nothing about f, and curvature="hessian" sees the prior alone.
+    """
+
+    scale: Any = 1.0
+    task = "regression"
+
+    def __post_init__(self) -> None:
+        check_positive("Laplace", "scale", self.scale)
+
+    @property
+    def form(self) -> Laplace:
+        return Laplace(None)
+
+    def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
+        check_one_or_each("Laplace", "scale", self.scale, f)
+        check_targets("Laplace", f, y, f[:1] if f[1] == 1 else f)
+
+    def distribution(self, f: Any) -> Distribution:
+        return location_scale("Laplace", f, (), self.scale)
+
+    def predictor(self, f: Any) -> Any:
+        return ops.concatenate([f, log_columns(self.scale, f)])
+
+    def fisher(self, eta: Any) -> Any:
+        root = self.fisher_root(eta)
+        return root**2
+
+    def fisher_root(self, eta: Any) -> Any:
+        precision = ops.exp(-eta[:, eta.shape[-1] // 2 :])
+        return ops.diagonal_matrix(ops.concatenate([precision, ops.ones_like(precision)]))
+
+    def score(self, eta: Any, y: Any) -> Any:
+        outputs = eta.shape[-1] // 2
+        precision = ops.exp(-eta[:, outputs:])
+        residual = (y.reshape(tuple(precision.shape)) - eta[:, :outputs]) * precision
+        sign = ops.where(residual < 0.0, -ops.ones_like(precision), ops.ones_like(precision))
+        return ops.concatenate([sign * precision, ops.abs(residual) - 1.0])
+
+    def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
+        _, parameters = normal_parameters(eta, ops.exp(eta[..., eta.shape[-1] // 2 :]))
+        return "Laplace", parameters

@@ -1,0 +1,126 @@
+"""Several outputs at once, with a covariance."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.core.errors import ModelError, message
+from ppl_bnn.language import distributions as dist
+from ppl_bnn.language import ops
+from ppl_bnn.language.distributions import Distribution
+from ppl_bnn.language.likelihoods.arguments import check_targets
+
+
+def _triangle(outputs: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of a lower triangle: first the diagonal, then what is below it, row by row."""
+    rows, columns = np.tril_indices(outputs, -1)
+    diagonal = np.arange(outputs)
+    return np.concatenate([diagonal, rows]), np.concatenate([diagonal, columns])
+
+
+@dataclass(frozen=True)
+class MultiOutputGaussian:
+    """y_n ~ N(f_n, L L') with one covariance of the noise for all rows: outputs are correlated given the weights.
+
+    scale_tril: L (K, K), lower triangular with a positive diagonal: known, or sampled, as `priors.CovarianceFactor`
+    gives it. f and y are (N, K), K of at least 2.
+
+    eta = (f, log of the diagonal of L, the rest of L row by row), D = K + K (K + 1) / 2. The Fisher information is
+    (L L')^-1 in f, and between directions A and B of L, with M = L^-1 A and M~ = L^-1 B (lower triangular),
+
+        2 sum_i M_ii M~_ii + sum_(i > j) M_ij M~_ij.
+
+    A prediction is `MultivariateNormal`: the joint density of a row knows the covariance; intervals, quantiles and
+    CRPS are those of each output.
+    """
+
+    scale_tril: Any
+    task = "regression"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.scale_tril, list | tuple):
+            object.__setattr__(self, "scale_tril", np.asarray(self.scale_tril, dtype=float))
+        dist.check_factor("likelihoods.MultiOutputGaussian", self.scale_tril)
+
+    @property
+    def form(self) -> MultiOutputGaussian:
+        return MultiOutputGaussian(None)
+
+    def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
+        shape = tuple(getattr(self.scale_tril, "shape", ()))
+        if f[1] < 2 or shape != (f[1], f[1]):
+            raise ModelError(
+                "MultiOutputGaussian: "
+                + message(
+                    f"K >= 2 outputs and scale_tril (K, K), here {(f[1], f[1])}",
+                    f"f of shape {f} and scale_tril of shape {shape}",
+                    "likelihoods.Gaussian for one output or for independent ones",
+                )
+            )
+        check_targets("MultiOutputGaussian", f, y, f)
+
+    def distribution(self, f: Any) -> Distribution:
+        return dist.distribution("RowNormal", f, ops.asarray(self.scale_tril, like=f))
+
+    def predictor(self, f: Any) -> Any:
+        outputs = int(f.shape[-1])
+        rows, columns = _triangle(outputs)
+        entries = ops.asarray(self.scale_tril, like=f).reshape(-1)[rows * outputs + columns]
+        entries = ops.concatenate([ops.log(entries[:outputs]), entries[outputs:]])
+        return ops.concatenate([f, ops.broadcast_to(entries, (int(f.shape[0]), int(entries.shape[0])))])
+
+    @staticmethod
+    def _parts(eta: Any) -> tuple[Any, Any]:
+        """(f, L), (..., K) and (..., K, K)."""
+        # D = K (K + 3) / 2
+        outputs = (math.isqrt(9 + 8 * int(eta.shape[-1])) - 3) // 2
+        rows, columns = _triangle(outputs)
+        placed = np.zeros((len(rows), outputs * outputs))
+        placed[np.arange(len(rows)), rows * outputs + columns] = 1.0
+        entries = eta[..., outputs:]
+        entries = ops.concatenate([ops.exp(entries[..., :outputs]), entries[..., outputs:]])
+        flat = ops.matmul(entries, ops.asarray(placed, like=eta))
+        return eta[..., :outputs], flat.reshape((*tuple(eta.shape[:-1]), outputs, outputs))
+
+    def fisher(self, eta: Any) -> Any:
+        root = self.fisher_root(eta)
+        return ops.einsum("nic,njc->nij", root, root)
+
+    def fisher_root(self, eta: Any) -> Any:
+        f, factor = self._parts(eta)
+        outputs, count = int(f.shape[-1]), int(f.shape[0])
+        rows, columns = _triangle(outputs)
+        inverse = ops.namespace(eta).linalg.inv(factor)
+        flat = inverse.reshape(count, outputs * outputs)
+        # M = L^-1 e_a e_b' for the entry (a, b) of L: M_ij is (L^-1)_ia where j = b.
+        which = rows[None, :] * outputs + rows[:, None]
+        weight = (columns[:, None] == columns[None, :]) * np.where(rows == columns, math.sqrt(2.0), 1.0)
+        of_factor = flat[:, which] * ops.asarray(weight, like=eta)
+        diagonal = ops.exp(eta[:, outputs : 2 * outputs])
+        # Coordinates on the diagonal are logarithms.
+        unit = ops.concatenate([diagonal, ops.ones_like(eta[:, 2 * outputs :])])
+        of_factor = unit[:, :, None] * of_factor
+        of_f = ops.einsum("nij->nji", inverse)
+        none = ops.asarray(np.zeros((outputs, len(rows))), like=eta)
+        right = ops.broadcast_to(none, (count, outputs, len(rows)))
+        left = ops.broadcast_to(none.T, (count, len(rows), outputs))
+        return ops.concatenate([ops.concatenate([of_f, right]), ops.concatenate([left, of_factor])], -2)
+
+    def score(self, eta: Any, y: Any) -> Any:
+        f, factor = self._parts(eta)
+        outputs = int(f.shape[-1])
+        rows, columns = _triangle(outputs)
+        inverse = ops.namespace(eta).linalg.inv(factor)
+        z = ops.einsum("nij,nj->ni", inverse, y - f)
+        of_f = ops.einsum("nji,nj->ni", inverse, z)
+        entries = of_f[:, rows] * z[:, columns]
+        diagonal = ops.exp(eta[:, outputs : 2 * outputs])
+        return ops.concatenate([of_f, diagonal * entries[:, :outputs] - 1.0, entries[:, outputs:]])
+
+    def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
+        loc, factor = self._parts(eta)
+        return "MultivariateNormal", {"loc": loc, "scale_tril": factor}

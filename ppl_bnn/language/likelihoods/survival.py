@@ -1,0 +1,284 @@
+"""Times until something happens, and values of which only a bound is known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.core import checks
+from ppl_bnn.core.errors import ModelError, UnsupportedError, message
+from ppl_bnn.language import distributions as dist
+from ppl_bnn.language import ops
+from ppl_bnn.language.distributions import Distribution
+from ppl_bnn.language.likelihoods.arguments import check_one_or_each, check_positive, check_targets, is_known
+from ppl_bnn.language.likelihoods.formulas import (
+    diagonal_blocks,
+    for_one_output,
+    log_columns,
+    not_negative,
+    one_minus_exp,
+)
+from ppl_bnn.language.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
+from ppl_bnn.language.likelihoods.heavy_tails import Laplace
+
+
+def _ratio(u: Any) -> Any:
+    """u / (1 - exp(-u)) for u >= 0, which is 1 at 0."""
+    tiny = u < 1e-9
+    safe = ops.where(tiny, ops.ones_like(u), u)
+    return ops.where(tiny, 1.0 + 0.5 * u, safe / one_minus_exp(safe))
+
+
+@dataclass(frozen=True)
+class Weibull:
+    """Times T > 0 with P(T > t) = exp(-(t / exp(f))^k): accelerated failure times, with proportional hazards too.
+
+    f of shape (N, 1) is the log scale: of those with a scale exp(f), 37 % outlive it. shape: k, a positive number
+    (known; 1 is the exponential distribution) or a sampled scalar. The hazard k t^(k - 1) exp(-k f) rises with time
+    where k > 1 and falls where k < 1. y of shape (N,), positive; `Censored(Weibull(k))` where some are bounds only.
+
+    eta = f, and (f, log k) where the shape is sampled. exp(k (log T - f)) has an exponential distribution, and with
+    Euler's constant g = 0.5772...
+
+        F(f, f) = k^2,     F(f, log k) = -k (1 - g),     F(log k, log k) = (1 - g)^2 + pi^2 / 6.
+
+    Times have a zero: they stay as they are where a fit standardises. Give them in a unit in which they are about 1, or
+    add the logarithm of a typical time to f.
+    """
+
+    shape: Any = 1.0
+    task = "regression"
+    standardises = False
+
+    def __post_init__(self) -> None:
+        check_positive("Weibull", "shape", self.shape)
+
+    @property
+    def _known(self) -> bool:
+        return is_known(self.shape)
+
+    @property
+    def form(self) -> Weibull:
+        return self if self._known else Weibull(None)
+
+    def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
+        if f[1] != 1:
+            raise ModelError(
+                "Weibull: "
+                + message(
+                    "one network output, the log scale", f"f of shape {f}", "f[:, :1], one time per row"
+                )
+            )
+        check_one_or_each("Weibull", "shape", self.shape, f)
+        check_targets("Weibull", f, y, f[:1])
+
+    def check_values(self, y: np.ndarray) -> None:
+        checks.check_times(y)
+
+    def distribution(self, f: Any) -> Distribution:
+        return dist.distribution("Weibull", ops.exp(f[:, 0]), for_one_output(self.shape))
+
+    def predictor(self, f: Any) -> Any:
+        return f if self._known else ops.concatenate([f, log_columns(self.shape, f)])
+
+    def _parts(self, eta: Any) -> tuple[Any, Any]:
+        """(f, k), each (..., 1)."""
+        f = eta[..., :1]
+        return f, self.shape * ops.ones_like(f) if self._known else ops.exp(eta[..., 1:])
+
+    def fisher(self, eta: Any) -> Any:
+        root = self.fisher_root(eta)
+        return ops.einsum("nic,njc->nij", root, root)
+
+    def fisher_root(self, eta: Any) -> Any:
+        _, k = self._parts(eta)
+        if self._known:
+            return k[:, :, None]
+        none, one = ops.zeros_like(k), ops.ones_like(k)
+        return diagonal_blocks([[k, none], [-(1.0 - np.euler_gamma) * one, math.pi / math.sqrt(6.0) * one]])
+
+    def score(self, eta: Any, y: Any) -> Any:
+        f, k = self._parts(eta)
+        z = k * (ops.log(y[:, None]) - f)
+        excess = ops.exp(z) - 1.0
+        return k * excess if self._known else ops.concatenate([k * excess, 1.0 - z * excess])
+
+    def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
+        f, k = self._parts(eta)
+        return "Weibull", {"concentration": k[..., 0], "scale": ops.exp(f[..., 0])}
+
+
+@dataclass(frozen=True)
+class Censored:
+    """Values of which of some rows only a bound is known: times of those who are alive, readings beyond a limit.
+
+        log p(y_n | f_n) = log p(v_n)         where d_n = 1, observed: v_n is the value itself,
+                           log P(V_n > v_n)   where d_n = 0, right-censored: the value is larger,
+                           log P(V_n < v_n)   where d_n = -1, left-censored: the value is smaller,
+
+    for targets y_n = (v_n, d_n) of shape (N, 2) and the distribution of V_n that `base` gives: `Weibull`, `Gaussian`,
+    `HeteroscedasticGaussian` or `Laplace`, of one number per row. Rows are taken to be censored for reasons that say
+    nothing about V_n beyond the bound. `Censored(Gaussian(noise))` of log times is the log-normal accelerated failure
+    time model; its densities are per unit of log time.
+
+    A prediction is of V itself, which nothing censors; its `log_prob` takes targets (N, 2). eta is that of `base`.
+
+    What a row tells. The Fisher information of y depends on where each row would have been censored, and of those that
+    were observed that is not known. The information of V, `fisher` and `fisher_root`, is an upper bound: a posterior
+    made of it is too narrow by what censoring hides. What curvature takes is `information_root(eta, y)`. With s the
+    scale, z = (v - f) / s and g(z) the log density of z, or log P(Z > z), or log P(Z < z), it is the root of
+
+        -g''(z) (1 / s, z) (1 / s, z)' + 1{d = 1} (0, 1) (0, 1)'
+
+    in (f, log s); for Weibull times s = 1 / k and z = k (log v - f). These are minus the second derivatives of the log
+    likelihood in (f / s, 1 / s), in which it is concave as g is (Olsen 1978; Burridge 1981), carried over to (f, log s)
+    without the term in the gradient: never indefinite, exact in f, and with the Fisher information of y as their mean,
+    whatever censors the rows. `Laplace` has a kink where it should have g'': curvature="empirical" alone serves it.
+    """
+
+    base: Any
+    task = "regression"
+    # Of the columns of y, the first has units and the other is a mark.
+    columns_with_units = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.base, Gaussian | HeteroscedasticGaussian | Laplace | Weibull):
+            return
+        came = self.base.__name__ if isinstance(self.base, type) else type(self.base).__name__
+        if isinstance(self.base, type) and self.base in (Gaussian, HeteroscedasticGaussian, Laplace, Weibull):
+            expected, came, advice = "an instance of a likelihood", f"the class {came}", f"{came}()"
+        else:
+            expected = "a likelihood whose tails both systems differentiate: Weibull, Gaussian, "
+            expected += "HeteroscedasticGaussian, Laplace"
+            advice = "Censored(Gaussian(noise)) of log times, or Censored(Weibull(shape))"
+        raise UnsupportedError("likelihoods.Censored: " + message(expected, came, advice))
+
+    @property
+    def form(self) -> Censored:
+        return Censored(self.base.form)
+
+    @property
+    def standardises(self) -> bool:
+        """Whether values have units that can be changed: times of a Weibull distribution have a zero."""
+        return getattr(self.base, "standardises", True)
+
+    @property
+    def has_fisher(self) -> bool:
+        return not isinstance(self.base, Laplace)
+
+    def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
+        wanted = 2 if isinstance(self.base, HeteroscedasticGaussian) else 1
+        if f[1] != wanted:
+            raise ModelError(
+                "Censored: "
+                + message(
+                    f"f of shape (N, {wanted}), one number per row of {type(self.base).__name__}",
+                    f"f of shape {f}",
+                    f"f[:, :{wanted}]",
+                )
+            )
+        self.base.check(f, None)
+        if y is not None and y != (f[0], 2):
+            advice = "np.column_stack([y, np.ones(len(y))]) where every row was observed"
+            raise ModelError(
+                "Censored: "
+                + message(
+                    f"y of shape {(f[0], 2)}, values and events (1, 0 or -1)", f"y of shape {y}", advice
+                )
+            )
+
+    def check_values(self, y: np.ndarray) -> None:
+        checks.check_censored(y, positive=isinstance(self.base, Weibull))
+
+    def distribution(self, f: Any) -> Distribution:
+        return dist.distribution("Censored", self.base.distribution(f))
+
+    def predictor(self, f: Any) -> Any:
+        return self.base.predictor(f)
+
+    def fisher(self, eta: Any) -> Any:
+        self._check_smooth()
+        return self.base.fisher(eta)
+
+    def fisher_root(self, eta: Any) -> Any:
+        self._check_smooth()
+        return self.base.fisher_root(eta)
+
+    def information_root(self, eta: Any, y: Any) -> Any:
+        """R (N, D, 2) with R R' the information of what was seen of each row, y (N, 2)."""
+        self._check_smooth()
+        z, direction, unit = self._coordinates(eta, y)
+        _, weight = self._derivatives(z, y[:, 1:])
+        seen = ops.where(y[:, 1:] > 0.0, unit, ops.zeros_like(unit))
+        return ops.stack([ops.sqrt(not_negative(weight)) * direction, seen])
+
+    def score(self, eta: Any, y: Any) -> Any:
+        """The gradient of log p(y | eta) in eta, (N, D), of targets y (N, 2)."""
+        z, direction, unit = self._coordinates(eta, y)
+        slope, _ = self._derivatives(z, y[:, 1:])
+        return slope * direction + ops.where(y[:, 1:] > 0.0, unit, ops.zeros_like(unit))
+
+    def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
+        # Draws of eta may differ between rows in all that Gaussian takes from its first row.
+        base = HeteroscedasticGaussian() if isinstance(self.base, Gaussian) else self.base
+        family, parameters = base.mixture_parameters(eta)
+        return f"Censored{family}", parameters
+
+    def _check_smooth(self) -> None:
+        if not self.has_fisher:
+            raise UnsupportedError(
+                "Censored: "
+                + message(
+                    "a base whose log density has a second derivative",
+                    "Laplace, which has a kink instead",
+                    "Laplace(curvature='empirical'), or Censored(Gaussian(noise))",
+                )
+            )
+
+    def _coordinates(self, eta: Any, y: Any) -> tuple[Any, Any, Any]:
+        """z (N, 1), its gradient in eta (N, D), and the gradient in eta of the logarithm of dz/dv (N, D)."""
+        v = y[:, :1]
+        if isinstance(self.base, Weibull):
+            f, k = self.base._parts(eta)
+            z = k * (ops.log(v) - f)
+            if self.base._known:
+                return z, -k, ops.zeros_like(k)
+            return z, ops.concatenate([-k, z]), ops.concatenate([ops.zeros_like(z), ops.ones_like(z)])
+        precision = ops.exp(-eta[:, 1:])
+        z = (v - eta[:, :1]) * precision
+        none = ops.zeros_like(z)
+        return z, -ops.concatenate([precision, z]), ops.concatenate([none, none - 1.0])
+
+    def _derivatives(self, z: Any, event: Any) -> tuple[Any, Any]:
+        """First and minus second derivative in z of its log density, log P(Z > z) or log P(Z < z); None with a kink."""
+        observed, left = event > 0.0, event < 0.0
+        one = ops.ones_like(z)
+        if isinstance(self.base, Weibull):
+            u = ops.exp(z)
+            ratio = _ratio(u)
+            below = ratio * ops.exp(-u)
+            slope = ops.where(left, below, ops.where(observed, 1.0 - u, -u))
+            return slope, ops.where(left, below * (ratio - 1.0), u)
+        # Both other families are symmetric: what is below z is above -z.
+        side = ops.where(left, -one, one)
+        if isinstance(self.base, Laplace):
+            sign = ops.where(z < 0.0, -one, one)
+            half = 0.5 * ops.exp(-not_negative(-side * z))
+            hazard = ops.where(side * z > 0.0, one, half / (1.0 - half))
+            return ops.where(observed, -sign, -side * hazard), None
+        hazard, excess = _normal_hazard(side * z)
+        return ops.where(observed, -z, -side * hazard), ops.where(observed, one, hazard * excess)
+
+
+def _normal_hazard(x: Any) -> tuple[Any, Any]:
+    """h = p(x) / P(Z > x) of a standard normal Z, and h - x, which is positive and falls off as 1 / x."""
+    far = x > 50.0
+    inverse = 1.0 / ops.where(far, x, 50.0 * ops.ones_like(x))
+    square = inverse**2
+    series = inverse * (1.0 + square * (-2.0 + square * (10.0 - 74.0 * square)))
+    near = ops.where(far, ops.zeros_like(x), x)
+    hazard = ops.exp(-0.5 * (near**2 + math.log(2.0 * math.pi)) - dist.log_ndtr(-near))
+    return ops.where(far, x + series, hazard), ops.where(far, series, hazard - near)

@@ -1,0 +1,117 @@
+"""What modules of Flax NNX and of Equinox have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.core.errors import ModelError, message
+from ppl_bnn.language.modules.protocol import Array, Call, kinds_of, mapped
+
+
+class Jax:
+    """What NNX and Equinox have in common."""
+
+    library, system = "jax", "numpyro"
+    run: Any
+
+    def aside(self) -> contextlib.AbstractContextManager[Any]:
+        # What is computed on NumPy's arrays says so itself.
+        return contextlib.nullcontext()
+
+    def check_mapped(self, call: Call, inputs: tuple[Any, ...], dtype: str) -> None:
+        # JAX maps over whatever it traces.
+        return None
+
+    def further_names(self, network: Any) -> dict[str, str]:
+        # What is shared is one leaf in NNX, and one of its own in each place in Equinox.
+        return {}
+
+    def start(self, own: Any) -> Array:
+        return sys.modules["jax.numpy"].asarray(self.number(own), dtype=float)
+
+    def number(self, own: Any) -> np.ndarray:
+        array = np.asarray(own)
+        # The short floating types of JAX are opaque to NumPy until they are widened.
+        return array.astype(np.float32) if array.dtype.kind == "V" else array
+
+    def native(self, value: Array, like: Array) -> Array:
+        jnp = sys.modules["jax.numpy"]
+        return jnp.asarray(value, dtype=like.dtype if jnp.issubdtype(value.dtype, jnp.floating) else None)
+
+    def on_numbers(
+        self, call: Call, values: Sequence[np.ndarray], inputs: tuple[Any, ...], dtype: Any
+    ) -> np.ndarray:
+        jax = sys.modules["jax"]
+        # Of this thread and of this block; in a session it is what holds already.
+        with jax.enable_x64(np.dtype(dtype) == np.float64), jax.ensure_compile_time_eval():
+            like = jax.numpy.zeros(0, dtype=dtype)
+            names = [each.name for each in call.parameters]
+            arrays = [self.native(each, like) for each in values]
+            output = self.run(call, names, arrays, mapped(lambda each: self.native(each, like), inputs), like)
+            return np.asarray(output) if isinstance(output, jax.Array) else output
+
+    def count(self, call: Call, values: Sequence[np.ndarray], inputs: tuple[Any, ...], dtype: Any) -> int:
+        jax = sys.modules["jax"]
+        names = [each.name for each in call.parameters]
+
+        def run(values: Sequence[Array], inputs: tuple[Any, ...]) -> Any:
+            return self.run(call, names, values, inputs, values[0])
+
+        with jax.enable_x64(np.dtype(dtype) == np.float64):
+            return _operations(jax.make_jaxpr(run)(list(values), inputs).jaxpr)
+
+    def _parameter(
+        self, word: str, network: Any, keys: Sequence[Any], leaf: Any, root: str
+    ) -> tuple[str, tuple[int, ...], set[str], Any, Any]:
+        """(name, shape, the kinds of its layer, that layer, the module's value) of a leaf."""
+        jnp = sys.modules["jax.numpy"]
+        name = ".".join(map(str, keys))
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ModelError(
+                f"{word}: "
+                + message(
+                    f"{name!r} in floats", f"a parameter of {leaf.dtype}", "a variable that is no parameter"
+                )
+            )
+        owner = network
+        with contextlib.suppress(AttributeError, KeyError, IndexError, TypeError):
+            for key in keys[:-1]:
+                owner = getattr(owner, key) if isinstance(key, str) and hasattr(owner, key) else owner[key]
+        own = None if type(leaf).__name__ == "ShapeDtypeStruct" else leaf
+        return name, tuple(map(int, leaf.shape)), kinds_of(owner, root), owner, own
+
+
+def _operations(jaxpr: Any) -> int:
+    """The sizes of what all operations give, those inside of operations in their place."""
+    total = 0
+    for equation in jaxpr.eqns:
+        inner = [
+            each
+            for value in equation.params.values()
+            for each in (value if isinstance(value, list | tuple) else (value,))
+            if hasattr(each, "eqns") or hasattr(each, "jaxpr")
+        ]
+        if inner:
+            total += sum(_operations(getattr(each, "jaxpr", each)) for each in inner)
+        else:
+            total += sum(math.prod(getattr(each.aval, "shape", ())) for each in equation.outvars)
+    return total
+
+
+def is_constant(leaf: Any) -> bool:
+    """Whether it is an array of numbers; random keys have a type of their own."""
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") or type(leaf).__name__ == "ShapeDtypeStruct":
+        return False
+    jax = sys.modules["jax"]
+    return not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def key_of(key: Any) -> Any:
+    """The name, the number or the key of a step of a path into a tree."""
+    return next(getattr(key, what) for what in ("name", "idx", "key") if hasattr(key, what))

@@ -1,0 +1,356 @@
+"""Networks written in a framework, as layers of a model: torch modules in Pyro, Flax NNX and Equinox in NumPyro.
+
+A module is a function of its parameters and of its inputs. Here the parameters are sites of the model, each under its
+own name and prior, and the module itself is read and never written. Nobody here imports a framework: whoever has a
+module has loaded it.
+
+=============  ======================  ======================  ======================
+               torch                   Flax NNX                Equinox
+=============  ======================  ======================  ======================
+linear         (out, in)               (in, out)               (out, in)
+convolution    (out, in, places)       (places, in, out)       (out, in, places)
+table          (symbols, width)        (symbols, width)        (symbols, width)
+is called on   all rows, x             all rows, x             each row, x[n]
+=============  ======================  ======================  ======================
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ppl_bnn.core.errors import ModelError, message, unknown_name
+from ppl_bnn.language import ops, primitives
+from ppl_bnn.language.layers.basic import GAIN
+from ppl_bnn.language.modules.equinox import Equinox
+from ppl_bnn.language.modules.nnx import Nnx
+from ppl_bnn.language.modules.protocol import (
+    Array,
+    Call,
+    Framework,
+    ModuleUse,
+    Parameter,
+    arrays_in,
+    check_system,
+    type_name,
+)
+from ppl_bnn.language.modules.torch import Torch
+from ppl_bnn.language.priors import CorrelatedConvolution, MatrixNormal, Normal, Point, Prior
+
+Chosen = Prior | None
+Priors = Prior | Mapping[str, Chosen] | Callable[[str, tuple[int, ...]], Chosen] | None
+FanIns = Mapping[str, int] | Callable[[str, tuple[int, ...]], int] | None
+
+
+def module(
+    name: str, x: Any, network: Any, prior: Priors = None, *, fan_in: FanIns = None, coupled: bool = False
+) -> Array:
+    """network(x), with the parameters of the module `network` drawn from priors.
+
+        w_k ~ prior_k for each parameter k of the module,   result = network(x; w).
+
+    Samples `name.<parameter>` for each parameter, in the shape and under the dotted name that it has in the module:
+    "0.weight" in a `torch.nn.Sequential`, "layers.0.kernel" in an NNX module, "layers[0].weight" of an Equinox module
+    as "layers.0.weight". The module is not changed, and no copy of it is kept: what it is when the model runs counts.
+
+    network: a `torch.nn.Module` (in Pyro), a `flax.nnx.Module` or an `equinox.Module` (in NumPyro). An Equinox module
+    is called on each row by itself, as its layers are written; the two others on all rows. Images and sequences come to
+    it as they come to the model, so a layout of its own (torch has channels first) is arranged inside the module.
+
+    x: an array, or a dict of arrays, whose first axis are the rows; a tuple of them is handed over as several
+    arguments. Result: the array (N, ...) that the module gives.
+
+    prior: one prior for all parameters, a dict of names and patterns ("*.bias", as in the shell), or a function
+    (name, shape) -> prior. In a dict a name goes before patterns, and of several patterns the first serves; each must
+    serve a parameter and each parameter must be served. In place of a prior, None holds a parameter at the value it has
+    in the module, a constant; `priors.Point()` fits it by itself, from that value, so that a network is Bayesian in
+    part. Default: N(0, 1 / fan_in), and for the factors of a normalisation N(1, 0.25^2) as in `bnn.layer_norm`. Whether
+    a tensor of torch requires a gradient plays no part.
+
+    fan_in: the numbers of inputs that priors with scale="fan_in" are told, where they are not these: the product of the
+    `in` and `places` of the table above, with the groups of a convolution taken off; 1 for what is called a bias, for
+    vectors and scalars, for normalisations, and for tables of symbols. Other weights with several axes count as linear
+    maps of their framework: all axes but the first, in NNX all but the last. A dict or a function, as for `prior`, but
+    parameters may be left out.
+
+    coupled: whether the rows interact, as in a graph network (`bnn.coupled`); an Equinox module then gets all rows.
+
+    What it must be. A density has no randomness and one row has no part in another: dropout and batch normalisation
+    that are training are refused, as are modules that write into their buffers or variables, draw random numbers, or
+    mix rows (found by running the module once on made-up rows). In evaluation mode the running statistics are
+    constants, and all is well. Buffers and variables that are no parameters follow the floating type and the device of
+    the fit, whatever type the module was made in.
+
+    A trained network. A method with `start=network` begins at its parameters: each site `name.<parameter>` at the value
+    of that name in the network, as it is, a `Point` too. The network is `network` itself, another module of its
+    framework with the same names and shapes, or the parameters in a dict (the `state_dict` of a torch module). What is
+    constant here, such as a parameter that is held, a buffer or a variable, must have the same value in the start. All
+    other sites, such as the noise, begin at a draw from the prior; `bnn.Laplace(optimise=False)` finds their mode with
+    the network held. So the Laplace approximation of a network that was trained elsewhere is
+    `bnn.Laplace(ppl="pyro", start=network, optimise=False)`, and `prior` should be that of the training (weight decay).
+    In a model with several modules, or with other layers, start={name: network} says which one is meant; values of
+    other sites may stand in the same dict.
+
+    What others see of it. To handlers that look at linear maps the module is one map under its name, whose weight is no
+    site. So Laplace differentiates its parameters directly (`structure="kron"` has an exact block for each of them),
+    and local reparameterisation and MC dropout cannot look inside. On arrays of NumPy (when a model is listed, or a
+    prediction is planned) the framework runs on converted numbers, in the wider of their types.
+
+    Raises
+    ------
+    UnsupportedError: a module of the other system. ModelError: no module, one that is not a function as above, inputs
+    or outputs that do not fit, a parameter without a prior. UnknownNameError: a name or a pattern without a parameter.
+    """
+    word = f"module({name!r})"
+    framework = _framework(word, network)
+    inputs = x if isinstance(x, tuple) else (x,)
+    rows = _row_count(word, inputs, coupled)
+    check_system(word, framework, network, inputs)
+    framework.refuse(word, network)
+    parameters = framework.parameters(word, network)
+    if not parameters:
+        raise ModelError(
+            f"{word}: " + message("a module with parameters", "one without any", "calling it in the model")
+        )
+    values, sampled = _values(word, name, framework, parameters, prior, fan_in)
+    if coupled:
+        primitives.coupled()
+    call = Call(word, framework, network, parameters, coupled)
+    output = call(values, sampled, inputs, rows)
+    if primitives.maps_are_seen():
+        use = ModuleUse(name, framework, network, parameters, values)
+        _show(use, output, rows, call.held(inputs, rows, type_name(output)))
+    return output
+
+
+def _show(use: ModuleUse, output: Array, rows: int, held: int) -> None:
+    """The module as handlers see it: a linear map without outputs, on as many numbers as it holds for a row.
+
+    Its message has one argument more, the `ModuleUse`, for those who look at modules.
+    """
+    zero = ops.zeros_like(output.reshape(-1)[:1])
+    x, weight = ops.broadcast_to(zero, (rows, held)), ops.broadcast_to(zero, (held, 0))
+    arguments = {"x": x, "weight": weight, "bias": None, "module": use}
+    primitives.send(primitives.Message("linear", use.name, arguments))
+
+
+def _values(
+    word: str,
+    name: str,
+    framework: Framework,
+    parameters: Sequence[Parameter],
+    prior: Priors,
+    fan_in: FanIns,
+) -> tuple[list[Array], list[Array]]:
+    """The values of the parameters, in order, and those of them that are sites."""
+    chosen = _chosen(word, prior, parameters)
+    inputs = {} if fan_in is None else _by_name(word, "fan_in", fan_in, parameters, every=False)
+    values, sampled = [], []
+    for parameter in parameters:
+        given = chosen[parameter.name]
+        site = f"{name}.{parameter.name}"
+        if given is None:
+            if parameter.own is None:
+                raise ModelError(
+                    f"{word}: "
+                    + message(
+                        f"a value of {parameter.name!r} to hold",
+                        "a module with shapes only",
+                        "a module that has been initialised, or a prior",
+                    )
+                )
+            values.append(parameter.own)
+            continue
+        if isinstance(given, Point) and parameter.own is not None:
+            value = primitives.param(site, framework.start(parameter.own))
+        else:
+            count = inputs.get(parameter.name, parameter.fan_in)
+            if isinstance(count, bool) or not hasattr(count, "__index__") or count < 1:
+                raise ModelError(
+                    f"{word}: "
+                    + message(f"a positive whole number as fan_in of {parameter.name!r}", repr(count), "1")
+                )
+            value = given(site, parameter.shape, int(count))
+        if tuple(getattr(value, "shape", ())) != parameter.shape:
+            raise ModelError(
+                f"{word}: "
+                + message(
+                    f"{parameter.name!r} of shape {parameter.shape} from its prior",
+                    f"shape {tuple(getattr(value, 'shape', ()))}",
+                    "a prior that draws the shape it is given",
+                )
+            )
+        values.append(value)
+        sampled.append(value)
+    return values, sampled
+
+
+def _chosen(word: str, prior: Priors, parameters: Sequence[Parameter]) -> dict[str, Chosen]:
+    """The prior of each parameter, None for one that is held."""
+    if prior is None:
+        return {each.name: GAIN if each.gain else Normal(0.0, "fan_in") for each in parameters}
+    found: dict[str, Any] = dict.fromkeys((each.name for each in parameters), prior)
+    if isinstance(prior, Mapping) or (not _is_prior(prior) and _accepts(prior, 2)):
+        found = _by_name(word, "prior", prior, parameters, every=True)
+    checked = []
+    for parameter in parameters:
+        given = found[parameter.name]
+        if given is None or any(given is other for other in checked):
+            continue
+        if not _is_prior(given):
+            came = f"the class {given.__name__}" if isinstance(given, type) else repr(given)
+            raise ModelError(
+                f"{word}: "
+                + message(
+                    f"a prior of {parameter.name!r}, or None to hold it",
+                    came,
+                    "bnn.priors.Normal(0.0, 'fan_in')",
+                )
+            )
+        checked.append(given)
+    for parameter in parameters:
+        if not parameter.inputs_first and _by_axis(found[parameter.name]):
+            raise ModelError(
+                f"{word}: "
+                + message(
+                    f"a prior of {parameter.name!r} that treats all its weights alike, since its axes "
+                    f"{parameter.shape} are not (..., inputs, outputs)",
+                    repr(found[parameter.name]),
+                    "per='tensor' or 'weight', or the layer of this library in its place",
+                )
+            )
+    return found
+
+
+def _is_prior(given: Any) -> bool:
+    """Whether it is called as (name, shape, fan_in); the priors of this library are known without a look."""
+    if isinstance(given, type) or not callable(given):
+        return False
+    return type(given).__module__ == Normal.__module__ or _accepts(given, 3)
+
+
+def _accepts(given: Any, count: int) -> bool:
+    """Whether a function takes so many positional arguments."""
+    if isinstance(given, type) or not callable(given):
+        return False
+    try:
+        inspect.signature(given).bind(*range(count))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _by_axis(prior: Any) -> bool:
+    """Whether a prior tells the axes of a weight apart."""
+    return isinstance(prior, MatrixNormal | CorrelatedConvolution) or getattr(prior, "per", None) in (
+        "unit",
+        "input",
+    )
+
+
+def _by_name(
+    word: str, what: str, given: Any, parameters: Sequence[Parameter], every: bool
+) -> dict[str, Any]:
+    """What a dict of names and patterns, or a function (name, shape), gives each parameter.
+
+    every: whether each parameter must be served.
+    """
+    if not isinstance(given, Mapping):
+        if not _accepts(given, 2):
+            raise ModelError(
+                f"{word}: "
+                + message(
+                    f"{what} as a dict of names and patterns, or as a function (name, shape)",
+                    repr(given),
+                    f"{what}={{'*': ...}}",
+                )
+            )
+        return {each.name: given(each.name, each.shape) for each in parameters}
+    names = [each.name for each in parameters]
+    serves: dict[str, str] = {}
+    for name in names:
+        patterns = [key for key in given if name == key] or [
+            key for key in given if fnmatchcase(name, str(key))
+        ]
+        if patterns:
+            serves[name] = patterns[0]
+        elif every:
+            near = difflib.get_close_matches(name, map(str, given), n=1, cutoff=0.0)
+            nearest = f" (the nearest is {near[0]!r})" if near else ""
+            raise ModelError(
+                f"{word}: "
+                + message(
+                    f"a {what} for every parameter: {', '.join(names)}",
+                    f"none for {name!r}{nearest}",
+                    f"{{..., {name!r}: ...}}, or '*' as the last pattern",
+                )
+            )
+    for key in given:
+        if key in serves.values():
+            continue
+        matched = [name for name in names if fnmatchcase(name, str(key))]
+        if not matched:
+            raise unknown_name(f"parameter in {what} of {word}", key, names)
+        raise ModelError(
+            f"{word}: "
+            + message(
+                f"a pattern in {what} that serves a parameter",
+                f"{key!r}, after {serves[matched[0]]!r} has served {matched[0]!r}",
+                "the narrower pattern first",
+            )
+        )
+    return {name: given[key] for name, key in serves.items()}
+
+
+def _row_count(word: str, inputs: tuple[Any, ...], coupled: bool) -> int:
+    lengths = [int(each.shape[0]) if len(each.shape) else None for each in arrays_in(inputs)]
+    if not lengths or None in lengths or (len(set(lengths)) > 1 and not coupled):
+        raise ModelError(
+            f"{word}: "
+            + message(
+                "an array, a dict or a tuple of arrays, with one first axis, that of the rows",
+                f"lengths {lengths}" if lengths else "no array",
+                "x, or x[:, None]",
+            )
+        )
+    assert lengths[0] is not None
+    return lengths[0]
+
+
+def framework_of(network: Any) -> Framework | None:
+    """The framework of a module; None for anything else, a PyroModule and a module of flax.linen among it."""
+    homes = {} if isinstance(network, type) else _homes(type(network))
+    if ("torch", "Module") in homes and ("pyro", "PyroModule") not in homes:
+        return Torch()
+    if ("equinox", "Module") in homes:
+        return Equinox()
+    if homes.get(("flax", "Module"), "").startswith("flax.nnx"):
+        return Nnx()
+    return None
+
+
+def _framework(word: str, network: Any) -> Framework:
+    found = framework_of(network)
+    if found is not None:
+        return found
+    homes = {} if isinstance(network, type) else _homes(type(network))
+    if isinstance(network, type):
+        came, advice = f"the class {network.__name__}", f"{network.__name__}(...), made outside of the model"
+    elif ("pyro", "PyroModule") in homes:
+        came, advice = "a PyroModule", "the plain torch module, whose priors are given here by prior="
+    elif ("flax", "Module") in homes:
+        came = f"{type(network).__name__}, a module of flax.linen"
+        advice = "flax.nnx.bridge.ToNNX(module, rngs=nnx.Rngs(0)).lazy_init(x)"
+    else:
+        came, advice = repr(network), "bnn.dense and bnn.linear for functions written in the model"
+    raise ModelError(
+        f"{word}: " + message("a torch.nn.Module, a flax.nnx.Module or an equinox.Module", came, advice)
+    )
+
+
+def _homes(kind: type) -> dict[tuple[str, str], str]:
+    """(package, name) of all classes that a class derives from -> the module in which it stands."""
+    return {(each.__module__.partition(".")[0], each.__name__): each.__module__ for each in kind.__mro__}

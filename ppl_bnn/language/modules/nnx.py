@@ -1,0 +1,144 @@
+"""flax.nnx.Module in NumPyro."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.core.errors import ModelError, message
+from ppl_bnn.language.modules.jax import Jax, is_constant, key_of
+from ppl_bnn.language.modules.protocol import Array, Call, Parameter, fan_in_of, mapped, type_name
+
+
+class Nnx(Jax):
+    """flax.nnx.Module: split into parameters and all else, and merged into another object for each run."""
+
+    kind, sees_all_rows = "a flax.nnx.Module", True
+
+    def refuse(self, word: str, network: Any) -> None:
+        # What is random or in training shows in what it leaves behind, see `run`.
+        return None
+
+    def _split(self, network: Any) -> Any:
+        nnx = sys.modules["flax.nnx"]
+        return nnx.split(network, nnx.Param, nnx.RngCount, ...)
+
+    def parameters(self, word: str, network: Any) -> list[Parameter]:
+        jax = sys.modules["jax"]
+        found = []
+        for path, leaf in jax.tree_util.tree_flatten_with_path(self._split(network)[1])[0]:
+            # A variable is a step of its own.
+            keys = [key_of(each) for each in path if type(each).__name__ != "GetAttrKey"]
+            name, shape, kinds, owner, own = self._parameter(word, network, keys, leaf, "flax")
+            transposed = getattr(owner, "transpose_kernel", False) is True and len(shape) > 1
+            several = bool(kinds & {"LinearGeneral", "Einsum"}) and len(shape) > 2
+            if "LinearGeneral" in kinds:
+                count = math.prod(owner.in_features)
+            elif transposed:
+                count = math.prod((*shape[:-2], *shape[-1:]))
+            else:
+                count = math.prod(shape[:-1])
+            inputs, gain = fan_in_of(kinds, str(keys[-1]), shape, count)
+            found.append(Parameter(name, shape, inputs, own, gain, not (transposed or several)))
+        return found
+
+    def constants(self, network: Any) -> dict[str, Array]:
+        nnx, tree = sys.modules["flax.nnx"], sys.modules["jax"].tree_util
+        rest = nnx.split(network, nnx.Param, nnx.RngState, ...)[3]
+        return {_path(path): leaf for path, leaf in tree.tree_flatten_with_path(rest)[0] if is_constant(leaf)}
+
+    def mode(self, network: Any) -> Any:
+        graph = self._split(network)[0]
+        try:
+            hash(graph)
+        except TypeError:
+            return None
+        return graph
+
+    def run(
+        self, call: Call, names: Sequence[str], values: Sequence[Array], inputs: tuple[Any, ...], like: Array
+    ) -> Any:
+        output, changed, counted = self._run(call, values, inputs, like)
+        if counted and self._is_random(call, inputs, type_name(like)):
+            changed = [*changed, *counted]
+        if changed:
+            raise ModelError(
+                f"{call.word}: "
+                + message(
+                    "a module that is a function: without randomness of its own, and with statistics that stay",
+                    f"changes of {', '.join(map(repr, changed))}",
+                    "network.eval(), which turns dropout off and takes the running statistics",
+                )
+            )
+        return output
+
+    def _run(
+        self, call: Call, values: Sequence[Array], inputs: tuple[Any, ...], like: Array, ahead: int = 0
+    ) -> tuple[Any, list[str], list[str]]:
+        """The output, the variables that changed, and the counts of random numbers that did.
+
+        ahead: how many random numbers are taken to have been drawn before.
+        """
+        nnx, tree = sys.modules["flax.nnx"], sys.modules["jax"].tree_util
+        graph, parameters, counts, rest = self._split(call.network)
+        numbered = [(path, leaf + ahead) for path, leaf in tree.tree_flatten_with_path(counts)[0]]
+        held = []
+        for path, leaf in tree.tree_flatten_with_path(rest)[0]:
+            if type(leaf).__name__ == "ShapeDtypeStruct":
+                raise ModelError(
+                    f"{call.word}: "
+                    + message(
+                        f"a value of {_path(path)!r}", "a shape only", "a module that has been initialised"
+                    )
+                )
+            held.append((path, self.native(leaf, like) if _may_be_cast(leaf) else leaf))
+        # New variables: those that `split` hands out are the module's own.
+        copy = nnx.merge(
+            graph,
+            *(
+                tree.tree_unflatten(tree.tree_structure(state), leaves)
+                for state, leaves in (
+                    (parameters, list(values)),
+                    (counts, [leaf for _, leaf in numbered]),
+                    (rest, [leaf for _, leaf in held]),
+                )
+            ),
+        )
+        for _, part in nnx.iter_graph(copy):
+            # What a layer says of its parameters is the type of what it begins with, such as the state of a recurrence.
+            if isinstance(part, nnx.Module) and "param_dtype" in vars(part):
+                part.param_dtype = like.dtype
+        output = copy(*inputs)
+        *_, counts, rest = self._split(copy)
+        changed = []
+        for before, after in ((held, rest), (numbered, counts)):
+            now = dict(tree.tree_flatten_with_path(after)[0])
+            changed.append([_path(path) for path, leaf in before if now.get(path) is not leaf])
+        return output, changed[0], changed[1]
+
+    def _is_random(self, call: Call, inputs: tuple[Any, ...], dtype: str) -> bool:
+        """Whether it matters which random numbers are drawn: a module of Linen behind the bridge only counts them."""
+        notes, key = call.known("random", inputs)
+        if key not in notes:
+            jax = sys.modules["jax"]
+            with jax.enable_x64(dtype == "float64"), jax.ensure_compile_time_eval():
+                like = jax.numpy.zeros(0, dtype=dtype)
+                values = [self.native(each, like) for each in call.made_up_values(dtype)]
+                rows = mapped(lambda each: self.native(each, like), call.made_up(inputs, 2, dtype, 1))
+                old, new = (self._run(call, values, rows, like, ahead)[0] for ahead in (0, 1))
+                notes[key] = not np.array_equal(np.asarray(old), np.asarray(new))
+        return notes[key]
+
+
+def _path(path: Sequence[Any]) -> str:
+    return ".".join(str(key_of(each)) for each in path if type(each).__name__ != "GetAttrKey")
+
+
+def _may_be_cast(leaf: Any) -> bool:
+    """Whether it is an array of floats; random keys have a type of their own."""
+    jnp = sys.modules["jax.numpy"]
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)

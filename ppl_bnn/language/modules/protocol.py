@@ -1,0 +1,383 @@
+"""A module of a framework, ready to be run: what is asked of a framework, and what is found out by running."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ppl_bnn.core.errors import BNNError, ModelError, UnsupportedError, message
+from ppl_bnn.language import ops
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a module.
+
+    own: the module's value, in its framework; None where it has a shape only. gain: whether it multiplies what has been
+    normalised. inputs_first: whether its axes are (..., inputs, outputs), as in the layers of this library.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    fan_in: int
+    own: Any
+    gain: bool
+    inputs_first: bool
+
+
+def arrays_in(value: Any) -> Iterator[Array]:
+    """The arrays of an argument: itself, or those of a dict or of a list."""
+    if isinstance(value, Mapping):
+        for each in value.values():
+            yield from arrays_in(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from arrays_in(each)
+    elif hasattr(value, "shape") and hasattr(value, "dtype"):
+        yield value
+
+
+def mapped(function: Callable[[Array], Array], value: Any) -> Any:
+    """The argument with `function` applied to its arrays."""
+    if isinstance(value, Mapping):
+        return {name: mapped(function, each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(function, each) for each in value)
+    return function(value) if hasattr(value, "shape") and hasattr(value, "dtype") else value
+
+
+def library_of(array: Array) -> str:
+    """ "torch", "jax" or "numpy"."""
+    return ops.namespace(array).__name__.partition(".")[0]
+
+
+def check_system(word: str, framework: Framework, network: Any, arrays: Any) -> None:
+    """Refuse a module of one system on arrays of the other, before anything is drawn or compiled."""
+    for array in arrays_in(arrays):
+        if library_of(array) not in ("numpy", framework.library):
+            other = "a Flax NNX or an Equinox module" if framework.library == "torch" else "a torch.nn.Module"
+            raise UnsupportedError(
+                f"{word}: "
+                + message(
+                    f"ppl={framework.system!r}, the system of {framework.kind}",
+                    f"{type(network).__name__} in a model that runs on arrays of {library_of(array)}",
+                    f"ppl={framework.system!r}, or {other}",
+                )
+            )
+
+
+def _is_float(array: Array) -> bool:
+    return "float" in str(array.dtype)
+
+
+def type_name(array: Array) -> str:
+    """The type of the numbers of an array of any library, by its name in NumPy."""
+    return str(array.dtype).rpartition(".")[2]
+
+
+class Framework(Protocol):
+    """What is asked of a framework. Values come in the order of the parameters."""
+
+    library: str
+    system: str
+    kind: str
+    # Whether a module is handed all rows at once, so that it could join them.
+    sees_all_rows: bool
+
+    def refuse(self, word: str, network: Any) -> None:
+        """Refuse what is seen without running it: parts that are random, or that join rows."""
+        ...
+
+    def parameters(self, word: str, network: Any) -> list[Parameter]: ...
+
+    def further_names(self, network: Any) -> dict[str, str]:
+        """Of a parameter that the module has in several places: each further name -> the name it is listed by."""
+        ...
+
+    def constants(self, network: Any) -> dict[str, Array]:
+        """Arrays of the module that are no parameters, by their dotted names. Random states are left out."""
+        ...
+
+    def start(self, own: Any) -> Array:
+        """A copy of the module's own value, in the floating type of the session."""
+        ...
+
+    def number(self, own: Any) -> np.ndarray:
+        """The same in NumPy."""
+        ...
+
+    def mode(self, network: Any) -> Any:
+        """Something that differs where the module may behave otherwise than before."""
+        ...
+
+    def aside(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside, none of the transformations is at work in which a module may be running: numbers are numbers."""
+        ...
+
+    def check_mapped(self, call: Call, inputs: tuple[Any, ...], dtype: str) -> None:
+        """Refuse what cannot be mapped over draws of the parameters, as predictions are."""
+        ...
+
+    def run(
+        self, call: Call, names: Sequence[str], values: Sequence[Array], inputs: tuple[Any, ...], like: Array
+    ) -> Any:
+        """The output; floats that are no parameters come in the type and on the device of `like`."""
+        ...
+
+    def native(self, value: Array, like: Array) -> Array:
+        """An array of NumPy or of the framework as one of the framework, floats in the type of `like`."""
+        ...
+
+    def on_numbers(
+        self, call: Call, values: Sequence[np.ndarray], inputs: tuple[Any, ...], dtype: Any
+    ) -> np.ndarray:
+        """Arrays of NumPy in and out."""
+        ...
+
+    def count(self, call: Call, values: Sequence[np.ndarray], inputs: tuple[Any, ...], dtype: Any) -> int:
+        """How many numbers all the operations of a run give."""
+        ...
+
+
+@dataclass(frozen=True)
+class Call:
+    """A module, ready to be run."""
+
+    word: str
+    framework: Framework
+    network: Any
+    parameters: Sequence[Parameter]
+    coupled: bool
+
+    def __call__(
+        self, values: Sequence[Array], sampled: Sequence[Array], inputs: tuple[Any, ...], rows: int
+    ) -> Array:
+        framework = self.framework
+        check_system(self.word, framework, self.network, sampled)
+        given = [*sampled, *arrays_in(inputs)]
+        native = [each for each in given if library_of(each) == framework.library]
+        if not native:
+            numbers = [framework.number(each) for each in values]
+            fallback = [] if any(map(_is_float, given)) else [numbers[0].dtype]
+            dtype = np.result_type(*(each.dtype for each in given if _is_float(each)), *fallback)
+            with self.judged(inputs):
+                output = framework.on_numbers(self, numbers, inputs, dtype)
+            return self._checked(output, np.empty(0, dtype), rows)
+        floats = filter(_is_float, native)
+        # Where all is held and the inputs are whole numbers, the session says.
+        like = next(floats, None)
+        like = framework.start(values[0]) if like is None else like
+        self._look(inputs, type_name(like))
+        values = [framework.native(each, like) for each in values]
+        inputs = mapped(lambda each: framework.native(each, like), inputs)
+        with self.judged(inputs):
+            output = framework.run(self, [each.name for each in self.parameters], values, inputs, like)
+        return self._checked(output, like, rows)
+
+    @contextlib.contextmanager
+    def judged(self, inputs: tuple[Any, ...]) -> Iterator[None]:
+        """What goes wrong inside the module is told as an error of the model."""
+        try:
+            yield
+        except BNNError:
+            raise
+        except Exception as error:
+            if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:
+                raise
+            shapes = ", ".join(str(tuple(each.shape)) for each in arrays_in(inputs))
+            raise ModelError(
+                f"{self.word}: "
+                + message(
+                    f"a module that runs on inputs of shape {shapes}",
+                    f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
+                    "it by itself on a few rows; of its tensors, those that are neither parameters nor registered "
+                    "as buffers or variables do not follow the floating type and the device of a fit",
+                )
+            ) from error
+
+    def _checked(self, output: Any, like: Array, rows: int) -> Array:
+        if not hasattr(output, "shape") or not hasattr(output, "dtype"):
+            raise ModelError(
+                f"{self.word}: "
+                + message(
+                    "one array from the module", type(output).__name__, "a module that gives its f alone"
+                )
+            )
+        shape = tuple(output.shape)
+        if not shape or int(shape[0]) != rows:
+            raise ModelError(
+                f"{self.word}: "
+                + message(
+                    f"an output with {rows} rows, as many as x",
+                    f"shape {shape}",
+                    "the rows as its first axis",
+                )
+            )
+        if _is_float(output) and type_name(output) != type_name(like):
+            raise ModelError(
+                f"{self.word}: "
+                + message(
+                    f"a module that computes in the floating type of its parameters, {type_name(like)}",
+                    f"an output in {type_name(output)}",
+                    "leaving dtype= and conversions out of its layers",
+                )
+            )
+        return output
+
+    # -- what is known of a module once it has been looked at
+
+    def made_up(self, inputs: tuple[Any, ...], rows: int, dtype: Any, seed: int) -> tuple[Any, ...]:
+        """Rows of the shapes and kinds of the inputs: normal numbers, and whole numbers 0 and 1."""
+        rng = np.random.default_rng(seed)
+
+        def array(each: Array) -> np.ndarray:
+            shape = (rows, *map(int, each.shape[1:]))
+            if _is_float(each):
+                return rng.normal(size=shape).astype(dtype)
+            return rng.integers(0, 2, size=shape).astype(type_name(each))
+
+        return mapped(array, inputs)
+
+    def made_up_values(self, dtype: Any) -> list[np.ndarray]:
+        """The module's own values, moved: a last layer that begins at zero would hide what comes before it."""
+        rng = np.random.default_rng(0)
+        found = []
+        for each in self.parameters:
+            own = 0.0 if each.own is None else self.framework.number(each.own)
+            found.append((own + 0.5 * rng.normal(size=each.shape) / math.sqrt(each.fan_in)).astype(dtype))
+        return found
+
+    def known(self, what: str, inputs: tuple[Any, ...]) -> tuple[dict[Any, Any], Any]:
+        shapes = tuple((tuple(map(int, each.shape[1:])), str(each.dtype)) for each in arrays_in(inputs))
+        return _notes_on(self.network), (what, self.framework.mode(self.network), shapes, self.coupled)
+
+    def _look(self, inputs: tuple[Any, ...], dtype: str) -> None:
+        """Refuse a module that cannot be mapped over draws, or in which rows meet; found out once for each shape."""
+        notes, key = self.known("fits", inputs)
+        if key in notes:
+            return
+        with self.framework.aside():
+            self.framework.check_mapped(self, inputs, dtype)
+            meet = not self.coupled and self.framework.sees_all_rows and self._rows_meet(inputs, dtype)
+        if meet:
+            raise ModelError(
+                f"{self.word}: "
+                + message(
+                    "rows that do not interact",
+                    f"{type(self.network).__name__}, in which the output of a row depends on other rows",
+                    "batch_first=True in layers of torch that look along sequences, network.eval(), or "
+                    "coupled=True for a graph",
+                )
+            )
+        notes[key] = True
+
+    def _rows_meet(self, inputs: tuple[Any, ...], dtype: str) -> bool:
+        """Whether the output of the middle one of three made-up rows changes when the two others do.
+
+        False where the module does not run on such rows: then nothing is known.
+        """
+        before, after = (self.made_up(inputs, 3, dtype, seed) for seed in (1, 2))
+        for old, new in zip(arrays_in(before), arrays_in(after), strict=True):
+            new[1] = old[1]
+        values = self.made_up_values(dtype)
+        try:
+            old, new = (self.framework.on_numbers(self, values, rows, dtype) for rows in (before, after))
+        except BNNError:
+            raise
+        except Exception:
+            return False
+        if not (isinstance(old, np.ndarray) and isinstance(new, np.ndarray)):
+            return False
+        if old.shape != new.shape or old.shape[:1] != (3,):
+            return False
+        finite = np.isfinite(old) & np.isfinite(new)
+        with np.errstate(invalid="ignore"):
+            moved = np.max(np.abs(old[1] - new[1]), where=finite[1], initial=0.0)
+        # Far above rounding, and far below what rows that meet do to each other.
+        return bool(moved > 1e-4 * np.max(np.abs(old), where=finite, initial=0.0))
+
+    def held(self, inputs: tuple[Any, ...], rows: int, dtype: Any) -> int:
+        """Numbers that a run holds for a row, counted as those that enter linear maps are: without the operation after.
+
+        The difference between runs on three and on two made-up rows, in which what belongs to no row is left out.
+        """
+        notes, key = self.known("held", inputs)
+        if key in notes:
+            return notes[key]
+        with self.framework.aside():
+            total = self._counted(inputs, rows, dtype if "float" in dtype else "float32")
+        notes[key] = max(1, math.ceil(total / 2))
+        return notes[key]
+
+    def _counted(self, inputs: tuple[Any, ...], rows: int, dtype: Any) -> float:
+        values = self.made_up_values(dtype)
+        try:
+            if self.coupled:
+                whole = mapped(lambda each: np.ones(tuple(map(int, each.shape)), type_name(each)), inputs)
+                return self.framework.count(self, values, whole, dtype) / rows
+            two, three = (self.made_up(inputs, count, dtype, 1) for count in (2, 3))
+            return self.framework.count(self, values, three, dtype) - self.framework.count(
+                self, values, two, dtype
+            )
+        except Exception:
+            # It runs, but not on made-up rows: some multiple of what enters.
+            return 4 * sum(math.prod(map(int, each.shape[1:])) for each in arrays_in(inputs))
+
+
+@dataclass(frozen=True)
+class ModuleUse:
+    """A module in a run of a model, as handlers see it.
+
+    values: of its parameters, in their order: those of the sites, what priors compute, or what the module holds.
+    """
+
+    name: str
+    framework: Framework
+    network: Any
+    parameters: Sequence[Parameter]
+    values: Sequence[Array]
+
+    @property
+    def held(self) -> list[bool]:
+        """Whether a parameter is held at the module's own value."""
+        return [
+            parameter.own is not None and value is parameter.own
+            for parameter, value in zip(self.parameters, self.values, strict=True)
+        ]
+
+
+# id of a module -> (the module, weakly; what has been found out about it).
+_NOTES: dict[int, tuple[weakref.ref[Any], dict[Any, Any]]] = {}
+
+
+def _notes_on(network: Any) -> dict[Any, Any]:
+    """What is known of this very object, for as long as it lives."""
+    number = id(network)
+    found = _NOTES.get(number)
+    if found is None or found[0]() is not network:
+        found = (weakref.ref(network, lambda _: _NOTES.pop(number, None)), {})
+        _NOTES[number] = found
+    return found[1]
+
+
+def kinds_of(value: Any, root: str) -> set[str]:
+    """The names of the classes of an object that come from one package."""
+    return {kind.__name__ for kind in type(value).__mro__ if kind.__module__.partition(".")[0] == root}
+
+
+def fan_in_of(kinds: set[str], leaf: str, shape: tuple[int, ...], of_weight: int) -> tuple[int, bool]:
+    """(fan_in, whether it is the gain of a normalisation) of the parameter `leaf` of a layer of these kinds."""
+    normalises = any("Norm" in kind for kind in kinds)
+    if len(shape) < 2 or leaf.startswith("bias") or leaf.endswith("bias") or normalises:
+        return 1, normalises and leaf in ("weight", "scale")
+    if kinds & {"Embedding", "EmbeddingBag", "Embed"}:
+        return 1, False
+    return max(1, of_weight), False

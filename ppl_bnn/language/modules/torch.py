@@ -1,0 +1,265 @@
+"""torch.nn.Module in Pyro."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.core.errors import BNNError, ModelError, UnsupportedError, message
+from ppl_bnn.core.warning_filters import ignored
+from ppl_bnn.language.modules.protocol import Array, Call, Parameter, fan_in_of, kinds_of, library_of, mapped
+from ppl_bnn.language.modules.torch_defaults import defaults, floating
+
+
+class Torch:
+    """torch.nn.Module: `torch.func.functional_call` with all parameters and copies of all buffers."""
+
+    library, system, kind, sees_all_rows = "torch", "pyro", "a torch.nn.Module", True
+
+    def refuse(self, word: str, network: Any) -> None:
+        torch = sys.modules["torch"]
+        layers = torch.nn.modules
+        for path, part in network.named_modules():
+            shown = f"{type(part).__name__} {path!r}" if path else type(part).__name__
+            if isinstance(part, layers.batchnorm._BatchNorm):
+                if part.running_mean is None:
+                    raise ModelError(
+                        f"{word}: "
+                        + message(
+                            "rows that do not interact",
+                            f"{shown} without running statistics, which normalises by those of the batch",
+                            "torch.nn.LayerNorm or GroupNorm",
+                        )
+                    )
+                if part.training:
+                    raise ModelError(
+                        f"{word}: "
+                        + message(
+                            "rows that do not interact",
+                            f"{shown} in training, which normalises by the statistics of the batch",
+                            "network.eval(), for the running statistics that it has, or torch.nn.LayerNorm",
+                        )
+                    )
+            elif isinstance(part, layers.dropout._DropoutNd) and part.training and part.p > 0:
+                raise ModelError(
+                    f"{word}: "
+                    + message(
+                        "a module without randomness of its own",
+                        f"{shown} in training, with p={part.p}",
+                        "network.eval(), or bnn.MCDropout on bnn.dense layers",
+                    )
+                )
+
+    def parameters(self, word: str, network: Any) -> list[Parameter]:
+        found = []
+        for name, tensor in network.named_parameters():
+            path, _, leaf = name.rpartition(".")
+            if type(tensor).__name__ == "UninitializedParameter":
+                raise ModelError(
+                    f"{word}: "
+                    + message(
+                        f"{name!r} with a shape",
+                        "a lazy layer that has not run",
+                        "calling it once on a row of x",
+                    )
+                )
+            if not tensor.is_floating_point():
+                raise ModelError(
+                    f"{word}: "
+                    + message(f"{name!r} in floats", f"a parameter of {tensor.dtype}", "a registered buffer")
+                )
+            owner = network.get_submodule(path)
+            kinds, shape = kinds_of(owner, "torch"), tuple(map(int, tensor.shape))
+            if "_ConvTransposeNd" in kinds and len(shape) > 1:
+                # The other way round than all else in torch: (in, out / groups, places).
+                count = shape[0] // owner.groups * math.prod(shape[2:])
+            else:
+                count = math.prod(shape[1:])
+            inputs, gain = fan_in_of(kinds, leaf, shape, count)
+            table = bool(kinds & {"Embedding", "EmbeddingBag"})
+            with self.aside():
+                own = None if tensor.is_meta else tensor.detach()
+            found.append(Parameter(name, shape, inputs, own, gain, len(shape) < 2 or table))
+        return found
+
+    def further_names(self, network: Any) -> dict[str, str]:
+        listed = {id(tensor): name for name, tensor in network.named_parameters()}
+        every = network.named_parameters(remove_duplicate=False)
+        return {name: listed[id(tensor)] for name, tensor in every if listed[id(tensor)] != name}
+
+    def constants(self, network: Any) -> dict[str, Array]:
+        every = network.named_buffers(remove_duplicate=False)
+        return {
+            name: buffer.detach()
+            for name, buffer in every
+            if not buffer.is_meta and type(buffer).__name__ != "UninitializedBuffer"
+        }
+
+    def start(self, own: Any) -> Array:
+        torch = sys.modules["torch"]
+        # A copy: what is fitted is changed in place.
+        return own.to(dtype=floating(), device=torch.get_default_device(), copy=True)
+
+    def number(self, own: Any) -> np.ndarray:
+        return own.detach().cpu().double().numpy() if library_of(own) == "torch" else np.asarray(own)
+
+    def mode(self, network: Any) -> Any:
+        return tuple(part.training for part in network.modules())
+
+    def aside(self) -> contextlib.AbstractContextManager[Any]:
+        # Within vmap and vjp of torch any tensor, the module's own too, has no numbers that can be read.
+        return sys.modules["torch"]._functorch.pyfunctorch.temporarily_clear_interpreter_stack()
+
+    def check_mapped(self, call: Call, inputs: tuple[Any, ...], dtype: str) -> None:
+        torch = sys.modules["torch"]
+        like = torch.zeros(0, dtype=getattr(torch, dtype), device=torch.get_default_device())
+        names = [each.name for each in call.parameters]
+        rows = mapped(lambda each: self.native(each, like), call.made_up(inputs, 2, dtype, 1))
+
+        def run(values: Any) -> Any:
+            return self.run(call, names, values, rows, like)
+
+        draws = [self.native(np.stack([each, each]), like) for each in call.made_up_values(dtype)]
+        try:
+            # What is mapped slowly is told by torch when it is.
+            with torch.no_grad(), ignored():
+                torch.func.vmap(run, randomness="different")(draws)
+        except BNNError:
+            raise
+        except Exception as error:
+            # Any other error is told where the module runs on the inputs themselves.
+            said = str(error).partition("\n")[0]
+            if "batching rule" not in said.lower():
+                return
+            raise UnsupportedError(
+                f"{call.word}: "
+                + message(
+                    "operations that torch.func.vmap maps over draws",
+                    said,
+                    "bnn.gru or bnn.lstm in place of recurrent layers of torch, or a Flax NNX or an Equinox module",
+                )
+            ) from error
+
+    def native(self, value: Array, like: Array) -> Array:
+        torch = sys.modules["torch"]
+        if not isinstance(value, torch.Tensor):
+            value = torch.tensor(np.array(value), device=like.device)
+        return value.to(dtype=like.dtype if value.is_floating_point() else None, device=like.device)
+
+    def run(
+        self, call: Call, names: Sequence[str], values: Sequence[Array], inputs: tuple[Any, ...], like: Array
+    ) -> Any:
+        torch = sys.modules["torch"]
+        buffers = {
+            name: self._copied(call.word, name, buffer, like) for name, buffer in call.network.named_buffers()
+        }
+        versions = {name: buffer._version for name, buffer in buffers.items()}
+        given = {**dict(zip(names, values, strict=True)), **buffers}
+        before = _random_state(like.device)
+        with _plain()(like.dtype):
+            output = torch.func.functional_call(call.network, given, inputs)
+        if not torch.equal(before, _random_state(like.device)):
+            raise ModelError(
+                f"{call.word}: "
+                + message(
+                    "a module without randomness of its own",
+                    "one that draws random numbers (dropout in training, perhaps)",
+                    "network.eval(), or what is drawn as bnn.sample in the model",
+                )
+            )
+        changed = [
+            name
+            for name, buffer in buffers.items()
+            if given[name] is not buffer or buffer._version != versions[name]
+        ]
+        if changed:
+            raise ModelError(
+                f"{call.word}: "
+                + message(
+                    "a module that is a function, and leaves its buffers as they are",
+                    f"changes of {', '.join(map(repr, changed))}",
+                    "network.eval()",
+                )
+            )
+        return output
+
+    def _copied(self, word: str, name: str, buffer: Any, like: Array) -> Any:
+        """A buffer in the type and on the device of the fit; a copy, which the module may spoil."""
+        if buffer.is_meta or type(buffer).__name__ == "UninitializedBuffer":
+            raise ModelError(
+                f"{word}: "
+                + message(
+                    f"a value of the buffer {name!r}", "a shape only", "a module that has been initialised"
+                )
+            )
+        dtype = buffer.dtype
+        if buffer.is_floating_point():
+            dtype = like.dtype
+        elif buffer.is_complex():
+            dtype = like.dtype.to_complex()
+        return buffer.detach().to(dtype=dtype, device=like.device, copy=True)
+
+    def on_numbers(
+        self, call: Call, values: Sequence[np.ndarray], inputs: tuple[Any, ...], dtype: Any
+    ) -> np.ndarray:
+        torch = sys.modules["torch"]
+        like = torch.zeros(0, dtype=getattr(torch, str(dtype)), device=torch.get_default_device())
+        names = [each.name for each in call.parameters]
+        with torch.no_grad():
+            tensors = [self.native(each, like) for each in values]
+            output = self.run(
+                call, names, tensors, mapped(lambda each: self.native(each, like), inputs), like
+            )
+        return output.cpu().numpy() if isinstance(output, torch.Tensor) else output
+
+    def count(self, call: Call, values: Sequence[np.ndarray], inputs: tuple[Any, ...], dtype: Any) -> int:
+        torch = sys.modules["torch"]
+
+        class Counting(torch.overrides.TorchFunctionMode):
+            total = 0
+
+            def __torch_function__(
+                self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                result = function(*args, **(kwargs or {}))
+                if isinstance(result, torch.Tensor):
+                    self.total += result.numel()
+                return result
+
+        with Counting() as counting:
+            self.on_numbers(call, values, inputs, dtype)
+        return counting.total
+
+
+@functools.cache
+def _plain() -> Any:
+    """A mode of torch in which attention is made of plain operations, and tensors are of a given type by default.
+
+    Attention's fused operations have no forward derivative and are not mapped over draws. Layers leave theirs out
+    wherever a mode may look at them, and attention that is to give its weights is not fused either.
+    """
+    torch = sys.modules["torch"]
+    functional, unfused = torch.nn.functional, torch.ops.aten._scaled_dot_product_attention_math
+
+    class Plain(defaults()):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if function is functional.scaled_dot_product_attention:
+                return unfused(*args, **kwargs)[0]
+            if function is functional.multi_head_attention_forward and kwargs.get("need_weights") is False:
+                return function(*args, **{**kwargs, "need_weights": True})[0], None
+            return super().__torch_function__(function, types, args, kwargs)
+
+    return Plain
+
+
+def _random_state(device: Any) -> Any:
+    """Where the generator stands that layers on this device draw from."""
+    torch = sys.modules["torch"]
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.random.get_rng_state()

@@ -1,1 +1,0 @@
-"""What y is given the network's output: one file for each kind of target. `language.likelihoods` lists them."""

@@ -1,0 +1,525 @@
+"""Randomness in linear maps: gradient estimators for factorised weights, and dropout.
+
+One draw of the weights for all rows of a batch makes the rows' log likelihoods move together, and averaging over rows
+does not average that noise away. `LocalReparameterisation` and `Flipout` give every row a draw of its own: each row's
+outputs have the distribution that they have under q, and the rows are independent or uncorrelated, so that the
+estimate of sum_n E_q[log p(y_n | x_n, w)] and its gradient keep their mean and lose variance. `DroppedInputs` is
+dropout.
+
+All three are handlers on the words `linear` and `conv`, for any model, inside the interpretation of a system:
+
+    with LocalReparameterisation(loc, scale, normal):
+        model(x, y)
+
+A handler serves one run. Randomness comes from functions that are handed in, so that the same lines run on NumPy, torch
+and JAX: normal(shape, like) standard normals, sign(shape, like) numbers -1 and 1 with equal probability, keep(shape,
+like, probability) ones with that probability and zeros, as arrays like `like`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ppl_bnn.core.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.language import ops
+from ppl_bnn.language.distributions import ON_REALS
+from ppl_bnn.language.handlers import NetworkFunction, RecordLinear, SubstituteLinear
+from ppl_bnn.language.primitives import Handler, Message
+
+Array = Any
+Model = Callable[..., Any]
+# (shape, like) -> random numbers of that shape, an array of the kind of `like`.
+Source = Callable[[tuple[int, ...], Array], Array]
+# (shape, like, probability) -> ones and zeros.
+KeepSource = Callable[[tuple[int, ...], Array, float], Array]
+
+
+# --- one draw of the weights for each row -----------------------------------------------------------
+
+
+class _PerRow(Handler):
+    """A handler that gives the linear maps of some sites another draw in each row.
+
+    A weight or a bias is a site if it is the very array that the site was answered with; what is computed from sites is
+    not, and is used as it is. So is a site with a constrained support, a bias that is not (O,) for O outputs, and a
+    weight that is not a matrix: there the sampled value is right in every case.
+    """
+
+    estimator = ""
+
+    def __init__(self, loc: Mapping[str, Array], approximate: bool):
+        self.loc = loc
+        self.approximate = approximate
+        # The arrays are kept: the number that `id` gives is free for others once an array is gone.
+        self.sites: dict[int, tuple[str, Array]] = {}
+        self.met: list[str] = []
+        self.rows: dict[int, str] = {}
+
+    def process(self, msg: Message) -> None:
+        if msg.kind in ("linear", "conv"):
+            self._map(msg)
+        elif msg.kind == "coupled" and not self.approximate:
+            raise _shared_error(
+                self.estimator, "rows that do not interact", "bnn.coupled in the model", self._advice()
+            )
+        elif msg.kind == "observe":
+            self._check_rows(int(msg.arguments["f"].shape[0]))
+
+    def after(self, msg: Message) -> None:
+        if msg.kind != "sample":
+            return
+        self.met.append(msg.name)
+        if msg.name not in self.loc or msg.arguments["obs"] is not None:
+            return
+        if msg.arguments["distribution"].family not in ON_REALS:
+            return
+        given, shape = tuple(self.loc[msg.name].shape), tuple(msg.value.shape)
+        if given != shape:
+            raise InputError(
+                f"{self.estimator}: "
+                + message(
+                    f"loc of shape {shape} for site {msg.name!r}", f"shape {given}", "that of the guide"
+                )
+            )
+        self.sites[id(msg.value)] = (msg.name, msg.value)
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        if exception[0] is None:
+            for name in self.loc:
+                if name not in self.met:
+                    raise unknown_name(f"site of {self.estimator}", name, self.met)
+
+    def _advice(self) -> str:
+        return "estimator='plain'"
+
+    def _map(self, msg: Message) -> None:
+        x, weight, bias = (msg.arguments[name] for name in ("x", "weight", "bias"))
+        axes = len(x.shape) if msg.kind == "conv" else 2
+        weight_site = self._site(weight) if len(weight.shape) == axes else None
+        bias_site = None if bias is None else self._site(bias)
+        if weight_site is None and bias_site is None:
+            return
+        if len(x.shape) < 2:
+            raise _shared_error(
+                self.estimator,
+                f"inputs (N, ..., I) of the map {msg.name!r}, a row for each row of the data",
+                f"shape {tuple(x.shape)}",
+                "estimator='plain'",
+            )
+        self.rows.setdefault(int(x.shape[0]), msg.name)
+        for site in (weight_site, bias_site):
+            if site is not None:
+                self._use(site, msg, positions=len(x.shape) > 2 and site == weight_site)
+        if bias is not None and tuple(bias.shape) != tuple(weight.shape[-1:]):
+            bias_site = None
+        if weight_site is None and bias_site is None:
+            return
+
+        def applied(x: Array, weight: Array) -> Array:
+            if msg.kind == "linear":
+                return ops.matmul(x, weight)
+            return ops.convolution(x, weight, msg.arguments["stride"], msg.arguments["padding"])
+
+        msg.answer(self._output(applied, x, weight, bias, weight_site, bias_site))
+
+    def _site(self, value: Array) -> str | None:
+        found = self.sites.get(id(value))
+        return None if found is None else found[0]
+
+    def _use(self, site: str, msg: Message, positions: bool) -> None:
+        """Take note of a use of a site, or refuse it."""
+
+    def _check_rows(self, rows: int) -> None:
+        for count, name in self.rows.items():
+            if count != rows and not self.approximate:
+                raise _shared_error(
+                    self.estimator,
+                    f"inputs of the map {name!r} with one row for each of the {rows} rows of the data",
+                    f"{count} rows",
+                    self._advice(),
+                )
+
+    def _output(
+        self,
+        applied: Callable[[Array, Array], Array],
+        x: Array,
+        weight: Array,
+        bias: Array | None,
+        weight_site: str | None,
+        bias_site: str | None,
+    ) -> Array:
+        """What leaves the map. The name of a site is None where the value at hand is to be used as it is."""
+        raise NotImplementedError
+
+
+def _shared_error(estimator: str, expected: str, came: str, advice: str) -> UnsupportedError:
+    return UnsupportedError(f"{estimator}: " + message(expected, came, advice))
+
+
+def _root(variance: Array) -> Array:
+    """The square root, with derivative zero at zero, where a row of inputs is zero.
+
+    The root of sum_i x_i^2 sigma_i^2 has no derivative at x = 0; zero is one of its subgradients, and the mean over a
+    symmetric noise is zero whatever is taken.
+    """
+    positive = variance > 0
+    root = ops.sqrt(ops.where(positive, variance, ops.ones_like(variance)))
+    return ops.where(positive, root, ops.zeros_like(root))
+
+
+def _across(x: Array, width: int) -> tuple[int, ...]:
+    """(N, 1, ..., 1, width): one number per row of x (N, ..., I) and unit, the same at all positions."""
+    return (int(x.shape[0]), *(1,) * (len(x.shape) - 2), width)
+
+
+class LocalReparameterisation(_PerRow):
+    """What leaves a linear map is drawn for each row, not its weights (Kingma, Salimans and Welling 2015).
+
+    For w_io ~ N(mu_io, sigma_io^2) and b_o ~ N(mu_o, sigma_o^2), all independent, the outputs of a row x are
+    independent normals:
+
+        y_o = sum_i x_i mu_io + mu_o + (sum_i x_i^2 sigma_io^2 + sigma_o^2)^(1/2) eps_o,
+
+    with eps fresh for every row and output. Where only the weight or only the bias is a site of `loc`, the other is
+    taken at its value; a bias alone is drawn once per row, the same at all positions.
+
+    This is exact, in the distribution of each row, for a site that is used once per row. A second use in the same row
+    (at another position of a convolution or of an x with more than two axes, in another map) would be of the same
+    weights, while fresh eps make it another draw. Refused, unless `approximate`: then every position of every use has
+    fresh noise, as usual for convolutions (Molchanov et al. 2017; Shridhar et al. 2019): means and variances of
+    outputs are right, their dependence within a row is lost, and the objective is no longer a bound on the evidence.
+
+    A run shows a handler the uses in maps, the number of their rows, and `bnn.coupled`. It does not show a use of the
+    array elsewhere in the model (in a product, in another prior, through a function of it): there the model gets the
+    sampled value, and the two are no longer one draw. `shared_weights` finds these uses beforehand. A use in the
+    prior of another site is no use in the network: the complexity cost is a term by itself. That rows are permuted or
+    mixed on the way without `bnn.coupled` cannot be seen.
+
+    loc, scale: site -> array, mean and standard deviation of independent normals. normal: the source of noise.
+
+    Raises
+    ------
+    UnsupportedError: a use for which this is not exact, without `approximate`. UnknownNameError: the run has no such
+    random variable. InputError: a loc of another shape than its site.
+    """
+
+    estimator = "local reparameterisation"
+
+    def __init__(
+        self,
+        loc: Mapping[str, Array],
+        scale: Mapping[str, Array],
+        normal: Source,
+        approximate: bool = False,
+    ):
+        super().__init__(loc, approximate)
+        self.scale = scale
+        self.normal = normal
+        self.used: dict[str, list[str]] = {}
+
+    def _advice(self) -> str:
+        return "estimator='flipout' or 'plain', or approximate=True"
+
+    def _use(self, site: str, msg: Message, positions: bool) -> None:
+        names = self.used.setdefault(site, [])
+        names.append(msg.name)
+        if self.approximate or not (positions or len(names) > 1):
+            return
+        came = _at_positions(msg.name, msg.kind) if positions else _in_maps(names)
+        raise _shared_error(self.estimator, f"one use per row of {site!r}", came, self._advice())
+
+    def _output(
+        self,
+        applied: Callable[[Array, Array], Array],
+        x: Array,
+        weight: Array,
+        bias: Array | None,
+        weight_site: str | None,
+        bias_site: str | None,
+    ) -> Array:
+        result = applied(x, weight if weight_site is None else self.loc[weight_site])
+        if bias is not None:
+            result = result + (bias if bias_site is None else self.loc[bias_site])
+        if weight_site is None:
+            assert bias_site is not None
+            scale = self.scale[bias_site]
+            return result + scale * self.normal(_across(x, int(scale.shape[-1])), result)
+        variance = applied(x * x, self.scale[weight_site] ** 2)
+        if bias_site is not None:
+            variance = variance + self.scale[bias_site] ** 2
+        return result + _root(variance) * self.normal(tuple(result.shape), result)
+
+
+class Flipout(_PerRow):
+    """One deviation of the weights for all rows, with random signs in each (Wen et al. 2018).
+
+    With w = mu + dw, dw independent of each other and symmetric about 0, and signs r (N, I) and s (N, O), each -1 or 1,
+
+        y_n = x_n mu + ((x_n * r_n) dw) * s_n:   row n has the weights mu_io + dw_io r_ni s_no,
+
+    which are distributed as w given any signs, while those of two rows are uncorrelated. A bias is mu_o + db_o s_no.
+    One pattern per site and row, the same at all positions, at all places of the kernel of a convolution (r is a sign
+    per channel) and in all maps that share the site: so the joint distribution of all that happens within a row is
+    that under q, for shared weights too.
+
+    The gradient by the mean has the variance of the local reparameterisation. By the standard deviation it has about
+    that of one draw for all rows: each dw meets its own square in every row, whatever the signs.
+
+    What cannot be told is as in `LocalReparameterisation`: a use of the array outside of its maps is found by
+    `shared_weights`. Rows that interact, or that are folded into positions, are refused.
+
+    loc: site -> the mean, for sites of which q is symmetric about it with independent coordinates. sign: the source of
+    signs.
+
+    Raises
+    ------
+    UnsupportedError: rows that interact, or a map whose inputs do not have one row per row of the data.
+    UnknownNameError: the run has no such random variable. InputError: a loc of another shape than its site.
+    """
+
+    estimator = "flipout"
+
+    def __init__(self, loc: Mapping[str, Array], sign: Source):
+        super().__init__(loc, approximate=False)
+        self.sign = sign
+        # Site -> signs (N, I) of the inputs of a weight; site -> signs (N, O) of the outputs of a weight or of a bias.
+        self.inner: dict[str, Array] = {}
+        self.outer: dict[str, Array] = {}
+
+    def _output(
+        self,
+        applied: Callable[[Array, Array], Array],
+        x: Array,
+        weight: Array,
+        bias: Array | None,
+        weight_site: str | None,
+        bias_site: str | None,
+    ) -> Array:
+        rows, width = int(x.shape[0]), int(weight.shape[-1])
+        if weight_site is None:
+            result = applied(x, weight)
+        else:
+            if weight_site not in self.inner:
+                self.inner[weight_site] = self.sign((rows, int(x.shape[-1])), x)
+                self.outer[weight_site] = self.sign((rows, width), x)
+            loc = self.loc[weight_site]
+            flipped = applied(x * self._spread(self.inner[weight_site], x), weight - loc)
+            result = applied(x, loc) + flipped * self._spread(self.outer[weight_site], x)
+        if bias is None:
+            return result
+        if bias_site is None:
+            return result + bias
+        if bias_site not in self.outer:
+            shared = None if weight_site is None else self.outer[weight_site]
+            self.outer[bias_site] = self.sign((rows, width), x) if shared is None else shared
+        loc = self.loc[bias_site]
+        return result + loc + (bias - loc) * self._spread(self.outer[bias_site], x)
+
+    def _spread(self, signs: Array, x: Array) -> Array:
+        """Signs (N, K) along all positions of x (N, ..., I)."""
+        if signs.shape[0] != x.shape[0]:
+            raise _shared_error(
+                self.estimator,
+                "the same rows in all maps that share a weight",
+                f"{int(signs.shape[0])} and {int(x.shape[0])}",
+                self._advice(),
+            )
+        return signs.reshape(_across(x, int(signs.shape[-1])))
+
+
+# --- which sites are shared -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SharedUse:
+    """Why a site is not used just once in each row.
+
+    kind: "positions" (of a convolution, or of an x with more than two axes), "maps" (several uses in linear maps),
+    "rows" (inputs that do not have the rows of the data, or rows that interact) or "outside" (a use besides linear
+    maps). reason: the same in words.
+    """
+
+    site: str
+    kind: Literal["positions", "maps", "rows", "outside"]
+    reason: str
+
+
+def _at_positions(name: str, kind: str) -> str:
+    what = "a convolution" if kind == "conv" else "a map of inputs with more than two axes"
+    return f"its use at several positions, in {name!r}, {what}"
+
+
+def _in_maps(names: Collection[str]) -> str:
+    return f"several uses in linear maps: {', '.join(map(repr, names))}"
+
+
+class _Coupled(Handler):
+    """Whether the model says that its rows interact."""
+
+    sees_maps = False
+    said = False
+
+    def process(self, msg: Message) -> None:
+        self.said = self.said or msg.kind == "coupled"
+
+
+def shared_weights(
+    model: Model, values: Mapping[str, Array], x: Any, sites: Collection[str] | None = None
+) -> dict[str, SharedUse]:
+    """The weights and biases that are not used just once in each row, with what is in the way.
+
+    Empty if the local reparameterisation is exact. Runs the network two times or, where a use outside of linear maps is
+    found, once more for each site.
+
+    A use outside of linear maps is found by NaN in place of the site everywhere but in its maps: it then reaches the
+    predictor. What swallows NaN, a comparison for instance, hides such a use.
+
+    values: of all sites, constrained; arrays of a system, because in NumPy a specification checks its numbers. x: a few
+    rows of inputs, at least two, by which rows are told from other axes (all rows where they interact).
+    sites: those of interest, by default all; a bias at several positions is listed for another reason only, because it
+    can be drawn once per row.
+    """
+    with NetworkFunction(values) as run, _Coupled() as coupled, RecordLinear(values=values) as record:
+        model(x, None)
+    assert isinstance(run, NetworkFunction)
+    assert isinstance(coupled, _Coupled)
+    assert isinstance(record, RecordLinear)
+    rows, seen = int(run.f.shape[0]), dict.fromkeys(record.inputs, 0)
+    maps: dict[str, list[str]] = {}
+    found: dict[str, SharedUse] = {}
+    for use in record.uses:
+        inputs = record.inputs[use.name][seen[use.name]]
+        seen[use.name] += 1
+        for site in (use.weight, use.bias):
+            if site is None or (sites is not None and site not in sites):
+                continue
+            maps.setdefault(site, []).append(use.name)
+            if coupled.said:
+                found[site] = SharedUse(site, "rows", "its use in a model whose rows interact, bnn.coupled")
+            elif len(inputs.shape) < 2 or int(inputs.shape[0]) != rows:
+                came = f"its use in {use.name!r} on {tuple(inputs.shape)} inputs for {rows} rows of data"
+                found[site] = SharedUse(site, "rows", came)
+            elif len(inputs.shape) > 2 and site == use.weight:
+                found.setdefault(site, SharedUse(site, "positions", _at_positions(use.name, use.kind)))
+    for site, names in maps.items():
+        if len(names) > 1:
+            found.setdefault(site, SharedUse(site, "maps", _in_maps(names)))
+    for site in _used_outside(model, values, x, list(maps)):
+        found[site] = SharedUse(site, "outside", "its use outside of linear maps as well")
+    return {site: found[site] for site in maps if site in found}
+
+
+def _used_outside(model: Model, values: Mapping[str, Array], x: Any, sites: list[str]) -> list[str]:
+    def reached(names: list[str]) -> bool:
+        missing = {**values, **{name: values[name] * math.nan for name in names}}
+        given = {name: values[name] for name in names}
+        with NetworkFunction(missing) as run, SubstituteLinear(given, missing):
+            model(x, None)
+        assert isinstance(run, NetworkFunction)
+        eta = run.likelihood.predictor(run.f)
+        return bool((eta != eta).any())
+
+    return [site for site in sites if reached([site])] if sites and reached(sites) else []
+
+
+def refuse_shared(shared: Mapping[str, SharedUse], estimator: str, approximate: bool = False) -> None:
+    """Refuse what an estimator, "local" or "flipout", is not exact for, before anything is compiled.
+
+    Raises
+    ------
+    UnsupportedError: naming the sites. Flipout is right at all positions and in all maps; `approximate` lets the local
+    reparameterisation pass.
+    """
+    if estimator == "local" and approximate:
+        return
+    for use in shared.values():
+        if estimator == "flipout" and use.kind in ("positions", "maps"):
+            continue
+        if estimator == "local":
+            right = "flipout" if use.kind in ("positions", "maps") else "plain"
+            advice = f"estimator={right!r}, or approximate=True"
+        else:
+            advice = "estimator='plain'"
+        others = [other for other in shared if other != use.site]
+        came = use.reason + (f" (as for {', '.join(others)})" if others else "")
+        raise _shared_error(f"estimator {estimator!r}", f"one use per row of {use.site!r}", came, advice)
+
+
+# --- dropout ----------------------------------------------------------------------------------------
+
+
+class DroppedInputs(Handler):
+    """Inputs of linear maps and convolutions are dropped at random (Srivastava et al. 2014; Gal and Ghahramani 2016).
+
+        x' = x * z / (1 - rate),   z ~ Bernoulli(1 - rate)
+
+    so that E x' = x. One mask per row of the data and unit: z is (N, 1, ..., 1, I) for x (N, ..., I), the same at all
+    positions, and for a convolution one per channel, the same at all places of the image. A mask of the inputs is a
+    mask of the rows of the weight, so with it a row has one draw of the weights at all positions; dropping each place
+    of an image by itself would be no distribution over weights. A map that is used several times has a fresh mask at
+    each use.
+
+    rates: the name of a map -> its rate, and no other map is dropped; or one rate for all maps. keep: the source of
+    zeros and ones. skip: with one rate, the names of maps whose inputs stay; by default those of the first map of the
+    run, whose inputs are the features.
+
+    Raises
+    ------
+    InputError: a rate outside of [0, 1), or `skip` with rates by name. UnknownNameError: the run has no such map.
+    UnsupportedError: inputs without an axis of rows.
+    """
+
+    def __init__(
+        self, rates: float | Mapping[str, float], keep: KeepSource, skip: Collection[str] | None = None
+    ):
+        by_name = isinstance(rates, Mapping)
+        for rate in rates.values() if by_name else (rates,):
+            if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0.0 <= rate < 1.0:
+                raise InputError("dropout: " + message("a rate from 0 to below 1", repr(rate), "rate=0.1"))
+        if skip is not None and (by_name or isinstance(skip, str)):
+            raise InputError(
+                "dropout: "
+                + message("one rate for all maps but the names in `skip`", repr(skip), "rates by name alone")
+            )
+        self.rates = rates
+        self.keep = keep
+        self.skip = skip
+        self.met: list[str] = []
+
+    def process(self, msg: Message) -> None:
+        if msg.kind not in ("linear", "conv"):
+            return
+        self.met.append(msg.name)
+        rate = self._rate(msg.name)
+        if rate == 0.0:
+            return
+        x = msg.arguments["x"]
+        if len(x.shape) < 2:
+            raise UnsupportedError(
+                "dropout: "
+                + message(
+                    f"inputs (N, ..., I) of the map {msg.name!r}",
+                    f"shape {tuple(x.shape)}",
+                    "leaving that map out",
+                )
+            )
+        mask = self.keep(_across(x, int(x.shape[-1])), x, 1.0 - rate)
+        msg.arguments["x"] = x * mask / (1.0 - rate)
+
+    def _rate(self, name: str) -> float:
+        if isinstance(self.rates, Mapping):
+            return self.rates.get(name, 0.0)
+        skipped = self.met[:1] if self.skip is None else self.skip
+        return 0.0 if name in skipped else self.rates
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        if exception[0] is None:
+            named = self.rates if isinstance(self.rates, Mapping) else self.skip or ()
+            for name in named:
+                if name not in self.met:
+                    raise unknown_name("linear map of dropout", name, self.met)

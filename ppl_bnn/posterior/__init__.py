@@ -1,0 +1,1 @@
+"""Posteriors: draws, export, convergence, storage."""

@@ -1,0 +1,85 @@
+"""Nested R-hat: convergence of many short chains, of which groups have started at one point.
+
+With many chains none of them need be long: a hundred chains of fifty draws can hold thousands of effective draws. Plain
+R-hat asks each chain alone to be long, since it stays near sqrt(1 + 1 / ESS of one chain) however many there are.
+Nested R-hat compares the means of whole groups instead, whose noise falls with the number of chains in them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.core.errors import InputError, message
+
+# ArviZ gives no answer for fewer.
+FEWEST_DRAWS = 4
+
+
+def nested_rhat(draws: np.ndarray, superchains: int) -> np.ndarray:
+    """Nested R-hat of each component, by ArviZ, with ranks normalised and chains split as for plain R-hat.
+
+    draws: (chain, draw, components). superchains: K, how many groups the chains form, of M = chains / K consecutive
+    ones each that started at the same point. Gives (components,).
+
+    For chains m of superchain k with draws x_nmk, n = 1..N, means x_mk, superchain means x_k, and x their mean
+    (Margossian, Hoffman, Sountsov, Riou-Durand, Vehtari and Gelman 2024, Bayesian Analysis, equations 4 to 8):
+
+        B   = 1 / (K - 1) sum_k (x_k - x)^2                           between superchains
+        B_k = 1 / (M - 1) sum_m (x_mk - x_k)^2                        between the chains of one; 0 for M = 1
+        W_k = 1 / M sum_m 1 / (N - 1) sum_n (x_nmk - x_mk)^2          within its chains
+        W   = 1 / K sum_k (B_k + W_k)
+        nested R-hat = sqrt(1 + B / W)  >=  1
+
+    What is put in for x, as in Vehtari, Gelman, Simpson, Carpenter and Buerkner (2021): the halves of each chain as two
+    chains of the same superchain (so M doubles), the ranks of all draws turned into normal scores; and once more the
+    ranks of |x - median|. The larger of the two values counts.
+
+    At stationarity B / W is about 1 / (M ESS of one chain). Where chains have forgotten where they started, it
+    falls to 0 as chains are added to superchains. So it answers whether a chain's end depends on its start, and
+    no more: chains that fall by chance into modes which they never leave, each superchain into all of them alike,
+    agree by nested R-hat and disagree by plain R-hat.
+
+    A component that is not finite, or on which every chain stands still at a place of its own, has infinity, and so has
+    every one with fewer than 4 draws per chain; one that is the same in all draws has nothing to compare and is NaN.
+
+    Raises
+    ------
+    InputError: another shape; fewer than 2 superchains; a number of chains that is no multiple of them.
+    """
+    draws = np.asarray(draws)
+    if draws.ndim != 3:
+        raise InputError(
+            "draws: " + message("(chain, draw, components)", f"shape {draws.shape}", "draws[..., None]")
+        )
+    chains = draws.shape[0]
+    if isinstance(superchains, bool) or not isinstance(superchains, int | np.integer) or superchains < 2:
+        raise InputError(
+            "superchains: "
+            + message("a whole number of at least 2", repr(superchains), "8, of several chains each")
+        )
+    if chains % superchains:
+        raise InputError(
+            "superchains: "
+            + message(f"a divisor of the {chains} chains", repr(superchains), "groups of equal size")
+        )
+    from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
+
+    found = np.full(draws.shape[-1], np.inf)
+    finite = np.isfinite(draws).all(axis=(0, 1))
+    low, high = draws.min(axis=1), draws.max(axis=1)
+    constant = finite & (low.min(axis=0) == high.max(axis=0))
+    found[constant] = np.nan
+    usable = finite & ~constant & (low < high).any(axis=0)
+    if draws.shape[1] >= FEWEST_DRAWS and usable.any():
+        values: Any = np.moveaxis(draws[..., usable].astype(np.float64), -1, 0)
+        groups = np.repeat(np.arange(superchains), chains // superchains)
+        with np.errstate(all="ignore"):
+            answer = np.asarray(
+                array_stats.rhat_nested(
+                    values, superchain_ids=groups, method="rank", chain_axis=1, draw_axis=2
+                )
+            )
+        found[usable] = np.where(np.isnan(answer), np.inf, answer)
+    return found

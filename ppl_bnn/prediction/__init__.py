@@ -1,0 +1,1 @@
+"""Predictions and what is computed from them: scores, calibration, intervals."""

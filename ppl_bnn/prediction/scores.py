@@ -1,0 +1,783 @@
+"""How good a prediction is: proper scores, calibration, what its uncertainty is good for, the gap to a reference.
+
+Nearly every function takes a `Prediction` and the y that was then seen, of the prediction's `shape`, and gives a number
+(or, with `pointwise=True`, one per row). "Larger is better" holds for log_score, accuracy, concordance_index, and the
+two areas of `out_of_distribution` only.
+
+Of a row that was censored a bound is known and not the value: y is then (N, 2), values and events, which log_score and
+concordance_index take. Errors, CRPS, PIT and coverage are defined where every row was observed, and refused elsewhere:
+over the observed rows alone they would be best for a prediction that is too short.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.core.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.prediction.isotonic import MappedPrediction
+from ppl_bnn.prediction.prediction import BLOCK, Prediction, _normal_absolute_deviation
+
+# Component quantiles at this level enclose all but a billionth of the mixture's probability.
+_TAIL = 1e-9
+# Relative accuracy of the integrals of distribution functions.
+_ACCURACY = 1e-5
+# Step of the trapezium rule in standard deviations of the narrowest of the normals mixed: the rule's error is
+# about exp(-(pi / step)^2), as F (1 - F) has a Fourier transform that falls off as that of a normal.
+_STEP = 0.8
+# What tells rows apart of which a prediction is sure from those of which it is not (see `uncertainty`).
+MEASURES = ("entropy", "mutual_information", "max_probability", "variance", "epistemic_variance")
+
+
+# --- proper scores ----------------------------------------------------------------------------------------
+
+
+def log_score(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.ndarray:
+    """Mean over rows of log p(y_n), the log density (or mass) of the mixture (Good 1952, JRSS B 14, 107-114).
+
+    Nats per row; K outputs are scored jointly. Larger is better.
+    """
+    values = prediction.log_prob(y)
+    return values if pointwise else float(values.mean())
+
+
+def crps(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.ndarray:
+    """Continuous ranked probability score, in units of y; mean over rows and outputs, or (N,) or (N, K).
+
+        CRPS = integral (F(t) - 1{y <= t})^2 dt = E|Y - y| - E|Y - Y'| / 2
+
+    (Gneiting and Raftery 2007, JASA 102, 359-378), all S components in use. E|Y - y| is a closed form, O(S).
+    E|Y - Y'| = 2 integral F (1 - F) dt is integrated by the trapezium rule, refined until it changes by less than
+    1e-5 of itself (for mixtures of normals it converges faster than any power of the step, and the error left is
+    far smaller still); where that would cost more than the closed form over all pairs of components (few components, or
+    narrow ones far apart), the pairs are summed. Counts: a sum over the integers. Lower is better.
+    Raises UnsupportedError for classes, and for StudentT with df <= 1.
+    """
+    deviation = prediction.absolute_deviation(prediction.observed_values(y) if prediction.censored else y)
+    values = deviation - 0.5 * mean_difference(prediction)
+    return values if pointwise else float(values.mean())
+
+
+def mean_difference(prediction: Prediction) -> np.ndarray:
+    """E|Y - Y'| for independent Y, Y' of the same mixture (Gini's mean difference), (N,) or (N, K), units of y."""
+    if isinstance(prediction, MappedPrediction):
+        return prediction.mean_difference
+    marginal = prediction._marginals()
+    if prediction.is_counts:
+        result = _count_mean_difference(marginal)
+    else:
+        result = _continuous_mean_difference(marginal)
+    return result.reshape(prediction.shape)
+
+
+def energy_score(
+    prediction: Prediction, y: Any, pointwise: bool = False, *, draws: int = 2000, seed: int = 0
+) -> float | np.ndarray:
+    """Energy score of rows of K outputs, E||Y - y|| - E||Y - Y'|| / 2 in the Euclidean norm; mean over rows, or (N,).
+
+    Source: Gneiting and Raftery 2007, JASA 102, 359-378, section 4.3; CRPS is the case K = 1. It sees how outputs go
+    together, which scores of single outputs do not, and all outputs count as they are large: bring them to one unit
+    first (`prediction.rescale`). By scoringrules from `draws` independent draws of the mixture, E||Y - Y'|| from the
+    pairs of consecutive ones, which are independent: without bias, with an error that falls as 1 / sqrt(draws), at a
+    cost in proportion to draws. The same seed gives the same number. Lower is better.
+
+    Raises UnsupportedError for one output, where `crps` has no error. InputError: fewer than 2 draws.
+    """
+    if prediction.is_classes or len(prediction.shape) != 2:
+        raise UnsupportedError(
+            message(
+                "a prediction of several outputs for energy_score",
+                repr(prediction),
+                "brier" if prediction.is_classes else "crps, which is the energy score of one output",
+            )
+        )
+    if draws < 2:
+        raise InputError("draws: " + message("at least 2, to have a pair", repr(draws), "draws=2000"))
+    y = _numbers(prediction, y)
+    import scoringrules
+
+    rng = np.random.default_rng(seed)
+    values = np.empty(prediction.rows)
+    step = max(1, 8 * BLOCK // (draws * prediction.shape[1]))
+    for begin in range(0, prediction.rows, step):
+        rows = slice(begin, begin + step)
+        sample = np.swapaxes(prediction.take(rows).sample(draws, rng), 0, 1)
+        values[rows] = scoringrules.es_ensemble(y[rows], sample, estimator="akr", backend="numpy")
+    return values if pointwise else float(values.mean())
+
+
+def brier(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.ndarray:
+    """Mean over rows of sum_c (P_c - 1{y = c})^2, summed over ALL classes (Brier 1950): from 0 to 2.
+
+    With two classes this is twice (P_1 - y)^2, the form some libraries give for binary labels. Lower is better.
+    """
+    probabilities = prediction.probabilities
+    indicator = _labels(prediction, y)[:, None] == np.arange(prediction.classes)
+    values = np.sum((probabilities - indicator) ** 2, axis=1)
+    return values if pointwise else float(values.mean())
+
+
+# --- errors of point predictions --------------------------------------------------------------------------
+
+
+def rmse(prediction: Prediction, y: Any) -> float:
+    """Root mean square of mean - y over rows and outputs, units of y: the mean is optimal for it."""
+    return float(np.sqrt(np.mean((prediction.mean - _numbers(prediction, y)) ** 2)))
+
+
+def mean_absolute_error(prediction: Prediction, y: Any) -> float:
+    """Mean of |median - y| over rows and outputs, units of y: the median, not the mean, is optimal for it."""
+    return float(np.mean(np.abs(prediction.quantile(0.5) - _numbers(prediction, y))))
+
+
+def accuracy(prediction: Prediction, y: Any) -> float:
+    """Share of rows in which the most probable class (the first, on a tie) is the label."""
+    return float(np.mean(prediction.probabilities.argmax(axis=1) == _labels(prediction, y)))
+
+
+def concordance_index(prediction: Prediction, y: Any) -> float:
+    """Share of the pairs of rows of known order that the prediction has in that order (Harrell et al. 1982, JAMA 247,
+    2543-2546): 1/2 for a prediction that knows nothing, 1 where all are right.
+
+    Of two rows the order is known where one is certain to be the smaller: v_i < v_j where both were observed, and
+    v_i <= v_j where i is observed or left-censored, j observed or right-censored, and not both observed. The prediction
+    has rows in the order of their medians; of two equal ones half a pair is right. O(N^2).
+
+    It looks at the order alone, and at which pairs are known, which depends on what censors: log_score is the proper
+    score. One number per row; y (N, 2) where rows may be censored, else (N,).
+
+    Raises UnsupportedError for classes, for several outputs, and where no pair has a known order.
+    """
+    prediction._need_numbers("concordance_index")
+    if len(prediction.shape) != 1:
+        raise UnsupportedError(
+            message("one number per row for concordance_index", repr(prediction), "each output by itself")
+        )
+    if prediction.censored and np.ndim(y) == 2:
+        value, event = prediction._checked_targets(y).T
+    else:
+        value = prediction._checked_y(y).astype(np.float64)
+        event = np.ones(len(value))
+    earliest = np.where(event < 0.0, -np.inf, value)
+    latest = np.where(event == 0.0, np.inf, value)
+    seen = event == 1.0
+    median = prediction.quantile(0.5)
+    pairs, right = 0, 0.0
+    step = max(1, BLOCK // len(value))
+    for begin in range(0, len(value), step):
+        rows = slice(begin, begin + step)
+        last, of_both = latest[rows, None], seen[rows, None] & seen
+        known = (last < earliest) | ((last == earliest) & ~of_both)
+        gap = (median - median[rows, None])[known]
+        pairs += gap.size
+        right += np.count_nonzero(gap > 0.0) + 0.5 * np.count_nonzero(gap == 0.0)
+    if pairs == 0:
+        raise UnsupportedError(
+            message(
+                "two rows of which one is known to be the smaller",
+                f"none among {len(value)}",
+                "rows that were observed",
+            )
+        )
+    return float(right / pairs)
+
+
+# --- calibration ------------------------------------------------------------------------------------------
+
+
+def coverage(prediction: Prediction, y: Any, level: float = 0.9) -> float:
+    """Share of y (over rows and outputs) in the central interval of probability `level`, its ends included."""
+    y = _numbers(prediction, y)
+    return _covered(prediction.interval(level), y)
+
+
+def interval_width(prediction: Prediction, level: float = 0.9) -> float:
+    """Mean width of the central interval of probability `level`, units of y."""
+    lower, upper = prediction.interval(level)
+    return float(np.mean(upper - lower))
+
+
+def coverages(
+    prediction: Prediction, y: Any, levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95)
+) -> dict[str, np.ndarray]:
+    """`coverage` and `interval_width` at several levels: arrays `level`, `coverage` and `width` of one length.
+
+    Calibrated predictions have coverages near the levels; of two that have, the one of smaller widths says more.
+    """
+    y = _numbers(prediction, y)
+    at = np.asarray(levels, dtype=np.float64)
+    if at.ndim != 1 or at.size == 0 or not ((at > 0.0) & (at < 1.0)).all():
+        raise InputError(
+            message("levels strictly between 0 and 1", f"{at.tolist()}", "levels=(0.5, 0.8, 0.9, 0.95)")
+        )
+    lower = prediction.quantile(0.5 * (1.0 - at))
+    upper = prediction.quantile(0.5 * (1.0 + at))
+    return {
+        "level": at,
+        "coverage": np.array([_covered(ends, y) for ends in zip(lower, upper, strict=True)]),
+        "width": np.array([np.mean(above - below) for below, above in zip(lower, upper, strict=True)]),
+    }
+
+
+def pit(prediction: Prediction, y: Any, seed: int | None = None) -> np.ndarray:
+    """Probability integral transform F_n(y_n), per output: uniform where predictions are calibrated (Dawid 1984).
+
+    For counts F jumps at y. Without a seed the mid-point of the step, (F(y - 1) + F(y)) / 2, whose mean is 1/2 but
+    which is not uniform; with one a point drawn from the step, F(y - 1) + v (F(y) - F(y - 1)) with v ~ U(0, 1), which
+    is uniform where predictions are calibrated (Smith 1985; Czado, Gneiting and Held 2009, Biometrics 65, 1254-1261).
+    """
+    y = _numbers(prediction, y)
+    values = prediction.cdf(y)
+    if prediction.is_counts:
+        below = prediction.cdf(np.asarray(y, dtype=np.float64) - 1.0)
+        within = 0.5 if seed is None else np.random.default_rng(seed).random(values.shape)
+        values = below + within * (values - below)
+    return values
+
+
+def pit_uniformity(prediction: Prediction, y: Any, seed: int = 0) -> tuple[float, float]:
+    """Kolmogorov-Smirnov test of `pit` against the uniform distribution: (statistic, p value), by SciPy.
+
+    statistic: the largest |share of rows with PIT <= u, minus u| over u, from 0 to 1; `seed` is for counts, in `pit`.
+    The p value takes rows (and outputs) as independent, and they are not: all were predicted by one posterior, whose
+    error they share, and outputs of a row go together. It is no exact test: it rejects a calibrated method too often,
+    the more so the more rows there are beside those of the fit. What it says of a single fit is whether the
+    distance is more than the noise of these rows; the statistic is the distance itself.
+    """
+    from scipy.stats import kstest
+
+    found: Any = kstest(pit(prediction, y, seed).ravel(), "uniform")
+    return float(found.statistic), float(found.pvalue)
+
+
+def reliability(prediction: Prediction, y: Any, bins: int = 15) -> dict[str, np.ndarray]:
+    """What a reliability diagram shows: `confidence`, `accuracy` and `count` of each bin, (bins,).
+
+    Bins are equal parts (lower, upper] of [0, 1], for the probability of the most probable class: its mean over the
+    rows in a bin, the share of them in which that class is the label, and their number. Both are NaN in a bin without
+    rows. Also for two classes it looks at the more probable one, so at confidences from 1/2 upwards.
+    """
+    if bins < 1:
+        raise InputError(message("at least 1 bin", f"{bins}", "15, the usual number"))
+    labels = _labels(prediction, y)
+    confidence = prediction.probabilities.max(axis=1)
+    correct = prediction.probabilities.argmax(axis=1) == labels
+    edges = np.linspace(0.0, 1.0, bins + 1)
+    which = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
+    count = np.bincount(which, minlength=bins)
+    rows = np.where(count > 0, count, np.nan)
+    return {
+        "confidence": np.bincount(which, weights=confidence, minlength=bins) / rows,
+        "accuracy": np.bincount(which, weights=correct, minlength=bins) / rows,
+        "count": count,
+    }
+
+
+def expected_calibration_error(prediction: Prediction, y: Any, bins: int = 15) -> float:
+    """sum_b (n_b / N) |accuracy_b - confidence_b| over the bins of `reliability`.
+
+    Source: Guo et al. 2017, ICML, after Naeini et al. 2015. Biased upwards where bins hold few rows. Lower is better.
+    """
+    found = reliability(prediction, y, bins)
+    gaps = found["count"] * np.abs(found["accuracy"] - found["confidence"])
+    return float(np.nansum(gaps) / found["count"].sum())
+
+
+# --- what the uncertainty is good for -----------------------------------------------------------------------
+
+
+def uncertainty(prediction: Prediction, measure: str | None = None) -> np.ndarray:
+    """One number per row, (N,), larger where the prediction is less sure.
+
+    measure
+        Classes: "max_probability" (1 - max_c P_c, the default), "entropy" (of the mixture, nats) or
+        "mutual_information" (of label and function, nats: the part that more data would remove).
+        Numbers: "variance" of y (the default; units of y squared), summed over outputs, which should be of one unit.
+        Both: "epistemic_variance", `mean_function_variance` summed over outputs or classes.
+
+    Raises UnsupportedError for a measure that the prediction does not have, or that is not finite in some row.
+    """
+    if measure is None:
+        measure = "max_probability" if prediction.is_classes else "variance"
+    if measure not in MEASURES:
+        raise unknown_name("measure", measure, MEASURES)
+    if measure == "entropy":
+        values = prediction.entropy
+    elif measure == "mutual_information":
+        prediction._need_classes("mutual_information")
+        values = prediction.epistemic
+    elif measure == "max_probability":
+        values = 1.0 - prediction.probabilities.max(axis=1)
+    elif measure == "variance":
+        prediction._need_numbers("variance as a measure")
+        values = prediction.variance
+    else:
+        values = prediction.mean_function_variance
+    values = values if values.ndim == 1 else values.sum(axis=-1)
+    if not np.isfinite(values).all():
+        raise UnsupportedError(
+            message(
+                f"a finite {measure} in every row",
+                f"{np.count_nonzero(~np.isfinite(values))} rows without",
+                "measure='epistemic_variance', which heavy tails of the noise do not enter",
+            )
+        )
+    return values
+
+
+def out_of_distribution(
+    inside: Prediction, outside: Prediction, measure: str | None = None
+) -> dict[str, float]:
+    """How well `uncertainty` tells rows from elsewhere (outside) from rows like those of the fit (inside).
+
+    A detector calls a row foreign where its uncertainty is above a threshold. Over all thresholds, foreign rows being
+    the positive ones throughout (Hendrycks and Gimpel 2017, ICLR), by scikit-learn:
+
+    auroc
+        Area under the ROC curve: the probability that a foreign row is less sure than one from inside, ties counting
+        half. 1/2 for a prediction that does not notice; larger is better.
+    aupr
+        Average precision: larger is better. It goes with the share of foreign rows, which is its value by chance.
+    fpr95
+        Share of rows from inside that are called foreign at the highest threshold that finds 95 % of the foreign ones.
+        Lower is better. (Some authors swap the two sets here.)
+
+    InputError where the two are not predictions of the same target.
+    """
+    if _outcome(inside) != _outcome(outside):
+        raise InputError(
+            message(
+                f"predictions of one target, as {inside!r}",
+                f"{outside!r}",
+                "the same posterior at both inputs",
+            )
+        )
+    from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+
+    values = np.concatenate([uncertainty(inside, measure), uncertainty(outside, measure)])
+    foreign = np.repeat([0, 1], [inside.rows, outside.rows])
+    called, found, _ = roc_curve(foreign, values, drop_intermediate=False)
+    return {
+        "auroc": float(roc_auc_score(foreign, values)),
+        "aupr": float(average_precision_score(foreign, values)),
+        "fpr95": float(called[np.argmax(found >= 0.95)]),
+    }
+
+
+def selective(
+    prediction: Prediction, y: Any = None, *, measure: str | None = None, losses: Any = None
+) -> dict[str, Any]:
+    """Risk against coverage where the least sure rows are left to somebody else (Geifman and El-Yaniv 2017, NeurIPS).
+
+    coverage: (N,), k / N for k = 1..N. risk: (N,), the mean loss of the k rows with the least `uncertainty` (of
+    `measure`); rows that are equally sure are in no order, and the mean over all their orders is taken. aurc: the mean
+    of risk, the area under the curve; lower is better, and an uncertainty that knows nothing has the mean loss at
+    every coverage.
+
+    y: what was seen; the loss is then the error (0 or 1) of the most probable class, or the squared error of the mean,
+    averaged over outputs. Or losses (N,) of another kind, such as `crps(prediction, y, pointwise=True)`.
+    """
+    if (y is None) == (losses is None):
+        raise InputError(
+            "selective: "
+            + message("y or losses", "neither" if y is None else "both", "selective(prediction, y)")
+        )
+    if losses is None:
+        if prediction.is_classes:
+            losses = prediction.probabilities.argmax(axis=1) != _labels(prediction, y)
+        else:
+            losses = (prediction.mean - _numbers(prediction, y)) ** 2
+            losses = losses.reshape(prediction.rows, -1).mean(axis=1)
+    losses = np.asarray(losses, dtype=np.float64)
+    if losses.shape != (prediction.rows,) or not np.isfinite(losses).all():
+        raise InputError(
+            "losses: "
+            + message(
+                f"finite numbers of shape ({prediction.rows},)",
+                f"shape {losses.shape}, {np.count_nonzero(~np.isfinite(losses))} not finite",
+                "one loss per row",
+            )
+        )
+    _, which, size = np.unique(uncertainty(prediction, measure), return_inverse=True, return_counts=True)
+    equal = np.bincount(which, weights=losses) / size
+    risk = np.cumsum(np.repeat(equal, size)) / np.arange(1, len(losses) + 1)
+    return {
+        "coverage": np.arange(1, len(losses) + 1) / len(losses),
+        "risk": risk,
+        "aurc": float(risk.mean()),
+    }
+
+
+# --- several scores, and differences of scores ----------------------------------------------------------------
+
+
+def paired_difference(first: Any, second: Any, *, test_to_train: float | None = None) -> tuple[float, float]:
+    """(mean, standard error) of d_j = first_j - second_j: scores of two predictions on the same rows, or splits.
+
+        se = sd(d) sqrt(1 / J)
+
+    for J differences, which are taken as independent. What the two share (an odd row, an easy split) is in neither. An
+    error of a single difference is not known: NaN.
+
+    test_to_train: for random splits of one data set into training and test rows, the number of test rows over that of
+    training rows. The training rows of splits overlap, so that their differences are dependent and the error above is
+    too small; it is then sd(d) sqrt(1 / J + test_to_train) (Nadeau and Bengio 2003, Machine Learning 52, 239-281).
+
+    A score of minus infinity (an outcome that was given no probability) makes the mean infinite, or 0 where both means
+    are the same infinity, and the error NaN.
+    """
+    first, second = (np.asarray(values, dtype=np.float64) for values in (first, second))
+    if first.ndim != 1 or first.shape != second.shape or first.size == 0:
+        raise InputError(
+            "paired_difference: "
+            + message(
+                "two arrays of one shape (J,), the same rows or splits in the same order",
+                f"{first.shape} and {second.shape}",
+                "log_score(prediction, y, pointwise=True), or one score per split",
+            )
+        )
+    if test_to_train is not None and not 0.0 < test_to_train < math.inf:
+        raise InputError(
+            "test_to_train: " + message("a positive number", repr(test_to_train), "len(test) / len(train)")
+        )
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        best, worst = float(np.mean(first)), float(np.mean(second))
+        return (0.0 if best == worst else best - worst), math.nan
+    difference = first - second
+    if len(difference) < 2:
+        return float(np.mean(difference)), math.nan
+    share = 1.0 / len(difference) + (test_to_train or 0.0)
+    return float(np.mean(difference)), float(np.std(difference, ddof=1) * math.sqrt(share))
+
+
+def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
+    """The scores of a comparison: log_score, rmse, crps, coverage_90, width_90; or log_score, accuracy, brier, ece.
+
+    Where rows may be censored concordance besides, if the order of any pair is known; and rmse, crps and coverage_90
+    only where none is. No crps where E|Y - y| has no closed form here. After an isotonic recalibration there is no
+    density, and no log_score.
+    """
+    if prediction.is_classes:
+        return {
+            "log_score": float(np.mean(log_score(prediction, y))),
+            "accuracy": accuracy(prediction, y),
+            "brier": float(np.mean(brier(prediction, y))),
+            "ece": expected_calibration_error(prediction, y),
+        }
+    score: dict[str, float] = {}
+    if not isinstance(prediction, MappedPrediction):
+        score["log_score"] = float(np.mean(log_score(prediction, y)))
+    interval = prediction.interval(0.9)
+    width = {"width_90": float(np.mean(interval[1] - interval[0]))}
+    extra: dict[str, float] = {}
+    if prediction.censored:
+        with suppress(UnsupportedError):
+            extra["concordance"] = concordance_index(prediction, y)
+        if np.any(np.asarray(y)[:, 1] != 1.0):
+            return {**score, **width, **extra}
+    score["rmse"] = rmse(prediction, y)
+    with suppress(UnsupportedError):
+        score["crps"] = float(np.mean(crps(prediction, y)))
+    return {
+        **score,
+        "coverage_90": _covered(interval, _numbers(prediction, y)),
+        **width,
+        **extra,
+    }
+
+
+# --- the gap to a reference -------------------------------------------------------------------------------
+
+
+def fidelity(prediction: Prediction, reference: Prediction) -> dict[str, float]:
+    """How far a prediction is from a reference prediction of the same rows.
+
+    Below, m is the mean function's mean, v its variance over draws (`mean_function_variance`: the epistemic
+    variance for numbers, the variance over draws of the class probabilities for classes), star the reference, and a
+    row is a row and output; for classes the squares and the variances of a row are summed over its classes.
+
+    mean_gap
+        sqrt(sum_n a_n (m_n - m*_n)^2 / v*_n): error of the mean in EPISTEMIC standard deviations of the reference.
+    sd_ratio, sd_log_ratio_spread
+        exp of the mean, and the standard deviation, with weights a_n, of log sqrt(v_n / v*_n): 1 and 0 where the
+        epistemic standard deviations agree. A point estimate has no spread: 0 and infinity.
+    wasserstein (numbers)
+        Mean over rows of the 1-Wasserstein distance of the two predictive distributions of y, the integral of
+        |F - F*|, in PREDICTIVE standard deviations of the reference.
+    agreement, total_variation (classes)
+        Share of rows with the same most probable class; mean over rows of sum_c |P_c - P*_c| / 2.
+
+    The weights a_n are equal for numbers. For classes they are in proportion to v*_n: where the reference is
+    certain its standard deviation is nearly zero, and ratios to it would drown the rows that matter.
+
+    Raises InputError when family of outcome, shape or classes differ, or the reference has no spread.
+    """
+    _check_comparable(prediction, reference)
+    figures = mean_function_gap(
+        prediction.mean,
+        prediction.mean_function_variance,
+        reference.mean,
+        reference.mean_function_variance,
+        reference.is_classes,
+    )
+    if reference.is_classes:
+        ours, theirs = prediction.probabilities, reference.probabilities
+        figures["agreement"] = float(np.mean(ours.argmax(axis=1) == theirs.argmax(axis=1)))
+        figures["total_variation"] = float(np.mean(0.5 * np.abs(ours - theirs).sum(axis=1)))
+    else:
+        figures["wasserstein"] = float(np.mean(wasserstein(prediction, reference) / reference.std))
+    return figures
+
+
+def mean_function_gap(
+    mean: np.ndarray,
+    variance: np.ndarray,
+    reference_mean: np.ndarray,
+    reference_variance: np.ndarray,
+    classes: bool,
+) -> dict[str, float]:
+    """mean_gap, sd_ratio and sd_log_ratio_spread of `fidelity`, from means and variances of two mean functions.
+
+    All four of one shape, (N,) or (N, K); classes: whether the outcome is a label, whose (N, C) are the C classes of a
+    row. Raises InputError where the reference has no spread.
+    """
+    difference = (mean - reference_mean) ** 2
+    if classes and difference.ndim == 2:
+        difference, variance, reference_variance = (
+            part.sum(axis=-1) for part in (difference, variance, reference_variance)
+        )
+    spread = reference_variance > 0.0
+    if not (spread.any() if classes else spread.all()):
+        raise InputError(
+            message(
+                "a reference with epistemic spread in every row",
+                f"one whose draws agree exactly in {np.count_nonzero(~spread)} rows",
+                "a reference posterior of several draws",
+            )
+        )
+    weights = reference_variance / reference_variance.sum() if classes else 1.0 / spread.size
+    if classes:
+        mean_gap = math.sqrt(difference.sum() / reference_variance.sum())
+    else:
+        mean_gap = math.sqrt(np.mean(difference / reference_variance))
+    # Without spread in the reference a row has weight 0 here; it still counts in mean_gap.
+    weights = (weights * np.ones(spread.shape))[spread]
+    variance, reference_variance = variance[spread], reference_variance[spread]
+    if (variance == 0.0).any():
+        sd_ratio, ratio_spread = 0.0, math.inf
+    else:
+        log_ratio = 0.5 * (np.log(variance) - np.log(reference_variance))
+        centre = float(np.sum(weights * log_ratio))
+        sd_ratio, ratio_spread = math.exp(centre), math.sqrt(np.sum(weights * (log_ratio - centre) ** 2))
+    return {"mean_gap": mean_gap, "sd_ratio": sd_ratio, "sd_log_ratio_spread": ratio_spread}
+
+
+def noise_floor(reference: Prediction, groups: Any = None) -> dict[str, float]:
+    """`fidelity` between two halves of the reference's draws: what a perfect method could be told apart by.
+
+    groups: the chain number of each draw, (S,): whole chains go to either half, so that autocorrelation cannot
+    make the halves look more alike than two runs are. Without it, or with one chain: the first and second half.
+    Each half has about half of the draws, so the floor of its mean_gap is about sqrt(2) above that of two full runs.
+    """
+    return fidelity(*halves(reference, groups))
+
+
+def halves(reference: Prediction, groups: Any = None) -> tuple[Prediction, Prediction]:
+    """The two halves of the draws that `noise_floor` compares; `groups` as there."""
+    if reference.draws < 4:
+        raise InputError(
+            message(
+                "a reference of at least 4 draws", f"{reference.draws}", "more draws: halves of two or more"
+            )
+        )
+    first = np.arange(reference.draws) < reference.draws // 2
+    if groups is not None:
+        groups = np.asarray(groups)
+        if groups.shape != (reference.draws,):
+            raise InputError(
+                message(
+                    f"groups of shape ({reference.draws},)",
+                    f"shape {groups.shape}",
+                    "one chain number per draw",
+                )
+            )
+        names = np.unique(groups)
+        if len(names) > 1:
+            first = np.isin(groups, names[: len(names) // 2])
+    return reference.take_draws(first), reference.take_draws(~first)
+
+
+def wasserstein(prediction: Prediction, reference: Prediction) -> np.ndarray:
+    """1-Wasserstein distance of the predictive distributions, per row and output, units of y.
+
+    W_1 = integral |F(t) - G(t)| dt, by the trapezium rule on 257 nodes between the outermost 1e-6 quantiles
+    of the two, dense around the reference's median; counts are summed over the integers instead.
+    """
+    _check_comparable(prediction, reference)
+    prediction._need_numbers("wasserstein")
+    ours, theirs = prediction._marginals(), reference._marginals()
+    levels = [1e-6, 1.0 - 1e-6]
+    (low, high), (low_reference, high_reference) = ours.quantile(levels), theirs.quantile(levels)
+    low, high = np.minimum(low, low_reference), np.maximum(high, high_reference)
+    if reference.is_counts:
+        result = np.array(
+            [
+                np.sum(np.abs(_row_cdf(ours, row, nodes) - _row_cdf(theirs, row, nodes)))
+                for row, nodes in ((row, np.arange(low[row], high[row] + 1.0)) for row in range(ours.rows))
+            ]
+        )
+    else:
+        lower, median, upper = theirs.quantile([0.25, 0.5, 0.75])
+        width = upper - lower
+        u = np.linspace(np.arcsinh((low - median) / width), np.arcsinh((high - median) / width), 257)
+        nodes = median + width * np.sinh(u)
+        result = np.trapezoid(np.abs(ours.cdf(nodes) - theirs.cdf(nodes)), nodes, axis=0)
+    return result.reshape(reference.shape)
+
+
+# --- pieces -----------------------------------------------------------------------------------------------
+
+
+def _labels(prediction: Prediction, y: Any) -> np.ndarray:
+    prediction._need_classes("this score")
+    return prediction._checked_y(y)
+
+
+def _numbers(prediction: Prediction, y: Any) -> np.ndarray:
+    prediction._need_numbers("this score")
+    return prediction.observed_values(y)
+
+
+def _covered(interval: tuple[np.ndarray, np.ndarray], y: np.ndarray) -> float:
+    return float(np.mean((interval[0] <= y) & (y <= interval[1])))
+
+
+def _outcome(prediction: Prediction) -> tuple[Any, ...]:
+    """What is predicted of a row."""
+    kind = (prediction.family, prediction.classes) if prediction.is_classes else prediction.is_counts
+    return prediction.shape[1:], kind
+
+
+def _check_comparable(prediction: Prediction, reference: Prediction) -> None:
+    if (prediction.rows, _outcome(prediction)) != (reference.rows, _outcome(reference)):
+        raise InputError(
+            message(
+                f"a prediction comparable to the reference {reference!r}",
+                f"{prediction!r}",
+                "predicting the same rows and the same target with both",
+            )
+        )
+
+
+def _row_cdf(prediction: Prediction, row: int, nodes: np.ndarray) -> np.ndarray:
+    return prediction.take([row]).cdf(nodes[:, None])[:, 0]
+
+
+def _count_mean_difference(prediction: Prediction) -> np.ndarray:
+    low, high = prediction.quantile([_TAIL, 1.0 - _TAIL])
+    result = np.empty(prediction.rows)
+    for row in range(prediction.rows):
+        distribution = _row_cdf(prediction, row, np.arange(low[row], high[row] + 1.0))
+        result[row] = 2.0 * np.sum(distribution * (1.0 - distribution))
+    return result
+
+
+def _continuous_mean_difference(prediction: Prediction) -> np.ndarray:
+    low, high = _support(prediction)
+    panels = np.ceil((high - low) / (_STEP * np.median(prediction.parameters["scale"], axis=0)))
+    # Rows that need about the same number of nodes are integrated together.
+    order = np.argsort(panels)
+    result = np.empty(prediction.rows)
+    for begin in range(0, len(order), 64):
+        rows = order[begin : begin + 64]
+        result[rows] = _integrated_mean_difference(prediction.take(rows), int(panels[rows].max()))
+    return result
+
+
+def _support(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
+    """Ends, per row, that leave at most a billionth of any component's probability outside."""
+    every = slice(None)
+    low, _ = prediction._component_quantile_range(_TAIL, every)
+    _, high = prediction._component_quantile_range(1.0 - _TAIL, every)
+    return low, high
+
+
+def _integrated_mean_difference(prediction: Prediction, panels: int) -> np.ndarray:
+    """2 integral F (1 - F) dt, the panels doubled until the trapezium rule has converged in every row."""
+    normal = prediction.family == "Normal"
+    low, high = _support(prediction)
+    centre, unit = prediction.mean, np.median(prediction.parameters["scale"], axis=0)
+    algebraic_tails, positive = prediction.family == "StudentT", prediction.family == "Weibull"
+    if algebraic_tails:  # steps that grow with the distance from the centre
+        start, end = np.arcsinh((low - centre) / unit), np.arcsinh((high - centre) / unit)
+        panels = int(np.ceil((end - start).max() / 0.25))
+    elif positive:  # steps of the logarithm, on which all Weibull distributions are of one form, 1 / k wide
+        start, end = np.log(np.maximum(low, np.finfo(np.float64).tiny)), np.log(high)
+        concentration = np.median(prediction.parameters["concentration"], axis=0)
+        panels = int(np.ceil(((end - start) * concentration).max() / 0.25))
+    else:
+        start, end = low, high
+    # At this step the error for the narrowest component of a normal mixture is known to be small.
+    enough = (
+        ((high - low) / (_STEP * prediction.parameters["scale"].min(axis=0))).max() if normal else math.inf
+    )
+    limit = 2 * prediction.draws if normal else 1 << 17
+
+    def integrand(at: np.ndarray) -> np.ndarray:
+        nodes = start + (end - start) * at[:, None]
+        if algebraic_tails:
+            distribution = prediction.cdf(centre + unit * np.sinh(nodes))
+            return distribution * (1.0 - distribution) * unit * np.cosh(nodes)
+        if positive:
+            distribution = prediction.cdf(np.exp(nodes))
+            return distribution * (1.0 - distribution) * np.exp(nodes)
+        distribution = prediction.cdf(nodes)
+        return distribution * (1.0 - distribution)
+
+    if normal and panels >= prediction.draws:
+        return _normal_mean_difference(prediction)
+    ends = integrand(np.array([0.0, 1.0])).sum(axis=0)
+    area = (0.5 * ends + integrand(np.arange(1, panels) / panels).sum(axis=0)) / panels
+    converged = np.full(prediction.rows, panels >= enough)
+    while not converged.all():
+        refined = 0.5 * (area + integrand((np.arange(panels) + 0.5) / panels).sum(axis=0) / panels)
+        panels *= 2
+        converged = (np.abs(refined - area) <= _ACCURACY * refined) | (panels >= enough)
+        area = refined
+        if panels >= limit and not converged.all():
+            if normal:
+                break
+            raise UnsupportedError(
+                message(
+                    f"a {prediction.family} mixture whose distribution function can be integrated",
+                    f"no convergence with {panels} nodes",
+                    "log_score, or fewer components of very different scales",
+                )
+            )
+    # What lies beyond the ends is E(low - Y)+ and E(Y - high)+, in closed form.
+    below = 0.5 * (prediction.absolute_deviation(low) + low - prediction.mean)
+    above = 0.5 * (prediction.absolute_deviation(high) - high + prediction.mean)
+    result = 2.0 * (area * (end - start) + below + above)
+    if not converged.all():
+        result[~converged] = _normal_mean_difference(prediction.take(~converged))
+    return result
+
+
+def _normal_mean_difference(prediction: Prediction) -> np.ndarray:
+    """sum_ij w_i w_j E|N(m_i - m_j, s_i^2 + s_j^2)|, each pair of components once."""
+    result = np.zeros(prediction.rows)
+    step = max(1, BLOCK // prediction.draws)
+    for row in range(prediction.rows):
+        loc, scale = prediction.parameters["loc"][:, row], prediction.parameters["scale"][:, row]
+        weights = prediction.weights[:, row] if prediction.weights.ndim == 2 else prediction.weights
+        for begin in range(0, prediction.draws, step):
+            block, rest = slice(begin, begin + step), slice(begin, None)
+            deviation = np.hypot(scale[block, None], scale[rest])
+            values = deviation * _normal_absolute_deviation((loc[block, None] - loc[rest]) / deviation)
+            values[:, step:] *= 2.0
+            result[row] += weights[block] @ values @ weights[rest]
+    return result

@@ -1,0 +1,193 @@
+"""Units: inputs and targets standardised on the training rows, predictions brought back.
+
+With mean m and population standard deviation d of each column over the training rows,
+
+    x' = (x - m_x) / d_x,      y' = (y - m_y) / d_y,      log p(y) = log p(y') - sum_k log d_yk.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.prediction.prediction import JointPrediction, Prediction
+
+Inputs = np.ndarray | Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Standardisation:
+    """The units of one training set.
+
+    x_mean, x_scale
+        Shape of one row of x, for each column its mean and standard deviation; for a dict of arrays, dicts that
+        hold the entries that are standardised (the floating-point ones).
+    y_mean, y_scale
+        Shape of one row of y, () or (K,); None where y keeps its units (labels, counts). A column that is a mark, as
+        the event beside a value that may be censored, has mean 0 and scale 1.
+    """
+
+    x_mean: Inputs
+    x_scale: Inputs
+    y_mean: np.ndarray | None = None
+    y_scale: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, x: Inputs, y: Any, task_is_regression: bool, y_columns: int | None = None) -> Standardisation:
+        """Means and population standard deviations over the first axis of the training rows.
+
+        y_columns: how many of the first columns of y have units, default all; a likelihood with marks beside says.
+
+        x is an array (N, ...), or a dict of arrays, of which integer ones (indices, such as of a vocabulary) are
+        left alone; a plain integer array is a table and is standardised. y (N,) or (N, K) is standardised for
+        regression only. A column that does not vary is kept, with scale 1, and a UserWarning says which.
+        """
+        if isinstance(x, Mapping):
+            columns = {name: _columns(f"x[{name!r}]", value) for name, value in x.items() if _is_float(value)}
+            x_mean: Inputs = {name: mean for name, (mean, _) in columns.items()}
+            x_scale: Inputs = {name: scale for name, (_, scale) in columns.items()}
+        else:
+            x_mean, x_scale = _columns("x", x)
+        if not task_is_regression:
+            return cls(x_mean, x_scale)
+        if y_columns is None:
+            return cls(x_mean, x_scale, *_columns("y", y))
+        marks = np.asarray(y).shape[1] - y_columns
+        y_mean, y_scale = _columns("y", np.asarray(y)[:, :y_columns])
+        return cls(x_mean, x_scale, np.append(y_mean, np.zeros(marks)), np.append(y_scale, np.ones(marks)))
+
+    def inputs(self, x: Inputs) -> Inputs:
+        """x in standard units, floating dtype kept; InputError if its columns are not those of the training rows."""
+        if isinstance(self.x_mean, Mapping) and isinstance(self.x_scale, Mapping):
+            if not isinstance(x, Mapping) or not set(self.x_mean) <= set(x):
+                came = f"a dict with {', '.join(x)}" if isinstance(x, Mapping) else type(x).__name__
+                raise InputError(
+                    message(
+                        f"x as a dict with {', '.join(self.x_mean)}",
+                        came,
+                        "the entries of the training inputs",
+                    )
+                )
+            return {
+                name: _standardised(f"x[{name!r}]", value, self.x_mean[name], self.x_scale[name])
+                if name in self.x_mean
+                else value
+                for name, value in x.items()
+            }
+        if isinstance(x, Mapping) or isinstance(self.x_mean, Mapping) or isinstance(self.x_scale, Mapping):
+            raise InputError(message("x as one array", "a dict", "the array form of the training inputs"))
+        return _standardised("x", x, self.x_mean, self.x_scale)
+
+    def targets(self, y: Any) -> np.ndarray:
+        """y in standard units; y itself where targets keep their units."""
+        if self.y_mean is None or self.y_scale is None:
+            return np.asarray(y)
+        return _standardised("y", y, self.y_mean, self.y_scale)
+
+    def original_targets(self, y: Any) -> np.ndarray:
+        """Targets in standard units brought back: the inverse of `targets`."""
+        if self.y_mean is None or self.y_scale is None:
+            return np.asarray(y)
+        return np.asarray(y) * self.y_scale + self.y_mean
+
+    def prediction[Kind: (Prediction, JointPrediction)](self, prediction: Kind) -> Kind:
+        """A prediction made in standard units, in the original units of y."""
+        if self.y_mean is None or self.y_scale is None:
+            return prediction
+        return prediction.rescale(self.y_mean, self.y_scale)
+
+    @property
+    def log_density_offset(self) -> float:
+        """-sum_k log d_yk: to be added to log densities of standardised y to have them in original units.
+
+        Not to log probabilities, which rows that were censored have: `prediction` and `original_targets` serve both.
+        """
+        return 0.0 if self.y_scale is None else -float(np.sum(np.log(self.y_scale)))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything as named arrays, for storage; `from_arrays` is the inverse."""
+        arrays: dict[str, np.ndarray] = {}
+        for part, value in (("x_mean", self.x_mean), ("x_scale", self.x_scale)):
+            if isinstance(value, Mapping):
+                arrays |= {f"{part}.{name}": np.asarray(entry) for name, entry in value.items()}
+            else:
+                arrays[part] = np.asarray(value)
+        if self.y_mean is not None and self.y_scale is not None:
+            arrays |= {"y_mean": self.y_mean, "y_scale": self.y_scale}
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Standardisation:
+        """The standardisation whose `arrays` these are."""
+
+        def part(name: str) -> Inputs:
+            if name in arrays:
+                return np.asarray(arrays[name])
+            prefix = name + "."
+            return {
+                key.removeprefix(prefix): np.asarray(value)
+                for key, value in arrays.items()
+                if key.startswith(prefix)
+            }
+
+        y_mean, y_scale = arrays.get("y_mean"), arrays.get("y_scale")
+        return cls(
+            part("x_mean"),
+            part("x_scale"),
+            None if y_mean is None else np.asarray(y_mean),
+            None if y_scale is None else np.asarray(y_scale),
+        )
+
+
+def _is_float(value: Any) -> bool:
+    return np.asarray(value).dtype.kind == "f"
+
+
+def _columns(name: str, given: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and scale over the rows, with scale 1 for what does not vary."""
+    values = np.asarray(given)
+    if values.dtype.kind not in "biuf" or values.ndim < 1 or len(values) == 0:
+        raise InputError(
+            message(
+                f"{name} as an array of numbers with at least one row",
+                f"{values.dtype} of shape {values.shape}",
+                "encoding categories as numbers first",
+            )
+        )
+    values = values.astype(np.float64, copy=False)
+    mean, scale = np.asarray(values.mean(axis=0)), np.asarray(values.std(axis=0))
+    # The standard deviation of a constant is seldom exactly 0 in floating point; its range is.
+    constant = np.asarray((values.max(axis=0) == values.min(axis=0)) | (scale == 0.0))
+    if constant.any():
+        which = ", ".join(
+            str(index[0] if len(index) == 1 else tuple(index))
+            for index in np.argwhere(constant).tolist()
+            if index
+        )
+        columns = f"column {which} of {name}" if which else name
+        warnings.warn(
+            f"zero variance in the training rows: {columns}; kept, with scale 1",
+            UserWarning,
+            stacklevel=4,
+        )
+        scale = np.where(constant, 1.0, scale)
+    return mean, scale
+
+
+def _standardised(name: str, given: Any, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    values = np.asarray(given)
+    if values.shape[1:] != mean.shape or values.ndim != mean.ndim + 1:
+        raise InputError(
+            message(
+                f"{name} of shape {('N', *mean.shape)}".replace("'", ""),
+                f"shape {values.shape}",
+                "the columns of the training rows, in their order",
+            )
+        )
+    dtype = values.dtype if values.dtype.kind == "f" else np.float64
+    return ((values - mean) / scale).astype(dtype, copy=False)

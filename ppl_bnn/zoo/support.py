@@ -1,0 +1,252 @@
+"""Which method fits which model of the zoo in which system: `models/methods.toml`, read and checked.
+
+A cell is a model, a method at settings of its own (a row of `ppl_bnn.inference.registry`, such as "laplace-kron") and
+a system. Every cell works but those that the file names: impossible ones, with the error by which the library refuses
+them and a reason in words for people, and those that depend on the data. So a new model, or a new method, works
+everywhere until somebody finds that it does not. What came of fitting every cell is stored by `comparisons/zoo_matrix.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ppl_bnn import zoo
+from ppl_bnn.backends.protocol import SYSTEMS
+from ppl_bnn.core import errors
+from ppl_bnn.core.errors import BNNError, InputError, message, unknown_name
+from ppl_bnn.core.plain_values import read_toml
+from ppl_bnn.inference import registry
+from ppl_bnn.inference.registry import ROWS, MethodRow
+
+FILE = "methods.toml"
+# What a cell may be refused by; anything else comes out of a computation.
+REFUSALS = ("UnsupportedError", "InputError", "ModelError")
+_TABLES = ("impossible", "depends")
+_OF_A_RULE = ("models", "methods", "not_methods", "systems", "error", "says", "reason")
+_SENTENCE = re.compile(r"[A-Z].*\.")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Some cells, the error that they end in and the reason for it.
+
+    says: words of the error's message. general: it names no model, so that it is about methods and systems alone.
+    """
+
+    models: frozenset[str]
+    methods: frozenset[str]
+    systems: frozenset[str]
+    error: type[BNNError]
+    says: str
+    reason: str
+    general: bool
+
+    def covers(self, model: str, method: str, system: str) -> bool:
+        return model in self.models and method in self.methods and system in self.systems
+
+    def explains(self, error: str, text: str) -> bool:
+        """Whether an error of that class and message is the one that this rule speaks of."""
+        return error == self.error.__name__ and self.says in text
+
+
+@dataclass(frozen=True)
+class Declarations:
+    """The whole table: its axes, and what is not simply working."""
+
+    models: tuple[str, ...]
+    methods: Mapping[str, MethodRow]
+    impossible: tuple[Rule, ...]
+    depends: tuple[Rule, ...]
+
+    def cells(self) -> Iterator[tuple[str, str, str]]:
+        """Every (model, method, system)."""
+        return ((m, row, system) for m in self.models for row in self.methods for system in SYSTEMS)
+
+    def why_not(self, model: str, method: str, system: str) -> Rule | None:
+        """Why a cell is impossible; None where it is not."""
+        return _first(self.impossible, model, method, system)
+
+    def doubt(self, model: str, method: str, system: str) -> Rule | None:
+        """What a cell may end in that is not impossible; None where it works."""
+        if self.why_not(model, method, system) is not None:
+            return None
+        return _first(self.depends, model, method, system)
+
+    def served(self, method: str) -> tuple[str, ...]:
+        """The systems in which a method is there at all."""
+        if method not in self.methods:
+            of = registry.row(method)
+            if of.name in self.methods:
+                return self.served(of.name)
+            # "ensemble-swag": both what it is and what it is made of have to be there.
+            parts = [self.served(part) for part in (of.name.removesuffix(f"-{of.member}"), str(of.member))]
+            return tuple(system for system in SYSTEMS if all(system in part for part in parts))
+        return tuple(
+            system
+            for system in SYSTEMS
+            if not any(
+                rule.general and method in rule.methods and system in rule.systems for rule in self.impossible
+            )
+        )
+
+    def missing(self, model: str) -> dict[Rule, list[str]]:
+        """Reason -> the methods that cannot fit a model because of it, where they are there at all.
+
+        A method that is missing in one of its systems only is followed by that system: "nuts in pyro".
+        """
+        return self._told(model, self.why_not)
+
+    def doubtful(self, model: str) -> dict[Rule, list[str]]:
+        """Reason -> the methods that may fail because of it, as `missing`."""
+        return self._told(model, self.doubt)
+
+    def _told(self, model: str, ask: Any) -> dict[Rule, list[str]]:
+        found: dict[Rule, list[str]] = {}
+        for method in self.methods:
+            served = self.served(method)
+            rules = {system: ask(model, method, system) for system in served}
+            for rule in dict.fromkeys(rules.values()):
+                if rule is None:
+                    continue
+                where = [system for system in served if rules[system] is rule]
+                everywhere = len(where) == len(served)
+                found.setdefault(rule, []).append(method if everywhere else f"{method} in {where[0]}")
+        return {rule: self.shortened(names) for rule, names in found.items()}
+
+    def summary(self, model: str) -> str:
+        """What fits a model, in few words: "all", "all but mc-dropout", "only svi"."""
+        without, parts = [], []
+        for method in self.methods:
+            served = self.served(method)
+            missing = [system for system in served if self.why_not(model, method, system) is not None]
+            if len(missing) == len(served):
+                without.append(method)
+            else:
+                parts += [f"{method} in {system}" for system in missing]
+        fitting = ", ".join(self.shortened([name for name in self.methods if name not in without]))
+        lacking = ", ".join(self.shortened(without))
+        words = "all" if not without else f"all but {lacking}"
+        if without and len(fitting) < len(lacking):
+            words = f"only {fitting}" if fitting else "none"
+        return words + (f" (not {', '.join(parts)})" if parts else "")
+
+    def shortened(self, names: Iterable[str]) -> list[str]:
+        """The names, those of all rows of one class in one: "laplace*" for laplace, laplace-kron and so on."""
+        left = list(names)
+        found: list[str] = []
+        while left:
+            name = left.pop(0)
+            row = self.methods.get(name)
+            kin = [] if row is None else self._kin(row)
+            prefix = min(kin, key=len, default="")
+            variants = len(kin) > 1 and all(each.startswith(prefix) for each in kin)
+            if variants and all(each == name or each in left for each in kin):
+                left = [each for each in left if each not in kin]
+                name = f"{prefix}*"
+            found.append(name)
+        return found
+
+    def _kin(self, row: MethodRow) -> list[str]:
+        """The rows of the same class."""
+        return [name for name, other in self.methods.items() if other.class_name == row.class_name]
+
+
+def _first(rules: tuple[Rule, ...], model: str, method: str, system: str) -> Rule | None:
+    return next((rule for rule in rules if rule.covers(model, method, system)), None)
+
+
+@functools.cache
+def declared() -> Declarations:
+    """The declarations that lie beside the models of the zoo."""
+    return read(zoo.MODELS_FOLDER / FILE, tuple(zoo.models()))
+
+
+def read(path: Path, models: tuple[str, ...], rows: Mapping[str, MethodRow] = ROWS) -> Declarations:
+    """The declarations of a file about these models and methods.
+
+    Raises
+    ------
+    InputError: no TOML; something missing or of the wrong kind; a reason that is no sentence; a rule that decides
+    nothing.
+    UnknownNameError: a key, model, method, system or error that does not exist.
+    """
+    content = read_toml(path)
+    _known(f"table of {path.name}", content, _TABLES)
+    found = {
+        kind: tuple(
+            _rule(f"{kind}[{index}] of {path.name}", given, models, tuple(rows), kind == "impossible")
+            for index, given in enumerate(content.get(kind, []))
+        )
+        for kind in ("impossible", "depends")
+    }
+    declarations = Declarations(models, rows, found["impossible"], found["depends"])
+    deciding = {
+        rule
+        for cell in declarations.cells()
+        for rule in (declarations.why_not(*cell), declarations.doubt(*cell))
+        if rule is not None
+    }
+    for rule in (*found["impossible"], *found["depends"]):
+        if rule not in deciding:
+            raise InputError(
+                f"{path.name}: "
+                + message(
+                    "rules that decide a cell",
+                    f"one whose cells all fall to rules before it: {rule.reason!r}",
+                    "leaving it out, or moving it up",
+                )
+            )
+    return declarations
+
+
+def _rule(
+    where: str, given: Mapping[str, Any], models: tuple[str, ...], rows: tuple[str, ...], refused: bool
+) -> Rule:
+    _known(f"key of {where}", given, _OF_A_RULE)
+    if "methods" in given and "not_methods" in given:
+        raise InputError(f"{where}: " + message("methods or not_methods", "both", "one of them"))
+    chosen = {}
+    for key, every in (("models", models), ("methods", rows), ("not_methods", rows), ("systems", SYSTEMS)):
+        names = given.get(key, [] if key == "not_methods" else list(every))
+        if not isinstance(names, list) or len(set(names)) < len(names) or (key in given and not names):
+            raise InputError(
+                f"{where}, {key}: " + message("a list of names", repr(names), f"{key} = ['...']")
+            )
+        _known(f"name in {key} of {where}", names, every)
+        chosen[key] = frozenset(names)
+    error = _text(where, given, "error")
+    known = REFUSALS if refused else tuple(name for name in vars(errors) if name.endswith("Error"))
+    _known(f"error of {where}", [error], known)
+    reason = _text(where, given, "reason")
+    if not _SENTENCE.fullmatch(reason) or len(reason.split()) < 5:
+        raise InputError(
+            f"{where}, reason: " + message("a sentence", repr(reason), "a capital and a full stop")
+        )
+    return Rule(
+        chosen["models"],
+        chosen["methods"] - chosen["not_methods"],
+        chosen["systems"],
+        getattr(errors, error),
+        _text(where, given, "says"),
+        reason,
+        "models" not in given,
+    )
+
+
+def _known(kind: str, names: Iterable[str], known: tuple[str, ...]) -> None:
+    for name in names:
+        if name not in known:
+            raise unknown_name(kind, name, known)
+
+
+def _text(where: str, given: Mapping[str, Any], key: str) -> str:
+    """A value that has to be words; line breaks in them mean nothing."""
+    value = given.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise InputError(f"{where}, {key}: " + message("words", repr(value), f"{key} = '...'"))
+    return " ".join(value.split())

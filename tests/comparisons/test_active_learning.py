@@ -1,0 +1,197 @@
+"""The study of active learning: what rows are held to be worth, what is made of its curves, and tiny runs."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import mutual_info_score
+
+from ppl_bnn.prediction.prediction import Prediction
+
+pytestmark = pytest.mark.slow
+
+FOLDER = Path(__file__).parents[2] / "comparisons"
+
+
+@pytest.fixture(scope="module")
+def study() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        yield importlib.import_module("active_learning")
+
+
+# --- what a label is worth ----------------------------------------------------------------------------
+
+
+def test_information_is_that_of_label_and_network(study: Any, rng: np.random.Generator) -> None:
+    """With K equally probable networks, the mutual information of their number and the label, by scikit-learn."""
+    counts = rng.integers(1, 30, size=(4, 5, 3))
+    counts[:, 0] = counts[0, 0]
+    # Every network with the same number of labels in all, or they would not be equally probable.
+    counts[..., 2] = 100 - counts[..., :2].sum(axis=-1)
+    prediction = Prediction("Categorical", {"probs": counts / 100.0})
+    expected = []
+    for row in range(5):
+        network, label = np.indices((4, 3))
+        times = counts[:, row].ravel()
+        expected.append(mutual_info_score(np.repeat(network.ravel(), times), np.repeat(label.ravel(), times)))
+    found = study.worth(study.INFORMATION, prediction, rng)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    assert found[0] == pytest.approx(0.0, abs=1e-12)
+    np.testing.assert_allclose(
+        study.worth(study.ENTROPY, prediction, rng), stats.entropy(counts.mean(axis=0), axis=1), rtol=1e-12
+    )
+
+
+def test_of_numbers_the_variance_of_the_function_is_asked_for(study: Any, rng: np.random.Generator) -> None:
+    loc = rng.normal(size=(50, 6)) * np.arange(1, 7)
+    prediction = Prediction("Normal", {"loc": loc, "scale": np.full(loc.shape, 0.5)})
+    values = study.worth(study.INFORMATION, prediction, rng)
+    gains = 0.5 * np.log1p(loc.var(axis=0) / 0.25)
+    np.testing.assert_array_equal(np.argsort(values), np.argsort(gains))
+
+
+def test_random_choice_looks_at_nothing(study: Any) -> None:
+    prediction = Prediction("Bernoulli", {"probs": np.array([[0.1, 0.5, 0.9]])})
+    first, again = (study.worth(study.RANDOM, prediction, np.random.default_rng(3)) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    assert len(np.unique(first)) == 3
+
+
+def test_first_labels_are_of_two_kinds(study: Any) -> None:
+    y = np.zeros(60, int)
+    y[:3] = 1
+    for seed in range(20):
+        chosen = study.known_first(y, 4, seed)
+        assert len(set(chosen)) == 4
+        assert set(y[chosen]) == {0, 1}
+
+
+def test_coins_fall_where_they_are_said_to(study: Any) -> None:
+    x, y = study.in_plane(20_000, 0)
+    right = x[:, 0] > study.COIN
+    assert right.mean() == pytest.approx((2.0 - study.COIN) / 4.0, abs=5.0 * math.sqrt(0.25 / 20_000))
+    above = (x[:, 1] > study.boundary(x[:, 0])).astype(int)
+    np.testing.assert_array_equal(y[~right], above[~right])
+    # A coin knows nothing of the wave: 4000 tosses, five standard errors.
+    assert abs(np.mean(y[right] == above[right]) - 0.5) < 5.0 * 0.5 / math.sqrt(right.sum())
+
+
+# --- what is made of the curves -----------------------------------------------------------------------
+
+
+def test_labels_for_a_level_lie_on_the_line_between_counts(study: Any) -> None:
+    labels, curve = np.array([10, 20, 40]), np.array([-1.0, -0.5, -0.1])
+    assert study.labels_for(labels, curve, -0.5) == 20.0
+    assert study.labels_for(labels, curve, -0.3) == pytest.approx(30.0)
+    assert study.labels_for(labels, curve, -2.0) == 10.0
+    assert study.labels_for(labels, curve, 0.0) == math.inf
+
+
+def test_saved_labels_are_those_between_two_straight_lines(study: Any, rng: np.random.Generator) -> None:
+    labels = np.arange(10, 60, 10)
+    random = -1.0 + 0.01 * labels + np.zeros((6, 1))
+    ours = -1.0 + 0.02 * labels + np.zeros((6, 1))
+    assert study.saved(labels, ours, random) == pytest.approx((25.0, 0.0))
+    # Where seeds differ by a shift of ours, the level is reached that much later: the jackknife of a mean is its s.e.
+    shifts = 0.01 * rng.normal(size=(6, 1))
+    fewer, error = study.saved(labels, ours + shifts, random)
+    assert fewer == pytest.approx(25.0 + shifts.mean() / 0.02)
+    assert error == pytest.approx(stats.sem(shifts[:, 0]) / 0.02)
+    never, unknown = study.saved(labels, random - 1.0, random)
+    assert (never, unknown) == (-math.inf, math.inf)
+    # Two seeds of which one alone never gets there: together they do, and nothing is known of the error.
+    two = random[:2] + np.array([[0.3], [-0.2]])
+    fewer, unknown = study.saved(labels, two, random[:2])
+    assert fewer > 0.0
+    assert unknown == math.inf
+
+
+def rows(gain: float, noise: float, rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Curves of five seeds that rise by 0.01 a label, and by `gain` more from the second count on."""
+    found = []
+    for seed in range(5):
+        for strategy, more in (("information", gain), ("random", 0.0)):
+            for place, labels in enumerate((10, 20, 30)):
+                score = -1.0 + 0.01 * labels + (more if place else 0.0) + noise * rng.normal()
+                found.append({"strategy": strategy, "seed": seed, "labels": labels, "log_score": score})
+    return found
+
+
+def test_verdicts_follow_the_curves(study: Any, rng: np.random.Generator) -> None:
+    task = study.tasks(study.TINY)["diabetes"]
+    better, figures = study.judge(task, rows(0.2, 0.001, rng), "information")
+    assert better.verdict == study.REPRODUCED
+    assert figures["gain"] == pytest.approx(0.2, abs=0.005)
+    assert figures["gain_at_end"] == pytest.approx(0.2, abs=0.005)
+    # From -0.9 at 10 to -0.6 at 20: -0.7 is reached two thirds of the way.
+    assert figures["labels_saved"] == pytest.approx(30.0 - 10.0 - 20.0 / 3.0, abs=0.3)
+    assert "13 fewer" in better.numbers
+    worse, figures = study.judge(task, rows(-0.5, 0.001, rng), "information")
+    assert worse.verdict == study.NOT_REPRODUCED
+    assert figures["labels_saved"] == -math.inf
+    assert "it does not reach" in worse.numbers
+    assert study.judge(task, rows(0.0, 0.1, rng), "information")[0].verdict == study.NOT_REPRODUCED
+
+
+def test_verdict_on_coins_follows_the_shares(study: Any) -> None:
+    few, many = [0.05, 0.1, 0.0], [0.4, 0.5, 0.45]
+    shares = {"information": few, "entropy": many, "random": [0.2, 0.2, 0.2]}
+    assert study.judge_coins(shares).verdict == study.REPRODUCED
+    assert study.judge_coins({**shares, "information": many}).verdict == study.NOT_REPRODUCED
+
+
+# --- runs ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_asks_for_each_row_once_and_the_first_round_is_shared(study: Any) -> None:
+    sizes = study.Sizes(seeds=1, plane_labels=9, pool=40, test_rows=30, steps=60)
+    task = study.tasks(sizes)["plane"]
+    data = task.data(sizes, 0)
+    firsts = []
+    for strategy in task.strategies:
+        table, known, posterior = study.rounds(task, strategy, 0, sizes)
+        assert [row["labels"] for row in table] == [6, 7, 8, 9]
+        assert len(set(known)) == len(known) == 9
+        np.testing.assert_array_equal(known[:6], data.first)
+        firsts.append(table[0]["log_score"])
+        # The score of the last row is that of the posterior that is handed over.
+        again = posterior.predict(data.x_test).log_prob(data.y_test).mean()
+        assert table[-1]["log_score"] == pytest.approx(again, rel=1e-12)
+    assert firsts == [firsts[0]] * 3
+
+
+def test_a_tiny_run_writes_tables_figures_and_verdicts(
+    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = study.main(tiny=True, out=tmp_path, checkpoint=tmp_path / "kept")
+    content = json.loads((tmp_path / "results.json").read_text())
+    # Two choices for each task of classes, one for numbers, and the coins.
+    assert len(content["verdicts"]) == 6
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    with (tmp_path / "curves.csv").open() as file:
+        stored = list(csv.DictReader(file))
+    assert {(row["task"], row["strategy"]) for row in stored} == {
+        (task.name, strategy) for task in study.tasks(study.TINY).values() for strategy in task.strategies
+    }
+    assert all(math.isfinite(float(row["log_score"])) for row in stored)
+    own = [row for row in found.tables["curves"] if row["task"] == "digits"]
+    labels, values = study.curves(own, study.RANDOM, "log_score")
+    assert labels.tolist() == [20, 30]
+    assert values.shape == (2, 2)
+    # What has finished is not computed again.
+    monkeypatch.setattr(study, "run_of", None)
+    again = study.main(tiny=True, out=tmp_path / "again", checkpoint=tmp_path / "kept")
+    assert again.tables == found.tables
+    assert again.numbers == found.numbers
+    with pytest.raises(SystemExit, match="no task 'chess'"):
+        study.main(tiny=True, out=tmp_path, task="chess")

@@ -1,0 +1,41 @@
+"""Runs that are killed at random moments, as in the study of them: four kills here."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+FOLDER = Path(__file__).parents[2] / "comparisons"
+
+
+@pytest.fixture
+def study():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        yield importlib.import_module("interrupted_runs")
+
+
+def test_what_a_kill_lost_is_known_only_of_a_process_that_had_told_of_its_beginning(study):
+    assert study.lost(0, 610, 454) == 156
+    assert study.lost(1228, 1444, 1444) == 0
+    assert study.lost(878, 504, 1036) == ""
+    rows = [{"lost": 156}, {"lost": ""}]
+    sizes = study.Sizes(kills=2)
+    found = study.judge_bits(rows, True, sizes, 14)
+    assert found.verdict == study.REPRODUCED
+    assert "at most 156 transitions drawn again after a kill, of 1 that tell; 1 came" in found.numbers
+    assert study.judge_bits(rows, False, sizes, 14).verdict == study.NOT_REPRODUCED
+    assert study.judge_bits(rows[:1], True, sizes, 14).verdict == study.NOT_REPRODUCED
+
+
+def test_a_run_that_is_killed_four_times_ends_in_the_same_bits(study, tmp_path):
+    found = study.main(tiny=True, out=tmp_path, kills=4)
+    assert found.numbers["kills"] == 4
+    assert found.numbers["same_bits"]
+    kills = found.tables["kills"]
+    assert [row["at_start"] for row in kills[1:]] == [row["kept"] for row in kills[:-1]]
+    assert (tmp_path / "kills.csv").read_text().count("\n") == 5

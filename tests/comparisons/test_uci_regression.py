@@ -1,0 +1,290 @@
+"""The study of UCI regression: its errors against SciPy, its verdicts, what is run where, and a tiny run."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from ppl_bnn.core.errors import InputError, UnknownNameError
+from ppl_bnn.datasets.tables import Splits, Table
+from ppl_bnn.evaluation.grid.result import GridResult, _frame
+
+pytestmark = pytest.mark.slow
+
+FOLDER = Path(__file__).parents[2] / "comparisons"
+needs_tables = pytest.mark.skipif(
+    not os.environ.get("PPL_BNN_DATA"), reason="needs the tables of PPL_BNN_DATA"
+)
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        yield importlib.import_module("uci_regression")
+
+
+def cell(data: str, method: str, split: int, **more: Any) -> dict[str, Any]:
+    """A cell as a grid has it."""
+    row = {
+        "model": "network",
+        "data": data,
+        "split": f"published[{split}]",
+        "method": method,
+        "seed": 0,
+        "train_rows": 90.0,
+        "test_rows": 10.0,
+        "kind": "chains" if method == "NUTS" else "iid",
+        "ppl": "numpyro",
+        "converged": "yes",
+        "failure": "",
+        "key": f"{method}{split}",
+        "process": "somewhere:1",
+        "seconds": 3.0,
+    }
+    return row | more
+
+
+def result_of(cells: list[dict[str, Any]], reference: str | None = None) -> GridResult:
+    names = list(dict.fromkeys(each["method"] for each in cells))
+    return GridResult(_frame(cells), {}, {"methods": names}, reference, len(cells))
+
+
+# --- tables -------------------------------------------------------------------------------------------
+
+
+def test_errors_over_splits_are_those_of_scipy(script: Any) -> None:
+    rng = np.random.default_rng(0)
+    scores, rmse = rng.normal(size=5), rng.uniform(1.0, 2.0, size=5)
+    result = result_of(
+        [cell("yacht", script.MAP, k, log_score=scores[k], rmse=rmse[k]) for k in range(5)]
+        + [cell("yacht", script.SWAG, k, log_score=scores[k] - 1.0, rmse=rmse[k]) for k in range(5)]
+    )
+    rows = script.score_rows(result, script.cell_rows(result, False), "yacht", False)
+    assert [row["method"] for row in rows] == [script.MAP, script.SWAG]
+    first = rows[0]
+    assert first["log_score"] == pytest.approx(scores.mean(), rel=1e-12)
+    assert first["log_score_se"] == pytest.approx(stats.sem(scores), rel=1e-12)
+    assert first["rmse_se"] == pytest.approx(stats.sem(rmse), rel=1e-12)
+    wider = scores.std(ddof=1) * math.sqrt(1 / 5 + 10 / 90)
+    assert first["log_score_se_corrected"] == pytest.approx(wider, rel=1e-12)
+    assert rows[1]["log_score_to_best"] == pytest.approx(-1.0, rel=1e-12)
+    assert first["reference"] == script.NO_REFERENCE
+    assert first["converged"] == "yes: 5"
+
+
+def test_what_tells_of_the_machine_is_left_out(script: Any) -> None:
+    result = result_of([cell("yacht", script.MAP, k, log_score=1.0) for k in range(2)])
+    alone, shared = (script.cell_rows(result, way) for way in (False, True))
+    assert alone[0]["seconds"] == 3.0
+    assert "process" not in alone[0]
+    assert "seconds" not in shared[0]
+    assert "seconds" not in script.score_rows(result, shared, "yacht", True)[0]
+
+
+def test_gaps_are_those_of_splits_on_which_nuts_converged(script: Any) -> None:
+    cells = [
+        cell("yacht", script.NUTS, k, log_score=0.0, converged=word)
+        for k, word in enumerate(("yes", "per mode", "yes"))
+    ]
+    cells += [
+        cell("yacht", script.MEAN_FIELD, k, log_score=0.0, gap_mean=k + 1.0, gap_sd_ratio=0.5)
+        for k in range(3)
+    ]
+    result = result_of(cells, script.NUTS)
+    rows = script.cell_rows(result, False)
+    assert [row["gap_mean"] for row in rows if row["method"] == script.MEAN_FIELD] == [1.0, "", 3.0]
+    of_nuts, of_svi = script.score_rows(result, rows, "yacht", False)
+    assert of_svi["gap_mean"] == pytest.approx(2.0)
+    assert of_svi["reference"] == of_nuts["reference"] == "NUTS on 2 of 3 splits"
+    assert of_nuts["converged"] == "yes: 2, per mode: 1"
+    none = script.gap_of([row | {"converged": "no"} for row in rows], "yacht", script.MEAN_FIELD)
+    assert none == {"reference": script.NO_REFERENCE}
+
+
+def test_published_numbers_say_where_they_are_from(script: Any) -> None:
+    rows = script.published_rows(tuple(script.WIDTHS))
+    assert {row["status"] for row in rows} == {script.READ, script.RECALLED}
+    assert sum(row["status"] == script.READ for row in rows) == 5
+    assert script.published_rows(["diabetes"]) == []
+
+
+# --- what is run where ----------------------------------------------------------------------------------
+
+
+def table(rows: int, splits: Splits | None = None) -> Table:
+    rng = np.random.default_rng(1)
+    return Table(
+        "made",
+        rng.normal(size=(rows, 2)),
+        rng.normal(size=rows),
+        ["a", "b"],
+        "y",
+        "regression",
+        splits=splits,
+    )
+
+
+def test_large_tables_have_fewer_methods_and_splits(script: Any) -> None:
+    small = script.methods(script.STORED, 300)
+    assert list(small) == list(script.STYLES)
+    assert list(script.methods(script.STORED, 9000)) == list(script.CHEAP)
+    everything = script.methods(script.FULL, 9000)
+    assert list(everything) == [name for name in script.STYLES if name != script.NUTS]
+    assert everything[script.MEAN_FIELD].batch_size == script.FULL.batch
+    assert small[script.MEAN_FIELD].batch_size is None
+    five = Splits(np.zeros((5, 9), int), np.zeros((5, 1), int))
+    assert script.splits_of(script.FULL, table(10, five)) == "published:5"
+    assert script.splits_of(script.STORED, table(2001, five)) == f"published:{script.STORED.large_splits}"
+    assert script.splits_of(script.TINY, table(10)) == "random:2@0.9"
+
+
+def test_the_network_is_that_of_the_protocol(script: Any) -> None:
+    import ppl_bnn as bnn
+
+    sketch = bnn.zoo.sketch(script.network(50), 6)
+    assert {site.name: site.shape for site in sketch.sites} == {
+        "noise": (),
+        "hidden0.weight": (6, 50),
+        "hidden0.bias": (50,),
+        "output.weight": (50, 1),
+        "output.bias": (1,),
+    }
+
+
+@needs_tables
+def test_all_tables_have_the_splits_of_the_protocol(script: Any) -> None:
+    for name in script.WIDTHS:
+        count = 5 if name == "protein" else 20
+        assert script.splits_of(script.FULL, script.load(name)) == f"published:{count}"
+
+
+def test_what_cannot_be_run_is_refused(script: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="two at least"):
+        script.main(tiny=True, out=tmp_path, splits=1)
+    with pytest.raises(UnknownNameError, match="yacht"):
+        script.main(out=tmp_path, tables=["yacth"])
+
+
+# --- verdicts -------------------------------------------------------------------------------------------
+
+
+def scores_of(script: Any, **changed: Any) -> list[dict[str, Any]]:
+    """Scores on yacht, where everything turns out as claimed."""
+    row = {
+        "data": "yacht",
+        "status": script.OURS,
+        "failures": 0,
+        "splits": 5,
+        "log_score_se": 0.03,
+        "rmse_se": 0.03,
+    }
+    own = {"log_score": -1.2, "rmse": 0.6} | changed
+    return [
+        row | {"method": script.ENSEMBLE, **own},
+        row | {"method": script.MEAN_FIELD, "log_score": own["log_score"] - 0.1, "rmse": 0.9},
+    ]
+
+
+@pytest.mark.parametrize(
+    "worse",
+    [{"log_score": -1.40}, {"rmse": 0.85}, {"log_score": -1.4, "rmse": 0.85}],
+)
+def test_mc_dropout_is_met_in_both_scores_or_not(script: Any, worse: dict[str, float]) -> None:
+    good = script.judge_dropout(scores_of(script), "yacht")
+    assert good.verdict == script.REPRODUCED
+    assert script.ENSEMBLE in good.numbers
+    assert script.judge_dropout(scores_of(script, **worse), "yacht").verdict == script.NOT_REPRODUCED
+
+
+def test_a_table_that_was_not_run_has_no_verdict(script: Any) -> None:
+    rows = scores_of(script)
+    assert script.judge_dropout(rows, "protein").verdict == script.NOT_RUN
+    failed = [row | {"failures": 1} for row in rows]
+    assert script.judge_dropout(failed, "yacht").verdict == script.NOT_RUN
+    assert script.judge_recalled(rows, script.SWAG, script.PBP).verdict == script.NOT_RUN
+
+
+def test_recalled_scores_are_met_or_not_or_cannot_be_told(script: Any) -> None:
+    """The recalled deep ensemble has -1.18 on yacht, and PBP -1.634; the error is 0.03, or 0.1."""
+
+    def found(log_score: float, **changed: Any) -> list[str]:
+        rows = [row | changed for row in scores_of(script, log_score=log_score)]
+        return [
+            script.judge_recalled(rows, script.ENSEMBLE, script.THEIR_ENSEMBLE).verdict,
+            script.judge_recalled(rows, script.MEAN_FIELD, script.PBP).verdict,
+        ]
+
+    yes, no, open_ = script.REPRODUCED, script.NOT_REPRODUCED, script.NOT_RUN
+    assert found(-1.2) == [yes, yes]
+    assert found(-1.3) == [no, yes]
+    assert found(-1.7) == [no, no]
+    assert found(-1.22, log_score_se=0.1) == [open_, yes]
+    rows = scores_of(script, log_score=-1.22)
+    said = script.judge_recalled(rows, script.ENSEMBLE, script.THEIR_ENSEMBLE).numbers
+    assert "yacht (5 splits) worse by 0.040 +- 0.030" in said
+    assert "not in this run: " in said
+
+
+def test_mc_dropout_cannot_be_told_from_wide_errors(script: Any) -> None:
+    wide = [row | {"rmse_se": 0.5} for row in scores_of(script)]
+    found = script.judge_dropout(wide, "yacht")
+    assert found.verdict == script.NOT_RUN
+    assert found.numbers.endswith("too wide to tell")
+
+
+def test_nuts_is_a_reference_only_where_it_converged(script: Any) -> None:
+    def cells(*words: str) -> list[dict[str, Any]]:
+        return [cell("yacht", script.NUTS, k, converged=word, r_hat=1.0) for k, word in enumerate(words)]
+
+    assert script.judge_reference(cells("yes", "yes"), ["yacht"]).verdict == script.REPRODUCED
+    half = script.judge_reference(cells("yes", "no"), ["yacht", "power-plant"])
+    assert half.verdict == script.NOT_REPRODUCED
+    assert "converged on 1 of 2 splits" in half.numbers
+    assert f"power-plant: {script.NO_REFERENCE}" in half.numbers
+    none = script.judge_reference(cells("no", "per mode"), ["yacht"])
+    assert none.numbers.endswith(script.NO_REFERENCE)
+    assert script.judge_reference([], ["power-plant"]).verdict == script.NOT_RUN
+
+
+def test_mean_field_is_narrow_or_not(script: Any) -> None:
+    def cells(ratios: list[float], word: str = "yes") -> list[dict[str, Any]]:
+        svi = [cell("yacht", script.MEAN_FIELD, k, gap_sd_ratio=ratio) for k, ratio in enumerate(ratios)]
+        return svi + [cell("yacht", script.NUTS, k, converged=word) for k in range(len(ratios))]
+
+    assert script.judge_narrow(cells([0.5, 0.6, 0.55])).verdict == script.REPRODUCED
+    assert script.judge_narrow(cells([0.5, 1.6, 1.0])).verdict == script.NOT_REPRODUCED
+    assert script.judge_narrow(cells([0.5, 0.6], "per mode")).verdict == script.NOT_RUN
+
+
+# --- all of it ------------------------------------------------------------------------------------------
+
+
+def test_a_tiny_run_writes_everything_and_goes_on(script: Any, tmp_path: Path) -> None:
+    study = script.main(tiny=True, out=tmp_path / "out", checkpoint=tmp_path / "kept")
+    for name in ("scores", "cells"):
+        with (tmp_path / "out" / f"{name}.csv").open() as file:
+            assert list(csv.DictReader(file)), name
+    assert (tmp_path / "out" / "scores.png").stat().st_size > 5000
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert content["numbers"]["diabetes"]["failures"] == []
+    assert [each["verdict"] for each in content["verdicts"][:3]] == [script.NOT_RUN] * 3
+    rows = study.tables["scores"]
+    assert [row["method"] for row in rows] == list(script.STYLES)
+    for row in rows:
+        assert row["splits"] == 2
+        assert math.isfinite(row["log_score"])
+        assert math.isfinite(row["rmse_se"])
+    # Finished cells are read and not computed again: seconds differ otherwise.
+    again = script.main(tiny=True, out=tmp_path / "again", checkpoint=tmp_path / "kept")
+    assert json.dumps(again.tables) == json.dumps(study.tables)
