@@ -30,9 +30,9 @@ from study import NOT_REPRODUCED, REPRODUCED, Study, Verdict, command_line
 
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, priors
-from ppl_bnn.diagnostics.sbc import CALIBRATED, MISCALIBRATED, Calibration
+from ppl_bnn.diagnostics.calibration import CALIBRATED, MISCALIBRATED, Calibration
 from ppl_bnn.inference.method import Method, Outcome
-from ppl_bnn.posterior.posterior import Chains
+from ppl_bnn.posterior.approximation import Chains
 
 FACTOR = 0.8
 

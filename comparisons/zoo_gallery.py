@@ -34,7 +34,7 @@ from evidence_framework import ALL, FLAT, mixture
 from study import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILION, panels
 
 import ppl_bnn as bnn
-from ppl_bnn.evaluation.comparison.figures import draw_class_map, draw_classes, draw_curve, grid_points
+from ppl_bnn.evaluation.comparison.drawing import draw_class_map, draw_classes, draw_curve, grid_points
 
 MODELS = bnn.zoo.MODELS_FOLDER
 BEGIN, END = "<!-- gallery: begin -->", "<!-- gallery: end -->"

@@ -65,8 +65,8 @@ import ppl_bnn as bnn
 from ppl_bnn.backends.program import Program
 from ppl_bnn.backends.systems import system
 from ppl_bnn.core.errors import BNNError, InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.diagnostics.calibration import Calibration
 from ppl_bnn.diagnostics.function_space import convergence
-from ppl_bnn.diagnostics.sbc import Calibration
 
 LEVELS = (0.5, 0.9)
 # Probability that a model which recovers itself is called one that does not.

@@ -54,14 +54,14 @@ _CONTENTS: dict[str, str] = {
     # what comes of them
     "Posterior": "ppl_bnn.posterior.posterior",
     "Prediction": "ppl_bnn.prediction.prediction",
-    "load": "ppl_bnn.posterior.storage",
+    "load": "ppl_bnn.posterior.loading",
     "stack": "ppl_bnn.posterior.stacking",
     "extend": "ppl_bnn.inference.sampling.sampler",
     "diagnose": "ppl_bnn.diagnostics.diagnose",
     "simulation_based_calibration": "ppl_bnn.diagnostics.sbc",
     "check_prior": "ppl_bnn.diagnostics.prior_check",
-    "prior_predictive": "ppl_bnn.diagnostics.prior_check",
-    "compare": "ppl_bnn.evaluation.comparison.comparison",
+    "prior_predictive": "ppl_bnn.diagnostics.prior_draws",
+    "compare": "ppl_bnn.evaluation.comparison.run",
     "Comparison": "ppl_bnn.evaluation.comparison.comparison",
     "report": "ppl_bnn.reporting.page",
     "Grid": "ppl_bnn.evaluation.grid.grid",
@@ -143,10 +143,12 @@ if TYPE_CHECKING:
     from ppl_bnn.core import errors
     from ppl_bnn.datasets import tables as data
     from ppl_bnn.diagnostics.diagnose import diagnose
-    from ppl_bnn.diagnostics.prior_check import check_prior, prior_predictive
+    from ppl_bnn.diagnostics.prior_check import check_prior
+    from ppl_bnn.diagnostics.prior_draws import prior_predictive
     from ppl_bnn.diagnostics.sbc import simulation_based_calibration
     from ppl_bnn.evaluation.advice import advise
-    from ppl_bnn.evaluation.comparison.comparison import Comparison, compare
+    from ppl_bnn.evaluation.comparison.comparison import Comparison
+    from ppl_bnn.evaluation.comparison.run import compare
     from ppl_bnn.evaluation.grid.grid import Grid
     from ppl_bnn.evaluation.grid.result import GridResult
     from ppl_bnn.inference.ensembles.ensemble import Ensemble
@@ -191,9 +193,9 @@ if TYPE_CHECKING:
     from ppl_bnn.language.modules.module import module
     from ppl_bnn.language.primitives import conv, coupled, deterministic, linear, observe, param, rows, sample
     from ppl_bnn.language.transforms import noncentred, with_prior
+    from ppl_bnn.posterior.loading import load
     from ppl_bnn.posterior.posterior import Posterior
     from ppl_bnn.posterior.stacking import stack
-    from ppl_bnn.posterior.storage import load
     from ppl_bnn.prediction import scores
     from ppl_bnn.prediction.conformal import conformal
     from ppl_bnn.prediction.prediction import Prediction

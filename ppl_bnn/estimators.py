@@ -30,7 +30,7 @@ from ppl_bnn import zoo
 from ppl_bnn.backends.protocol import Model
 from ppl_bnn.backends.systems import written_in
 from ppl_bnn.core.errors import InputError, UnknownNameError, message, unknown_name
-from ppl_bnn.evaluation.comparison.comparison import bind_classes
+from ppl_bnn.evaluation.comparison.run import bind_classes
 from ppl_bnn.inference import registry
 from ppl_bnn.inference.method import Method
 from ppl_bnn.posterior.posterior import Posterior

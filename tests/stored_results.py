@@ -21,7 +21,7 @@ from ppl_bnn.evaluation.grid.result import GridResult
 from ppl_bnn.inference.checkpoint import Checkpoint
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.sampling.stream import Stream
-from ppl_bnn.posterior.posterior import Chains
+from ppl_bnn.posterior.approximation import Chains
 from ppl_bnn.prediction.prediction import Prediction
 
 

@@ -40,21 +40,13 @@ from ppl_bnn.language.handlers import network_output, recorded_linear
 
 # Bytes and rows of a chunk of predictions on a CPU, where the budget allows more.
 CACHE, CACHE_ROWS = 2**24, 2000
-
-
 # The same where every core has a chunk of its own, and how many times the weights of a draw it is at least: weights
 # are read again for every chunk of rows.
 OWN_CACHE, OWN_CACHE_ROWS, OWN_CACHE_WEIGHTS = 2**21, 500, 4
-
-
 # Bytes that the activations of a density over many draws may take.
 DENSITY_MEMORY = 2**28
-
-
 # Coordinates up to which a draw from the prior costs less than what compiling it well would add.
 QUICK_PARAMETERS = 100_000
-
-
 # Rows of a streamed fit that are on the device at a time.
 STREAMED_ROWS = 4096
 

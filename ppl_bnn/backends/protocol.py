@@ -27,8 +27,6 @@ from ppl_bnn.core.errors import (
 )
 
 Model = Callable[..., Any]
-
-
 SYSTEMS = ("numpyro", "pyro")
 
 

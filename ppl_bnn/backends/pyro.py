@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
@@ -21,7 +20,6 @@ with ignored(category=FutureWarning), ignored(category=DeprecationWarning):
     import pyro.distributions
     import pyro.poutine
     from pyro.poutine.messenger import Messenger
-
 from ppl_bnn.backends.native import called
 from ppl_bnn.backends.protocol import (
     Model,
@@ -31,361 +29,19 @@ from ppl_bnn.backends.protocol import (
     described,
     resolve_device,
 )
+from ppl_bnn.backends.pyro_distributions import current_settings, resolve
 from ppl_bnn.backends.pyro_modules import in_session, messenger
 from ppl_bnn.backends.pyro_session import TURN, opened, outside, rest, resting, typed
 from ppl_bnn.core.arrays import row_count
 from ppl_bnn.core.errors import BNNError, DeviceError, message
 from ppl_bnn.core.processes import refuse_forked
-from ppl_bnn.language.distributions import Distribution, censored_log_prob, check_no_nested
+from ppl_bnn.language.distributions import Distribution
 from ppl_bnn.language.modules.torch_defaults import floating
 from ppl_bnn.language.primitives import Interpretation, Message
 
 # Blocks of draws from which on it is worth while to record what is computed, and bytes of the widest array in one then.
 RECORDED_BLOCKS, BLOCK = 64, 2**20
 MOST_RECORDED = 16
-
-
-class NormalMixture(pyro.distributions.TorchDistribution):
-    """sum_k weights_k N(0, scales_k^2), elementwise.
-
-    torch's MixtureSameFamily declares a support that has no bijection from the real line, so no guide accepts it.
-    """
-
-    arg_constraints: Any = {"weights": constraints.simplex, "scales": constraints.positive}
-    support: Any = constraints.real
-
-    def __init__(self, weights: Any, scales: Any, batch_shape: Any = torch.Size(), validate_args: Any = None):
-        self.weights = weights
-        self.scales = scales
-        super().__init__(torch.Size(batch_shape), torch.Size(), validate_args=False)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> NormalMixture:
-        return NormalMixture(self.weights, self.scales, batch_shape)
-
-    def log_prob(self, value: Any) -> Any:
-        each = -0.5 * (value[..., None] / self.scales) ** 2 - self.scales.log() - 0.9189385332046727
-        return torch.logsumexp(each + self.weights.log(), dim=-1).expand(
-            torch.broadcast_shapes(value.shape, self.batch_shape)
-        )
-
-    def sample(self, sample_shape: Any = torch.Size()) -> Any:
-        shape = torch.Size(sample_shape) + self.batch_shape
-        chosen = torch.distributions.Categorical(probs=self.weights).sample(shape)
-        return torch.randn(shape, dtype=self.scales.dtype, device=self.scales.device) * self.scales[chosen]
-
-
-class MixtureOfNormals(pyro.distributions.TorchDistribution):
-    """sum_m softmax(logits)_m N(loc_m, scale_m^2) over the last axis; torch's own has the support of the one above."""
-
-    arg_constraints: Any = {
-        "logits": constraints.independent(constraints.real, 1),
-        "loc": constraints.independent(constraints.real, 1),
-        "scale": constraints.independent(constraints.positive, 1),
-    }
-    support: Any = constraints.real
-
-    def __init__(self, logits: Any, loc: Any, scale: Any):
-        self.logits, self.loc, self.scale = torch.broadcast_tensors(logits, loc, scale)
-        super().__init__(self.loc.shape[:-1], torch.Size(), validate_args=False)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> MixtureOfNormals:
-        shape = (*batch_shape, self.loc.shape[-1])
-        return MixtureOfNormals(*(value.expand(shape) for value in (self.logits, self.loc, self.scale)))
-
-    def log_prob(self, value: Any) -> Any:
-        each = -0.5 * ((value[..., None] - self.loc) / self.scale) ** 2 - self.scale.log()
-        log_weights = torch.log_softmax(self.logits, dim=-1)
-        return torch.logsumexp(each + log_weights, dim=-1) - 0.5 * math.log(2.0 * math.pi)
-
-    def sample(self, sample_shape: Any = torch.Size()) -> Any:
-        shape = torch.Size(sample_shape) + self.batch_shape
-        chosen = torch.distributions.Categorical(logits=self.logits).sample(torch.Size(sample_shape))
-        loc, scale = (
-            value.expand((*shape, value.shape[-1])).gather(-1, chosen[..., None])[..., 0]
-            for value in (self.loc, self.scale)
-        )
-        return loc + scale * torch.randn(shape, dtype=loc.dtype, device=loc.device)
-
-
-class _ArrayNormal(pyro.distributions.TorchDistribution):
-    """loc + A eps over an array, eps standard normal; a subclass says what A is. One event of the shape of loc."""
-
-    arg_constraints: Any = {}
-    has_rsample = True
-
-    def __init__(self, loc: Any, batch_shape: Any = torch.Size()):
-        self.loc = loc
-        super().__init__(torch.Size(batch_shape), loc.shape, validate_args=False)
-
-    @property
-    def support(self) -> Any:
-        return constraints.independent(constraints.real, self.event_dim)
-
-    def rsample(self, sample_shape: Any = torch.Size()) -> Any:
-        batch = torch.Size(sample_shape) + self.batch_shape
-        eps = torch.randn((*batch, self.loc.numel()), dtype=self.loc.dtype, device=self.loc.device)
-        return self.loc + self.spread(eps).reshape(batch + self.event_shape)
-
-    def log_prob(self, value: Any) -> Any:
-        deviation = value - self.loc
-        batch = deviation.shape[: deviation.dim() - self.event_dim]
-        eps = self.gather(deviation.reshape((*batch, self.loc.numel())))
-        constant = self.log_volume() + 0.5 * self.loc.numel() * math.log(2.0 * math.pi)
-        density = -0.5 * (eps**2).sum(-1) - constant
-        return density.expand(torch.broadcast_shapes(batch, self.batch_shape))
-
-    def spread(self, eps: Any) -> Any:
-        """A eps, (..., P) to (..., P)."""
-        raise NotImplementedError
-
-    def gather(self, deviation: Any) -> Any:
-        """A^-1 deviation, (..., P) to (..., P)."""
-        raise NotImplementedError
-
-    def log_volume(self) -> Any:
-        """log |det A|."""
-        raise NotImplementedError
-
-
-class MultivariateNormal(_ArrayNormal):
-    """A = scale_tril, on the ravelled array: torch's own has vectors for events only."""
-
-    def __init__(self, loc: Any, scale_tril: Any, batch_shape: Any = torch.Size()):
-        self.scale_tril = scale_tril
-        super().__init__(loc, batch_shape)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> MultivariateNormal:
-        return MultivariateNormal(self.loc, self.scale_tril, batch_shape)
-
-    def spread(self, eps: Any) -> Any:
-        return eps @ self.scale_tril.T
-
-    def gather(self, deviation: Any) -> Any:
-        flat = deviation.reshape(-1, self.loc.numel()).T
-        return torch.linalg.solve_triangular(self.scale_tril, flat, upper=False).T.reshape(deviation.shape)
-
-    def log_volume(self) -> Any:
-        return self.scale_tril.diagonal().log().sum()
-
-
-class KroneckerNormal(_ArrayNormal):
-    """A = (Q_l (x) Q_r) diag(precisions^-1/2), never built."""
-
-    def __init__(
-        self,
-        loc: Any,
-        left_vectors: Any,
-        right_vectors: Any,
-        precisions: Any,
-        batch_shape: Any = torch.Size(),
-    ):
-        self.left_vectors, self.right_vectors, self.precisions = left_vectors, right_vectors, precisions
-        super().__init__(loc, batch_shape)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> KroneckerNormal:
-        return KroneckerNormal(self.loc, self.left_vectors, self.right_vectors, self.precisions, batch_shape)
-
-    def _as_matrices(self, flat: Any) -> Any:
-        return flat.reshape((*flat.shape[:-1], *self.precisions.shape))
-
-    def spread(self, eps: Any) -> Any:
-        scaled = self._as_matrices(eps) / self.precisions.sqrt()
-        return (self.left_vectors @ scaled @ self.right_vectors.T).reshape(eps.shape)
-
-    def gather(self, deviation: Any) -> Any:
-        turned = self.left_vectors.T @ self._as_matrices(deviation) @ self.right_vectors
-        return (self.precisions.sqrt() * turned).reshape(deviation.shape)
-
-    def log_volume(self) -> Any:
-        return -0.5 * self.precisions.log().sum()
-
-
-class MultivariateLogNormal(pyro.distributions.TransformedDistribution):
-    """exp of a MultivariateNormal, elementwise."""
-
-    arg_constraints: Any = {}
-
-    def __init__(self, loc: Any, scale_tril: Any):
-        self.loc, self.scale_tril = loc, scale_tril
-        super().__init__(
-            MultivariateNormal(loc, scale_tril),
-            [torch.distributions.transforms.ExpTransform()],
-            validate_args=False,
-        )
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        new = self._get_checked_instance(MultivariateLogNormal, _instance)
-        new.loc, new.scale_tril = self.loc, self.scale_tril
-        return super().expand(batch_shape, _instance=new)
-
-
-class EmpiricalBayes(pyro.distributions.Normal):
-    """Normal(0, scale), from which starts are drawn; `per` says which weights share the scale that a method finds."""
-
-    arg_constraints: Any = {"loc": constraints.real, "scale": constraints.positive}
-
-    def __init__(self, scale: Any, per: str = "weight"):
-        self.per = per
-        super().__init__(torch.zeros_like(scale), scale)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> EmpiricalBayes:
-        return EmpiricalBayes(self.scale.expand(batch_shape), self.per)
-
-
-class ImproperLogUniform(pyro.distributions.TorchDistribution):
-    """log p(w) = -log |w|, up to a constant that does not exist. Starts are drawn from Normal(0, scale)."""
-
-    arg_constraints: Any = {"scale": constraints.positive}
-    support: Any = constraints.real
-    has_rsample = True
-
-    def __init__(self, scale: Any):
-        self.scale = scale
-        super().__init__(scale.shape, torch.Size(), validate_args=False)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> ImproperLogUniform:
-        return ImproperLogUniform(self.scale.expand(batch_shape))
-
-    def rsample(self, sample_shape: Any = torch.Size()) -> Any:
-        shape = torch.Size(sample_shape) + self.batch_shape
-        return self.scale * torch.randn(shape, dtype=self.scale.dtype, device=self.scale.device)
-
-    def log_prob(self, value: Any) -> Any:
-        return -value.abs().log().expand(torch.broadcast_shapes(value.shape, self.batch_shape))
-
-
-class Censored(pyro.distributions.TorchDistribution):
-    """Rows (value, event) of a base distribution; `censored_log_prob` says what they are worth. A draw was observed."""
-
-    arg_constraints: Any = {}
-    support: Any = constraints.real_vector
-
-    def __init__(self, base: Any, family: str, arguments: Mapping[str, Any]):
-        self.base, self.family, self.arguments = base, family, arguments
-        super().__init__(base.batch_shape, torch.Size([2]), validate_args=False)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Censored:
-        return Censored(self.base.expand(batch_shape), self.family, self.arguments)
-
-    def log_prob(self, value: Any) -> Any:
-        density = censored_log_prob(self.family, self.arguments, value)
-        return density.expand(torch.broadcast_shapes(density.shape, self.batch_shape))
-
-    def sample(self, sample_shape: Any = torch.Size()) -> Any:
-        value = self.base.sample(sample_shape)
-        return torch.stack([value, torch.ones_like(value)], dim=-1)
-
-
-# Families that torch lacks, or has in a form that does not serve here.
-_OWN: dict[str, Any] = {
-    family.__name__: family
-    for family in (
-        MultivariateNormal,
-        MultivariateLogNormal,
-        KroneckerNormal,
-        EmpiricalBayes,
-        ImproperLogUniform,
-    )
-}
-_RESOLVED: dict[Any, Any] = {}
-_MOST_RESOLVED = 512
-
-
-def resolve(specification: Distribution, circumstances: Any = None) -> Any:
-    """The Pyro distribution of a specification, under the `circumstances()` of a run (asked for where not given).
-
-    A distribution whose arguments are all plain numbers is the same at every run of the model. To build it takes longer
-    than to score it, and a run of SVI would build it anew at each step, so it is kept.
-    """
-    arguments = tuple(specification.arguments.values())
-    if not all(map(_is_constant, arguments)):
-        return _resolve(specification)
-    key = (
-        specification.family,
-        arguments,
-        specification.shape,
-        specification.event_dims,
-        circumstances or _circumstances(),
-    )
-    found = _RESOLVED.get(key)
-    if found is None:
-        found = _resolve(specification)
-        if _may_be_kept(torch.as_tensor(0.0)):
-            if len(_RESOLVED) >= _MOST_RESOLVED:
-                _RESOLVED.clear()
-            _RESOLVED[key] = found
-    return found
-
-
-def _circumstances() -> Any:
-    """All that a distribution depends on besides what is written."""
-    return (
-        floating(),
-        torch.get_default_device(),
-        torch.distributions.Distribution._validate_args,
-    )
-
-
-def _is_constant(value: Any) -> bool:
-    kind = type(value)
-    return kind in (float, int, str) or (kind is tuple and all(map(_is_constant, value)))
-
-
-def _may_be_kept(fresh: torch.Tensor) -> bool:
-    """Whether tensors made now outlive what is going on: those made inside torch.func's transforms do not."""
-    if type(fresh) is not torch.Tensor or fresh.is_inference():
-        return False
-    try:
-        fresh.data_ptr()
-    except RuntimeError:
-        # A wrapper of a transform has no storage of its own.
-        return False
-    return True
-
-
-def _as_tensor(value: Any) -> torch.Tensor:
-    """A bare Python number becomes a scalar tensor of the session's type and device."""
-    if isinstance(value, torch.Tensor):
-        return value
-    return torch.as_tensor(value, dtype=floating())
-
-
-def _resolve(specification: Distribution) -> Any:
-    if specification.family == "NormalMixture":
-        result: Any = NormalMixture(
-            torch.as_tensor(specification.arguments["weights"], dtype=floating()),
-            torch.as_tensor(specification.arguments["scales"], dtype=floating()),
-        )
-    elif specification.family == "MixtureOfNormals":
-        result = MixtureOfNormals(*map(_as_tensor, specification.arguments.values()))
-    elif specification.family == "NegativeBinomial":
-        concentration, logits = map(_as_tensor, specification.arguments.values())
-        result = pyro.distributions.NegativeBinomial(concentration, logits=logits)
-    elif specification.family == "RowNormal":
-        # Rows are the batch and one factor serves them all: torch's own, for vectors.
-        loc, scale_tril = map(_as_tensor, specification.arguments.values())
-        result = pyro.distributions.MultivariateNormal(loc, scale_tril=scale_tril)
-    elif specification.family == "Censored":
-        base = specification.arguments["base"]
-        arguments = {name: _as_tensor(value) for name, value in base.arguments.items()}
-        result = Censored(_resolve(base), base.family, arguments)
-    elif specification.family == "LKJCholesky":
-        result = pyro.distributions.LKJCholesky(
-            specification.arguments["dimension"], _as_tensor(specification.arguments["concentration"])
-        )
-    elif specification.family in ("Bernoulli", "Categorical"):
-        result = getattr(pyro.distributions, specification.family)(logits=specification.arguments["logits"])
-    else:
-        check_no_nested(specification)
-        arguments = {
-            name: value if isinstance(value, str) else _as_tensor(value)
-            for name, value in specification.arguments.items()
-        }
-        family = _OWN.get(specification.family) or getattr(pyro.distributions, specification.family)
-        result = family(**arguments)
-    if specification.shape is not None:
-        result = result.expand(specification.shape)
-    return result.to_event(specification.event_dims) if specification.event_dims else result
 
 
 class PyroInterpretation(Interpretation):
@@ -396,7 +52,7 @@ class PyroInterpretation(Interpretation):
         self.population = population
         self.record = record
         self.plates: dict[str, Any] = {}
-        self.circumstances = _circumstances()
+        self.circumstances = current_settings()
 
     def process(self, msg: Message) -> None:
         super().process(msg)

@@ -312,8 +312,8 @@ def prior(
     plan = plan_of(model, data, target, drop or [], task, set_ or [], seed, False, folder)
     table = plan.table
     tell_of_reading(new_console(error=True), table)
-    from ppl_bnn.diagnostics.prior_check import prior_predictive
-    from ppl_bnn.evaluation.comparison.figures import prior_figure
+    from ppl_bnn.diagnostics.prior_draws import prior_predictive
+    from ppl_bnn.reporting.prior_figures import prior_figure
 
     # Pyro draws at once what JAX would compile first; a model of NumPyro's own runs there all the same.
     drawn = prior_predictive(

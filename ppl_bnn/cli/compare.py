@@ -201,8 +201,8 @@ def _fit_and_show(
     report: bool,
 ) -> bool:
     """Fit, show and keep what was planned; whether a method failed."""
-    from ppl_bnn.evaluation.comparison.comparison import ComparisonNotWrittenError
-    from ppl_bnn.evaluation.comparison.comparison import compare as run
+    from ppl_bnn.evaluation.comparison.folder import ComparisonNotWrittenError
+    from ppl_bnn.evaluation.comparison.run import compare as run
     from ppl_bnn.reporting.terminal import show
 
     table, bars = plan.table, StatusBars(errors)

@@ -225,7 +225,7 @@ def plan_of(
         model = _DEFAULT_MODEL[table.task]
         function = load_model(model, False, arguments)
     name = Path(model).stem if is_file else model
-    from ppl_bnn.evaluation.comparison.comparison import bind_classes
+    from ppl_bnn.evaluation.comparison.run import bind_classes
 
     if table.task == "classification":
         function = bind_classes(function, table.y, table.class_names)

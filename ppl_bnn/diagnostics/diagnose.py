@@ -10,6 +10,7 @@ import numpy as np
 
 from ppl_bnn.core.errors import InputError, UnsupportedError, message
 from ppl_bnn.core.progress import Progress
+from ppl_bnn.diagnostics.calibration import MISCALIBRATED, Calibration
 from ppl_bnn.diagnostics.function_space import RESTART_LIMIT, Convergence, agreement, convergence, probe_rows
 from ppl_bnn.diagnostics.importance import K_LIMIT, ParetoK, held_coordinates, pareto_k
 from ppl_bnn.diagnostics.remedies import (
@@ -22,7 +23,7 @@ from ppl_bnn.diagnostics.remedies import (
     other_starts,
     smaller_steps,
 )
-from ppl_bnn.diagnostics.sbc import MISCALIBRATED, Calibration, simulation_based_calibration
+from ppl_bnn.diagnostics.sbc import simulation_based_calibration
 from ppl_bnn.inference.method import Method
 from ppl_bnn.prediction.scores import fidelity, noise_floor
 

@@ -30,7 +30,8 @@ from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.inference.cost import Effort, Size
 from ppl_bnn.inference.pretrained import is_network, weights_of
 from ppl_bnn.language.distributions import SPECIAL
-from ppl_bnn.posterior.posterior import Approximation, FitInfo, Posterior
+from ppl_bnn.posterior.approximation import Approximation
+from ppl_bnn.posterior.posterior import FitInfo, Posterior
 from ppl_bnn.prediction.standardisation import Standardisation
 
 

@@ -128,10 +128,10 @@ ROWS: dict[str, MethodRow] = {
 
 APPROXIMATIONS.update(
     {
-        "Chains": "ppl_bnn.posterior.posterior:Chains",
-        "Point": "ppl_bnn.posterior.posterior:Point",
+        "Chains": "ppl_bnn.posterior.approximation:Chains",
+        "Point": "ppl_bnn.posterior.approximation:Point",
         "Drawn": "ppl_bnn.posterior.fixed_draws:Drawn",
-        "Restarts": "ppl_bnn.inference.variational.svi:Restarts",
+        "Restarts": "ppl_bnn.inference.variational.restarts:Restarts",
         "MeanField": "ppl_bnn.inference.variational.mean_field:MeanField",
         "Particles": "ppl_bnn.inference.variational.svgd:Particles",
         "Dropped": "ppl_bnn.inference.variational.mc_dropout:Dropped",
@@ -139,7 +139,7 @@ APPROXIMATIONS.update(
         "LaplaceGaussian": "ppl_bnn.inference.laplace.approximation:LaplaceGaussian",
         "PathMixture": "ppl_bnn.inference.variational.pathfinder:PathMixture",
         "SWAGGaussian": "ppl_bnn.inference.optimisation.swag:SWAGGaussian",
-        "Members": "ppl_bnn.inference.ensembles.ensemble:Members",
+        "Members": "ppl_bnn.inference.ensembles.members:Members",
     }
 )
 

@@ -15,8 +15,8 @@ deterministic site. So methods work in coordinates in which the prior has no fun
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -24,105 +24,18 @@ from ppl_bnn.core.errors import InputError, ModelError, message, unknown_name
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.primitives import deterministic, param, sample
-
-Scale = Any
-
-
-class Prior(Protocol):
-    """Anything that makes a weight tensor of `shape` under `name`."""
-
-    def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any: ...
-
-
-def _check_scale(prior: str, scale: Scale, sampled: bool = False) -> None:
-    """Refuse what is no scale. sampled: whether it may be a distribution, from which the scale is drawn."""
-    if isinstance(scale, dist.Distribution):
-        if not sampled:
-            raise InputError(
-                f"priors.{prior}: "
-                + message(
-                    "a number here", f"the distribution {scale.family}", "priors.Hierarchical(scale=...)"
-                )
-            )
-        _check_hyper_prior(prior, scale)
-    elif isinstance(scale, str):
-        if scale != "fan_in":
-            raise InputError(
-                f"priors.{prior}: " + message("a scale that is a number or 'fan_in'", repr(scale), "'fan_in'")
-            )
-    elif isinstance(scale, int | float | np.floating | np.integer) and not (
-        scale > 0 and math.isfinite(scale)
-    ):
-        raise InputError(
-            f"priors.{prior}: " + message("a positive scale", repr(scale), "scale=1.0 or scale='fan_in'")
-        )
-
-
-def _check_number(prior: str, value: Any) -> None:
-    """Refuse what is not a positive number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise InputError(f"priors.{prior}: " + message("a positive number", repr(value), "1.0"))
-
-
-def _check_scales(prior: str, scale: Scale, sigma: Scale, sampled: bool = False) -> None:
-    _check_scale(prior, scale, sampled)
-    _check_scale(prior, sigma, sampled)
-    if isinstance(sigma, str):
-        raise InputError(f"priors.{prior}: " + message("a number as sigma", repr(sigma), "sigma=1.0"))
-    if not isinstance(scale, str) and sigma != 1.0:
-        raise InputError(
-            f"priors.{prior}: "
-            + message("sigma with scale='fan_in' only", f"scale={scale!r} and sigma={sigma!r}", "one of them")
-        )
-
-
-def _check_hyper_prior(of: str, given: Any, positive: bool = True) -> None:
-    """Refuse what is no distribution of one number (a positive one), also among its own arguments; `of` is named."""
-    families = dist.ON_POSITIVES if positive else dist.ON_POSITIVES | dist.ON_REALS
-    if not isinstance(given, dist.Distribution):
-        came = type(given).__name__
-    elif given.family not in families or given.family in (*dist.EVENTS, *dist.SPECIAL):
-        came = given.family
-    elif dist.draw_shape(given) != () or given.event_dims:
-        came = f"{given.family} with a shape"
-    else:
-        for name, value in given.arguments.items():
-            if isinstance(value, dist.Distribution):
-                _check_hyper_prior(f"{of}, {name} of {given.family}", value, name in dist.POSITIVE)
-        return
-    number = "positive number as scale" if positive else "number"
-    raise InputError(
-        f"priors.{of}: " + message(f"a distribution of one {number}", came, "scale=dist.HalfNormal(1.0)")
-    )
-
-
-def _draw(name: str, specification: dist.Distribution) -> Any:
-    """A draw, after arguments that are distributions themselves: those are the sites `name.argument`."""
-    arguments = {
-        argument: _draw(f"{name}.{argument}", value) if isinstance(value, dist.Distribution) else value
-        for argument, value in specification.arguments.items()
-    }
-    return sample(name, replace(specification, arguments=arguments))
-
-
-def _is_sampled(*scales: Scale) -> bool:
-    return any(isinstance(scale, dist.Distribution) for scale in scales)
-
-
-def _sampled_scale(name: str, scale: Scale, sigma: Scale, fan_in: int) -> Any:
-    """The scale of a tensor, `name.scale` where it is a random variable."""
-    given = sigma if isinstance(scale, str) else scale
-    factor = 1.0 / math.sqrt(fan_in) if isinstance(scale, str) else 1.0
-    return factor * (_draw(f"{name}.scale", given) if isinstance(given, dist.Distribution) else given)
-
-
-def _shifted_and_scaled(name: str, loc: Any, scale: Any, base: dist.Distribution) -> Any:
-    """loc + scale * e with e ~ base, the site `name.base`."""
-    return deterministic(name, loc + scale * sample(f"{name}.base", base))
-
-
-def _resolve_scale(scale: Scale, sigma: float, fan_in: int) -> Any:
-    return sigma / math.sqrt(fan_in) if isinstance(scale, str) else scale
+from ppl_bnn.language.prior_scales import (
+    Scale,
+    check_hyper_prior,
+    check_number,
+    check_scale,
+    check_scales,
+    draw,
+    is_sampled,
+    resolve_scale,
+    sampled_scale,
+    shifted_and_scaled,
+)
 
 
 @dataclass(frozen=True)
@@ -138,15 +51,15 @@ class Normal:
     sigma: Scale = 1.0
 
     def __post_init__(self) -> None:
-        _check_scales("Normal", self.scale, self.sigma, sampled=True)
+        check_scales("Normal", self.scale, self.sigma, sampled=True)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        if _is_sampled(self.scale, self.sigma):
+        if is_sampled(self.scale, self.sigma):
             base = dist.distribution("Normal", 0.0, 1.0).expand(shape).to_event()
-            return _shifted_and_scaled(
-                name, self.loc, _sampled_scale(name, self.scale, self.sigma, fan_in), base
+            return shifted_and_scaled(
+                name, self.loc, sampled_scale(name, self.scale, self.sigma, fan_in), base
             )
-        scale = _resolve_scale(self.scale, self.sigma, fan_in)
+        scale = resolve_scale(self.scale, self.sigma, fan_in)
         return sample(name, dist.distribution("Normal", self.loc, scale).expand(shape).to_event())
 
 
@@ -163,16 +76,16 @@ class StudentT:
     sigma: Scale = 1.0
 
     def __post_init__(self) -> None:
-        _check_scale("StudentT", self.df)
-        _check_scales("StudentT", self.scale, self.sigma, sampled=True)
+        check_scale("StudentT", self.df)
+        check_scales("StudentT", self.scale, self.sigma, sampled=True)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        if _is_sampled(self.scale, self.sigma):
+        if is_sampled(self.scale, self.sigma):
             base = dist.distribution("StudentT", self.df, 0.0, 1.0).expand(shape).to_event()
-            return _shifted_and_scaled(
-                name, self.loc, _sampled_scale(name, self.scale, self.sigma, fan_in), base
+            return shifted_and_scaled(
+                name, self.loc, sampled_scale(name, self.scale, self.sigma, fan_in), base
             )
-        scale = _resolve_scale(self.scale, self.sigma, fan_in)
+        scale = resolve_scale(self.scale, self.sigma, fan_in)
         return sample(name, dist.distribution("StudentT", self.df, self.loc, scale).expand(shape).to_event())
 
 
@@ -188,15 +101,15 @@ class Laplace:
     sigma: Scale = 1.0
 
     def __post_init__(self) -> None:
-        _check_scales("Laplace", self.scale, self.sigma, sampled=True)
+        check_scales("Laplace", self.scale, self.sigma, sampled=True)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        if _is_sampled(self.scale, self.sigma):
+        if is_sampled(self.scale, self.sigma):
             base = dist.distribution("Laplace", 0.0, 1.0).expand(shape).to_event()
             # A variance of sigma^2 / fan_in is twice the square of the family's scale.
             inputs = 2 * fan_in if isinstance(self.scale, str) else fan_in
-            return _shifted_and_scaled(
-                name, self.loc, _sampled_scale(name, self.scale, self.sigma, inputs), base
+            return shifted_and_scaled(
+                name, self.loc, sampled_scale(name, self.scale, self.sigma, inputs), base
             )
         scale = self.sigma / math.sqrt(2.0 * fan_in) if isinstance(self.scale, str) else self.scale
         return sample(name, dist.distribution("Laplace", self.loc, scale).expand(shape).to_event())
@@ -223,7 +136,7 @@ class ScaleMixture:
                 )
             )
         for scale in self.scales:
-            _check_scale("ScaleMixture", scale)
+            check_scale("ScaleMixture", scale)
         if min(self.weights) <= 0 or abs(sum(self.weights) - 1.0) > 1e-9:
             raise InputError(
                 "priors.ScaleMixture: "
@@ -284,8 +197,8 @@ class SpikeAndSlab:
             )
         for number in (self.slab, self.spike, self.temperature):
             if number is not None:
-                _check_number("SpikeAndSlab", number)
-        _check_scale("SpikeAndSlab", self.scale)
+                check_number("SpikeAndSlab", number)
+        check_scale("SpikeAndSlab", self.scale)
         if self.spike is not None and self.spike >= self.slab:
             raise InputError(
                 "priors.SpikeAndSlab: "
@@ -297,7 +210,7 @@ class SpikeAndSlab:
             )
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        scale = _resolve_scale(self.scale, 1.0, fan_in)
+        scale = resolve_scale(self.scale, 1.0, fan_in)
         if not self.relaxed:
             spike = 0.01 * self.slab if self.spike is None else self.spike
             weights = (self.probability, 1.0 - self.probability)
@@ -337,13 +250,13 @@ class Hierarchical:
 
     def __post_init__(self) -> None:
         dist.check_group("priors.Hierarchical", self.per)
-        _check_scale("Hierarchical", self.factor)
-        _check_hyper_prior("Hierarchical", self.scale)
+        check_scale("Hierarchical", self.factor)
+        check_hyper_prior("Hierarchical", self.scale)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        factor = _resolve_scale(self.factor, 1.0, fan_in)
+        factor = resolve_scale(self.factor, 1.0, fan_in)
         group = dist.group_shape(self.per, shape)
-        scale = factor * _draw(f"{name}.scale", self.scale.expand(group).to_event())
+        scale = factor * draw(f"{name}.scale", self.scale.expand(group).to_event())
         if self.centred:
             return sample(name, dist.distribution("Normal", 0.0, scale).expand(shape).to_event())
         return deterministic(name, scale * _base(name, shape))
@@ -373,10 +286,10 @@ class Horseshoe:
 
     def __post_init__(self) -> None:
         dist.check_group("priors.Horseshoe", self.per, _LOCAL)
-        _check_scales("Horseshoe", self.scale, self.sigma)
+        check_scales("Horseshoe", self.scale, self.sigma)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        tau, local = _shrinkage(name, shape, _resolve_scale(self.scale, self.sigma, fan_in), self.per)
+        tau, local = _shrinkage(name, shape, resolve_scale(self.scale, self.sigma, fan_in), self.per)
         return deterministic(name, tau * local * _base(name, shape))
 
 
@@ -406,13 +319,13 @@ class RegularisedHorseshoe:
 
     def __post_init__(self) -> None:
         dist.check_group("priors.RegularisedHorseshoe", self.per, _LOCAL)
-        _check_scales("RegularisedHorseshoe", self.scale, self.sigma)
-        _check_scale("RegularisedHorseshoe", self.slab_scale)
-        _check_number("RegularisedHorseshoe", self.slab_df)
+        check_scales("RegularisedHorseshoe", self.scale, self.sigma)
+        check_scale("RegularisedHorseshoe", self.slab_scale)
+        check_number("RegularisedHorseshoe", self.slab_df)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        tau, local = _shrinkage(name, shape, _resolve_scale(self.scale, self.sigma, fan_in), self.per)
-        width = _resolve_scale(self.slab_scale, 1.0, fan_in)
+        tau, local = _shrinkage(name, shape, resolve_scale(self.scale, self.sigma, fan_in), self.per)
+        width = resolve_scale(self.slab_scale, 1.0, fan_in)
         half = 0.5 * self.slab_df
         slab = sample(f"{name}.slab", dist.distribution("InverseGamma", half, half * width**2))
         # tau lambda_ = r / sqrt(1 + r^2 / c^2) with r = tau lambda, by logarithms: the tails of r reach far.
@@ -473,7 +386,7 @@ def _kronecker_normal(
     known = isinstance(scale, int | float | np.number)
     precisions = 1.0 / (float(scale) ** 2 * variances) if known else 1.0 / variances
     normal = dist.distribution("KroneckerNormal", np.zeros(shape), left[0], right[0], precisions)
-    return sample(name, normal) if known else _shifted_and_scaled(name, 0.0, scale, normal)
+    return sample(name, normal) if known else shifted_and_scaled(name, 0.0, scale, normal)
 
 
 @dataclass(frozen=True)
@@ -497,7 +410,7 @@ class MatrixNormal:
     sigma: Scale = 1.0
 
     def __post_init__(self) -> None:
-        _check_scales("MatrixNormal", self.scale, self.sigma, sampled=True)
+        check_scales("MatrixNormal", self.scale, self.sigma, sampled=True)
         for given in (self.rows, self.columns):
             if given is not None and not callable(given) and len(np.shape(given)) != 2:
                 raise InputError(
@@ -513,7 +426,7 @@ class MatrixNormal:
         inputs, outputs = math.prod(shape[:-1]), shape[-1]
         given = {"rows": self.rows if len(shape) > 1 else None, "columns": self.columns}
         sizes = {"rows": inputs, "columns": outputs}
-        scale = _sampled_scale(name, self.scale, self.sigma, fan_in)
+        scale = sampled_scale(name, self.scale, self.sigma, fan_in)
         if not any(isinstance(side, CovarianceFactor) for side in given.values()):
             left, right = (_covariance_eigen("MatrixNormal", given[side], sizes[side]) for side in given)
             return _kronecker_normal(name, shape, scale, left, right)
@@ -555,15 +468,15 @@ class CorrelatedConvolution:
                 "kernel of priors.CorrelatedConvolution", self.kernel, ("exponential", "squared_exponential")
             )
         if isinstance(self.length_scale, dist.Distribution):
-            _check_hyper_prior("CorrelatedConvolution", self.length_scale)
+            check_hyper_prior("CorrelatedConvolution", self.length_scale)
         else:
-            _check_number("CorrelatedConvolution", self.length_scale)
-        _check_scales("CorrelatedConvolution", self.scale, self.sigma, sampled=True)
+            check_number("CorrelatedConvolution", self.length_scale)
+        check_scales("CorrelatedConvolution", self.scale, self.sigma, sampled=True)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         if len(shape) < 3:
             return Normal(0.0, self.scale, self.sigma)(name, shape, fan_in)
-        scale = _sampled_scale(name, self.scale, self.sigma, fan_in)
+        scale = sampled_scale(name, self.scale, self.sigma, fan_in)
         places = np.stack(np.meshgrid(*map(np.arange, shape[:-2]), indexing="ij"), -1).reshape(
             -1, len(shape) - 2
         )
@@ -571,7 +484,7 @@ class CorrelatedConvolution:
         power = 1 if self.kernel == "exponential" else 2
         if isinstance(self.length_scale, dist.Distribution):
             base = _base(name, shape)
-            length = _draw(f"{name}.length_scale", self.length_scale)
+            length = draw(f"{name}.length_scale", self.length_scale)
             correlation = ops.exp(-((ops.asarray(distances, like=base) / length) ** power))
             factor = ops.namespace(base).linalg.cholesky(correlation)
             flat = ops.matmul(factor, base.reshape(len(places), -1))
@@ -601,9 +514,9 @@ class CovarianceFactor:
     concentration: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_number("CovarianceFactor", self.concentration)
+        check_number("CovarianceFactor", self.concentration)
         if self.scale is not None:
-            _check_hyper_prior("CovarianceFactor", self.scale)
+            check_hyper_prior("CovarianceFactor", self.scale)
 
     def __call__(self, name: str, size: int) -> Any:
         if self.scale is None:
@@ -613,7 +526,7 @@ class CovarianceFactor:
                     + message("a scale for a single number", "scale=None", "scale=dist.HalfNormal(1.0)")
                 )
             return deterministic(name, self._correlation(name, size))
-        scale = _draw(f"{name}.scale", self.scale.expand((size,)).to_event())
+        scale = draw(f"{name}.scale", self.scale.expand((size,)).to_event())
         return deterministic(name, scale[:, None] * (self._correlation(name, size) if size > 1 else 1.0))
 
     def _correlation(self, name: str, size: int) -> Any:
@@ -633,7 +546,7 @@ class CutPoints:
     concentration: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_number("CutPoints", self.concentration)
+        check_number("CutPoints", self.concentration)
 
     def __call__(self, name: str, classes: int) -> Any:
         if isinstance(classes, bool) or not isinstance(classes, int) or classes < 2:
@@ -657,7 +570,7 @@ class Point:
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_scale("Point", self.sigma)
+        check_scale("Point", self.sigma)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         return param(
@@ -690,10 +603,10 @@ class EmpiricalBayes:
 
     def __post_init__(self) -> None:
         dist.check_group("priors.EmpiricalBayes", self.per, ("weight", "unit", "tensor"))
-        _check_scale("EmpiricalBayes", self.start)
+        check_scale("EmpiricalBayes", self.start)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        scale = _resolve_scale(self.start, 1.0, fan_in)
+        scale = resolve_scale(self.start, 1.0, fan_in)
         return sample(name, dist.distribution("EmpiricalBayes", scale, self.per).expand(shape).to_event())
 
 
@@ -714,8 +627,8 @@ class LogUniform:
     start: Scale = "fan_in"
 
     def __post_init__(self) -> None:
-        _check_scale("LogUniform", self.start)
+        check_scale("LogUniform", self.start)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        scale = _resolve_scale(self.start, 1.0, fan_in)
+        scale = resolve_scale(self.start, 1.0, fan_in)
         return sample(name, dist.distribution("ImproperLogUniform", scale).expand(shape).to_event())

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from ppl_bnn.core.errors import InputError, message
-from ppl_bnn.posterior.posterior import Approximation
+from ppl_bnn.posterior.approximation import Approximation
 
 
 @dataclass

@@ -23,8 +23,9 @@ import numpy as np
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import row_count
 from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError, message
+from ppl_bnn.posterior.approximation import Approximation
 from ppl_bnn.posterior.pareto import FEWEST_DRAWS, K_LIMIT
-from ppl_bnn.posterior.posterior import Approximation, Posterior
+from ppl_bnn.posterior.posterior import Posterior
 
 # Nats of mean log score that are left to gain, at most, when the weights are handed over.
 TOLERANCE = 1e-9

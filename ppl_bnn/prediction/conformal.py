@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.core.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.prediction.arguments import checked_y
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.recalibration import held_out_prediction, predicted
 
@@ -138,7 +139,7 @@ def conformal(
     if randomise is not None and score != "aps":
         raise InputError("randomise: " + message("score='aps' to randomise", repr(score), "randomise=None"))
     if prediction.is_classes:
-        labels = prediction._checked_y(y)
+        labels = checked_y(prediction, y)
         each = _strangeness(prediction, score, _uniform(randomise, 0, prediction.rows))
         values = each[np.arange(prediction.rows), labels]
     else:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.prediction.arguments import checked_y
 from ppl_bnn.prediction.prediction import Prediction
 
 # Nodes of a row, and the probability that lies beyond the outermost of them, on either side.
@@ -170,7 +171,7 @@ class MappedPrediction(Prediction):
 
     def absolute_deviation(self, y: Any) -> np.ndarray:
         """E|Y_n - y_n| = E[Y_n] - y_n + 2 integral^{y_n} G dt; y as in `cdf`, units of y."""
-        y = self._checked_y(y, leading=True)
+        y = checked_y(self, y, leading=True)
         nodes, levels = self._table
         heights, steps = 0.5 * (levels[:-1] + levels[1:]), np.diff(nodes, axis=0)
         upto = np.concatenate([np.zeros((1, self.rows)), np.cumsum(heights * steps, axis=0)])

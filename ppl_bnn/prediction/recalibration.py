@@ -26,6 +26,7 @@ import numpy as np
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import row_count
 from ppl_bnn.core.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.prediction.arguments import checked_targets
 from ppl_bnn.prediction.isotonic import STRAIGHT, MappedPrediction, tails
 from ppl_bnn.prediction.prediction import Prediction
 
@@ -258,7 +259,7 @@ def _temperature(prediction: Prediction, y: Any, pooled: bool = False) -> float:
 
 def _factors(prediction: Prediction, y: Any) -> np.ndarray:
     spread(prediction, np.ones(prediction.shape[-1] if len(prediction.shape) == 2 else 1))
-    y = prediction._checked_targets(y)
+    y = checked_targets(prediction, y)
     if len(prediction.shape) == 1:
         each = [(prediction, y)]
     else:

@@ -19,16 +19,14 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.core.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.prediction.arguments import checked_targets, checked_y
+from ppl_bnn.prediction.crps import checked_numbers, row_cdf
+from ppl_bnn.prediction.crps import crps as crps
+from ppl_bnn.prediction.crps import energy_score as energy_score
+from ppl_bnn.prediction.crps import mean_difference as mean_difference
 from ppl_bnn.prediction.isotonic import MappedPrediction
-from ppl_bnn.prediction.prediction import BLOCK, Prediction, _normal_absolute_deviation
+from ppl_bnn.prediction.prediction import BLOCK, Prediction
 
-# Component quantiles at this level enclose all but a billionth of the mixture's probability.
-_TAIL = 1e-9
-# Relative accuracy of the integrals of distribution functions.
-_ACCURACY = 1e-5
-# Step of the trapezium rule in standard deviations of the narrowest of the normals mixed: the rule's error is
-# about exp(-(pi / step)^2), as F (1 - F) has a Fourier transform that falls off as that of a normal.
-_STEP = 0.8
 # What tells rows apart of which a prediction is sure from those of which it is not (see `uncertainty`).
 MEASURES = ("entropy", "mutual_information", "max_probability", "variance", "epistemic_variance")
 
@@ -42,71 +40,6 @@ def log_score(prediction: Prediction, y: Any, pointwise: bool = False) -> float 
     Nats per row; K outputs are scored jointly. Larger is better.
     """
     values = prediction.log_prob(y)
-    return values if pointwise else float(values.mean())
-
-
-def crps(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.ndarray:
-    """Continuous ranked probability score, in units of y; mean over rows and outputs, or (N,) or (N, K).
-
-        CRPS = integral (F(t) - 1{y <= t})^2 dt = E|Y - y| - E|Y - Y'| / 2
-
-    (Gneiting and Raftery 2007, JASA 102, 359-378), all S components in use. E|Y - y| is a closed form, O(S).
-    E|Y - Y'| = 2 integral F (1 - F) dt is integrated by the trapezium rule, refined until it changes by less than
-    1e-5 of itself (for mixtures of normals it converges faster than any power of the step, and the error left is
-    far smaller still); where that would cost more than the closed form over all pairs of components (few components, or
-    narrow ones far apart), the pairs are summed. Counts: a sum over the integers. Lower is better.
-    Raises UnsupportedError for classes, and for StudentT with df <= 1.
-    """
-    deviation = prediction.absolute_deviation(prediction.observed_values(y) if prediction.censored else y)
-    values = deviation - 0.5 * mean_difference(prediction)
-    return values if pointwise else float(values.mean())
-
-
-def mean_difference(prediction: Prediction) -> np.ndarray:
-    """E|Y - Y'| for independent Y, Y' of the same mixture (Gini's mean difference), (N,) or (N, K), units of y."""
-    if isinstance(prediction, MappedPrediction):
-        return prediction.mean_difference
-    marginal = prediction._marginals()
-    if prediction.is_counts:
-        result = _count_mean_difference(marginal)
-    else:
-        result = _continuous_mean_difference(marginal)
-    return result.reshape(prediction.shape)
-
-
-def energy_score(
-    prediction: Prediction, y: Any, pointwise: bool = False, *, draws: int = 2000, seed: int = 0
-) -> float | np.ndarray:
-    """Energy score of rows of K outputs, E||Y - y|| - E||Y - Y'|| / 2 in the Euclidean norm; mean over rows, or (N,).
-
-    Source: Gneiting and Raftery 2007, JASA 102, 359-378, section 4.3; CRPS is the case K = 1. It sees how outputs go
-    together, which scores of single outputs do not, and all outputs count as they are large: bring them to one unit
-    first (`prediction.rescale`). By scoringrules from `draws` independent draws of the mixture, E||Y - Y'|| from the
-    pairs of consecutive ones, which are independent: without bias, with an error that falls as 1 / sqrt(draws), at a
-    cost in proportion to draws. The same seed gives the same number. Lower is better.
-
-    Raises UnsupportedError for one output, where `crps` has no error. InputError: fewer than 2 draws.
-    """
-    if prediction.is_classes or len(prediction.shape) != 2:
-        raise UnsupportedError(
-            message(
-                "a prediction of several outputs for energy_score",
-                repr(prediction),
-                "brier" if prediction.is_classes else "crps, which is the energy score of one output",
-            )
-        )
-    if draws < 2:
-        raise InputError("draws: " + message("at least 2, to have a pair", repr(draws), "draws=2000"))
-    y = _numbers(prediction, y)
-    import scoringrules
-
-    rng = np.random.default_rng(seed)
-    values = np.empty(prediction.rows)
-    step = max(1, 8 * BLOCK // (draws * prediction.shape[1]))
-    for begin in range(0, prediction.rows, step):
-        rows = slice(begin, begin + step)
-        sample = np.swapaxes(prediction.take(rows).sample(draws, rng), 0, 1)
-        values[rows] = scoringrules.es_ensemble(y[rows], sample, estimator="akr", backend="numpy")
     return values if pointwise else float(values.mean())
 
 
@@ -126,12 +59,12 @@ def brier(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np
 
 def rmse(prediction: Prediction, y: Any) -> float:
     """Root mean square of mean - y over rows and outputs, units of y: the mean is optimal for it."""
-    return float(np.sqrt(np.mean((prediction.mean - _numbers(prediction, y)) ** 2)))
+    return float(np.sqrt(np.mean((prediction.mean - checked_numbers(prediction, y)) ** 2)))
 
 
 def mean_absolute_error(prediction: Prediction, y: Any) -> float:
     """Mean of |median - y| over rows and outputs, units of y: the median, not the mean, is optimal for it."""
-    return float(np.mean(np.abs(prediction.quantile(0.5) - _numbers(prediction, y))))
+    return float(np.mean(np.abs(prediction.quantile(0.5) - checked_numbers(prediction, y))))
 
 
 def accuracy(prediction: Prediction, y: Any) -> float:
@@ -158,9 +91,9 @@ def concordance_index(prediction: Prediction, y: Any) -> float:
             message("one number per row for concordance_index", repr(prediction), "each output by itself")
         )
     if prediction.censored and np.ndim(y) == 2:
-        value, event = prediction._checked_targets(y).T
+        value, event = checked_targets(prediction, y).T
     else:
-        value = prediction._checked_y(y).astype(np.float64)
+        value = checked_y(prediction, y).astype(np.float64)
         event = np.ones(len(value))
     earliest = np.where(event < 0.0, -np.inf, value)
     latest = np.where(event == 0.0, np.inf, value)
@@ -191,7 +124,7 @@ def concordance_index(prediction: Prediction, y: Any) -> float:
 
 def coverage(prediction: Prediction, y: Any, level: float = 0.9) -> float:
     """Share of y (over rows and outputs) in the central interval of probability `level`, its ends included."""
-    y = _numbers(prediction, y)
+    y = checked_numbers(prediction, y)
     return _covered(prediction.interval(level), y)
 
 
@@ -208,7 +141,7 @@ def coverages(
 
     Calibrated predictions have coverages near the levels; of two that have, the one of smaller widths says more.
     """
-    y = _numbers(prediction, y)
+    y = checked_numbers(prediction, y)
     at = np.asarray(levels, dtype=np.float64)
     if at.ndim != 1 or at.size == 0 or not ((at > 0.0) & (at < 1.0)).all():
         raise InputError(
@@ -230,7 +163,7 @@ def pit(prediction: Prediction, y: Any, seed: int | None = None) -> np.ndarray:
     which is not uniform; with one a point drawn from the step, F(y - 1) + v (F(y) - F(y - 1)) with v ~ U(0, 1), which
     is uniform where predictions are calibrated (Smith 1985; Czado, Gneiting and Held 2009, Biometrics 65, 1254-1261).
     """
-    y = _numbers(prediction, y)
+    y = checked_numbers(prediction, y)
     values = prediction.cdf(y)
     if prediction.is_counts:
         below = prediction.cdf(np.asarray(y, dtype=np.float64) - 1.0)
@@ -390,7 +323,7 @@ def selective(
         if prediction.is_classes:
             losses = prediction.probabilities.argmax(axis=1) != _labels(prediction, y)
         else:
-            losses = (prediction.mean - _numbers(prediction, y)) ** 2
+            losses = (prediction.mean - checked_numbers(prediction, y)) ** 2
             losses = losses.reshape(prediction.rows, -1).mean(axis=1)
     losses = np.asarray(losses, dtype=np.float64)
     if losses.shape != (prediction.rows,) or not np.isfinite(losses).all():
@@ -484,7 +417,7 @@ def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
         score["crps"] = float(np.mean(crps(prediction, y)))
     return {
         **score,
-        "coverage_90": _covered(interval, _numbers(prediction, y)),
+        "coverage_90": _covered(interval, checked_numbers(prediction, y)),
         **width,
         **extra,
     }
@@ -626,7 +559,7 @@ def wasserstein(prediction: Prediction, reference: Prediction) -> np.ndarray:
     if reference.is_counts:
         result = np.array(
             [
-                np.sum(np.abs(_row_cdf(ours, row, nodes) - _row_cdf(theirs, row, nodes)))
+                np.sum(np.abs(row_cdf(ours, row, nodes) - row_cdf(theirs, row, nodes)))
                 for row, nodes in ((row, np.arange(low[row], high[row] + 1.0)) for row in range(ours.rows))
             ]
         )
@@ -644,12 +577,7 @@ def wasserstein(prediction: Prediction, reference: Prediction) -> np.ndarray:
 
 def _labels(prediction: Prediction, y: Any) -> np.ndarray:
     prediction._need_classes("this score")
-    return prediction._checked_y(y)
-
-
-def _numbers(prediction: Prediction, y: Any) -> np.ndarray:
-    prediction._need_numbers("this score")
-    return prediction.observed_values(y)
+    return checked_y(prediction, y)
 
 
 def _covered(interval: tuple[np.ndarray, np.ndarray], y: np.ndarray) -> float:
@@ -671,113 +599,3 @@ def _check_comparable(prediction: Prediction, reference: Prediction) -> None:
                 "predicting the same rows and the same target with both",
             )
         )
-
-
-def _row_cdf(prediction: Prediction, row: int, nodes: np.ndarray) -> np.ndarray:
-    return prediction.take([row]).cdf(nodes[:, None])[:, 0]
-
-
-def _count_mean_difference(prediction: Prediction) -> np.ndarray:
-    low, high = prediction.quantile([_TAIL, 1.0 - _TAIL])
-    result = np.empty(prediction.rows)
-    for row in range(prediction.rows):
-        distribution = _row_cdf(prediction, row, np.arange(low[row], high[row] + 1.0))
-        result[row] = 2.0 * np.sum(distribution * (1.0 - distribution))
-    return result
-
-
-def _continuous_mean_difference(prediction: Prediction) -> np.ndarray:
-    low, high = _support(prediction)
-    panels = np.ceil((high - low) / (_STEP * np.median(prediction.parameters["scale"], axis=0)))
-    # Rows that need about the same number of nodes are integrated together.
-    order = np.argsort(panels)
-    result = np.empty(prediction.rows)
-    for begin in range(0, len(order), 64):
-        rows = order[begin : begin + 64]
-        result[rows] = _integrated_mean_difference(prediction.take(rows), int(panels[rows].max()))
-    return result
-
-
-def _support(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
-    """Ends, per row, that leave at most a billionth of any component's probability outside."""
-    every = slice(None)
-    low, _ = prediction._component_quantile_range(_TAIL, every)
-    _, high = prediction._component_quantile_range(1.0 - _TAIL, every)
-    return low, high
-
-
-def _integrated_mean_difference(prediction: Prediction, panels: int) -> np.ndarray:
-    """2 integral F (1 - F) dt, the panels doubled until the trapezium rule has converged in every row."""
-    normal = prediction.family == "Normal"
-    low, high = _support(prediction)
-    centre, unit = prediction.mean, np.median(prediction.parameters["scale"], axis=0)
-    algebraic_tails, positive = prediction.family == "StudentT", prediction.family == "Weibull"
-    if algebraic_tails:  # steps that grow with the distance from the centre
-        start, end = np.arcsinh((low - centre) / unit), np.arcsinh((high - centre) / unit)
-        panels = int(np.ceil((end - start).max() / 0.25))
-    elif positive:  # steps of the logarithm, on which all Weibull distributions are of one form, 1 / k wide
-        start, end = np.log(np.maximum(low, np.finfo(np.float64).tiny)), np.log(high)
-        concentration = np.median(prediction.parameters["concentration"], axis=0)
-        panels = int(np.ceil(((end - start) * concentration).max() / 0.25))
-    else:
-        start, end = low, high
-    # At this step the error for the narrowest component of a normal mixture is known to be small.
-    enough = (
-        ((high - low) / (_STEP * prediction.parameters["scale"].min(axis=0))).max() if normal else math.inf
-    )
-    limit = 2 * prediction.draws if normal else 1 << 17
-
-    def integrand(at: np.ndarray) -> np.ndarray:
-        nodes = start + (end - start) * at[:, None]
-        if algebraic_tails:
-            distribution = prediction.cdf(centre + unit * np.sinh(nodes))
-            return distribution * (1.0 - distribution) * unit * np.cosh(nodes)
-        if positive:
-            distribution = prediction.cdf(np.exp(nodes))
-            return distribution * (1.0 - distribution) * np.exp(nodes)
-        distribution = prediction.cdf(nodes)
-        return distribution * (1.0 - distribution)
-
-    if normal and panels >= prediction.draws:
-        return _normal_mean_difference(prediction)
-    ends = integrand(np.array([0.0, 1.0])).sum(axis=0)
-    area = (0.5 * ends + integrand(np.arange(1, panels) / panels).sum(axis=0)) / panels
-    converged = np.full(prediction.rows, panels >= enough)
-    while not converged.all():
-        refined = 0.5 * (area + integrand((np.arange(panels) + 0.5) / panels).sum(axis=0) / panels)
-        panels *= 2
-        converged = (np.abs(refined - area) <= _ACCURACY * refined) | (panels >= enough)
-        area = refined
-        if panels >= limit and not converged.all():
-            if normal:
-                break
-            raise UnsupportedError(
-                message(
-                    f"a {prediction.family} mixture whose distribution function can be integrated",
-                    f"no convergence with {panels} nodes",
-                    "log_score, or fewer components of very different scales",
-                )
-            )
-    # What lies beyond the ends is E(low - Y)+ and E(Y - high)+, in closed form.
-    below = 0.5 * (prediction.absolute_deviation(low) + low - prediction.mean)
-    above = 0.5 * (prediction.absolute_deviation(high) - high + prediction.mean)
-    result = 2.0 * (area * (end - start) + below + above)
-    if not converged.all():
-        result[~converged] = _normal_mean_difference(prediction.take(~converged))
-    return result
-
-
-def _normal_mean_difference(prediction: Prediction) -> np.ndarray:
-    """sum_ij w_i w_j E|N(m_i - m_j, s_i^2 + s_j^2)|, each pair of components once."""
-    result = np.zeros(prediction.rows)
-    step = max(1, BLOCK // prediction.draws)
-    for row in range(prediction.rows):
-        loc, scale = prediction.parameters["loc"][:, row], prediction.parameters["scale"][:, row]
-        weights = prediction.weights[:, row] if prediction.weights.ndim == 2 else prediction.weights
-        for begin in range(0, prediction.draws, step):
-            block, rest = slice(begin, begin + step), slice(begin, None)
-            deviation = np.hypot(scale[block, None], scale[rest])
-            values = deviation * _normal_absolute_deviation((loc[block, None] - loc[rest]) / deviation)
-            values[:, step:] *= 2.0
-            result[row] += weights[block] @ values @ weights[rest]
-    return result

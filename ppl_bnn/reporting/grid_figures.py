@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ppl_bnn.core.errors import InputError, message, unknown_name
 from ppl_bnn.core.names import for_figure
 from ppl_bnn.diagnostics.importance import K_LIMIT
-from ppl_bnn.evaluation.comparison.figures import BLUE, GREY
+from ppl_bnn.evaluation.comparison.drawing import BLUE, GREY
 from ppl_bnn.evaluation.comparison.panels import (
     Panel,
     Picture,
@@ -35,7 +35,8 @@ from ppl_bnn.evaluation.comparison.panels import (
 from ppl_bnn.evaluation.comparison.summary import duration, listed
 from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER, GridResult
 from ppl_bnn.prediction.reliability import LEVELS
-from ppl_bnn.reporting.grid_verdict import SCORE, GridFindings, Pair, Ranks, words_of_ranks
+from ppl_bnn.reporting.grid_verdict import GridFindings, Pair
+from ppl_bnn.reporting.ranks import SCORE, Ranks, words_of_ranks
 
 if TYPE_CHECKING:
     import numpy as np

@@ -24,7 +24,7 @@ from ppl_bnn.core.errors import InputError, UnsupportedError, message
 from ppl_bnn.core.files import part_of, write_whole
 from ppl_bnn.core.names import for_spreadsheet, from_figure
 from ppl_bnn.core.warning_filters import ignored
-from ppl_bnn.evaluation.comparison.figures import BLUE, CLASS_COLOURS, GREY, ORANGE, SKY, VERMILION
+from ppl_bnn.evaluation.comparison.drawing import BLUE, CLASS_COLOURS, GREY, ORANGE, SKY, VERMILION
 from ppl_bnn.evaluation.comparison.panels import INK, WIDTH, Panel, Picture, legend_entries, new_figure
 from ppl_bnn.reporting.terminal import Column, number
 

@@ -19,8 +19,10 @@ from ppl_bnn.evaluation.comparison.comparison import COLUMNS, Comparison
 from ppl_bnn.evaluation.comparison.panels import Picture
 from ppl_bnn.evaluation.comparison.summary import listed
 from ppl_bnn.evaluation.grid.result import GridResult
+from ppl_bnn.prediction.reliability import LEVELS
 from ppl_bnn.reporting import grid_page
-from ppl_bnn.reporting.comparison_figures import LEVELS, PICTURES, Findings
+from ppl_bnn.reporting.comparison_figures import PICTURES
+from ppl_bnn.reporting.diagnostic_figures import Findings
 from ppl_bnn.reporting.html import (
     Cell,
     Sheet,

@@ -3,7 +3,7 @@
 A cell is a model, a method at settings of its own (a row of `ppl_bnn.inference.registry`, such as "laplace-kron") and
 a system. Every cell works but those that the file names: impossible ones, with the error by which the library refuses
 them and a reason in words for people, and those that depend on the data. So a new model, or a new method, works
-everywhere until somebody finds that it does not. What came of fitting every cell is stored by `comparisons/zoo_matrix.py`.
+everywhere until somebody finds that it does not. `comparisons/zoo_matrix.py` fits every cell and stores the outcomes.
 """
 
 from __future__ import annotations

@@ -413,13 +413,14 @@ POINTS = np.array([0.4, 1.1, 2.3])
 @pytest.fixture
 def nothing_kept() -> Any:
     """The kept distributions, none at first; those of others come back afterwards."""
-    from ppl_bnn.backends import pyro as module
 
-    before = dict(module._RESOLVED)
-    module._RESOLVED.clear()
-    yield module._RESOLVED
-    module._RESOLVED.clear()
-    module._RESOLVED.update(before)
+    from ppl_bnn.backends import pyro_distributions
+
+    before = dict(pyro_distributions._RESOLVED)
+    pyro_distributions._RESOLVED.clear()
+    yield pyro_distributions._RESOLVED
+    pyro_distributions._RESOLVED.clear()
+    pyro_distributions._RESOLVED.update(before)
 
 
 def transforms_of_torch() -> dict[str, Any]:
@@ -461,7 +462,7 @@ def test_kept_distributions_survive_the_transforms_of_torch(first: str, nothing_
     """Asked for inside a transform first, then inside every other one and outside: always the density of SciPy."""
     import torch
 
-    from ppl_bnn.backends.pyro import resolve
+    from ppl_bnn.backends.pyro_distributions import resolve
 
     step = 1e-4
     with system("pyro").session("float64", "cpu"):
@@ -490,7 +491,7 @@ def test_kept_distributions_survive_the_transforms_of_torch(first: str, nothing_
 def test_a_kept_distribution_belongs_to_its_dtype_its_device_and_its_validation(nothing_kept: Any) -> None:
     import torch
 
-    from ppl_bnn.backends.pyro import resolve
+    from ppl_bnn.backends.pyro_distributions import resolve
 
     specification, validates = (
         dist.HalfNormal(0.5).expand((2,)),
@@ -522,7 +523,7 @@ def test_distributions_that_depend_on_values_are_not_kept(nothing_kept: Any) -> 
     """They hold the graph of one run: the gradient of a second run is that of its own values."""
     import torch
 
-    from ppl_bnn.backends.pyro import resolve
+    from ppl_bnn.backends.pyro_distributions import resolve
 
     with system("pyro").session("float64", "cpu"):
         for _ in range(2):
@@ -535,7 +536,7 @@ def test_distributions_that_depend_on_values_are_not_kept(nothing_kept: Any) -> 
 
 
 def test_no_more_distributions_are_kept_than_the_bound(nothing_kept: Any) -> None:
-    from ppl_bnn.backends.pyro import _MOST_RESOLVED, resolve
+    from ppl_bnn.backends.pyro_distributions import _MOST_RESOLVED, resolve
 
     with system("pyro").session("float64", "cpu"):
         first = resolve(dist.Normal(0.0, 1.0))

@@ -264,7 +264,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     arguments: list[str], words: list[str], csv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "ppl_bnn.evaluation.comparison.comparison.compare", lambda *_, **__: pytest.fail("it was not refused")
+        "ppl_bnn.evaluation.comparison.run.compare", lambda *_, **__: pytest.fail("it was not refused")
     )
     code, out, err = invoke("compare", *(argument.format(csv=csv) for argument in arguments))
     assert code == 2
@@ -597,7 +597,7 @@ def interrupted(*_: Any, **__: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "at", ["ppl_bnn.reporting.page.report", "ppl_bnn.evaluation.comparison.comparison._write_figure"]
+    "at", ["ppl_bnn.reporting.page.report", "ppl_bnn.evaluation.comparison.run.write_figure"]
 )
 def test_an_interrupt_after_the_fits_says_where_they_lie(
     at: str, csv: Path, monkeypatch: pytest.MonkeyPatch

@@ -88,7 +88,7 @@ def test_what_no_fit_can_mean_is_one_error(
     arguments: list[str], words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "ppl_bnn.evaluation.comparison.comparison.compare", lambda *_, **__: pytest.fail("it was not refused")
+        "ppl_bnn.evaluation.comparison.run.compare", lambda *_, **__: pytest.fail("it was not refused")
     )
     code, out, err = invoke("compare", *arguments)
     assert (code, out, err.count("\n"), err.count("expected")) == (2, "", 1, 1)
@@ -128,7 +128,7 @@ def test_what_was_read_as_what_is_said_before_a_fit(csv: Path, monkeypatch: pyte
     def begin(*_: Any, **__: Any) -> None:
         raise Begun
 
-    monkeypatch.setattr("ppl_bnn.evaluation.comparison.comparison.compare", begin)
+    monkeypatch.setattr("ppl_bnn.evaluation.comparison.run.compare", begin)
     result = CliRunner().invoke(
         commands.app, ["compare", "--data", str(csv), "--target", "b", "--drop", "flag", "--methods", "map"]
     )

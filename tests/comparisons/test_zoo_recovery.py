@@ -15,7 +15,7 @@ from scipy import stats
 
 import ppl_bnn as bnn
 from ppl_bnn.core.errors import InputError, UnknownNameError
-from ppl_bnn.diagnostics.sbc import Calibration
+from ppl_bnn.diagnostics.calibration import Calibration
 
 pytestmark = pytest.mark.slow
 

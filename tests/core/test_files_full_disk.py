@@ -14,7 +14,9 @@ import pytest
 
 from ppl_bnn.core.errors import BNNError
 from ppl_bnn.evaluation.comparison import comparison
-from ppl_bnn.evaluation.comparison.comparison import Comparison, ComparisonNotWrittenError, compare
+from ppl_bnn.evaluation.comparison.comparison import Comparison
+from ppl_bnn.evaluation.comparison.folder import ComparisonNotWrittenError
+from ppl_bnn.evaluation.comparison.run import compare
 from tests.reporting.test_page import Mode, line
 
 

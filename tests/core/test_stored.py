@@ -16,12 +16,12 @@ import pytest
 import ppl_bnn as bnn
 from ppl_bnn.core import plain_values, stored
 from ppl_bnn.core.errors import DamagedError, InputError
-from ppl_bnn.core.files import write_arrays
+from ppl_bnn.core.files import _put_in_place, write_arrays
 from ppl_bnn.evaluation.grid import result as grid_result
 from ppl_bnn.evaluation.grid import toml_file as grid_file
 from ppl_bnn.evaluation.grid.result import GridResult
 from ppl_bnn.inference.checkpoint import Checkpoint
-from ppl_bnn.posterior.storage import ARRAYS, MANIFEST, TREE, _put_in_place
+from ppl_bnn.posterior.storage import ARRAYS, MANIFEST, TREE
 from tests.problems import regression_data, small_network
 from tests.stored_results import KINDS, cell, comparison, files, grid, model, outcome, posterior, rows, stream
 

@@ -25,12 +25,12 @@ from ppl_bnn.diagnostics.function_space import (
 )
 from ppl_bnn.diagnostics.importance import leave_one_out, pareto_k, pareto_k_of
 from ppl_bnn.inference.curvature.gaussians import Full
-from ppl_bnn.inference.laplace.laplace import LaplaceGaussian
+from ppl_bnn.inference.laplace.approximation import LaplaceGaussian
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.variational.mean_field import MeanField
+from ppl_bnn.posterior.approximation import Approximation, Chains, Point
 from ppl_bnn.posterior.convergence import mixing, quantities
 from ppl_bnn.posterior.fixed_draws import Drawn
-from ppl_bnn.posterior.posterior import Approximation, Chains, Point
 
 NOISE, ROWS, FEATURES = 0.5, 30, 2
 

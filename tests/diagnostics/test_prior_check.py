@@ -16,7 +16,8 @@ from scipy import stats
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, ops, priors
 from ppl_bnn.core.errors import InputError, ModelError, UnsupportedError
-from ppl_bnn.diagnostics.prior_check import check_prior, drawn_in_numpy, prior_predictive
+from ppl_bnn.diagnostics.prior_check import check_prior
+from ppl_bnn.diagnostics.prior_draws import drawn_in_numpy, prior_predictive
 
 ROOT = Path(__file__).resolve().parents[2]
 X = np.random.default_rng(8).normal(size=(80, 4))

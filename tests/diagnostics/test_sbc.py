@@ -16,20 +16,20 @@ import scipy.stats
 import ppl_bnn as bnn
 from ppl_bnn.core.errors import DivergenceError, InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.diagnostics import sbc as calibration
-from ppl_bnn.diagnostics.sbc import (
+from ppl_bnn.diagnostics.calibration import (
     CALIBRATED,
     MISCALIBRATED,
     UNDECIDED,
     Calibration,
     CalibrationInterrupted,
-    _Simulator,
     ecdf_band,
-    simulation_based_calibration,
     uniformity,
 )
+from ppl_bnn.diagnostics.sbc import _Simulator, simulation_based_calibration
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.variational.mean_field import MeanField
-from ppl_bnn.posterior.posterior import Approximation, Chains, Posterior
+from ppl_bnn.posterior.approximation import Approximation, Chains
+from ppl_bnn.posterior.posterior import Posterior
 
 NOISE, ROWS = 0.5, 12
 

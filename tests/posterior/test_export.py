@@ -18,6 +18,7 @@ import ppl_bnn.posterior.export
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.variational.mean_field import MeanField
+from ppl_bnn.posterior.approximation import Chains, Point
 from ppl_bnn.posterior.export import (
     ARVIZ_PLOTS,
     ARVIZ_STATISTICS,
@@ -26,7 +27,6 @@ from ppl_bnn.posterior.export import (
     posterior_datatree,
 )
 from ppl_bnn.posterior.fixed_draws import Drawn
-from ppl_bnn.posterior.posterior import Chains, Point
 
 matplotlib.use("Agg")
 

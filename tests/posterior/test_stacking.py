@@ -16,12 +16,12 @@ import ppl_bnn as bnn
 from ppl_bnn import scores
 from ppl_bnn.core.errors import InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.diagnostics.importance import leave_one_out
-from ppl_bnn.evaluation.comparison.comparison import compare
+from ppl_bnn.evaluation.comparison.run import compare
 from ppl_bnn.inference.ensembles.stacked import Stacked
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.posterior import stacking
-from ppl_bnn.posterior.posterior import Approximation, Chains, Point
+from ppl_bnn.posterior.approximation import Approximation, Chains, Point
 from ppl_bnn.posterior.stacking import TOLERANCE, mixture_log_density, stack, stacking_weights
 
 NOISE, ROWS, FEATURES = 0.5, 40, 2

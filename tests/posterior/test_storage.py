@@ -18,12 +18,13 @@ import ppl_bnn.posterior.storage
 from ppl_bnn.core.errors import InputError, ModelError, UnsupportedError
 from ppl_bnn.core.stored import write_manifest
 from ppl_bnn.inference.curvature.gaussians import Full
-from ppl_bnn.inference.laplace.laplace import LaplaceGaussian
+from ppl_bnn.inference.laplace.approximation import LaplaceGaussian
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.variational.mean_field import MeanField
-from ppl_bnn.posterior.posterior import Chains, Point
+from ppl_bnn.posterior.approximation import Chains, Point
+from ppl_bnn.posterior.loading import load
 from ppl_bnn.posterior.registered import APPROXIMATIONS
-from ppl_bnn.posterior.storage import ARRAYS, MANIFEST, TREE, load, save
+from ppl_bnn.posterior.storage import ARRAYS, MANIFEST, TREE, save
 
 
 @dataclass(frozen=True)

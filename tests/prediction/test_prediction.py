@@ -446,7 +446,7 @@ def test_a_prediction_does_not_change_after_its_checks():
 
 
 def test_importing_is_light():
-    code = "import sys, ppl_bnn.scores, ppl_bnn.prediction.standardisation; print('scipy' in sys.modules)"
+    code = "import sys, ppl_bnn.prediction.scores, ppl_bnn.prediction.standardisation; print('scipy' in sys.modules)"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
     )
@@ -707,7 +707,7 @@ def test_mean_distances_of_times(draws):
     """E|T - y| and CRPS, by integrals of distribution functions."""
     from scipy.integrate import quad
 
-    from ppl_bnn.prediction.scores import crps
+    from ppl_bnn.prediction.crps import crps
 
     parameters, oracle = _times((draws, N))
     p = Prediction("Weibull", parameters)

@@ -30,8 +30,9 @@ from ppl_bnn.evaluation.grid.result import GridResult
 from ppl_bnn.reporting import grid_figures, grid_page
 from ppl_bnn.reporting import page as module
 from ppl_bnn.reporting.grid_page import all_numbers, page
-from ppl_bnn.reporting.grid_verdict import GridFindings, grid_verdict, mean_ranks, words_of_ranks
+from ppl_bnn.reporting.grid_verdict import GridFindings, grid_verdict
 from ppl_bnn.reporting.page import report
+from ppl_bnn.reporting.ranks import mean_ranks, words_of_ranks
 from ppl_bnn.reporting.verdict import BEST, LEVEL
 from tests.cli.test_cli import GRID, csv, here, invoke
 from tests.reporting.test_page import HOSTILE, PROBE, Read, browser, outside, requested, shown

@@ -31,15 +31,18 @@ from ppl_bnn import scores
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.stored import write_manifest
 from ppl_bnn.diagnostics.diagnose import Diagnosis
-from ppl_bnn.evaluation.comparison.comparison import COLUMNS, Comparison, Fit, compare
+from ppl_bnn.evaluation.comparison.comparison import COLUMNS, Comparison
 from ppl_bnn.evaluation.comparison.panels import pareto_front
+from ppl_bnn.evaluation.comparison.record import Fit
+from ppl_bnn.evaluation.comparison.run import compare
 from ppl_bnn.posterior.posterior import FitInfo
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.reliability import Transform
 from ppl_bnn.reporting import comparison_figures as figures
+from ppl_bnn.reporting import diagnostic_figures
 from ppl_bnn.reporting import html as parts
 from ppl_bnn.reporting import page as module
-from ppl_bnn.reporting.comparison_figures import Findings, function_draws, rank_curves
+from ppl_bnn.reporting.diagnostic_figures import Findings, function_draws, rank_curves
 from ppl_bnn.reporting.page import all_numbers, page, report
 from ppl_bnn.reporting.verdict import BEST, LEVEL, row_scores, standing, verdict
 from ppl_bnn.reporting.verdict import _coverage as coverage_in_words
@@ -369,11 +372,11 @@ def test_every_figure_is_a_matplotlib_figure_of_its_own(fitted: Comparison, clas
             figures.cost_figure,
             figures.beside_reference_figure,
             figures.calibration_figure,
-            figures.elpd_figure,
-            figures.ranks_figure,
-            figures.losses_figure,
-            figures.gap_figure,
-            figures.pareto_k_figure,
+            diagnostic_figures.elpd_figure,
+            diagnostic_figures.ranks_figure,
+            diagnostic_figures.losses_figure,
+            diagnostic_figures.gap_figure,
+            diagnostic_figures.pareto_k_figure,
         ):
             figure = function(comparison)
             figure.savefig(io.BytesIO(), format="png", dpi=30)

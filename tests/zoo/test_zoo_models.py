@@ -20,7 +20,7 @@ from ppl_bnn import data, zoo
 from ppl_bnn.backends.program import Program
 from ppl_bnn.backends.systems import system
 from ppl_bnn.core.errors import UnsupportedError
-from ppl_bnn.evaluation.comparison.comparison import bind_classes
+from ppl_bnn.evaluation.comparison.run import bind_classes
 from ppl_bnn.language.handlers import network_function
 from ppl_bnn.language.transforms import with_prior_scales
 from tests.layer_oracles import set_parameters

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppl_bnn.core.names import for_figure
-from ppl_bnn.evaluation.comparison.figures import BLUE, CLASS_COLOURS, GREY, ORANGE
+from ppl_bnn.evaluation.comparison.drawing import BLUE, CLASS_COLOURS, GREY, ORANGE
 from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS
 
 if TYPE_CHECKING:

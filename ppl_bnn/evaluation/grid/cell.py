@@ -37,7 +37,7 @@ from ppl_bnn.core.plain_values import encoded
 from ppl_bnn.core.warning_filters import ignored, recorded
 from ppl_bnn.datasets.splits import Split
 from ppl_bnn.datasets.tables import Table
-from ppl_bnn.evaluation.comparison import comparison
+from ppl_bnn.evaluation.comparison.record import Record, chain_of_draws, fitted, reason
 from ppl_bnn.evaluation.grid.engines import gpus
 from ppl_bnn.inference.fingerprint import identity, source
 from ppl_bnn.inference.method import Method, versions
@@ -196,7 +196,7 @@ def computed(
             record = _fitted(_read(work), x, y, train, test, seed)
             arrays = _kept(record, y[test])
         except Exception as error:
-            record, arrays = comparison.Record("", failure=comparison.reason(error)), {}
+            record, arrays = Record("", failure=reason(error)), {}
     said = dict.fromkeys(
         " ".join(str(each.message).split()) for each in caught if issubclass(each.category, UserWarning)
     )
@@ -231,8 +231,8 @@ def packed(words: Mapping[str, Any], parts: str, arrays: Mapping[str, np.ndarray
 
 def _fitted(
     work: Work, x: np.ndarray, y: np.ndarray, train: np.ndarray, test: np.ndarray, seed: int
-) -> comparison.Record:
-    return comparison.fitted(
+) -> Record:
+    return fitted(
         "",
         lambda: work.method.fit(
             work.model,
@@ -251,7 +251,7 @@ def _fitted(
     )
 
 
-def _kept(record: comparison.Record, y: np.ndarray) -> dict[str, np.ndarray]:
+def _kept(record: Record, y: np.ndarray) -> dict[str, np.ndarray]:
     """The arrays of a finished fit; what there is none of is a note. y: the test targets."""
     posterior, prediction = record.posterior, record.prediction
     if posterior is None or prediction is None:
@@ -264,16 +264,16 @@ def _kept(record: comparison.Record, y: np.ndarray) -> dict[str, np.ndarray]:
     try:
         arrays |= {"mean": prediction.mean, "variance": prediction.mean_function_variance}
     except BNNError as error:
-        record.notes["gap_mean"] = comparison.reason(error)
+        record.notes["gap_mean"] = reason(error)
         return arrays
     try:
-        halves = scores.halves(prediction, comparison.chain_of_draws(posterior, prediction))
+        halves = scores.halves(prediction, chain_of_draws(posterior, prediction))
         arrays |= {
             "half_means": np.stack([half.mean for half in halves]),
             "half_variances": np.stack([half.mean_function_variance for half in halves]),
         }
     except BNNError as error:
-        record.notes["gap_mean_floor"] = comparison.reason(error)
+        record.notes["gap_mean_floor"] = reason(error)
     return arrays
 
 

@@ -42,7 +42,8 @@ from ppl_bnn.core.progress import Progress, Task, resolve
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.datasets import splits, tables
 from ppl_bnn.datasets.tables import Table
-from ppl_bnn.evaluation.comparison import comparison
+from ppl_bnn.evaluation.comparison.folder import writable
+from ppl_bnn.evaluation.comparison.run import bind_classes
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.evaluation.grid import engines
 from ppl_bnn.evaluation.grid.cell import Cell, Store, Work
@@ -211,7 +212,7 @@ class Grid:
         _refuse_occupied(self, out)
         plan = self._plan
         tasks = plan.tasks(engines.device_inside(place, self.device))
-        folder = comparison.writable(out)
+        folder = writable(out)
         with _locked(folder):
             # First of all, so that a folder with anything else in it is that of a grid, whenever a kill comes.
             stored.write_manifest(folder / MANIFEST, plan.manifest(self))
@@ -446,7 +447,7 @@ def _planned(grid: Grid) -> _Plan:
     for data, table in found.items():
         for name, model in grid.models.items():
             of_classes = table.task == "classification"
-            bound = comparison.bind_classes(model, table.y, table.class_names) if of_classes else model
+            bound = bind_classes(model, table.y, table.class_names) if of_classes else model
             sketch = _sketch(bound, table)
             if sketch is not None and sketch.task != table.task:
                 left_out.append(f"{name} is a model for {sketch.task}, and {data} for {table.task}.")

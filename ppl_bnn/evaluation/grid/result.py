@@ -22,7 +22,9 @@ from ppl_bnn.core.errors import InputError, message, unknown_name
 from ppl_bnn.core.files import write_whole
 from ppl_bnn.core.names import for_spreadsheet
 from ppl_bnn.core.plain_values import shown
-from ppl_bnn.evaluation.comparison import comparison
+from ppl_bnn.evaluation.comparison.comparison import COLUMNS
+from ppl_bnn.evaluation.comparison.folder import writable
+from ppl_bnn.evaluation.comparison.record import reason, standing
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.prediction import scores
 
@@ -90,7 +92,7 @@ class GridResult:
     """The finished cells of a grid.
 
     cells: a DataFrame with one row for each cell that is finished or has failed, in the order of the grid: the labels
-    model, data, split, method, seed; the columns of a comparison (`comparison.COLUMNS`) without its ranks; those of
+    model, data, split, method, seed; the columns of a comparison (`COLUMNS`) without its ranks; those of
     `cells.COLUMNS`; `key`. A blank is NaN or "". `log_score_se` is the standard error over test rows here.
     notes: key -> column -> one sentence, for blanks that need a reason and numbers that need a warning; the warnings of
     a fit stand under "warnings".
@@ -271,7 +273,7 @@ class GridResult:
             raise InputError(
                 "folder: " + message("a folder", "none, for a result that has none", "save(folder)")
             )
-        place = comparison.writable(folder if folder is not None else str(self.folder))
+        place = writable(folder if folder is not None else str(self.folder))
         write_whole(place / "cells.csv", lambda path: for_spreadsheet(self.cells).to_csv(path, index=False))
         write_whole(place / "table.csv", lambda path: for_spreadsheet(self.table()).to_csv(path))
         if _has_pyarrow():
@@ -311,7 +313,7 @@ def _row(cell: cells.Cell, words: Mapping[str, Any]) -> dict[str, Any]:
 def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
     import pandas as pd
 
-    measured = [name for name in (*comparison.COLUMNS, *cells.COLUMNS) if name not in (*_NOT_HERE, "failure")]
+    measured = [name for name in (*COLUMNS, *cells.COLUMNS) if name not in (*_NOT_HERE, "failure")]
     columns = [*LABELS, "train_rows", "test_rows", *measured, "failure", "key"]
     frame = pd.DataFrame(rows, columns=columns)
     for column in columns:
@@ -344,7 +346,7 @@ def _measure_gaps(
                 if not found[cell.key]["failure"]:
                     notes[cell.key].setdefault("gap_mean", why)
             continue
-        rows[target.labels]["reference"] = comparison.standing(rows[target.labels])
+        rows[target.labels]["reference"] = standing(rows[target.labels])
         classes = found[target.key]["task"] == "classification"
         of = store.arrays(target.key)
         floor = _floor(of, classes)
@@ -364,7 +366,7 @@ def _measure_gaps(
             try:
                 row["gap_mean"], row["gap_sd_ratio"] = cells.gap(store.arrays(cell.key), of, classes)
             except InputError as error:
-                said.setdefault("gap_mean", comparison.reason(error))
+                said.setdefault("gap_mean", reason(error))
 
 
 def _floor(of: Mapping[str, np.ndarray], classes: bool) -> tuple[float, float] | str:
@@ -378,7 +380,7 @@ def _floor(of: Mapping[str, np.ndarray], classes: bool) -> tuple[float, float] |
     try:
         return cells.gap(first, second, classes)
     except InputError as error:
-        return comparison.reason(error)
+        return reason(error)
 
 
 def _settings(finished: list[cells.Cell], store: cells.Store, manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from ppl_bnn.inference.flat_vector import first_rows, site_slices, somewhere, sy
 from ppl_bnn.inference.laplace.computed_weights import computed_names, given, linearised_weights
 from ppl_bnn.inference.laplace.linearised import KINDS, joint_predictive, predictive
 from ppl_bnn.language.transforms import GaussianPrior, with_precision_factors
-from ppl_bnn.posterior.posterior import Approximation
+from ppl_bnn.posterior.approximation import Approximation
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 
 # In this order in storage: the predictives that an approximation can give are kept as numbers.

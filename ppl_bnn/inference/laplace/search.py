@@ -15,7 +15,8 @@ import numpy as np
 
 from ppl_bnn.core.errors import DivergenceError, InputError, message, unknown_name
 from ppl_bnn.core.progress import Progress, Silent
-from ppl_bnn.inference.laplace.evidence import check_effort, listed
+from ppl_bnn.inference.laplace.evidence import listed
+from ppl_bnn.inference.laplace.maximisation import check_effort
 
 # Nats over one step of an outer search that are too few to go on for.
 FLAT = 1e-6

@@ -37,7 +37,7 @@ from ppl_bnn.inference.optimisation.loops import check_within
 from ppl_bnn.inference.sampling.chains import CHAIN_METHODS, Kernel, Meter, Sampled, no_finite_start
 from ppl_bnn.inference.sampling.initialisation import spread
 from ppl_bnn.inference.sampling.sampler import Sampler, Target, latent_names
-from ppl_bnn.posterior.posterior import Approximation
+from ppl_bnn.posterior.approximation import Approximation
 
 MASS_MATRICES = ("diagonal", "dense", "block")
 MARGIN = 1e-3

@@ -21,7 +21,7 @@ from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.loops import check_whole, check_within, refuse_free_parameters
 from ppl_bnn.inference.sampling.sampler import tempered
 from ppl_bnn.inference.sampling.stopping import FIGURES, check_until, watched
-from ppl_bnn.posterior.posterior import Chains
+from ppl_bnn.posterior.approximation import Chains
 
 FIRST_STEP_SIZE = 0.5
 # How fast the step size follows the acceptance, per transition, in nats.

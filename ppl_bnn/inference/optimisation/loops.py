@@ -21,7 +21,7 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.method import Stopwatch
 from ppl_bnn.inference.optimisation.adam import STRETCH, batch_indices
 from ppl_bnn.language import ops
-from ppl_bnn.posterior.posterior import Approximation
+from ppl_bnn.posterior.approximation import Approximation
 
 FINAL_RATE = 0.1
 State = dict[str, Any]

@@ -24,15 +24,9 @@ from ppl_bnn.inference.optimisation.loops import (
     refuse_free_parameters,
     rows_per_step,
 )
-from ppl_bnn.inference.optimisation.mode import (
-    Mode,
-    effort_of_mode,
-    find_modes,
-    flat_sites,
-    stacked_rows,
-    starting_point,
-)
-from ppl_bnn.posterior.posterior import Approximation
+from ppl_bnn.inference.optimisation.mode import Mode, effort_of_mode, flat_sites, starting_point
+from ppl_bnn.inference.optimisation.several_modes import find_modes, stacked_rows
+from ppl_bnn.posterior.approximation import Approximation
 
 SCHEDULES = ("constant", "cyclical")
 # What is left of the rate at the end of a cycle.

@@ -22,8 +22,9 @@ from ppl_bnn.inference.laplace.approximation import LaplaceGaussian
 from ppl_bnn.inference.method import Method, Outcome, Start, resolve_start
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.language.distributions import SPECIAL
+from ppl_bnn.posterior.approximation import Approximation, Chains
 from ppl_bnn.posterior.fixed_draws import Drawn
-from ppl_bnn.posterior.posterior import Approximation, Chains, Posterior
+from ppl_bnn.posterior.posterior import Posterior
 
 # Draws that variances are taken from, and for each coordinate, where covariances are.
 DRAWS, DRAWS_EACH = 1000, 4

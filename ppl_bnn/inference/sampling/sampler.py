@@ -40,7 +40,8 @@ from ppl_bnn.inference.sampling.chains import (
 from ppl_bnn.inference.sampling.initialisation import Beginning, beginning, beginnings
 from ppl_bnn.inference.sampling.stopping import Rule, check_until, watched
 from ppl_bnn.inference.sampling.stream import Arrays, Stream
-from ppl_bnn.posterior.posterior import Approximation, Chains, Posterior
+from ppl_bnn.posterior.approximation import Approximation, Chains
+from ppl_bnn.posterior.posterior import Posterior
 
 # Settings that change how long chains are, or where they run, and no bit of a draw.
 OF_LENGTH = ("draws", "until", "budget")

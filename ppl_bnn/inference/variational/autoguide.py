@@ -18,10 +18,10 @@ from ppl_bnn.backends.protocol import Model
 from ppl_bnn.core.arrays import iterate_seeds, map_data, site_seed
 from ppl_bnn.core.errors import InputError, UnsupportedError, message
 from ppl_bnn.core.warning_filters import ignored
-from ppl_bnn.inference.variational.families.blocks import inverse_softplus
+from ppl_bnn.inference.variational.families.base import inverse_softplus
 from ppl_bnn.inference.variational.mean_field import MeanField
+from ppl_bnn.posterior.approximation import Approximation
 from ppl_bnn.posterior.fixed_draws import Drawn
-from ppl_bnn.posterior.posterior import Approximation
 
 # How many draws of a hand-written guide a posterior keeps: it has no other way of making them later.
 KEPT = 4000

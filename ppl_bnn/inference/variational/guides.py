@@ -18,12 +18,10 @@ import numpy as np
 
 from ppl_bnn.backends.protocol import Model, Site
 from ppl_bnn.core.errors import InputError, message, unknown_name
+from ppl_bnn.inference.variational.families.base import Array, Block, Family, Parameters
 from ppl_bnn.inference.variational.families.blocks import (
-    Array,
-    Block,
     Delta,
     DeltaBlock,
-    Family,
     FullRank,
     FullRankBlock,
     LowRank,
@@ -31,13 +29,12 @@ from ppl_bnn.inference.variational.families.blocks import (
     Mixture,
     Normal,
     NormalBlock,
-    Parameters,
     family_of,
 )
 from ppl_bnn.inference.variational.families.flows import InverseAutoregressive, NeuralSpline
 from ppl_bnn.language import ops
 from ppl_bnn.language.transforms import GaussianPrior, with_prior_scales
-from ppl_bnn.posterior.posterior import Approximation
+from ppl_bnn.posterior.approximation import Approximation
 
 __all__ = [
     "Delta",

@@ -20,15 +20,13 @@ import numpy as np
 from ppl_bnn.backends.program import Program
 from ppl_bnn.backends.protocol import TracedSite
 from ppl_bnn.core.errors import UnsupportedError, message
+from ppl_bnn.inference.variational.families.base import LOG_2PI, Block, Parameters
 from ppl_bnn.inference.variational.families.blocks import (
-    LOG_2PI,
-    Block,
     DeltaBlock,
     FullRankBlock,
     LowRankBlock,
     MatrixNormalBlock,
     NormalBlock,
-    Parameters,
 )
 from ppl_bnn.inference.variational.guides import Guide
 from ppl_bnn.language import ops

@@ -32,7 +32,7 @@ from ppl_bnn.inference.optimisation.loops import (
 from ppl_bnn.inference.optimisation.mode import flat_sites, starting_point
 from ppl_bnn.language.handlers import LinearUse, NetworkFunction, RecordLinear, SubstituteLinear
 from ppl_bnn.language.stochastic_layers import DroppedInputs
-from ppl_bnn.posterior.posterior import Approximation
+from ppl_bnn.posterior.approximation import Approximation
 
 
 @dataclass

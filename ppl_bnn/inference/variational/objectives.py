@@ -32,7 +32,7 @@ from ppl_bnn.language.stochastic_layers import (
     refuse_shared,
     shared_weights,
 )
-from ppl_bnn.posterior.posterior import Approximation
+from ppl_bnn.posterior.approximation import Approximation
 
 ESTIMATORS = ("plain", "local", "flipout")
 OBJECTIVES = ("elbo", "iwelbo", "renyi")

@@ -19,9 +19,9 @@ from ppl_bnn.inference.optimisation.loops import check_whole, check_within, refu
 from ppl_bnn.inference.optimisation.mode import flat_sites, starting_point
 from ppl_bnn.inference.sampling.sampler import tempered, tempered_log_joint
 from ppl_bnn.language.transforms import GaussianPrior
+from ppl_bnn.posterior.approximation import Approximation, checked_weights
 from ppl_bnn.posterior.fixed_draws import Drawn
 from ppl_bnn.posterior.pareto import K_LIMIT, smoothed
-from ppl_bnn.posterior.posterior import Approximation, checked_weights
 
 # Fewer have no tail that a Pareto distribution could be fitted to.
 FEWEST_DRAWS = 25

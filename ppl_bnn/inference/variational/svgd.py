@@ -29,7 +29,7 @@ from ppl_bnn.inference.optimisation.loops import (
     walk,
 )
 from ppl_bnn.language import ops
-from ppl_bnn.posterior.posterior import Approximation
+from ppl_bnn.posterior.approximation import Approximation
 
 OPTIMISERS = ("adam", "adagrad")
 # Without averaging of iterates the last steps have to be small.

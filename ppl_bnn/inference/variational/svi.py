@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -28,13 +28,14 @@ from ppl_bnn.inference.optimisation.adam import STRETCH, Descent, Stretch, batch
 from ppl_bnn.inference.optimisation.loops import check_whole, check_within, rows_per_step
 from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.variational.autoguide import KEPT, system_guide
-from ppl_bnn.inference.variational.families.blocks import Family, Mixture, family_of
-from ppl_bnn.inference.variational.guides import Guide, GuideApproximation
-from ppl_bnn.inference.variational.mean_field import MeanField
+from ppl_bnn.inference.variational.families.base import Family
+from ppl_bnn.inference.variational.families.blocks import Mixture, family_of
+from ppl_bnn.inference.variational.guides import Guide
 from ppl_bnn.inference.variational.objectives import ESTIMATORS, OBJECTIVES, Objective
+from ppl_bnn.inference.variational.restarts import Restarts
 from ppl_bnn.language.distributions import SPECIAL
-from ppl_bnn.posterior.fixed_draws import Drawn
-from ppl_bnn.posterior.posterior import Approximation, Posterior
+from ppl_bnn.posterior.approximation import Approximation
+from ppl_bnn.posterior.posterior import Posterior
 
 FINAL_RATE = 0.1
 # Draws times rows of the ELBO that is reported, where the number of draws is not given.
@@ -336,65 +337,6 @@ class SVI(Method):
                 f"the prior of {', '.join(fit.improper)} is improper: the ELBO is known up to a constant only"
             )
         return found
-
-
-# What a fit can hand over, by the names in files.
-MEMBERS: dict[str, type[Approximation]] = {
-    kind.__name__: kind for kind in (MeanField, GuideApproximation, Drawn)
-}
-
-
-@dataclass
-class Restarts(Approximation):
-    """Fits from several starts, the best first: it is the approximation, the others are there to be compared."""
-
-    members: tuple[Approximation, ...]
-
-    @property
-    def kind(self) -> Literal["chains", "iid", "point"]:  # type: ignore[override]
-        return self.members[0].kind
-
-    @property
-    def draws_held(self) -> int | None:
-        return self.members[0].draws_held
-
-    def held(self) -> dict[str, np.ndarray]:
-        return self.members[0].held()
-
-    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        return self.members[0].draw(count, rng)
-
-    def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        return self.members[0].log_prob(u)
-
-    def centre(self) -> dict[str, np.ndarray]:
-        return self.members[0].centre()
-
-    @property
-    def has_centre(self) -> bool:
-        return self.members[0].has_centre
-
-    def program(self, model: Model) -> Model:
-        return self.members[0].program(model)
-
-    def as_prior(self) -> Any:
-        return self.members[0].as_prior()
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        found = {"class": np.frombuffer(type(self.members[0]).__name__.encode(), dtype=np.uint8).copy()}
-        for index, member in enumerate(self.members):
-            found |= {f"{index}/{key}": value for key, value in member.arrays().items()}
-        return found
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Restarts:
-        kind = MEMBERS[bytes(arrays["class"]).decode()]
-        parts: dict[int, dict[str, np.ndarray]] = {}
-        for key, value in arrays.items():
-            index, found, name = key.partition("/")
-            if found:
-                parts.setdefault(int(index), {})[name] = value
-        return cls(tuple(kind.from_arrays(parts[index]) for index in sorted(parts)))
 
 
 @dataclass(frozen=True)

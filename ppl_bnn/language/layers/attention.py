@@ -18,7 +18,7 @@ from ppl_bnn.language.layers.basic import (
     whole,
 )
 from ppl_bnn.language.primitives import linear
-from ppl_bnn.language.priors import Prior
+from ppl_bnn.language.prior_scales import Prior
 
 
 def attention(

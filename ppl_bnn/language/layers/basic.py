@@ -15,7 +15,8 @@ from typing import Any
 from ppl_bnn.core.errors import ModelError, message
 from ppl_bnn.language import ops
 from ppl_bnn.language.primitives import conv, linear
-from ppl_bnn.language.priors import Normal, Prior
+from ppl_bnn.language.prior_scales import Prior
+from ppl_bnn.language.priors import Normal
 
 # 1 within a factor of about two, and on the same side of zero: a gain of the other sign would only turn a unit round.
 GAIN = Normal(1.0, 0.25)

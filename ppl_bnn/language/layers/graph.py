@@ -10,7 +10,7 @@ from ppl_bnn.core.errors import ModelError, message
 from ppl_bnn.language import ops
 from ppl_bnn.language.layers.basic import weight_and_bias, whole
 from ppl_bnn.language.primitives import coupled, linear
-from ppl_bnn.language.priors import Prior
+from ppl_bnn.language.prior_scales import Prior
 
 
 def graph_conv(

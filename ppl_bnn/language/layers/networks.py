@@ -23,7 +23,7 @@ from ppl_bnn.language.layers.basic import (
     whole,
 )
 from ppl_bnn.language.layers.recurrent import lstm
-from ppl_bnn.language.priors import Prior
+from ppl_bnn.language.prior_scales import Prior
 
 
 def mlp(

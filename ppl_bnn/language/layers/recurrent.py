@@ -18,7 +18,7 @@ from typing import Any
 from ppl_bnn.language import ops
 from ppl_bnn.language.layers.basic import sequence_mask, sequence_shape, weight_and_bias, whole
 from ppl_bnn.language.primitives import linear, maps_are_seen
-from ppl_bnn.language.priors import Prior
+from ppl_bnn.language.prior_scales import Prior
 
 Arrays = tuple[Any, ...]
 

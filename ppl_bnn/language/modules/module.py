@@ -38,7 +38,8 @@ from ppl_bnn.language.modules.protocol import (
     type_name,
 )
 from ppl_bnn.language.modules.torch import Torch
-from ppl_bnn.language.priors import CorrelatedConvolution, MatrixNormal, Normal, Point, Prior
+from ppl_bnn.language.prior_scales import Prior
+from ppl_bnn.language.priors import CorrelatedConvolution, MatrixNormal, Normal, Point
 
 Chosen = Prior | None
 Priors = Prior | Mapping[str, Chosen] | Callable[[str, tuple[int, ...]], Chosen] | None

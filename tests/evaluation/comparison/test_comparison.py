@@ -24,17 +24,13 @@ import ppl_bnn as bnn
 from ppl_bnn.core.errors import CurvatureError, DeviceError, InputError, ModelError, UnknownNameError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.diagnostics.importance import leave_one_out, pareto_k
-from ppl_bnn.evaluation.comparison import comparison as module
-from ppl_bnn.evaluation.comparison.comparison import (
-    COLUMNS,
-    Comparison,
-    ComparisonInterrupted,
-    bind_classes,
-    compare,
-)
+from ppl_bnn.evaluation.comparison import comparison as comparison_module
+from ppl_bnn.evaluation.comparison import record
+from ppl_bnn.evaluation.comparison.comparison import COLUMNS, Comparison
+from ppl_bnn.evaluation.comparison.run import ComparisonInterrupted, bind_classes, compare
 from ppl_bnn.evaluation.comparison.summary import paired_difference, sentences
 from ppl_bnn.inference.method import Method, Outcome
-from ppl_bnn.posterior.posterior import Approximation, Chains, Point
+from ppl_bnn.posterior.approximation import Approximation, Chains, Point
 from ppl_bnn.prediction.prediction import Prediction
 
 NOISE = 0.5
@@ -379,7 +375,7 @@ def test_high_pareto_k_is_a_note_and_no_warning() -> None:
 
 
 def test_trees_of_many_rows_hold_fewer_draws_and_say_so(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_VALUES", 60 * 404)
+    monkeypatch.setattr(record, "MOST_VALUES", 60 * 404)
     result = compare(line, *rows, {"e": Exact()})
     assert dict(result.trees["e"]["log_likelihood"].sizes) == {"chain": 4, "draw": 101, "obs": 40}
     assert "Of 1200 draws the tree holds 404" in result.notes["e", "elpd_loo"]
@@ -709,16 +705,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn(folder: Path, comparison: Comparison) -> None:
         (folder / "figure.png").write_bytes(b"drawn")
 
-    monkeypatch.setattr(module, "_write_figure", drawn)
+    monkeypatch.setattr(comparison_module, "write_figure", drawn)
 
 
 STEPS = (
-    "_write_test_rows",
-    "_write_tree",
-    "_write_prediction",
-    "_write_table",
-    "_write_figure",
-    "_write_words",
+    "write_test_rows",
+    "write_method_tree",
+    "write_prediction",
+    "write_table",
+    "write_figure",
+    "write_words",
 )
 
 
@@ -738,14 +734,14 @@ def test_a_save_that_fails_leaves_what_was_there(
     before = content(tmp_path)
     with monkeypatch.context() as patched:
         quick(patched)
-        where = {"rename": Path, "replace": os}.get(step, module)
+        where = {"rename": Path, "replace": os}.get(step, comparison_module)
         works, calls = getattr(where, step), []
 
         def fails(*arguments: Any) -> Any:
             # The second of two: a tree, a prediction, the folder that is to come, a file after the first.
             moved = step == "replace" and Path(arguments[1]).parent != folder
             calls.extend([] if moved else [1])
-            once = step in ("_write_test_rows", "_write_table", "_write_figure", "_write_words")
+            once = step in ("write_test_rows", "write_table", "write_figure", "write_words")
             if len(calls) == (1 if once else 2):
                 raise error("planted")
             return works(*arguments)

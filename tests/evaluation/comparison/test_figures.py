@@ -22,22 +22,20 @@ from ppl_bnn import scores
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.diagnostics.function_space import Convergence, RunningScore
 from ppl_bnn.evaluation.comparison.comparison import Comparison
-from ppl_bnn.evaluation.comparison.figures import (
+from ppl_bnn.evaluation.comparison.drawing import (
     BLUE,
     CURVES,
     ORANGE,
     VERMILION,
-    convergence_figure,
     draw_class_map,
     draw_classes,
     draw_curve,
     grid_points,
-    predictions_figure,
-    prior_figure,
-    running_score_figure,
 )
+from ppl_bnn.evaluation.comparison.figures import convergence_figure, predictions_figure, running_score_figure
 from ppl_bnn.posterior.convergence import mixing
 from ppl_bnn.prediction.prediction import Prediction
+from ppl_bnn.reporting.prior_figures import prior_figure
 
 
 def comparison(

@@ -28,13 +28,13 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.datasets import splits
 from ppl_bnn.datasets.tables import Splits, Table
 from ppl_bnn.evaluation.comparison import comparison
-from ppl_bnn.evaluation.comparison.comparison import compare
+from ppl_bnn.evaluation.comparison.run import compare
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.evaluation.grid import grid as grid_module
 from ppl_bnn.evaluation.grid.grid import Grid, GridInterrupted
 from ppl_bnn.evaluation.grid.result import COSTS, GridResult
 from ppl_bnn.inference.method import Method, Outcome
-from ppl_bnn.posterior.posterior import Chains, Point
+from ppl_bnn.posterior.approximation import Chains, Point
 from ppl_bnn.prediction.reliability import Event
 from ppl_bnn.reporting.grid_figures import calibration
 from ppl_bnn.reporting.grid_verdict import GridFindings

@@ -14,13 +14,12 @@ import ppl_bnn as bnn
 from ppl_bnn import MAP, NUTS, SVI, Ensemble, Laplace, likelihoods, priors
 from ppl_bnn.core.arrays import site_seed
 from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError
-from ppl_bnn.inference.ensembles.ensemble import Members, mixture
+from ppl_bnn.inference.ensembles.members import Members, mixture
 from ppl_bnn.inference.method import Method, Outcome
-from ppl_bnn.inference.optimisation import mode as optimise
-from ppl_bnn.inference.optimisation import swag
-from ppl_bnn.inference.optimisation.mode import held_out
+from ppl_bnn.inference.optimisation import several_modes, swag
+from ppl_bnn.inference.optimisation.several_modes import held_out
 from ppl_bnn.inference.sampling.sampler import Sampler
-from ppl_bnn.posterior.posterior import Chains, Point
+from ppl_bnn.posterior.approximation import Chains, Point
 from ppl_bnn.posterior.registered import approximation_class
 from ppl_bnn.prediction.prediction import Prediction
 from tests.problems import Conjugate, regression_data, small_network
@@ -376,13 +375,13 @@ def test_a_failed_member_is_named():
 
 
 def test_one_of_those_fitted_together_fails(ppl, monkeypatch):
-    begin = optimise.starting_point
+    begin = several_modes.starting_point
 
     def broken(problem, *arguments):
         u = begin(problem, *arguments)
         return {name: value * np.nan for name, value in u.items()} if problem.seed == seed_of(1) else u
 
-    monkeypatch.setattr(optimise, "starting_point", broken)
+    monkeypatch.setattr(several_modes, "starting_point", broken)
     method = MAP(ppl=ppl, steps=100, polish=False)
     posterior = bnn.fit(small_network, X, Y, Ensemble(method, 3, tolerate=1))
     assert posterior.shape == (1, 2)
@@ -556,7 +555,7 @@ def test_names_of_approximations_in_files_are_a_fixed_list():
 
 @pytest.mark.parametrize(
     ("loop", "left_open"),
-    [(optimise._Members, {"_build", "advance"}), (swag._Loop, {"_build", "advance"})],
+    [(several_modes._Members, {"_build", "advance"}), (swag._Loop, {"_build", "advance"})],
     ids=["adam", "swag"],
 )
 def test_a_loop_over_members_has_to_say_how_it_runs(loop, left_open):

@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, priors
-from ppl_bnn.inference.laplace import laplace
+from ppl_bnn.inference.laplace import tuned_fit
 from ppl_bnn.inference.laplace.computed_weights import bent, computed_names, computed_weights
 
 PPL = pytest.mark.parametrize("ppl", ["pyro", pytest.param("numpyro", marks=pytest.mark.slow)])
@@ -173,7 +173,7 @@ def test_both_sides_of_what_is_far_from_linear(monkeypatch):
     x, y = data()
     remainder = fit(HIERARCHICAL, x, y).info.figures["computed_weights_remainder"]
     for limit, said in ((1.01 * remainder, False), (0.99 * remainder, True)):
-        monkeypatch.setattr(laplace, "BENT", limit)
+        monkeypatch.setattr(tuned_fit, "BENT", limit)
         warnings = fit(HIERARCHICAL, x, y).info.warnings
         assert any("computed from other sites" in text for text in warnings) is said
 

@@ -17,16 +17,8 @@ from ppl_bnn.core.errors import (
     UnknownNameError,
     UnsupportedError,
 )
-from ppl_bnn.inference.laplace.evidence import (
-    LIMITS,
-    Evidence,
-    GaussianNoise,
-    alternate,
-    fixed_point,
-    groups_of,
-    maximise,
-    profile,
-)
+from ppl_bnn.inference.laplace.evidence import LIMITS, Evidence, GaussianNoise, groups_of
+from ppl_bnn.inference.laplace.maximisation import alternate, fixed_point, maximise, profile
 from ppl_bnn.inference.laplace.search import by_validation, marginal_mode
 
 

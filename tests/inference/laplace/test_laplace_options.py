@@ -305,7 +305,7 @@ def test_names_that_a_model_does_not_have_are_refused_before_its_mode_is_sought(
     ppl, model, settings, error, says, monkeypatch
 ):
     monkeypatch.setattr(
-        "ppl_bnn.inference.laplace.laplace.find_mode", lambda *_, **__: pytest.fail("the mode was sought")
+        "ppl_bnn.inference.laplace.fit.find_mode", lambda *_, **__: pytest.fail("the mode was sought")
     )
     x, y = regression_data(rows=10)
     with pytest.raises(error, match=says):
@@ -360,7 +360,7 @@ def two_tailed(x, y=None):
 )
 def test_what_a_model_has_no_place_for_is_refused(ppl, model, settings, error, says, monkeypatch):
     monkeypatch.setattr(
-        "ppl_bnn.inference.laplace.laplace.find_mode", lambda *_, **__: pytest.fail("the mode was sought")
+        "ppl_bnn.inference.laplace.fit.find_mode", lambda *_, **__: pytest.fail("the mode was sought")
     )
     rng = np.random.default_rng(2)
     x = rng.normal(size=(12, 2))
@@ -1211,7 +1211,7 @@ def test_a_start_that_fails_is_reported_and_all_of_them_are_an_error(monkeypatch
                 raise DivergenceError("no finite loss")
             return find_mode(*arguments, restart=restart, **settings)
 
-        monkeypatch.setattr("ppl_bnn.inference.laplace.laplace.find_mode", find)
+        monkeypatch.setattr("ppl_bnn.inference.laplace.fit.find_mode", find)
 
     failing({0})
     posterior = fit(small_network, x, y, "pyro", restarts=2, steps=100)

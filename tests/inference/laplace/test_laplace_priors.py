@@ -14,7 +14,7 @@ import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, priors
 from ppl_bnn.core.errors import CurvatureError, UnsupportedError
 from ppl_bnn.inference.curvature.structures import DiagonalCurvature, FactorCurvature, FullCurvature
-from ppl_bnn.inference.laplace import laplace
+from ppl_bnn.inference.laplace import fit as laplace_fit
 from ppl_bnn.language.transforms import GaussianPrior
 from tests.problems import Conjugate, in_both_systems
 
@@ -349,7 +349,7 @@ def test_what_kronecker_factors_cannot_hold_is_refused_before_training(ppl, mode
     def trained(*arguments, **keywords):
         raise AssertionError("it was trained")
 
-    monkeypatch.setattr(laplace, "find_mode", trained)
+    monkeypatch.setattr(laplace_fit, "find_mode", trained)
     with pytest.raises(UnsupportedError, match=words):
         fit(model, problem.x, problem.y, ppl, structure="kron")
 

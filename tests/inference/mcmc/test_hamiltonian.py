@@ -23,7 +23,7 @@ from ppl_bnn.inference.sampling import initialisation as warm_start
 from ppl_bnn.inference.sampling.initialisation import shrunk_covariance, spread, within_reach
 from ppl_bnn.inference.sampling.sampler import Target, extend
 from ppl_bnn.inference.variational.mean_field import MeanField
-from ppl_bnn.posterior.posterior import Approximation, Chains, Point
+from ppl_bnn.posterior.approximation import Approximation, Chains, Point
 from tests.inference.mcmc.test_nuts import (
     OnlyStarts,
     closed_form,

@@ -20,7 +20,7 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.mcmc.nuts import NUTS
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.sampling import chains
-from ppl_bnn.posterior.posterior import Chains, Point
+from ppl_bnn.posterior.approximation import Chains, Point
 
 NOISE = 0.5
 

@@ -14,7 +14,7 @@ from scipy.optimize import linprog
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, priors
 from ppl_bnn.core.errors import UnsupportedError
-from ppl_bnn.inference.laplace.laplace import NO_MODE
+from ppl_bnn.inference.laplace.fit import NO_MODE
 from ppl_bnn.inference.optimisation.mode import RISE
 from ppl_bnn.inference.variational.families.blocks import Mixture
 from tests.problems import Conjugate, regression_data, small_network

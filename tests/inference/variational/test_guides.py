@@ -35,7 +35,7 @@ from ppl_bnn.core.errors import InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.variational import guides
 from ppl_bnn.inference.variational.families import blocks as families
-from ppl_bnn.inference.variational.families.blocks import Family
+from ppl_bnn.inference.variational.families.base import Family
 from ppl_bnn.inference.variational.guides import (
     Delta,
     FullRank,

@@ -25,7 +25,8 @@ from ppl_bnn.backends.systems import system
 from ppl_bnn.core.errors import DivergenceError, InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.inference.variational import autoguide
 from ppl_bnn.inference.variational.mean_field import MeanField
-from ppl_bnn.inference.variational.svi import SVI, Restarts, batch_indices, batched_model, plateau, schedule
+from ppl_bnn.inference.variational.restarts import Restarts
+from ppl_bnn.inference.variational.svi import SVI, batch_indices, batched_model, plateau, schedule
 from tests.problems import Conjugate
 
 NOISE = 0.5

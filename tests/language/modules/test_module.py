@@ -18,7 +18,7 @@ from ppl_bnn.backends.systems import system
 from ppl_bnn.core.errors import BNNError, ModelError, UnknownNameError, UnsupportedError
 from ppl_bnn.inference.curvature import curvature
 from ppl_bnn.inference.curvature.curvature import data_curvature, gauss_newton
-from ppl_bnn.inference.laplace import laplace
+from ppl_bnn.inference.laplace import fit
 from ppl_bnn.language.handlers import Substitute, network_function, recorded_linear
 from ppl_bnn.language.modules import module as modules
 from ppl_bnn.language.modules import protocol as calls
@@ -1176,7 +1176,7 @@ def test_blocks_that_do_not_fit_into_memory_are_refused_before_training(
     def trained(*arguments: Any, **keywords: Any) -> None:
         raise AssertionError("it was trained")
 
-    monkeypatch.setattr(laplace, "find_mode", trained)
+    monkeypatch.setattr(fit, "find_mode", trained)
     says = (
         rf"'net\.0\.weight'.*dense block of {size} x {size} numbers.*GB in all.*structure='diag' or 'lowrank'"
     )

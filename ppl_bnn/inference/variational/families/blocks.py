@@ -8,10 +8,7 @@ Pyro and in Blundell et al. (2015); triangular factors have such a diagonal.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -20,179 +17,20 @@ import numpy as np
 
 from ppl_bnn.backends.protocol import Site
 from ppl_bnn.core.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.inference.variational.families.base import (
+    DENSE_LIMIT,
+    LOG_2PI,
+    Array,
+    Block,
+    Family,
+    Parameters,
+    inverse_softplus,
+    log_normal,
+    too_large,
+    whole_sites,
+)
 from ppl_bnn.language import ops
 from ppl_bnn.language.transforms import GaussianPrior
-
-Array = Any
-Parameters = Mapping[str, Array]
-LOG_2PI = math.log(2.0 * math.pi)
-# A dense factor of this many coordinates takes 72 MB in float64, and an optimiser keeps four of them.
-DENSE_LIMIT = 3000
-
-
-def inverse_softplus(scale: Any) -> np.ndarray:
-    """rho with softplus(rho) = scale."""
-    scale = np.asarray(scale, dtype=float)
-    return scale + np.log(-np.expm1(-scale))
-
-
-def _log_normal(z: Array, log_determinant: Array) -> Array:
-    """Log density of u = loc + S z for a standard normal z (..., P), log |det S| given: (...)."""
-    return -0.5 * ops.sum(z * z, -1) - log_determinant - 0.5 * z.shape[-1] * LOG_2PI
-
-
-# --- what a block and a family are ------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Block(ABC):
-    """One family bound to sites: a distribution over their flat vector (P,), with parameters kept outside.
-
-    `params` is a dict name -> array of NumPy, torch or JAX, unconstrained, as `start` makes them. Leading axes (...)
-    are any number of draws.
-    """
-
-    sites: tuple[Site, ...]
-
-    @functools.cached_property
-    def names(self) -> tuple[str, ...]:
-        """The names of the sites, in the order of the program."""
-        return tuple(site.name for site in self.sites)
-
-    @functools.cached_property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Their shapes in unconstrained coordinates."""
-        return tuple(site.unconstrained_shape for site in self.sites)
-
-    @functools.cached_property
-    def size(self) -> int:
-        """P, the number of coordinates."""
-        return sum(site.size for site in self.sites)
-
-    @property
-    def strata(self) -> int:
-        """K: how many stratified draws one sample is made of; more than one for a mixture only."""
-        return 1
-
-    @property
-    def has_centre(self) -> bool:
-        """Whether `centre` is the mean of the whole block."""
-        return True
-
-    @property
-    def noise_size(self) -> int:
-        """E: standard normals per draw (and per stratum)."""
-        return self.size
-
-    @abstractmethod
-    def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Parameters at which q has the mean `loc` (P,) and, exactly or nearly, the standard deviations `scale`.
-
-        scale: a number or (P,). rng: for families that must break a symmetry.
-        """
-
-    @abstractmethod
-    def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
-        """(u, log q(u)), a differentiable function of `params`, from standard normals eps.
-
-        eps (..., E) gives u (..., P) and log q (...). With K > 1 strata: eps (..., K, E) gives u (..., K, P) and log q
-        (..., K), the k-th out of component k, log q that of the whole mixture.
-        """
-
-    @abstractmethod
-    def log_prob(self, params: Parameters, u: Array) -> Array:
-        """log q(u) of u (..., P): (...)."""
-
-    def log_weights(self, params: Parameters) -> Array:
-        """Log probabilities of the strata, (K,): E_q[h] = sum_k exp(log_weights_k) E[h(u_k)]."""
-        return ops.zeros_like(next(iter(params.values())).reshape(-1)[:1])
-
-    def mean(self, params: Parameters) -> Array | None:
-        """Exact marginal means (P,), or None where they are not known."""
-        return None
-
-    def variance(self, params: Parameters) -> Array | None:
-        """Exact marginal variances (P,), or None where they are not known."""
-        return None
-
-    def entropy(self, params: Parameters) -> Array | None:
-        """-E_q[log q(u)] in closed form, or None where there is none."""
-        return None
-
-    def sample(self, params: Parameters, count: int, rng: np.random.Generator) -> np.ndarray:
-        """`count` draws (count, P) in NumPy."""
-        return self.draw(params, rng.standard_normal((count, self.noise_size)))[0]
-
-    def centre(self, params: Parameters) -> np.ndarray:
-        """One representative point (P,) in NumPy: where no noise leads."""
-        return self.draw(params, np.zeros(self.noise_size))[0]
-
-    def as_prior(self, params: Parameters) -> GaussianPrior:
-        """This block as a Gaussian, from parameters in NumPy.
-
-        Raises
-        ------
-        UnsupportedError: a block that is not Gaussian, or has no spread.
-        """
-        raise UnsupportedError(
-            "with_prior: "
-            + message(
-                "a guide that is Gaussian",
-                f"{type(self).__name__} over {', '.join(self.names)}",
-                "guide='normal', 'lowrank', 'fullrank' or 'matrixnormal'",
-            )
-        )
-
-    def split(self, flat: Array) -> dict[str, Array]:
-        """(..., P) to site -> (..., *unconstrained shape)."""
-        found, start, lead = {}, 0, tuple(flat.shape[:-1])
-        for site in self.sites:
-            found[site.name] = flat[..., start : start + site.size].reshape(lead + site.unconstrained_shape)
-            start += site.size
-        return found
-
-    def join(self, u: Mapping[str, Array]) -> Array:
-        """The inverse of `split`; other sites in `u` are left aside."""
-        parts = []
-        for site in self.sites:
-            value = u[site.name]
-            lead = tuple(value.shape[: len(value.shape) - len(site.unconstrained_shape)])
-            parts.append(value.reshape((*lead, site.size)))
-        return parts[0] if len(parts) == 1 else ops.concatenate(parts, -1)
-
-
-@dataclass(frozen=True)
-class Family(ABC):
-    """The specification of a family: its options, before it knows its sites. Fields are plain numbers, strings, tuples.
-
-    name: what it is called as a string and in files. A family of another file adds itself to `FAMILIES`.
-    """
-
-    name: ClassVar[str]
-
-    @abstractmethod
-    def bind(self, sites: Sequence[Site]) -> list[Block]:
-        """Blocks that cover these sites, given in the order of the program, together.
-
-        Raises
-        ------
-        InputError: sites that this family is not for.
-        """
-
-    def described(self) -> dict[str, Any]:
-        """Plain values from which `family_of` makes it again."""
-        return {"family": self.name} | {
-            entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)
-        }
-
-
-def _whole(family: str, what: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise InputError(
-            f"{family} {what}: "
-            + message(f"a whole number of at least {least}", repr(value), f"{what}={max(least, 3)}")
-        )
-
 
 # --- independent normals -----------------------------------------------------------------------------
 
@@ -210,10 +48,10 @@ class NormalBlock(Block):
 
     def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
         scale = self.scale(params)
-        return params["loc"] + scale * eps, _log_normal(eps, ops.sum(ops.log(scale)))
+        return params["loc"] + scale * eps, log_normal(eps, ops.sum(ops.log(scale)))
 
     def log_prob(self, params: Parameters, u: Array) -> Array:
-        return _log_normal(self.standardised(params, u), ops.sum(ops.log(self.scale(params))))
+        return log_normal(self.standardised(params, u), ops.sum(ops.log(self.scale(params))))
 
     def standardised(self, params: Parameters, u: Array) -> Array:
         """eps of u = loc + scale eps."""
@@ -254,17 +92,6 @@ def _unit_lower(below: Array) -> Array:
 def _root_rows(lower: Array) -> Array:
     """Sums of squares of the rows of a matrix: the diagonal of lower lower', (D,)."""
     return ops.sum(lower * lower, -1)
-
-
-def _too_large(family: str, what: str, size: int) -> InputError:
-    return InputError(
-        f"{family}: "
-        + message(
-            f"at most {DENSE_LIMIT} {what}, because the factor is dense",
-            f"{size}",
-            "'lowrank', 'normal', or {'output': 'fullrank', '*': 'normal'} with only some layers in one block",
-        )
-    )
 
 
 @dataclass(frozen=True)
@@ -352,7 +179,7 @@ class LowRank(Family):
 
     def __post_init__(self) -> None:
         if self.rank is not None:
-            _whole("LowRank", "rank", self.rank, 1)
+            whole_sites("LowRank", "rank", self.rank, 1)
 
     def bind(self, sites: Sequence[Site]) -> list[Block]:
         size = sum(site.size for site in sites)
@@ -413,10 +240,10 @@ class FullRankBlock(Block):
     def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
         scale = ops.softplus(params["rho"])
         z = eps @ _unit_lower(params["lower"]).T
-        return params["loc"] + scale * z, _log_normal(eps, ops.sum(ops.log(scale)))
+        return params["loc"] + scale * z, log_normal(eps, ops.sum(ops.log(scale)))
 
     def log_prob(self, params: Parameters, u: Array) -> Array:
-        return _log_normal(self.standardised(params, u), ops.sum(ops.log(ops.softplus(params["rho"]))))
+        return log_normal(self.standardised(params, u), ops.sum(ops.log(ops.softplus(params["rho"]))))
 
     def standardised(self, params: Parameters, u: Array) -> Array:
         """eps of u = loc + L eps."""
@@ -451,7 +278,7 @@ class FullRank(Family):
     def bind(self, sites: Sequence[Site]) -> list[Block]:
         size = sum(site.size for site in sites)
         if size > DENSE_LIMIT:
-            raise _too_large("FullRank", "coordinates", size)
+            raise too_large("FullRank", "coordinates", size)
         return [FullRankBlock(tuple(sites))]
 
 
@@ -495,7 +322,7 @@ class MatrixNormalBlock(Block):
         left, right = _unit_lower(params["rows_lower"]), _unit_lower(params["columns_lower"])
         z = left @ eps.reshape(lead + self.matrix) @ right.T
         deviation = (rows[:, None] * columns * z).reshape((*lead, self.size))
-        return params["loc"] + deviation, _log_normal(eps, self._log_determinant(rows, columns))
+        return params["loc"] + deviation, log_normal(eps, self._log_determinant(rows, columns))
 
     def log_prob(self, params: Parameters, u: Array) -> Array:
         rows, columns = self._scales(params)
@@ -504,7 +331,7 @@ class MatrixNormalBlock(Block):
         z = ops.solve_triangular(_unit_lower(params["columns_lower"]), z)
         z = ops.namespace(z).swapaxes(z, -1, -2)
         z = ops.solve_triangular(_unit_lower(params["rows_lower"]), z).reshape((*lead, self.size))
-        return _log_normal(z, self._log_determinant(rows, columns))
+        return log_normal(z, self._log_determinant(rows, columns))
 
     def mean(self, params: Parameters) -> Array:
         return params["loc"]
@@ -547,7 +374,7 @@ class MatrixNormal(Family):
                 continue
             block = MatrixNormalBlock((site,))
             if max(block.matrix) > DENSE_LIMIT:
-                raise _too_large("MatrixNormal", f"rows and columns in {site.name!r}", max(block.matrix))
+                raise too_large("MatrixNormal", f"rows and columns in {site.name!r}", max(block.matrix))
             blocks.append(block)
         return blocks
 
@@ -589,7 +416,7 @@ class MixtureBlock(Block):
 
     def _log_density(self, params: Parameters, scale: Array, z: Array) -> Array:
         """From z (..., K, P), the standardised distances to each component: (...)."""
-        each = _log_normal(z, ops.sum(ops.log(scale), -1))
+        each = log_normal(z, ops.sum(ops.log(scale), -1))
         return ops.logsumexp(self.log_weights(params) + each)
 
     def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
@@ -643,7 +470,7 @@ class Mixture(Family):
     components: int = 3
 
     def __post_init__(self) -> None:
-        _whole("Mixture", "components", self.components, 1)
+        whole_sites("Mixture", "components", self.components, 1)
 
     def bind(self, sites: Sequence[Site]) -> list[Block]:
         if self.components == 1:

@@ -25,15 +25,8 @@ import numpy as np
 
 from ppl_bnn.backends.protocol import Site
 from ppl_bnn.core.errors import InputError, UnsupportedError, message
-from ppl_bnn.inference.variational.families.blocks import (
-    FAMILIES,
-    Array,
-    Block,
-    Family,
-    FullRankBlock,
-    NormalBlock,
-    Parameters,
-)
+from ppl_bnn.inference.variational.families.base import Array, Block, Family, Parameters
+from ppl_bnn.inference.variational.families.blocks import FAMILIES, FullRankBlock, NormalBlock
 from ppl_bnn.language import ops
 
 # 160 MB in float64, and an optimiser keeps four of them.

@@ -1,0 +1,473 @@
+"""Whether ranks are uniform: the result of a simulation-based calibration, its tests and its figures."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ppl_bnn.core.arrays import site_seed
+from ppl_bnn.core.errors import (
+    InputError,
+    message,
+    unknown_name,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+ERROR_RATE = 0.05
+FEWEST = 20
+MOST_BINS = 20
+FEWEST_PER_BIN = 5
+NULL_DRAWS = 9999
+CALIBRATED = "calibrated as far as seen"
+MISCALIBRATED = "miscalibrated"
+UNDECIDED = "undecided"
+
+
+class CalibrationInterrupted(KeyboardInterrupt):
+    """Ctrl-C during `simulation_based_calibration`. `partial` is the `Calibration` of what had finished."""
+
+    def __init__(self, text: str, partial: Calibration):
+        super().__init__(text)
+        self.partial = partial
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Where the truth lay among the draws of a posterior, simulation by simulation.
+
+    Made by `simulation_based_calibration`. With S simulations finished and F functions: names (F,); numbers (S,), which
+    of the simulations finished; ranks (S, F), how many of the `draws` lie below the truth, 0..draws, ties broken at
+    random; truths (S, F). asked: how many simulations were wanted. failures: number of the simulation -> why it has no
+    ranks. constant: functions that never varied, left out. not_converged: how many of the S fits said of themselves
+    that they had not converged. error_rate: the probability that an exact method is called miscalibrated, over all
+    functions and tests together (Bonferroni). figures: name -> (S,), what was asked of each fit, NaN where it had none.
+
+    An exact method keeps uniform ranks also where fits fail, since whether one fails is decided by the data, given
+    which the truth is one draw from the posterior like any other.
+    """
+
+    subject: str
+    names: tuple[str, ...]
+    numbers: np.ndarray
+    ranks: np.ndarray
+    truths: np.ndarray
+    draws: int
+    asked: int
+    failures: dict[int, str] = field(default_factory=dict)
+    constant: tuple[str, ...] = ()
+    not_converged: int = 0
+    error_rate: float = ERROR_RATE
+    figures: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def simulations(self) -> int:
+        """How many simulations finished."""
+        return len(self.ranks)
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """P_q(theta~ > theta), the share of the draws above the truth, (S, F)."""
+        return 1.0 - self.ranks / self.draws
+
+    @cached_property
+    def tests(self) -> dict[str, Uniformity]:
+        """The tests by function; empty with fewer than 20 simulations, which tell nothing."""
+        if self.simulations < FEWEST:
+            return {}
+        # Enough of the null distribution that a p-value can fall well below the threshold of a single test.
+        count = max(NULL_DRAWS, int(np.ceil(20.0 * 3 * len(self.names) / self.error_rate)))
+        return {
+            name: uniformity(self.ranks[:, column], self.draws, null_draws=count)
+            for column, name in enumerate(self.names)
+        }
+
+    @property
+    def threshold(self) -> float:
+        """The p-value below which a single test counts: the error rate over three tests per function."""
+        return self.error_rate / (3 * max(1, len(self.names)))
+
+    @property
+    def verdict(self) -> str:
+        """ "calibrated as far as seen", "miscalibrated", or "undecided" where too few simulations finished."""
+        if not self.tests:
+            return UNDECIDED
+        bad = any(test.least < self.threshold for test in self.tests.values())
+        return MISCALIBRATED if bad else CALIBRATED
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What was found, in sentences."""
+        return tuple(self._reasons())
+
+    def _reasons(self) -> Iterator[str]:
+        if not self.names and self.simulations:
+            yield "no function varied: there is nothing to rank"
+        elif not self.tests:
+            yield f"{self.simulations} simulations finished, and fewer than {FEWEST} tell nothing"
+        found = False
+        for name, test in self.tests.items():
+            if test.least < self.threshold:
+                found = True
+                yield f"{name}: {test.words(self.threshold)}"
+        if self.tests and not found:
+            yield (
+                f"ranks of {listed(self.names)} are uniform within an error rate of {self.error_rate:.0%}: neither "
+                f"bias nor a wrong spread is seen in {self.simulations} simulations"
+            )
+        if self.failures:
+            worst = max(set(self.failures.values()), key=list(self.failures.values()).count)
+            yield f"{len(self.failures)} of {self.asked} simulations failed and have no ranks, such as by: {worst}"
+        if self.simulations + len(self.failures) < self.asked:
+            yield f"stopped after {self.simulations + len(self.failures)} of {self.asked} simulations"
+        if self.not_converged:
+            yield f"{self.not_converged} of {self.simulations} fits had not converged, which is judged with the rest"
+
+    @property
+    def summary(self) -> str:
+        """The verdict and its reasons."""
+        head = f"{self.subject}: {self.verdict} ({self.simulations} simulations, {self.draws} draws each)"
+        return "\n".join([head, *(f"  - {reason}" for reason in self.reasons)])
+
+    def __str__(self) -> str:
+        return self.summary
+
+    def ecdf_band(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(levels, lower, upper): where the share of simulations with a rank below z (draws + 1) stays, for all z of
+        `levels` at once, with probability of at least 1 - error_rate in an exact method; for one function."""
+        return ecdf_band(self.simulations, self.draws, self.error_rate)
+
+    def to_dataframe(self, per: str = "function") -> pd.DataFrame:
+        """One row per function with its tests, or per="simulation": one per simulation and function.
+
+        Columns per simulation: simulation (its number), function, truth, rank, probability.
+        """
+        import pandas as pd
+
+        if per == "function":
+            columns = [name for name in Uniformity.__dataclass_fields__ if name != "draws"]
+            rows = {name: {key: getattr(test, key) for key in columns} for name, test in self.tests.items()}
+            return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("function")
+        if per != "simulation":
+            raise InputError("per: " + message("'function' or 'simulation'", repr(per), "per='function'"))
+        return pd.DataFrame(
+            {
+                "simulation": np.repeat(self.numbers, len(self.names)),
+                "function": list(self.names) * self.simulations,
+                "truth": self.truths.ravel(),
+                "rank": self.ranks.ravel(),
+                "probability": self.probabilities.ravel(),
+            }
+        )
+
+    def figure(self, kind: str = "ecdf") -> Figure:
+        """The ranks, one panel per function, as a Matplotlib figure: `figure().savefig("ranks.png")`.
+
+        kind="ecdf": the share of simulations with a rank below z (draws + 1), less z, inside the band in which the
+        curves of all functions together stay with probability of at least 1 - error_rate where the method is exact.
+        A curve that rises above the band at the left and falls below it at the right: draws too narrow; the reverse:
+        too wide; above or below throughout: biased. kind="histogram": the ranks in as many bins as `uniformity` uses,
+        with the same probability for all counts of all functions together.
+
+        Raises
+        ------
+        InputError: a kind that does not exist, no simulation that finished, or no function that varied.
+        """
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        if kind not in _DRAWN:
+            raise unknown_name("kind of figure", kind, _DRAWN)
+        if not self.ranks.size:
+            raise InputError(
+                "figure: " + message("ranks", f"none in {self.simulations} simulations", "more simulations")
+            )
+        count = len(self.names)
+        columns = min(count, 3)
+        rows = -(-count // columns)
+        figure = Figure(figsize=(3.8 * columns, 2.9 * rows + 0.9), dpi=100, layout="constrained")
+        FigureCanvasAgg(figure)
+        panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
+        for axes in panels[count:]:
+            axes.set_visible(False)
+        for column, (axes, name) in enumerate(zip(panels, self.names, strict=False)):
+            _DRAWN[kind](self, axes, self.ranks[:, column])
+            test = self.tests.get(name)
+            found = test is not None and test.least < self.threshold
+            said = "" if test is None else f"\n{_shape(test, self.threshold)}, p = {test.least:.2g}"
+            axes.set_title(f"{name}{said}", fontsize=10, color=_VERMILION if found else "black")
+            axes.spines[["top", "right"]].set_visible(False)
+        if kind == "histogram":
+            # Once, after all: the axes are shared, and a limit that is set stays.
+            panels[0].set_ylim(0.0, 1.05 * max(axes.dataLim.y1 for axes in panels[:count]))
+        for axes in panels[max(0, count - columns) : count]:
+            axes.set_xlabel("rank of the truth / (draws + 1)")
+            axes.tick_params(labelbottom=True)
+        figure.supylabel(
+            "share of simulations below, less uniform" if kind == "ecdf" else "simulations", fontsize=10
+        )
+        figure.suptitle(
+            f"{self.subject}: {self.verdict}\n{self.simulations} simulations, {self.draws} draws each; grey: where "
+            f"an exact method stays, in all panels together, with probability {1 - self.error_rate:.0%}",
+            fontsize=11,
+        )
+        return figure
+
+    def to_datatree(self) -> Any:
+        """A DataTree with the group "prior_sbc", as ArviZ's `plot_ecdf_pit` and others read it.
+
+        One variable per function, (chain 1, draw S): (rank + v) / (draws + 1) with v uniform on [0, 1), which is
+        uniform on [0, 1) where ranks are uniform; the same at every call.
+        """
+        import xarray
+
+        rng = np.random.default_rng(site_seed("randomised ranks", self.simulations))
+        values = (self.ranks + rng.random(self.ranks.shape)) / (self.draws + 1)
+        variables = {name: (("chain", "draw"), values[None, :, at]) for at, name in enumerate(self.names)}
+        coords = {"chain": [0], "draw": self.numbers}
+        return xarray.DataTree.from_dict({"prior_sbc": xarray.Dataset(variables, coords=coords)})
+
+
+@dataclass(frozen=True)
+class Uniformity:
+    """Tests of the ranks of one function (see `uniformity`); the p-values are each of one test alone."""
+
+    simulations: int
+    draws: int
+    mean_probability: float
+    asymmetry: float
+    asymmetry_p: float
+    spread: float
+    spread_p: float
+    ecdf_p: float
+    chi2: float
+    chi2_p: float
+    bins: int
+
+    @property
+    def least(self) -> float:
+        """The least of the three p-values that count: of symmetry, of the spread, of the distribution function."""
+        return min(self.asymmetry_p, self.spread_p, self.ecdf_p)
+
+    def words(self, threshold: float) -> str:
+        """What the ranks look like, at this threshold for each p-value."""
+        found = []
+        if self.asymmetry_p < threshold:
+            side = "upwards" if self.mean_probability > 0.5 else "downwards"
+            found.append(
+                f"biased {side} (a draw exceeds the truth with probability {self.mean_probability:.2f} on average, "
+                f"asymmetric with p = {self.asymmetry_p:.2g})"
+            )
+        if self.spread_p < threshold:
+            shape = (
+                "over-confident: the truth lies in the tails of the draws too often, in the shape of a U"
+                if self.spread > 1.0
+                else "under-confident: the truth lies in the middle of the draws too often"
+            )
+            found.append(
+                f"{shape} (spread {self.spread:.2f} times that of uniform ranks, p = {self.spread_p:.2g})"
+            )
+        if not found and self.ecdf_p < threshold:
+            found.append(
+                f"not uniform (p = {self.ecdf_p:.2g}), in a way that is neither bias nor spread alone"
+            )
+        return "; ".join(found) if found else "uniform within the error rate"
+
+
+def uniformity(ranks: Any, draws: int, *, null_draws: int = NULL_DRAWS, seed: int = 0) -> Uniformity:
+    """Tests of whether ranks (S,) are uniform on 0..L, L being `draws`.
+
+    - Symmetry (Yao et al. 2018): D = sup_t |F(t) - G(t)|, F and G the distribution functions of p and of 1 - p, p the
+      share of draws above the truth. p and 1 - p are one sample, not two, so that the distribution of D is taken not
+      from the table of Kolmogorov and Smirnov but from random reflections of each p about 1/2, under which a symmetric
+      distribution does not change: the test is exact. Asymmetry is bias.
+    - Spread: mean squared distance of (rank + 1/2) / (L + 1) from 1/2, over its expectation. Above 1 the ranks pile up
+      at the ends (a U): draws too narrow for their error. Below 1: too wide. Two-sided, from simulated uniform ranks.
+    - ECDF (Säilynoja, Bürkner and Vehtari 2022, Statistics and Computing 32): gamma = min over v of
+      2 min(P(B_v <= k_v), P(B_v >= k_v)), k_v the number of ranks at most v and B_v ~ Binomial(S, (v + 1) / (L + 1)).
+      Its p-value is P(gamma' <= gamma) over simulated uniform ranks: whether the distribution function leaves the
+      simultaneous band of `ecdf_band` at that level.
+    - Pearson's chi2 over bins of equal size, of which there are as many as divide L + 1, at most 20 and with at least 5
+      ranks expected in each; NaN where not even two can be made. It is reported and decides nothing.
+
+    Raises
+    ------
+    InputError: ranks that are no whole numbers in 0..L, or none.
+    """
+    array = np.asarray(ranks)
+    if (
+        array.ndim != 1
+        or not len(array)
+        or array.dtype.kind not in "iu"
+        or array.min() < 0
+        or array.max() > draws
+    ):
+        came = f"{array.dtype} of shape {array.shape}"
+        raise InputError(
+            "ranks: " + message(f"whole numbers from 0 to {draws}, shape (S,)", came, "Calibration.ranks")
+        )
+    count, size = len(array), draws + 1
+    counts = np.bincount(array, minlength=size)
+    null = _null(count, draws, null_draws)
+
+    def share(extreme: np.ndarray) -> float:
+        # The observed one is one of the draws under the null: so a test of level a rejects with probability at most a.
+        return float((1 + np.count_nonzero(extreme)) / (1 + null_draws))
+
+    squares = ((np.arange(size) + 0.5) / size - 0.5) ** 2
+    expected = squares.mean()
+    spread = counts @ squares / count
+    far = np.abs(null.counts @ squares / count - expected)
+    asymmetry, reflected = _asymmetry(array, draws, null_draws, seed)
+    bins = _bins(count, size)
+    chi2 = chi2_p = np.nan
+    if bins >= 2:
+        from scipy.special import chdtrc
+
+        binned = counts.reshape(bins, -1).sum(axis=1)
+        chi2 = float(np.sum((binned - count / bins) ** 2) / (count / bins))
+        chi2_p = float(chdtrc(bins - 1, chi2))
+    # Sums of the same numbers in another order differ by rounding; a tie counts as one.
+    slack = 1e-12
+    return Uniformity(
+        simulations=count,
+        draws=draws,
+        mean_probability=float(1.0 - array.mean() / draws),
+        asymmetry=asymmetry,
+        asymmetry_p=share(reflected >= asymmetry - slack),
+        spread=float(spread / expected),
+        spread_p=share(far >= abs(spread - expected) - slack),
+        ecdf_p=share(null.gammas <= _gamma(counts[None], null.tails)[0] + slack),
+        chi2=chi2,
+        chi2_p=chi2_p,
+        bins=bins,
+    )
+
+
+def ecdf_band(simulations: int, draws: int, error_rate: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(levels, lower, upper), each (L,): the simultaneous band of the distribution function of uniform ranks.
+
+    levels are z = (v + 1) / (L + 1), v = 0..L-1. The share of ranks at most v lies in [lower, upper] for all v at once
+    with probability at least 1 - error_rate, over 9999 simulated sets of uniform ranks (see `uniformity`).
+    """
+    null = _null(simulations, draws, NULL_DRAWS)
+    # The least gamma that still lies inside: at most a share of `error_rate` of the null is below.
+    limit = np.sort(null.gammas)[int(np.floor(error_rate * NULL_DRAWS))]
+    inside = null.tails >= limit
+    lower = inside.argmax(axis=0) / simulations
+    upper = (simulations - inside[::-1].argmax(axis=0)) / simulations
+    return np.arange(1, draws + 1) / (draws + 1), lower, upper
+
+
+@dataclass(frozen=True, eq=False)
+class _Null:
+    """Uniform ranks, simulated: counts (M, L + 1), their gammas (M,), and tails (S + 1, L), what gamma is made of."""
+
+    counts: np.ndarray
+    gammas: np.ndarray
+    tails: np.ndarray
+
+
+@functools.lru_cache(maxsize=2)
+def _null(simulations: int, draws: int, null_draws: int) -> _Null:
+    from scipy.special import bdtr, bdtrc
+
+    size = draws + 1
+    rng = np.random.default_rng(site_seed("uniform ranks", simulations))
+    counts = rng.multinomial(simulations, np.full(size, 1.0 / size), size=null_draws)
+    k = np.arange(simulations + 1)[:, None]
+    levels = np.arange(1, size)[None] / size
+    below = bdtr(k, simulations, levels)
+    above = np.concatenate([np.ones((1, draws)), bdtrc(k[:-1], simulations, levels)])
+    tails = 2.0 * np.minimum(below, above)
+    return _Null(counts, _gamma(counts, tails), tails)
+
+
+def _gamma(counts: np.ndarray, tails: np.ndarray) -> np.ndarray:
+    """(M,) of counts (M, L + 1) of each rank."""
+    upto = counts.cumsum(axis=1)[:, :-1]
+    return tails[upto, np.arange(tails.shape[1])].min(axis=1)
+
+
+def _asymmetry(ranks: np.ndarray, draws: int, flips: int, seed: int) -> tuple[float, np.ndarray]:
+    """sup_t |F(t) - G(t)| of ranks r and of L - r, and the same after random reflections, (flips,)."""
+    count = len(ranks)
+    # What reflection i adds to the difference of the two histograms, and takes from it when reflected.
+    difference = np.zeros((count, draws + 1), dtype=np.float32)
+    np.add.at(difference, (np.arange(count), ranks), 1.0)
+    np.add.at(difference, (np.arange(count), draws - ranks), -1.0)
+    difference = difference.cumsum(axis=1)
+    signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0], dtype=np.float32), size=(flips, count))
+    reflected = np.abs(signs @ difference).max(axis=1)
+    return float(np.abs(difference.sum(axis=0)).max()) / count, reflected.astype(np.float64) / count
+
+
+def _bins(count: int, size: int) -> int:
+    """The most bins of equal numbers of ranks, at most 20, with at least 5 of `count` ranks expected in each; or 1."""
+    fits = [bins for bins in range(1, MOST_BINS + 1) if size % bins == 0 and count >= FEWEST_PER_BIN * bins]
+    return fits[-1] if fits else 1
+
+
+def listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names) if len(names) <= 6 else f"{', '.join(names[:5])} and {len(names) - 5} more"
+
+
+_BLUE, _VERMILION, _GREY = "#0072B2", "#D55E00", "#BBBBBB"
+
+
+def _shape(test: Uniformity, threshold: float) -> str:
+    """One or two words for what `Uniformity.words` says in full."""
+    found = []
+    if test.asymmetry_p < threshold:
+        found.append("biased upwards" if test.mean_probability > 0.5 else "biased downwards")
+    if test.spread_p < threshold:
+        found.append("too narrow" if test.spread > 1.0 else "too wide")
+    if not found and test.ecdf_p < threshold:
+        found.append("not uniform")
+    return " and ".join(found) or "uniform"
+
+
+def _draw_ecdf(calibration: Calibration, axes: Any, ranks: np.ndarray) -> None:
+    """The difference of the distribution function of ranks from that of uniform ones, with its band."""
+    draws, together = calibration.draws, calibration.error_rate / len(calibration.names)
+    levels, lower, upper = ecdf_band(len(ranks), draws, together)
+    share = np.bincount(ranks, minlength=draws + 1).cumsum()[:-1] / len(ranks)
+    z = np.concatenate([[0.0], levels, [1.0]])
+
+    def difference(values: np.ndarray) -> np.ndarray:
+        return np.concatenate([[0.0], values - levels, [0.0]])
+
+    axes.fill_between(z, difference(lower), difference(upper), color=_GREY, alpha=0.55, linewidth=0.0)
+    axes.plot(z, difference(share), color=_BLUE, linewidth=1.5)
+    axes.axhline(0.0, color="black", linewidth=0.7, linestyle="dashed")
+    axes.set_xlim(0.0, 1.0)
+
+
+def _draw_histogram(calibration: Calibration, axes: Any, ranks: np.ndarray) -> None:
+    """Ranks in bins of equal size, with the range of binomial counts."""
+    from scipy.stats import binom
+
+    size = calibration.draws + 1
+    bins = _bins(len(ranks), size)
+    edges = np.linspace(0.0, 1.0, bins + 1)
+    counts = np.bincount(ranks, minlength=size).reshape(bins, -1).sum(axis=1)
+    tail = 0.5 * calibration.error_rate / (len(calibration.names) * bins)
+    low, high = binom.ppf([tail, 1.0 - tail], len(ranks), 1.0 / bins)
+    axes.axhspan(low, high, color=_GREY, alpha=0.55, linewidth=0.0)
+    axes.axhline(len(ranks) / bins, color="black", linewidth=0.7, linestyle="dashed")
+    axes.stairs(counts, edges, color=_BLUE, linewidth=1.5, baseline=None)
+    axes.set_xlim(0.0, 1.0)
+
+
+_DRAWN: dict[str, Callable[[Calibration, Any, np.ndarray], None]] = {
+    "ecdf": _draw_ecdf,
+    "histogram": _draw_histogram,
+}

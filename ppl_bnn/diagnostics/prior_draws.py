@@ -1,0 +1,302 @@
+"""Draws from the prior of a program and what they predict, in NumPy where no system is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.backends.program import Problem
+from ppl_bnn.backends.protocol import Model
+from ppl_bnn.core.arrays import row_count
+from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.progress import Progress
+from ppl_bnn.inference.method import Method, Outcome, Stopwatch
+from ppl_bnn.inference.optimisation.loops import check_whole
+from ppl_bnn.language.distributions import EVENTS, Distribution, check_no_nested, draw_shape
+from ppl_bnn.language.primitives import Handler, Interpretation, Message
+from ppl_bnn.posterior.fixed_draws import Drawn
+from ppl_bnn.posterior.posterior import Posterior
+from ppl_bnn.prediction.prediction import Prediction
+
+
+@dataclass(frozen=True)
+class Prior(Method):
+    """Independent draws w ~ p(w); the targets give their units and nothing else. No gradient is taken.
+
+    draws: how many. A parameter without a prior stays where a fit would start it.
+    """
+
+    draws: int = 500
+
+    def check(self) -> None:
+        check_whole(self.name, "draws", self.draws, 2, "500")
+
+    def run(self, problem: Problem, progress: Progress) -> Outcome:
+        watch = Stopwatch()
+        u = problem.program.prior_draws(problem.x, problem.y, problem.seed, self.draws)
+        return Outcome(Drawn(u), run_seconds=watch(), target="the prior")
+
+
+def prior_predictive(
+    model: Model,
+    x: Any,
+    y: Any,
+    *,
+    draws: int = 500,
+    seed: int = 0,
+    ppl: str = "numpyro",
+    observed: str | None = None,
+    standardise: bool = False,
+    feature_names: tuple[str, ...] | None = None,
+    class_names: Sequence[str] | None = None,
+) -> Posterior:
+    """The prior of `model` as a `Posterior` of `draws` draws: its `predict(x)` is the prior predictive
+
+        p(y | x) = E_{w ~ p(w)} p(y | x, w).
+
+    x (N, F) (or a dict of arrays) and y (N,) or (N, K) say which shapes the model has and, with `standardise`, in which
+    units its prior is meant: predictions come back in those of y. What y is otherwise does not matter.
+
+    Raises
+    ------
+    InputError, ModelError, UnsupportedError (a prior from which nothing can be drawn): before anything is drawn.
+    """
+    return Prior(draws=draws, ppl=ppl).fit(
+        model,
+        x,
+        y,
+        seed=seed,
+        device="cpu",
+        observed=observed,
+        standardise=standardise,
+        feature_names=feature_names,
+        class_names=None if class_names is None else tuple(class_names),
+    )
+
+
+_SAMPLERS: dict[str, Callable[[np.random.Generator, Mapping[str, Any], tuple[int, ...]], Any]] = {
+    "Normal": lambda rng, a, shape: a["loc"] + a["scale"] * rng.standard_normal(shape),
+    "HalfNormal": lambda rng, a, shape: a["scale"] * np.abs(rng.standard_normal(shape)),
+    "LogNormal": lambda rng, a, shape: np.exp(a["loc"] + a["scale"] * rng.standard_normal(shape)),
+    "StudentT": lambda rng, a, shape: a["loc"] + a["scale"] * rng.standard_t(a["df"], shape),
+    "Laplace": lambda rng, a, shape: a["loc"] + a["scale"] * rng.laplace(size=shape),
+    "Cauchy": lambda rng, a, shape: a["loc"] + a["scale"] * rng.standard_cauchy(shape),
+    "Logistic": lambda rng, a, shape: a["loc"] + a["scale"] * rng.logistic(size=shape),
+    "HalfCauchy": lambda rng, a, shape: a["scale"] * np.abs(rng.standard_cauchy(shape)),
+    "Gamma": lambda rng, a, shape: rng.gamma(a["concentration"], size=shape) / a["rate"],
+    "InverseGamma": lambda rng, a, shape: a["rate"] / rng.gamma(a["concentration"], size=shape),
+    "Exponential": lambda rng, a, shape: rng.exponential(size=shape) / a["rate"],
+    "Beta": lambda rng, a, shape: rng.beta(a["concentration1"], a["concentration0"], size=shape),
+    "Uniform": lambda rng, a, shape: a["low"] + (a["high"] - a["low"]) * rng.random(shape),
+    # The two that are no distribution by themselves: what starts are drawn from.
+    "EmpiricalBayes": lambda rng, a, shape: a["scale"] * rng.standard_normal(shape),
+    "ImproperLogUniform": lambda rng, a, shape: a["scale"] * rng.standard_normal(shape),
+    "NormalMixture": lambda rng, a, shape: (
+        rng.choice(a["scales"], size=shape, p=a["weights"]) * rng.standard_normal(shape)
+    ),
+    "Dirichlet": lambda rng, a, shape: _dirichlet(rng, a["concentration"], shape),
+    "MultivariateNormal": lambda rng, a, shape: _multivariate(rng, a, shape),
+    "MultivariateLogNormal": lambda rng, a, shape: np.exp(_multivariate(rng, a, shape)),
+    "KroneckerNormal": lambda rng, a, shape: _kronecker(rng, a, shape),
+    "LKJCholesky": lambda rng, a, shape: _lkj(rng, float(a["concentration"]), shape),
+}
+
+
+def drawn_in_numpy(
+    specification: Distribution, rng: np.random.Generator, rows: int | None = None
+) -> np.ndarray:
+    """One draw of a distribution in NumPy, of its own shape; with `rows`, inside the plate of so many rows.
+
+    Raises
+    ------
+    UnsupportedError: a family of which there is no draw here, such as one of a likelihood.
+    """
+    family = specification.family
+    if family not in _SAMPLERS:
+        raise UnsupportedError(
+            "a draw in NumPy: "
+            + message(f"a family among {', '.join(_SAMPLERS)}", family, "bnn.prior_predictive")
+        )
+    check_no_nested(specification)
+    given: dict[str, Any] = {
+        name: value if isinstance(value, str) else np.asarray(value, dtype=float)
+        for name, value in specification.arguments.items()
+    }
+    shape = draw_shape(specification)
+    if rows is not None:
+        own = {"LKJCholesky": 2}.get(family, 0)
+        if family in EVENTS:
+            own = given[EVENTS[family]].ndim
+        events = own + specification.event_dims
+        batch, event = shape[: len(shape) - events], shape[len(shape) - events :]
+        shape = np.broadcast_shapes(batch, (rows,)) + event
+    return np.asarray(_SAMPLERS[family](rng, given, shape), dtype=float)
+
+
+def _dirichlet(rng: np.random.Generator, concentration: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    parts = rng.gamma(concentration, size=shape)
+    return parts / parts.sum(axis=-1, keepdims=True)
+
+
+def _multivariate(
+    rng: np.random.Generator, given: Mapping[str, np.ndarray], shape: tuple[int, ...]
+) -> np.ndarray:
+    loc, factor = given["loc"], given["scale_tril"]
+    batch = shape[: len(shape) - loc.ndim]
+    return loc + (rng.standard_normal((*batch, len(factor))) @ factor.T).reshape(shape)
+
+
+def _kronecker(
+    rng: np.random.Generator, given: Mapping[str, np.ndarray], shape: tuple[int, ...]
+) -> np.ndarray:
+    loc, precisions = given["loc"], given["precisions"]
+    batch = shape[: len(shape) - loc.ndim]
+    z = rng.standard_normal((*batch, *precisions.shape)) / np.sqrt(precisions)
+    return loc + (given["left_vectors"] @ z @ given["right_vectors"].T).reshape(shape)
+
+
+def _lkj(rng: np.random.Generator, concentration: float, shape: tuple[int, ...]) -> np.ndarray:
+    """Cholesky factors by partial correlations (Lewandowski, Kurowicka and Joe 2009): of column i they are 2 B - 1 with
+    B ~ Beta(b, b), b = concentration + (D - 2 - i) / 2, and each takes its share of what is left of a row.
+    """
+    size = shape[-1]
+    factor = np.zeros(shape)
+    left = np.ones(shape[:-1])
+    for column in range(size - 1):
+        half = concentration + 0.5 * (size - 2 - column)
+        partial = 2.0 * rng.beta(half, half, size=(*shape[:-2], size - 1 - column)) - 1.0
+        factor[..., column, column] = left[..., column]
+        factor[..., column + 1 :, column] = partial * left[..., column + 1 :]
+        left[..., column + 1 :] *= np.sqrt(1.0 - partial**2)
+    factor[..., -1, -1] = left[..., -1]
+    return factor
+
+
+class PriorDraw(Interpretation):
+    """One draw of everything: each random variable from its prior; the targets are left out.
+
+    drawn: site -> (what it was drawn from, its value). f, likelihood: the end of the model.
+    """
+
+    def __init__(self, rng: np.random.Generator):
+        super().__init__()
+        self.rng = rng
+        self.drawn: dict[str, tuple[Distribution, np.ndarray]] = {}
+        self.f: Any = None
+        self.likelihood: Any = None
+        self.coupled = False
+        self.heard = False
+        self._rows: int | None = None
+
+    def process(self, msg: Message) -> None:
+        self.heard = True
+        super().process(msg)
+        arguments = msg.arguments
+        if msg.kind == "sample":
+            if arguments["obs"] is not None:
+                msg.answer(arguments["obs"])
+                return
+            value = drawn_in_numpy(arguments["distribution"], self.rng, self._rows)
+            self.drawn[msg.name] = (arguments["distribution"], value)
+            msg.answer(value)
+        elif msg.kind == "param":
+            init = arguments["init"]
+            random = isinstance(init, Distribution)
+            msg.answer(drawn_in_numpy(init, self.rng) if random else np.asarray(init, dtype=float))
+        elif msg.kind == "rows":
+            msg.answer(self._plate(arguments["n"]))
+        elif msg.kind == "coupled":
+            self.coupled = True
+            msg.answer(None)
+        elif msg.kind == "observe":
+            self.f, self.likelihood = arguments["f"], arguments["likelihood"]
+            msg.answer(None)
+
+    @contextlib.contextmanager
+    def _plate(self, rows: int) -> Iterator[None]:
+        self._rows = rows
+        try:
+            yield
+        finally:
+            self._rows = None
+
+
+class RecordedMaps(Handler):
+    """The linear maps of a run in order, and what they cost: names, and multiplications of all rows."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.work = 0
+
+    def after(self, msg: Message) -> None:
+        if msg.kind in ("linear", "conv"):
+            weight = msg.arguments["weight"]
+            self.work += int(np.size(msg.value)) * int(np.size(weight)) // int(np.shape(weight)[-1])
+            if msg.name not in self.names:
+                self.names.append(msg.name)
+
+
+class UnitGain(Handler):
+    """A linear map so divided that what leaves it is of the size of what enters."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def after(self, msg: Message) -> None:
+        if msg.kind in ("linear", "conv") and msg.name == self.name:
+            gain = root_mean_square(msg.value) / max(root_mean_square(msg.arguments["x"]), 1e-300)
+            if 0.0 < gain < math.inf:
+                msg.value = msg.value / gain
+
+
+def root_mean_square(values: Any) -> float:
+    """Root mean square."""
+    return float(np.sqrt(np.mean(np.square(values, dtype=float))))
+
+
+@dataclass(frozen=True, eq=False)
+class PriorDraws:
+    """Draws that stayed finite: eta (S, N, D) and what it says of y. overflowed: the share of those that did not."""
+
+    eta: np.ndarray
+    prediction: Prediction | None
+    overflowed: float
+
+
+def draws_at(model: Model, x: Any, count: int, seed: int, *handlers: Handler) -> PriorDraws:
+    etas, form = [], None
+    for rng in np.random.default_rng(seed).spawn(count):
+        run = PriorDraw(rng)
+        try:
+            with np.errstate(all="ignore"), contextlib.ExitStack() as stack:
+                for handler in (run, *handlers):
+                    stack.enter_context(handler)
+                model(x, None)
+                eta = np.asarray(run.likelihood.predictor(run.f), dtype=float)
+        except InputError:
+            # A distribution refuses a scale that is zero or infinite: the draw before it had overflowed.
+            continue
+        form = run.likelihood.form
+        if np.isfinite(eta).all():
+            etas.append(eta)
+    if not etas or form is None:
+        return PriorDraws(np.empty((0, row_count(x), 1)), None, 1.0)
+    stacked = np.stack(etas)
+    with np.errstate(all="ignore"):
+        family, parameters = form.mixture_parameters(stacked)
+    parameters = {name: np.asarray(value, dtype=float) for name, value in parameters.items()}
+    good = np.ones(len(stacked), dtype=bool)
+    for name, value in parameters.items():
+        usable = np.isfinite(value)
+        if name in ("scale", "rate", "concentration", "df"):
+            usable &= value > 0.0
+        good &= usable.reshape(len(value), -1).all(axis=1)
+    prediction = None
+    if good.any():
+        prediction = Prediction(family, {name: value[good] for name, value in parameters.items()})
+    return PriorDraws(stacked[good], prediction, 1.0 - int(good.sum()) / count)

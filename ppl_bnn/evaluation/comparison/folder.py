@@ -1,0 +1,302 @@
+"""A comparison in a folder: what is written as each method ends, and how it is read again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ppl_bnn.core import stored
+from ppl_bnn.core.errors import (
+    BNNError,
+    InputError,
+    UnsupportedError,
+    message,
+)
+from ppl_bnn.core.files import write_arrays, write_tree, write_whole
+from ppl_bnn.core.names import for_spreadsheet
+from ppl_bnn.core.plain_values import encoded
+from ppl_bnn.core.warning_filters import ignored
+from ppl_bnn.evaluation.comparison.record import Fit, reason
+from ppl_bnn.posterior.posterior import FitInfo
+from ppl_bnn.posterior.storage import INFO
+from ppl_bnn.prediction.prediction import Prediction
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ppl_bnn.diagnostics.diagnose import Diagnosis
+    from ppl_bnn.evaluation.comparison.comparison import Comparison
+
+
+WORDS = ("reference", "kind", "ppl", "target", "converged", "failure")
+# What lies in the folder of a comparison beside its trees, its table and its figure, so that it can be read again.
+# 2: checksums of all files.
+KIND, FORMAT = "ppl_bnn comparison", 2
+FIGURE = "figure.png"
+MANIFEST, TEST_ROWS, PREDICTION = "comparison.json", "comparison.safetensors", ".prediction.safetensors"
+_SCHEMA = {
+    "reference": (str, None),
+    "data": {str: object},
+    "columns": [str],
+    "rows": [[(str, float)]],
+    "notes": [[str]],
+    "failures": {str: str},
+    "missing?": [str],
+    "fits": {str: {"info": INFO, "shape": [int]}},
+    "diagnoses": {
+        str: {"verdict": str, "reasons": [str], "advice": [str], "figures": {str: object}, "subject": str}
+    },
+    "trees": [str],
+    "predictions": [str],
+}
+_OF_PREDICTION = {"family": str, "class_names": ([(str, float, bool)], None), "censored": bool}
+READER = stored.Reader("folder", "a whole comparison", "computing it once more")
+
+
+class ComparisonNotWrittenError(BNNError, OSError):
+    """A folder of `compare` that cannot be written any more, such as one on a full disk.
+
+    `partial` is the `Comparison` of all that had finished, which can be saved elsewhere.
+    """
+
+    def __init__(self, text: str, partial: Comparison):
+        super().__init__(text)
+        self.partial = partial
+
+
+def writable(out: str | os.PathLike[str]) -> Path:
+    """The folder, made if need be, after a file has been written to it and removed."""
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as probe:
+            probe.write(b"0")
+    except OSError as error:
+        raise InputError(
+            "out: "
+            + message(
+                "a folder that can be written",
+                f"{folder} ({type(error).__name__}: {error.strerror or error})",
+                "another folder",
+            )
+        ) from error
+    return folder
+
+
+def write_method_tree(folder: stored.Folder, name: str, tree: Any) -> None:
+    folder.write(f"{name}.nc", lambda path: write_tree(path, tree))
+
+
+def write_table(folder: Path, table: pd.DataFrame) -> None:
+    write_whole(folder / "comparison.csv", lambda path: for_spreadsheet(table).to_csv(path))
+
+
+def write_figure(folder: Path, comparison: Comparison) -> None:
+    """figure.png; where it cannot be drawn a warning, and everything else is kept."""
+    try:
+        figure = comparison.figure()
+        # Letters that Matplotlib's font does not have are drawn as boxes.
+        with ignored("Glyph .* missing from"):
+            write_whole(folder / FIGURE, lambda path: figure.savefig(path, dpi=100, format="png"))
+    except (Warning, OSError):
+        # A caller who has turned warnings into errors wants to see them; a full disk is not the figure's.
+        raise
+    except Exception as error:
+        warnings.warn(f"{FIGURE} was not drawn: {reason(error)}", UserWarning, stacklevel=3)
+
+
+def write_words(folder: stored.Folder, comparison: Comparison) -> None:
+    """Everything that is no array and no tree, and the checksums of what is."""
+    table = comparison.table
+    content = {
+        "kind": KIND,
+        "format": FORMAT,
+        "reference": comparison.reference,
+        "data": _storable(comparison.data),
+        "columns": list(table.columns),
+        "rows": [[str(name), *row] for name, row in zip(table.index, table.to_numpy().tolist(), strict=True)],
+        "notes": [[name, column, note] for (name, column), note in comparison.notes.items()],
+        "failures": comparison.failures,
+        "missing": list(comparison.missing),
+        "fits": {name: _words_of_fit(fit) for name, fit in comparison.fits.items()},
+        "diagnoses": {name: dataclasses.asdict(found) for name, found in comparison.diagnoses.items()},
+        "trees": list(comparison.trees),
+        "predictions": list(comparison.predictions),
+    }
+    folder.write_manifest(MANIFEST, content)
+
+
+def _words_of_fit(fit: Fit) -> dict[str, Any]:
+    info = {
+        each.name: _storable(getattr(fit.info, each.name))
+        for each in dataclasses.fields(fit.info)
+        if each.name != "history"
+    }
+    return {"info": info, "shape": list(fit.shape)}
+
+
+def _storable(value: Any) -> Any:
+    """Plain values for a file; of anything else, such as what a user says of the data, the words that it has."""
+    if isinstance(value, Mapping):
+        return {str(name): _storable(each) for name, each in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [_storable(each) for each in value]
+    try:
+        return encoded(value)
+    except UnsupportedError:
+        return str(value)
+
+
+def write_test_rows(folder: stored.Folder, x: Any, y: np.ndarray) -> None:
+    inputs = {f"inputs/{name}": value for name, value in x.items()} if isinstance(x, Mapping) else {"x": x}
+    _write_arrays(folder, TEST_ROWS, {**inputs, "targets": y}, {})
+
+
+def write_prediction(folder: stored.Folder, comparison: Comparison, name: str) -> None:
+    """A prediction of the test rows, the loss curves of its fit, and what is drawn of it elsewhere."""
+    words, arrays = _parts_of_prediction(comparison.predictions[name], "test/")
+    said = {"test": words}
+    if name in comparison.fits:
+        history = comparison.fits[name].info.history
+        arrays |= {f"history/{key}": np.asarray(value) for key, value in history.items()}
+    at, drawn = _drawn(comparison, name)
+    if at is not None and drawn is not None:
+        said["drawn"], more = _parts_of_prediction(drawn, "drawn/")
+        arrays |= {**more, "drawn_at": at}
+    _write_arrays(folder, f"{name}{PREDICTION}", arrays, said)
+
+
+def _parts_of_prediction(prediction: Prediction, where: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    names = None if prediction.class_names is None else list(prediction.class_names)
+    words = {"family": prediction.family, "class_names": names, "censored": prediction.censored}
+    arrays = {f"{where}parameters/{name}": value for name, value in prediction.parameters.items()}
+    for name in ("log_weights", "epistemic_within"):
+        if (value := getattr(prediction, name)) is not None:
+            arrays[f"{where}{name}"] = value
+    return words, arrays
+
+
+def _write_arrays(
+    folder: stored.Folder, name: str, arrays: Mapping[str, Any], words: Mapping[str, Any]
+) -> None:
+    folder.write(name, lambda path: write_arrays(path, arrays, {"words": json.dumps(words)}))
+
+
+def _drawn(comparison: Comparison, name: str) -> tuple[np.ndarray | None, Prediction | None]:
+    """The prediction of a method where curves or maps are drawn, which cannot be had again without the model."""
+    posterior, prediction = comparison.posteriors.get(name), comparison.predictions[name]
+    if posterior is None:
+        return comparison.drawn_at, comparison.drawn.get(name)
+    from ppl_bnn.evaluation.comparison import figures
+
+    try:
+        at = figures.drawn_at(comparison.test_inputs, comparison.test_targets, prediction)
+        if at is None:
+            return None, None
+        return at, figures.predicted_for_drawing(posterior, at, comparison.data.get("seed", 0))
+    except Warning:
+        raise
+    except Exception:
+        # A model that refuses such inputs has no curve; its row of the table is no worse for it.
+        return None, None
+
+
+def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """What `comparison.json` in a folder says; None where there is none.
+
+    Raises
+    ------
+    DamagedError: a manifest of something else, or damaged. UnsupportedError: one of a newer format.
+    """
+    return READER.manifest(Path(folder) / MANIFEST, KIND, FORMAT, _SCHEMA, sealed_since=2)
+
+
+def read_folder(folder: Path, words: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the `Comparison` whose manifest is `words`."""
+    import pandas as pd
+
+    columns = words["columns"]
+    names = [name for name, *_ in words["rows"]]
+    table = pd.DataFrame([row for _, *row in words["rows"]], index=names, columns=columns)
+    for column in columns:
+        table[column] = table[column].astype(object if column in WORDS else float)
+    table.index.name = "method"
+    files = words.get("files")
+    rows = _read_arrays(folder, TEST_ROWS, files, {})[0]
+    predictions: dict[str, Prediction] = {}
+    drawn: dict[str, Prediction] = {}
+    drawn_at: np.ndarray | None = None
+    histories: dict[str, dict[str, np.ndarray]] = {}
+    for name in words["predictions"]:
+        both = {"test": _OF_PREDICTION, "drawn?": _OF_PREDICTION}
+        arrays, said = _read_arrays(folder, f"{name}{PREDICTION}", files, both)
+        predictions[name] = _prediction_of(said["test"], _under(arrays, "test/"))
+        histories[name] = _under(arrays, "history/")
+        if "drawn" in said:
+            drawn[name] = _prediction_of(said["drawn"], _under(arrays, "drawn/"))
+            drawn_at = arrays["drawn_at"]
+    fits = {}
+    for name, fit in words["fits"].items():
+        info = fit["info"] | {"warnings": tuple(fit["info"]["warnings"])}
+        fits[name] = Fit(FitInfo(history=histories.get(name, {}), **info), tuple(fit["shape"]))
+    data = dict(words["data"])
+    for name in ("feature_names", "class_names"):
+        if data.get(name) is not None:
+            data[name] = tuple(data[name])
+    return {
+        "table": table,
+        "posteriors": {},
+        "predictions": predictions,
+        "trees": {name: READER.tree(READER.listed(folder, f"{name}.nc", files)) for name in words["trees"]},
+        "diagnoses": {name: _diagnosis_of(found) for name, found in words["diagnoses"].items()},
+        "reference": words["reference"],
+        "notes": {(name, column): note for name, column, note in words["notes"]},
+        "data": data,
+        "test_inputs": _under(rows, "inputs/") or rows["x"],
+        "test_targets": rows["targets"],
+        "failures": dict(words["failures"]),
+        "missing": tuple(words.get("missing", ())),
+        "fits": fits,
+        "drawn": drawn,
+        "drawn_at": drawn_at,
+    }
+
+
+def _read_arrays(
+    folder: Path, name: str, files: Mapping[str, str] | None, schema: Mapping[str, Any]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    file = READER.listed(folder, name, files)
+    arrays, said = READER.arrays(file, ("words",))
+    return arrays, READER.json(file, said["words"], schema)
+
+
+def _prediction_of(words: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Prediction:
+    for name, value in arrays.items():
+        if value.dtype.kind != "f":
+            raise ValueError(f"{name} of a prediction is {value.dtype}, not floating-point numbers")
+    return Prediction(
+        words["family"],
+        _under(arrays, "parameters/"),
+        log_weights=arrays.get("log_weights"),
+        epistemic_within=arrays.get("epistemic_within"),
+        class_names=words["class_names"],
+        censored=words["censored"],
+    )
+
+
+def _diagnosis_of(words: Mapping[str, Any]) -> Diagnosis:
+    from ppl_bnn.diagnostics.diagnose import Diagnosis
+
+    return Diagnosis(**{**words, "reasons": tuple(words["reasons"]), "advice": tuple(words["advice"])})
+
+
+def _under(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): each for name, each in arrays.items() if name.startswith(prefix)}

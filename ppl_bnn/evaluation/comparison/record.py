@@ -1,0 +1,253 @@
+"""One method of a comparison: its fit, its scores and diagnostics, and where it stands."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.core.arrays import row_count
+from ppl_bnn.core.errors import (
+    InputError,
+)
+from ppl_bnn.core.memory import peak_memory
+from ppl_bnn.core.names import clean
+from ppl_bnn.posterior.posterior import FitInfo, Posterior
+from ppl_bnn.prediction import scores
+from ppl_bnn.prediction.prediction import Prediction
+
+# What a bound on the value says nothing about.
+VALUE_SCORES = ("rmse", "crps", "coverage_90")
+# Draws x rows in each group of a tree: half a gigabyte. A chain keeps at least so many draws whatever the rows.
+MOST_VALUES = 2**26
+FEWEST_DRAWS = 100
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a posterior came about, without the posterior itself. shape: its chains and draws."""
+
+    info: FitInfo
+    shape: tuple[int, int]
+
+
+@dataclass
+class Record:
+    """What is known of one method, as `fitted` finds it.
+
+    figures, notes: column of `COLUMNS` -> value, or a sentence about it. pointwise: log score of each test row, (N,).
+    tree: what leave-one-out was computed from. failure: why there is none of all this, "" where there is.
+    """
+
+    name: str
+    ppl: str = ""
+    posterior: Posterior | None = None
+    prediction: Prediction | None = None
+    tree: Any = None
+    diagnosis: Any = None
+    elpd: Any = None
+    figures: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    pointwise: np.ndarray | None = None
+    failure: str = ""
+
+
+def fitted(
+    name: str, fit: Callable[[], Posterior], x_test: Any, y_test: np.ndarray, seed: int, device: str
+) -> Record:
+    """Everything about one method that needs no other; what fails in fit or prediction is the row's reason."""
+    with peak_memory() as peak:
+        record = _fitted(name, fit, x_test, y_test, seed, device)
+    record.figures["peak_memory"] = peak()
+    return record
+
+
+def _fitted(
+    name: str, fit: Callable[[], Posterior], x_test: Any, y_test: np.ndarray, seed: int, device: str
+) -> Record:
+    record = Record(name)
+    try:
+        record.posterior = posterior = fit()
+        started = time.perf_counter()
+        record.prediction = posterior.predict(x_test, seed=seed, device=device)
+        seconds = time.perf_counter() - started
+        pointwise = record.pointwise = np.asarray(scores.log_score(record.prediction, y_test, pointwise=True))
+        record.figures = {
+            **scores.scores_of(record.prediction, y_test),
+            "kind": posterior.kind,
+            "target": posterior.target,
+            "log_score_se": standard_error(pointwise),
+            "compile_seconds": posterior.info.compile_seconds,
+            "run_seconds": posterior.info.run_seconds,
+            "predict_seconds": seconds,
+            "gradient_evaluations": posterior.info.gradient_evaluations,
+            "parameters": float(posterior._with(lambda problem: problem.program.parameter_count)),
+        }
+    except Warning:
+        # A caller who has turned warnings into errors wants to see them.
+        raise
+    except Exception as error:
+        return Record(name, failure=reason(error))
+    record.ppl = posterior.info.ppl
+    if posterior.weights is not None:
+        record.notes["target"] = stacking_weights(posterior)
+    if posterior.info.warnings:
+        record.notes["run_seconds"] = " ".join(f"{said.rstrip('.')}." for said in posterior.info.warnings)
+    if posterior.info.gradient_evaluations is None:
+        record.notes["gradient_evaluations"] = f"{posterior.info.method} does not count its gradients."
+    if len(y_test) < 2:
+        record.notes["log_score_se"] = "One test row has no standard error."
+    if record.prediction.censored and not set(VALUE_SCORES) <= set(record.figures):
+        count = int(np.count_nonzero(y_test[:, 1] != 1.0))
+        note = (
+            f"Of {count} of {len(y_test)} test rows a bound is known and not the value: they were censored."
+        )
+        record.notes |= dict.fromkeys(VALUE_SCORES, note)
+    for part, title, columns in _PARTS:
+        try:
+            part(record, x_test)
+        except Warning:
+            raise
+        except Exception as error:
+            record.notes |= dict.fromkeys(columns, f"{title} failed: {reason(error)}")
+    return record
+
+
+def chain_of_draws(posterior: Posterior, prediction: Prediction) -> np.ndarray | None:
+    """The chain of each draw of a prediction, (S,); None where it is not made of all draws of the posterior."""
+    chains, draws = posterior.shape
+    return np.repeat(np.arange(chains), draws) if prediction.draws == chains * draws else None
+
+
+def standing(row: Mapping[str, Any]) -> str:
+    """What the row of the reference says of it: "reference", with what keeps it from being one."""
+    doubt = {
+        "yes": " (of another target)" if row.get("target") else "",
+        "no": " (not converged)",
+        "per mode": " (converged per mode only)",
+        "in doubt": " (in doubt)",
+    }
+    return "reference" + (
+        doubt.get(row.get("converged", ""), " (convergence not known)")
+        if row["kind"] == "chains"
+        else " (an approximation)"
+    )
+
+
+def stacking_weights(posterior: Posterior) -> str:
+    """A sentence on the weights of a stacked posterior."""
+    weights, figures = posterior.weights, posterior.info.figures
+    assert weights is not None
+    gain = figures.get("stacking_gain", math.nan)
+    gained = (
+        ""
+        if math.isnan(gain)
+        else f", {gain:.3g} nats per row above equal weights on the rows that chose them"
+    )
+    return (
+        f"{len(weights)} parts with weights from {weights.min():.3f} to {weights.max():.3f}, chosen by what each "
+        f"predicts{gained}: not the posterior."
+    )
+
+
+def _export(record: Record, x_test: Any) -> None:
+    from ppl_bnn.posterior.export import posterior_datatree
+
+    posterior = record.posterior
+    assert posterior is not None
+    chains, draws = posterior.shape
+    rows = row_count(posterior.inputs) + row_count(x_test)
+    kept = min(chains * draws, max(MOST_VALUES // rows, FEWEST_DRAWS * chains))
+    if kept < chains * draws:
+        record.notes["elpd_loo"] = (
+            f"Of {chains * draws} draws the tree holds {kept // chains * chains}, evenly spaced, as {rows} rows "
+            "would make it too large; leave-one-out uses these, everything else uses all."
+        )
+    record.tree = posterior_datatree(posterior, x_test, draws=None if kept == chains * draws else kept)
+
+
+def _diagnose(record: Record, x_test: Any) -> None:
+    from ppl_bnn.diagnostics.diagnose import CONVERGED, NOT_CONVERGED, PER_MODE, diagnose
+
+    posterior = record.posterior
+    assert posterior is not None
+    record.diagnosis = diagnosis = diagnose(posterior)
+    found = diagnosis.figures
+    if posterior.kind == "chains":
+        record.figures["r_hat"] = found["rhat"]
+        record.figures["ess_min"] = min(found["ess_bulk"], found["ess_tail"])
+        record.figures["converged"] = {CONVERGED: "yes", PER_MODE: "per mode", NOT_CONVERGED: "no"}.get(
+            diagnosis.verdict, "in doubt"
+        )
+    elif "converged" in posterior.info.figures:
+        record.figures["converged"] = "yes" if posterior.info.figures["converged"] else "no"
+    if record.figures.get("converged") in ("no", "per mode", "in doubt"):
+        record.notes["converged"] = "; ".join(diagnosis.reasons) + "."
+        # The reasons contain the warnings of the fit; nobody needs to read them twice.
+        record.notes.pop("run_seconds", None)
+    record.figures["k_hat"] = found.get("pareto_k")
+    if posterior.kind == "iid" and "pareto_k" not in found:
+        record.notes["k_hat"] = "The approximation has no density."
+
+
+def _leave_one_out(record: Record, x_test: Any) -> None:
+    from ppl_bnn.diagnostics.importance import K_LIMIT, leave_one_out
+
+    if record.tree is None:
+        raise InputError("there is no tree to leave a row out of")
+    assert record.posterior is not None
+    loo = leave_one_out(record.posterior, record.tree)
+    record.elpd = loo.elpd_data
+    if loo.reason:
+        record.notes |= dict.fromkeys(_LOO, loo.reason[0].upper() + loo.reason[1:] + ".")
+        return
+    record.figures |= {
+        "elpd_loo": loo.elpd,
+        "elpd_loo_se": loo.se,
+        "pareto_k_loo": loo.worst_k,
+        "elpd_loo_corrected": loo.corrected_elpd,
+        "pareto_k_corrected": loo.corrected_worst_k,
+    }
+    if loo.share_above > 0.0:
+        record.notes["pareto_k_loo"] = (
+            f"Pareto k is above {K_LIMIT} in {loo.share_above:.1%} of the training rows: "
+            "elpd_loo and what is ranked by it are not to be relied on."
+        )
+    if loo.corrected_reason and record.figures["kind"] == "iid":
+        said = loo.corrected_reason[0].upper() + loo.corrected_reason[1:] + "."
+        record.notes["elpd_loo_corrected"] = said
+        if loo.corrected_k is None:
+            record.notes["pareto_k_corrected"] = said
+
+
+_LOO = (
+    "elpd_loo",
+    "elpd_loo_se",
+    "elpd_loo_corrected",
+    "pareto_k_corrected",
+    "pareto_k_loo",
+    "loo_rank",
+    "loo_weight",
+)
+_PARTS = (
+    (_export, "The export to ArviZ", ("elpd_loo",)),
+    (_diagnose, "The diagnosis", ("converged", "r_hat", "ess_min", "k_hat")),
+    (_leave_one_out, "Leave-one-out cross-validation", _LOO),
+)
+
+
+def standard_error(values: np.ndarray) -> float:
+    """Standard error of the mean; NaN for one value, and where a value is infinite."""
+    if len(values) < 2 or not np.isfinite(values).all():
+        return math.nan
+    return float(np.std(values, ddof=1) / math.sqrt(len(values)))
+
+
+def reason(error: BaseException) -> str:
+    """An exception in one line."""
+    text = clean(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,302 @@
+"""The members of an ensemble as one approximation: a mixture of theirs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from ppl_bnn.backends.program import Problem, Program
+from ppl_bnn.core.errors import (
+    UnsupportedError,
+    message,
+)
+from ppl_bnn.posterior.approximation import Approximation, checked_weights
+from ppl_bnn.posterior.registered import approximation_class
+from ppl_bnn.prediction.prediction import JointPrediction, Prediction
+
+
+@dataclass
+class Members(Approximation):
+    """A mixture of approximations, q(u) = sum_k w_k q_k(u), with equal weights unless `weights` (K,) says otherwise.
+
+    Members that are points are a fixed set of K draws (`held`); any other are drawn from on demand, of `draw(count)`
+    each its share, in the order of the members, to the nearest whole number. Predictions are mixtures of what each
+    member predicts by default: closed forms side by side, and linearised draws about the mode of their own member.
+
+    The density is None where a member has none (points), and where members carry tuned hyper-parameters: then each
+    approximates the posterior of a model of its own. Members that hold some coordinates at values of their own (a
+    Laplace approximation of the last layer) lie on different subspaces, and a draw has the density of the one it is on.
+    """
+
+    members: tuple[Approximation, ...]
+    weights: np.ndarray | None = None
+    kind: ClassVar[Literal["chains", "iid", "point"]] = "iid"
+
+    def __post_init__(self) -> None:
+        if self.weights is not None:
+            self.weights = checked_weights(self.weights, len(self.members))
+
+    @property
+    def kinds(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.members[0].kinds
+
+    @property
+    def components(self) -> tuple[Approximation, ...]:
+        return self.members
+
+    @property
+    def shares(self) -> np.ndarray:
+        """The weights, (K,), where nothing is said all equal."""
+        count = len(self.members)
+        return np.full(count, 1.0 / count) if self.weights is None else self.weights
+
+    def weighted(self, weights: np.ndarray | None) -> Members:
+        """The same members with other weights; None: equal ones."""
+        return replace(self, weights=weights)
+
+    # -- draws
+
+    @property
+    def draws_held(self) -> int | None:
+        """K where all members are points: there are no draws but these."""
+        return len(self.members) if all(member.kind == "point" for member in self.members) else None
+
+    def held(self) -> dict[str, np.ndarray]:
+        """The points, member by member."""
+        points = [member.centre() for member in self.members]
+        return {name: np.stack([np.asarray(point[name]) for point in points]) for name in points[0]}
+
+    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """`count` draws, member after member; as many as there are members gives one of each."""
+        owners = self._allotted(count)
+        drawn = [
+            member.draw(int(np.count_nonzero(owners == index)), rng)
+            for index, member in enumerate(self.members)
+            if np.any(owners == index)
+        ]
+        return {name: np.concatenate([part[name] for part in drawn]) for name in drawn[0]}
+
+    def _allotted(self, count: int) -> np.ndarray:
+        """The member that each of `count` draws is from, in order."""
+        edges = np.cumsum(self.shares)
+        places = (np.arange(count) + 0.5) / count * edges[-1]
+        return np.minimum(np.searchsorted(edges, places, side="right"), len(edges) - 1)
+
+    def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray | None:
+        if any(member.kind == "point" for member in self.members) or self._tuned:
+            return None
+        found = self._log_densities(u)
+        if found is None:
+            return None
+        top = found.max(0)
+        finite = np.where(np.isfinite(top), top, 0.0)
+        with np.errstate(divide="ignore"):
+            return finite + np.log(np.exp(found - finite).sum(0))
+
+    def _log_densities(self, u: Mapping[str, np.ndarray]) -> np.ndarray | None:
+        """log w_k q_k(u), (K, S), -inf where u is not on the subspace of member k; None where one has no density."""
+        rows = []
+        with np.errstate(divide="ignore"):
+            log_weights = np.log(self.shares)
+        for member, log_weight in zip(self.members, log_weights, strict=True):
+            count = len(next(iter(u.values())))
+            density = np.zeros(count) if member.kind == "point" else member.log_prob(u)
+            if density is None:
+                return None
+            elsewhere = np.zeros(count, dtype=bool)
+            for name, value in member.draw(2, np.random.default_rng(0)).items():
+                fixed = value[0] == value[1]
+                differs = (np.asarray(u[name]) != value[0]) & fixed
+                elsewhere |= differs.reshape(count, -1).any(1)
+            rows.append(np.where(elsewhere, -np.inf, np.asarray(density, dtype=np.float64)) + log_weight)
+        return np.stack(rows)
+
+    def centre(self) -> dict[str, np.ndarray]:
+        """That of the member with most weight, the first of several: a mean over modes would be no network at all."""
+        return self.members[int(np.argmax(self.shares))].centre()
+
+    @property
+    def has_centre(self) -> bool:
+        return len(self.members) == 1 and self.members[0].has_centre
+
+    # -- predictions
+
+    @property
+    def _tuned(self) -> bool:
+        """Whether a member is about another program than the model that was fitted."""
+
+        def untouched(x: Any, y: Any = None) -> None: ...
+
+        return any(member.program(untouched) is not untouched for member in self.members)
+
+    def _problem(self, index: int, problem: Problem) -> Problem:
+        """The problem with the program that a member is about."""
+        program = problem.program
+        model = self.members[index].program(program.model)
+        if model is program.model:
+            return problem
+
+        def build() -> Program:
+            return Program.of(
+                problem.system,
+                model,
+                problem.x,
+                problem.y,
+                language=program.language,
+                observed=program.observed,
+            )
+
+        return replace(problem, program=program._cached(("member", id(self), index), build))
+
+    def predictor_draws(
+        self, problem: Problem, u: Mapping[str, np.ndarray], x: Any, kind: str, seed: int, memory: int
+    ) -> np.ndarray:
+        """eta (S, N, D): of each draw as the member that it is from has it.
+
+        Where this makes a difference (draws that are linearised, tuned programs) draws are told apart: `_by_owner`.
+        """
+        if kind == "sampled" and not self._tuned and not self.computes_weights(problem):
+            return super().predictor_draws(problem, u, x, kind, seed, memory)
+
+        def predicted(index: int, problem: Problem, part: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            return {"eta": self.members[index].predictor_draws(problem, part, x, kind, seed, memory)}
+
+        return self._by_owner(problem, u, predicted)["eta"]
+
+    def computes_weights(self, problem: Problem) -> bool:
+        return any(member.computes_weights(problem) for member in self.members)
+
+    def weight_draws(self, problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if not self.computes_weights(problem):
+            return {}
+        return self._by_owner(
+            problem, u, lambda index, problem, part: self.members[index].weight_draws(problem, part)
+        )
+
+    def _by_owner(
+        self,
+        problem: Problem,
+        u: Mapping[str, np.ndarray],
+        function: Callable[[int, Problem, Mapping[str, np.ndarray]], dict[str, np.ndarray]],
+    ) -> dict[str, np.ndarray]:
+        """function(member, its problem, draws) for the draws u of each member, in the order of the draws.
+
+        A draw is taken to be from the member under which it is most probable.
+        """
+        densities = self._log_densities(u)
+        if densities is None:
+            raise UnsupportedError(
+                message(
+                    "members with a density, by which their draws are told apart",
+                    type(self.members[0]).__name__,
+                    "kind='sampled'",
+                )
+            )
+        owners = densities.argmax(0)
+        result: dict[str, np.ndarray] = {}
+        for index in range(len(self.members)):
+            chosen = np.flatnonzero(owners == index)
+            if not len(chosen):
+                continue
+            part = {name: np.asarray(value)[chosen] for name, value in u.items()}
+            for name, value in function(index, self._problem(index, problem), part).items():
+                if name not in result:
+                    result[name] = np.empty((len(owners), *value.shape[1:]), dtype=value.dtype)
+                result[name][chosen] = value
+        return result
+
+    def closed_form(self, problem: Problem, x: Any, kind: str, memory: int) -> Prediction | None:
+        """The mixture of the members' closed forms, where all have one."""
+        parts = []
+        for index, member in enumerate(self.members):
+            part = member.closed_form(self._problem(index, problem), x, kind, memory)
+            if part is None:
+                return None
+            parts.append(part)
+        return mixture(parts, self.shares)
+
+    def joint(self, problem: Problem, x: Any, memory: int) -> JointPrediction | None:
+        """Mean and covariance of the mixture, by the law of total covariance."""
+        parts = []
+        for index, member in enumerate(self.members):
+            part = member.joint(self._problem(index, problem), x, memory)
+            if part is None:
+                return None
+            parts.append(part)
+        mean = np.tensordot(self.shares, np.stack([part.mean for part in parts]), axes=1)
+        deviations = np.stack([part.mean for part in parts]) - mean
+        between = np.einsum("k,ki,kj->ij", self.shares, deviations, deviations)
+
+        def total(covariances: list[Any]) -> np.ndarray:
+            return between + np.tensordot(self.shares, np.stack(covariances), axes=1)
+
+        whole = [part.covariance for part in parts]
+        return JointPrediction(
+            mean,
+            total([part.function_covariance for part in parts]),
+            None if any(each is None for each in whole) else total(whole),
+        )
+
+    # -- storage
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        names = json.dumps([type(member).__name__ for member in self.members])
+        found = {"classes": np.frombuffer(names.encode(), dtype=np.uint8).copy()}
+        for index, member in enumerate(self.members):
+            found |= {f"{index}/{key}": value for key, value in member.arrays().items()}
+        return found
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Members:
+        names = json.loads(np.asarray(arrays["classes"], dtype=np.uint8).tobytes().decode())
+        parts: list[dict[str, np.ndarray]] = [{} for _ in names]
+        for key, value in arrays.items():
+            index, within, name = key.partition("/")
+            if within:
+                parts[int(index)][name] = value
+        return cls(
+            tuple(
+                approximation_class(name).from_arrays(part) for name, part in zip(names, parts, strict=True)
+            )
+        )
+
+
+def mixture(parts: Sequence[Prediction], shares: np.ndarray) -> Prediction:
+    """The mixture of predictions of the same rows, part k with the share w_k: its components side by side.
+
+    A component of weight v_s within part k has the weight w_k v_s.
+    """
+    first = parts[0]
+    rowwise = any(part.log_weights is not None and part.log_weights.ndim == 2 for part in parts)
+    log_weights = []
+    with np.errstate(divide="ignore"):
+        for part, log_share in zip(parts, np.log(shares), strict=True):
+            own = part.log_weights
+            if own is None:
+                own = np.full(part.draws, -math.log(part.draws))
+            if rowwise and own.ndim == 1:
+                own = np.repeat(own[:, None], part.rows, axis=1)
+            log_weights.append(own + log_share)
+    within = None
+    if any(part.epistemic_within is not None for part in parts):
+        # Of a component without one all that it does not know about the function is how it differs from the others.
+        within = np.concatenate([_within(part) for part in parts])
+    return replace(
+        first,
+        parameters={
+            name: np.concatenate([part.parameters[name] for part in parts]) for name in first.parameters
+        },
+        log_weights=np.concatenate(log_weights),
+        epistemic_within=within,
+    )
+
+
+def _within(part: Prediction) -> np.ndarray:
+    if part.epistemic_within is not None:
+        return part.epistemic_within
+    return np.zeros((part.draws, part.rows) if part.is_classes else (part.draws, *part.shape))

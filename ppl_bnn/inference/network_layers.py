@@ -1,0 +1,251 @@
+"""The layers of a trained network of torch or Flax, in the order and the layout of a program."""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.backends.program import Problem
+from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.warning_filters import ignored
+
+# ((stride down, across), ((top, bottom), (left, right))) of a convolution.
+Geometry = tuple[tuple[int, int], tuple[tuple[int, int], tuple[int, int]]]
+ADVICE = "a network of the same layers, or start={'site': array} in the shapes of the sites"
+
+
+@dataclass(frozen=True)
+class ProgramMap:
+    """A linear map or a convolution of the program.
+
+    weight, bias: the sites whose values they are; None where the program computes them from others, or has no bias.
+    flattened: how many places a flattened image has, and whether channels come first in it; None where it is no
+    image, or none whose order could be seen.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    weight: str | None
+    bias: str | None
+    has_bias: bool
+    geometry: Geometry | None = None
+    after_channels: int | None = None
+    channels_first: bool | None = None
+
+    def __str__(self) -> str:
+        return described(self.name, self.kind, self.shape, self.has_bias, self.geometry)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of the network, in the layout of the program. flattens_channels_first: as torch does."""
+
+    name: str
+    kind: str
+    weight: np.ndarray
+    bias: np.ndarray | None
+    geometry: Geometry | None = None
+    flattens_channels_first: bool = False
+
+    def __str__(self) -> str:
+        return described(self.name, self.kind, self.weight.shape, self.bias is not None, self.geometry)
+
+
+def described(name: str, kind: str, shape: tuple[int, ...], has_bias: bool, geometry: Geometry | None) -> str:
+    words = f"{name}: {kind} {tuple(shape)} {'with' if has_bias else 'without'} bias"
+    return words if geometry is None else f"{words}, stride {geometry[0]}, padding {geometry[1]}"
+
+
+def is_torch_module(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def without_collection(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The collection of parameters is no layer; other collections are shown with their names."""
+    inner = parameters.get("params")
+    return inner if set(parameters) == {"params"} and isinstance(inner, Mapping) else parameters
+
+
+def as_array(name: str, value: Any) -> np.ndarray:
+    """A copy in float64, so that the network may change afterwards."""
+    array = finite_numbers(value)
+    if array.dtype.kind not in "fiu" or not np.isfinite(array).all():
+        raise InputError(f"start: {name}: " + message("finite numbers", _unfit(array), "a trained network"))
+    return np.array(array, dtype=np.float64)
+
+
+def finite_numbers(value: Any) -> np.ndarray:
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        return (value if value.is_complex() else value.double()).numpy()
+    array = np.asarray(value)
+    # The short floating types of JAX are opaque to NumPy until they are widened.
+    return np.asarray(value, dtype=np.float64) if array.dtype.kind == "V" else array
+
+
+def _unfit(array: np.ndarray) -> str:
+    return "NaN or an infinity" if array.dtype.kind in "fiu" else f"an array of {array.dtype}"
+
+
+def _unknown(tensors: Mapping[str, Any]) -> InputError:
+    listed = ", ".join(f"{name} {tuple(np.shape(value))}" for name, value in tensors.items())
+    return InputError(
+        "start: "
+        + message(
+            "linear layers and convolutions in one or two dimensions only",
+            f"{listed}, which is the weight or the bias of neither",
+            ADVICE,
+        )
+    )
+
+
+def _from_torch(name: str, weight: Any, bias: Any, geometry: Geometry | None = None) -> Layer:
+    array = as_array(f"{name}.weight", weight)
+    offset = None if bias is None else as_array(f"{name}.bias", bias)
+    if array.ndim == 2:
+        return Layer(name, "linear", array.T, offset, None, True)
+    # (O, C, places of the kernel) to (places, C, O), along time as in images.
+    places = tuple(range(2, array.ndim))
+    return Layer(name, "conv", array.transpose(*places, 1, 0), offset, geometry)
+
+
+def torch_layers(module: Any, problem: Problem, convolutional: bool) -> list[Layer]:
+    torch = sys.modules["torch"]
+    layers = {}
+    for name, part in module.named_modules():
+        tensors = dict(part.named_parameters(recurse=False)) | dict(part.named_buffers(recurse=False))
+        if not tensors:
+            continue
+        shown = name or type(part).__name__
+        if not isinstance(part, torch.nn.Linear | torch.nn.Conv1d | torch.nn.Conv2d) or not set(tensors) <= {
+            "weight",
+            "bias",
+        }:
+            raise _unknown(
+                {f"{shown}.{key} ({type(part).__name__})": value for key, value in tensors.items()}
+            )
+        geometry = None if isinstance(part, torch.nn.Linear) else _torch_geometry(shown, part)
+        layers[name] = _from_torch(shown, part.weight, part.bias, geometry)
+    order = _torch_order(module, set(layers), problem, convolutional)
+    return [layers[name] for name in [*order, *(name for name in layers if name not in order)]]
+
+
+def _torch_geometry(name: str, part: Any) -> Geometry:
+    for what, plain in (("groups", 1), ("dilation", (1,) * len(part.kernel_size)), ("padding_mode", "zeros")):
+        if getattr(part, what) != plain:
+            raise InputError(
+                f"start: {name}: "
+                + message(f"a convolution with {what}={plain!r}", repr(getattr(part, what)), ADVICE)
+            )
+    if isinstance(part.padding, str):
+        total = [size - 1 if part.padding == "same" else 0 for size in part.kernel_size]
+        sides = [(each // 2, each - each // 2) for each in total]
+    else:
+        sides = [(each, each) for each in part.padding]
+    if len(part.kernel_size) == 1:
+        # As the program has it: an image of height 1.
+        return (1, *part.stride), ((0, 0), sides[0])
+    return tuple(part.stride), (sides[0], sides[1])
+
+
+def _torch_order(module: Any, names: set[str], problem: Problem, convolutional: bool) -> list[str]:
+    """The names of layers in the order in which they run on one row; none if the module does not run on it."""
+    torch = sys.modules["torch"]
+    first = next(module.parameters(), None)
+    if isinstance(problem.inputs, Mapping) or first is None:
+        return []
+    row = torch.tensor(np.asarray(problem.inputs[:1])).to(first)
+    if convolutional:
+        row = row.movedim(-1, 1)
+    order: list[str] = []
+    try:
+        # A copy: running a module may change it, and evaluation mode is not ours to set.
+        trial = copy.deepcopy(module).eval()
+        for name, part in trial.named_modules():
+            if name in names:
+                part.register_forward_hook(lambda *_, name=name: order.append(name))
+        # What torch says of the module's layers is for whoever runs it for its output.
+        with torch.no_grad(), ignored():
+            trial(row)
+    except Exception:
+        # It wants other inputs than those of the program; the order of registration remains.
+        return []
+    return list(dict.fromkeys(order))
+
+
+def state_layers(state: Mapping[str, Any]) -> list[Layer]:
+    left = dict(state)
+    layers = []
+    for key in state:
+        name, _, last = key.rpartition(".")
+        if last == "weight" and np.ndim(left[key]) in (2, 3, 4):
+            weight, bias = left.pop(key), left.pop(f"{key[: -len('weight')]}bias", None)
+            layers.append(_from_torch(name or "module", weight, bias))
+    if left:
+        raise _unknown(left)
+    return layers
+
+
+def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            yield from leaves(value, (*path, str(name)))
+    else:
+        yield path, tree
+
+
+def flax_layers(parameters: Mapping[tuple[str, ...], Any]) -> list[Layer]:
+    left = dict(parameters)
+    layers = []
+    for path in list(left):
+        if path[-1] == "kernel" and np.ndim(left[path]) in (2, 3, 4):
+            name = "/".join(path[:-1]) or "module"
+            weight, bias = as_array(name, left.pop(path)), left.pop((*path[:-1], "bias"), None)
+            kind = "linear" if weight.ndim == 2 else "conv"
+            layers.append(Layer(name, kind, weight, None if bias is None else as_array(f"{name}/bias", bias)))
+    if left:
+        raise _unknown({"/".join(path): value for path, value in left.items()})
+    return layers
+
+
+def in_order_of(wanted: list[ProgramMap], layers: list[Layer]) -> list[Layer]:
+    """Layers of a dict whose order says nothing, in that of the program; as they came if the two do not fit."""
+    by_name = {layer.name: layer for layer in layers}
+    if set(by_name) == {each.name for each in wanted}:
+        return [by_name[each.name] for each in wanted]
+    groups: dict[Any, list[Layer]] = {}
+    for layer in layers:
+        groups.setdefault((layer.kind, layer.weight.shape), []).append(layer)
+    if sorted(map(str, [(each.kind, each.shape) for each in wanted])) != sorted(
+        str((layer.kind, layer.weight.shape)) for layer in layers
+    ):
+        return layers
+    for group in groups.values():
+        if len(group) > 1:
+            group.sort(key=_number_in(group))
+    return [groups[each.kind, each.shape].pop(0) for each in wanted]
+
+
+def _number_in(group: list[Layer]) -> Any:
+    """The numbers in the names of layers of one shape, if those are all that tells the names apart."""
+    stems = {re.sub(r"\d+", "#", layer.name) for layer in group}
+    numbers = {layer.name: tuple(map(int, re.findall(r"\d+", layer.name))) for layer in group}
+    if len(stems) > 1 or len(set(numbers.values())) < len(group):
+        raise InputError(
+            "start: "
+            + message(
+                "names that tell the order of layers of one shape, such as Dense_0 and Dense_1, since dicts of "
+                "parameters are sorted on their way",
+                ", ".join(map(str, group)),
+                "the names of the program's layers, or start={'site': array}",
+            )
+        )
+    return lambda layer: numbers[layer.name]

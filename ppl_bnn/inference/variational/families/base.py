@@ -1,0 +1,196 @@
+"""The interface of a family: a distribution over a block of sites, written once over `ops`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ppl_bnn.backends.protocol import Site
+from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.language import ops
+from ppl_bnn.language.transforms import GaussianPrior
+
+Array = Any
+Parameters = Mapping[str, Array]
+LOG_2PI = math.log(2.0 * math.pi)
+# A dense factor of this many coordinates takes 72 MB in float64, and an optimiser keeps four of them.
+DENSE_LIMIT = 3000
+
+
+def inverse_softplus(scale: Any) -> np.ndarray:
+    """rho with softplus(rho) = scale."""
+    scale = np.asarray(scale, dtype=float)
+    return scale + np.log(-np.expm1(-scale))
+
+
+def log_normal(z: Array, log_determinant: Array) -> Array:
+    """Log density of u = loc + S z for a standard normal z (..., P), log |det S| given: (...)."""
+    return -0.5 * ops.sum(z * z, -1) - log_determinant - 0.5 * z.shape[-1] * LOG_2PI
+
+
+@dataclass(frozen=True)
+class Block(ABC):
+    """One family bound to sites: a distribution over their flat vector (P,), with parameters kept outside.
+
+    `params` is a dict name -> array of NumPy, torch or JAX, unconstrained, as `start` makes them. Leading axes (...)
+    are any number of draws.
+    """
+
+    sites: tuple[Site, ...]
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the sites, in the order of the program."""
+        return tuple(site.name for site in self.sites)
+
+    @functools.cached_property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Their shapes in unconstrained coordinates."""
+        return tuple(site.unconstrained_shape for site in self.sites)
+
+    @functools.cached_property
+    def size(self) -> int:
+        """P, the number of coordinates."""
+        return sum(site.size for site in self.sites)
+
+    @property
+    def strata(self) -> int:
+        """K: how many stratified draws one sample is made of; more than one for a mixture only."""
+        return 1
+
+    @property
+    def has_centre(self) -> bool:
+        """Whether `centre` is the mean of the whole block."""
+        return True
+
+    @property
+    def noise_size(self) -> int:
+        """E: standard normals per draw (and per stratum)."""
+        return self.size
+
+    @abstractmethod
+    def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Parameters at which q has the mean `loc` (P,) and, exactly or nearly, the standard deviations `scale`.
+
+        scale: a number or (P,). rng: for families that must break a symmetry.
+        """
+
+    @abstractmethod
+    def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
+        """(u, log q(u)), a differentiable function of `params`, from standard normals eps.
+
+        eps (..., E) gives u (..., P) and log q (...). With K > 1 strata: eps (..., K, E) gives u (..., K, P) and log q
+        (..., K), the k-th out of component k, log q that of the whole mixture.
+        """
+
+    @abstractmethod
+    def log_prob(self, params: Parameters, u: Array) -> Array:
+        """log q(u) of u (..., P): (...)."""
+
+    def log_weights(self, params: Parameters) -> Array:
+        """Log probabilities of the strata, (K,): E_q[h] = sum_k exp(log_weights_k) E[h(u_k)]."""
+        return ops.zeros_like(next(iter(params.values())).reshape(-1)[:1])
+
+    def mean(self, params: Parameters) -> Array | None:
+        """Exact marginal means (P,), or None where they are not known."""
+        return None
+
+    def variance(self, params: Parameters) -> Array | None:
+        """Exact marginal variances (P,), or None where they are not known."""
+        return None
+
+    def entropy(self, params: Parameters) -> Array | None:
+        """-E_q[log q(u)] in closed form, or None where there is none."""
+        return None
+
+    def sample(self, params: Parameters, count: int, rng: np.random.Generator) -> np.ndarray:
+        """`count` draws (count, P) in NumPy."""
+        return self.draw(params, rng.standard_normal((count, self.noise_size)))[0]
+
+    def centre(self, params: Parameters) -> np.ndarray:
+        """One representative point (P,) in NumPy: where no noise leads."""
+        return self.draw(params, np.zeros(self.noise_size))[0]
+
+    def as_prior(self, params: Parameters) -> GaussianPrior:
+        """This block as a Gaussian, from parameters in NumPy.
+
+        Raises
+        ------
+        UnsupportedError: a block that is not Gaussian, or has no spread.
+        """
+        raise UnsupportedError(
+            "with_prior: "
+            + message(
+                "a guide that is Gaussian",
+                f"{type(self).__name__} over {', '.join(self.names)}",
+                "guide='normal', 'lowrank', 'fullrank' or 'matrixnormal'",
+            )
+        )
+
+    def split(self, flat: Array) -> dict[str, Array]:
+        """(..., P) to site -> (..., *unconstrained shape)."""
+        found, start, lead = {}, 0, tuple(flat.shape[:-1])
+        for site in self.sites:
+            found[site.name] = flat[..., start : start + site.size].reshape(lead + site.unconstrained_shape)
+            start += site.size
+        return found
+
+    def join(self, u: Mapping[str, Array]) -> Array:
+        """The inverse of `split`; other sites in `u` are left aside."""
+        parts = []
+        for site in self.sites:
+            value = u[site.name]
+            lead = tuple(value.shape[: len(value.shape) - len(site.unconstrained_shape)])
+            parts.append(value.reshape((*lead, site.size)))
+        return parts[0] if len(parts) == 1 else ops.concatenate(parts, -1)
+
+
+@dataclass(frozen=True)
+class Family(ABC):
+    """The specification of a family: its options, before it knows its sites. Fields are plain numbers, strings, tuples.
+
+    name: what it is called as a string and in files. A family of another file adds itself to `FAMILIES`.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def bind(self, sites: Sequence[Site]) -> list[Block]:
+        """Blocks that cover these sites, given in the order of the program, together.
+
+        Raises
+        ------
+        InputError: sites that this family is not for.
+        """
+
+    def described(self) -> dict[str, Any]:
+        """Plain values from which `family_of` makes it again."""
+        return {"family": self.name} | {
+            entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)
+        }
+
+
+def whole_sites(family: str, what: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise InputError(
+            f"{family} {what}: "
+            + message(f"a whole number of at least {least}", repr(value), f"{what}={max(least, 3)}")
+        )
+
+
+def too_large(family: str, what: str, size: int) -> InputError:
+    return InputError(
+        f"{family}: "
+        + message(
+            f"at most {DENSE_LIMIT} {what}, because the factor is dense",
+            f"{size}",
+            "'lowrank', 'normal', or {'output': 'fullrank', '*': 'normal'} with only some layers in one block",
+        )
+    )

@@ -1,0 +1,112 @@
+"""The scale of a prior: a number, a distribution, or one by the fan-in."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.language import distributions as dist
+from ppl_bnn.language.primitives import deterministic, sample
+
+Scale = Any
+
+
+class Prior(Protocol):
+    """Anything that makes a weight tensor of `shape` under `name`."""
+
+    def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any: ...
+
+
+def check_scale(prior: str, scale: Scale, sampled: bool = False) -> None:
+    """Refuse what is no scale. sampled: whether it may be a distribution, from which the scale is drawn."""
+    if isinstance(scale, dist.Distribution):
+        if not sampled:
+            raise InputError(
+                f"priors.{prior}: "
+                + message(
+                    "a number here", f"the distribution {scale.family}", "priors.Hierarchical(scale=...)"
+                )
+            )
+        check_hyper_prior(prior, scale)
+    elif isinstance(scale, str):
+        if scale != "fan_in":
+            raise InputError(
+                f"priors.{prior}: " + message("a scale that is a number or 'fan_in'", repr(scale), "'fan_in'")
+            )
+    elif isinstance(scale, int | float | np.floating | np.integer) and not (
+        scale > 0 and math.isfinite(scale)
+    ):
+        raise InputError(
+            f"priors.{prior}: " + message("a positive scale", repr(scale), "scale=1.0 or scale='fan_in'")
+        )
+
+
+def check_number(prior: str, value: Any) -> None:
+    """Refuse what is not a positive number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise InputError(f"priors.{prior}: " + message("a positive number", repr(value), "1.0"))
+
+
+def check_scales(prior: str, scale: Scale, sigma: Scale, sampled: bool = False) -> None:
+    check_scale(prior, scale, sampled)
+    check_scale(prior, sigma, sampled)
+    if isinstance(sigma, str):
+        raise InputError(f"priors.{prior}: " + message("a number as sigma", repr(sigma), "sigma=1.0"))
+    if not isinstance(scale, str) and sigma != 1.0:
+        raise InputError(
+            f"priors.{prior}: "
+            + message("sigma with scale='fan_in' only", f"scale={scale!r} and sigma={sigma!r}", "one of them")
+        )
+
+
+def check_hyper_prior(of: str, given: Any, positive: bool = True) -> None:
+    """Refuse what is no distribution of one number (a positive one), also among its own arguments; `of` is named."""
+    families = dist.ON_POSITIVES if positive else dist.ON_POSITIVES | dist.ON_REALS
+    if not isinstance(given, dist.Distribution):
+        came = type(given).__name__
+    elif given.family not in families or given.family in (*dist.EVENTS, *dist.SPECIAL):
+        came = given.family
+    elif dist.draw_shape(given) != () or given.event_dims:
+        came = f"{given.family} with a shape"
+    else:
+        for name, value in given.arguments.items():
+            if isinstance(value, dist.Distribution):
+                check_hyper_prior(f"{of}, {name} of {given.family}", value, name in dist.POSITIVE)
+        return
+    number = "positive number as scale" if positive else "number"
+    raise InputError(
+        f"priors.{of}: " + message(f"a distribution of one {number}", came, "scale=dist.HalfNormal(1.0)")
+    )
+
+
+def draw(name: str, specification: dist.Distribution) -> Any:
+    """A draw, after arguments that are distributions themselves: those are the sites `name.argument`."""
+    arguments = {
+        argument: draw(f"{name}.{argument}", value) if isinstance(value, dist.Distribution) else value
+        for argument, value in specification.arguments.items()
+    }
+    return sample(name, replace(specification, arguments=arguments))
+
+
+def is_sampled(*scales: Scale) -> bool:
+    return any(isinstance(scale, dist.Distribution) for scale in scales)
+
+
+def sampled_scale(name: str, scale: Scale, sigma: Scale, fan_in: int) -> Any:
+    """The scale of a tensor, `name.scale` where it is a random variable."""
+    given = sigma if isinstance(scale, str) else scale
+    factor = 1.0 / math.sqrt(fan_in) if isinstance(scale, str) else 1.0
+    return factor * (draw(f"{name}.scale", given) if isinstance(given, dist.Distribution) else given)
+
+
+def shifted_and_scaled(name: str, loc: Any, scale: Any, base: dist.Distribution) -> Any:
+    """loc + scale * e with e ~ base, the site `name.base`."""
+    return deterministic(name, loc + scale * sample(f"{name}.base", base))
+
+
+def resolve_scale(scale: Scale, sigma: float, fan_in: int) -> Any:
+    return sigma / math.sqrt(fan_in) if isinstance(scale, str) else scale
