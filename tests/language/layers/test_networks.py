@@ -201,3 +201,24 @@ def test_a_prior_is_handed_on() -> None:
 def test_impossible_networks_are_refused(action: Callable[[], Any], says: str) -> None:
     with pytest.raises(ModelError, match=says):
         asked(action)
+
+
+def test_a_memory_is_read_at_its_last_state() -> None:
+    x = np.array([[0, 1, 2], [0, 1, 1]])
+    values = values_of({name: site.shape for name, site in asked(lambda: of_lstm(x)).items()})
+    with Substitute(values):
+        whole, one = of_lstm(x), of_lstm(x[:, :1])
+    # Both rows begin alike, and what comes after tells them apart.
+    assert np.abs(whole[0] - whole[1]).max() > 1e-3
+    np.testing.assert_array_equal(one[0], one[1])
+
+
+def test_a_transformer_averages_what_is_there(rng: np.random.Generator) -> None:
+    x = np.array([[0, 1, 2, 3, 3]])
+    values = values_of({name: site.shape for name, site in asked(lambda: of_transformer(x)).items()})
+    short = values | {"positions.weight": values["positions.weight"][:3]}
+    with Substitute(values):
+        padded = of_transformer(x)
+    with Substitute(short):
+        alone = of_transformer(x[:, :3])
+    np.testing.assert_allclose(padded, alone, rtol=0, atol=1e-12)

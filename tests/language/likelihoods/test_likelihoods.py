@@ -572,3 +572,39 @@ def test_every_predictor_is_one_of_a_distribution(name: str) -> None:
     form = sampled_values(name)[0].form
     prediction = Prediction(*form.mixture_parameters(eta))
     assert np.isfinite(prediction.parameters[next(iter(prediction.parameters))]).all()
+
+
+def derivative(log_density: Any, eta: np.ndarray) -> np.ndarray:
+    """Central differences of a log density (N,) along each column of eta (N, D)."""
+    step = 1e-6
+    moves = step * np.eye(eta.shape[1])
+    return np.stack(
+        [(log_density(eta + move) - log_density(eta - move)) / (2 * step) for move in moves], axis=1
+    )
+
+
+def test_scores_of_the_plain_likelihoods_are_derivatives_of_scipys_densities(
+    rng: np.random.Generator,
+) -> None:
+    label, number = np.array([0, 1, 1, 0, 1]), rng.normal(size=5)
+    logit, both, logits = rng.normal(size=(5, 1)), rng.normal(size=(5, 2)), rng.normal(size=(5, 3))
+    classes = np.array([0, 2, 1, 1, 0])
+    for score, log_density, eta in (
+        (
+            likelihoods.Bernoulli().score(logit, label),
+            lambda eta: scipy.stats.bernoulli(expit(eta[:, 0])).logpmf(label),
+            logit,
+        ),
+        (
+            likelihoods.Gaussian(None).score(both, number),
+            lambda eta: scipy.stats.norm(eta[:, 0], np.exp(eta[:, 1])).logpdf(number),
+            both,
+        ),
+        (
+            likelihoods.Categorical().score(logits, classes),
+            lambda eta: (eta - logsumexp(eta, axis=1, keepdims=True))[np.arange(5), classes],
+            logits,
+        ),
+    ):
+        # Central differences leave eight digits.
+        np.testing.assert_allclose(score, derivative(log_density, eta), rtol=1e-7, atol=1e-8)
