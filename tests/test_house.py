@@ -28,6 +28,7 @@ BOUNDS = {
     "modules at the root": 4,
     "modules in a folder": 12,
     "arrows between rooms": 80,
+    "lines of a file": 700,
 }
 # The tables that name modules as text: the public names, and the registry of methods and approximations.
 TABLES = {"ppl_bnn", "ppl_bnn.inference.registry"}
@@ -213,6 +214,7 @@ def test_the_bounds_of_the_house():
         "modules at the root": folders.pop(ROOT / "ppl_bnn", 0) + 1,
         "modules in a folder": max(folders.values()),
         "arrows between rooms": sum(len(others) for others in arrows.values()),
+        "lines of a file": max(len(TREE[name].read_text(encoding="utf-8").splitlines()) for name in inside),
     }
     assert {name: (found[name], most) for name, most in BOUNDS.items() if found[name] > most} == {}
 

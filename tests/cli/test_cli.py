@@ -518,7 +518,9 @@ def test_studies_are_listed_and_run_by_name(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_model_of_the_contributors_guide_is_one() -> None:
     guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    Path("mine.py").write_text(guide.split("```python\n", 1)[1].split("```", 1)[0])
+    Path("mine.py").write_text(
+        guide.split("## Adding a model", 1)[1].split("```python\n", 1)[1].split("```", 1)[0]
+    )
     code, out, err = invoke("show", "mine.py")
     assert code == 0, err
     assert "On diabetes, with 10 inputs:" in out
