@@ -2,6 +2,9 @@
 
 A plain model is called as `model(x, y)`. Several inputs, a dict or a tuple, go to the parameters of those names, or to
 the first parameters in order. The predictor of a plain model holds the parameters of what it observes, row by row.
+
+Tracing a plain model once finds the distribution that it observes. Its parameters (`NativeLikelihood`) are enough to
+predict and to score; what needs the network output f or its linear maps is refused by name.
 """
 
 from __future__ import annotations

@@ -17,6 +17,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+# `import numpyro` has to precede its submodules where ArviZ is used too: `import arviz_base` leaves a lazy `numpyro`,
+# after which a bare `import numpyro.distributions` loads the package twice and loses its submodules.
 import numpyro
 import numpyro.distributions
 from numpyro.distributions.transforms import ExpTransform, biject_to

@@ -1,7 +1,10 @@
-"""What a probabilistic programming system offers.
+"""The protocol of a probabilistic programming system.
 
 `System` is the protocol that `ppl_bnn.backends.numpyro` and `ppl_bnn.backends.pyro` implement with the same names in
 the same order.
+
+A session is the only place where a global changes: floating type, device, threads, Pyro's parameter store and
+validation, random states. So a fit leaves every global as it found it, also where it raises.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+# `pyro.distributions` has no `biject_to`.
 from torch.distributions import biject_to, constraints
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
@@ -283,6 +285,7 @@ class Pyro:
     def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
         both: Any = torch.func.grad_and_value(function)
 
+        # torch returns (gradient, value), JAX (value, gradient).
         def swapped(*arguments: Any) -> tuple[Any, Any]:
             gradient, value = both(*arguments)
             return value, gradient
@@ -312,6 +315,7 @@ class Pyro:
         return value, lambda cotangent: pullback(cotangent)[0], extra
 
     def vmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
+        # Without randomness="different" torch.func.vmap refuses a program that draws random numbers, as Pyro's do.
         return resting(torch.func.vmap(function, in_dims=in_axes, randomness="different"))
 
     def batched(self, function: Callable[..., Any], size: int) -> Callable[..., None]:
@@ -355,6 +359,7 @@ class Pyro:
         do with it, so that is found out once. Fake arrays have no values: nothing of a draw or a row can get into the
         record, and operations that draw random numbers are records of drawing, not of what was drawn.
         """
+        # The first use of make_fx imports torch's compiler, which takes over a CPU second.
         from torch.fx.experimental.proxy_tensor import make_fx
 
         leaves, structure = tree_flatten(x)
@@ -411,7 +416,8 @@ _RESHAPES = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
 def _overwrite(graph: torch.fx.Graph) -> None:
     """Write f(a, ...) where a was, if a is an array that nothing else reads, and of the shape and type of the result.
 
-    Memory that is in the cache is not left for memory that is not.
+    Memory that is in the cache is not left for memory that is not. torch's own `reinplace` pass is not used, because it
+    compares numbers of elements, not shapes.
     """
     own: set[torch.fx.Node] = set()
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""What the words of the command line stand for: methods, systems, models, data, folders.
+"""From the arguments of the command line to methods, systems, models, data and folders.
 
 What can be refused without reading data is refused first, and data before a framework is imported.
 """

@@ -1,1 +1,1 @@
-"""What every other room rests on: errors, checks, files, processes and progress."""
+"""Utilities of all other rooms: errors, checks, files, processes and progress."""

@@ -1,4 +1,7 @@
-"""netCDF files that may be hostile: whether one refers to anything outside it, or claims more than it holds."""
+"""netCDF files that may be hostile: whether one refers to anything outside it, or claims more than it holds.
+
+Where a folder has checksums, HDF5 parses a file only after its checksum was verified (`ppl_bnn.core.stored`).
+"""
 
 from __future__ import annotations
 

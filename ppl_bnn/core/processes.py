@@ -1,4 +1,4 @@
-"""Other processes: how they are started and ended, and what is sent to them and read there.
+"""Worker processes: starting and ending them, and serialising what is sent to them.
 
 A model file that was loaded by its location has no name by which another process could import it, so the module of
 the model travels by value. Everything else is found there as it is here, for a process begins with the places where

@@ -1,4 +1,4 @@
-"""What a long computation tells a person while it runs.
+"""Progress reports of long computations.
 
 A method reports to a `Progress`; whether that is drawn, kept or ignored is the caller's choice. Every
 method receives one, so no method prints.

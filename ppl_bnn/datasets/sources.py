@@ -1,7 +1,7 @@
 """Where the data sets come from: source, licence, size and SHA-256 of every file. Facts only; nothing is loaded.
 
 Upstream is a file of a public GitHub repository at one commit; local is the copy that a folder in `PPL_BNN_DATA`
-holds: for the regression tables of UCI the same numbers with commas and a header line. `ppl_bnn.data` reads both.
+holds: for the regression tables of UCI the same numbers with commas and a header line. `tables.py` reads both.
 """
 
 from __future__ import annotations

@@ -5,8 +5,12 @@ agree on every prediction may sit in different copies of one mode: R-hat of the 
 nothing. Judged here are the network's outputs at probe inputs, the log likelihood and the scale parameters,
 which no symmetry moves. Restarts of an approximation are compared in the same quantities, each restart as a chain.
 
-Chains that stay in modes of their own are told from chains that mix badly by looking at each alone: what varies within
-chains and what varies between them are two findings.
+R-hat is for chains only. Draws of an approximation are independent, and their R-hat would describe the random number
+generator.
+
+Chains that stay in modes of their own are distinguished from chains that mix badly by looking at each alone: variation
+within chains and variation between them are two findings. "Converged per mode only" is therefore a verdict of its own:
+its remedies are stacking, more chains or `SMC`, not more draws.
 """
 
 from __future__ import annotations
@@ -35,6 +39,9 @@ from ppl_bnn.posterior.convergence import (
 from ppl_bnn.posterior.export import original_inputs
 from ppl_bnn.posterior.posterior import MEMORY
 
+# The limit does not grow with the number of components. Chains that exceed it have too few effective draws, rather than
+# the worst of 50 components exceeding it by chance: default numbers of transitions are chosen so that the bulk ESS
+# reaches 400, and a larger limit would call shorter chains converged with the same errors.
 RHAT_LIMIT = 1.01
 # R-hat of the halves of one chain of ESS 200 exceeds 1.01 by chance now and then; it seldom exceeds this.
 WITHIN_LIMIT = 1.05
@@ -208,7 +215,7 @@ def convergence(
 
 
 def _judged(posterior: Any, probe: Any) -> dict[str, np.ndarray]:
-    """`mixing.quantities` of chains as components (chain, draw, C); random variables that do not vary are left out."""
+    """`quantities` of chains as components (chain, draw, C); random variables that do not vary are left out."""
     kind, inputs = posterior._drawn_kind(None), posterior._inputs(probe)
     flat = [
         {name: value.reshape(-1, *value.shape[2:]) for name, value in drawn.items()}

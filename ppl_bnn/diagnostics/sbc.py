@@ -493,7 +493,7 @@ class _Simulator:
         return found
 
     def _usual(self, program: Program, judged: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What convergence is judged by (`mixing.quantities`), of f the network's outputs at single rows."""
+        """What convergence is judged by (`convergence.quantities`), of f the network's outputs at single rows."""
         f = judged.pop(PREDICTOR)
         columns = f.shape[-1] if program.outputs is None else min(program.outputs, f.shape[-1])
         every = f.shape[1]

@@ -1,4 +1,4 @@
-"""Which methods can be had for a model and its data within so many seconds, told before any of them is fitted.
+"""Advice before fitting: which methods apply to a model and its data, and how many seconds each will take.
 
     advice = bnn.advise(model, x, y, seconds=300)
     print(advice)

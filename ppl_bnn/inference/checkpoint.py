@@ -1,4 +1,7 @@
-"""A fit that is interrupted, kept in a folder, and goes on from there to the same bits."""
+"""Checkpoints: a fit that is interrupted is kept in a folder and continued to the same bits.
+
+A state therefore holds everything that the next step depends on, random number generators included.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fit will take, told before it is made: every method says it of itself, and `bnn.advise` asks them."""
+"""The expected cost of a fit: every method estimates its own, and `bnn.advise` collects the estimates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a setting is, in plain values: the same in every process, and another with all that a fit could see of it.
+"""Fingerprints of settings in plain values: equal in every process, and different where a fit could differ.
 
 A `repr` would not do: it tells where a function lies in memory, leaves out the middle of an array, and of a network or
 a function says its name alone. Here an array is the hash of its numbers, a network of its weights, and a function what
@@ -77,6 +77,7 @@ def _identity(value: Any, outer: tuple[int, ...]) -> Any:
         return {"partial": each(value.func), "args": each(value.args), "keywords": each(value.keywords)}
     if inspect.ismethod(value):
         return {"method": value.__name__, "of": each(value.__self__)}
+    # `functools.wraps` hides the function and its signature; a `functools.partial` has no `__name__` (see above).
     function = inspect.unwrap(value) if callable(value) else value
     if isinstance(function, types.FunctionType):
         held = [_held(cell) for cell in function.__closure__ or ()]

@@ -194,6 +194,9 @@ class Method(ABC):
     def refusal(self, model: Model, x: Any, y: Any, **options: Any) -> BNNError | None:
         """The error with which `fit` would refuse; None where it would begin, which this does not.
 
+        It runs `fit` up to its first draw or its first report of progress, so that what is refused here is exactly what
+        `fit` refuses, without a list of its own. A method therefore has to refuse before its first report of progress.
+
         options: those of `fit`. The model is traced, as every fit does first.
         """
         method = dataclasses.replace(self, checkpoint=None) if hasattr(self, "checkpoint") else self

@@ -1,1 +1,5 @@
-"""What a model is written in. Nothing here imports a framework."""
+"""The modelling language. Nothing here imports a framework.
+
+A model is a plain function `(x, y=None, *, ...)`: it has no base class, no decorator and no registry. It can be read,
+tested, bound with `functools.partial`, and handed to any tool of either system by `as_numpyro` and `as_pyro`.
+"""

@@ -1,4 +1,4 @@
-"""The words of the language, and the effect stack that gives them meaning.
+"""The primitives of the language, and the stack of effect handlers that interprets them.
 
 A primitive makes a `Message` and sends it down the stack of handlers of the running thread, innermost
 first; the interpretation at the bottom (NumPyro, Pyro, or the network function) answers what no handler

@@ -1,6 +1,6 @@
-"""What a method hands over: a distribution over the unconstrained coordinates of a program.
+"""Approximations, the results of methods: distributions over the unconstrained coordinates of a program.
 
-A posterior neither knows nor asks whether it is a set of chains, a guide or a Gaussian about a mode.
+A posterior does not depend on whether its approximation is a set of chains, a guide or a Gaussian about a mode.
 """
 
 from __future__ import annotations
@@ -116,7 +116,11 @@ class Approximation(ABC):
         return None
 
     def program(self, model: Model) -> Model:
-        """The model that this approximates: the one it was fitted to, with the hyper-parameters that the fit tuned."""
+        """The model that this approximates: the one it was fitted to, with the hyper-parameters that the fit tuned.
+
+        Tuned hyper-parameters (precisions, noise, scales of priors) are carried as a program, so that the log joint,
+        k-hat, draws from the prior and a loaded posterior all refer to the same model. The user's model is unchanged.
+        """
         return model
 
     def as_prior(self) -> Any:

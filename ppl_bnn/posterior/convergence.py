@@ -69,6 +69,7 @@ def mixing(draws: np.ndarray, superchains: int | None = None) -> Mixing:
         axes: dict[str, Any] = {"chain_axis": 0, "draw_axis": 1}
         with np.errstate(all="ignore"):
             if superchains is None:
+                # ArviZ's rank-normalised R-hat of a single chain is NaN, and infinity below.
                 rhat[usable] = array_stats.rhat(values, method="rank", **axes)
             else:
                 rhat[usable] = nested_rhat(values, superchains)

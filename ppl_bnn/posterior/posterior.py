@@ -1,7 +1,11 @@
-"""A posterior: a program, an approximation, and how it came about.
+"""A posterior: a program, an approximation, and how the fit was made.
 
-It knows how to draw, predict and export itself, and nothing of what stands above it: a method hands it an
-`Approximation`, and whether that is a set of chains, a guide or a Gaussian around a mode makes no difference here.
+It draws, predicts and exports, and does not depend on the methods: it holds an `Approximation`, and whether that is a
+set of chains, a guide or a Gaussian around a mode makes no difference here.
+
+Everything that it returns is a NumPy array, because a posterior outlives the session, the device and the system that
+made it. Draws of an approximation are made on demand, from a seed that is a hash of their purpose (`site_seed`): so
+`draws`, the exported tree and the predictions agree, and two purposes never share a stream of random numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +43,8 @@ class FitInfo:
 
     history: name -> (steps,) arrays such as losses. gradient_evaluations: of the log joint over all rows (a mini-batch
     counts as its share), or None where a system does not say. seconds are wall time, compilation apart. target: what
-    was fitted, where it is not the posterior of the model (a tempered one, an approximate objective).
+    was fitted, where it is not the posterior of the model (a tempered one, an approximate objective); `bnn.diagnose`
+    computes p / q and k-hat for the posterior itself all the same.
     """
 
     method: str

@@ -1,4 +1,4 @@
-"""A prediction whose distribution function was mapped: what isotonic recalibration makes of a mixture.
+"""The result of isotonic recalibration: a prediction whose distribution function is mapped.
 
     G_n(y) = R(F_n(y)),    R an increasing, piecewise linear map of [0, 1] onto itself, one for all rows.
 

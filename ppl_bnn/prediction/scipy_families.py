@@ -1,6 +1,6 @@
 """Families of predictions whose density, distribution function and quantiles are those of SciPy.
 
-The families that likelihoods of the language use are written out in `predictive.py`. Models written in NumPyro or Pyro
+The families that likelihoods of the language use are written out in `families.py`. Models written in NumPyro or Pyro
 may observe other distributions; those that are known here are predicted with SciPy's functions. A family name may
 have a prefix: "Mixture of Gamma" is a finite mixture, "Zero-inflated Poisson" has extra zeros.
 

@@ -1,6 +1,6 @@
 """Figures of a comparison: one function for each, from a `Comparison` to a matplotlib Figure.
 
-They are made of panels (`reporting.panels`). What ArviZ draws itself it draws from the trees of a comparison, and from
+They are made of panels (`comparison.panels`). What ArviZ draws itself it draws from the trees of a comparison, and from
 `function_draws` in function space.
 """
 

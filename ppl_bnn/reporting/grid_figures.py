@@ -1,6 +1,6 @@
 """Figures of the result of a grid: one function for each, from a `GridResult` to a matplotlib Figure.
 
-They are made of panels (`reporting.panels`), one for each model and data set.
+They are made of panels (`comparison.panels`), one for each model and data set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What pages are made of: one self-contained HTML file with tables, pictures as inline SVG, and downloads.
+"""The parts of HTML pages: one self-contained file with tables, pictures as inline SVG, and downloads.
 
 Everything is in the file: pictures as SVG that takes its colours from the page (so that one picture serves a light
 screen, a dark one and paper), numbers as downloads made of the file itself, some forty lines of script for sorting and

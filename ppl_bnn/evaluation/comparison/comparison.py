@@ -1,4 +1,8 @@
-"""Several methods on one model and one data set, side by side in one table."""
+"""Several methods on one model and one data set, side by side in one table.
+
+The reference of a comparison is one of its methods. Where it has not converged the table says so, and the gaps to it
+are not to be relied on.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Pictures in panels: what every page and figure of this room is made of, and the marks that several of them draw.
+"""Panels and pictures, the building blocks of pages and figures, and the marks that several of them share.
 
 A panel can be drawn by itself, as a page on a narrow screen wants it; a `Picture` holds panels, with what is seen in
-words and the numbers that are drawn. As in `reporting.figures` nothing goes through pyplot.
+words and the numbers that are drawn. As in `comparison.figures` nothing goes through pyplot.
 """
 
 from __future__ import annotations

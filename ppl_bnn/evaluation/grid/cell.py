@@ -6,7 +6,9 @@ of this library and of the system that runs the method. A cell with the same key
 
 A file `KEY.safetensors` holds a finished cell: small arrays at the test rows (`ARRAYS`), and everything else as JSON in
 its header, where its checksum is, too (`ppl_bnn.core.stored`). It appears whole or not at all; one that is damaged is
-computed again.
+computed again. A cell keeps numbers of its test rows (log scores, mean function, where each target falls in its
+prediction) and not its posterior. The page of a grid is drawn from these; bands, ranks of draws and loss curves need
+more and are pictures of a single comparison (`bnn.compare`) only.
 """
 
 from __future__ import annotations

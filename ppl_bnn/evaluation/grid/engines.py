@@ -1,4 +1,4 @@
-"""Where many independent pieces of work are computed: processes of this machine, or a cluster of Dask or of Ray.
+"""Engines that run independent tasks: processes of this machine, or a cluster of Dask or of Ray.
 
 `Engine.of("local")` is joblib's processes; "sequential" is this process, one piece after the other; "dask://HOST:PORT"
 is the cluster of that scheduler and "ray://HOST:PORT" (or "ray://auto", the one that runs on this machine) a cluster of

@@ -1,4 +1,4 @@
-"""What came of a grid: a row for each cell, and a row for each model, data set and method.
+"""The result of a grid: a row for each cell, and a row for each model, data set and method.
 
 The unit of a comparison is the split. Seeds are averaged within a split first, and differences between methods are
 taken split by split, so that what a split has in common for all methods (odd test rows) is in no difference.

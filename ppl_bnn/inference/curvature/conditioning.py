@@ -1,8 +1,12 @@
-"""How badly scaled a posterior is at a point: what a method that moves coordinate by coordinate cannot see.
+"""Conditioning of the posterior at a point, a diagnostic for methods that scale each coordinate separately.
 
 With A the curvature of -log p(w(u), D) - log |dw/du| at a point, and R = diag(A)^(-1/2) A diag(A)^(-1/2), the
 eigenvalues of R say how fast a method gets along that scales each coordinate by itself, and 1 / (A_jj (A^-1)_jj) is
 the share of the variance of coordinate j that is left where all others are held: that of the best independent normals.
+
+IVON, SVGD and SWAG follow their papers and do not transform the coordinates (samplers do, see
+`ppl_bnn.inference.sampling.whitening`). They measure the curvature at the end of the fit instead, and report "not
+converged" with that reason where the posterior is too badly scaled for them.
 """
 
 from __future__ import annotations

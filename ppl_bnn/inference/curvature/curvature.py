@@ -7,7 +7,7 @@ place of that Hessian is what keeps heteroscedastic noise positive. Beside it st
 sum_n s_n s_n' with s_n the gradient of log p(y_n | eta_n), and the exact Hessian.
 
 All but the Hessian are made of R_n' J_n with R_n R_n' = F_n (or its estimate), from the factors of `jacobian.py`. What
-the prior adds is in `prior_curvature.py`.
+the prior adds is in `prior.py`.
 """
 
 from __future__ import annotations
@@ -466,7 +466,11 @@ def _low_rank_of_products(
 
 
 def _with_block(rows: np.ndarray, block: np.ndarray, own: np.ndarray) -> FactorCurvature:
-    """Rows of a factor, and below them those of a block over the positions `own`."""
+    """Rows of a factor, and below them those of a block over the positions `own`.
+
+    The noise is one direction of the curvature among many. Without a block it would seldom be among the largest
+    eigenpairs, and would have the curvature of its prior alone.
+    """
     if not own.any():
         return FactorCurvature(rows)
     values, vectors = np.linalg.eigh(block)

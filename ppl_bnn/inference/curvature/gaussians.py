@@ -2,8 +2,8 @@
 
 One class per structure of the precision matrix A; `STRUCTURES` names them. Each has a root W with W W' = A^-1 that is
 applied and never formed, so that draws are W eps and projected variances J A^-1 J' = (J W)(J W)' cannot be negative.
-Nothing of size (P, P) exists except in `Full` and in `covariance()` and `precision()`. NumPy and SciPy only. Where the
-precisions come from is told in `precision.py`.
+Nothing of size (P, P) exists except in `Full` and in `covariance()` and `precision()`. NumPy and SciPy only. The
+precisions are made in `structures.py`.
 """
 
 from __future__ import annotations

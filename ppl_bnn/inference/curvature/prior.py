@@ -1,4 +1,4 @@
-"""What the prior says about curvature, and the priors that have none: written once over the protocol.
+"""The curvature of the prior, and the priors that have none: written once over the protocol.
 
 The curvature is the Hessian of -log p(w(u)) - log |dw/du| in the flat vector of latent sites.
 """

@@ -1,10 +1,12 @@
-"""From what data say about precision to Gaussians and log-determinants.
+"""Precision matrices of Laplace approximations: from the curvature of the data to Gaussians and log-determinants.
 
 The precision of a Laplace approximation is A = H + Lambda: H, the curvature of the data (a Gauss-Newton matrix, a
 Fisher matrix, a Hessian), and Lambda, that of the prior. One class per structure of H. Each gives the Gaussian
 N(0, A^-1) (`gaussian`) and log det(s H + diag(tau Lambda)) as a function of factors s and tau (`determinant`), by which
-the evidence chooses hyper-parameters (MacKay 1992; Immer et al. 2021). Decompositions are made when they are first
-needed and kept: eigenvalues once for all factors, Gram matrices for all priors that are multiples of each other.
+the evidence chooses hyper-parameters (MacKay 1992; Immer et al. 2021). Data and prior are combined only there, so that
+one decomposition of H serves all hyper-parameters. Decompositions are made when they are first needed and kept:
+eigenvalues once for all factors, Gram matrices for all priors that are multiples of each other. Several groups under a
+full matrix share no decomposition and are factorised again at each step.
 NumPy and SciPy only.
 """
 

@@ -1,4 +1,4 @@
-"""Ensembles: one method fitted several times from different starts, and what comes of it as one posterior."""
+"""Ensembles: one method fitted several times from different starts, as one posterior."""
 
 from __future__ import annotations
 

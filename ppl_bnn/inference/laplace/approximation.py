@@ -1,4 +1,4 @@
-"""N(u_MAP, A^-1): what a Laplace approximation hands over, and how it predicts.
+"""The Gaussian N(u_MAP, A^-1) of a Laplace approximation, and how it predicts.
 
 Prediction is linearised by default (Immer et al. 2021): eta(u) = eta(u_MAP) + J (u - u_MAP), because a Gauss-Newton
 posterior is the posterior of that linear model and its draws, put through the network itself, fit badly.
@@ -33,7 +33,7 @@ _KINDS = (*KINDS, "sampled")
 class LaplaceGaussian(Approximation):
     """N(mode, A^-1) over some or all positions of the latent sites; everything else stays at its value.
 
-    mode: name -> array over the latent sites in the order of the program. covariance: a Gaussian of `covariance.py`.
+    mode: name -> array over the latent sites in the order of the program. covariance: a Gaussian of `gaussians.py`.
     positions (Q,): what it is over, None for the whole flat vector. held: the parameters without a prior.
     factors: site -> factor on the precision of its prior, noise: the known noise, both where the fit tuned them.
     predictives: kinds of prediction, the default first.

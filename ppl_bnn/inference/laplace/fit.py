@@ -1,4 +1,4 @@
-"""A Laplace approximation as it is made: the mode, what the Gaussian is over, curvature and prior there."""
+"""The steps of a Laplace approximation: the mode, the coordinates of the Gaussian, curvature and prior there."""
 
 from __future__ import annotations
 

@@ -209,6 +209,8 @@ class Laplace(Method):
                 "tune='tensor', or structure='diag'",
             ),
             (
+                # The empirical Fisher matrix is proportional to the squared noise precision. (That of laplace-torch is
+                # for regression twice the empirical Fisher matrix, and multiplied by the noise precision itself.)
                 self.curvature != "ggn" and self.noise == "evidence",
                 "a curvature in proportion to the noise precision",
                 f"curvature={self.curvature!r} with noise='evidence'",

@@ -8,7 +8,9 @@ Kinds, the default first; all but "linearised" exist for class labels only:
 
 "linearised"
     The integral itself: closed form, or a quadrature with a stated error where the integrand has one dimension (one
-    logit, one log noise), or quasi-Monte Carlo. It converges to the truth; the others do not.
+    logit, one log noise), or quasi-Monte Carlo. It converges to the truth; the others do not. With uncertain noise the
+    quadrature is over log noise: given log noise both f and y are normal, and the nodes give a mixture of normals,
+    without draws, without Monte-Carlo error, and with the same bits each time.
 "probit"
     One logit: p = sigmoid(kappa(s^2) f), kappa(s^2) = (1 + pi s^2 / 8)^(-1/2) (Spiegelhalter and Lauritzen 1990; MacKay
     1992), within 0.02 of the integral. Several logits: softmax(kappa(s_c^2) f_c), with the variances alone. It

@@ -1,4 +1,4 @@
-"""Searches for hyper-parameters by values alone: by a score of held-out rows, by an evidence found anew each time.
+"""Searches for hyper-parameters by values alone: by a held-out score, or by an evidence.
 
 Where `evidence.py` has derivatives at a fixed mode, here there is a function to be called: a held-out score of factors
 on prior precisions (`by_validation`), or the Laplace approximation of the log evidence, at the mode for these

@@ -1,4 +1,4 @@
-"""Hamiltonian Monte Carlo: what NUTS and HMC have in common, over NumPyro's kernels and over Pyro's.
+"""Hamiltonian Monte Carlo: the base class of NUTS and HMC, over NumPyro's kernels and over Pyro's.
 
 A chain moves in the unconstrained coordinates u with the potential U(u) = -log p(w(u), D) - log |dw/du| and a momentum
 r ~ N(0, M) that is drawn anew for each transition. Leapfrog steps of a size s follow
@@ -467,6 +467,7 @@ def _set_inverse_mass(kernel: Any, job: _PyroJob, program: Program) -> None:
                 given = matrix[np.ix_(order, order)] if block.dense else matrix[order]
                 found[names] = torch.as_tensor(given, dtype=present.dtype, device=present.device)
     kernel.mass_matrix_adapter.inverse_mass_matrix = found
+    # The step size that `setup` found belongs to the former mass matrix.
     kernel._adapter.reset_step_size_adaptation(kernel.initial_params)
 
 

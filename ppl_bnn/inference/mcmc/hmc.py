@@ -33,8 +33,8 @@ class HMC(Hamiltonian):
     not in another. NUTS finds lengths by itself; HMC is for those who know one, and for vectorised chains, which wait
     for the longest trajectory among them.
 
-    max_steps: bound on n. Where the step size is far too small, as it may be for some transitions of a warm-up, a
-    trajectory is shorter than asked for rather than endless. A warning tells of more than 5 % of such draws.
+    max_steps: bound on n, which NumPyro's own HMC does not have. Where the step size is far too small, as it may be for
+    some transitions of a warm-up, a trajectory is shorter than requested. More than 5 % of such draws give a warning.
 
     In NumPyro n = ceil(length / s), and the steps are shortened to make up the length; in Pyro n = floor(length / s).
 

@@ -32,6 +32,7 @@ GRADIENTS_PER_STEP = 2
 LARGEST_ERROR = 1000.0
 # What a step counts in the tuning at most, in units of what is wanted; and what one counts that has no usable end: one
 # in ten is borne, so that a region without a density, which no step size cures, does not drive the step size to zero.
+# The bound is far above what is wanted: a bound near it would hide bursts at the edge of stability from the tuning.
 MOST, LOST = 1000.0, 10.0
 # Stochastic approximation of the logarithm of the step size, by min(MEMORY / (t + MEMORY) (ratio - 1), BOUND) / order
 # at the t-th step: as a ratio that grows with the power `order` of the step size asks for. Energy errors grow with a

@@ -1,4 +1,4 @@
-"""What stochastic-gradient samplers have in common: batches, sizes of steps and their schedules, and one kernel.
+"""The base class of stochastic-gradient samplers: batches, step sizes and their schedules, and one kernel.
 
 A step of size h moves along an estimate of the gradient of the log density of the target, made from a batch of rows,
 and adds noise whose variance is proportional to h. Nothing is accepted or rejected, so that draws are of another

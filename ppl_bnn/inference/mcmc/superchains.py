@@ -1,4 +1,4 @@
-"""What samplers of many short chains have in common: superchains, and what is said of chains that adapt together."""
+"""The base class of samplers with many short chains: superchains, and warnings about chains that adapt together."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Many small steps of a rule that a method writes down once: what SVGD, IVON and Monte-Carlo dropout have in common.
+"""The loop of SVGD, IVON and Monte-Carlo dropout: many small steps of a rule that a method defines once.
 
-`stochastic.py` descends a loss with Adam; here the rule is the method's own. A rule is a pure function over `ops`; JAX
+`adam.py` descends a loss with Adam; here the rule is the method's own. A rule is a pure function over `ops`; JAX
 runs a stretch of it as one compiled loop, torch runs it step by step.
 """
 

@@ -1,1 +1,1 @@
-"""What all Markov chain samplers share."""
+"""The parts that all Markov chain samplers share."""

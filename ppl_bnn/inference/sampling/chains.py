@@ -2,7 +2,14 @@
 
 A sampler writes a `Kernel`, pure functions of one chain (or of all chains at once, where they adapt together). Here is
 everything that samplers have in common after that. A `_Strand` is what advances by itself: one chain, or all of
-them where they are vectorised. How transitions are cut into chunks, and chunks into rounds, changes no bit of a draw.
+them where they are vectorised. How transitions are cut into chunks (by the clock, for progress and interrupts), into
+rounds (by budgets and rules) and into pieces on disk changes no bit of a draw. So a run that was killed, stopped or
+extended is the beginning of the same run.
+
+On a CPU chains are threads over one compiled function. XLA releases the interpreter lock while it computes, so that
+they overlap. `pmap` over cores would need a flag that the user sets before JAX first runs, since JAX fixes the number
+of host devices then. On a GPU chains are vectorised. Pyro's chains (`mcmc/hamiltonian.py`) are processes, because Pyro
+holds the lock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all samplers have in common: where chains start, what they aim at, how long they run, what comes of them.
+"""The base class of all samplers: starting points, target, length and results of chains.
 
 A sampler is a Markov kernel (`chains.Kernel`) with hyper-parameters. `Sampler` starts its chains, runs them by
 `chains.run_chains`, keeps them on disk, ends them by a rule or a budget, and goes on with them later.
@@ -91,7 +91,7 @@ class Sampler(Method):
 
     draws, warmup: transitions per chain, kept and not. chains: independent chains. start: where they begin: None
     (each at a prior draw of its own), a method, a posterior, or a dict of constrained values (sites that it does not
-    name are drawn from the prior); see `warm_start.beginning`. jitter: standard deviation, in unconstrained
+    name are drawn from the prior); see `initialisation.beginning`. jitter: standard deviation, in unconstrained
     coordinates, of the normal noise added to a chain that would start where an earlier chain does: chains that start at
     one spot agree at first whether or not they have converged.
 
@@ -482,7 +482,8 @@ def tempered_log_joint(
 ) -> Any:
     """log p(w(u), D) / T + log |dw/du|, a scalar. scale: N / B where x and y are B rows out of N.
 
-    The power belongs to the density of w: the volume of the coordinates is no part of it.
+    The power applies to the density of w. The volume of the coordinates is not tempered, because the result would then
+    depend on the choice of coordinates.
     """
     if temperature == 1.0:
         return program.log_joint(u, x, y, scale)

@@ -1,4 +1,8 @@
-"""Rules that end a chain: `until="rhat<1.01, ess>400"`, judged on what the network computes."""
+"""Rules that end a chain: `until="rhat<1.01, ess>400"`, judged on what the network computes.
+
+A rule is judged in function space, by the figures of `bnn.diagnose`, at multiples of `draws`, on the draws that all
+chains have. It requires a budget, since it may never hold.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +106,7 @@ def watched(
 ) -> Callable[..., tuple[bool, dict[str, float]]]:
     """u, site -> (chain, draw, ...), to whether the rule holds, and the worst figures.
 
-    What is judged are the `mixing.quantities` at up to 50 training rows, the log likelihood being that of all of them.
+    What is judged are the `quantities` at up to 50 training rows, the log likelihood being that of all of them.
     Each draw is predicted once: a later look, at more draws of the same chains or at more chains, adds what is new.
     `others` of a look are figures from elsewhere, which the rule may name too.
     """

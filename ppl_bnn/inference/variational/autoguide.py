@@ -1,7 +1,7 @@
 """The systems' own variational inference: AutoNormal and Trace_ELBO, and guides that someone wrote by hand.
 
 A guide is a callable of a system, like a model, with the same latent sites. Here it becomes a loss over parameters on
-the real line, as `stochastic.py` descends on it, and in the end an approximation in NumPy.
+the real line, as `adam.py` descends on it, and in the end an approximation in NumPy.
 """
 
 from __future__ import annotations

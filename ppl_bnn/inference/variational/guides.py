@@ -1,6 +1,9 @@
-"""Guides: a family of distributions for each part of a model, and what a fitted one hands over.
+"""Guides: a family of distributions for each part of a model, and the approximation that a fitted guide gives.
 
-A guide is a list of blocks (`families.py`, `flows.py`), found for the sites of a program from one specification.
+A guide is a list of blocks (`families/blocks.py`, `families/flows.py`), found for the sites of a program from one
+specification. It is written once over `ops`: the same lines draw and score in the loop of JAX, in that of torch, and in
+NumPy for a posterior that was stored. The systems' own AutoNormal and Trace_ELBO remain what `SVI()` uses by default;
+options that they do not offer (estimators, closed forms, other bounds) use the same family here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Independent normals: what mean-field variational inference hands over."""
+"""Independent normals, the approximation of mean-field variational inference."""
 
 from __future__ import annotations
 

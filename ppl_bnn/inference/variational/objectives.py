@@ -2,7 +2,7 @@
 
 ELBO = E_q[log p(D | w)] - KL(q || p). A step sees the rows of a batch and a few draws: the first term is scaled to all
 rows, the second is counted once. How weights reach a linear map (drawn once, for each row, with signs for each row) is
-a handler around the model (`language/perturbed.py`), how the second term is computed stands in `divergence.py`.
+a handler around the model (`language/stochastic_layers.py`); the second term is computed in `kl.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OBJECTIVES = ("elbo", "iwelbo", "renyi")
 
 
 class Objective:
-    """Minus a bound on the evidence, as `stochastic.py` descends on it, and what its optimum hands over.
+    """Minus a bound on the evidence, as `optimisation/adam.py` descends on it, and the approximation at its optimum.
 
     Parameters are those of the guide and "param:<site>" for each parameter without a prior.
     population: all rows, where the objective is given batches of them; None where it is given all.

@@ -215,9 +215,9 @@ class Pathfinder(Method):
     k-hat of at most 0.7, "log_evidence", log of the mean weight, and "log_evidence_se"; above that there is a warning
     instead. history: "elbo" along the best path, from its first iterate, and "path_elbo", the best first.
 
-    BlackJAX's are the optimiser with its history, the factors of S_l and the draws from them; the path's end is counted
-    among the iterates here, and the gradient has the sign of a step uphill. How often line searches evaluate the
-    gradient it does not say.
+    The optimiser with its history, the factors of S_l and the draws from them are BlackJAX's. It does not report how
+    often line searches evaluate the gradient. Its own Pathfinder (1.7) is not used: it adds S grad(-log p) with the
+    wrong sign and leaves the last iterate out.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """Stochastic variational inference: the member of a family of distributions nearest to the posterior.
 
-The family is a guide (`guides.py`, `flows.py`, or the system's own), the objective a bound on the evidence
-(`variational.py`, or the system's own), the loop Adam on its noisy gradient (`stochastic.py`). What stands here joins
-them: what is allowed with what, where a fit begins and when it has converged, restarts, and resuming.
+The family is a guide (`guides.py`, or the system's own), the objective a bound on the evidence (`objectives.py`, or the
+system's own), the loop Adam on its noisy gradient (`optimisation/adam.py`). This module joins them: which options can
+be combined, where a fit begins and when it has converged, restarts, and resuming.
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@ Keeping f and the likelihood apart is what makes Gauss-Newton curvature, lineari
 aleatoric and epistemic uncertainty possible. Each likelihood gives
 
 - `distribution(f)`: the distribution of y, for the systems;
-- `predictor(f)`: eta (N, D), all that it needs to know about a row;
+- `predictor(f)`: eta (N, D), all parameters of the distribution of a row. It includes the log noise, (f, log noise)
+  for a Gaussian, so that known, sampled and predicted noise are one case: a Laplace approximation covers the noise
+  with the same Jacobians, and nothing in it is specific to a Gaussian;
 - `fisher(eta)`: (N, D, D), the Fisher information of p(y | eta) in eta, never indefinite;
 - `fisher_root(eta)`: (N, D, C), R with R R' the Fisher information;
 - `score(eta, y)`: (N, D), the gradient of log p(y | eta) in eta, with mean 0 and covariance the Fisher information;

@@ -1,4 +1,4 @@
-"""What a likelihood is given: its parameters, f and y, checked before anything is computed."""
+"""Checks of the arguments of a likelihood (parameters, f and y) before anything is computed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_positive(likelihood: str, name: str, value: Any) -> None:
 
 
 def is_known(value: Any) -> bool:
-    """A plain number. A draw of a sampled one may come as a number of NumPy, and is not known."""
+    """A plain number. A single draw of a sampled scalar is an `np.float64`: a `float`, but not a known number."""
     return isinstance(value, int | float) and not isinstance(value, np.generic)
 
 

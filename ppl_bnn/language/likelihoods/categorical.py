@@ -106,9 +106,10 @@ class Ordinal:
     (N, 1), y (N,) with labels 0..C-1 in their order. Nothing else should
     shift f by a constant: cut points do.
 
-    eta = (f, c_0, log(c_1 - c_0), ..., log(c_(C-2) - c_(C-3))), D = C, in which every point is in order. With p_k the
-    probabilities, the Fisher information is sum_k p_k (grad log p_k) (grad log p_k)', that of a multinomial
-    distribution, through the thresholds. A prediction is of classes, `Categorical`.
+    eta = (f, c_0, log(c_1 - c_0), ..., log(c_(C-2) - c_(C-3))), D = C. Every eta in R^C gives ordered cut points, as
+    is required, because a linearised predictor may take any value. With p_k the probabilities, the Fisher information
+    is sum_k p_k (grad log p_k) (grad log p_k)', that of a multinomial distribution, through the thresholds. A
+    prediction is of classes, `Categorical`.
     """
 
     cut_points: Any
