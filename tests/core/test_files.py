@@ -108,7 +108,7 @@ def test_a_process_that_is_killed_between_two_renames_leaves_the_old_folder_whol
     script = f"""
 import os, sys
 from pathlib import Path
-from ppl_bnn import files
+from ppl_bnn.core import files
 folder = Path(sys.argv[1])
 renames = []
 def second(rename):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ppl_bnn.core.errors import BNNError
-from ppl_bnn.evaluation.comparison import comparison
+from ppl_bnn.evaluation.comparison import folder, run
 from ppl_bnn.evaluation.comparison.comparison import Comparison
 from ppl_bnn.evaluation.comparison.folder import ComparisonNotWrittenError
 from ppl_bnn.evaluation.comparison.run import compare
@@ -28,7 +28,7 @@ def test_trees_and_arrays_that_do_not_fit_end_in_an_error_and_not_in_a_crash(tmp
         from pathlib import Path
         import numpy as np
         import xarray
-        from ppl_bnn import files
+        from ppl_bnn.core import files
 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, resource.RLIM_INFINITY))
@@ -55,22 +55,23 @@ def test_trees_and_arrays_that_do_not_fit_end_in_an_error_and_not_in_a_crash(tmp
     assert "left: []" in ended.stdout
 
 
-@pytest.mark.parametrize("at", ["write_tree", "write_arrays", "_write_figure"])
+@pytest.mark.parametrize("at", ["write_tree", "write_arrays", "write_figure"])
 def test_what_is_finished_is_kept_where_the_disk_is_full(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(20, 1))
     y = x[:, 0] + 0.1 * rng.normal(size=20)
-    writes = getattr(comparison, at)
+    module = run if at == "write_figure" else folder
+    writes = getattr(module, at)
 
     def full(path: Any, *rest: Any) -> None:
-        if at == "_write_figure" or "second" in str(path):
+        if at == "write_figure" or "second" in str(path):
             raise OSError(errno.ENOSPC, "No space left on device")
         writes(path, *rest)
 
     with monkeypatch.context() as patched:
-        patched.setattr(comparison, at, full)
+        patched.setattr(module, at, full)
         with pytest.raises(ComparisonNotWrittenError, match="No space left on device") as raised:
             compare(
                 line,
@@ -85,6 +86,6 @@ def test_what_is_finished_is_kept_where_the_disk_is_full(
     partial = raised.value.partial
     assert list(partial.posteriors) == ["first", "second"]
     kept = Comparison.load(tmp_path / "full")
-    assert list(kept.table.index) == (["first", "second"] if at == "_write_figure" else ["first"])
+    assert list(kept.table.index) == (["first", "second"] if at == "write_figure" else ["first"])
     partial.save(tmp_path / "elsewhere")
     assert list(Comparison.load(tmp_path / "elsewhere").table.index) == ["first", "second"]

@@ -194,7 +194,7 @@ def test_a_long_stream_is_written_without_reading_what_is_there(tmp_path: Path) 
     stream(tmp_path)
     for file in tmp_path.glob("*draws*"):
         file.write_bytes(b"damaged")
-    kept = bnn.inference.stream.Stream.of(tmp_path, {"seed": 1}, "chain-0")
+    kept = bnn.inference.sampling.stream.Stream.of(tmp_path, {"seed": 1}, "chain-0")
     kept.write(4, {"w": np.ones((1, 2, 2)), "lp": np.ones((1, 2))}, {"u": np.zeros(2)})
     with pytest.raises(DamagedError, match="draws-00000000"):
         kept.load()
@@ -296,7 +296,7 @@ def test_a_grid_file_that_is_none_is_refused_at_once(text: str, tmp_path: Path) 
     os.mkfifo(tmp_path / "pipe")
     os.mkfifo(tmp_path / "pipe.py")
     with pytest.raises(bnn.errors.BNNError, match=r"grid\.toml"):
-        grid_file.read(file)
+        grid_file.read(file, bnn.Grid)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="files of another kind")

@@ -105,7 +105,8 @@ def test_the_method_of_the_contributors_guide_is_one_file_and_two_lines_of_the_r
     effective = posterior.info.figures["effective_proposals"]
     assert 500 < effective < 20_000
     draws = Conjugate.flat(posterior.draws).reshape(2000, -1)
-    # Resampling adds the error of 2000 draws to that of the proposals. Over 20 seeds the largest z was 2.7, of the evidence 2.5.
+    # Resampling adds the error of 2000 draws to that of the proposals.
+    # Over 20 seeds the largest z was 2.7, that of the evidence 2.5.
     error = np.sqrt(np.diag(exact.covariance) * (1.0 / effective + 1.0 / 2000))
     assert np.all(np.abs(draws.mean(axis=0) - exact.mean) < 5.0 * error)
     # The relative error of a mean of weights is sqrt(1 / effective - 1 / proposals).

@@ -69,7 +69,7 @@ def fixed_point(
                     + message(
                         "a log evidence that rises along its gradient",
                         f"one that falls from {state.value:.10g}",
-                        "a gamma that is the derivative of the log-determinant, as that of covariance.py is",
+                        "a gamma that is the derivative of the log-determinant, as that of gaussians.py is",
                     )
                 )
         z, state, previous = z + fraction * step, trial, step

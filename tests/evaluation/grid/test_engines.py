@@ -219,7 +219,7 @@ def test_processes_end_with_the_one_that_started_them(how: signal.Signals, tmp_p
         textwrap.dedent(
             """
             import os, signal, time
-            from ppl_bnn import engines
+            from ppl_bnn.evaluation.grid import engines
 
             # Who started the tests in the background has told them to ignore Ctrl-C, and that is inherited.
             signal.signal(signal.SIGINT, signal.default_int_handler)

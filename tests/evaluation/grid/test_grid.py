@@ -27,7 +27,6 @@ from ppl_bnn.core.files import part_of
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.datasets import splits
 from ppl_bnn.datasets.tables import Splits, Table
-from ppl_bnn.evaluation.comparison import comparison
 from ppl_bnn.evaluation.comparison.run import compare
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.evaluation.grid import grid as grid_module
@@ -478,7 +477,7 @@ def test_of_a_script_what_a_model_reaches_is_its_source(tmp_path: Path) -> None:
     script = """
 import json, sys
 import ppl_bnn as bnn
-from ppl_bnn import cells
+from ppl_bnn.evaluation.grid import cell as cells
 
 WIDTH = 1
 SEEDS = 3
@@ -680,7 +679,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(times(tmp_path)) == 3
 
 
-@pytest.mark.parametrize(("where", "step"), [(comparison, "writable"), (stored, "write_whole")])
+@pytest.mark.parametrize(("where", "step"), [(grid_module, "writable"), (stored, "write_whole")])
 def test_a_run_that_was_killed_before_it_had_a_manifest_can_be_begun_again(
     where: Any, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
