@@ -1,6 +1,6 @@
-"""Checkpoints: a fit that is interrupted is kept in a folder and continued to the same bits.
+"""Checkpoints: the state of a fit in a folder, from which an interrupted fit continues to the same bits.
 
-A state therefore holds everything that the next step depends on, random number generators included.
+A state holds everything that the next step depends on, random number generators included.
 """
 
 from __future__ import annotations
@@ -24,16 +24,23 @@ from ppl_bnn.inference.pretrained import is_network, weights_of
 
 READER = stored.Reader("checkpoint", "a file that can be read", "removing it, or another folder")
 OLDER = "it has no checksum, and was written by an older version, which can go on from it"
-# Seconds between two writings: what an interruption costs at most.
+# Seconds between two writes: the most work that an interruption loses.
 INTERVAL = 5.0
 
 
 @dataclass
 class Checkpoint:
-    """The latest state of one fit: arrays, beside a fingerprint of everything that they belong to.
+    """The latest state of one fit: arrays, and a fingerprint of the fit that they belong to.
 
-    Both are in one file with a checksum (`ppl_bnn.core.stored`). It is replaced as a whole, so that an interruption
-    while it is written leaves the one before.
+    Both are in one file with a checksum (`ppl_bnn.core.stored`). The file is replaced as a whole, so an interruption
+    during a write leaves the previous state.
+
+    Attributes
+    ----------
+    path : Path or None
+        The file; None for a checkpoint that keeps nothing.
+    fingerprint : dict
+        What the fit depends on, in plain values (see `fingerprint`).
     """
 
     path: Path | None
@@ -42,11 +49,26 @@ class Checkpoint:
 
     @classmethod
     def of(cls, folder: Any, fingerprint: Mapping[str, Any], name: str) -> Checkpoint:
-        """The checkpoint `name` in a folder, which is made; with `folder` None one that keeps nothing.
+        """The checkpoint `name` in a folder.
+
+        Parameters
+        ----------
+        folder : path or None
+            The folder, created if it does not exist. None gives a checkpoint that keeps nothing.
+        fingerprint : mapping
+            What the fit depends on.
+        name : str
+            The name of the file, without its extension.
+
+        Returns
+        -------
+        Checkpoint
+            The checkpoint.
 
         Raises
         ------
-        InputError: a folder that cannot be written.
+        InputError
+            The folder cannot be written.
         """
         if folder is None:
             return cls(None, dict(fingerprint))
@@ -62,12 +84,19 @@ class Checkpoint:
         return cls(path / f"{name}.safetensors", json.loads(json.dumps(dict(fingerprint))))
 
     def load(self) -> dict[str, np.ndarray] | None:
-        """The arrays that were kept, or None where nothing was.
+        """Read the stored state.
+
+        Returns
+        -------
+        dict of str to ndarray, or None
+            The arrays; None if nothing is stored.
 
         Raises
         ------
-        InputError: a checkpoint of another fit. DamagedError: one that cannot be read, or without a checksum, as older
-        versions wrote them.
+        InputError
+            The checkpoint belongs to another fit.
+        DamagedError
+            The file cannot be read, or has no checksum (written by an older version).
         """
         if self.path is None or not os.path.lexists(self.path):
             return None
@@ -88,7 +117,15 @@ class Checkpoint:
         return arrays
 
     def keep(self, state: Callable[[], Mapping[str, np.ndarray]], last: bool = False) -> None:
-        """Write what `state` gives, if the last time is long enough ago, or if this is the end."""
+        """Write the state, if the last write was at least `INTERVAL` seconds ago or this is the last state.
+
+        Parameters
+        ----------
+        state : callable
+            Returns the arrays; called only if they are written.
+        last : bool, default False
+            Whether this is the last state, which is always written.
+        """
         if self.path is None or (not last and time.monotonic() - self._written < INTERVAL):
             return
         stored.write_sealed(self.path, state(), {"fingerprint": json.dumps(encoded(self.fingerprint))})
@@ -116,10 +153,23 @@ def _difference(before: Any, now: Mapping[str, Any]) -> str:
 def fingerprint(
     problem: Problem, method: Any, left_out: Sequence[str] = (), **settings: Any
 ) -> dict[str, Any]:
-    """What a fit depends on, in plain values: its settings, its sites, what the model says of a point, data and seed.
+    """What a fit depends on, in plain values: settings, sites, the log joint at a point, data, seed and dtype.
 
-    left_out: settings that change no bit of what is kept, besides `checkpoint`. settings: those that `Method.settings`
-    does not tell apart.
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    method : Method
+        The method.
+    left_out : sequence of str
+        Settings that do not change the stored arrays, besides `checkpoint`.
+    **settings
+        Settings that `Method.settings` does not distinguish.
+
+    Returns
+    -------
+    dict
+        The fingerprint.
     """
     start = method.start
     if is_network(start, problem):
@@ -132,7 +182,7 @@ def fingerprint(
             key: identity(value) for key, value in known.items() if key not in ("checkpoint", *left_out)
         },
         "sites": {site.name: list(site.shape) for site in program.sites.values()},
-        # Two models with the same sites are told apart by what they say of a point.
+        # The log joint at a point distinguishes two models with the same sites.
         "model": repr(float(program.log_joint(u, problem.x, problem.y))),
         "data": problem.data_hash,
         "seed": problem.seed,

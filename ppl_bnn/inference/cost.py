@@ -1,4 +1,4 @@
-"""The expected cost of a fit: every method estimates its own, and `bnn.advise` collects the estimates."""
+"""The expected cost of a fit. Every method estimates its own, and `bnn.advise` collects the estimates."""
 
 from __future__ import annotations
 
@@ -8,27 +8,56 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Size:
-    """How large a problem is: rows N, unconstrained coordinates P, outputs K of the network for a row."""
+    """The size of a problem.
+
+    Attributes
+    ----------
+    rows : int
+        N, the number of rows.
+    parameters : int
+        P, the number of unconstrained coordinates.
+    outputs : int
+        K, the number of outputs of the network for a row.
+    """
 
     rows: int
     parameters: int
     outputs: int
 
     def share(self, batch_size: int | None) -> float:
-        """What a gradient from a batch costs, in gradients over all rows."""
+        """The cost of a gradient from a batch, in gradients over all rows.
+
+        Parameters
+        ----------
+        batch_size : int or None
+            Rows of a batch; None for all rows.
+
+        Returns
+        -------
+        float
+            At most 1.
+        """
         return 1.0 if batch_size is None else min(1.0, batch_size / self.rows)
 
 
 @dataclass(frozen=True)
 class Effort:
-    """What a fit takes besides compiling.
+    """The cost of a fit, without compilation.
 
-    fewest, usual, most: evaluations of the gradient of the log joint over all rows, counted as
-    `info.gradient_evaluations` counts them. Fewest and most are bounds, usual is a guess, from what networks of some
-    hundred weights took where that was looked at; where the settings say the number, all three are that number.
-    parallel: how many cores can share them. together: how many are computed in one call, which for small networks costs
-    far less than one by one. numbers: how many numbers are held at once, besides some copies of the parameters.
-    operations: additions and multiplications of linear algebra, besides the gradients.
+    Attributes
+    ----------
+    fewest, usual, most : float
+        Evaluations of the gradient of the log joint over all rows, counted as in `info.gradient_evaluations`. `fewest`
+        and `most` are bounds. `usual` is a guess, based on networks of some hundred weights where that was measured. If
+        the settings determine the number, all three are equal.
+    parallel : int
+        Number of cores that can share the gradients.
+    together : int
+        Number of gradients that are computed in one call, which for small networks costs far less than one by one.
+    numbers : float
+        Numbers held in memory at once, besides a few copies of the parameters.
+    operations : float
+        Additions and multiplications of linear algebra, besides the gradients.
     """
 
     fewest: float
@@ -41,10 +70,11 @@ class Effort:
 
     @classmethod
     def exactly(cls, gradients: float, **more: Any) -> Effort:
+        """An effort whose number of gradients is known; `more` are the other attributes."""
         return cls(gradients, gradients, gradients, **more)
 
     def times(self, count: float) -> Effort:
-        """As many fits, one after another: numbers are held by one at a time."""
+        """The effort of `count` fits, one after another. `numbers` does not grow: one fit holds memory at a time."""
         return replace(
             self,
             fewest=self.fewest * count,
@@ -54,7 +84,18 @@ class Effort:
         )
 
     def after(self, first: Effort | None) -> Effort:
-        """This, after something else; how gradients are shared is taken from this, which is the longer of the two."""
+        """The effort of this fit after another.
+
+        Parameters
+        ----------
+        first : Effort or None
+            The effort of the earlier fit, if there is one.
+
+        Returns
+        -------
+        Effort
+            The sum. `parallel` and `together` are those of this fit, which is the longer of the two.
+        """
         if first is None:
             return self
         return replace(
@@ -68,7 +109,22 @@ class Effort:
 
 
 def effort_of_start(start: Any, size: Size, count: int = 1) -> Effort | None:
-    """What `count` starting points take: fits, where `start` is a method, and nothing otherwise."""
+    """The effort of computing starting points.
+
+    Parameters
+    ----------
+    start : Start
+        The start of a method. Only a start that is itself a method has a cost.
+    size : Size
+        The size of the problem.
+    count : int, default 1
+        Number of starting points.
+
+    Returns
+    -------
+    Effort or None
+        The effort; None if there is no cost or no estimate.
+    """
     ask = getattr(start, "effort", None)
     found = ask(size) if ask is not None else None
     return None if found is None else found.times(count)

@@ -1,6 +1,6 @@
-"""The interface of a method, and what every fit does before and after.
+"""The interface of inference methods, and the steps that every fit takes before and after the method runs.
 
-A method is a frozen dataclass of hyper-parameters with one verb, `fit`, which is final. A subclass writes `run`.
+A method is a frozen dataclass of hyper-parameters. Users call `fit`, which is final. A subclass implements `run`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,29 @@ from ppl_bnn.prediction.standardisation import Standardisation
 
 @dataclass
 class Outcome:
-    """What `run` hands back: the approximation and how it came about (see `FitInfo`)."""
+    """What `Method.run` returns: the approximation and how it was computed (see `FitInfo`).
+
+    Attributes
+    ----------
+    approximation : Approximation
+        The approximation of the posterior.
+    statistics : dict of str to ndarray
+        Sampler statistics for the posterior.
+    history : dict of str to ndarray
+        Curves over the fit, such as losses.
+    compile_seconds : float
+        Wall time of compilation.
+    run_seconds : float
+        Wall time without compilation.
+    gradient_evaluations : float or None
+        Gradients of the log joint over all rows (a mini-batch counts as its share); None if unknown.
+    warnings : tuple of str
+        Warnings for the user.
+    figures : dict of str to float
+        Scalar results of the fit, such as "converged".
+    target : str
+        What was fitted, if it is not the posterior of the model; otherwise empty.
+    """
 
     approximation: Approximation
     statistics: dict[str, np.ndarray] = field(default_factory=dict)
@@ -50,28 +72,49 @@ class Outcome:
     target: str = ""
 
 
-# A Method, a Posterior, a dict of arrays (constrained values), a network trained elsewhere (see `pretrained`), or None.
+# A Method, a Posterior, a dict of arrays (constrained values), a trained network (see `pretrained`), or None.
 Start = Any
 
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """A method of inference.
+    """A method of inference: its hyper-parameters, and `fit`.
 
-    ppl: "numpyro" or "pyro". dtype: "auto" (float64 on CPU, float32 on CUDA), "float64" or "float32".
+    Parameters
+    ----------
+    ppl : {"numpyro", "pyro"}
+        The probabilistic programming system that runs the fit. Keyword only.
+    dtype : {"auto", "float64", "float32"}
+        The floating type. "auto" is float64 on the CPU and float32 on CUDA. Keyword only.
+
+    Attributes
+    ----------
+    systems : tuple of str
+        The systems that the method supports.
+    serves_local : bool
+        Whether the method supports models with latent variables per row.
+    finds_centre : bool
+        Whether the approximation has a mode or a mean that another method can start from.
+    serves_priors : frozenset of str
+        The families of `distributions.SPECIAL` that the method supports.
+
+    Notes
+    -----
+    An unknown keyword raises `UnknownNameError`. A subclass implements `run`, and may override `check`, `weakness`,
+    `effort` and `streams`.
     """
 
     ppl: str = field(default="numpyro", kw_only=True)
     dtype: str = field(default="auto", kw_only=True)
     systems: ClassVar[tuple[str, ...]] = SYSTEMS
     serves_local: ClassVar[bool] = True
-    # Whether its approximation has a mode or a mean that another method can take as the mode.
+    # Whether the approximation has a mode or a mean that another method can take as the mode.
     finds_centre: ClassVar[bool] = True
-    # The families of `distributions.SPECIAL` whose meaning the method knows.
+    # The families of `distributions.SPECIAL` that the method supports.
     serves_priors: ClassVar[frozenset[str]] = frozenset()
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
-        # Before the dataclass speaks: its TypeError does not say which name was meant.
+        # Checked before the dataclass does: its TypeError does not suggest the name that was meant.
         known = [f.name for f in dataclasses.fields(cls)]
         for name in keywords:
             if name not in known:
@@ -91,29 +134,57 @@ class Method(ABC):
         self.check()
 
     def check(self) -> None:  # noqa: B027 - most methods have something to check, none must
-        """Raise a named error for impossible hyper-parameters."""
+        """Check the hyper-parameters; subclasses raise a named error for impossible values."""
 
     @property
     def name(self) -> str:
+        """The name of the class."""
         return type(self).__name__
 
     @property
     def weakness(self) -> str:
-        """What the method is known to get wrong, in a sentence or two; empty where nobody has said."""
+        """Known weaknesses of the method in a sentence or two; empty if none are recorded."""
         return ""
 
     def effort(self, size: Size) -> Effort | None:
-        """What a fit of a problem of that size takes at these settings; None where nobody has said."""
+        """Estimate the cost of a fit at these settings.
+
+        Parameters
+        ----------
+        size : Size
+            The size of the problem.
+
+        Returns
+        -------
+        Effort or None
+            The estimate; None if there is none.
+        """
         return None
 
     @property
     def streams(self) -> bool:
-        """Whether the rows stay in the host's memory and the method fetches those that it needs."""
+        """Whether the rows stay in host memory and the method fetches the rows that it needs."""
         return False
 
     @abstractmethod
     def run(self, problem: Problem, progress: Progress) -> Outcome:
-        """Fit inside a session. Seconds of compilation are reported apart from seconds of running."""
+        """Fit a problem inside a session of its system; called by `fit`.
+
+        A subclass must refuse what it does not support before its first report of progress (see `refusal`). It reports
+        the seconds of compilation separately from the seconds of running.
+
+        Parameters
+        ----------
+        problem : Problem
+            The program and its data.
+        progress : Progress
+            Receives reports of progress.
+
+        Returns
+        -------
+        Outcome
+            The approximation, and how it was computed.
+        """
 
     @final
     def fit(
@@ -130,18 +201,49 @@ class Method(ABC):
         feature_names: tuple[str, ...] | None = None,
         class_names: tuple[str, ...] | None = None,
     ) -> Posterior:
-        """Fit `model` to `x` (N, F) (or a dict of arrays) and `y` (N,) or (N, K).
+        """Fit a model to data and return the posterior.
 
-        A model written in NumPyro or Pyro may have inputs (N,), a tuple of inputs, one for each of its parameters, and
-        targets (N, 1). Class labels are 0..K-1; text, and 1..K, stand for these in order, and predictions keep them.
+        Parameters
+        ----------
+        model : callable
+            The model, a function `(x, y=None)`. A model written in NumPyro or Pyro runs in its own system, whatever
+            `ppl` is.
+        x : array or dict of arrays
+            Inputs, shape (N, F). A model written in NumPyro or Pyro may have inputs of shape (N,), or a tuple of
+            inputs, one for each of its parameters.
+        y : array
+            Targets, shape (N,) or (N, K); for a model written in NumPyro or Pyro also (N, 1). Class labels are 0..K-1.
+            Labels that are text or 1..K are mapped to 0..K-1 in order, and predictions keep the original labels.
+        seed : int, default 0
+            From 0 to 2**31 - 1. The same seed on the same machine gives the same bits.
+        device : str, default "auto"
+            "auto", "cpu", "cuda" or "cuda:i".
+        progress : bool, Progress or None
+            True shows progress bars.
+        observed : str or None
+            The observed site of a plain NumPyro or Pyro model.
+        standardise : bool, default False
+            Whether to fit on standardised inputs and targets. Predictions stay in original units.
+        feature_names : tuple of str or None
+            Names of the columns of `x`.
+        class_names : tuple of str or None
+            Names of the classes.
 
-        seed: a whole number; the same seed on the same machine gives the same bits. device: "auto", "cpu", "cuda[:i]".
-        progress: True for bars. observed: the observed site of a plain NumPyro or Pyro model. standardise: work on
-        standardised inputs and targets; predictions stay in original units.
+        Returns
+        -------
+        Posterior
+            The fitted model.
 
         Raises
         ------
-        InputError, ModelError, UnsupportedError, DeviceError: before anything is compiled.
+        InputError
+            The data, the seed or another argument is not valid. Raised before anything is compiled.
+        ModelError
+            The model is not valid. Raised before anything is compiled.
+        UnsupportedError
+            The method does not support the model. Raised before anything is compiled.
+        DeviceError
+            The device is not available. Raised before anything is compiled.
         """
         if not callable(model):
             raise InputError(
@@ -192,12 +294,22 @@ class Method(ABC):
 
     @final
     def refusal(self, model: Model, x: Any, y: Any, **options: Any) -> BNNError | None:
-        """The error with which `fit` would refuse; None where it would begin, which this does not.
+        """The error that `fit` would raise before it begins, without fitting.
 
-        It runs `fit` up to its first draw or its first report of progress, so that what is refused here is exactly what
-        `fit` refuses, without a list of its own. A method therefore has to refuse before its first report of progress.
+        Parameters
+        ----------
+        model, x, y
+            As for `fit`. The model is traced, as in every fit.
+        **options
+            Keyword arguments of `fit`.
 
-        options: those of `fit`. The model is traced, as every fit does first.
+        Returns
+        -------
+        BNNError or None
+            The error; None if the fit would begin.
+
+        Notes ----- This runs `fit` up to its first random draw or its first report of progress, so its answer is always
+        that of `fit`. A method must therefore refuse before its first report of progress.
         """
         method = dataclasses.replace(self, checkpoint=None) if hasattr(self, "checkpoint") else self
         token = _ONLY_ASKED.set(True)
@@ -304,12 +416,12 @@ class Method(ABC):
             feature_names=feature_names,
             class_names=class_names,
             labels=named,
-            # A tuned posterior is about another program than the one that was fitted, and makes it when it is asked.
+            # A tuned posterior uses another program than the one that was fitted, and builds it on demand.
             _programs={where: program} if outcome.approximation.program(model) is model else {},
         )
 
     def _check_priors(self, program: Program) -> None:
-        """Refuse priors that mean nothing to this method; a plain model of a system has none of them."""
+        """Refuse special priors that the method does not support; a plain model of a system has none of them."""
         for site in program.latents if program.language else ():
             if site.family in SPECIAL and site.family not in self.serves_priors:
                 prior, advice = SPECIAL[site.family]
@@ -325,14 +437,20 @@ class Method(ABC):
             return "float32" if where.startswith("cuda") else "float64"
 
     def settings(self) -> dict[str, Any]:
-        """The hyper-parameters as plain values, for manifests and attributes."""
+        """The hyper-parameters as plain values, for manifests and attributes.
+
+        Returns
+        -------
+        dict
+            Name of the field to a value that JSON can hold (see `plain`).
+        """
         return {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
 
 def _coded(
     program: Program, y: np.ndarray, named: tuple[Any, ...] | None
 ) -> tuple[np.ndarray, tuple[Any, ...] | None]:
-    """Class labels as 0..K-1, and what they are called where they are called otherwise."""
+    """Class labels as 0..K-1, and the original labels if they were different."""
     classes = program.classes(y)
     if named is None:
         y, named = checks.labels_from_one(y, classes)
@@ -351,7 +469,7 @@ def _coded(
 
 
 def _refused_in_the_language(x: Any, y: np.ndarray) -> InputError | None:
-    """What a model in the language says of inputs and targets that a plain model may have."""
+    """The error that a model in the language raises for inputs and targets that a plain model may have, or None."""
     try:
         checks.check_inputs(x)
         checks.check_targets(y, row_count(x))
@@ -361,20 +479,33 @@ def _refused_in_the_language(x: Any, y: np.ndarray) -> InputError | None:
 
 
 def labels(program: Program, y: np.ndarray) -> np.ndarray:
-    """Class labels, checked; a Bernoulli target is a float in both systems."""
+    """Check class labels.
+
+    Parameters
+    ----------
+    program : Program
+        The program of the model.
+    y : ndarray
+        Labels 0..K-1, shape (N,) or (N, 1).
+
+    Returns
+    -------
+    ndarray
+        The labels in the shape of `y`. A Bernoulli target is a float in both systems.
+    """
     bernoulli = getattr(program.likelihood, "family", type(program.likelihood).__name__) == "Bernoulli"
     single = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     checked = checks.check_labels(single, program.classes(single)).reshape(y.shape)
     return checked.astype(np.float64) if bernoulli else checked
 
 
-# --- a fit that is only asked for -----------------------------------------------------------------
+# --- refusal: a fit that stops before its first computation ---------------------------------------
 
 _ONLY_ASKED = contextvars.ContextVar("only asked", default=False)
 
 
 class _Begun(BaseException):
-    """A fit has come to its first computation. No error: those who catch errors are not to take it for one."""
+    """Raised at the first computation of a fit. Not an `Exception`, so that error handlers do not catch it."""
 
 
 def _begin(*_: Any, **__: Any) -> NoReturn:
@@ -382,16 +513,16 @@ def _begin(*_: Any, **__: Any) -> NoReturn:
 
 
 class _BeginsAtOnce:
-    """A progress to which nothing can be reported."""
+    """A progress object that stops the fit at its first task."""
 
     task = staticmethod(_begin)
 
 
 class _Unseeded:
-    """A system without randomness: whoever asks it for a draw, as starting points from the prior are, has begun.
+    """A system that stops the fit at its first random draw (such as a starting point from the prior).
 
-    Everything else is as it was, since some methods look at the curvature of a prior, or at the linear maps of one row,
-    to see what they are to refuse.
+    Everything else is passed through, because some methods look at the curvature of a prior, or at the linear maps of
+    one row, to decide what to refuse.
     """
 
     seeds = staticmethod(_begin)
@@ -404,7 +535,18 @@ class _Unseeded:
 
 
 def plain(value: Any) -> Any:
-    """A value that JSON can hold; anything else by its repr."""
+    """A value that JSON can hold; any other value by its `repr`.
+
+    Parameters
+    ----------
+    value : object
+        A plain value, a list or tuple of them, or a method (its name and settings).
+
+    Returns
+    -------
+    object
+        The plain value.
+    """
     if isinstance(value, bool | int | float | str) or value is None:
         return value
     if isinstance(value, list | tuple):
@@ -415,7 +557,13 @@ def plain(value: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Versions of this library and of the packages whose arithmetic a posterior depends on."""
+    """Versions of this library and of the packages whose arithmetic a posterior depends on.
+
+    Returns
+    -------
+    dict of str to str
+        Package name to version, or to "not installed".
+    """
     found = {}
     for package in ("ppl-bnn", "numpy", "jax", "numpyro", "torch", "pyro-ppl", "arviz"):
         try:
@@ -428,11 +576,35 @@ def versions() -> dict[str, str]:
 def resolve_start(
     problem: Problem, start: Start, progress: Progress, count: int = 1
 ) -> list[dict[str, np.ndarray]]:
-    """`count` starting points u (NumPy) from `start`: a method, a posterior, a dict of constrained values or a network.
+    """Starting points for a problem.
 
-    None: draws from the prior. A method is fitted first, once per starting point where it is random. A dict may name
-    some sites only (the values of `Point` weights, say); the others are drawn from the prior. A network trained
-    elsewhere (a torch module, Flax parameters) is such a dict of weights, as `pretrained.weights_of` finds them.
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    start : Method, Posterior, mapping, network or None
+        - None: draws from the prior.
+        - A method: it is fitted first, once per starting point, each with its own seed.
+        - A posterior: draws from it, or its point if it is one.
+        - A dict of constrained values, site to array. It may name some sites only (the values of `Point` weights, for
+          example); the other sites are drawn from the prior.
+        - A trained network (a torch module, Flax parameters): a dict of weights, as `pretrained.weights_of` finds them.
+    progress : Progress
+        Receives the progress of a method that is fitted first.
+    count : int, default 1
+        Number of starting points.
+
+    Returns
+    -------
+    list of dict
+        `count` dicts, site to array (NumPy) in unconstrained coordinates.
+
+    Raises
+    ------
+    InputError
+        A start of another type, a wrong shape, or a posterior of another model.
+    UnknownNameError
+        A site that the program does not have.
     """
     if isinstance(start, Method):
         fitted = (fitted_start(problem, start, progress, index) for index in range(count))
@@ -487,7 +659,24 @@ def resolve_start(
 
 
 def fitted_start(problem: Problem, start: Method, progress: Progress, index: int = 0) -> Posterior:
-    """What `start` finds on the data of the problem, with the seed that follows the problem's by `index`."""
+    """Fit the method `start` to the data of a problem.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    start : Method
+        The method.
+    progress : Progress
+        Receives its progress.
+    index : int, default 0
+        Added to the seed of the problem.
+
+    Returns
+    -------
+    Posterior
+        The fit.
+    """
     return start.fit(
         problem.program.model,
         problem.inputs,
@@ -500,18 +689,44 @@ def fitted_start(problem: Problem, start: Method, progress: Progress, index: int
 
 
 def central_start(problem: Problem, start: Posterior) -> dict[str, np.ndarray]:
-    """The centre u (NumPy) of a posterior, where one point is asked for and a draw would not do.
+    """The centre of a posterior, for methods that need one point and cannot use a draw.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    start : Posterior
+        A posterior of the same model.
+
+    Returns
+    -------
+    dict of str to ndarray
+        The centre in unconstrained coordinates.
 
     Raises
     ------
-    UnsupportedError: a posterior without a centre. InputError: a posterior of another model.
+    UnsupportedError
+        A posterior without a centre.
+    InputError
+        A posterior of another model.
     """
     refuse_without_centre(start)
     return _matching(problem, start.approximation.centre())
 
 
 def refuse_without_centre(start: Any) -> None:
-    """Refuse a posterior, or a method, whose approximation has no mode or mean to be taken as the mode."""
+    """Refuse a posterior or a method whose approximation has no mode or mean to use as the mode.
+
+    Parameters
+    ----------
+    start : object
+        A start; only a posterior or a method without a centre is refused.
+
+    Raises
+    ------
+    UnsupportedError
+        The start has no centre.
+    """
     if isinstance(start, Posterior):
         good, came = start.approximation.has_centre, start.info.method
     else:
@@ -528,7 +743,20 @@ def refuse_without_centre(start: Any) -> None:
 
 
 def missing_sites(problem: Problem, start: Start) -> list[str]:
-    """The sites that a start does not name: a network has no noise, a dict may leave sites out."""
+    """The sites that a start does not name: a network has no noise, and a dict may leave sites out.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    start : Start
+        As for `resolve_start`.
+
+    Returns
+    -------
+    list of str
+        Names of sites; empty for a start that is neither a network nor a dict.
+    """
     if is_network(start, problem):
         start = weights_of(start, problem)
     elif not isinstance(start, Mapping):
@@ -537,6 +765,7 @@ def missing_sites(problem: Problem, start: Start) -> list[str]:
 
 
 def _matching(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Check that `u` has the sites and shapes of the program."""
     wanted = {name: site.unconstrained_shape for name, site in problem.program.sites.items()}
     came = {name: np.shape(value) for name, value in u.items()}
     if wanted != came:
@@ -547,7 +776,7 @@ def _matching(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, np.nda
 
 
 class Stopwatch:
-    """Seconds since it was made."""
+    """Seconds since the object was created; call it to read them."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()

@@ -19,7 +19,7 @@ from ppl_bnn.posterior.registered import APPROXIMATIONS
 if TYPE_CHECKING:
     from ppl_bnn.inference.method import Method
 
-# Class -> the module that has it.
+# Class name -> module.
 MODULES: dict[str, str] = {
     "MAP": "ppl_bnn.inference.optimisation.map",
     "SVI": "ppl_bnn.inference.variational.svi",
@@ -44,20 +44,20 @@ MODULES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class MethodRow:
-    """A method by name, at settings of its own.
+    """A method by name, with its settings.
 
     Attributes
     ----------
     name : str
-        As it is written on the command line and in files: "laplace-kron".
+        The name on the command line and in files, such as "laplace-kron".
     class_name : str
         The class, a key of `MODULES`.
     settings : mapping
-        Arguments besides the defaults.
+        Arguments that differ from the defaults.
     quick : mapping
-        Arguments of a run of seconds whose numbers do not matter.
+        Arguments for a run of seconds whose numbers do not matter.
     member : str or None
-        The row that the method is made of.
+        The name of the member method, for a method that combines fits of another one.
     """
 
     name: str
@@ -67,21 +67,26 @@ class MethodRow:
     member: str | None = None
 
     def build(self, ppl: str, quick: bool = False, **more: Any) -> Method:
-        """The method in a system.
+        """Create the method for a system.
 
         Parameters
         ----------
         ppl : str
             "numpyro" or "pyro".
         quick : bool
-            Whether to take the sizes of `quick`.
+            Whether to use the settings in `quick`.
         **more
             Arguments that take precedence.
+
+        Returns
+        -------
+        Method
+            The method.
 
         Raises
         ------
         UnsupportedError
-            A system that the method is not written for.
+            The method does not support the system.
         """
         settings = {**self.settings, **(self.quick if quick else {}), **more}
         if self.member is not None:
@@ -145,7 +150,17 @@ APPROXIMATIONS.update(
 
 
 def method_class(name: str) -> type[Method]:
-    """The class of a method by its own name, such as "NUTS".
+    """The class of a method by its class name.
+
+    Parameters
+    ----------
+    name : str
+        A key of `MODULES`, such as "NUTS".
+
+    Returns
+    -------
+    type
+        The class.
 
     Raises
     ------
@@ -158,10 +173,21 @@ def method_class(name: str) -> type[Method]:
 
 
 def row(name: str) -> MethodRow:
-    """The row of that name; "MC_Dropout" and "mcdropout" are "mc-dropout".
+    """The row with a given name.
 
-    A method that is made of another one takes the name of that one behind a hyphen, at the defaults of its class:
-    "ensemble-swag", "stacked-nuts".
+    Case, spaces, hyphens and underscores do not matter: "MC_Dropout" and "mcdropout" are "mc-dropout". A method that
+    has members takes the name of the member after a hyphen, at the defaults of its class: "ensemble-swag",
+    "stacked-nuts".
+
+    Parameters
+    ----------
+    name : str
+        The name.
+
+    Returns
+    -------
+    MethodRow
+        The row.
 
     Raises
     ------
