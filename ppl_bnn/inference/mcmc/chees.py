@@ -1,8 +1,8 @@
-"""Hamiltonian Monte Carlo by many chains that tune the length of its trajectories together: ChEES.
+"""ChEES-HMC: Hamiltonian Monte Carlo with many chains that tune one trajectory length together.
 
-A trajectory is as long as makes squares of the centred position change most from its beginning to its end. NUTS finds a
-length for each trajectory by itself, at the price of a tree whose depth differs between chains; here one length serves
-all chains, so that they march in step and cost one vectorised call per leapfrog step.
+The trajectory length maximises the change of the squared centred position between the two ends of a trajectory. NUTS
+finds a length for each trajectory by itself, at the cost of a tree whose depth differs between chains. Here one length
+serves all chains, so they advance in step and cost one vectorised call per leapfrog step.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ppl_bnn.inference.sampling.chains import Kernel
 from ppl_bnn.inference.sampling.sampler import Target
 
 METRICS = ("diagonal", "identity")
-# Of moving averages: the average at transition t takes the newest value with weight t^-DECAY.
+# Decay of moving averages: the average at transition t takes the newest value with weight t^-DECAY.
 DECAY = 0.5
-# What a failed proposal counts in the harmonic mean. At 0 one chain alone would stop the adaptation of all; left out,
-# as BlackJAX has it, proposals that diverge would never make steps smaller.
+# The acceptance of a failed proposal in the harmonic mean. At 0, one chain would stop the adaptation of all. If failed
+# proposals were left out, as in BlackJAX, divergences would never make steps smaller.
 FAILED = 0.1
 # Adam without momentum, as the criterion's gradient is far noisier than it is large.
 FIRST_MOMENT, SECOND_MOMENT = 0.0, 0.95
@@ -35,43 +35,69 @@ HALTON_BITS = 20
 
 @dataclass(frozen=True)
 class ChEES(ManyChains):
-    """Jittered Hamiltonian Monte Carlo, its trajectory length by the change in the estimator of the expected square
-    (Hoffman, Radul and Sountsov 2021, AISTATS), in unconstrained coordinates.
+    """Jittered Hamiltonian Monte Carlo with a trajectory length adapted across chains, in unconstrained coordinates.
 
     At transition t all chains take n_t = ceil(h_t T / epsilon) leapfrog steps of size epsilon from momenta r ~ N(0, M)
-    and accept by Metropolis; h_t in (0, 1) runs through the Halton sequence of base 2, so that no period of the
-    target can resonate with T. In the warm-up, over all chains together,
+    and accept by Metropolis. h_t in (0, 1) runs through the Halton sequence of base 2, so that no period of the target
+    can resonate with T. The warm-up tunes, over all chains together,
 
         epsilon   by dual averaging, until the harmonic mean of the acceptance probabilities is `target_accept`;
-        T         by Adam on log T, along the gradient of  E[ (|z' - E z'|^2 - |z - E z|^2)^2 ] / 4,
+        T         by Adam on log T, along the gradient of  E[ (|z' - E z'|^2 - |z - E z|^2)^2 ] / 4
+                  (the change in the estimator of the expected square),
 
-    with z = M^(1/2) u the positions at both ends of a trajectory; M^-1 = diag of the chains' variances, a moving
-    average over transitions, or the identity. epsilon and T are averaged with weight t^-1/2 on the newest; after the
-    warm-up the averages stay, and each chain by itself has its target as its stationary distribution.
+    with z = M^(1/2) u the positions at the two ends of a trajectory. M^-1 is the diagonal of the chains' variances, a
+    moving average over transitions, or the identity. epsilon and T are averaged with weight t^-1/2 on the newest value.
+    After the warm-up the averages stay fixed, and each chain by itself has the target as its stationary distribution.
 
-    chains, superchains, draws, warmup: see `ManyChains`. target_accept: of the harmonic mean, to which a chain that
-    fails contributes 0.1, hence lower than one would give NUTS. max_steps: the most leapfrog steps of one transition.
-    metric: "diagonal" or "identity". learning_rate: of Adam; log T changes by about this much per transition, so a
-    warm-up of W reaches lengths up to exp(W learning_rate) steps.
-
-    Works well: where one length fits all directions after scaling, and the posterior is one region that all chains
-    reach in the warm-up. Does not: where regions need lengths of their own (funnels: use `NUTS`, or `bnn.noncentred`),
-    and in symmetric modes of weights, whose distances enter T and M without being crossed. Chains that stay behind in
-    the warm-up hold all others to their small steps. On the zoo's regression_mlp with the diabetes data (122 numbers),
-    32 chains from the prior gave 13 effective draws of the worst quantity per 1000 gradients, 9 with the warm-up
-    counted, against 4 and 2 of 4 NUTS chains; with metric="identity" 3; a start at modes gained nothing.
-
-    Statistics, (chain, draw), in ArviZ's names where it has one: `lp`, `energy`, `acceptance_rate`, `step_size`,
-    `n_steps` (gradients of the transition), `diverging`; `trajectory_length` (T), and `adaptation_refused`, the number
-    of warm-up transitions from which nothing finite came back, the same in all draws. A proposal whose energy or
-    gradient is not finite is rejected, counts as diverging and teaches nothing.
-
-    BlackJAX gives the transition (`mcmc.hmc`), the Halton sequence (`mcmc.dynamic_hmc`) and one step of the adaptation
-    of epsilon and T (`adaptation.chees_adaptation.base`); metric, averages, counting and guards are written here.
+    Parameters
+    ----------
+    draws, warmup, chains, superchains : int
+        See `ManyChains`.
+    start, jitter, chain_method, temperature, checkpoint, until, budget
+        See `ManyChains` and `Sampler`.
+    target_accept : float
+        Target of the harmonic mean of the acceptance probabilities. A chain that fails contributes 0.1 to this mean, so
+        a good value is lower than for NUTS.
+    max_steps : int
+        The most leapfrog steps of one transition.
+    metric : {"diagonal", "identity"}
+        The inverse mass matrix M^-1.
+    learning_rate : float
+        Learning rate of Adam. log T changes by about this much per transition, so a warm-up of W transitions reaches
+        lengths up to exp(W learning_rate) steps.
 
     Raises
     ------
-    InputError, UnsupportedError: impossible arguments. DivergenceError: no chain can start.
+    InputError
+        Impossible arguments.
+    UnsupportedError
+        Settings that are not supported.
+    DivergenceError
+        No chain can start.
+
+    Notes
+    -----
+    Works well where one length fits all directions after scaling, and the posterior is one region that all chains reach
+    in the warm-up. Works poorly where regions need different lengths (funnels: use `NUTS`, or `bnn.noncentred`), and
+    with symmetric modes of weights, whose distances enter T and M although chains do not cross between them. Chains
+    that lag behind in the warm-up force their small steps on all others. On the zoo's regression_mlp with the diabetes
+    data (122 coordinates), 32 chains from the prior gave 13 effective draws of the worst quantity per 1000 gradients, 9
+    with the warm-up counted, against 4 and 2 for 4 NUTS chains. With metric="identity" it was 3. Starting at modes
+    gained nothing.
+
+    Statistics have shape (chain, draw) and ArviZ's names where it has one: `lp`, `energy`, `acceptance_rate`,
+    `step_size`, `n_steps` (gradients of the transition), `diverging`, `trajectory_length` (T) and `adaptation_refused`,
+    the number of warm-up transitions without any finite proposal, the same in all draws. A proposal whose energy or
+    gradient is not finite is rejected, counts as diverging and does not enter the adaptation of T.
+
+    BlackJAX provides the transition (`mcmc.hmc`), the Halton sequence (`mcmc.dynamic_hmc`) and one step of the
+    adaptation of epsilon and T (`adaptation.chees_adaptation.base`). The metric, averages, counting and guards are
+    implemented here.
+
+    References
+    ----------
+    Hoffman, Radul and Sountsov (2021), "An adaptive-MCMC scheme for setting trajectory lengths in Hamiltonian Monte
+    Carlo", AISTATS.
     """
 
     target_accept: float = 0.651
@@ -104,7 +130,7 @@ class ChEES(ManyChains):
             lambda index: index + 1,
             optax.adam(self.learning_rate, b1=FIRST_MOMENT, b2=SECOND_MOMENT),
             self.target_accept,
-            # No averages in there: BlackJAX goes on from its averaged length, by ever smaller steps.
+            # No averaging in BlackJAX: it would continue from its averaged length, by ever smaller steps.
             0.0,
             self.max_steps,
         )
@@ -177,7 +203,7 @@ class ChEES(ManyChains):
             kinetic = 0.5 * jnp.sum(told.momentum**2 * inverse_mass, axis=-1)
 
             def learn(state: dict[str, Any]) -> dict[str, Any]:
-                # A proposal that failed has gone nowhere, as far as the length of trajectories is concerned.
+                # For the adaptation of the length, a failed proposal has not moved.
                 failed = acceptance < FAILED
                 learned = adapt(
                     adaptation,
@@ -190,7 +216,7 @@ class ChEES(ManyChains):
                 )
                 weight = (state["count"] + 1.0) ** -DECAY
                 newest = jnp.log(jnp.stack([learned.step_size, learned.trajectory_length]))
-                # Of the mixture of what was seen before and what the chains show now.
+                # Moments of the mixture of the previous average and the current chains.
                 shift = after.position.mean(axis=0) - state["mean"]
                 spread = after.position.var(axis=0, ddof=1)
                 changed = {
@@ -242,7 +268,7 @@ class ChEES(ManyChains):
         return Kernel(begin, step, record, usable, pooled=True)
 
     def _inverse_mass(self, variance: Any) -> Any:
-        """The variances, and 1 where the chains do not differ (yet) or the metric is the identity."""
+        """The variances, or 1 where the chains do not differ (yet) or the metric is the identity."""
         import jax.numpy as jnp
 
         known = jnp.isfinite(variance) & (variance > 0) & (self.metric == "diagonal")

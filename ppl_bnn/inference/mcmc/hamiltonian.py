@@ -1,13 +1,13 @@
-"""Hamiltonian Monte Carlo: the base class of NUTS and HMC, over NumPyro's kernels and over Pyro's.
+"""Hamiltonian Monte Carlo: the base class of NUTS and HMC, on NumPyro's and Pyro's kernels.
 
 A chain moves in the unconstrained coordinates u with the potential U(u) = -log p(w(u), D) - log |dw/du| and a momentum
-r ~ N(0, M) that is drawn anew for each transition. Leapfrog steps of a size s follow
+r ~ N(0, M) that is drawn for each transition. Leapfrog steps of size s follow
 
     r <- r - s/2 grad U(u),  u <- u + s M^-1 r,  r <- r - s/2 grad U(u),
 
-which nearly keeps the energy U(u) + r' M^-1 r / 2; what it fails to keep decides what is accepted. The step size (by
-dual averaging, Nesterov 2009) and the inverse mass matrix M^-1, an estimate of the covariance of u, are found in the
-warm-up, in windows of growing length as in Stan.
+which nearly conserves the energy U(u) + r' M^-1 r / 2. The error in the energy decides what is accepted. The warm-up
+tunes the step size (by dual averaging, Nesterov 2009) and the inverse mass matrix M^-1, an estimate of the covariance
+of u, in windows of growing length as in Stan.
 """
 
 from __future__ import annotations
@@ -46,7 +46,21 @@ PYRO_CHAIN_METHODS = ("auto", "processes", "sequential")
 
 @dataclass(frozen=True)
 class Hamiltonian(Sampler):
-    """What NUTS and HMC share; the fields are explained there."""
+    """Base class of `NUTS` and `HMC`.
+
+    Parameters
+    ----------
+    target_accept : float
+        The mean acceptance probability to which the step size is tuned.
+    mass_matrix : {"diagonal", "dense", "block"}
+        Structure of the mass matrix.
+    adapt_mass_matrix : bool
+        Whether the warm-up estimates the mass matrix.
+    step_size : float or None
+        Where the tuning of the step size begins.
+
+    See `NUTS` for details, and `Sampler` for the other parameters.
+    """
 
     target_accept: float = 0.8
     mass_matrix: str = "diagonal"
@@ -81,7 +95,7 @@ class Hamiltonian(Sampler):
                     )
 
     def check_chain_method(self) -> None:
-        """Each system has its own ways; those of the other are refused by name."""
+        """Check `chain_method` for the system. A method of the other system is refused by name."""
         known = PYRO_CHAIN_METHODS if self.ppl == "pyro" else CHAIN_METHODS
         if self.chain_method in known:
             return
@@ -92,23 +106,32 @@ class Hamiltonian(Sampler):
             + message(f"one of {known} for ppl={self.ppl!r}", repr(self.chain_method), "chain_method='auto'")
         )
 
-    # -- what NUTS and HMC differ in
+    # -- differences between NUTS and HMC
 
     @abstractmethod
     def trajectory(self) -> dict[str, Any]:
-        """Arguments of NumPyro's kernel about the length of a trajectory."""
+        """Arguments of NumPyro's kernel for the length of a trajectory."""
 
     @abstractmethod
     def pyro_trajectory(self) -> dict[str, Any]:
-        """Arguments of Pyro's kernel about the length of a trajectory."""
+        """Arguments of Pyro's kernel for the length of a trajectory."""
 
     def next_length(
         self, length: Any, step_size: Any, least: Callable[[Any, Any], Any], margin: float
     ) -> Any:
-        """The length of the next trajectory, from the one that was asked for.
+        """The length of the next trajectory, from the requested one.
 
-        least: the system's minimum. margin: a part of a step that keeps rounding from making another number of steps,
-        below zero for NumPyro, which rounds up, and above for Pyro, which rounds down.
+        Parameters
+        ----------
+        length
+            The requested length.
+        step_size
+            The step size of the next trajectory.
+        least : callable
+            The minimum function of the system.
+        margin : float
+            A fraction of a step that keeps rounding from changing the number of steps: negative for NumPyro, which
+            rounds up, and positive for Pyro, which rounds down.
         """
         return length
 
@@ -117,17 +140,22 @@ class Hamiltonian(Sampler):
     def inverse_mass(
         self, problem: Problem, approximation: Approximation | None, blocks: Sequence[Block]
     ) -> list[np.ndarray] | None:
-        """The inverse mass matrix of each block as a start knows it: (k,) or (k, k); None where it knows nothing.
+        """The inverse mass matrix that a start gives.
 
-        An approximation of the posterior is one of the tempered posterior at T times the covariance, exactly so for a
-        Gaussian in coordinates without a volume of their own.
+        An approximation of the posterior, with its covariance times T, approximates the posterior tempered at T. This
+        is exact for a Gaussian in coordinates without a volume term.
+
+        Returns
+        -------
+        list of ndarray or None
+            One array per block, (k,) or (k, k). None if the start gives no spread.
         """
         dense = any(block.dense for block in blocks)
         matrix = spread(problem, approximation, latent_names(problem.program), dense)
         if matrix is None:
             return None
         matrix = matrix * self.temperature
-        # The least that keeps a factor of a covariance apart from zero in the floating type of the fit.
+        # The smallest value that keeps a factor of a covariance above zero in the floating type of the fit.
         ridge = 1.0 + math.sqrt(np.finfo(problem.dtype).eps)
         found = []
         for block in blocks:
@@ -150,7 +178,7 @@ class Hamiltonian(Sampler):
         known: Any = None if inverse is None else [asarray(part) for part in inverse]
         dense_mass: Any = self.mass_matrix == "dense"
         if self.mass_matrix == "block":
-            # NumPyro tells the blocks of a mass matrix apart by the names in a dict.
+            # NumPyro identifies the blocks of a mass matrix by the names in a dict.
             keys = [f"{index:04d}" for index in range(len(blocks))]
             dense_mass = [(key,) for key, block in zip(keys, blocks, strict=True) if block.dense]
             order = np.concatenate([block.positions for block in blocks])
@@ -166,7 +194,7 @@ class Hamiltonian(Sampler):
             if known is not None:
                 known = {(key,): part for key, part in zip(keys, known, strict=True)}
         else:
-            # One flat vector spares the tree of a trajectory one small operation per site.
+            # With one flat vector, building the tree of a trajectory saves one small operation per site.
             split = join = _same
             if known is not None:
                 known = known[0]
@@ -219,7 +247,7 @@ class Hamiltonian(Sampler):
 
         return Kernel(begin, step, record, usable)
 
-    # -- what is said of it
+    # -- descriptions, figures and warnings
 
     def told(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
         found = []
@@ -247,7 +275,7 @@ class Hamiltonian(Sampler):
         started = self.started(problem, progress)
         blocks = mass_blocks(problem.program, self.mass_matrix)
         inverse = self.inverse_mass(problem, started.beginning.approximation, blocks)
-        # What a chain needs goes to other processes: a posterior to start from would drag its own model along.
+        # This is sent to other processes: a posterior in `start` would carry its own model along.
         job = _PyroJob(
             dataclasses.replace(self, start=None),
             started.flat,
@@ -273,7 +301,17 @@ def _same(flat: Any, /) -> Any:
 
 @dataclass(frozen=True)
 class Block:
-    """Sites whose momenta share a part of the mass matrix, dense or diagonal. positions: theirs in the flat vector."""
+    """Sites whose momenta share a part of the mass matrix.
+
+    Parameters
+    ----------
+    sites : tuple of str
+        Names of the sites.
+    positions : ndarray
+        Their positions in the flat vector.
+    dense : bool
+        Whether the part is dense; else it is diagonal.
+    """
 
     sites: tuple[str, ...]
     positions: np.ndarray
@@ -281,9 +319,10 @@ class Block:
 
 
 def mass_blocks(program: Program, structure: str) -> list[Block]:
-    """The blocks of a mass matrix: one over everything, or a dense one per layer and a diagonal one for the rest.
+    """The blocks of a mass matrix.
 
-    The rest are layers of one coordinate, such as a noise, and latent variables of rows, which grow with the data.
+    There is one block over everything, or a dense block per layer and a diagonal block for the rest. The rest are
+    layers of one coordinate, such as a noise, and latent variables of rows, which grow with the data.
     """
     names = latent_names(program)
     slices = _slices(program, names)
@@ -304,9 +343,10 @@ def mass_blocks(program: Program, structure: str) -> list[Block]:
 
 
 def layer_of(name: str) -> str:
-    """The layer of a site: what stands before "weight" or "bias" in its name, else before the last dot, else all of it.
+    """The layer of a site.
 
-    "hidden0.weight" and what its prior samples besides, such as "hidden0.weight.scale", are both of "hidden0".
+    This is the part of the name before "weight" or "bias", else before the last dot, else the whole name.
+    "hidden0.weight" and the sites of its prior, such as "hidden0.weight.scale", both belong to "hidden0".
     """
     parts = name.split(".")
     ends = [parts.index(part) for part in ("weight", "bias") if part in parts]
@@ -335,7 +375,7 @@ class _CannotRebuildModel(Exception):
 
 @dataclass(frozen=True)
 class _PyroJob:
-    """What Pyro's chains need besides the program and its data. inverse: see `Hamiltonian.inverse_mass`."""
+    """What Pyro's chains need besides the program and its data. For `inverse` see `Hamiltonian.inverse_mass`."""
 
     method: Hamiltonian
     starts: list[np.ndarray]
@@ -369,7 +409,7 @@ def _run_pyro(job: _PyroJob, problem: Problem, meter: Meter) -> Sampled:
 
 
 def _tell(meter: Meter, chain: int, figures: Sequence[float]) -> None:
-    """figures: transitions done, acceptance of the latest, divergences after the warm-up, step size."""
+    """Update the meter. `figures`: transitions done, last acceptance, divergences after the warm-up, step size."""
     done, acceptance, divergences, step_size = figures
     meter.tell(chain, done, {"accept_prob": acceptance, "divergences": divergences, "step_size": step_size})
 
@@ -380,7 +420,7 @@ def _pyro_chain(
     chain: int,
     tell: Callable[[float, float, float, float], None],
 ) -> dict[str, Any]:
-    """One chain of Pyro's kernel inside a session: name -> (draws, ...), and the number of gradients."""
+    """Run one chain of Pyro's kernel inside a session. Returns name -> (draws, ...), with the number of gradients."""
     import pyro.infer
     import torch
     from pyro.ops.integrator import potential_grad
@@ -397,7 +437,7 @@ def _pyro_chain(
         joint = program.log_joint(w, problem.x, problem.y)
         if method.temperature == 1.0:
             return -joint
-        # As `Target.log_density`: the volume of the coordinates keeps its power.
+        # As in `Target.log_density`: the volume of the coordinates is not tempered.
         density = program.log_joint(w, problem.x, problem.y, jacobian=False)
         return -(density / method.temperature + (joint - density))
 
@@ -435,7 +475,7 @@ def _pyro_chain(
         before, mean, step_size = gradients, kernel._mean_accept_prob, kernel.step_size
         kernel.trajectory_length = method.next_length(length, step_size, min, MARGIN)
         point = kernel.sample(point)
-        # Pyro keeps the running mean of the acceptance probability only; it starts anew after the warm-up.
+        # Pyro keeps only the running mean of the acceptance probability, and restarts it after the warm-up.
         count = done - method.warmup + 1 if sampling else done + 1
         acceptance = mean + count * (kernel._mean_accept_prob - mean)
         if sampling:
@@ -453,7 +493,7 @@ def _pyro_chain(
 
 
 def _set_inverse_mass(kernel: Any, job: _PyroJob, program: Program) -> None:
-    """Give a kernel that is set up the inverse mass matrix of the start, and find its step size anew."""
+    """Give a kernel that is set up the inverse mass matrix of the start, and search for its step size again."""
     import torch
 
     assert job.inverse is not None
@@ -467,14 +507,14 @@ def _set_inverse_mass(kernel: Any, job: _PyroJob, program: Program) -> None:
                 given = matrix[np.ix_(order, order)] if block.dense else matrix[order]
                 found[names] = torch.as_tensor(given, dtype=present.dtype, device=present.device)
     kernel.mass_matrix_adapter.inverse_mass_matrix = found
-    # The step size that `setup` found belongs to the former mass matrix.
+    # The step size that `setup` found belongs to the previous mass matrix.
     kernel._adapter.reset_step_size_adaptation(kernel.initial_params)
 
 
 def _in_processes(job: _PyroJob, problem: Problem, meter: Meter) -> tuple[list[dict[str, Any]] | None, str]:
-    """One process per chain, as many at once as there are cores; (None, why) where the model cannot be sent to them.
+    """Run one process per chain, as many at once as there are cores; (None, reason) if the model cannot be pickled.
 
-    The processes are started afresh, never forked from this one: the threads of JAX and torch do not survive a fork.
+    The processes are spawned, not forked: the threads of JAX and torch do not survive a fork.
     """
     if not processes.allowed():
         return None, "this one is daemonic, as the workers of Dask are, and may start no others"
@@ -522,7 +562,7 @@ def _in_processes(job: _PyroJob, problem: Problem, meter: Meter) -> tuple[list[d
 
 
 def _pyro_worker(blob: bytes, chain: int, path: str) -> dict[str, Any]:
-    """One chain in a process of its own: the program is built again here, from the model and NumPy arrays."""
+    """Run one chain in its own process. The program is rebuilt here from the model and NumPy arrays."""
     import torch
 
     # One thread each: the chains share the cores already.

@@ -1,4 +1,4 @@
-"""Hamiltonian Monte Carlo with trajectories of one length: NumPyro's kernel, or Pyro's (see `hamiltonian.py`)."""
+"""Hamiltonian Monte Carlo with trajectories of fixed length, by NumPyro's or Pyro's kernel (see `hamiltonian.py`)."""
 
 from __future__ import annotations
 
@@ -20,32 +20,57 @@ QUARTER = math.pi / 2
 
 @dataclass(frozen=True)
 class HMC(Hamiltonian):
-    """Hamiltonian Monte Carlo (Duane, Kennedy, Pendleton and Roweth 1987; Neal 2011) in unconstrained coordinates.
+    """Hamiltonian Monte Carlo with trajectories of fixed length, in unconstrained coordinates.
 
     The end of a trajectory of n leapfrog steps is accepted with probability min(1, exp(H(start) - H(end))), where
-    H = U(u) + r' M^-1 r / 2; else the chain stays where it is.
+    H = U(u) + r' M^-1 r / 2. Otherwise the chain stays where it is.
 
-    trajectory_length: s n, the step size times the number of steps, in units of the posterior's standard deviations
-    where the mass matrix is right; n follows from the step size. num_steps: n; the length then follows. One of the two;
-    neither means trajectory_length=pi/2: on a normal posterior with a right mass matrix every coordinate swings with
-    period 2 pi, so that a quarter of it forgets where it began, and the whole of it, the default of both systems, comes
-    back to there. Any one length is near a multiple of the period of some direction: chains may mix in one function and
-    not in another. NUTS finds lengths by itself; HMC is for those who know one, and for vectorised chains, which wait
-    for the longest trajectory among them.
-
-    max_steps: bound on n, which NumPyro's own HMC does not have. Where the step size is far too small, as it may be for
-    some transitions of a warm-up, a trajectory is shorter than requested. More than 5 % of such draws give a warning.
-
-    In NumPyro n = ceil(length / s), and the steps are shortened to make up the length; in Pyro n = floor(length / s).
-
-    draws, warmup, chains, target_accept, mass_matrix, adapt_mass_matrix, step_size, start, chain_method, temperature,
-    and what Pyro refuses: as in `NUTS`. Statistics are those of NUTS but for its trees: `lp`, `energy` (NumPyro only),
-    `acceptance_rate`, `mean_accept_prob`, `step_size`, `n_steps`, `diverging` (the energy grew by more than 1000).
+    Parameters
+    ----------
+    draws, warmup, chains : int
+        Transitions per chain that are kept and not kept, and the number of chains, as in `NUTS`.
+    start, jitter, chain_method, temperature, checkpoint, until, budget
+        As in `NUTS`, with the same limits in Pyro.
+    target_accept, mass_matrix, adapt_mass_matrix, step_size
+        Adaptation in the warm-up, as in `NUTS`.
+    trajectory_length : float or None
+        s n, the step size s times the number of steps n, in units of the posterior's standard deviations if the mass
+        matrix is right. n follows from the step size. If neither this nor `num_steps` is given, it is pi/2.
+    num_steps : int or None
+        n. The trajectory length then follows from the step size. Give this or `trajectory_length`, not both.
+    max_steps : int
+        Upper bound on n, which NumPyro's own HMC does not have. Where the step size is far too small, as it may be for
+        some transitions of a warm-up, a trajectory is shorter than requested. More than 5 % of such draws give a
+        warning.
 
     Raises
     ------
-    InputError, UnsupportedError: impossible arguments; `Point` parameters without a value.
-    DivergenceError: no finite log density to start from, or at a draw. BudgetError: spent before the first draw.
+    InputError
+        Impossible arguments.
+    UnsupportedError
+        Settings that are not supported; `Point` parameters without a value.
+    DivergenceError
+        No finite log density at the starting points, or at a draw.
+    BudgetError
+        The budget was spent before the first draw.
+
+    Notes
+    -----
+    On a normal posterior with the right mass matrix every coordinate oscillates with period 2 pi. A trajectory of a
+    quarter of a period forgets where it began. A trajectory of a whole period, the default of both systems, returns to
+    its start. Any fixed length is near a multiple of the period of some direction, so chains may mix in one function
+    and not in another. NUTS finds lengths by itself. HMC is for users who know a good length, and for vectorised
+    chains, which wait for the longest trajectory among them.
+
+    In NumPyro n = ceil(length / s), and the steps are shortened to match the length. In Pyro n = floor(length / s).
+
+    Statistics are those of `NUTS` without its trees: `lp`, `energy` (NumPyro only), `acceptance_rate`,
+    `mean_accept_prob`, `step_size`, `n_steps` and `diverging` (the energy grew by more than 1000).
+
+    References
+    ----------
+    Duane, Kennedy, Pendleton and Roweth (1987), "Hybrid Monte Carlo".
+    Neal (2011), "MCMC using Hamiltonian dynamics".
     """
 
     trajectory_length: float | None = None
@@ -100,7 +125,7 @@ class HMC(Hamiltonian):
         self, length: Any, step_size: Any, least: Callable[[Any, Any], Any], margin: float
     ) -> Any:
         if self.num_steps is not None:
-            # Pyro's kernel has a length only, which it keeps while the step size changes.
+            # Pyro's kernel knows a length only, and keeps it while the step size changes.
             return (self.num_steps + margin) * step_size
         return least(length, (self.max_steps + margin) * step_size)
 

@@ -1,7 +1,7 @@
-"""Generalised Hamiltonian Monte Carlo by many chains, tuned by eigenvalues of their own cross-chain moments: MEADS.
+"""MEADS: generalised Hamiltonian Monte Carlo with many chains, tuned by eigenvalues of their cross-chain moments.
 
-Momenta persist from one leapfrog step to the next, so that there is no trajectory length at all; step size, metric and
-damping are read off the positions and gradients of the chains at one moment, without any optimisation.
+Momenta persist from one leapfrog step to the next, so there is no trajectory length. Step size, metric and damping are
+computed from the positions and gradients of the chains at one moment, without optimisation.
 """
 
 from __future__ import annotations
@@ -21,70 +21,97 @@ from ppl_bnn.inference.sampling.chains import Kernel
 from ppl_bnn.inference.sampling.sampler import Target
 from ppl_bnn.inference.sampling.whitening import gradients_of_a_start, whitened
 
-# Of moving averages: the average at step t takes the newest value with weight t^-DECAY.
+# Decay of moving averages: the average at step t takes the newest value with weight t^-DECAY.
 DECAY = 0.5
 # Below this the adapted step size is too large for the target: see `told`.
 FEW_ACCEPTED = 0.5
-# In the warm-up, a step of all chains of which fewer are accepted makes the next steps smaller by this factor; others
-# make them larger again, by a tenth of it on the logarithmic scale and never beyond what the gradients say.
+# In the warm-up, a step with a lower acceptance over all chains makes the next steps smaller by this factor. Other
+# steps make them larger again, by a tenth of it on the logarithmic scale, up to the size that the gradients allow.
 BRAKE, RELEASE = 0.5, 0.1
 
 
 @dataclass(frozen=True)
 class MEADS(ManyChains):
-    """Generalised Hamiltonian Monte Carlo with parameters by maximum-eigenvalue adaptation (Hoffman and Sountsov 2022,
-    AISTATS), in unconstrained coordinates.
+    """Generalised Hamiltonian Monte Carlo with maximum-eigenvalue adaptation, in unconstrained coordinates.
 
     Each step partly refreshes the momentum, r <- sqrt(1 - alpha) r + sqrt(alpha) xi with xi ~ N(0, M), takes one
-    leapfrog step of size epsilon, and accepts by a slice variable that persists too and drifts by alpha / 2 (Neal
-    2020), so that rejections, which turn the momentum round, come in clusters. In the warm-up the chains are dealt into
-    folds, again and again; a fold takes its parameters from the fold before it, never from itself:
+    leapfrog step of size epsilon, and accepts by a slice variable that also persists and drifts by alpha / 2 (Neal
+    2020), so that rejections, which reverse the momentum, come in clusters. In the warm-up the chains are repeatedly
+    divided into folds. A fold takes its parameters from the fold before it, never from itself:
 
         M^-1    = diag of sigma^2, the variances between the fold's chains
         epsilon = min(1, step_size_multiplier / sqrt(lambda(sigma g)))            g: gradients of the log density
         gamma   = max(1 / sqrt(lambda((u - mean) / sigma)), damping_slowdown / (t epsilon))
         alpha   = 1 - exp(-2 epsilon gamma)                                       t: steps so far
 
-    where lambda estimates the largest eigenvalue of the second moment of its rows as the ratio of the sum of squared
+    where lambda estimates the largest eigenvalue of the second moment of its rows by the ratio of the sum of squared
     eigenvalues to their sum. log epsilon, log sigma and log alpha are averaged over folds and steps, with weight t^-1/2
-    on the newest; after the warm-up the averages stay, and each chain has its target as its stationary distribution.
+    on the newest value. After the warm-up the averages stay fixed, and each chain has the target as its stationary
+    distribution.
 
-    The gradients of chains that start at modes are 0 and say nothing of the curvature: epsilon would be 1, every step
-    rejected, and nothing learned ever after. So epsilon is halved after each step of the warm-up of which less than
-    half is accepted, and given back where more is, which is not in the paper.
-
-    The step size that the gradients allow is far too small where chains start far out, and where a direction that is
-    no coordinate is much stiffer than the others (collinear inputs): scaling by sigma does not help there. With
-    `preconditioning` the chains therefore move in coordinates of equal curvature, z = S^-1 u, S S' the inverse of the
-    mean over the chains of the curvature where they start, and a chain that starts more than two standard deviations
-    out along some direction, by the local curvature, is moved to two (`ppl_bnn.inference.sampling.whitening`; this is
-    not in the paper). Up to 1000 coordinates, and as they are beyond. For the chains of one superchain their common
-    start stays common. On a linear model with a posterior of condition number 2e5 variances are right with it, and 4e4
-    times too large along the stiffest direction without it (`comparisons/performance/badly_scaled.py`).
-
-    preconditioning: whether to do so. thinning: leapfrog steps, and so gradients, per draw (and per transition of the
-    warm-up): neighbouring states of one chain are much alike. folds: at least 2, of at least 4 chains.
-    step_size_multiplier: smaller for more acceptance (0.5 in the paper, twice as good on Gaussians; a network on the
-    diabetes data then had every second step rejected, and a fifth of the effective draws that it has at 0.25). chains,
-    superchains, draws, warmup: see `ManyChains`.
-
-    Works well: where the chains' covariance describes the target everywhere, with hundreds of chains on a GPU. Does
-    not: where the curvature differs between regions, since epsilon knows one value only: look at `acceptance_rate`. On
-    the zoo's regression_mlp with the diabetes data, in its own units, 32 chains from the prior with a warm-up of 300
-    had a nested R-hat of 1.006; without preconditioning it was 4.3.
-
-    Statistics, (chain, draw), in ArviZ's names where it has one: `lp`, `acceptance_rate` (mean over the steps of a
-    draw), `step_size`, `n_steps` (gradients of the transition), `diverging` (any of its steps); `damping` (alpha), and
-    `adaptation_refused`, the number of warm-up transitions in which no fold had finite parameters to offer, the same in
-    all draws. No `energy`: momenta persist, so E-BFMI would be small whatever the target. A proposal whose energy or
-    gradient is not finite is rejected; parameters that are not finite leave the former ones in place.
-
-    BlackJAX gives the step (`mcmc.ghmc`) and the parameters of one fold (`adaptation.meads_adaptation.base`); the
-    folds, the averages and the guards are written here.
+    Parameters
+    ----------
+    draws, warmup, chains, superchains : int
+        See `ManyChains`.
+    start, jitter, chain_method, temperature, checkpoint, until, budget
+        See `ManyChains` and `Sampler`.
+    thinning : int
+        Leapfrog steps, and so gradients, per draw and per transition of the warm-up. Successive states of one chain are
+        highly correlated.
+    folds : int
+        Number of folds, at least 2, with at least 4 chains each.
+    step_size_multiplier : float
+        Smaller values give more acceptance. The paper has 0.5, which is twice as good on Gaussians. A network on the
+        diabetes data then had every second step rejected, and a fifth of the effective draws that it has at 0.25.
+    damping_slowdown : float
+        The constant in gamma, see above.
+    preconditioning : bool
+        Whether chains move in coordinates of equal curvature, see Notes.
 
     Raises
     ------
-    InputError, UnsupportedError: impossible arguments. DivergenceError: no chain can start.
+    InputError
+        Impossible arguments.
+    UnsupportedError
+        Settings that are not supported.
+    DivergenceError
+        No chain can start.
+
+    Notes
+    -----
+    Two things are not in the paper.
+
+    - Step size. The gradients of chains that start at modes are 0 and carry no information on the curvature: epsilon
+      would be 1, every step would be rejected, and the adaptation would never recover. So epsilon is halved after each
+      step of the warm-up in which less than half of the proposals are accepted, and restored where more are.
+    - Preconditioning. The step size that the gradients allow is far too small where chains start far out, and where a
+      direction that is not a coordinate is much stiffer than the others (collinear inputs). Scaling by sigma does not
+      help there. With `preconditioning` the chains move in coordinates of equal curvature, z = S^-1 u, S S' the inverse
+      of the mean over the chains of the curvature where they start. A chain that starts more than two standard
+      deviations out along some direction, by the local curvature, is moved to two
+      (`ppl_bnn.inference.sampling.whitening`). This applies to up to 1000 coordinates; larger models keep their
+      coordinates. The chains of one superchain keep their common start. On a linear model with a posterior of condition
+      number 2e5 variances are right with it, and 4e4 times too large along the stiffest direction without it
+      (`comparisons/performance/badly_scaled.py`).
+
+    Works well where the chains' covariance describes the target everywhere, with hundreds of chains on a GPU. Works
+    poorly where the curvature differs between regions, since there is one epsilon: check `acceptance_rate`. On the
+    zoo's regression_mlp with the diabetes data, in its own units, 32 chains from the prior with a warm-up of 300 had a
+    nested R-hat of 1.006; without preconditioning it was 4.3.
+
+    Statistics have shape (chain, draw) and ArviZ's names where it has one: `lp`, `acceptance_rate` (mean over the steps
+    of a draw), `step_size`, `n_steps` (gradients of the transition), `diverging` (any of its steps), `damping` (alpha)
+    and `adaptation_refused`, the number of warm-up transitions in which no fold had finite parameters, the same in all
+    draws. There is no `energy`: momenta persist, so E-BFMI would be small whatever the target. A proposal whose energy
+    or gradient is not finite is rejected. Parameters that are not finite leave the previous ones in place.
+
+    BlackJAX provides the step (`mcmc.ghmc`) and the parameters of one fold (`adaptation.meads_adaptation.base`). The
+    folds, averages and guards are implemented here.
+
+    References
+    ----------
+    Hoffman and Sountsov (2022), "Tuning-free generalized Hamiltonian Monte Carlo", AISTATS.
+    Neal (2020), "Non-reversibly updating a uniform [0,1] value for Metropolis accept/reject decisions".
     """
 
     thinning: int = 10
@@ -155,7 +182,7 @@ class MEADS(ManyChains):
             return jax.vmap(one)(positions, gradients)
 
         def kept_where_unusable(new: dict[str, Any], old: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-            """New parameters of the folds that have some, and which of them have."""
+            """Usable new parameters, else the old ones, and which folds have usable ones."""
             fine = jnp.isfinite(new["step_size"]) & (new["step_size"] > 0)
             fine = fine & jnp.isfinite(new["damping"]) & (new["damping"] > 0)
             fine = fine & jnp.all(jnp.isfinite(new["scale"]) & (new["scale"] > 0), axis=-1)
@@ -165,7 +192,7 @@ class MEADS(ManyChains):
             }, fine
 
         def dealt(values: Any, order: Any) -> Any:
-            """(chains, ...) as (folds, chains of a fold, ...)."""
+            """Reshape (chains, ...) to (folds, chains of a fold, ...)."""
             return values[order].reshape(folds, -1, *values.shape[1:])
 
         def begin(flat: Any, key: Any, data: Any) -> dict[str, Any]:
@@ -175,7 +202,7 @@ class MEADS(ManyChains):
                 lambda position, key: ghmc.init(position, lambda u: target.log_density(u, data), key)
             )(flat, jax.random.split(momentum_key, chains))
             order = jax.random.permutation(order_key, chains)
-            # In use until a fold has better ones: where all chains start at one point, not before they have parted.
+            # Used until a fold has usable ones. If all chains start at one point, that is after they have moved apart.
             gradient = jnp.where(jnp.isfinite(moving.logdensity_grad), moving.logdensity_grad, 0.0)
             steepness = jnp.maximum(jnp.mean(jnp.sum(gradient**2, axis=-1)), 1.0)
             former = {
@@ -214,7 +241,7 @@ class MEADS(ManyChains):
                 average = jax.tree.map(
                     lambda old, new: old + weight * (jnp.log(new).mean(axis=0) - old), carry["average"], seen
                 )
-                # Dealt anew after as many steps as there are folds, so that none of them drifts off by itself.
+                # Shuffle after as many steps as there are folds, so that no fold drifts away by itself.
                 order = jnp.where((steps + 1) % folds == 0, jax.random.permutation(key, order), order)
                 return {
                     "folds": now,
@@ -227,7 +254,7 @@ class MEADS(ManyChains):
                 return {name: carry[name] for name in ("folds", "average", "order", "learned")}
 
             def of_chains(order: Any, learning: dict[str, Any]) -> dict[str, Any]:
-                """The parameters that each chain moves by: those of the fold before its own, or the averages."""
+                """The parameters of each chain: those of the fold before its own, or the averages after the warm-up."""
                 fold = (
                     jnp.zeros(chains, jnp.int32)
                     .at[order]
@@ -251,7 +278,7 @@ class MEADS(ManyChains):
                 used = of_chains(carry["order"], learning)
                 used["step_size"] = used["step_size"] * jnp.where(warming, carry["brake"], 1.0)
                 scale, damping = used["scale"], used["damping"]
-                # Momenta are held in units of the metric, r sigma ~ N(0, 1), since it changes under them.
+                # Momenta are stored in units of the metric, r sigma ~ N(0, 1), since the metric changes between steps.
                 standing = before._replace(momentum=before.momentum / scale)
                 after, told = jax.vmap(
                     lambda key, chain, step_size, scale, damping: move(
@@ -272,8 +299,8 @@ class MEADS(ManyChains):
                     after,
                     stays,
                 )
-                # A rejection leaves the slice where it drifted to. BlackJAX adds 0 times exp of the loss to it, which
-                # is NaN where that overflows, unless the compiler folds the product away.
+                # After a rejection the slice keeps its drifted value. BlackJAX adds 0 times exp of the loss to it,
+                # which is NaN if that overflows, unless the compiler folds the product away.
                 after = after._replace(
                     momentum=after.momentum * scale,
                     slice=jnp.where(jnp.isfinite(after.slice), after.slice, drifted),

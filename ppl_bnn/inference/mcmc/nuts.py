@@ -1,4 +1,4 @@
-"""The No-U-Turn Sampler: NumPyro's kernel, or Pyro's; what it shares with HMC stands in `hamiltonian.py`.
+"""The No-U-Turn Sampler, run by NumPyro's or Pyro's kernel. Code shared with HMC is in `hamiltonian.py`.
 
 NUTS doubles a trajectory of leapfrog steps until it turns back on itself, and takes a draw from it in proportion to
 exp(-U(u) - r' M^-1 r / 2).
@@ -21,47 +21,87 @@ from ppl_bnn.inference.sampling.stream import Arrays
 
 @dataclass(frozen=True)
 class NUTS(Hamiltonian):
-    """The No-U-Turn Sampler (Hoffman and Gelman 2014; multinomial, Betancourt 2017), in unconstrained coordinates.
+    """The No-U-Turn Sampler, in unconstrained coordinates.
 
-    draws, warmup: transitions per chain, kept and not. chains: independent chains. target_accept: the mean acceptance
-    that the step size is tuned to; nearer 1 means smaller steps and fewer divergences. max_tree_depth: a trajectory has
-    at most 2**max_tree_depth - 1 leapfrog steps.
+    The algorithm is that of Hoffman and Gelman with multinomial sampling from the trajectory (Betancourt). A trajectory
+    of leapfrog steps is doubled until it turns back on itself, and the draw is taken from it in proportion to
+    exp(-U(u) - r' M^-1 r / 2). The step size and the mass matrix are adapted in the warm-up.
 
-    mass_matrix: "diagonal"; "dense"; or "block", a dense block per layer (what stands before the last dot of the names
-    of sites), with single coordinates such as the noise, and latent variables of rows, on a diagonal.
-    adapt_mass_matrix: whether the warm-up estimates it; else it stays what `start` knows of it, or the identity.
-    step_size: where the tuning of the step size begins; None: at 1.
-
-    start: where chains begin, jitter: see `Sampler`. A start that has a spread (Laplace, SVI, an ensemble of such,
-    earlier chains) also gives the mass matrix that the warm-up begins with: its covariance, exact or from draws, times
-    the temperature. Where that is about right, as on a posterior near a normal one, a warm-up of tens of transitions
-    will do. A Laplace approximation of a network is right at the mode only. With 10 hidden units its variances, kept
-    (adapt_mass_matrix=False) through a warm-up of 50, gave as many effective draws per gradient as a diagonal estimated
-    in 200 or 1000, its dense covariance half as many; warm-ups of 50, 200 and 1000 cost 24, 82 to 100 and 412 thousand
-    gradients. Without a start a warm-up of 200 did as well as with one. With 50 hidden units the variances of SVI (1000
-    steps), kept likewise, were the better start: 148 thousand gradients for 900 effective draws, 374 for 1280 with the
-    diagonal of a Laplace approximation, 539 for 1410 without a start and a warm-up of 500 (diabetes, one seed). In
-    effective draws per second, the fit of the start and all compilation counted, over hand-written NUTS with a warm-up
-    of 500 (`comparisons/performance/sampling.py`, three seeds): 2.0 from a mode, MAP(steps=300), and a warm-up of 50;
-    with the variances of SVI kept 1.0 after 50 transitions, of which one seed had 8 effective draws, and 1.7 after 100.
-    R-hat tells chains that disagree from chains that agree, and chains that all begin around one mode agree however
-    many modes there are. Where it is to tell of that, begin in several: MAP(), fitted once per chain, or an ensemble.
-
-    chain_method: in NumPyro "threads", "vectorised", "sequential" or "devices", see `Sampler`; in Pyro "processes"
-    (over the cores; what "auto" means on a CPU, but in a daemonic process, as the workers of Dask are, which may start
-    no others) or "sequential". checkpoint, until, budget and `bnn.extend` are NumPyro's.
-
-    temperature: T of the target p(w | D)^(1/T), in both systems.
-
-    Statistics, (chain, draw), in ArviZ's names: `lp` (the log density of the target at u, Jacobian included), `energy`
-    (NumPyro only), `acceptance_rate`, `mean_accept_prob` (its running mean), `step_size`, `n_steps` (leapfrog steps),
-    `tree_depth`, `reached_max_tree_depth`, `diverging`. d completed doublings make 2**d - 1 steps, so tree_depth is the
-    number of binary digits of n_steps; a last doubling that was broken off counts as one.
+    Parameters
+    ----------
+    draws : int
+        Transitions per chain that are kept.
+    warmup : int
+        Transitions per chain for adaptation, which are not kept.
+    chains : int
+        Number of independent chains.
+    start : method, posterior, dict or None
+        Where chains begin, see `Sampler`. A start that has a spread (Laplace, SVI, an ensemble of these, earlier
+        chains) also gives the mass matrix with which the warm-up begins: its covariance, exact or from draws, times the
+        temperature.
+    jitter : float
+        Standard deviation of the noise between equal starting points, see `Sampler`.
+    chain_method : str
+        In NumPyro "threads", "vectorised", "sequential" or "devices", see `Sampler`. In Pyro "processes" (over the
+        cores) or "sequential". In Pyro "auto" means "processes" on a CPU, except in a daemonic process (such as the
+        workers of Dask), which may not start other processes.
+    temperature : float
+        T of the target p(w | D)^(1/T), in both systems.
+    checkpoint, until, budget
+        See `Sampler`. NumPyro only, as is `bnn.extend`.
+    target_accept : float
+        The mean acceptance probability to which the step size is tuned. Values nearer 1 mean smaller steps and fewer
+        divergences.
+    mass_matrix : {"diagonal", "dense", "block"}
+        Structure of the mass matrix. "block" has a dense block per layer (the part of a site name before its last dot).
+        Single coordinates, such as the noise, and latent variables of rows are on a diagonal.
+    adapt_mass_matrix : bool
+        Whether the warm-up estimates the mass matrix. If False, it stays at what `start` gives, or at the identity.
+    step_size : float or None
+        Where the tuning of the step size begins. None begins at 1.
+    max_tree_depth : int
+        A trajectory has at most 2**max_tree_depth - 1 leapfrog steps.
 
     Raises
     ------
-    InputError, UnsupportedError: impossible arguments; `Point` parameters without a value.
-    DivergenceError: no finite log density to start from, or at a draw. BudgetError: spent before the first draw.
+    InputError
+        Impossible arguments.
+    UnsupportedError
+        Settings that are not supported; `Point` parameters without a value.
+    DivergenceError
+        No finite log density at the starting points, or at a draw.
+    BudgetError
+        The budget was spent before the first draw.
+
+    Notes
+    -----
+    Statistics have shape (chain, draw) and ArviZ's names: `lp` (the log density of the target at u, Jacobian included),
+    `energy` (NumPyro only), `acceptance_rate`, `mean_accept_prob` (its running mean), `step_size`, `n_steps` (leapfrog
+    steps), `tree_depth`, `reached_max_tree_depth` and `diverging`. d completed doublings make 2**d - 1 steps, so
+    `tree_depth` is the number of binary digits of `n_steps`. A last doubling that was broken off counts as one.
+
+    Choice of the start. Where the mass matrix of the start is about right, as on a posterior that is nearly normal, a
+    warm-up of tens of transitions is enough. A Laplace approximation of a network is accurate at the mode only.
+
+    - 10 hidden units (diabetes, one seed): the variances of a Laplace approximation, kept (adapt_mass_matrix=False)
+      through a warm-up of 50, gave as many effective draws per gradient as a diagonal estimated in 200 or 1000
+      transitions. The dense covariance gave half as many. Warm-ups of 50, 200 and 1000 cost 24, 82 to 100 and 412
+      thousand gradients. A warm-up of 200 without a start did as well as with one.
+    - 50 hidden units (diabetes, one seed): the variances of SVI (1000 steps), kept in the same way, were the better
+      start: 148 thousand gradients for 900 effective draws, against 374 for 1280 with the diagonal of a Laplace
+      approximation, and 539 for 1410 without a start and with a warm-up of 500.
+    - Effective draws per second, with the fit of the start and compilation included, relative to hand-written NUTS with
+      a warm-up of 500 (`comparisons/performance/sampling.py`, three seeds): 2.0 from a mode, MAP(steps=300), with a
+      warm-up of 50. With the variances of SVI kept: 1.0 after 50 transitions, where one seed had 8 effective draws, and
+      1.7 after 100.
+
+    R-hat detects disagreement between chains. Chains that all begin around one mode agree, however many modes there
+    are. To let R-hat detect several modes, begin in several: MAP(), fitted once per chain, or an ensemble.
+
+    References
+    ----------
+    Hoffman and Gelman (2014), "The No-U-Turn Sampler: adaptively setting path lengths in Hamiltonian Monte Carlo".
+    Betancourt (2017), "A conceptual introduction to Hamiltonian Monte Carlo".
     """
 
     max_tree_depth: int = 10
@@ -84,7 +124,7 @@ class NUTS(Hamiltonian):
 
     def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
         most = 2.0**self.max_tree_depth - 1.0
-        # Networks of 80 to 600 weights took between once and three times as many as they have weights, or fewer.
+        # Networks of 80 to 600 weights took at most one to three times as many gradients per draw as they have weights.
         return 1.0, min(float(max(15, min(size.parameters, 500))), most), most
 
     def trajectory(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ppl_bnn.inference.cost import Effort, Size
 from ppl_bnn.inference.optimisation.loops import check_whole
 from ppl_bnn.inference.sampling.sampler import Sampler
 
-# Warm-up transitions from which nothing could be learned, as a share, above which the adaptation counts as frozen.
+# The share of warm-up transitions without a usable proposal above which the adaptation counts as frozen.
 FROZEN = 0.5
 
 
@@ -21,10 +21,22 @@ FROZEN = 0.5
 class ManyChains(Sampler):
     """Many chains that advance and adapt together, compiled as one function over all of them.
 
-    chains: as many as keep the machine busy; on a GPU hundreds cost little more than one. draws: kept per chain, few,
-    since chains add up. superchains: groups of chains / superchains consecutive chains, each begun at one point:
-    what nested R-hat compares (`ppl_bnn.posterior.nested`). The points themselves must be spread wider than the
-    posterior for it to notice anything, as prior draws are.
+    Parameters
+    ----------
+    draws : int
+        Draws kept per chain. A few are enough, since all chains contribute.
+    warmup : int
+        Transitions per chain for adaptation, which are not kept.
+    chains : int
+        As many as keep the machine busy. On a GPU hundreds cost little more than one.
+    superchains : int
+        Number of groups, each of chains / superchains consecutive chains that begin at one point. Nested R-hat compares
+        these groups (`ppl_bnn.posterior.nested`). It can detect a problem only if the points are spread wider than the
+        posterior, as prior draws are.
+    start, jitter, temperature, checkpoint, until, budget
+        See `Sampler`.
+    chain_method : {"auto", "vectorised"}
+        Both run all chains as one vectorised function.
     """
 
     draws: int = 200
@@ -65,7 +77,7 @@ class ManyChains(Sampler):
 
     @property
     def starting_points(self) -> int:
-        """One per superchain."""
+        """One starting point per superchain."""
         return self.superchains
 
     def told(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
@@ -91,4 +103,4 @@ class ManyChains(Sampler):
 
     @abstractmethod
     def _smaller_steps(self) -> str:
-        """The setting that makes steps smaller."""
+        """The setting that makes steps smaller, for a warning."""
