@@ -1,8 +1,8 @@
-"""Fingerprints of settings in plain values: equal in every process, and different where a fit could differ.
+"""Fingerprints of settings in plain values: equal in every process, and different if the fits could differ.
 
-A `repr` would not do: it tells where a function lies in memory, leaves out the middle of an array, and of a network or
-a function says its name alone. Here an array is the hash of its numbers, a network of its weights, and a function what
-it says, with its defaults, with what it holds of the place where it was made and what is bound to it.
+A `repr` is not enough: it contains memory addresses of functions, omits the middle of an array, and gives only the name
+of a network or a function. Here an array is represented by the hash of its numbers, a network by its weights, and a
+function by its source, its defaults, its closure and the arguments bound to it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 from ppl_bnn.inference.pretrained import is_nnx
 from ppl_bnn.posterior.posterior import Posterior
 
-# A folder says where a fit is kept, and nothing of what it is.
+# A folder is the location of a fit and does not affect its result.
 _PLACES = ("checkpoint",)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _LIBRARIES = tuple(
@@ -38,10 +38,20 @@ _LIBRARIES = tuple(
 
 
 def identity(value: Any) -> Any:
-    """Plain values (numbers, words, lists, dicts by words) that differ where two settings do.
+    """Plain values that differ if two settings differ.
 
-    Functions of installed packages count by their names, as the versions of packages stand elsewhere. Of an object
-    whose class says nothing of what it is made of, its class counts.
+    Parameters
+    ----------
+    value : object
+        A setting.
+
+    Returns
+    -------
+    object
+        Numbers, strings, lists and dicts with string keys.
+
+    Notes ----- Functions of installed packages count by their names, because the versions of packages are recorded
+    elsewhere. An object whose state cannot be read counts by its class.
     """
     return _identity(value, ())
 
@@ -88,7 +98,7 @@ def _identity(value: Any, outer: tuple[int, ...]) -> Any:
             **{name: each(part) for name, part in parts.items() if part},
         }
     if callable(getattr(value, "state_dict", None)):
-        # Of a module of torch, whose `repr` names its layers and no place in memory.
+        # A torch module: its `repr` lists its layers and contains no memory address.
         return {"class": _named(type(value)), "layers": repr(value), "state": each(value.state_dict())}
     if is_nnx(value):
         graph, state = sys.modules["flax.nnx"].split(value)
@@ -109,7 +119,18 @@ def _identity(value: Any, outer: tuple[int, ...]) -> Any:
 
 
 def source(function: Any) -> str:
-    """The file that a function (or a class) is in, or of a script the parts that it reaches; without comments."""
+    """The source, without comments, that a function or class comes from.
+
+    Parameters
+    ----------
+    function : callable or type
+        A function or a class.
+
+    Returns
+    -------
+    str
+        The whole file; for a function of a script (`__main__`), the parts of the script that the function reaches.
+    """
     if function.__module__ != "__main__":
         with suppress(OSError, TypeError, SyntaxError):
             return ast.unparse(ast.parse(Path(str(inspect.getsourcefile(function))).read_bytes()))
@@ -117,16 +138,16 @@ def source(function: Any) -> str:
 
 
 def _reached(function: Any) -> str:
-    """A function or a class, and the parts of its module that it reaches; without comments."""
+    """The source of a function or class and of the parts of its module that it reaches, without comments."""
     found: dict[str, str] = {}
     _reach(function.__qualname__, function, found)
     return "\n".join(f"{name} = {text}" for name, text in found.items())
 
 
 def _code(value: Any) -> dict[str, str]:
-    """A hash of the source of what is not part of an installed package, as far as it reaches.
+    """A hash of the reached source, for code that is not part of an installed package.
 
-    The rest of its module does not count: a checkpoint is to go on after another function was changed there.
+    The rest of the module does not count: a checkpoint must stay valid after an unrelated function was changed.
     """
     module = value.__module__ or ""
     with suppress(OSError, TypeError):
@@ -137,7 +158,7 @@ def _code(value: Any) -> dict[str, str]:
         return {}
     found = {"source": hashlib.sha256(_reached(value).encode()).hexdigest()}
     if "<" in value.__qualname__ and isinstance(value, types.FunctionType):
-        # Of two functions made in one place, or two lambdas of one line.
+        # Distinguishes two functions created in one place, or two lambdas on one line.
         found["code"] = hashlib.sha256(repr(_instructions(value.__code__)).encode()).hexdigest()
     return found
 
@@ -147,7 +168,7 @@ def _named(value: Any) -> str:
 
 
 def _array(value: Any) -> np.ndarray | None:
-    """An array of any system as NumPy's; None for anything else, and for arrays of objects."""
+    """The value as a NumPy array if it is an array of any system; None for other values and for arrays of objects."""
     if isinstance(value, type) or not hasattr(value, "__array__"):
         return None
     if callable(getattr(value, "detach", None)):
@@ -155,7 +176,7 @@ def _array(value: Any) -> np.ndarray | None:
     try:
         array = np.asarray(value)
     except TypeError:
-        # Keys of JAX's random numbers.
+        # JAX random keys.
         return None
     return None if array.dtype == object else array
 
@@ -164,12 +185,12 @@ def _held(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
-        # A name that is given its value later.
+        # A name whose value is assigned later.
         return None
 
 
 def _state(value: Any) -> dict[str, Any]:
-    """What an object holds that plain values can tell; of anything else its class."""
+    """The attributes of an object; an attribute that is not a plain value is replaced by its class."""
     plain = (
         bool
         | int
@@ -191,7 +212,7 @@ def _state(value: Any) -> dict[str, Any]:
 
 
 def _reach(name: str, value: Any, found: dict[str, str]) -> None:
-    """Write down a function or a class, and all of its module that it names: functions, classes and values."""
+    """Add a function or a class to `found`, and everything of its module that it names: functions, classes and values."""
     if name in found:
         return
     if not (inspect.isfunction(value) or inspect.isclass(value)):
@@ -213,7 +234,7 @@ def _text(value: Any) -> str:
     try:
         return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(value))))
     except (OSError, TypeError, SyntaxError):
-        # Typed in, and nowhere kept.
+        # Code from an interactive session has no source file.
         return repr(_instructions(value.__code__)) if inspect.isfunction(value) else value.__qualname__
 
 

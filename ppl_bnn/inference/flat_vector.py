@@ -1,7 +1,7 @@
-"""The flat vector: unconstrained coordinates of the latent sites, ravelled in the order of the program.
+"""The flat vector: the unconstrained coordinates of the latent sites, concatenated in the order of the program.
 
-Gaussians, curvatures and Jacobians are over this vector or over some of its positions. `system_values` goes back from
-NumPy to arrays of a system.
+Gaussians, curvatures and Jacobians are defined on this vector or on some of its positions. `system_values` converts
+NumPy values back to arrays of a system.
 """
 
 from __future__ import annotations
@@ -18,7 +18,23 @@ from ppl_bnn.core.errors import InputError, UnsupportedError, message
 
 
 def latent_names(problem: Problem) -> list[str]:
-    """The sites over which a Gaussian is put: all random variables, not the parameters without a prior."""
+    """The sites of a Gaussian approximation: all random variables, without the parameters that have no prior.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+
+    Returns
+    -------
+    list of str
+        The names, in the order of the program.
+
+    Raises
+    ------
+    UnsupportedError
+        The program has no site with a prior.
+    """
     names = [site.name for site in problem.program.latents]
     if not names:
         raise UnsupportedError(message("at least one site with a prior", "point estimates only", "MAP()"))
@@ -26,18 +42,55 @@ def latent_names(problem: Problem) -> list[str]:
 
 
 def flat_latents(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The flat vector (P,) of the latent sites, NumPy."""
+    """The flat vector of the latent sites.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    u : mapping of str to ndarray
+        Unconstrained coordinates by site.
+
+    Returns
+    -------
+    ndarray
+        Shape (P,).
+    """
     return np.concatenate([np.asarray(u[name], dtype=float).reshape(-1) for name in latent_names(problem)])
 
 
 def latent_places(problem: Problem) -> np.ndarray:
-    """Where the flat vector (P,) of the latent sites lies in that of all sites, parameters without a prior included."""
+    """The positions of the latent sites in the flat vector of all sites, which includes parameters without a prior.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+
+    Returns
+    -------
+    ndarray
+        Positions, shape (P,).
+    """
     sites = problem.program.sites.values()
     return np.flatnonzero(np.concatenate([np.full(site.size, not site.is_param) for site in sites]))
 
 
 def site_slices(problem: Problem, names: Sequence[str] | None = None) -> dict[str, slice]:
-    """Where each latent site lies in the flat vector (or in that of `names` alone)."""
+    """The slice of each latent site in the flat vector.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    names : sequence of str, optional
+        Use the flat vector of these sites only.
+
+    Returns
+    -------
+    dict of str to slice
+        Site to slice.
+    """
     slices, start = {}, 0
     for name in names or latent_names(problem):
         slices[name] = slice(start, start + problem.program.sites[name].size)
@@ -46,7 +99,20 @@ def site_slices(problem: Problem, names: Sequence[str] | None = None) -> dict[st
 
 
 def system_values(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """u as arrays of the system, in the shapes of the program."""
+    """Convert values to arrays of the system, in the shapes of the program.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    u : mapping of str to ndarray
+        Unconstrained coordinates of all sites.
+
+    Returns
+    -------
+    dict of str to array
+        The same values as arrays of the system.
+    """
     sites = problem.program.sites
     return {
         name: problem.system.asarray(np.asarray(u[name], dtype=float).reshape(site.unconstrained_shape))
@@ -55,7 +121,18 @@ def system_values(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, An
 
 
 def first_rows(problem: Problem) -> tuple[Any, Any]:
-    """Data for what needs no more than their shape: transforms to the coordinates of the program, and priors."""
+    """Data for computations that need only its shape: transforms to unconstrained coordinates, and priors.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+
+    Returns
+    -------
+    tuple
+        `(x, y)`: the first row, or all rows if the rows cannot be separated.
+    """
     program = problem.program
     if program.has_local or program.coupled or not program.language:
         return problem.x, problem.y
@@ -63,8 +140,20 @@ def first_rows(problem: Problem) -> tuple[Any, Any]:
 
 
 def somewhere(problem: Problem) -> dict[str, np.ndarray]:
-    """A point that tells what any would. No two elements of a site are alike there, or a prior whose curvature changes
-    with the value would look as if it had one for the whole tensor.
+    """A generic point, for computations whose result does not depend on the point.
+
+    No two elements of a site are equal, because a prior whose curvature changes with the value would otherwise look as
+    if it had the same curvature for the whole tensor.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+
+    Returns
+    -------
+    dict of str to ndarray
+        Unconstrained coordinates by site.
     """
     return {
         name: (0.1 + 0.2 * np.modf(np.arange(1, site.size + 1) * 0.6180339887498949)[0]).reshape(
@@ -76,10 +165,16 @@ def somewhere(problem: Problem) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True)
 class Where:
-    """The part of the flat vector that a curvature is over.
+    """The part of the flat vector that a curvature covers.
 
-    sites: those with at least one position in it. size: of their own flat vector. kept: positions in that, or None
-    for all.
+    Attributes
+    ----------
+    sites : tuple of str
+        The sites with at least one position in it.
+    size : int
+        The size of the flat vector of these sites.
+    kept : ndarray or None
+        Positions in that vector; None for all.
     """
 
     sites: tuple[str, ...]
@@ -88,7 +183,25 @@ class Where:
 
     @classmethod
     def of(cls, problem: Problem, positions: np.ndarray | None) -> Where:
-        """From increasing positions (Q,), or None for the whole flat vector."""
+        """Create from positions in the flat vector.
+
+        Parameters
+        ----------
+        problem : Problem
+            The program and its data.
+        positions : ndarray or None
+            Increasing positions, shape (Q,); None for the whole flat vector.
+
+        Returns
+        -------
+        Where
+            The part.
+
+        Raises
+        ------
+        InputError
+            The positions are not increasing whole numbers within the flat vector.
+        """
         every = site_slices(problem)
         total = max(at.stop for at in every.values())
         if positions is None:
@@ -123,5 +236,5 @@ class Where:
         return self.size if self.kept is None else len(self.kept)
 
     def chosen(self, array: np.ndarray) -> np.ndarray:
-        """The last axis, restricted to the positions."""
+        """Select the positions along the last axis of an array."""
         return array if self.kept is None else array[..., self.kept]

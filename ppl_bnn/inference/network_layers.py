@@ -1,4 +1,4 @@
-"""The layers of a trained network of torch or Flax, in the order and the layout of a program."""
+"""The layers of a trained torch or Flax network, in the order and the layout of a program."""
 
 from __future__ import annotations
 
@@ -24,9 +24,25 @@ ADVICE = "a network of the same layers, or start={'site': array} in the shapes o
 class ProgramMap:
     """A linear map or a convolution of the program.
 
-    weight, bias: the sites whose values they are; None where the program computes them from others, or has no bias.
-    flattened: how many places a flattened image has, and whether channels come first in it; None where it is no
-    image, or none whose order could be seen.
+    Attributes
+    ----------
+    name : str
+        The name of the map.
+    kind : str
+        "linear" or "conv".
+    shape : tuple of int
+        The shape of the weight.
+    weight, bias : str or None
+        The sites of the weight and the bias. None if the program computes the values from other sites, or has no bias.
+    has_bias : bool
+        Whether the map has a bias.
+    geometry : Geometry or None
+        Stride and padding of a convolution.
+    after_channels : int or None
+        Channels of the flattened image that enters the map; None if the input is not a flattened image.
+    channels_first : bool or None
+        Whether channels come first in the flattened image; None if the input is not a flattened image, or if the order
+        cannot be determined.
     """
 
     name: str
@@ -45,7 +61,23 @@ class ProgramMap:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of the network, in the layout of the program. flattens_channels_first: as torch does."""
+    """A layer of the network, in the layout of the program.
+
+    Attributes
+    ----------
+    name : str
+        The name of the layer in the network.
+    kind : str
+        "linear" or "conv".
+    weight : ndarray
+        The weight.
+    bias : ndarray or None
+        The bias, if there is one.
+    geometry : Geometry or None
+        Stride and padding of a convolution, if known.
+    flattens_channels_first : bool
+        Whether the network flattens images with channels first, as torch does.
+    """
 
     name: str
     kind: str
@@ -59,23 +91,46 @@ class Layer:
 
 
 def described(name: str, kind: str, shape: tuple[int, ...], has_bias: bool, geometry: Geometry | None) -> str:
+    """A layer in words, for error messages."""
     words = f"{name}: {kind} {tuple(shape)} {'with' if has_bias else 'without'} bias"
     return words if geometry is None else f"{words}, stride {geometry[0]}, padding {geometry[1]}"
 
 
 def is_torch_module(value: Any) -> bool:
+    """Whether the value is a torch module; torch is not imported."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
 def without_collection(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The collection of parameters is no layer; other collections are shown with their names."""
+    """The parameters inside the Flax collection "params", if that is the only collection; otherwise the input.
+
+    Other collections stay, so that error messages show their names.
+    """
     inner = parameters.get("params")
     return inner if set(parameters) == {"params"} and isinstance(inner, Mapping) else parameters
 
 
 def as_array(name: str, value: Any) -> np.ndarray:
-    """A copy in float64, so that the network may change afterwards."""
+    """A copy in float64, so that later changes of the network have no effect.
+
+    Parameters
+    ----------
+    name : str
+        The name for error messages.
+    value : array
+        An array of NumPy, torch or JAX.
+
+    Returns
+    -------
+    ndarray
+        The copy.
+
+    Raises
+    ------
+    InputError
+        The values are not finite numbers.
+    """
     array = finite_numbers(value)
     if array.dtype.kind not in "fiu" or not np.isfinite(array).all():
         raise InputError(f"start: {name}: " + message("finite numbers", _unfit(array), "a trained network"))
@@ -83,11 +138,12 @@ def as_array(name: str, value: Any) -> np.ndarray:
 
 
 def finite_numbers(value: Any) -> np.ndarray:
+    """The value as a NumPy array; floating types that NumPy does not know become float64."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         return (value if value.is_complex() else value.double()).numpy()
     array = np.asarray(value)
-    # The short floating types of JAX are opaque to NumPy until they are widened.
+    # NumPy does not know JAX's short floating types until they are widened.
     return np.asarray(value, dtype=np.float64) if array.dtype.kind == "V" else array
 
 
@@ -118,6 +174,29 @@ def _from_torch(name: str, weight: Any, bias: Any, geometry: Geometry | None = N
 
 
 def torch_layers(module: Any, problem: Problem, convolutional: bool) -> list[Layer]:
+    """The layers of a torch module.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        The network.
+    problem : Problem
+        The program and its data.
+    convolutional : bool
+        Whether the program has convolutions, so that a row of data is an image.
+
+    Returns
+    -------
+    list of Layer
+        The layers in the order in which they run on a row of the data, if the module runs on it; otherwise in the order
+        of registration.
+
+    Raises
+    ------
+    InputError
+        A layer that is neither linear nor a convolution in one or two dimensions, or a convolution with groups,
+        dilation or another padding mode than zeros.
+    """
     torch = sys.modules["torch"]
     layers = {}
     for name, part in module.named_modules():
@@ -151,13 +230,13 @@ def _torch_geometry(name: str, part: Any) -> Geometry:
     else:
         sides = [(each, each) for each in part.padding]
     if len(part.kernel_size) == 1:
-        # As the program has it: an image of height 1.
+        # The program represents a sequence as an image of height 1.
         return (1, *part.stride), ((0, 0), sides[0])
     return tuple(part.stride), (sides[0], sides[1])
 
 
 def _torch_order(module: Any, names: set[str], problem: Problem, convolutional: bool) -> list[str]:
-    """The names of layers in the order in which they run on one row; none if the module does not run on it."""
+    """The names of layers in the order in which they run on one row; empty if the module does not run on it."""
     torch = sys.modules["torch"]
     first = next(module.parameters(), None)
     if isinstance(problem.inputs, Mapping) or first is None:
@@ -167,21 +246,38 @@ def _torch_order(module: Any, names: set[str], problem: Problem, convolutional: 
         row = row.movedim(-1, 1)
     order: list[str] = []
     try:
-        # A copy: running a module may change it, and evaluation mode is not ours to set.
+        # A copy, because running a module may change it, and because its mode must not be changed.
         trial = copy.deepcopy(module).eval()
         for name, part in trial.named_modules():
             if name in names:
                 part.register_forward_hook(lambda *_, name=name: order.append(name))
-        # What torch says of the module's layers is for whoever runs it for its output.
+        # Warnings of torch about the layers concern users of the module's output.
         with torch.no_grad(), ignored():
             trial(row)
     except Exception:
-        # It wants other inputs than those of the program; the order of registration remains.
+        # The module needs other inputs than the program; the order of registration is used.
         return []
     return list(dict.fromkeys(order))
 
 
 def state_layers(state: Mapping[str, Any]) -> list[Layer]:
+    """The layers of a torch `state_dict`, in its order.
+
+    Parameters
+    ----------
+    state : mapping
+        Parameters by name.
+
+    Returns
+    -------
+    list of Layer
+        The layers.
+
+    Raises
+    ------
+    InputError
+        A tensor that is neither a weight nor a bias of a linear layer or a convolution.
+    """
     left = dict(state)
     layers = []
     for key in state:
@@ -195,6 +291,7 @@ def state_layers(state: Mapping[str, Any]) -> list[Layer]:
 
 
 def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The leaves of nested dicts, as pairs (path, value)."""
     if isinstance(tree, Mapping):
         for name, value in tree.items():
             yield from leaves(value, (*path, str(name)))
@@ -203,6 +300,23 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 
 def flax_layers(parameters: Mapping[tuple[str, ...], Any]) -> list[Layer]:
+    """The layers in the parameters of a Flax module.
+
+    Parameters
+    ----------
+    parameters : mapping of tuple of str to array
+        Parameters by path.
+
+    Returns
+    -------
+    list of Layer
+        The layers.
+
+    Raises
+    ------
+    InputError
+        A parameter that is neither a kernel nor a bias of a linear layer or a convolution.
+    """
     left = dict(parameters)
     layers = []
     for path in list(left):
@@ -217,7 +331,28 @@ def flax_layers(parameters: Mapping[tuple[str, ...], Any]) -> list[Layer]:
 
 
 def in_order_of(wanted: list[ProgramMap], layers: list[Layer]) -> list[Layer]:
-    """Layers of a dict whose order says nothing, in that of the program; as they came if the two do not fit."""
+    """Layers from a dict without a meaningful order, in the order of the program.
+
+    Layers are matched by name if all names are those of the program, otherwise by shape, and among equal shapes by the
+    number in their name.
+
+    Parameters
+    ----------
+    wanted : list of ProgramMap
+        The maps of the program.
+    layers : list of Layer
+        The layers in any order.
+
+    Returns
+    -------
+    list of Layer
+        The layers in the order of the program; in their own order if names and shapes do not match.
+
+    Raises
+    ------
+    InputError
+        Layers of one shape whose names do not determine their order.
+    """
     by_name = {layer.name: layer for layer in layers}
     if set(by_name) == {each.name for each in wanted}:
         return [by_name[each.name] for each in wanted]
@@ -235,7 +370,7 @@ def in_order_of(wanted: list[ProgramMap], layers: list[Layer]) -> list[Layer]:
 
 
 def _number_in(group: list[Layer]) -> Any:
-    """The numbers in the names of layers of one shape, if those are all that tells the names apart."""
+    """A sort key: the numbers in the names of layers of one shape, which must be all that distinguishes the names."""
     stems = {re.sub(r"\d+", "#", layer.name) for layer in group}
     numbers = {layer.name: tuple(map(int, re.findall(r"\d+", layer.name))) for layer in group}
     if len(stems) > 1 or len(set(numbers.values())) < len(group):

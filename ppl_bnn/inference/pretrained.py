@@ -1,11 +1,11 @@
 """Networks that were trained elsewhere, as values of the sites of a program.
 
-A `bnn.module` of the program has its parameters under the names that they have in the framework. It is set against a
-network of the same framework by these names and by shapes, and values are taken as they are.
+The parameters of a `bnn.module` in the program have the names that they have in the framework. They are matched with a
+network of the same framework by name and shape, and the values are used without a change of layout.
 
-For layers of the language names say nothing. The linear maps and the convolutions of the program, in the order in which
-they run, are set against the layers of a torch module, of its `state_dict`, or of the parameters of a Flax module. The
-layouts differ, and each is translated:
+For layers of the language, names are not comparable. The linear maps and the convolutions of the program, in the order
+in which they run, are matched with the layers of a torch module, of its `state_dict`, or of the parameters of a Flax
+module. The layouts differ, and each is converted:
 
 =============  =================  ==================  ============================
 layer          here               torch               Flax
@@ -16,12 +16,12 @@ along time     (k, C, O)          (O, C, k)           kernel (k, C, O)
 flattening     (H, W, C)          (C, H, W)           (H, W, C)
 =============  =================  ==================  ============================
 
-So the rows of the first linear map after a convolution of torch are put in the order in which the program flattens,
-which is found by running the program with each channel of each convolution at a value of its own.
+The rows of the first linear map after a torch convolution are therefore reordered to the order in which the program
+flattens. That order is found by running the program with a different value in each channel of each convolution.
 
-What cannot be seen from weights is not compared: activations and pooling, for bare arrays the stride and padding of a
-convolution, and for a module the functions that it is written in. torch, Flax and Equinox are recognised by their types
-and are imported by nobody here.
+Properties that weights do not show are not compared: activations and pooling, the stride and padding of a convolution
+for bare arrays, and the functions of a module. torch, Flax and Equinox are recognised by their types and are not
+imported here.
 """
 
 from __future__ import annotations
@@ -57,24 +57,44 @@ from ppl_bnn.language.modules.nnx import Nnx
 from ppl_bnn.language.modules.protocol import Framework, ModuleUse
 from ppl_bnn.language.primitives import Handler, Message
 
-# How many parameters an error message names before it counts them.
+# An error message names at most this many parameters and counts the others.
 NAMED = 6
 
 
 @dataclass(frozen=True)
 class ProgramModule:
-    """A `bnn.module` of the program that is not held as a whole. sites: of its parameters, None where there is none."""
+    """A `bnn.module` of the program that has at least one parameter that is not held fixed.
+
+    Attributes
+    ----------
+    use : ModuleUse
+        The module in the program.
+    sites : tuple of str or None
+        The sites of its parameters; None for a parameter without a site.
+    """
 
     use: ModuleUse
     sites: tuple[str | None, ...]
 
 
 def is_network(start: Any, problem: Problem) -> bool:
-    """Whether `start` is a module, a `state_dict` or the parameters of a module, and no dict of sites.
+    """Whether a start is a module, a `state_dict` or the parameters of a module, and not a dict of sites.
 
-    A flat dict by the names of the sites holds their values as they are. A dict is a `state_dict` where torch has
-    marked it as one, or where it holds tensors of torch under names that are not those of the sites. A dict that has
-    networks among its values is one of networks by the names of modules.
+    A flat dict with the names of the sites holds their values. A dict is a `state_dict` if torch has marked it as one,
+    or if it holds torch tensors under names that are not those of the sites. A dict that contains networks maps names
+    of modules to networks.
+
+    Parameters
+    ----------
+    start : object
+        A start.
+    problem : Problem
+        The program and its data.
+
+    Returns
+    -------
+    bool
+        Whether it is a network.
     """
     if _is_whole(start):
         return True
@@ -87,29 +107,43 @@ def is_network(start: Any, problem: Problem) -> bool:
 
 
 def weights_of(module: Any, problem: Problem) -> dict[str, np.ndarray]:
-    """Constrained values (NumPy, float64) of the sites of the program that are weights and biases of its network.
+    """The values of the sites of the program that are weights and biases of its network.
 
-    Sites without a counterpart in a network, such as the noise or the scale of a prior, are not in the dict.
+    In a program with a `bnn.module`, the network must be of the same framework (torch, Flax NNX, Equinox). Names and
+    shapes must match the module in the program, or exactly one of several modules. Values that the program takes from
+    its own module must be equal in both: parameters that are held, and buffers and variables if the network has them.
 
-    In a program with a `bnn.module`, module is a module of the same framework (torch, Flax NNX, Equinox) or the
-    parameters of one: a `state_dict()` of torch, or nested dicts of arrays. Names and shapes must be those of the
-    module in the program, and of several modules in the program those of exactly one. What the program takes from its
-    own module must be equal in both: parameters that are held, and buffers and variables where the start has them. A
-    dict {name of a module: network} says which module is meant, and may have the values of other sites beside it.
+    In a program of layers, the layers of a torch module are taken in the order in which they run on a row of the data,
+    or in the order of registration if the module does not run on it; the layers of a `state_dict` are taken in its
+    order. Flax dicts may have been sorted by name, so layers are matched by name if all names are those of the program,
+    otherwise by shape, and among equal shapes by the number in their name (`Dense_0`, `Dense_1`).
 
-    In a program of layers, module is a `torch.nn.Module` or its `state_dict()`; the parameters of a Flax module as
-    nested dicts, with or without the collection "params" around them; an NNX module. The layers of a torch module are
-    taken in the order in which they run where it runs on a row of the data, else in that of their registration; those
-    of a `state_dict` in its order. Dicts of Flax may have been sorted by name on the way, so layers are found by name
-    where all names are those of the program, else by shape, and among equal shapes by the number in their name
-    (`Dense_0`, `Dense_1`).
+    Parameters
+    ----------
+    module : network, mapping
+        In a program with a `bnn.module`: a module of the same framework, or its parameters (a torch `state_dict()`, or
+        nested dicts of arrays). A dict {name of a module: network} selects the module, and may also have values of
+        other sites.
+
+        In a program of layers: a `torch.nn.Module` or its `state_dict()`, the parameters of a Flax module as nested
+        dicts, with or without the collection "params" around them, or an NNX module.
+    problem : Problem
+        The program and its data.
+
+    Returns
+    -------
+    dict of str to ndarray
+        Constrained values, float64, by site. Sites without a counterpart in a network, such as the noise or the scale
+        of a prior, are not in the dict.
 
     Raises
     ------
-    InputError: a layer, a parameter or a tensor without a counterpart, another stride or padding, a flattening whose
-    order cannot be seen, a weight that the program computes from other sites, a held value that differs, modules beside
-    layers or several modules without a word which is meant, or a value that is not finite. UnknownNameError: no module
-    of that name.
+    InputError
+        A layer, a parameter or a tensor without a counterpart; another stride or padding; a flattening whose order
+        cannot be determined; a weight that the program computes from other sites; a held value that differs; modules
+        beside layers, or several modules without a name that selects one; a value that is not finite.
+    UnknownNameError
+        No module of that name.
     """
     _refuse_plain(problem)
     modules, has_layers = _modules(problem)
@@ -162,14 +196,14 @@ def _of_layers(module: Any, problem: Problem) -> dict[str, np.ndarray]:
     return {name: values[name] for name in problem.program.sites if name in values}
 
 
-# --- what the program has -----------------------------------------------------------------------------
+# --- linear maps and modules of the program -----------------------------------------------------------
 
 
 class _Record(Handler):
-    """The linear maps and convolutions in the order in which they first run.
+    """Records the linear maps and convolutions in the order in which they first run.
 
-    Each channel of a convolution leaves it with a value of its own, the same at every place: activations and pooling
-    leave it so, and what enters a linear map shows in which order the image was flattened.
+    Each channel of a convolution outputs a value of its own, the same at every place. Activations and pooling keep
+    this, so the input of a linear map shows in which order the image was flattened.
     """
 
     def __init__(self, values: Mapping[str, np.ndarray]):
@@ -211,14 +245,14 @@ class _Record(Handler):
     def after(self, msg: Message) -> None:
         if msg.kind == "conv":
             channels = self.channels = int(msg.value.shape[-1])
-            # Small and positive, so that no activation makes two of them equal.
+            # Small and positive, so that no activation maps two of them to the same value.
             msg.value = np.broadcast_to(np.linspace(0.1, 0.5, channels), msg.value.shape)
         elif msg.kind == "linear":
             self.channels = None
 
 
 def _channels_first(features: np.ndarray, channels: int) -> bool | None:
-    """Whether a flattened image has the places of one channel beside each other; None if that cannot be seen."""
+    """Whether the places of one channel are adjacent in a flattened image; None if this cannot be determined."""
     if len(features) % channels:
         return None
     if len(features) == channels:
@@ -237,7 +271,7 @@ def _maps(problem: Problem) -> list[ProgramMap]:
         program.prior_draws(problem.x, problem.y, problem.seed, 1), problem.x, problem.y
     )
     values = {name: value[0] for name, value in drawn.items()}
-    # A latent variable per row belongs to all rows of the training; nothing else needs more than one.
+    # Latent variables per row need all training rows; otherwise one row is enough.
     x = problem.inputs if program.has_local or program.coupled else map_data(lambda a: a[:1], problem.inputs)
     record = _Record(values)
 
@@ -286,11 +320,11 @@ def _refuse_plain(problem: Problem) -> None:
 
 
 class _RecordModules(Handler):
-    """The modules that have a parameter which is not held, and whether there are linear maps besides."""
+    """Records the modules that have a parameter which is not held, and whether there are also linear maps."""
 
     def __init__(self, sites: Iterable[str]):
         self.known = set(sites)
-        # Values by identity, which are kept so that no two have one.
+        # Values by identity. They are kept alive so that no identity is reused.
         self.names: dict[int, tuple[str, Any]] = {}
         self.found: dict[str, ProgramModule] = {}
         self.has_layers = False
@@ -311,7 +345,7 @@ class _RecordModules(Handler):
 
 
 def _modules(problem: Problem) -> tuple[dict[str, ProgramModule], bool]:
-    """The modules of the program by name, and whether it has layers of the language: from its shapes alone."""
+    """The modules of the program by name, and whether it has layers of the language; computed from shapes only."""
     program, system = problem.program, problem.system
     record = _RecordModules(program.sites)
 
@@ -319,17 +353,17 @@ def _modules(problem: Problem) -> tuple[dict[str, ProgramModule], bool]:
         with record:
             program.model(x, None)
 
-    # Rows of a latent variable belong to all rows, see `_maps`.
+    # Latent variables per row need all rows, see `_maps`.
     whole = problem.x if program.has_local or program.coupled else map_data(lambda a: a[:1], problem.x)
     system.describe(system.native(recorded), whole, None)
     return record.found, record.has_layers
 
 
-# --- a module against a network -----------------------------------------------------------------------
+# --- matching a module with a network -----------------------------------------------------------------
 
 
 def _by_name(start: Mapping[str, Any], modules: Mapping[str, ProgramModule]) -> dict[str, Any]:
-    """Values of sites from a dict that has networks under the names of modules, and the values of other sites."""
+    """Values of sites from a dict that maps names of modules to networks, with the values of other sites."""
     found = {name: value for name, value in start.items() if not _is_whole(value)}
     for name, network in start.items():
         if name in found:
@@ -347,7 +381,7 @@ def _by_name(start: Mapping[str, Any], modules: Mapping[str, ProgramModule]) -> 
 
 
 def _meant(modules: Mapping[str, ProgramModule], start: Any) -> ProgramModule:
-    """The only module, or of several the one whose names and shapes are those of the network."""
+    """The only module, or the one of several whose names and shapes match the network."""
     if len(modules) == 1:
         return next(iter(modules.values()))
     fitting = []
@@ -367,7 +401,7 @@ def _meant(modules: Mapping[str, ProgramModule], start: Any) -> ProgramModule:
 
 
 def _parameters_for(module: ProgramModule, start: Any) -> dict[str, np.ndarray]:
-    """Site -> value in the network `start`, for the parameters of one module of the program."""
+    """Values from the network for the sites of one module of the program."""
     use = module.use
     word = f"start: module {use.name!r}"
     if not _is_of_its_kind(module, start):
@@ -446,7 +480,7 @@ def _given(module: ProgramModule, start: Any) -> dict[str, Any]:
 
 
 def _named(framework: Framework, network: Any) -> dict[str, Any]:
-    """All arrays of a network by their dotted names, its parameters first; a shared one under each of its names."""
+    """All arrays of a network by dotted name, parameters first. A shared array appears under each of its names."""
     found = {}
     for parameter in framework.parameters("start", network):
         if parameter.own is None:
@@ -462,7 +496,7 @@ def _named(framework: Framework, network: Any) -> dict[str, Any]:
 
 
 def _differences(module: ProgramModule, given: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The parameters that the network lacks or has in another shape, and what it has in their place or besides."""
+    """The parameters that the network lacks or has in another shape, and what it has instead or in addition."""
     use = module.use
     wanted = {parameter.name: parameter.shape for parameter in use.parameters}
     others = {*use.framework.constants(use.network), *use.framework.further_names(use.network)}
@@ -484,7 +518,7 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def _some(items: Iterable[str]) -> str:
-    """The first of many, and how many more there are."""
+    """The first few items, and the number of the others."""
     items = list(items)
     more = f" and {len(items) - NAMED} more" if len(items) > NAMED else ""
     return ", ".join(items[:NAMED]) + more
@@ -495,19 +529,19 @@ def _quoted(names: Iterable[str]) -> str:
 
 
 def is_nnx(value: Any) -> bool:
-    """Whether this is a module of Flax NNX, found without importing it."""
+    """Whether the value is a module of Flax NNX; Flax is not imported."""
     return isinstance(framework_of(value), Nnx)
 
 
 def _is_whole(value: Any) -> bool:
-    """Whether this is a module of a framework, or what torch has marked as the `state_dict` of one."""
+    """Whether the value is a module of a framework, or a dict that torch has marked as a `state_dict`."""
     if isinstance(value, Mapping):
         return hasattr(value, "_metadata")
     return framework_of(value) is not None or is_torch_module(value)
 
 
 def _check(wanted: list[ProgramMap], layers: list[Layer]) -> None:
-    """The same maps in the same order, or an error that lists both sides."""
+    """Raise an error that lists both sides unless the layers match the maps in order."""
 
     def fits(each: ProgramMap, layer: Layer) -> bool:
         return (
