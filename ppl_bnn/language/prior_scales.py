@@ -1,4 +1,4 @@
-"""The scale of a prior: a number, a distribution, or one by the fan-in."""
+"""The scale of a prior: a number, a distribution, or one determined by the fan-in."""
 
 from __future__ import annotations
 
@@ -16,13 +16,29 @@ Scale = Any
 
 
 class Prior(Protocol):
-    """Anything that makes a weight tensor of `shape` under `name`."""
+    """A callable that makes a weight tensor of `shape` under `name`."""
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any: ...
 
 
 def check_scale(prior: str, scale: Scale, sampled: bool = False) -> None:
-    """Refuse what is no scale. sampled: whether it may be a distribution, from which the scale is drawn."""
+    """Refuse an invalid scale.
+
+    Parameters
+    ----------
+    prior : str
+        Name of the prior in the error message.
+    scale
+        The scale to check.
+    sampled : bool
+        Whether it may be a distribution, from which the scale is drawn.
+
+    Raises
+    ------
+    InputError
+        A distribution where none is allowed, or an invalid one; a string other than "fan_in"; or a number that is not
+        positive.
+    """
     if isinstance(scale, dist.Distribution):
         if not sampled:
             raise InputError(
@@ -46,12 +62,13 @@ def check_scale(prior: str, scale: Scale, sampled: bool = False) -> None:
 
 
 def check_number(prior: str, value: Any) -> None:
-    """Refuse what is not a positive number."""
+    """Refuse a value that is not a positive number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise InputError(f"priors.{prior}: " + message("a positive number", repr(value), "1.0"))
 
 
 def check_scales(prior: str, scale: Scale, sigma: Scale, sampled: bool = False) -> None:
+    """Check `scale` and `sigma` together: `sigma` is for `scale="fan_in"` only."""
     check_scale(prior, scale, sampled)
     check_scale(prior, sigma, sampled)
     if isinstance(sigma, str):
@@ -64,7 +81,24 @@ def check_scales(prior: str, scale: Scale, sigma: Scale, sampled: bool = False) 
 
 
 def check_hyper_prior(of: str, given: Any, positive: bool = True) -> None:
-    """Refuse what is no distribution of one number (a positive one), also among its own arguments; `of` is named."""
+    """Refuse a hyper-prior that is not a distribution of one number.
+
+    Its arguments that are distributions are checked too.
+
+    Parameters
+    ----------
+    of : str
+        Name of the prior in the error message.
+    given
+        The value to check.
+    positive : bool
+        Whether the distribution has to be on the positive numbers.
+
+    Raises
+    ------
+    InputError
+        `given` is not such a distribution.
+    """
     families = dist.ON_POSITIVES if positive else dist.ON_POSITIVES | dist.ON_REALS
     if not isinstance(given, dist.Distribution):
         came = type(given).__name__
@@ -84,7 +118,7 @@ def check_hyper_prior(of: str, given: Any, positive: bool = True) -> None:
 
 
 def draw(name: str, specification: dist.Distribution) -> Any:
-    """A draw, after arguments that are distributions themselves: those are the sites `name.argument`."""
+    """Sample from a distribution after its arguments that are distributions, which are the sites `name.argument`."""
     arguments = {
         argument: draw(f"{name}.{argument}", value) if isinstance(value, dist.Distribution) else value
         for argument, value in specification.arguments.items()
@@ -93,11 +127,12 @@ def draw(name: str, specification: dist.Distribution) -> Any:
 
 
 def is_sampled(*scales: Scale) -> bool:
+    """Whether one of the scales is a distribution."""
     return any(isinstance(scale, dist.Distribution) for scale in scales)
 
 
 def sampled_scale(name: str, scale: Scale, sigma: Scale, fan_in: int) -> Any:
-    """The scale of a tensor, `name.scale` where it is a random variable."""
+    """The scale of a tensor, sampled at `name.scale` if it is a random variable."""
     given = sigma if isinstance(scale, str) else scale
     factor = 1.0 / math.sqrt(fan_in) if isinstance(scale, str) else 1.0
     return factor * (draw(f"{name}.scale", given) if isinstance(given, dist.Distribution) else given)
@@ -109,4 +144,5 @@ def shifted_and_scaled(name: str, loc: Any, scale: Any, base: dist.Distribution)
 
 
 def resolve_scale(scale: Scale, sigma: float, fan_in: int) -> Any:
+    """The scale as a number: sigma / sqrt(fan_in) for "fan_in"."""
     return sigma / math.sqrt(fan_in) if isinstance(scale, str) else scale

@@ -1,15 +1,17 @@
 """Priors over weight tensors.
 
-A prior is called as `prior(name, shape, fan_in)` inside a model and returns the tensor. It is itself a
-small generative program: on the way it may sample scales of its own or take a point estimate.
+A prior is called as `prior(name, shape, fan_in)` inside a model and returns the tensor. It is itself a small generative
+program: it may sample scales of its own or take a point estimate.
 
-Scales. A number is the standard deviation (or the scale of the family) of each weight. `"fan_in"` means
-variance sigma^2 / fan_in, so that pre-activations keep their size whatever the width; the bias of a layer
-counts as one input of constant value 1, so its fan_in is 1.
+Notes
+-----
+Scales. A number is the standard deviation (or the scale of the family) of each weight. `"fan_in"` means variance
+sigma^2 / fan_in, which keeps the size of the pre-activations independent of the width. The bias of a layer counts as
+one input of constant value 1, so its fan_in is 1.
 
 Computed weights. `Hierarchical`, `Horseshoe`, `RegularisedHorseshoe` and the relaxed `SpikeAndSlab` draw standard
 variables and multiply them by scales: the latent sites are `<name>.base` and those of the scales, and `<name>` is a
-deterministic site. So methods work in coordinates in which the prior has no funnel.
+deterministic site. Inference methods therefore work in coordinates in which the prior has no funnel.
 """
 
 from __future__ import annotations
@@ -40,10 +42,21 @@ from ppl_bnn.language.prior_scales import (
 
 @dataclass(frozen=True)
 class Normal:
-    """w ~ N(loc, scale^2), independently; with scale="fan_in", variance sigma^2 / fan_in.
+    """Independent normal weights, w ~ N(loc, scale^2).
 
-    scale or sigma may be a distribution on the positive numbers, its own scale too: then there is one scale for the
-    tensor, the site `name.scale`, and the latent site of the weights is `name.base`, e ~ N(0, 1), w = loc + scale * e.
+    With `scale="fan_in"` the variance is sigma^2 / fan_in.
+
+    Parameters
+    ----------
+    loc : float
+        Mean.
+    scale : float, "fan_in" or Distribution
+        Standard deviation. A distribution on the positive numbers, whose own scale may be a distribution too, gives one
+        scale for the tensor, sampled at the site `name.scale`. The latent site of the weights is then `name.base`,
+        e ~ N(0, 1), and w = loc + scale * e.
+    sigma : float or Distribution
+        Factor of the standard deviation sigma / sqrt(fan_in) with `scale="fan_in"`. A distribution is treated as for
+        `scale`.
     """
 
     loc: float = 0.0
@@ -65,9 +78,21 @@ class Normal:
 
 @dataclass(frozen=True)
 class StudentT:
-    """w ~ t_df(loc, scale): heavy tails, a few large weights. `scale` is the family's, not the standard deviation.
+    """Independent Student-t weights, w ~ t_df(loc, scale).
 
-    With scale="fan_in" the scale is sigma / sqrt(fan_in). scale or sigma may be a distribution, as for `Normal`.
+    The tails are heavy: a few weights may be large. `scale` is the scale of the family, not the standard deviation.
+    With `scale="fan_in"` it is sigma / sqrt(fan_in).
+
+    Parameters
+    ----------
+    df : float
+        Degrees of freedom.
+    loc : float
+        Location.
+    scale : float, "fan_in" or Distribution
+        Scale; a distribution as for `Normal`.
+    sigma : float or Distribution
+        Factor of the scale with `scale="fan_in"`; a distribution as for `Normal`.
     """
 
     df: float = 3.0
@@ -91,9 +116,19 @@ class StudentT:
 
 @dataclass(frozen=True)
 class Laplace:
-    """w ~ Laplace(loc, scale), density exp(-|w - loc| / scale) / (2 scale); variance 2 scale^2.
+    """Independent Laplace weights, w ~ Laplace(loc, scale).
 
-    With scale="fan_in" the variance is sigma^2 / fan_in. scale or sigma may be a distribution, as for `Normal`.
+    The density is exp(-|w - loc| / scale) / (2 scale) and the variance 2 scale^2. With `scale="fan_in"` the variance is
+    sigma^2 / fan_in.
+
+    Parameters
+    ----------
+    loc : float
+        Location.
+    scale : float, "fan_in" or Distribution
+        Scale; a distribution as for `Normal`.
+    sigma : float or Distribution
+        Factor of the standard deviation with `scale="fan_in"`; a distribution as for `Normal`.
     """
 
     loc: float = 0.0
@@ -106,7 +141,7 @@ class Laplace:
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         if is_sampled(self.scale, self.sigma):
             base = dist.distribution("Laplace", 0.0, 1.0).expand(shape).to_event()
-            # A variance of sigma^2 / fan_in is twice the square of the family's scale.
+            # The variance, sigma^2 / fan_in, is twice the square of the family's scale.
             inputs = 2 * fan_in if isinstance(self.scale, str) else fan_in
             return shifted_and_scaled(
                 name, self.loc, sampled_scale(name, self.scale, self.sigma, inputs), base
@@ -117,9 +152,26 @@ class Laplace:
 
 @dataclass(frozen=True)
 class ScaleMixture:
-    """w ~ sum_k weights_k N(0, scales_k^2), one factor per weight (Blundell et al. 2015).
+    """Scale mixture of normals, w ~ sum_k weights_k N(0, scales_k^2), independently for each weight.
 
-    Each weight has its own mixture: the joint density is a product over weights of the sums in brackets.
+    Each weight has its own mixture: the joint density is the product over weights of the mixture densities.
+
+    Parameters
+    ----------
+    weights : tuple of float
+        Mixture weights, positive with sum 1.
+    scales : tuple of float
+        Standard deviations of the components, as many as `weights`.
+
+    Raises
+    ------
+    InputError
+        Different numbers of weights and scales, a scale that is not positive, or weights that are not positive with sum
+        1.
+
+    References
+    ----------
+    Blundell et al. (2015), Weight uncertainty in neural networks.
     """
 
     weights: tuple[float, ...] = (0.5, 0.5)
@@ -150,26 +202,52 @@ class ScaleMixture:
 
 @dataclass(frozen=True)
 class SpikeAndSlab:
-    """Each weight from the slab with `probability`, else from the spike at zero: a network with few weights.
+    """Spike and slab: each weight comes from the slab with `probability`, else from the spike at zero.
+
+    It favours networks with few weights that differ from zero.
 
     Marginalised (the default), with a narrow normal as the spike (George and McCulloch 1993):
 
         w ~ probability N(0, slab^2) + (1 - probability) N(0, spike^2).
 
-    `slab` and `spike` are standard deviations; spike is slab / 100 unless given. The narrower it is, the deeper the
-    well at zero, and the harder it is for any method to leave it.
-
-    Relaxed (relaxed=True), with a gate z between 0 and 1 in front of each weight, from the concrete distribution
-    (Maddison, Mnih and Teh 2017; Jang, Gu and Poole 2017), RelaxedBernoulli in both systems:
+    Relaxed (`relaxed=True`), each weight is multiplied by a gate z between 0 and 1 from the concrete distribution
+    (Maddison, Mnih and Teh 2017; Jang, Gu and Poole 2017), which is RelaxedBernoulli in both systems:
 
         w = slab * z * e,   e ~ N(0, 1),   logit(z) = (logit(probability) + noise) / temperature,
 
-    with noise from the standard logistic distribution. The spike is what gates near 0 leave: no w is zero exactly. As
-    `temperature` falls (0.5 unless given), gates go to 0 or 1, and w to a slab and an atom at zero. The latent sites
-    are `name.logit`, logit(z) on the real line, and `name.base`, e; the gate `name.gate` and the weight `name` are
-    deterministic sites.
+    with noise from the standard logistic distribution. The gates near 0 form the spike: no w is exactly zero. As
+    `temperature` falls, gates go to 0 or 1, and w to a slab and an atom at zero. The latent sites are `name.logit`,
+    logit(z) on the real line, and `name.base`, e; the gate `name.gate` and the weight `name` are deterministic sites.
 
-    With scale="fan_in" both standard deviations are divided by sqrt(fan_in); a number multiplies both.
+    Parameters
+    ----------
+    probability : float
+        Probability of the slab, between 0 and 1.
+    slab : float
+        Standard deviation of the slab.
+    spike : float, optional
+        Standard deviation of the spike, by default slab / 100. Only with `relaxed=False`. The narrower it is, the
+        deeper the well of the density at zero, and the harder it is for any method to leave it.
+    relaxed : bool
+        Whether to use the relaxed form.
+    temperature : float, optional
+        Temperature of the gates, by default 0.5. Only with `relaxed=True`.
+    scale : float or "fan_in"
+        A number multiplies both standard deviations; "fan_in" divides both by sqrt(fan_in).
+
+    Raises
+    ------
+    InputError
+        A probability that is not between 0 and 1, `spike` with `relaxed=True` or `temperature` without it, a value that
+        is not positive, or a spike that is not narrower than the slab.
+
+    References
+    ----------
+    George and McCulloch (1993), Variable selection via Gibbs sampling.
+
+    Maddison, Mnih and Teh (2017), The concrete distribution.
+
+    Jang, Gu and Poole (2017), Categorical reparameterization with Gumbel-softmax.
     """
 
     probability: float = 0.5
@@ -227,20 +305,38 @@ class SpikeAndSlab:
 
 @dataclass(frozen=True)
 class Hierarchical:
-    """w ~ N(0, (factor * s)^2) with scales s of their own prior, learned from the data with all else.
+    """Normal weights with sampled scales, w ~ N(0, (factor * s)^2).
 
-    scale: the prior of s, a distribution on the positive numbers, for example dist.HalfNormal(1.0). Its arguments may
-    be distributions themselves, and theirs too, one number each for the tensor: dist.HalfNormal(dist.HalfCauchy(1.0))
-    adds the site `name.scale.scale`. What several tensors share the model samples and gives to the prior of each, as in
-    priors.Normal(0.0, bnn.sample("scale", dist.HalfNormal(1.0))). per: which weights share s: "tensor" (all), "unit"
-    (those into one output unit or channel), "input" (those out of one input unit: automatic relevance determination,
-    MacKay 1994, Neal 1996; the bias of a layer is one group) or "weight" (none; then s is a mixing variable, and w has
-    heavy tails). factor: a number or "fan_in", 1 / sqrt(fan_in).
+    The scales s have a prior of their own and are learned from the data with everything else.
 
     Non-centred by default: the latent sites are `name.scale` and `name.base`, e ~ N(0, 1), and w = factor * s * e is
-    the deterministic site `name`. So the density is bounded at s = 0 and there is no funnel where the data say little
-    about w (Papaspiliopoulos, Roberts and Skold 2007). With centred=True w is a latent site itself, which samples
-    better where the data say much; then the joint density has no mode, and MAP and Laplace have nothing to find.
+    the deterministic site `name`. The density is bounded at s = 0, and there is no funnel where the data say little
+    about w (Papaspiliopoulos, Roberts and Skold 2007).
+
+    Parameters
+    ----------
+    scale : Distribution
+        Prior of s, a distribution on the positive numbers, for example `dist.HalfNormal(1.0)`. Its arguments may be
+        distributions too, to any depth, with one number each for the tensor: `dist.HalfNormal(dist.HalfCauchy(1.0))`
+        adds the site `name.scale.scale`. To share a scale among several tensors, sample it in the model and pass it to
+        the prior of each, as in `priors.Normal(0.0, bnn.sample("scale", dist.HalfNormal(1.0)))`.
+    per : {"tensor", "unit", "input", "weight"}
+        Which weights share s: "tensor", all; "unit", those into one output unit or channel; "input", those out of one
+        input unit (automatic relevance determination, MacKay 1994, Neal 1996; the bias of a layer is one group);
+        "weight", none: s is then a mixing variable, and w has heavy tails.
+    factor : float or "fan_in"
+        A number, or "fan_in" for 1 / sqrt(fan_in).
+    centred : bool
+        With True, w is a latent site itself, which samples better where the data say much about w. The joint density
+        then has no mode, so MAP and Laplace do not apply.
+
+    References
+    ----------
+    MacKay (1994), Bayesian nonlinear modeling for the prediction competition.
+
+    Neal (1996), Bayesian learning for neural networks.
+
+    Papaspiliopoulos, Roberts and Skold (2007), A general framework for the parametrization of hierarchical models.
     """
 
     scale: dist.Distribution = field(default_factory=lambda: dist.distribution("HalfNormal", 1.0))
@@ -262,22 +358,41 @@ class Hierarchical:
         return deterministic(name, scale * _base(name, shape))
 
 
-# Local scales are of no use where there is one for all weights: that is the global one.
+# Not "tensor": a single local scale for all weights would repeat the global one.
 _LOCAL = ("weight", "unit", "input")
 
 
 @dataclass(frozen=True)
 class Horseshoe:
-    """w = tau * lambda * e with e ~ N(0, 1): nearly all weights at zero, a few left alone (Carvalho et al. 2010).
+    """Horseshoe prior, w = tau * lambda * e with e ~ N(0, 1).
+
+    It shrinks nearly all weights to zero and leaves a few almost unchanged:
 
         tau ~ HalfCauchy(scale), one for the tensor;   lambda ~ HalfCauchy(1), one for each group.
 
-    Given tau = 1, the share of a weight that is taken away, 1 / (1 + lambda^2), is Beta(1/2, 1/2): all or nothing. A
-    weight has no variance. scale: a number, or "fan_in" for sigma / sqrt(fan_in); it says how few weights there are
-    (Piironen and Vehtari 2017). per: which weights share lambda: "weight" (none), "unit" (those into one output unit or
-    channel: whole units are switched off, Ghosh, Yao and Doshi-Velez 2018) or "input" (those out of one input unit).
+    Given tau = 1, the shrinkage of a weight, 1 / (1 + lambda^2), is Beta(1/2, 1/2): nearly complete or nearly none. The
+    variance of a weight does not exist. The form is non-centred: the latent sites are `name.global`, `name.local` and
+    `name.base`, and `name` is a deterministic site.
 
-    Non-centred: the latent sites are `name.global`, `name.local` and `name.base`, and `name` is a deterministic site.
+    Parameters
+    ----------
+    scale : float or "fan_in"
+        Scale of tau: a number, or "fan_in" for sigma / sqrt(fan_in). It controls how many weights differ from zero
+        (Piironen and Vehtari 2017).
+    per : {"weight", "unit", "input"}
+        Which weights share lambda: "weight", none; "unit", those into one output unit or channel, so that whole units
+        are switched off (Ghosh, Yao and Doshi-Velez 2018); "input", those out of one input unit.
+    sigma : float
+        Factor of the scale with `scale="fan_in"`.
+
+    References
+    ----------
+    Carvalho et al. (2010), The horseshoe estimator for sparse signals.
+
+    Piironen and Vehtari (2017), Sparsity information and regularization in the horseshoe and other shrinkage priors.
+
+    Ghosh, Yao and Doshi-Velez (2018), Structured variational learning of Bayesian neural networks with horseshoe
+    priors.
     """
 
     scale: Scale = 1.0
@@ -295,20 +410,35 @@ class Horseshoe:
 
 @dataclass(frozen=True)
 class RegularisedHorseshoe:
-    """A horseshoe whose large weights are held by a slab of finite width (Piironen and Vehtari 2017).
+    """Horseshoe prior whose large weights are bounded by a slab of finite width (Piironen and Vehtari 2017).
 
         w = tau * lambda_ * e,   lambda_^2 = c^2 lambda^2 / (c^2 + tau^2 lambda^2),   e ~ N(0, 1),
         c^2 ~ InverseGamma(slab_df / 2, slab_df slab_scale^2 / 2), one for the tensor;
 
-    tau and lambda as for `Horseshoe`. Where tau lambda is much below c it is the horseshoe; where it is much above, w
-    is nearly N(0, c^2), and over c a Student-t with slab_df degrees of freedom and scale slab_scale. So a weight that
-    the data do not pin down cannot run away, and a sampler meets lighter tails.
+    tau and lambda as for `Horseshoe`. Where tau lambda is much below c it is the horseshoe. Where it is much above, w
+    is nearly N(0, c^2), and after integration over c a Student-t with slab_df degrees of freedom and scale slab_scale.
+    A weight that the data do not determine therefore stays bounded, and a sampler meets lighter tails.
 
-    scale, per, sigma: as for `Horseshoe`. With p weights of which about q matter, and noise of standard deviation s in
-    N rows, the source proposes scale = q / (p - q) * s / sqrt(N). slab_scale: a number, or "fan_in", 1 / sqrt(fan_in).
+    The form is non-centred: the latent sites are `name.global`, `name.local`, `name.slab` (c^2) and `name.base`, and
+    `name` is a deterministic site.
 
-    Non-centred: the latent sites are `name.global`, `name.local`, `name.slab` (c^2) and `name.base`, and `name` is a
-    deterministic site.
+    Parameters
+    ----------
+    scale : float or "fan_in"
+        As for `Horseshoe`. With p weights of which about q matter, and noise of standard deviation s in N rows,
+        Piironen and Vehtari propose scale = q / (p - q) * s / sqrt(N).
+    slab_scale : float or "fan_in"
+        Scale of the slab: a number, or "fan_in" for 1 / sqrt(fan_in).
+    slab_df : float
+        Degrees of freedom of the slab.
+    per : {"weight", "unit", "input"}
+        As for `Horseshoe`.
+    sigma : float
+        As for `Horseshoe`.
+
+    References
+    ----------
+    Piironen and Vehtari (2017), Sparsity information and regularization in the horseshoe and other shrinkage priors.
     """
 
     scale: Scale = 1.0
@@ -328,26 +458,26 @@ class RegularisedHorseshoe:
         width = resolve_scale(self.slab_scale, 1.0, fan_in)
         half = 0.5 * self.slab_df
         slab = sample(f"{name}.slab", dist.distribution("InverseGamma", half, half * width**2))
-        # tau lambda_ = r / sqrt(1 + r^2 / c^2) with r = tau lambda, by logarithms: the tails of r reach far.
+        # tau lambda_ = r / sqrt(1 + r^2 / c^2) with r = tau lambda, by logarithms, because r has very heavy tails.
         log_r = ops.log(tau) + ops.log(local)
         scale = ops.exp(log_r - 0.5 * ops.softplus(2.0 * log_r - ops.log(slab)))
         return deterministic(name, scale * _base(name, shape))
 
 
 def _shrinkage(name: str, shape: tuple[int, ...], scale: Any, per: str) -> tuple[Any, Any]:
-    """The global scale (), half-Cauchy of that scale, and the local ones, standard half-Cauchy."""
+    """The global scale (), half-Cauchy with scale `scale`, and the local scales, standard half-Cauchy."""
     tau = sample(f"{name}.global", dist.distribution("HalfCauchy", scale))
     group = dist.group_shape(per, shape)
     return tau, sample(f"{name}.local", dist.distribution("HalfCauchy", 1.0).expand(group).to_event())
 
 
 def _base(name: str, shape: tuple[int, ...]) -> Any:
-    """Standard normal variables, one for each weight."""
+    """Sample standard normal variables at `name.base`, one for each weight."""
     return sample(f"{name}.base", dist.distribution("Normal", 0.0, 1.0).expand(shape).to_event())
 
 
 def _covariance_eigen(prior: str, given: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Eigenvectors and eigenvalues of a covariance: a matrix (size, size), a function of the size, None: identity."""
+    """Eigenvectors and eigenvalues of a covariance: a matrix, a function of the size, or None (identity)."""
     matrix = given(size) if callable(given) else np.eye(size) if given is None else given
     matrix = np.asarray(matrix, dtype=float)
     if matrix.shape != (size, size):
@@ -361,7 +491,7 @@ def _covariance_eigen(prior: str, given: Any, size: int) -> tuple[np.ndarray, np
         )
     finite = np.isfinite(matrix).all() and np.allclose(matrix, matrix.T, rtol=1e-10, atol=0.0)
     values, vectors = np.linalg.eigh(matrix) if finite else (np.zeros(1), matrix)
-    # What is smaller than this is lost in the rounding of the matrix.
+    # Smaller eigenvalues are lost in the rounding of the matrix.
     if not values.min() > 1e-14 * values.max():
         raise InputError(
             f"priors.{prior}: "
@@ -381,7 +511,7 @@ def _kronecker_normal(
     left: tuple[np.ndarray, np.ndarray],
     right: tuple[np.ndarray, np.ndarray],
 ) -> Any:
-    """scale * w, vec(w) ~ N(0, A (x) B) with A and B by eigenvectors and eigenvalues."""
+    """scale * w with vec(w) ~ N(0, A (x) B), where A and B are given by eigenvectors and eigenvalues."""
     variances = np.outer(left[1], right[1])
     known = isinstance(scale, int | float | np.number)
     precisions = 1.0 / (float(scale) ** 2 * variances) if known else 1.0 / variances
@@ -391,17 +521,44 @@ def _kronecker_normal(
 
 @dataclass(frozen=True)
 class MatrixNormal:
-    """vec(W) ~ N(0, scale^2 rows (x) columns): Cov(w_io, w_jp) = scale^2 rows_ij columns_op (Dawid 1981).
+    """Matrix normal weights, vec(W) ~ N(0, scale^2 rows (x) columns).
 
-    rows (I, I): covariance between the weights out of different inputs, those of one output unit. columns (O, O):
-    between those into different output units. Each is a symmetric, positive definite matrix, a function of the size
-    that makes one (for layers of any width), a `CovarianceFactor`, under which it is unknown, or None, the identity. A
-    kernel (kh, kw, C, O) is the matrix (kh kw C, O), and a bias (O,) has `columns` alone.
+    The covariance is Cov(w_io, w_jp) = scale^2 rows_ij columns_op (Dawid 1981). A kernel (kh, kw, C, O) is treated as
+    the matrix (kh kw C, O), and a bias (O,) uses `columns` alone.
 
-    scale and sigma: as for `Normal`, distributions too. With matrices that are known, and so the scale, the latent site
-    is `name` itself. Otherwise it is `name.base`, which is multiplied by the scale and by what is unknown: factors
-    A = `name.rows` and B = `name.columns`, W = scale A E B', E standard normal. A scale, and one in each unknown
-    covariance, cannot be told apart: leave all but one at fixed sizes (`CovarianceFactor(scale=None)`).
+    If the matrices and the scale are known, the latent site is `name` itself. Otherwise it is `name.base`, which is
+    multiplied by the scale and by the unknown factors A = `name.rows` and B = `name.columns`: W = scale A E B', E
+    standard normal.
+
+    Parameters
+    ----------
+    rows
+        Covariance (I, I) between the weights out of different inputs (those of one output unit): a symmetric, positive
+        definite matrix; a function of the size that returns one, for layers of any width; a `CovarianceFactor`, with
+        which it is unknown; or None, the identity.
+    columns
+        Covariance (O, O) between the weights into different output units, given as for `rows`.
+    scale : float, "fan_in" or Distribution
+        As for `Normal`.
+    sigma : float or Distribution
+        As for `Normal`.
+
+    Raises
+    ------
+    InputError
+        `rows` or `columns` is not a square matrix, a function, a `CovarianceFactor` or None; or, when the model runs,
+        it is not symmetric and positive definite.
+    ModelError
+        When the model runs: a covariance that does not have the size of the weights.
+
+    Notes
+    -----
+    A scale, and one in each unknown covariance, are not identified separately: keep all but one fixed
+    (`CovarianceFactor(scale=None)`).
+
+    References
+    ----------
+    Dawid (1981), Some matrix-variate distribution theory.
     """
 
     rows: Any = None
@@ -444,17 +601,32 @@ class MatrixNormal:
 
 @dataclass(frozen=True)
 class CorrelatedConvolution:
-    """Kernels whose weights are alike at neighbouring places, as those of trained networks are (Fortuin et al. 2022).
+    """Convolution kernels whose weights are correlated between neighbouring positions.
 
         Cov(w_aco, w_bco) = scale^2 exp(-(|a - b| / length_scale)^p),
 
-    a and b being places of the kernel, at distance |a - b| in pixels, and c and o its channels; other pairs of channels
-    are independent. kernel: "exponential" (p = 1, as in the source) or "squared_exponential" (p = 2, smoother). As
-    length_scale goes to zero it is `Normal`. scale and sigma: as for `Normal`, distributions too.
+    where a and b are positions in the kernel, at distance |a - b| in pixels, and c and o its channels; other pairs of
+    channels are independent. Trained networks have such kernels (Fortuin et al. 2022). As `length_scale` goes to zero
+    the prior becomes `Normal`.
 
-    For kernels (kh, kw, C, O), or (k, C, O) in one dimension; weights without places, (I, O) and (O,), are independent.
-    The latent site is `name`; where the scale is sampled it is `name.base`. length_scale may be a distribution on the
-    positive numbers, as scales may: the site `name.length_scale`, and `name.base` then holds standard normal variables.
+    It is for kernels (kh, kw, C, O), or (k, C, O) in one dimension; weights without positions, (I, O) and (O,), are
+    independent. The latent site is `name`, or `name.base` where the scale is sampled.
+
+    Parameters
+    ----------
+    length_scale : float or Distribution
+        Length scale in pixels. A distribution on the positive numbers is sampled at `name.length_scale`; `name.base`
+        then holds standard normal variables.
+    kernel : {"exponential", "squared_exponential"}
+        p = 1, as in Fortuin et al., or p = 2, which is smoother.
+    scale : float, "fan_in" or Distribution
+        As for `Normal`.
+    sigma : float or Distribution
+        As for `Normal`.
+
+    References
+    ----------
+    Fortuin et al. (2022), Bayesian neural network priors revisited.
     """
 
     length_scale: Any = 1.0
@@ -496,18 +668,36 @@ class CorrelatedConvolution:
         return _kronecker_normal(name, shape, scale, left, (np.eye(shape[-1]), np.ones(shape[-1])))
 
 
-# --- what likelihoods and other priors are made of ----------------------------------------------------
+# --- parts of likelihoods and of other priors ---------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class CovarianceFactor:
-    """L (K, K) with L L' an unknown covariance: L = diag(s) C, s_k ~ scale, C C' a correlation matrix.
+    """Factor L (K, K) of an unknown covariance L L'.
 
-    Called as `prior(name, size)`: `likelihoods.MultiOutputGaussian(priors.CovarianceFactor()("noise", 2))`. The latent
-    sites are `name.scale` (K,) and `name.correlation`, from LKJCholesky(concentration): the density of a correlation
-    matrix R is proportional to det(R)^(concentration - 1), uniform for 1, nearer to independence above (Lewandowski,
-    Kurowicka and Joe 2009). scale: a distribution on the positive numbers, or None for a correlation matrix. `name` is
-    a deterministic site. With K = 1 there is no correlation.
+    L = diag(s) C with s_k ~ scale and C C' a correlation matrix. It is called as `prior(name, size)`, for example
+    `likelihoods.MultiOutputGaussian(priors.CovarianceFactor()("noise", 2))`.
+
+    The latent sites are `name.scale` (K,) and `name.correlation`, from LKJCholesky(concentration): the density of a
+    correlation matrix R is proportional to det(R)^(concentration - 1), uniform for 1, closer to independence above
+    (Lewandowski, Kurowicka and Joe 2009). `name` is a deterministic site. With K = 1 there is no correlation.
+
+    Parameters
+    ----------
+    scale : Distribution or None
+        Prior of s_k, a distribution on the positive numbers; None for a correlation matrix.
+    concentration : float
+        Concentration of the correlation matrix.
+
+    Raises
+    ------
+    ModelError
+        When the model runs: `scale=None` with K = 1.
+
+    References
+    ----------
+    Lewandowski, Kurowicka and Joe (2009), Generating random correlation matrices based on vines and extended onion
+    method.
     """
 
     scale: dist.Distribution | None = field(default_factory=lambda: dist.distribution("HalfNormal", 1.0))
@@ -539,8 +729,22 @@ class CutPoints:
 
         c_k = logit(p_0 + ... + p_k),   p ~ Dirichlet(concentration, ..., concentration):
 
-    where f = 0 the classes have the probabilities p, all C of them treated alike (Betancourt 2019). Called as
-    `prior(name, classes)`. The latent site is `name.probabilities`, `name` is a deterministic site.
+    where f = 0 the classes have the probabilities p, and all C of them are treated alike (Betancourt 2019). It is
+    called as `prior(name, classes)`. The latent site is `name.probabilities`; `name` is a deterministic site.
+
+    Parameters
+    ----------
+    concentration : float
+        Concentration of the Dirichlet distribution, the same for all classes.
+
+    Raises
+    ------
+    InputError
+        Fewer than 2 classes.
+
+    References
+    ----------
+    Betancourt (2019), Ordinal regression.
     """
 
     concentration: float = 1.0
@@ -561,10 +765,16 @@ class CutPoints:
 
 @dataclass(frozen=True)
 class Point:
-    """No prior: a point estimate, started from N(0, sigma^2 / fan_in) by methods that have an optimiser.
+    """Point estimate without a prior.
 
-    A partially Bayesian network is a matter of priors: give `Point()` to the layers that shall not be
-    Bayesian. Methods without an optimiser take the values from `start=` or refuse.
+    Methods that have an optimiser start it from N(0, sigma^2 / fan_in). Methods without an optimiser take the values
+    from `start=` or refuse the model. Give `Point()` to the layers that should not be Bayesian, for a partially
+    Bayesian network.
+
+    Parameters
+    ----------
+    sigma : float
+        Factor of the standard deviation of the starts, sigma / sqrt(fan_in).
     """
 
     sigma: float = 1.0
@@ -580,22 +790,36 @@ class Point:
 
 @dataclass(frozen=True)
 class EmpiricalBayes:
-    """w ~ N(0, s^2) with s at its optimum under the approximation q, found as the fit goes on (type-II likelihood).
+    """Normal weights, w ~ N(0, s^2), with s optimised during the fit (type-II likelihood).
 
     E_q[-log N(w; 0, s^2)] is smallest at s^2 = mean of E_q[w_k^2] over the group that shares s, which is the mean of
-    mu_k^2 + sigma_k^2 for a factorised normal q. The complexity cost is then in closed form,
+    mu_k^2 + sigma_k^2 for a factorised normal approximation q. The complexity cost then has a closed form,
 
         KL(q || p) = 1/2 sum_k log(s^2 / sigma_k^2),   and 1/2 sum_k log(1 + mu_k^2 / sigma_k^2) with s for each weight,
 
-    where weights with mu_k = 0 cost nothing. The scales are not paid for: the bound is one on log p(y | s), and with a
-    scale for each weight there are as many free parameters in the prior as there are weights.
+    where weights with mu_k = 0 cost nothing.
 
-    per: which weights share s: "weight" (none), "unit" (those into one output unit or channel) or "tensor" (all).
-    start: the standard deviation with which starts are drawn, a number or "fan_in" for 1 / sqrt(fan_in). It has no part
-    in the posterior; a tool that does not know this prior sees N(0, start^2).
+    Parameters
+    ----------
+    per : {"weight", "unit", "tensor"}
+        Which weights share s: "weight", none; "unit", those into one output unit or channel; "tensor", all.
+    start : float or "fan_in"
+        Standard deviation from which starts are drawn, "fan_in" for 1 / sqrt(fan_in). It has no part in the posterior;
+        a tool that does not know this prior uses N(0, start^2).
 
-    Only methods that know it serve it, and all others refuse it by name. `transforms.with_prior_scales` is the model at
-    the scales found. Sources: Basov, "Bayesian neural networks", for a scale per weight; Wu et al. (2019) per tensor.
+    Notes
+    -----
+    The scales have no prior of their own: the bound is one on log p(y | s), and with a scale for each weight the prior
+    has as many free parameters as there are weights.
+
+    Only methods that support this prior accept it; all others refuse it by name. `transforms.with_prior_scales` returns
+    the model at the scales found.
+
+    References
+    ----------
+    Basov, Bayesian neural networks (a scale per weight).
+
+    Wu et al. (2019) (a scale per tensor).
     """
 
     per: str = "weight"
@@ -612,16 +836,29 @@ class EmpiricalBayes:
 
 @dataclass(frozen=True)
 class LogUniform:
-    """p(w) proportional to 1 / |w|: log |w| is uniform on the whole line, so that no scale is preferred.
+    """Log-uniform weights, p(w) proportional to 1 / |w|.
 
-    With a factorised normal q = N(mu, alpha mu^2) it gives variational dropout: the cost depends on the noise-to-signal
-    ratio alpha alone, falls as alpha grows, and weights with large alpha can be pruned (Kingma, Salimans and Welling
-    2015; Molchanov, Ashukha and Vetrov 2017). The density has no integral, and no posterior need exist (Hron, Matthews
-    and Ghahramani 2018): it defines an objective rather than a model.
+    log |w| is uniform on the whole line, so no scale is preferred. With a factorised normal q = N(mu, alpha mu^2) it
+    gives variational dropout: the cost depends on the noise-to-signal ratio alpha alone and falls as alpha grows, and
+    weights with large alpha can be pruned (Kingma, Salimans and Welling 2015; Molchanov, Ashukha and Vetrov 2017).
 
-    start: the standard deviation with which starts are drawn, a number or "fan_in" for 1 / sqrt(fan_in).
+    Parameters
+    ----------
+    start : float or "fan_in"
+        Standard deviation from which starts are drawn, "fan_in" for 1 / sqrt(fan_in).
 
-    Only methods that know it serve it, and all others refuse it by name.
+    Notes
+    -----
+    The density is improper, and a posterior need not exist (Hron, Matthews and Ghahramani 2018): it defines an
+    objective rather than a model. Only methods that support this prior accept it; all others refuse it by name.
+
+    References
+    ----------
+    Kingma, Salimans and Welling (2015), Variational dropout and the local reparameterization trick.
+
+    Molchanov, Ashukha and Vetrov (2017), Variational dropout sparsifies deep neural networks.
+
+    Hron, Matthews and Ghahramani (2018), Variational Bayesian dropout: pitfalls and fixes.
     """
 
     start: Scale = "fan_in"
