@@ -1,13 +1,12 @@
-"""What a prediction is: per row, a weighted mixture over draws of one distribution, in NumPy.
+"""Predictive distributions: per row, a weighted mixture over draws of one distribution, in NumPy.
 
-With draws s = 1..S of everything unknown, normalised weights w_s and rows n = 1..N,
+With draws s = 1..S of all unknowns, normalised weights w_s and rows n = 1..N,
 
     p(y_n) = sum_s w_s p(y_n | theta_sn),
 
 where theta_sn are the parameters of a Normal, StudentT, Laplace, Weibull, NormalMixture, MultivariateNormal, Bernoulli,
-Categorical, Poisson or NegativeBinomial distribution. Every number that leaves here belongs to that mixture:
-densities are averaged before the logarithm, quantiles invert the mixture's own distribution function, and nothing is
-moment-matched.
+Categorical, Poisson or NegativeBinomial distribution. All results refer to that mixture: densities are averaged before
+the logarithm, quantiles invert the mixture's own distribution function, and no moments are matched.
 """
 
 from __future__ import annotations
@@ -67,48 +66,63 @@ class Prediction:
 
     Parameters
     ----------
-    family, parameters
-        "Normal" (loc, scale), "StudentT" (df, loc, scale), "Laplace" (loc, scale), "Weibull" (concentration, scale),
-        "Bernoulli" (probs), "Poisson"
-        (rate) or "NegativeBinomial" (concentration, rate), whose rate is the mean, each parameter of shape (S, N);
-        "Categorical" (probs) of shape (S, N, C). A location-scale family may have K outputs, shape (S, N, K): they are
-        independent given the draw. Those of "MultivariateNormal", loc (S, N, K) and scale_tril (S, N, K, K), have
-        the covariance L L'. "NormalMixture" (weights, loc, scale), each (S, N, M), is sum_m w_m N(loc_m, scale_m^2).
-    log_weights
-        Logarithms of normalised weights, shape (S,) or, for weights that differ between rows, (S, N). None: equal.
-    epistemic_within
-        The part of a component's own uncertainty that stands for not knowing the function. Numbers (location-scale
-        families): of the shape of `loc`, a part of the component's variance; a linearised Gaussian predictive
-        N(f, v_f + sigma^2) is one component with epistemic_within = v_f. Classes: of shape (S, N), a part of
-        the component's entropy, the mutual information of label and function within it, in nats; a component whose
-        probabilities are the mean of a distribution over p has epistemic_within = H(E[p]) - E[H(p)].
-    class_names
-        Names of the classes, for people; two for Bernoulli.
-    labels
-        What targets are called where they are not 0..C-1, in the order of the classes: ("no", "yes"), or (1, 2, 3).
-        Targets are then given, and drawn, as these.
-    censored
-        Whether what is seen of a row may be a bound only (Normal, Laplace, Weibull, one number per row). The prediction
-        is of the value itself; `log_prob` then takes targets (N, 2), values and events: 1 (observed), 0 (the value is
-        larger), -1 (it is smaller). The families "CensoredNormal", "CensoredLaplace" and "CensoredWeibull" are these.
+    family : str
+        The distribution of the components. The families "CensoredNormal", "CensoredLaplace" and "CensoredWeibull" are
+        Normal, Laplace and Weibull with ``censored=True``.
+    parameters : mapping of str to ndarray
+        The parameters of the family, each of shape (S, N) unless another shape is given here:
 
-    Units and the two kinds of uncertainty
-    --------------------------------------
-    For numbers (all but Bernoulli and Categorical), by the law of total variance and in squared units of y,
+        - "Normal" (loc, scale), "StudentT" (df, loc, scale), "Laplace" (loc, scale);
+        - "Weibull" (concentration, scale);
+        - "Bernoulli" (probs), "Poisson" (rate);
+        - "NegativeBinomial" (concentration, rate), whose rate is the mean;
+        - "Categorical" (probs) of shape (S, N, C);
+        - "MultivariateNormal", loc (S, N, K) and scale_tril (S, N, K, K), with the covariance L L';
+        - "NormalMixture" (weights, loc, scale), each (S, N, M): sum_m w_m N(loc_m, scale_m^2).
+
+        A location-scale family may have K outputs, shape (S, N, K). They are independent given the draw.
+    log_weights : ndarray, optional
+        Logarithms of normalised weights, of shape (S,) or, for weights that differ between rows, (S, N). By default all
+        weights are equal.
+    epistemic_within : ndarray, optional
+        The part of a component's own uncertainty that is epistemic. Numbers (location-scale families): of the shape of
+        `loc`, a part of the component's variance; a linearised Gaussian predictive N(f, v_f + sigma^2) is one component
+        with epistemic_within = v_f. Classes: of shape (S, N), a part of the component's entropy, the mutual information
+        of label and function within it, in nats; a component whose probabilities are the mean of a distribution over p
+        has epistemic_within = H(E[p]) - E[H(p)].
+    class_names : sequence of str, optional
+        Names of the classes, for display. Two for Bernoulli.
+    censored : bool, default False
+        Whether the observation of a row may be only a bound (Normal, Laplace, Weibull, one number per row). The
+        prediction is of the value itself. `log_prob` then takes targets (N, 2), values and events: 1 (observed), 0 (the
+        value is larger), -1 (it is smaller).
+    labels : sequence, optional
+        The labels of the classes, in order, where they are not 0..C-1: ("no", "yes"), or (1, 2, 3). Targets are then
+        given, and drawn, as these labels.
+
+    Raises
+    ------
+    InputError
+        If shapes do not agree (nothing is broadcast), values are not finite, scales are not positive, values given as
+        probabilities are not probabilities, or weights do not sum to one.
+
+    Notes
+    -----
+    For numbers (all families but Bernoulli and Categorical) the law of total variance gives, in squared units of y,
 
         epistemic = Var_w(E[y|s]) + E_w[epistemic_within],
         aleatoric = E_w[Var(y|s) - epistemic_within],      variance = epistemic + aleatoric = std^2.
 
-    For classes (Bernoulli, Categorical) the split is one of ENTROPIES, in nats, not of variances:
+    For classes (Bernoulli, Categorical) ENTROPIES are split, in nats, not variances:
 
-        entropy = H(E_w[p]),   aleatoric = E_w[H(p) - epistemic_within],   epistemic = entropy - aleatoric,
+        entropy = H(E_w[p]),   aleatoric = E_w[H(p) - epistemic_within],   epistemic = entropy - aleatoric.
 
-    the last being the mutual information of the label and the function (Houlsby et al. 2011; Depeweg et al. 2018).
-    There `mean` is the probability of class one (Bernoulli) or of each class (Categorical), and `variance` is that of
-    the label's indicator, mean (1 - mean).
+    The last is the mutual information of the label and the function. For classes `mean` is the probability of class one
+    (Bernoulli) or of each class (Categorical), and `variance` is that of the label's indicator, mean (1 - mean).
 
-    Raises InputError for shapes that do not agree (nothing is broadcast), values that are not finite, scales that are
-    not positive, probabilities that are none, weights that do not sum to one.
+    References
+    ----------
+    Houlsby et al. 2011; Depeweg et al. 2018 (mutual information of label and function).
     """
 
     family: str
@@ -164,17 +178,17 @@ class Prediction:
 
     @property
     def draws(self) -> int:
-        """S, the number of components."""
+        """Number of components, S."""
         return self._event_array.shape[0]
 
     @property
     def rows(self) -> int:
-        """N, the number of rows."""
+        """Number of rows, N."""
         return self._event_array.shape[1]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the y that is predicted: (N,), or (N, K) for K outputs."""
+        """Shape of the predicted y: (N,), or (N, K) for K outputs."""
         one = self.is_classes or self.family == "NormalMixture" or self.family.startswith(families.MIXTURE)
         return (self.rows,) if one else self._event_array.shape[1:]
 
@@ -193,7 +207,7 @@ class Prediction:
         return self.family not in PARAMETERS
 
     def _law(self, rows: slice | None = None) -> families.Law:
-        """The distribution of each component, for a family of `families`; of some rows only."""
+        """The distribution of each component, for a family of `families`, optionally for some rows only."""
         parameters = self.parameters
         if rows is not None:
             parameters = {name: value[:, rows] for name, value in parameters.items()}
@@ -201,7 +215,7 @@ class Prediction:
 
     @property
     def classes(self) -> int:
-        """C, the number of classes; two for Bernoulli."""
+        """Number of classes, C; two for Bernoulli."""
         self._need_classes("classes")
         return 2 if self.family == "Bernoulli" else self._event_array.shape[2]
 
@@ -242,7 +256,7 @@ class Prediction:
         return np.exp(self.log_weights)
 
     def _average(self, values: np.ndarray, rows: slice | None = None) -> np.ndarray:
-        """sum_s w_s values_s over axis 0; `rows` says which rows `values` (S, n, ...) holds when not all."""
+        """sum_s w_s values_s over axis 0; `rows` selects the rows that `values` (S, n, ...) holds if not all."""
         weights = self.weights
         if weights.ndim == 1:
             if not np.isfinite(values).all():
@@ -257,7 +271,18 @@ class Prediction:
     # --- moments ---
 
     def component_mean(self) -> np.ndarray:
-        """E[y | s] of each component, (S, N) or (S, N, K)."""
+        """E[y | s] of each component.
+
+        Returns
+        -------
+        ndarray
+            Shape (S, N) or (S, N, K).
+
+        Raises
+        ------
+        UnsupportedError
+            If the distribution has no mean, such as StudentT with at most 1 degree of freedom.
+        """
         if self.family == "StudentT" and (self.parameters["df"] <= 1.0).any():
             raise UnsupportedError(
                 message(
@@ -305,10 +330,14 @@ class Prediction:
 
     @cached_property
     def mean_function_variance(self) -> np.ndarray:
-        """Var_w(E[y|s]) + E_w[epistemic_within], the shape of `mean`: how unsure the mean function is.
+        """Variance of the mean function, Var_w(E[y|s]) + E_w[epistemic_within], of the shape of `mean`.
 
-        For numbers this is `epistemic`; for classes it is the variance over draws of the class probabilities. A
-        mutual information within components says nothing about a variance: UnsupportedError.
+        For numbers this is `epistemic`. For classes it is the variance over draws of the class probabilities.
+
+        Raises
+        ------
+        UnsupportedError
+            For classes with `epistemic_within`: a mutual information within components does not determine a variance.
         """
         if self.is_classes and self.epistemic_within is not None:
             raise UnsupportedError(
@@ -351,12 +380,12 @@ class Prediction:
 
     @cached_property
     def std(self) -> np.ndarray:
-        """The root of `variance`, in units of y."""
+        """Square root of `variance`, in units of y."""
         return np.sqrt(self.variance)
 
     @cached_property
     def covariance(self) -> np.ndarray:
-        """Cov(y_n) between the outputs of each row, (N, K, K), in squared units of y: its diagonal is `variance`."""
+        """Cov(y_n) between the outputs of each row, (N, K, K), in squared units of y. Its diagonal is `variance`."""
         if len(self.shape) != 2:
             raise UnsupportedError(
                 message("a prediction of several outputs for their covariance", repr(self), "variance")
@@ -393,15 +422,38 @@ class Prediction:
     # --- densities ---
 
     def component_log_prob(self, y: Any) -> np.ndarray:
-        """log p(y_n | theta_sn) of each component, (S, N); K outputs are summed. y as in `log_prob`."""
+        """log p(y_n | theta_sn) of each component, summed over K outputs.
+
+        Parameters
+        ----------
+        y
+            Targets as in `log_prob`.
+
+        Returns
+        -------
+        ndarray
+            Shape (S, N).
+        """
         return component_log_prob(self, checked_targets(self, y), slice(None))
 
     def log_prob(self, y: Any) -> np.ndarray:
-        """log sum_s w_s p(y_n | theta_sn), (N,): the joint density of a row's K outputs.
+        """log sum_s w_s p(y_n | theta_sn), the joint log density of a row's K outputs.
 
-        y has the shape `shape`: numbers, counts, or labels 0..C-1. Units: log density per unit of y. Where rows may be
-        `censored` y is (N, 2), values and events, and a row that is has the log probability that it has, without units.
-        Raises InputError for another shape, for values that are not finite, and for labels or counts that are none.
+        Parameters
+        ----------
+        y
+            Numbers, counts, or labels 0..C-1, of the shape `shape`. Where rows may be `censored`, (N, 2), values and
+            events.
+
+        Returns
+        -------
+        ndarray
+            Shape (N,), log density per unit of y. A censored row has a log probability instead, which has no units.
+
+        Raises
+        ------
+        InputError
+            If y has another shape, is not finite, or holds invalid labels or counts.
         """
         y = checked_targets(self, y)
         result = np.empty(self.rows)
@@ -416,10 +468,23 @@ class Prediction:
         return result
 
     def observed_values(self, y: Any) -> np.ndarray:
-        """The values (N,) of targets (N, 2) of which none is censored, where the prediction is `censored`; else y.
+        """Values of the targets, where none is censored.
 
-        Raises UnsupportedError where some are: what is known of these rows is a bound, and to leave them out would be
-        to keep the short times.
+        Parameters
+        ----------
+        y
+            Targets (N, 2), values and events, where the prediction is `censored`; otherwise targets of the shape
+            `shape`.
+
+        Returns
+        -------
+        ndarray
+            The values (N,) where the prediction is `censored`; otherwise y.
+
+        Raises
+        ------
+        UnsupportedError
+            If some rows are censored: only a bound is known of them, and leaving them out would keep the short times.
         """
         if not self.censored or np.ndim(y) != 2:
             return checked_y(self, y)
@@ -445,10 +510,23 @@ class Prediction:
     # --- distribution function and its inverse ---
 
     def cdf(self, y: Any) -> np.ndarray:
-        """F_n(y_n) = sum_s w_s F(y_n | theta_sn), per output, of the shape of y.
+        """Distribution function F_n(y_n) = sum_s w_s F(y_n | theta_sn), per output.
 
-        y has the shape `shape`, or one more axis in front for several values per row, as `quantile` gives them.
-        Raises UnsupportedError for classes.
+        Parameters
+        ----------
+        y
+            Values of the shape `shape`, or with one more axis in front for several values per row, as `quantile`
+            returns them.
+
+        Returns
+        -------
+        ndarray
+            Probabilities, of the shape of y.
+
+        Raises
+        ------
+        UnsupportedError
+            For classes.
         """
         self._need_numbers("cdf")
         y = checked_y(self, y, leading=True)
@@ -475,8 +553,9 @@ class Prediction:
         return self._average(values, rows)
 
     def _marginals(self) -> Prediction:
-        """The same mixture as one of simple families on N rows, or on N K where there are K outputs: what a marginal
-        quantity is computed on. The parts of a NormalMixture are components then, with weights of each row.
+        """The same mixture as one of simple families on N rows, or on N K rows for K outputs, for marginal quantities.
+
+        The parts of a NormalMixture become components with weights per row.
         """
         if self.family == "NormalMixture":
             weights = self.weights.reshape(self.draws, -1)[..., None] * self.parameters["weights"]
@@ -503,11 +582,27 @@ class Prediction:
         )
 
     def quantile(self, q: float | Sequence[float] | np.ndarray) -> np.ndarray:
-        """The y with F_n(y) = q, per output: shape (N,) or (N, K), with len(q) in front when q is a sequence.
+        """The y with F_n(y) = q, per output; for counts the smallest integer y with F_n(y) >= q.
 
-        The mixture's own distribution function is inverted, by bracketing: a quantile of a mixture lies between
-        the least and the greatest of its components' quantiles. For counts the smallest integer y with
-        F_n(y) >= q. Raises InputError for q outside (0, 1), UnsupportedError for classes.
+        The mixture's own distribution function is inverted, by bracketing: a quantile of a mixture lies between the
+        least and the greatest of its components' quantiles.
+
+        Parameters
+        ----------
+        q : float or sequence of float
+            Levels within (0, 1).
+
+        Returns
+        -------
+        ndarray
+            Shape (N,) or (N, K), with len(q) in front if q is a sequence. Units of y.
+
+        Raises
+        ------
+        InputError
+            If q is outside (0, 1).
+        UnsupportedError
+            For classes.
         """
         self._need_numbers("quantile")
         levels = np.asarray(q, dtype=np.float64)
@@ -528,7 +623,18 @@ class Prediction:
         return result.reshape(levels.shape + self.shape)
 
     def interval(self, level: float) -> tuple[np.ndarray, np.ndarray]:
-        """(lower, upper), the central interval of probability `level`: quantiles (1 -+ level) / 2, shape `shape`."""
+        """Central interval of probability `level`: the quantiles (1 -+ level) / 2.
+
+        Parameters
+        ----------
+        level : float
+            Probability of the interval.
+
+        Returns
+        -------
+        lower, upper : ndarray
+            Each of the shape `shape`.
+        """
         if not 0.0 < float(level) < 1.0:
             raise InputError(
                 message("a level strictly between 0 and 1", f"{level!r}", "for example level=0.9")
@@ -537,10 +643,28 @@ class Prediction:
         return lower, upper
 
     def absolute_deviation(self, y: Any) -> np.ndarray:
-        """E|Y_n - y_n| under the mixture, per output, of the shape of y; in units of y.
+        """E|Y_n - y_n| under the mixture, per output.
 
-        y as in `cdf`. Closed forms, for StudentT with df > 1 (Jordan, Krueger and Lerch 2019, Journal of
-        Statistical Software 90(12), appendix A). Raises UnsupportedError for classes.
+        Closed forms are used. StudentT needs df > 1.
+
+        Parameters
+        ----------
+        y
+            Values as in `cdf`.
+
+        Returns
+        -------
+        ndarray
+            Of the shape of y, in units of y.
+
+        Raises
+        ------
+        UnsupportedError
+            For classes.
+
+        References
+        ----------
+        Jordan, Krueger and Lerch 2019, Journal of Statistical Software 90(12), appendix A.
         """
         self._need_numbers("absolute_deviation")
         self.component_mean()
@@ -557,10 +681,22 @@ class Prediction:
     # --- draws of y ---
 
     def sample(self, n: int, seed: int | np.random.Generator) -> np.ndarray:
-        """n draws of y from the mixture, (n, N) or (n, N, K).
+        """Draw y from the mixture.
 
-        With weights (S,) one component is chosen per sample for all rows, so that a sample is what one network
-        would produce; with weights (S, N) each row chooses its own. Labels are integers.
+        With weights (S,) one component is chosen per sample for all rows, so that a sample is the output of one
+        network. With weights (S, N) each row chooses its own component.
+
+        Parameters
+        ----------
+        n : int
+            Number of samples.
+        seed : int or numpy.random.Generator
+            Seed or generator of the random numbers.
+
+        Returns
+        -------
+        ndarray
+            Shape (n, N) or (n, N, K). Labels are integers.
         """
         if n < 1:
             raise InputError(message("n of at least 1", f"{n}", "the number of samples wanted"))
@@ -584,10 +720,23 @@ class Prediction:
     # --- predictions made from this one ---
 
     def rescale(self, location: Any, scale: Any) -> Prediction:
-        """The prediction of y * scale + location: back from standardised to original units.
+        """The prediction of y * scale + location: from standardised to original units.
 
-        location and scale (positive) are numbers, or of shape (K,) for K outputs; where rows may be censored also (2,),
-        those of the columns of the targets, of which events keep theirs. Not for counts, classes and Weibull times.
+        Parameters
+        ----------
+        location, scale
+            Numbers, or of shape (K,) for K outputs; scale is positive. Where rows may be censored also of shape (2,),
+            for the columns of the targets, of which events keep their units.
+
+        Returns
+        -------
+        Prediction
+            The prediction in the new units.
+
+        Raises
+        ------
+        UnsupportedError
+            For counts, classes and Weibull times.
         """
         if self.family not in FAMILIES_WITH_UNITS:
             raise UnsupportedError(
@@ -609,7 +758,18 @@ class Prediction:
         return replace(self, parameters=parameters, epistemic_within=within)
 
     def take(self, rows: Any) -> Prediction:
-        """The prediction for some of the rows: `rows` is a slice, or an array of indices or of booleans."""
+        """The prediction for some of the rows.
+
+        Parameters
+        ----------
+        rows
+            A slice, or an array of indices or of booleans.
+
+        Returns
+        -------
+        Prediction
+            The same mixture on these rows.
+        """
         weights = self.log_weights
         return replace(
             self,
@@ -619,7 +779,18 @@ class Prediction:
         )
 
     def take_draws(self, draws: Any) -> Prediction:
-        """The mixture of some of the draws, their weights normalised again: `draws` as `rows` in `take`."""
+        """The mixture of some of the draws, with weights normalised again.
+
+        Parameters
+        ----------
+        draws
+            A slice, or an array of indices or of booleans.
+
+        Returns
+        -------
+        Prediction
+            The mixture of these draws.
+        """
         weights = self.log_weights
         if weights is not None:
             total = log_sum_exp(weights[draws])
@@ -636,10 +807,24 @@ class Prediction:
         )
 
     def thin(self, count: int) -> Prediction:
-        """At most `count` draws of equal weight, evenly spaced in cumulative weight; itself if it has no more.
+        """At most `count` draws of equal weight, evenly spaced in cumulative weight.
 
-        An approximation, for figures and for storage: with equal weights every (S / count)-th draw. Weights that
-        differ between rows have no common order: UnsupportedError.
+        An approximation, for figures and for storage. With equal weights it keeps every (S / count)-th draw.
+
+        Parameters
+        ----------
+        count : int
+            Largest number of draws.
+
+        Returns
+        -------
+        Prediction
+            The thinned mixture, or the prediction itself if it has no more draws.
+
+        Raises
+        ------
+        UnsupportedError
+            If weights differ between rows, which have no common order.
         """
         if count < 1:
             raise InputError(message("count of at least 1", f"{count}", "the number of draws to keep"))
@@ -663,8 +848,16 @@ class Prediction:
 class JointPrediction:
     """Mean and covariance across rows and outputs; position n K + k is output k of row n.
 
-    mean: (N K,), of f, and of y where `covariance` is given. function_covariance: (N K, N K), Cov(f).
-    covariance: (N K, N K), Cov(y), for normal likelihoods; None otherwise. Given the noise y is jointly normal.
+    Given the noise, y is jointly normal.
+
+    Parameters
+    ----------
+    mean : ndarray
+        Shape (N K,): mean of f, and of y if `covariance` is given.
+    function_covariance : ndarray
+        Cov(f), shape (N K, N K).
+    covariance : ndarray, optional
+        Cov(y), shape (N K, N K), for normal likelihoods; None otherwise.
     """
 
     mean: np.ndarray
@@ -672,7 +865,18 @@ class JointPrediction:
     covariance: np.ndarray | None
 
     def rescale(self, location: Any, scale: Any) -> JointPrediction:
-        """The same in other units, location + scale * y, each a number or one per output (K,)."""
+        """The joint prediction of location + scale * y, in other units.
+
+        Parameters
+        ----------
+        location, scale
+            Numbers, or one per output (K,).
+
+        Returns
+        -------
+        JointPrediction
+            The joint prediction in the new units.
+        """
         factors = np.resize(np.asarray(scale, dtype=float), self.mean.shape)
         shifts = np.resize(np.asarray(location, dtype=float), self.mean.shape)
         both = factors[:, None] * factors

@@ -1,12 +1,12 @@
-"""How good a prediction is: proper scores, calibration, what its uncertainty is good for, the gap to a reference.
+"""Scores of predictions: proper scores, calibration, use of the uncertainty, distance to a reference.
 
-Nearly every function takes a `Prediction` and the y that was then seen, of the prediction's `shape`, and gives a number
-(or, with `pointwise=True`, one per row). "Larger is better" holds for log_score, accuracy, concordance_index, and the
-two areas of `out_of_distribution` only.
+Most functions take a `Prediction` and the observed y, of the prediction's `shape`, and return a number (or, with
+`pointwise=True`, one per row). Larger is better only for log_score, accuracy, concordance_index, and the two areas of
+`out_of_distribution`.
 
-Of a row that was censored a bound is known and not the value: y is then (N, 2), values and events, which log_score and
-concordance_index take. Errors, CRPS, PIT and coverage are defined where every row was observed, and refused elsewhere:
-over the observed rows alone they would be best for a prediction that is too short.
+Of a censored row only a bound is known: y is then (N, 2), values and events, which log_score and concordance_index
+take. Errors, CRPS, PIT and coverage are defined where every row was observed, and refused otherwise: over the observed
+rows alone they would favour predictions that are too short.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ppl_bnn.prediction.crps import mean_difference as mean_difference
 from ppl_bnn.prediction.isotonic import MappedPrediction
 from ppl_bnn.prediction.prediction import BLOCK, Prediction
 
-# What tells rows apart of which a prediction is sure from those of which it is not (see `uncertainty`).
+# Measures of the uncertainty of a row (see `uncertainty`).
 MEASURES = ("entropy", "mutual_information", "max_probability", "variance", "epistemic_variance")
 
 
@@ -35,18 +35,54 @@ MEASURES = ("entropy", "mutual_information", "max_probability", "variance", "epi
 
 
 def log_score(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.ndarray:
-    """Mean over rows of log p(y_n), the log density (or mass) of the mixture (Good 1952, JRSS B 14, 107-114).
+    """Mean over rows of log p(y_n), the log density (or mass) of the mixture. Larger is better.
 
-    Nats per row; K outputs are scored jointly. Larger is better.
+    Parameters
+    ----------
+    prediction : Prediction
+        The prediction.
+    y
+        Targets as in `Prediction.log_prob`.
+    pointwise : bool, default False
+        Whether to return one score per row.
+
+    Returns
+    -------
+    float or ndarray
+        Nats per row, or (N,) with `pointwise`. K outputs are scored jointly.
+
+    References
+    ----------
+    Good 1952, JRSS B 14, 107-114.
     """
     values = prediction.log_prob(y)
     return values if pointwise else float(values.mean())
 
 
 def brier(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.ndarray:
-    """Mean over rows of sum_c (P_c - 1{y = c})^2, summed over ALL classes (Brier 1950): from 0 to 2.
+    """Brier score: mean over rows of sum_c (P_c - 1{y = c})^2 over ALL classes. Lower is better.
 
-    With two classes this is twice (P_1 - y)^2, the form some libraries give for binary labels. Lower is better.
+    Parameters
+    ----------
+    prediction : Prediction
+        A prediction of classes.
+    y
+        Labels (N,).
+    pointwise : bool, default False
+        Whether to return one score per row.
+
+    Returns
+    -------
+    float or ndarray
+        From 0 to 2, or (N,) with `pointwise`.
+
+    Notes
+    -----
+    With two classes this is twice (P_1 - y)^2, the form that some libraries give for binary labels.
+
+    References
+    ----------
+    Brier 1950.
     """
     probabilities = prediction.probabilities
     indicator = _labels(prediction, y)[:, None] == np.arange(prediction.classes)
@@ -58,32 +94,93 @@ def brier(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np
 
 
 def rmse(prediction: Prediction, y: Any) -> float:
-    """Root mean square of mean - y over rows and outputs, units of y: the mean is optimal for it."""
+    """Root mean square of mean - y over rows and outputs, in units of y.
+
+    The predictive mean is the optimal point prediction for this error.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        A prediction of numbers.
+    y
+        Observed values.
+
+    Returns
+    -------
+    float
+        Units of y.
+    """
     return float(np.sqrt(np.mean((prediction.mean - checked_numbers(prediction, y)) ** 2)))
 
 
 def mean_absolute_error(prediction: Prediction, y: Any) -> float:
-    """Mean of |median - y| over rows and outputs, units of y: the median, not the mean, is optimal for it."""
+    """Mean of |median - y| over rows and outputs, in units of y.
+
+    The predictive median, not the mean, is the optimal point prediction for this error.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        A prediction of numbers.
+    y
+        Observed values.
+
+    Returns
+    -------
+    float
+        Units of y.
+    """
     return float(np.mean(np.abs(prediction.quantile(0.5) - checked_numbers(prediction, y))))
 
 
 def accuracy(prediction: Prediction, y: Any) -> float:
-    """Share of rows in which the most probable class (the first, on a tie) is the label."""
+    """Share of rows in which the most probable class (the first, on a tie) is the label.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        A prediction of classes.
+    y
+        Labels (N,).
+
+    Returns
+    -------
+    float
+        Between 0 and 1.
+    """
     return float(np.mean(prediction.probabilities.argmax(axis=1) == _labels(prediction, y)))
 
 
 def concordance_index(prediction: Prediction, y: Any) -> float:
-    """Share of the pairs of rows of known order that the prediction has in that order (Harrell et al. 1982, JAMA 247,
-    2543-2546): 1/2 for a prediction that knows nothing, 1 where all are right.
+    """Share of the pairs of rows of known order that the prediction puts in that order.
 
-    Of two rows the order is known where one is certain to be the smaller: v_i < v_j where both were observed, and
+    The order of two rows is known where one is certain to be the smaller: v_i < v_j where both were observed, and
     v_i <= v_j where i is observed or left-censored, j observed or right-censored, and not both observed. The prediction
-    has rows in the order of their medians; of two equal ones half a pair is right. O(N^2).
+    orders rows by their medians. A pair with equal medians counts one half. The cost is O(N^2).
 
-    It looks at the order alone, and at which pairs are known, which depends on what censors: log_score is the proper
-    score. One number per row; y (N, 2) where rows may be censored, else (N,).
+    Parameters
+    ----------
+    prediction : Prediction
+        A prediction of one number per row.
+    y
+        (N, 2), values and events, where rows may be censored, else (N,).
 
-    Raises UnsupportedError for classes, for several outputs, and where no pair has a known order.
+    Returns
+    -------
+    float
+        1/2 for a prediction without information, 1 if all pairs are in order.
+
+    Raises
+    ------
+    UnsupportedError
+        For classes, for several outputs, and if no pair has a known order.
+
+    Notes ----- The index looks only at the order, and at the pairs of known order, which depend on the censoring.
+    `log_score` is the proper score.
+
+    References
+    ----------
+    Harrell et al. 1982, JAMA 247, 2543-2546.
     """
     prediction._need_numbers("concordance_index")
     if len(prediction.shape) != 1:
@@ -123,13 +220,41 @@ def concordance_index(prediction: Prediction, y: Any) -> float:
 
 
 def coverage(prediction: Prediction, y: Any, level: float = 0.9) -> float:
-    """Share of y (over rows and outputs) in the central interval of probability `level`, its ends included."""
+    """Share of y (over rows and outputs) in the central interval of probability `level`, ends included.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        A prediction of numbers.
+    y
+        Observed values.
+    level : float, default 0.9
+        Probability of the interval.
+
+    Returns
+    -------
+    float
+        Between 0 and 1.
+    """
     y = checked_numbers(prediction, y)
     return _covered(prediction.interval(level), y)
 
 
 def interval_width(prediction: Prediction, level: float = 0.9) -> float:
-    """Mean width of the central interval of probability `level`, units of y."""
+    """Mean width of the central interval of probability `level`, in units of y.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        A prediction of numbers.
+    level : float, default 0.9
+        Probability of the interval.
+
+    Returns
+    -------
+    float
+        Units of y.
+    """
     lower, upper = prediction.interval(level)
     return float(np.mean(upper - lower))
 
@@ -137,9 +262,24 @@ def interval_width(prediction: Prediction, level: float = 0.9) -> float:
 def coverages(
     prediction: Prediction, y: Any, levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95)
 ) -> dict[str, np.ndarray]:
-    """`coverage` and `interval_width` at several levels: arrays `level`, `coverage` and `width` of one length.
+    """`coverage` and `interval_width` at several levels.
 
-    Calibrated predictions have coverages near the levels; of two that have, the one of smaller widths says more.
+    Calibrated predictions have coverages near the levels. Of two calibrated predictions, the one with smaller widths is
+    more informative.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        A prediction of numbers.
+    y
+        Observed values.
+    levels : sequence of float, default (0.5, 0.8, 0.9, 0.95)
+        Probabilities of the intervals.
+
+    Returns
+    -------
+    dict of str to ndarray
+        Arrays `level`, `coverage` and `width` of one length.
     """
     y = checked_numbers(prediction, y)
     at = np.asarray(levels, dtype=np.float64)
@@ -157,11 +297,29 @@ def coverages(
 
 
 def pit(prediction: Prediction, y: Any, seed: int | None = None) -> np.ndarray:
-    """Probability integral transform F_n(y_n), per output: uniform where predictions are calibrated (Dawid 1984).
+    """Probability integral transform F_n(y_n), per output: uniform where predictions are calibrated.
 
-    For counts F jumps at y. Without a seed the mid-point of the step, (F(y - 1) + F(y)) / 2, whose mean is 1/2 but
-    which is not uniform; with one a point drawn from the step, F(y - 1) + v (F(y) - F(y - 1)) with v ~ U(0, 1), which
-    is uniform where predictions are calibrated (Smith 1985; Czado, Gneiting and Held 2009, Biometrics 65, 1254-1261).
+    For counts F jumps at y. Without a seed the result is the mid-point of the step, (F(y - 1) + F(y)) / 2, whose mean
+    is 1/2 but which is not uniform. With a seed it is a point drawn from the step, F(y - 1) + v (F(y) - F(y - 1)) with
+    v ~ U(0, 1), which is uniform where predictions are calibrated.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        A prediction of numbers.
+    y
+        Observed values.
+    seed : int, optional
+        Seed of the random points for counts.
+
+    Returns
+    -------
+    ndarray
+        Values between 0 and 1, one per row and output.
+
+    References
+    ----------
+    Dawid 1984. Smith 1985. Czado, Gneiting and Held 2009, Biometrics 65, 1254-1261.
     """
     y = checked_numbers(prediction, y)
     values = prediction.cdf(y)
@@ -173,13 +331,28 @@ def pit(prediction: Prediction, y: Any, seed: int | None = None) -> np.ndarray:
 
 
 def pit_uniformity(prediction: Prediction, y: Any, seed: int = 0) -> tuple[float, float]:
-    """Kolmogorov-Smirnov test of `pit` against the uniform distribution: (statistic, p value), by SciPy.
+    """Kolmogorov-Smirnov test of `pit` against the uniform distribution, by SciPy.
 
-    statistic: the largest |share of rows with PIT <= u, minus u| over u, from 0 to 1; `seed` is for counts, in `pit`.
-    The p value takes rows (and outputs) as independent, and they are not: all were predicted by one posterior, whose
-    error they share, and outputs of a row go together. It is no exact test: it rejects a calibrated method too often,
-    the more so the more rows there are beside those of the fit. What it says of a single fit is whether the
-    distance is more than the noise of these rows; the statistic is the distance itself.
+    Parameters
+    ----------
+    prediction : Prediction
+        A prediction of numbers.
+    y
+        Observed values.
+    seed : int, default 0
+        Seed of `pit` for counts.
+
+    Returns
+    -------
+    statistic : float
+        The largest |share of rows with PIT <= u, minus u| over u, from 0 to 1.
+    p_value : float
+        The p value, which assumes that rows (and outputs) are independent.
+
+    Notes ----- The test is not exact. All rows were predicted by one posterior and share its error, and outputs of a
+    row are dependent. The test rejects a calibrated method too often, the more so the more rows there are relative to
+    those of the fit. For a single fit the p value says whether the distance exceeds the noise of these rows. The
+    statistic is the distance itself.
     """
     from scipy.stats import kstest
 
@@ -188,11 +361,25 @@ def pit_uniformity(prediction: Prediction, y: Any, seed: int = 0) -> tuple[float
 
 
 def reliability(prediction: Prediction, y: Any, bins: int = 15) -> dict[str, np.ndarray]:
-    """What a reliability diagram shows: `confidence`, `accuracy` and `count` of each bin, (bins,).
+    """Reliability diagram: `confidence`, `accuracy` and `count` of each bin.
 
-    Bins are equal parts (lower, upper] of [0, 1], for the probability of the most probable class: its mean over the
-    rows in a bin, the share of them in which that class is the label, and their number. Both are NaN in a bin without
-    rows. Also for two classes it looks at the more probable one, so at confidences from 1/2 upwards.
+    Bins are equal parts (lower, upper] of [0, 1] for the probability of the most probable class. For two classes, too,
+    the more probable one is used, so confidences start at 1/2.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        A prediction of classes.
+    y
+        Labels (N,).
+    bins : int, default 15
+        Number of bins.
+
+    Returns
+    -------
+    dict of str to ndarray
+        Arrays (bins,): `confidence`, the mean probability over the rows in a bin; `accuracy`, the share of them in
+        which that class is the label; `count`, their number. The first two are NaN in a bin without rows.
     """
     if bins < 1:
         raise InputError(message("at least 1 bin", f"{bins}", "15, the usual number"))
@@ -211,28 +398,58 @@ def reliability(prediction: Prediction, y: Any, bins: int = 15) -> dict[str, np.
 
 
 def expected_calibration_error(prediction: Prediction, y: Any, bins: int = 15) -> float:
-    """sum_b (n_b / N) |accuracy_b - confidence_b| over the bins of `reliability`.
+    """Expected calibration error, sum_b (n_b / N) |accuracy_b - confidence_b|. Lower is better.
 
-    Source: Guo et al. 2017, ICML, after Naeini et al. 2015. Biased upwards where bins hold few rows. Lower is better.
+    Biased upwards where bins hold few rows.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        A prediction of classes.
+    y
+        Labels (N,).
+    bins : int, default 15
+        Number of bins of `reliability`.
+
+    Returns
+    -------
+    float
+        Between 0 and 1.
+
+    References
+    ----------
+    Guo et al. 2017, ICML, after Naeini et al. 2015.
     """
     found = reliability(prediction, y, bins)
     gaps = found["count"] * np.abs(found["accuracy"] - found["confidence"])
     return float(np.nansum(gaps) / found["count"].sum())
 
 
-# --- what the uncertainty is good for -----------------------------------------------------------------------
+# --- use of the uncertainty ---------------------------------------------------------------------------------
 
 
 def uncertainty(prediction: Prediction, measure: str | None = None) -> np.ndarray:
-    """One number per row, (N,), larger where the prediction is less sure.
+    """Uncertainty of each row: larger where the prediction is less certain.
 
-    measure
+    Parameters
+    ----------
+    prediction : Prediction
+        The prediction.
+    measure : str, optional
         Classes: "max_probability" (1 - max_c P_c, the default), "entropy" (of the mixture, nats) or
-        "mutual_information" (of label and function, nats: the part that more data would remove).
-        Numbers: "variance" of y (the default; units of y squared), summed over outputs, which should be of one unit.
-        Both: "epistemic_variance", `mean_function_variance` summed over outputs or classes.
+        "mutual_information" (of label and function, nats: the part that more data would remove). Numbers: "variance" of
+        y (the default; units of y squared), summed over outputs, which should be of one unit. Both:
+        "epistemic_variance", `mean_function_variance` summed over outputs or classes.
 
-    Raises UnsupportedError for a measure that the prediction does not have, or that is not finite in some row.
+    Returns
+    -------
+    ndarray
+        Shape (N,).
+
+    Raises
+    ------
+    UnsupportedError
+        If the prediction does not have the measure, or it is not finite in some row.
     """
     if measure is None:
         measure = "max_probability" if prediction.is_classes else "variance"
@@ -265,21 +482,38 @@ def uncertainty(prediction: Prediction, measure: str | None = None) -> np.ndarra
 def out_of_distribution(
     inside: Prediction, outside: Prediction, measure: str | None = None
 ) -> dict[str, float]:
-    """How well `uncertainty` tells rows from elsewhere (outside) from rows like those of the fit (inside).
+    """How well `uncertainty` separates out-of-distribution rows from rows like those of the fit.
 
-    A detector calls a row foreign where its uncertainty is above a threshold. Over all thresholds, foreign rows being
-    the positive ones throughout (Hendrycks and Gimpel 2017, ICLR), by scikit-learn:
+    A detector marks a row as out-of-distribution if its uncertainty is above a threshold. The scores are over all
+    thresholds, with out-of-distribution rows as the positive class, by scikit-learn.
 
-    auroc
-        Area under the ROC curve: the probability that a foreign row is less sure than one from inside, ties counting
-        half. 1/2 for a prediction that does not notice; larger is better.
-    aupr
-        Average precision: larger is better. It goes with the share of foreign rows, which is its value by chance.
-    fpr95
-        Share of rows from inside that are called foreign at the highest threshold that finds 95 % of the foreign ones.
-        Lower is better. (Some authors swap the two sets here.)
+    Parameters
+    ----------
+    inside : Prediction
+        Prediction of rows like those of the fit.
+    outside : Prediction
+        Prediction of out-of-distribution rows.
+    measure : str, optional
+        Measure of `uncertainty`.
 
-    InputError where the two are not predictions of the same target.
+    Returns
+    -------
+    dict of str to float
+        - `auroc`, area under the ROC curve: the probability that a row from outside is less certain than one from
+          inside, ties counting half. 1/2 for a prediction that does not separate them; larger is better.
+        - `aupr`, average precision: larger is better. It depends on the share of rows from outside, which is its value
+          by chance.
+        - `fpr95`, share of rows from inside that are marked at the highest threshold that finds 95 % of the rows from
+          outside. Lower is better. (Some authors swap the two sets here.)
+
+    Raises
+    ------
+    InputError
+        If the two are not predictions of the same target.
+
+    References
+    ----------
+    Hendrycks and Gimpel 2017, ICLR.
     """
     if _outcome(inside) != _outcome(outside):
         raise InputError(
@@ -304,15 +538,32 @@ def out_of_distribution(
 def selective(
     prediction: Prediction, y: Any = None, *, measure: str | None = None, losses: Any = None
 ) -> dict[str, Any]:
-    """Risk against coverage where the least sure rows are left to somebody else (Geifman and El-Yaniv 2017, NeurIPS).
+    """Risk-coverage curve of selective prediction: the least certain rows are rejected.
 
-    coverage: (N,), k / N for k = 1..N. risk: (N,), the mean loss of the k rows with the least `uncertainty` (of
-    `measure`); rows that are equally sure are in no order, and the mean over all their orders is taken. aurc: the mean
-    of risk, the area under the curve; lower is better, and an uncertainty that knows nothing has the mean loss at
-    every coverage.
+    Parameters
+    ----------
+    prediction : Prediction
+        The prediction.
+    y : optional
+        Observed targets. The loss is then the error (0 or 1) of the most probable class, or the squared error of the
+        mean, averaged over outputs.
+    measure : str, optional
+        Measure of `uncertainty`.
+    losses : optional
+        Other losses (N,) instead of y, such as ``crps(prediction, y, pointwise=True)``.
 
-    y: what was seen; the loss is then the error (0 or 1) of the most probable class, or the squared error of the mean,
-    averaged over outputs. Or losses (N,) of another kind, such as `crps(prediction, y, pointwise=True)`.
+    Returns
+    -------
+    dict
+        - `coverage`: (N,), k / N for k = 1..N.
+        - `risk`: (N,), the mean loss of the k rows with the least uncertainty. Rows of equal uncertainty have no order,
+          and the mean over all their orders is taken.
+        - `aurc`: the mean of risk, the area under the curve. Lower is better. An uninformative uncertainty has the mean
+          loss at every coverage.
+
+    References
+    ----------
+    Geifman and El-Yaniv 2017, NeurIPS.
     """
     if (y is None) == (losses is None):
         raise InputError(
@@ -349,19 +600,34 @@ def selective(
 
 
 def paired_difference(first: Any, second: Any, *, test_to_train: float | None = None) -> tuple[float, float]:
-    """(mean, standard error) of d_j = first_j - second_j: scores of two predictions on the same rows, or splits.
+    """Mean and standard error of the paired differences d_j = first_j - second_j.
 
-        se = sd(d) sqrt(1 / J)
+    The standard error of J differences, which are taken as independent, is
 
-    for J differences, which are taken as independent. What the two share (an odd row, an easy split) is in neither. An
-    error of a single difference is not known: NaN.
+        se = sd(d) sqrt(1 / J).
 
-    test_to_train: for random splits of one data set into training and test rows, the number of test rows over that of
-    training rows. The training rows of splits overlap, so that their differences are dependent and the error above is
-    too small; it is then sd(d) sqrt(1 / J + test_to_train) (Nadeau and Bengio 2003, Machine Learning 52, 239-281).
+    Effects common to both (an odd row, an easy split) cancel in the differences.
 
-    A score of minus infinity (an outcome that was given no probability) makes the mean infinite, or 0 where both means
-    are the same infinity, and the error NaN.
+    Parameters
+    ----------
+    first, second
+        Scores (J,) of two predictions on the same rows or splits, in the same order.
+    test_to_train : float, optional
+        For random splits of one data set into training and test rows: the number of test rows over that of training
+        rows. The training rows of splits overlap, so the differences are dependent and the error above is too small. It
+        is then sd(d) sqrt(1 / J + test_to_train).
+
+    Returns
+    -------
+    mean : float
+        Mean difference. A score of minus infinity (an outcome of probability zero) makes it infinite, or 0 if both
+        means are the same infinity.
+    standard_error : float
+        NaN for a single difference, and for scores that are not finite.
+
+    References
+    ----------
+    Nadeau and Bengio 2003, Machine Learning 52, 239-281.
     """
     first, second = (np.asarray(values, dtype=np.float64) for values in (first, second))
     if first.ndim != 1 or first.shape != second.shape or first.size == 0:
@@ -388,11 +654,23 @@ def paired_difference(first: Any, second: Any, *, test_to_train: float | None = 
 
 
 def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
-    """The scores of a comparison: log_score, rmse, crps, coverage_90, width_90; or log_score, accuracy, brier, ece.
+    """Scores that a comparison reports.
 
-    Where rows may be censored concordance besides, if the order of any pair is known; and rmse, crps and coverage_90
-    only where none is. No crps where E|Y - y| has no closed form here. After an isotonic recalibration there is no
-    density, and no log_score.
+    Parameters
+    ----------
+    prediction : Prediction
+        The prediction.
+    y
+        Targets as in `Prediction.log_prob`.
+
+    Returns
+    -------
+    dict of str to float
+        Numbers: log_score, rmse, crps, coverage_90, width_90. Classes: log_score, accuracy, brier, ece.
+
+        Where rows may be censored there is also concordance, if the order of any pair is known; rmse, crps and
+        coverage_90 are given only if no row is censored. There is no crps where E|Y - y| has no closed form here, and
+        no log_score after an isotonic recalibration, which has no density.
     """
     if prediction.is_classes:
         return {
@@ -423,31 +701,43 @@ def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
     }
 
 
-# --- the gap to a reference -------------------------------------------------------------------------------
+# --- distance to a reference ------------------------------------------------------------------------------
 
 
 def fidelity(prediction: Prediction, reference: Prediction) -> dict[str, float]:
-    """How far a prediction is from a reference prediction of the same rows.
+    """Distance of a prediction from a reference prediction of the same rows.
 
-    Below, m is the mean function's mean, v its variance over draws (`mean_function_variance`: the epistemic
-    variance for numbers, the variance over draws of the class probabilities for classes), star the reference, and a
+    Below, m is the mean of the mean function and v its variance over draws (`mean_function_variance`: the epistemic
+    variance for numbers, the variance over draws of the class probabilities for classes). A star marks the reference. A
     row is a row and output; for classes the squares and the variances of a row are summed over its classes.
 
-    mean_gap
-        sqrt(sum_n a_n (m_n - m*_n)^2 / v*_n): error of the mean in EPISTEMIC standard deviations of the reference.
-    sd_ratio, sd_log_ratio_spread
-        exp of the mean, and the standard deviation, with weights a_n, of log sqrt(v_n / v*_n): 1 and 0 where the
-        epistemic standard deviations agree. A point estimate has no spread: 0 and infinity.
-    wasserstein (numbers)
-        Mean over rows of the 1-Wasserstein distance of the two predictive distributions of y, the integral of
-        |F - F*|, in PREDICTIVE standard deviations of the reference.
-    agreement, total_variation (classes)
-        Share of rows with the same most probable class; mean over rows of sum_c |P_c - P*_c| / 2.
+    Parameters
+    ----------
+    prediction : Prediction
+        The prediction to judge.
+    reference : Prediction
+        The reference prediction.
 
-    The weights a_n are equal for numbers. For classes they are in proportion to v*_n: where the reference is
-    certain its standard deviation is nearly zero, and ratios to it would drown the rows that matter.
+    Returns
+    -------
+    dict of str to float
+        - `mean_gap`: sqrt(sum_n a_n (m_n - m*_n)^2 / v*_n), error of the mean in EPISTEMIC standard deviations of the
+          reference.
+        - `sd_ratio`, `sd_log_ratio_spread`: exp of the mean, and the standard deviation, with weights a_n, of log
+          sqrt(v_n / v*_n): 1 and 0 where the epistemic standard deviations agree. A point estimate has no spread: 0 and
+          infinity.
+        - `wasserstein` (numbers): mean over rows of the 1-Wasserstein distance of the two predictive distributions of
+          y, the integral of |F - F*|, in PREDICTIVE standard deviations of the reference.
+        - `agreement`, `total_variation` (classes): share of rows with the same most probable class; mean over rows of
+          sum_c |P_c - P*_c| / 2.
 
-    Raises InputError when family of outcome, shape or classes differ, or the reference has no spread.
+    Raises
+    ------
+    InputError
+        If family of outcome, shape or classes differ, or the reference has no spread.
+
+    Notes ----- The weights a_n are equal for numbers. For classes they are in proportion to v*_n: where the reference
+    is certain its standard deviation is nearly zero, and ratios to it would dominate the rows that matter.
     """
     _check_comparable(prediction, reference)
     figures = mean_function_gap(
@@ -475,8 +765,22 @@ def mean_function_gap(
 ) -> dict[str, float]:
     """mean_gap, sd_ratio and sd_log_ratio_spread of `fidelity`, from means and variances of two mean functions.
 
-    All four of one shape, (N,) or (N, K); classes: whether the outcome is a label, whose (N, C) are the C classes of a
-    row. Raises InputError where the reference has no spread.
+    Parameters
+    ----------
+    mean, variance, reference_mean, reference_variance : ndarray
+        All of one shape, (N,) or (N, K).
+    classes : bool
+        Whether the outcome is a label. The arrays (N, C) then hold the C classes of a row.
+
+    Returns
+    -------
+    dict of str to float
+        The three entries.
+
+    Raises
+    ------
+    InputError
+        If the reference has no spread.
     """
     difference = (mean - reference_mean) ** 2
     if classes and difference.ndim == 2:
@@ -510,17 +814,45 @@ def mean_function_gap(
 
 
 def noise_floor(reference: Prediction, groups: Any = None) -> dict[str, float]:
-    """`fidelity` between two halves of the reference's draws: what a perfect method could be told apart by.
+    """`fidelity` between two halves of the reference's draws: the smallest distance that can be resolved.
 
-    groups: the chain number of each draw, (S,): whole chains go to either half, so that autocorrelation cannot
-    make the halves look more alike than two runs are. Without it, or with one chain: the first and second half.
-    Each half has about half of the draws, so the floor of its mean_gap is about sqrt(2) above that of two full runs.
+    Parameters
+    ----------
+    reference : Prediction
+        The reference prediction.
+    groups : optional
+        Chain number of each draw, (S,). Whole chains go to either half, so that autocorrelation cannot make the halves
+        more alike than two runs. Without it, or with one chain: the first and second half.
+
+    Returns
+    -------
+    dict of str to float
+        As from `fidelity`. Each half has about half of the draws, so the floor of its mean_gap is about sqrt(2) above
+        that of two full runs.
     """
     return fidelity(*halves(reference, groups))
 
 
 def halves(reference: Prediction, groups: Any = None) -> tuple[Prediction, Prediction]:
-    """The two halves of the draws that `noise_floor` compares; `groups` as there."""
+    """The two halves of the draws that `noise_floor` compares.
+
+    Parameters
+    ----------
+    reference : Prediction
+        A prediction of at least 4 draws.
+    groups : optional
+        As in `noise_floor`.
+
+    Returns
+    -------
+    first, second : Prediction
+        The mixtures of each half.
+
+    Raises
+    ------
+    InputError
+        If there are fewer than 4 draws, or `groups` has another shape.
+    """
     if reference.draws < 4:
         raise InputError(
             message(
@@ -545,10 +877,20 @@ def halves(reference: Prediction, groups: Any = None) -> tuple[Prediction, Predi
 
 
 def wasserstein(prediction: Prediction, reference: Prediction) -> np.ndarray:
-    """1-Wasserstein distance of the predictive distributions, per row and output, units of y.
+    """1-Wasserstein distance of the predictive distributions, per row and output.
 
-    W_1 = integral |F(t) - G(t)| dt, by the trapezium rule on 257 nodes between the outermost 1e-6 quantiles
-    of the two, dense around the reference's median; counts are summed over the integers instead.
+    W_1 = integral |F(t) - G(t)| dt, by the trapezium rule on 257 nodes between the outermost 1e-6 quantiles of the two,
+    dense around the reference's median. For counts it is a sum over the integers.
+
+    Parameters
+    ----------
+    prediction, reference : Prediction
+        Two predictions of the same rows.
+
+    Returns
+    -------
+    ndarray
+        Units of y.
     """
     _check_comparable(prediction, reference)
     prediction._need_numbers("wasserstein")
@@ -572,10 +914,11 @@ def wasserstein(prediction: Prediction, reference: Prediction) -> np.ndarray:
     return result.reshape(reference.shape)
 
 
-# --- pieces -----------------------------------------------------------------------------------------------
+# --- helpers ----------------------------------------------------------------------------------------------
 
 
 def _labels(prediction: Prediction, y: Any) -> np.ndarray:
+    """Checked labels, for scores of classes only."""
     prediction._need_classes("this score")
     return checked_y(prediction, y)
 
@@ -585,7 +928,7 @@ def _covered(interval: tuple[np.ndarray, np.ndarray], y: np.ndarray) -> float:
 
 
 def _outcome(prediction: Prediction) -> tuple[Any, ...]:
-    """What is predicted of a row."""
+    """Kind and shape of the outcome of a row."""
     kind = (prediction.family, prediction.classes) if prediction.is_classes else prediction.is_counts
     return prediction.shape[1:], kind
 
