@@ -46,7 +46,7 @@ PYRO_CHAIN_METHODS = ("auto", "processes", "sequential")
 
 @dataclass(frozen=True)
 class Hamiltonian(Sampler):
-    """Base class of `NUTS` and `HMC`.
+    """Base class of `NUTS` and `HMC`. See `NUTS` for details, and `Sampler` for the other parameters.
 
     Parameters
     ----------
@@ -58,8 +58,6 @@ class Hamiltonian(Sampler):
         Whether the warm-up estimates the mass matrix.
     step_size : float or None
         Where the tuning of the step size begins.
-
-    See `NUTS` for details, and `Sampler` for the other parameters.
     """
 
     target_accept: float = 0.8
@@ -514,7 +512,7 @@ def _set_inverse_mass(kernel: Any, job: _PyroJob, program: Program) -> None:
 def _in_processes(job: _PyroJob, problem: Problem, meter: Meter) -> tuple[list[dict[str, Any]] | None, str]:
     """Run one process per chain, as many at once as there are cores; (None, reason) if the model cannot be pickled.
 
-    The processes are spawned, not forked: the threads of JAX and torch do not survive a fork.
+    The processes start fresh and are never forked from this one: the threads of JAX and torch do not survive a fork.
     """
     if not processes.allowed():
         return None, "this one is daemonic, as the workers of Dask are, and may start no others"

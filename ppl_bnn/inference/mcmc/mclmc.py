@@ -1,14 +1,14 @@
-"""Microcanonical Langevin Monte Carlo: unadjusted, with a bias that is stated, or adjusted and exact.
+"""Microcanonical Langevin Monte Carlo: unadjusted, with a reported bias, or adjusted and exact.
 
-A particle of unit speed moves over U(x) = -log p(x | D) in P dimensions: x' = v, v' = -(1 - v v') grad U / (P - 1), and
-its direction v forgets itself over a path of length L. The long-run distribution of x is the posterior however fast or
-slowly that happens. An integrator conserves the energy of the motion only nearly; without a Metropolis test that error
-is all that is wrong with the draws, and its size is what the step size is tuned to.
+A particle of unit speed moves over U(x) = -log p(x | D) in P dimensions: x' = v, v' = -(1 - v v') grad U / (P - 1). Its
+direction v decorrelates over a path of length L. The long-run distribution of x is the posterior at any rate of
+decorrelation. An integrator conserves the energy of the motion only approximately. Without a Metropolis test that
+error is the only source of bias in the draws, and the step size is tuned to its size.
 
-BlackJAX's here: how a gradient turns the direction (`esh_dynamics_momentum_update_one_step`) and the coefficients of
-the integrator (`mclachlan_coefficients`). What counts as a step, the refreshment of the direction, the Metropolis test
-and the tuning are of this file: the tuning lives in the state of the kernel, transition by transition, so that it can
-be watched, interrupted and resumed to the same bits.
+Two pieces are BlackJAX's: how a gradient turns the direction (`esh_dynamics_momentum_update_one_step`) and the
+coefficients of the integrator (`mclachlan_coefficients`). The count of steps, the refreshment of the direction, the
+Metropolis test and the tuning are implemented here. The tuning is part of the state of the kernel, transition by
+transition, so that a run can be watched, interrupted and resumed to the same bits.
 """
 
 from __future__ import annotations
@@ -28,83 +28,112 @@ from ppl_bnn.inference.sampling.initialisation import spread
 from ppl_bnn.inference.sampling.sampler import Sampler, Target
 
 GRADIENTS_PER_STEP = 2
-# An energy error beyond which a step has left the trajectory, as in NUTS.
+# An energy error above which a step counts as divergent, as in NUTS.
 LARGEST_ERROR = 1000.0
-# What a step counts in the tuning at most, in units of what is wanted; and what one counts that has no usable end: one
-# in ten is borne, so that a region without a density, which no step size cures, does not drive the step size to zero.
-# The bound is far above what is wanted: a bound near it would hide bursts at the edge of stability from the tuning.
+# MOST: the largest value of a step in the tuning, in units of the target. LOST: the value of a step without a usable
+# end. One such step in ten is tolerated, so that a region without a density, which no step size cures, does not drive
+# the step size to zero. MOST is far above the target: a bound near it would hide bursts at the edge of stability.
 MOST, LOST = 1000.0, 10.0
 # Stochastic approximation of the logarithm of the step size, by min(MEMORY / (t + MEMORY) (ratio - 1), BOUND) / order
-# at the t-th step: as a ratio that grows with the power `order` of the step size asks for. Energy errors grow with a
-# high power of it, the share of proposals that are refused with a low one.
+# at the t-th step. This suits a ratio that grows with the power `order` of the step size. Energy errors grow with a
+# high power of it, the share of rejected proposals with a low one.
 MEMORY, BOUND, ORDER, ORDER_ADJUSTED = 3.0, 3.0, 7.0, 2.0
-# What the step size of the draws is multiplied by at the end: networks are sampled at the edge of stability, beyond
-# which the energy error grows within a few per cent from what is wanted to a hundred times that.
+# Factor on the step size at the end of the warm-up. Networks are sampled at the edge of stability: a few per cent
+# beyond it, the energy error is a hundred times the target.
 MARGIN = 0.95
-# After new variances it goes on as if it had made so many steps.
+# After new variances, the approximation continues as if it had made this many steps.
 RESUMED = 20
 # Parts of the warm-up after which the variances and the width are replaced by those of the last part.
 EDGES = (0.1, 0.25, 0.45, 0.7)
-# How many steps of the integrator the variances of before weigh.
+# The weight of the previous variances, in integrator steps.
 PRIOR_WEIGHT = 10.0
-# The mean length of a trajectory that is accepted or not, in units of W: of 1, 1.5 and 2 it gave the most effective
-# draws per gradient on a Gaussian in four dimensions, half as many again as 1.
+# The mean length of an adjusted trajectory, in units of W. Of 1, 1.5 and 2, 1.5 gave the most effective draws per
+# gradient on a Gaussian in four dimensions, 1.5 times as many as 1.
 TRAJECTORY = 1.5
 # Integrator steps of a transition of the warm-up, and the most of one draw.
 WARMUP_STEPS, MOST_STEPS = 10, 1024
-# Shares of the energy variance asked for, below which the step size is about three and ten times too small.
+# Shares of the requested energy variance below which the step size is about three and ten times too small.
 SMALL, COLLAPSED = 1e-3, 1e-6
-# Times the energy variance asked for, beyond which it is said. Steps of a path of L beyond which no chain moves.
+# LARGE: multiple of the requested energy variance above which there is a warning. FROZEN: steps per path of length L
+# above which a chain does not move.
 LARGE, FROZEN = 4.0, 1e5
-# An acceptance that is none, and the share of trajectories cut off that is said.
+# The acceptance below which a chain has failed, and the share of truncated trajectories above which there is a warning.
 REFUSED, CUT = 0.05, 0.05
 
 
 @dataclass(frozen=True)
 class MCLMC(Sampler):
-    """Microcanonical Langevin Monte Carlo (Robnik, De Luca, Silverstein and Seljak 2023; Robnik and Seljak 2024), in
-    unconstrained coordinates; with a Metropolis test (Robnik, Cohn-Gordon and Seljak 2025) where `adjusted`.
+    """Microcanonical Langevin Monte Carlo, in unconstrained coordinates, with a Metropolis test if `adjusted`.
 
-    Unadjusted, the default: steps of size e of the minimal-norm integrator (McLachlan 1995), two gradients each, the
-    direction partly refreshed after each. e is tuned until the energy errors dE of a step have
+    Unadjusted (the default), a step of size e of the minimal-norm integrator (McLachlan 1995) costs two gradients, and
+    the direction is partly refreshed after each step. e is tuned until the energy errors dE of a step have
 
         E[dE^2] / P = energy_variance.
 
-    What is drawn has a bias that no number of draws removes, and that falls with energy_variance: see `bias_allowance`
-    for how large variances may be wrong. Adjusted: each draw is the end of a trajectory of random length in a new
-    direction, accepted with probability min(1, exp(-dE)); exact, with e tuned until the mean acceptance is
-    `target_accept`; for wide networks it costs about twice as many gradients.
+    The draws have a bias that no number of draws removes, and that falls with `energy_variance`: see `bias_allowance`
+    for how large the error of variances may be.
 
-    energy_variance: the knob of the bias. preconditioning: sample in coordinates x / sqrt(v) (True), with the v =
-    sqrt(Var x / Var grad log p) that makes positions and gradients equally wide, taken from the warm-up; or leave the
-    coordinates as they are. The width of the posterior in these coordinates is W = sqrt(sum Var x / v). decoherence:
-    L / W. thinning: integrator steps per draw, and per transition of the warm-up; None: a path of W between draws,
-    about half of which are then effective, and 10 steps in the warm-up. A trajectory has 1.5 W / e steps in the
-    mean, at most 1024.
+    Adjusted, each draw is the end of a trajectory of random length in a new direction, accepted with probability min(1,
+    exp(-dE)). The draws are exact, and e is tuned until the mean acceptance is `target_accept`. For wide networks this
+    costs about twice as many gradients.
 
-    The warm-up tunes e all the time and replaces v and W at 10, 25, 45 and 70 % of it. Where `start` is or fits an
-    approximation with a spread, its variances are the first v. A step that leaves the finite numbers, or whose energy
-    error is beyond 1000, makes e smaller, and the particle stays and leaves in another direction (adjusted: the
-    trajectory is refused), in the warm-up and after it. A chain whose energy variance stays a million times too
-    small, whose proposals are all refused, or whose e or L is not finite, is no sample: that is an error, not a
-    posterior.
-
-    Works well: networks of hundreds of weights and more, from a start of MAP or of an approximation. From draws of the
-    prior a warm-up of 150 did as well as one of 500 from a mode on diabetes (`comparisons/performance/sampling.py`);
-    where the noise is small it is too short. Not worth it: a handful of weights (NUTS is exact and costs as little).
-    The stiffest direction of a badly scaled posterior is the most biased one: lower energy_variance, or adjusted=True,
-    where tails matter.
-
-    Statistics, (chain, draw), in ArviZ's names where it has one: `lp`, `n_steps` (gradients), `step_size`,
-    `decoherence_length` (L; adjusted: the mean length of a trajectory), `diverging` (a step of the draw had no usable
-    end), `energy_error` (root mean square over the steps of the draw; adjusted: that of the trajectory),
-    `energy_variance` (its square over P) or `acceptance_rate`. `info.figures`: L, step_size (means over chains),
-    energy_variance as it came out and its bias_allowance, or acceptance_rate.
+    Parameters
+    ----------
+    draws, warmup, chains : int
+        Transitions per chain that are kept and not kept, and the number of chains, see `Sampler`.
+    start, jitter, chain_method, temperature, checkpoint, until, budget
+        See `Sampler`. If `start` is or fits an approximation with a spread, its variances are the first v.
+    adjusted : bool
+        Whether to use a Metropolis test.
+    energy_variance : float
+        Target of the energy variance per dimension, which controls the bias. Unadjusted only.
+    target_accept : float
+        Target of the mean acceptance. Adjusted only.
+    thinning : int or None
+        Integrator steps per draw, and per transition of the warm-up. None takes a path of length W between draws, about
+        half of which are then effective, and 10 steps per transition in the warm-up. Unadjusted only.
+    preconditioning : bool
+        Whether to sample in the coordinates x / sqrt(v), with the v = sqrt(Var x / Var grad log p) that makes positions
+        and gradients equally wide, estimated in the warm-up. If False, the coordinates are unchanged. The width of the
+        posterior in these coordinates is W = sqrt(sum Var x / v).
+    decoherence : float
+        L / W.
 
     Raises
     ------
-    InputError, UnsupportedError: impossible arguments; a single coordinate. DivergenceError: no chain can start; a
-    tuning that has collapsed.
+    InputError
+        Impossible arguments.
+    UnsupportedError
+        Settings that are not supported; a model with a single coordinate.
+    DivergenceError
+        No chain can start, or the tuning has collapsed.
+
+    Notes
+    -----
+    The warm-up tunes e at all transitions, and replaces v and W at 10, 25, 45 and 70 % of its length. An adjusted
+    trajectory has 1.5 W / e steps on average, at most 1024. A step with values that are not finite, or with an energy
+    error above 1000, makes e smaller, and the particle stays and leaves in another direction (adjusted: the trajectory
+    is rejected), in the warm-up and after it. A chain whose energy variance stays a million times too small, whose
+    proposals are all rejected, or whose e or L is not finite raises an error instead of returning a posterior.
+
+    Works well for networks of hundreds of weights and more, from a start of MAP or of an approximation. From prior
+    draws a warm-up of 150 did as well as one of 500 from a mode on diabetes (`comparisons/performance/sampling.py`);
+    where the noise is small it is too short. Not worth using for a few weights (NUTS is exact and costs as little). The
+    stiffest direction of a badly scaled posterior is the most biased one: use a lower `energy_variance`, or
+    adjusted=True, where tails matter.
+
+    Statistics have shape (chain, draw) and ArviZ's names where it has one: `lp`, `n_steps` (gradients), `step_size`,
+    `decoherence_length` (L; adjusted: the mean length of a trajectory), `diverging` (a step of the draw had no usable
+    end), `energy_error` (root mean square over the steps of the draw; adjusted: that of the trajectory), and
+    `energy_variance` (its square over P) or `acceptance_rate`. `info.figures` has L and step_size (means over chains),
+    and either the achieved energy_variance and its bias_allowance, or acceptance_rate.
+
+    References
+    ----------
+    Robnik, De Luca, Silverstein and Seljak (2023), "Microcanonical Hamiltonian Monte Carlo".
+    Robnik and Seljak (2024), "Fluctuation without dissipation: microcanonical Langevin Monte Carlo".
+    Robnik, Cohn-Gordon and Seljak (2025), the Metropolis-adjusted method.
+    McLachlan (1995), the minimal-norm integrator.
     """
 
     adjusted: bool = False
@@ -162,11 +191,19 @@ class MCLMC(Sampler):
         return Kernel(chain.begin, chain.step, chain.record, chain.usable)
 
     def told(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
-        """L, step_size, and what became of the knob; warnings of steps without an end and of a doubtful tuning.
+        """Figures and warnings from the statistics.
+
+        Returns
+        -------
+        figures : dict of float
+            L, step_size, and the achieved energy variance with its bias allowance, or the acceptance rate.
+        warnings : tuple of str
+            Warnings about divergent steps and doubtful tuning.
 
         Raises
         ------
-        DivergenceError: a chain whose tuning has collapsed, or most of whose steps led nowhere.
+        DivergenceError
+            The tuning of a chain has collapsed, or most of its proposals failed.
         """
         step_size, length = statistics["step_size"][:, -1], statistics["decoherence_length"][:, -1]
         diverging = statistics["diverging"].mean(axis=1)
@@ -231,25 +268,44 @@ class MCLMC(Sampler):
 
 
 def bias_allowance(energy_variance: float) -> float:
-    """How wrong variances may be, relatively, at an energy variance E per dimension: (E / 4)^(1/3).
+    """Bound on the mean relative error of variances at an energy variance E per dimension: (E / 4)^(1/3).
 
-    Far from the smallest dimensions a Gaussian's principal directions move as independent oscillators. Where a step
-    changes the energy of one by a variance E_i, the stationary variance is off by b_i with E_i = b_i^2
-    sin^2(theta_i), theta_i the angle of a step. For leapfrog that is E_i = 4 b_i^3 / (1 + b_i)^2, and, as this is
-    convex, the mean of b_i over directions is at most about (E / 4)^(1/3) whatever their scales: 5 % at E = 5e-4, 2.3
-    % at 5e-5 (compare Robnik and Seljak 2024, "Controlling the asymptotic bias of the unadjusted Hamiltonian and
-    Langevin Monte Carlo"). The integrator used here is better: b is about sqrt(E) where all directions are alike.
+    In all but the smallest dimensions the principal directions of a Gaussian move as independent oscillators. Where a
+    step changes the energy of one by a variance E_i, the stationary variance is off by b_i with E_i = b_i^2
+    sin^2(theta_i), theta_i the angle of a step. For leapfrog that is E_i = 4 b_i^3 / (1 + b_i)^2. As this is convex,
+    the mean of b_i over directions is at most about (E / 4)^(1/3) whatever their scales: 5 % at E = 5e-4, 2.3 % at
+    5e-5. The integrator used here is better: b is about sqrt(E) where all directions are alike.
 
-    Measured, bias of variances at E = 5e-2, 5e-3, 5e-4, 5e-5 (standard errors 0.002): 50 equal directions -8.4, -7.0,
-    -2.1, -0.8 %; 50 with eigenvalues over two decades, in the mean over principal directions -10.1, -3.5, -1.2, -0.5
-    %; the stiffest of these alone -55, -32, -7, -3 %: the allowance is of the mean, and of coordinates that mix
-    directions, not of the stiffest one.
+    Parameters
+    ----------
+    energy_variance : float
+        E, the variance of the energy error of a step, per dimension.
+
+    Returns
+    -------
+    float
+        The relative error of variances, 0.05 for 5 %.
+
+    Notes
+    -----
+    Measured bias of variances at E = 5e-2, 5e-3, 5e-4, 5e-5 (standard errors 0.002):
+
+    - 50 equal directions: -8.4, -7.0, -2.1, -0.8 %;
+    - 50 directions with eigenvalues over two decades, mean over principal directions: -10.1, -3.5, -1.2, -0.5 %;
+    - the stiffest direction of these alone: -55, -32, -7, -3 %.
+
+    The bound holds for the mean, and for coordinates that mix directions, not for the stiffest direction.
+
+    References
+    ----------
+    Compare Robnik and Seljak (2024), "Controlling the asymptotic bias of the unadjusted Hamiltonian and Langevin Monte
+    Carlo".
     """
     return (energy_variance / 4.0) ** (1.0 / 3.0)
 
 
 class _Tuner(NamedTuple):
-    """The logarithm of the step size, its weighted average, and how often they were adapted."""
+    """The logarithm of the step size, its weighted average, and the number of adaptations."""
 
     log_step: Any
     mean: Any
@@ -257,7 +313,7 @@ class _Tuner(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """Means and sums of squared deviations (P,) of positions and gradients since the last edge, after Welford."""
+    """Welford means and sums of squared deviations (P,) of positions and gradients since the last edge."""
 
     count: Any
     mean: Any
@@ -267,10 +323,10 @@ class _Window(NamedTuple):
 
 
 class _State(NamedTuple):
-    """All that the next transition depends on, and what the last one was like.
+    """All that the next transition depends on, and statistics of the last one.
 
     here: BlackJAX's state of the integrator (position, direction, log density, gradient). variances: v of the
-    preconditioner. width: W. steps: of the integrator per draw. taken: integrator steps of the last transition.
+    preconditioner. width: W. steps: integrator steps per draw. taken: integrator steps of the last transition.
     squared_error: their mean squared energy error.
     """
 
@@ -355,20 +411,22 @@ class _Chain:
         return kept | {"energy_variance": state.squared_error / self.target.dimension}
 
     def _length(self, state: _State) -> Any:
-        """L, of a chain with partial refreshments; the mean length of a trajectory, of one without."""
+        """L of a chain with partial refreshments; else the mean length of a trajectory."""
         return state.width * (TRAJECTORY if self.method.adjusted else self.method.decoherence)
 
     # -- transitions
 
     def _walk(self, state: _State, tuning: Any, data: Any) -> _State:
-        """Steps of the integrator, each followed by a partial refreshment; where one has no usable end, the particle
-        stays and leaves in a new direction."""
+        """Take integrator steps, each followed by a partial refreshment.
+
+        Where a step has no usable end, the particle stays and leaves in a new direction.
+        """
         import jax
         import jax.numpy as jnp
 
         move = _integrator(lambda u: self.target.log_density(u, data), state.variances)
         wanted = self.target.dimension * self.method.energy_variance
-        # Known beforehand, it is one number for all chains that march in step, which then wait for none.
+        # If known beforehand, it is one number for all vectorised chains, so that none waits for another.
         steps = state.steps if self.method.thinning is None else self.method.thinning
 
         def once(_: Any, carry: Any) -> Any:
@@ -394,7 +452,7 @@ class _Chain:
 
         carry = (state.here, state.key, state.tuner, state.window, jnp.zeros_like(state.width), jnp.int32(0))
         here, key, tuner, window, total, lost = jax.lax.fori_loop(0, steps, once, carry)
-        # Of the steps that arrived: one that did not has no energy error.
+        # Over the steps with a usable end: the others have no energy error.
         squared = total / jnp.maximum(state.steps - lost, 1)
         return state._replace(
             here=here,
@@ -408,14 +466,15 @@ class _Chain:
         )
 
     def _trajectory(self, state: _State, tuning: Any, data: Any) -> _State:
-        """A trajectory of random length in a new direction, accepted or not by the energy error along it."""
+        """Run a trajectory of random length in a new direction, and accept or reject it by its energy error."""
         import jax
         import jax.numpy as jnp
 
         move = _integrator(lambda u: self.target.log_density(u, data), state.variances)
         key, long, turning, judging = jax.random.split(state.key, 4)
         step_size = jnp.exp(jnp.where(tuning, state.tuner.log_step, state.tuner.mean))
-        # 1 .. 2 l / e - 1, l / e on average, whatever the position: random lengths keep no period of the target.
+        # 1 .. 2 l / e - 1, l / e on average, independent of the position: random lengths avoid resonance with the
+        # target.
         most = jnp.clip(2.0 * self._length(state) / step_size - 1.0, 1.0, 1.0 * MOST_STEPS)
         steps = jnp.ceil(most * (1.0 - jax.random.uniform(long, dtype=most.dtype))).astype(jnp.int32)
         start = state.here._replace(momentum=_direction(turning, state.here.position))
@@ -453,7 +512,7 @@ class _Chain:
     # -- the warm-up
 
     def _tuned(self, state: _State) -> _State:
-        """After a transition of the warm-up: new variances and L at an edge, and at the end the steps of a draw."""
+        """Tune after a transition of the warm-up: new variances and L at an edge, and the steps per draw at the end."""
         import jax
         import jax.numpy as jnp
 
@@ -472,7 +531,7 @@ class _Chain:
         return jax.lax.cond(state.count == self.method.warmup, drawn, lambda same: same, state)
 
     def _with_variances(self, state: _State) -> _State:
-        """The preconditioner and L of the window that ends here, and a new window."""
+        """Set the preconditioner and L from the window that ends here, and begin a new window."""
         import jax
         import jax.numpy as jnp
 
@@ -484,7 +543,7 @@ class _Chain:
             variances = jnp.exp(share * jnp.log(found) + (1.0 - share) * jnp.log(variances))
         width = jnp.sum(window.squares / jnp.maximum(window.count - 1.0, 1.0) / variances)
         if self.method.preconditioning:
-            # Var x Var grad log p >= 1, so that a smaller sum is one of a window that is too short.
+            # Var x Var grad log p >= 1, so a smaller sum means that the window is too short.
             width = jnp.maximum(width, self.target.dimension)
         width = jnp.sqrt(width)
         return state._replace(
@@ -498,8 +557,8 @@ class _Chain:
 def _integrator(log_density: Callable[[Any], Any], variances: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
     """A step of the minimal-norm integrator, (state, size) -> (state, change of the kinetic energy).
 
-    The two places where a step asks for a gradient are one place in a loop: a gradient is most of what there is to
-    compile.
+    Both gradients of a step are computed at one place in a loop, since compiling a gradient takes most of the compile
+    time.
     """
     import jax
     import jax.numpy as jnp
@@ -552,7 +611,7 @@ def _refreshed(momentum: Any, kept: Any, key: Any) -> Any:
 
 
 def _usable(here: Any) -> Any:
-    """Whether a chain can go on from there."""
+    """Whether a chain can continue from this state."""
     import jax.numpy as jnp
 
     return (
@@ -566,7 +625,7 @@ def _usable(here: Any) -> Any:
 def _adapted(tuner: _Tuner, ratio: Any, order: float) -> _Tuner:
     """One step of stochastic approximation (Robbins and Monro 1951) towards E[ratio] = 1, and its average.
 
-    ratio: what was found, in units of what is wanted.
+    ratio: the measured value, in units of the target.
     """
     import jax.numpy as jnp
 

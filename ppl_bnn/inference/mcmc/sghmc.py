@@ -12,42 +12,79 @@ from ppl_bnn.inference.optimisation.loops import check_within
 
 @dataclass(frozen=True)
 class SGHMC(StochasticGradient):
-    """Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin 2014, equation 15 and algorithm 2), gradient
-    descent with momentum 1 - a and noise to match: with g an estimate of the gradient of the log density at u from a
-    batch (or the gradient itself), xi ~ N(0, I), h = step_size / N and a = friction,
+    """Stochastic gradient Hamiltonian Monte Carlo: gradient descent with momentum 1 - a and matching noise.
+
+    With g an estimate of the gradient of the log density at u from a batch (or the gradient itself), xi ~ N(0, I),
+    h = step_size / N and a = friction (Chen, Fox and Guestrin 2014, equation 15 and algorithm 2),
 
         u <- u + v,        v <- (1 - a) v + h g(u) + (2 a h)^(1/2) xi,
 
-    g being taken at the new u. The estimate of the noise of g, which the source subtracts from 2 a h, is zero here.
-    What is kept from step to step is the momentum h^(-1/2) v, whose scale no schedule changes.
+    with g at the new u. The estimate of the noise of g, which the paper subtracts from 2 a h, is zero here. The state
+    that is kept from step to step is the momentum h^(-1/2) v, whose scale does not depend on the schedule.
 
-    Nothing is rejected, so the draws are not of the target: on a Gaussian with precision A, and gradient noise of
+    Steps are not accepted or rejected, so the draws have a bias. On a Gaussian with precision A, and gradient noise of
     covariance V that commutes with it, their covariance is A^-1 (1 + h V / (2 a)) (1 - h A / (4 - 2 a))^-1. Variances
     are too large by shares of about h A / (4 - 2 a) for the step and h V / (2 a) for the batches. The chain moves as
-    far in a step as that of SGLD with h / a: batches cost the same there, the step much less. On any target, at rest,
+    far in a step as that of SGLD with h / a: the bias from batches is the same there, that from the step much less. On
+    any target, at stationarity,
 
         E[-(u - m)' grad log p] / P = 1 + variance_excess,        variance_excess = (2 - a) E[v' v] / (2 h P) - 1,
 
-    whatever m is, where 1 is the value under the target itself; so `variance_excess` is a mean over directions of the
-    share of variance that is too much, exact in these terms. That of a single draw is mostly chance, and only the mean
-    over many means something. The default finds the step size at which it is the allowance, from the mean square of g
+    for any m. The value under the target itself is 1. So `variance_excess` is a mean over directions of the share by
+    which variances are too large, exact in these terms. Its value at a single draw is mostly noise; only the mean over
+    many draws is informative. The default finds the step size at which it equals `allowance`, from the mean square of g
     and, with batches, that of its change from step to step, half of which is taken for V.
 
-    friction: a, 1 minus the momentum; smaller lets the chain go further at the same step, until it oscillates.
-
-    Fields in common: see `StochasticGradient` on batch_size, step_size, allowance, thinning, schedule (decay,
-    cycle_length, exploration), control_variates and preconditioner, and `Sampler` on the rest. There is no Metropolis
-    correction: that is what `HMC` is.
-
-    Statistics, (chain, draw): `lp`, `n_steps` (gradients of batches), `step_size` (at the last step before the draw),
-    `variance_excess` (the mean over the steps of the draw), `cycle` (cyclical), `failed_step` (the first step after
-    which parameters were not finite; -1, for such chains end in an error). figures: the means "variance_excess" and
-    "step_size".
+    Parameters
+    ----------
+    draws, warmup, chains : int
+        Draws per chain that are kept and not kept, and the number of chains, see `Sampler`.
+    start, jitter, chain_method, temperature, checkpoint, until, budget
+        See `Sampler`.
+    friction : float
+        a, 1 minus the momentum. A smaller value lets the chain move further at the same step size, until it oscillates.
+    batch_size : int or None
+        B, rows per step. None takes all rows.
+    step_size : float or None
+        s, the learning rate of gradient descent on -log p(u | D) / N. None finds it in the warm-up.
+    allowance : float
+        The share by which variances may be too large on average, when `step_size` is None.
+    thinning : int or None
+        Steps per draw. None: 20, and with batches up to 400.
+    schedule : {"constant", "decaying", "cyclical"}
+        Schedule of the step size, with `decay`, `cycle_length` and `exploration`, see `StochasticGradient`.
+    decay : float
+        Exponent of the decaying schedule.
+    cycle_length : int
+        Length of a cycle of the cyclical schedule, in units of `thinning` steps.
+    exploration : float
+        Share of a cycle without noise and without draws.
+    control_variates : bool
+        Whether to reduce the variance of the gradient estimates, see `StochasticGradient`.
+    preconditioner : {"auto", "curvature", None}
+        Whether the chain moves in coordinates of equal curvature, see `StochasticGradient`.
 
     Raises
     ------
-    InputError, UnsupportedError: impossible arguments; mini-batches of a model whose rows cannot be taken apart.
-    DivergenceError: parameters that are not finite, as come of too large a step.
+    InputError
+        Impossible arguments.
+    UnsupportedError
+        Settings that are not supported; mini-batches of a model whose rows cannot be separated.
+    DivergenceError
+        Parameters that are not finite, usually because the step size is too large.
+
+    Notes
+    -----
+    There is no Metropolis correction. With one, use `HMC`.
+
+    Statistics have shape (chain, draw): `lp`, `n_steps` (gradients of batches), `step_size` (at the last step before
+    the draw), `variance_excess` (the mean over the steps of the draw), `cycle` (cyclical), and `failed_step` (the first
+    step after which parameters were not finite; -1 in all results, since chains that fail raise an error).
+    `info.figures` has the means "variance_excess" and "step_size".
+
+    References
+    ----------
+    Chen, Fox and Guestrin (2014), "Stochastic gradient Hamiltonian Monte Carlo".
     """
 
     friction: float = 0.1
@@ -79,7 +116,7 @@ class SGHMC(StochasticGradient):
             if batches:
                 now = now + jnp.mean((gradient - walker["gradient"]) ** 2) / (4.0 * friction)
             steepness = walker["steepness"] + pace.weight * (now - walker["steepness"])
-            # Where the gradient has just become steeper than its mean, the mean comes too late.
+            # If the gradient has just become steeper than its running mean, the mean lags behind.
             size = jnp.where(pace.tuned, self.allowance / jnp.maximum(steepness, now), pace.size)
             noise = pace.noise * jax.random.normal(key, flat.shape, flat.dtype)
             momentum = (

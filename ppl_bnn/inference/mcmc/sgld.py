@@ -17,45 +17,80 @@ BEST_ACCEPTANCE = 0.574
 
 @dataclass(frozen=True)
 class SGLD(StochasticGradient):
-    """Stochastic gradient Langevin dynamics (Welling and Teh 2011): with g an estimate of the gradient of the log
-    density of u from a batch (or the gradient itself), xi ~ N(0, I) and h = step_size / N,
+    """Stochastic gradient Langevin dynamics: plain, preconditioned, or with a Metropolis correction.
+
+    With g an estimate of the gradient of the log density of u from a batch (or the gradient itself), xi ~ N(0, I) and
+    h = step_size / N,
 
         u <- u + h G g + (2 h G)^(1/2) xi,        G = 1.
 
-    Nothing is rejected, so the draws are not of the target: on a Gaussian with precision A, and gradient noise of
+    Steps are not accepted or rejected, so the draws have a bias. On a Gaussian with precision A, and gradient noise of
     covariance V, their covariance S solves (1 - h A) S (1 - h A) + 2 h + h^2 V = S, that is S = A^-1 (1 - h A / 2)^-1
     (1 + h V / 2) where A and V commute. So variances are too large by shares of h A / 2 for the step and h V / 2 for
-    the batches, and V is about N / B times A: with batches the second is what one pays for. On any target, at rest,
+    the batches. V is about N / B times A, so with batches the second term dominates. On any target, at stationarity,
 
         E[-(u - m)' grad log p] / P = 1 + variance_excess,        variance_excess = h / 2 E[g' G g] / P,
 
-    whatever m is, where 1 is the value under the target itself; so `variance_excess` is a mean over directions of the
-    share of variance that is too much, exact in these terms, and is measured at each step. The default finds the step
-    size at which it is the allowance. On models with other than Gaussian posteriors the bias of other functions is of
-    the same order, O(h).
+    for any m. The value under the target itself is 1. So `variance_excess` is a mean over directions of the share by
+    which variances are too large. It is exact in these terms, and is measured at each step. The default finds the step
+    size at which it equals `allowance`. On posteriors that are not Gaussian the bias of other functions is of the same
+    order, O(h).
 
-    preconditioner: "auto", "curvature" or None (see `StochasticGradient`), or "rmsprop" (Li, Chen, Carlson and Carin
-    2016, "Preconditioned stochastic gradient Langevin dynamics for deep neural networks"): G = 1 / (1e-5 + v^(1/2)),
-    elementwise, with v a running mean of (g / N)^2. Here v is learned in the warm-up (over its last fifth, mostly) and
-    then stays, so that the term Gamma of the source, the divergence of G, is zero and not neglected. Here g has the
-    prior in it.
-
-    correction: None, or "metropolis": the step is a proposal that is accepted or not by the log density over all rows,
-    the Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996). Its draws are exact, of the target. All rows
-    are needed at each step, and the step size is constant; where it is not given it is found at an acceptance of 0.574.
-
-    Fields in common: see `StochasticGradient` on batch_size, step_size, allowance, thinning, schedule (decay,
-    cycle_length, exploration), control_variates and preconditioner, and `Sampler` on the rest.
-
-    Statistics, (chain, draw): `lp`, `n_steps` (gradients of batches), `step_size` (at the last step before the draw),
-    `variance_excess` or, corrected, `acceptance_rate` (means over the steps of the draw), `cycle` (cyclical),
-    `failed_step` (the first step after which parameters were not finite; -1, for such chains end in an error).
-    figures: the means "variance_excess" and "step_size".
+    Parameters
+    ----------
+    draws, warmup, chains : int
+        Draws per chain that are kept and not kept, and the number of chains, see `Sampler`.
+    start, jitter, chain_method, temperature, checkpoint, until, budget
+        See `Sampler`.
+    batch_size : int or None
+        B, rows per step. None takes all rows.
+    step_size : float or None
+        s, the learning rate of gradient descent on -log p(u | D) / N. None finds it in the warm-up.
+    allowance : float
+        The share by which variances may be too large on average, when `step_size` is None.
+    thinning : int or None
+        Steps per draw. None: 20, and with batches up to 400.
+    schedule : {"constant", "decaying", "cyclical"}
+        Schedule of the step size, with `decay`, `cycle_length` and `exploration`, see `StochasticGradient`.
+    decay : float
+        Exponent of the decaying schedule.
+    cycle_length : int
+        Length of a cycle of the cyclical schedule, in units of `thinning` steps.
+    exploration : float
+        Share of a cycle without noise and without draws.
+    control_variates : bool
+        Whether to reduce the variance of the gradient estimates, see `StochasticGradient`.
+    preconditioner : {"auto", "curvature", "rmsprop", None}
+        "auto", "curvature" and None: see `StochasticGradient`. "rmsprop" (Li, Chen, Carlson and Carin 2016): G = 1 /
+        (1e-5 + v^(1/2)), elementwise, with v a running mean of (g / N)^2. Here v is learned in the warm-up (mostly over
+        its last fifth) and then stays fixed, so that the term Gamma of the paper, the divergence of G, is exactly zero.
+        Here g includes the prior.
+    correction : {None, "metropolis"}
+        With "metropolis" the step is a proposal that is accepted or rejected by the log density over all rows, the
+        Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996). Its draws are exact. All rows are needed at
+        each step, and the step size is constant. If no step size is given, it is tuned to an acceptance of 0.574.
 
     Raises
     ------
-    InputError, UnsupportedError: impossible arguments; mini-batches of a model whose rows cannot be taken apart.
-    DivergenceError: parameters that are not finite, as come of too large a step.
+    InputError
+        Impossible arguments.
+    UnsupportedError
+        Settings that are not supported; mini-batches of a model whose rows cannot be separated.
+    DivergenceError
+        Parameters that are not finite, usually because the step size is too large.
+
+    Notes
+    -----
+    Statistics have shape (chain, draw): `lp`, `n_steps` (gradients of batches), `step_size` (at the last step before
+    the draw), `variance_excess` or, corrected, `acceptance_rate` (means over the steps of the draw), `cycle`
+    (cyclical), and `failed_step` (the first step after which parameters were not finite; -1 in all results, since
+    chains that fail raise an error). `info.figures` has the means "variance_excess" and "step_size".
+
+    References
+    ----------
+    Welling and Teh (2011), "Bayesian learning via stochastic gradient Langevin dynamics".
+    Li, Chen, Carlson and Carin (2016), "Preconditioned stochastic gradient Langevin dynamics for deep neural networks".
+    Roberts and Tweedie (1996), "Exponential convergence of Langevin distributions and their discrete approximations".
     """
 
     correction: str | None = None
@@ -100,7 +135,7 @@ class SGLD(StochasticGradient):
     # -- the preconditioner
 
     def _squares(self, typical: Any, rows: int) -> Walker:
-        """What a walker starts with: v."""
+        """The initial v of a walker."""
         return {} if self.preconditioner != "rmsprop" else {"squares": typical / rows**2}
 
     def _learned(self, walker: Walker, gradient: Any, weight: Any, rows: int) -> Walker:
@@ -133,7 +168,7 @@ class SGLD(StochasticGradient):
             mass = self._inverse_mass(kept)
             now = 0.5 * jnp.mean(mass * gradient**2)
             steepness = walker["steepness"] + pace.weight * (now - walker["steepness"])
-            # Where the gradient has just become steeper than its mean, the mean comes too late.
+            # If the gradient has just become steeper than its running mean, the mean lags behind.
             size = jnp.where(pace.tuned, self.allowance / jnp.maximum(steepness, now), pace.size)
             noise = pace.noise * jax.random.normal(key, flat.shape, flat.dtype)
             flat = flat + size * mass * gradient + jnp.sqrt(2.0 * size * mass) * noise
@@ -141,7 +176,7 @@ class SGLD(StochasticGradient):
 
         return Rule(begin, move, lambda walker: self.allowance / walker["steepness"])
 
-    # -- with one
+    # -- with a correction
 
     def _metropolis(self, rows: int) -> Rule:
         import jax
@@ -164,7 +199,7 @@ class SGLD(StochasticGradient):
             lp_there, gradient_there = density(proposed)
             back = flat - proposed - size * mass * gradient_there
             log_ratio = lp_there - lp + 0.5 * jnp.sum(noise**2) - jnp.sum(back**2 / mass) / (4.0 * size)
-            # A proposal without a density, or without a gradient to come back by, is never accepted.
+            # A proposal without a finite density, or without a gradient for the reverse step, is never accepted.
             probability = jnp.where(jnp.isfinite(log_ratio), jnp.exp(jnp.minimum(log_ratio, 0.0)), 0.0)
             taken = jax.random.bernoulli(decided, probability)
             log_size = walker["log_size"] + pace.weight * (probability - BEST_ACCEPTANCE)

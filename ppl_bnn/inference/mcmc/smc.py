@@ -1,4 +1,4 @@
-"""Tempered sequential Monte Carlo: particles that go from the prior to the posterior, and the evidence on the way."""
+"""Tempered sequential Monte Carlo: particles that move from the prior to the posterior, with an evidence estimate."""
 
 from __future__ import annotations
 
@@ -24,73 +24,102 @@ from ppl_bnn.inference.sampling.stopping import FIGURES, check_until, watched
 from ppl_bnn.posterior.approximation import Chains
 
 FIRST_STEP_SIZE = 0.5
-# How fast the step size follows the acceptance, per transition, in nats.
+# Gain of the step-size adaptation, per transition, in nats.
 GAIN = 1.5
-# Transitions that may go, at each temperature, into finding a step size at which half as many are accepted as aimed at.
+# At each temperature, the most transitions for finding a step size with at least half of the target acceptance.
 SEARCHES = 40
-# Of the variances of the particles, as of those in Stan's warm-up: so many observations, of such a variance.
+# Regularisation of the particles' variances, as in Stan's warm-up: this many observations of this variance.
 PRIOR_COUNT, PRIOR_VARIANCE = 5.0, 1e-3
-# Nats between runs above which their mean says little of the evidence.
+# Standard deviation between runs, in nats, above which their mean is a poor estimate of the evidence.
 SPREAD_LIMIT = 1.0
 
 
 @dataclass(frozen=True)
 class SMC(Method):
-    """Adaptive tempered sequential Monte Carlo (Del Moral, Doucet and Jasra 2006), from the prior to the posterior.
+    """Adaptive tempered sequential Monte Carlo, from the prior to the posterior, with an estimate of the evidence.
 
     N particles, draws from the prior in unconstrained coordinates u, pass through the densities
 
         p_l(u) proportional to p(w(u)) |dw/du| p(D | w(u))^l,    0 = l_0 < l_1 < ... < 1.
 
-    At each they are given the weights p(D | w)^(l' - l), with the largest l' at which the effective number (sum v)^2 /
-    sum v^2 of these weights is still `target_ess` of the particles; resampled by them (systematically); and moved by
-    `moves` transitions of Hamiltonian Monte Carlo that leave p_l' as it is. The product over temperatures of the means
-    of the weights estimates p(D).
+    At each density the particles get the weights p(D | w)^(l' - l), with the largest l' at which the effective number
+    (sum v)^2 / sum v^2 of these weights is still `target_ess` of the particles. They are resampled by these weights
+    (systematically), and moved by `moves` transitions of Hamiltonian Monte Carlo that leave p_l' invariant. The product
+    over temperatures of the mean weights estimates p(D).
 
-    Its moves use no draw of another temperature: between modes nothing need be crossed at l = 1, since particles were
-    in both basins when these were still one, and weights share them out. That is what this is for, besides the
-    evidence: posteriors with several modes, which a chain does not leave. It costs about as many gradients as there are
-    particles, temperatures, moves and steps, multiplied.
+    Use it for the evidence, and for posteriors with several modes, which a chain does not leave. Particles need not
+    cross between modes at l = 1: they were in both basins when these were still one, and the weights distribute them.
+    The cost in gradients is about the product of particles, temperatures, moves and steps.
 
-    The momenta have the diagonal mass matrix of the particles' variances under the new weights, in whose coordinates a
-    trajectory has a length that is uniform on (0, pi), drawn anew for each transition and common to all particles, and
-    at most `max_leapfrog` steps. The step size follows the acceptance, averaged over all particles, to `target_accept`
-    after each transition; those at which less than half of that was accepted do not count as moves. So all of it adapts
-    itself to the particles: the estimate of p(D) is unbiased for a schedule that is known beforehand, and has a bias of
-    order 1/N for this one (Beskos, Jasra, Kantas and Thiery 2016), which no standard error over runs can see.
-
-    particles: N. runs: independent repetitions. temperature: T of the target p(w | D)^(1/T), in the coordinates of the
-    program; the path then leads to (p(w) p(D | w))^(1/T) |dw/du|, and what its weights estimate is no evidence.
-    checkpoint: a folder in which each run is kept after each temperature; an interrupted fit goes on from there to the
-    same bits, and more `runs` find the earlier ones.
-
-    until, budget: after the first `runs`, one run more at a time until a rule holds, such as "ess>5000" or
-    "log_evidence_se<0.1" (also ess_bulk, ess_tail, mcse; of a tempered target "log_normaliser_se"), or until `budget`
-    seconds are spent, compilation included. A run that the budget ends on its way is left out; a checkpoint keeps it.
-    Both change the number of runs only: these are the first of those of a longer fit. "rhat" is refused in a rule: it
-    compares runs, and does not fall as there are more of them.
-
-    The posterior is one of chains: a run is a chain, its particles at l = 1 are the draws, in random order. R-hat
-    compares runs, and finds modes that got other weights in other runs. Effective sizes within a run do not mean much:
-    particles have no order in which their dependence, through common ancestors, could show, so they are counted as
-    independent, which is too many, the more so the fewer `moves` there are.
-
-    figures: "log_evidence", the log of the mean over runs of the estimates of p(D) (each estimate of p(D) has next to
-    no bias, its logarithm one of minus half its variance), and "log_evidence_se", the standard deviation of their
-    logarithms over the root of `runs` (with two runs or more); of a tempered target "log_normaliser" and
-    "log_normaliser_se" in their place; "temperatures", the most in a run; "acceptance", the lowest at any temperature;
-    "ancestors", the fewest draws from the prior that the particles of one run descend from; "final_correlation", the
-    largest over runs and coordinates of the particles before with those after the moves of the last temperature, which
-    several modes keep near 1; "rule_held" and "stopped_by_budget", where there is a rule or a budget.
-    statistics: "lp". history: "run", "inverse_temperature" (l), "acceptance", "step_size", "ess" (relative) and
-    "log_normaliser" (so far), an entry per temperature; "look_runs" and the figures at each look at the rule.
-
-    BlackJAX's is the transition. Its own tempered SMC moves particles before it weights them and ends on weights.
+    Parameters
+    ----------
+    particles : int
+        N.
+    runs : int
+        Independent repetitions.
+    moves : int
+        Transitions of Hamiltonian Monte Carlo at each temperature.
+    target_ess : float
+        Relative effective number of the weights that sets the next temperature.
+    target_accept : float
+        Target of the acceptance, averaged over all particles.
+    max_leapfrog : int
+        The most leapfrog steps of one transition.
+    temperature : float
+        T of the target p(w | D)^(1/T), in the coordinates of the program. The path then leads to
+        (p(w) p(D | w))^(1/T) |dw/du|, and the estimate of its weights is not an evidence.
+    checkpoint : str, path or None
+        A folder in which each run is kept after each temperature. An interrupted fit continues from there to the same
+        bits, and more `runs` reuse the earlier ones.
+    until : str or None
+        After the first `runs`, make one run more at a time until this rule holds, such as "ess>5000" or
+        "log_evidence_se<0.1" (also ess_bulk, ess_tail, mcse; of a tempered target "log_normaliser_se"). "rhat" is
+        refused in a rule: it compares runs, and does not fall with more of them.
+    budget : float or None
+        Seconds, compilation included, after which no further run is made. A run that the budget interrupts is left out;
+        a checkpoint keeps it. `until` and `budget` change the number of runs only: the runs are the first of those of a
+        longer fit.
 
     Raises
     ------
-    DivergenceError: no draw from the prior with a likelihood; a density that is NaN or infinite; particles that cannot
-    be moved. UnsupportedError: a parameter without a prior; R-hat in a rule. BudgetError: spent before a run was made.
+    DivergenceError
+        No draw from the prior has a likelihood; a density is NaN or infinite; particles cannot be moved.
+    UnsupportedError
+        A parameter without a prior; R-hat in a rule.
+    BudgetError
+        The budget was spent before the end of the first run.
+
+    Notes
+    -----
+    Adaptation. The mass matrix is the diagonal of the particles' variances under the new weights. In its coordinates a
+    trajectory has a length that is uniform on (0, pi), drawn for each transition and common to all particles, and at
+    most `max_leapfrog` steps. After each transition the step size is adapted towards `target_accept`. Transitions with
+    less than half of that acceptance do not count as moves. So the estimate of p(D), which is unbiased for a schedule
+    that is known beforehand, has a bias of order 1/N here (Beskos, Jasra, Kantas and Thiery 2016), which no standard
+    error over runs can show.
+
+    Result. The posterior is one of chains: a run is a chain, and its particles at l = 1 are the draws, in random order.
+    R-hat compares runs, and detects modes that got other weights in other runs. Effective sample sizes within a run
+    mean little: particles have no order in which their dependence, through common ancestors, could show. They are
+    counted as independent, which overestimates, more so with fewer `moves`.
+
+    `info.figures` has "log_evidence", the log of the mean over runs of the estimates of p(D) (each estimate of p(D) is
+    nearly unbiased, its logarithm has a bias of minus half its variance); "log_evidence_se", the standard deviation of
+    their logarithms over the root of `runs` (with two runs or more); of a tempered target "log_normaliser" and
+    "log_normaliser_se" in their place; "temperatures", the most in a run; "acceptance", the lowest at any temperature;
+    "ancestors", the fewest draws from the prior that the particles of one run descend from; "final_correlation", the
+    largest correlation, over runs and coordinates, of the particles before and after the moves of the last temperature,
+    which several modes keep near 1; and with a rule or a budget "rule_held" and "stopped_by_budget".
+
+    Statistics: "lp". History, one entry per temperature: "run", "inverse_temperature" (l), "acceptance", "step_size",
+    "ess" (relative) and "log_normaliser" (so far); also "look_runs" and the figures at each evaluation of the rule.
+
+    BlackJAX provides the transition. Its own tempered SMC moves particles before it weights them and ends on weights.
+
+    References
+    ----------
+    Del Moral, Doucet and Jasra (2006), "Sequential Monte Carlo samplers".
+    Beskos, Jasra, Kantas and Thiery (2016), "On the convergence of adaptive sequential Monte Carlo methods".
     """
 
     particles: int = 1000
@@ -134,7 +163,7 @@ class SMC(Method):
 
     @property
     def _estimate(self) -> str:
-        """What the product of the means of the weights estimates."""
+        """The name of the quantity that the product of the mean weights estimates."""
         return "log_evidence" if self.temperature == 1.0 else "log_normaliser"
 
     @property
@@ -151,7 +180,7 @@ class SMC(Method):
             if self.until is not None
             else swarm * 1000.0 * (1 + (self.moves + SEARCHES) * self.max_leapfrog)
         )
-        # Some twenty temperatures, at each so many moves of a dozen steps.
+        # About twenty temperatures, with `moves` transitions of a dozen steps at each.
         usual = swarm * 20.0 * (1.0 + self.moves * min(12.0, self.max_leapfrog))
         return Effort(swarm * (1.0 + self.moves), usual, most, together=self.particles)
 
@@ -163,7 +192,7 @@ class SMC(Method):
         def kept(index: int) -> Checkpoint:
             return Checkpoint.of(self.checkpoint, belongs, f"run{index}")
 
-        # A checkpoint of another fit is refused before anything is compiled.
+        # Refuse a checkpoint of another fit before anything is compiled.
         kept(0).load()
         compiling = Stopwatch()
         swarm = _Swarm.of(self, problem)
@@ -243,7 +272,7 @@ class SMC(Method):
         }
 
     def _look(self, problem: Problem) -> Callable[[Sequence[_Path]], tuple[bool, dict[str, float]]] | None:
-        """What is asked of the runs so far."""
+        """A function that evaluates the stopping rule on the runs so far; None without a rule."""
         rule = check_until(self.name, self.until, self.budget, (*FIGURES, f"{self._estimate}_se"))
         if rule is None:
             return None
@@ -251,7 +280,7 @@ class SMC(Method):
 
         def look(ended: Sequence[_Path]) -> tuple[bool, dict[str, float]]:
             u = problem.program.unravel(np.stack([path.particles for path in ended]))
-            # Of a single run nothing is known.
+            # A single run has no standard error.
             return seen(u, **{error: self._figures(ended).get(error, math.nan)})
 
         return look
@@ -288,7 +317,7 @@ class SMC(Method):
         task: Task,
         watch: Stopwatch,
     ) -> _Path:
-        """The particles of one run, from where they are to the end, or to where the budget is spent."""
+        """Advance the particles of one run to the end, or until the budget is spent."""
         try:
             while path.inverse_temperature < 1.0:
                 if self.budget is not None and watch() >= self.budget:
@@ -335,7 +364,7 @@ class SMC(Method):
         )
 
     def _next(self, swarm: _Swarm, path: _Path, seed: int) -> _Path:
-        """One temperature on. All that is random follows from the run's seed and the number of the temperature."""
+        """Advance by one temperature. All randomness follows from the run's seed and the number of the temperature."""
         stage, count = len(path.told), len(path.prior)
         rng = np.random.default_rng([seed, stage])
         rise = increment(path.change, self.target_ess, 1.0 - path.inverse_temperature)
@@ -368,7 +397,7 @@ class SMC(Method):
         log_normaliser = path.log_normaliser + total - math.log(count)
         ess = 1.0 / (float(np.sum(weights**2)) * count)
         told = np.array([at, np.mean(rates), step_size, ess, log_normaliser])
-        # Resampling leaves copies side by side, which as draws of a chain would look dependent.
+        # Resampling leaves copies side by side, which would look autocorrelated as draws of a chain.
         order = rng.permutation(count) if at == 1.0 else np.arange(count)
         return _Path(
             particles=particles[order],
@@ -395,8 +424,10 @@ class SMC(Method):
         stage: int,
         rng: np.random.Generator,
     ) -> tuple[np.ndarray, float, list[float], int]:
-        """Particles after the moves, the step size then, the acceptance of each move, and gradients per particle times
-        particles."""
+        """Move the particles at one temperature.
+
+        Returns the particles, the final step size, the acceptance of each move, and the number of single gradients.
+        """
         state = swarm.begin(particles, at)
         rates: list[float] = []
         done, searches, gradients = 0, 0, len(particles)
@@ -422,18 +453,18 @@ class SMC(Method):
         return np.asarray(state[0], dtype=np.float64), step_size, rates, gradients
 
 
-# What is told of each temperature, in the order of the columns of `_Path.told`.
+# The record of each temperature, in the order of the columns of `_Path.told`.
 TOLD = ("inverse_temperature", "acceptance", "step_size", "ess", "log_normaliser")
 
 
 @dataclass(frozen=True)
 class _Path:
-    """How far a run has come.
+    """The state of a run.
 
-    particles (N, P) with, of each, prior = log p(w) + log |dw/du| and change, whose multiple by the inverse temperature
-    is what is added to it. ancestors (N,): the draws from the prior that they descend from. gradients: of single
-    particles. unsupported: the share of the prior draws without a likelihood. correlation: of the last moves. told:
-    (temperatures, len(TOLD)).
+    particles (N, P), with prior = log p(w) + log |dw/du| of each, and change, which is multiplied by the inverse
+    temperature and added to prior. ancestors (N,): the draws from the prior that they descend from. gradients: of
+    single particles. unsupported: the share of the prior draws without a likelihood. correlation: of the last moves.
+    told: (temperatures, len(TOLD)).
     """
 
     particles: np.ndarray
@@ -461,7 +492,7 @@ class _Path:
 
 @dataclass(frozen=True)
 class _Swarm:
-    """What is done to all particles at once, compiled: NumPy in and out, but for the state between moves.
+    """Compiled functions of all particles at once, with NumPy in and out, except for the state between moves.
 
     draw: seed -> (N, P) from the prior. measure: particles -> prior, change (see `_Path`). begin: particles, inverse
     temperature -> (positions, log densities, gradients). move: (seed, temperature, transition), state, inverse
@@ -499,7 +530,7 @@ class _Swarm:
             prior, joint = program.log_prior(u, *data), program.log_joint(u, *data)
             if method.temperature == 1.0:
                 return prior, joint - prior
-            # The power belongs to the density of w: the volume of the coordinates is no part of it.
+            # Only the density of w is tempered, not the volume of the coordinates.
             density = program.log_prior(u, *data, jacobian=False)
             tempered = program.log_joint(u, *data, jacobian=False) / method.temperature
             return prior, tempered - density
@@ -593,11 +624,24 @@ class _Swarm:
 
 
 def increment(change: np.ndarray, target_ess: float, most: float) -> float:
-    """The largest rise of the inverse temperature, at most `most`, that leaves a relative effective size of
-    `target_ess`.
+    """The largest rise of the inverse temperature that leaves a relative effective size of `target_ess`.
 
-    The weights are exp(rise * change) of particles that count the same, change (N,). Particles without support, where
-    it is -inf, get none at any rise: the effective size is relative to the others.
+    The weights are exp(rise * change) of particles with equal previous weights. Particles without support, where
+    `change` is -inf, get no weight at any rise: the effective size is relative to the others.
+
+    Parameters
+    ----------
+    change : ndarray
+        Change of each particle's log density per unit of inverse temperature, (N,).
+    target_ess : float
+        Relative effective size.
+    most : float
+        Upper bound of the rise.
+
+    Returns
+    -------
+    float
+        The rise.
     """
     finite = change[np.isfinite(change)]
     finite = finite - finite.max()
@@ -609,7 +653,7 @@ def increment(change: np.ndarray, target_ess: float, most: float) -> float:
     if relative(most) >= target_ess:
         return most
     low, high = 0.0, most
-    # To a millionth of itself: the first rises are many orders of magnitude below 1.
+    # To a relative precision of 1e-6: the first rises are many orders of magnitude below 1.
     while high - low > 1e-6 * high:
         middle = 0.5 * (low + high)
         if relative(middle) >= target_ess:
@@ -622,20 +666,33 @@ def increment(change: np.ndarray, target_ess: float, most: float) -> float:
 
 
 def systematic(weights: np.ndarray, uniform: float) -> np.ndarray:
-    """Indices (N,) in which i appears N w_i times, rounded up or down, N w_i times in expectation over `uniform`."""
+    """Systematic resampling.
+
+    Parameters
+    ----------
+    weights : ndarray
+        Normalised weights w, (N,).
+    uniform : float
+        A uniform random number.
+
+    Returns
+    -------
+    ndarray
+        Indices (N,) in which i appears N w_i times, rounded up or down. The expectation over `uniform` is N w_i.
+    """
     count = len(weights)
     upto = np.cumsum(weights)
     found = np.searchsorted(upto, upto[-1] * (np.arange(count) + uniform) / count, side="right")
-    # The last point may be rounded up to the total, which lies beyond all of them.
+    # The last point may be rounded up to the total, which is beyond the last index.
     return np.minimum(found, np.flatnonzero(weights)[-1])
 
 
 def _largest_correlation(before: np.ndarray, after: np.ndarray) -> float:
-    """Over coordinates, of particles (N, P) with what became of them."""
+    """The largest correlation over coordinates between particles (N, P) before and after moves."""
     before, after = before - before.mean(0), after - after.mean(0)
     scale = np.sqrt(np.sum(before**2, axis=0) * np.sum(after**2, axis=0))
     if not np.all(scale > 0.0):
-        # All alike in some coordinate: copies of one particle.
+        # A coordinate without variation: copies of one particle.
         return 1.0
     return float(np.max(np.sum(before * after, axis=0) / scale))
 

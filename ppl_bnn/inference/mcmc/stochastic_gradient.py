@@ -1,9 +1,9 @@
 """The base class of stochastic-gradient samplers: batches, step sizes and their schedules, and one kernel.
 
 A step of size h moves along an estimate of the gradient of the log density of the target, made from a batch of rows,
-and adds noise whose variance is proportional to h. Nothing is accepted or rejected, so that draws are of another
-distribution than the target, and nearer to it the smaller h is. How far apart the two are on average is measured while
-sampling (the statistic "variance_excess"), and a step size that keeps this below an allowance is found in the warm-up.
+and adds noise whose variance is proportional to h. Steps are not accepted or rejected, so the draws have a bias, which
+falls with h. The mean bias of variances is measured while sampling (the statistic "variance_excess"), and the warm-up
+finds a step size that keeps it below an allowance.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ppl_bnn.inference.sampling.sampler import Sampler, Target
 from ppl_bnn.inference.sampling.whitening import gradients_of_a_start, whitened
 
 SCHEDULES = ("constant", "decaying", "cyclical")
-# Running means over the warm-up weigh step t by about t^(MEMORY - 1): the first steps, far from the target, are
-# forgotten, and the last fifth counts twice as much as all before it.
+# Running means over the warm-up weight step t by about t^(MEMORY - 1): the first steps, far from the target, are
+# forgotten, and the last fifth counts twice as much as all steps before it.
 MEMORY = 5.0
-# Steps per draw where every step sees all rows. With batches the step size falls as B / N, so that a draw takes N / B
-# times as many, which cost the same gradients, up to this many times.
+# Steps per draw where every step uses all rows. With batches the step size falls as B / N, so a draw takes N / B
+# times as many steps, which cost the same gradients, up to this many times.
 THINNING, MOST_EPOCHS = 20, 20
-# A mean share of variance too much above which there is a warning.
+# A mean variance excess above which there is a warning.
 EXCESS_LIMIT = 0.1
 
 Walker = dict[str, Any]
@@ -40,10 +40,18 @@ Density = Callable[[Any], tuple[Any, Any]]
 
 
 class Pace(NamedTuple):
-    """What a rule is told of one step.
+    """The settings that a rule gets for one step.
 
-    size: h. tuned: whether the rule is to find h by itself at this step instead. weight: of this step in running means,
-    0 after the warm-up. noise: 1, or 0 where a cycle explores.
+    Parameters
+    ----------
+    size
+        h.
+    tuned
+        Whether the rule finds h by itself at this step instead.
+    weight
+        The weight of this step in running means, 0 after the warm-up.
+    noise
+        1, or 0 in the exploration stage of a cycle.
     """
 
     size: Any
@@ -54,12 +62,19 @@ class Pace(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """One step of a method, in pure functions over JAX.
+    """One step of a method, as pure functions over JAX.
 
-    begin: (flat, log density, gradient, typical) -> walker, a dict of arrays with the position as "flat"; typical (P,)
-    is a guess of the mean square of each derivative under the target. move: (walker, density, pace, key) -> (walker, h,
-    measure). found: walker -> the h that the warm-up has found. measure: the name of the statistic that `move` gives;
-    it is averaged over the steps of a draw.
+    Parameters
+    ----------
+    begin : callable
+        (flat, log density, gradient, typical) -> walker, a dict of arrays with the position as "flat". `typical` (P,)
+        is a guess of the mean square of each derivative under the target.
+    move : callable
+        (walker, density, pace, key) -> (walker, h, measure).
+    found : callable
+        walker -> the h that the warm-up has found.
+    measure : str
+        The name of the statistic that `move` returns. It is averaged over the steps of a draw.
     """
 
     begin: Callable[[Any, Any, Any, Any], Walker]
@@ -70,47 +85,69 @@ class Rule:
 
 @dataclass(frozen=True)
 class StochasticGradient(Sampler):
-    """The fields that all of these samplers have.
+    """Base class of the stochastic-gradient samplers, with their common parameters. See `Sampler` for the others.
 
-    batch_size: B rows per step, whose log likelihood counts N / B times; None takes all rows. Batches are permutations
-    of all rows cut into pieces, begun anew with each draw, so within an epoch no row comes twice, and the noise of its
-    batches cancels in part. With thinning=1 each batch is independent of the one before.
+    Parameters
+    ----------
+    batch_size : int or None
+        B rows per step, whose log likelihood is weighted by N / B. None takes all rows. Batches are permutations of all
+        rows cut into pieces, with a new permutation at each draw. So within an epoch no row occurs twice, and the noise
+        of its batches cancels in part. With thinning=1 each batch is independent of the one before.
+    step_size : float or None
+        s, the learning rate of gradient descent on -log p(u | D) / N, whatever N is: h = s / N multiplies the gradient
+        of the whole log density (Welling and Teh's epsilon is 2 h). None finds it in the warm-up, so that the expected
+        `variance_excess` equals `allowance`.
+    allowance : float
+        The share by which the variances of the draws may be too large, on average over directions, because there is no
+        Metropolis correction. It holds on average only: where curvatures differ much, stiff directions have most of it.
+    thinning : int or None
+        Steps per draw. None takes 20, and with batches 20 N / B, which cost as many gradients, but at most 400. The
+        step size that batches allow is smaller by about that factor, so that 20 steps would hardly move the chain. Each
+        draw also costs one evaluation of the log density over all rows. The warm-up is counted in draws too.
+    schedule : {"constant", "decaying", "cyclical"}
+        Schedule of the step size, see Notes.
+    decay : float
+        Exponent of the decaying schedule.
+    cycle_length : int
+        Length of a cycle, in units of `thinning` steps.
+    exploration : float
+        Share of a cycle without noise (plain descent with large steps) and without draws.
+    control_variates : bool
+        Whether to estimate the gradient by its value over all rows where the present draw began, plus a batch estimate
+        of the difference (Dubey et al. 2016). This costs two gradients per batch and one over all rows per draw.
+    preconditioner : {"auto", "curvature", None}
+        "curvature": the chain moves in coordinates of equal curvature, z = S^-1 u with S S' the inverse of the
+        curvature where it starts. A start more than two standard deviations out along some direction, by the local
+        curvature, is moved to two (`ppl_bnn.inference.sampling.whitening`; up to 1000 coordinates). A `step_size` is
+        then in units of z. None: the coordinates are unchanged. "auto": "curvature" if `step_size` is None, so that a
+        given step size keeps its meaning.
 
-    step_size: s, the learning rate of gradient descent on -log p(u | D) / N, whatever N is: h = s / N multiplies the
-    gradient of the whole log density (Welling and Teh's epsilon is 2 h). None: found in the warm-up, so that the
-    expected `variance_excess` equals `allowance`.
+    Notes
+    -----
+    Preconditioning. One step size for all directions has to be small enough for the stiffest direction, and the number
+    of steps to cross the widest one is proportional to the condition number. On a linear model with a condition number
+    of 2e5 variances were up to 3e5 times too large without preconditioning, for SGHMC 1e5 times, and are 2 to 3 % too
+    large in the median with it (`comparisons/performance/badly_scaled.py`).
 
-    allowance: by what share the variances of the draws may be too large, on average over directions, for want of a
-    Metropolis correction. It holds on average only: where curvatures differ much, stiff directions take most of it.
+    Schedules.
 
-    thinning: steps per draw; None: 20, and with batches 20 N / B, which cost as many gradients, but at most 400: the
-    step size that batches allow is smaller by about that factor, so that 20 steps would hardly move the chain. Each
-    draw costs one evaluation of the log density over all rows besides. The warm-up too is counted in draws.
+    - "decaying": s (1 + n)^(-decay) at the n-th draw from 0, warm-up included, so that the bias vanishes with more
+      draws. A step size found in the warm-up is that of the first draw after it. Draws have equal weight, which is
+      consistent for decay < 1 (Lamberton and Pages 2002).
+    - "cyclical" (Zhang et al. 2020): cycles of `cycle_length` times `thinning` steps. In each the step size falls from
+      s to 0 as s (1 + cos(pi r)) / 2, r from 0 to 1. The first `exploration` share of a cycle has no noise and no
+      draws. After it there is a draw after each `thinning` steps. The statistic `cycle` is the index of the cycle of a
+      draw; the first draw after the warm-up is the first of cycle 0. A step size found in the warm-up is the one at
+      which draws begin in a cycle, and the warm-up uses that size throughout. Draws that begin at the bottom of a mode
+      need time to spread: on the diabetes table the epistemic variance was half of the correct value with cycles of 10
+      draws, and 0.88 of it with 100.
 
-    preconditioner: "curvature": the chain moves in coordinates of equal curvature, z = S^-1 u with S S' the inverse of
-    the curvature where it starts, and a start more than two standard deviations out along some direction, by the local
-    curvature, is moved to two (`ppl_bnn.inference.sampling.whitening`; up to 1000 coordinates). A `step_size` is then
-    one in z.
-    None: as the coordinates are. "auto": "curvature" where `step_size` is None, so that a step size that is given keeps
-    its meaning. One step size for all directions has to be small enough for the stiffest, and a chain needs a number of
-    steps in proportion to the condition number to cross the widest: on a linear model with one of 2e5 variances were
-    up to 3e5 times too large without this, for SGHMC 1e5 times, and are 2 to 3 % too large in the median with it
-    (`comparisons/performance/badly_scaled.py`).
-
-    schedule: of the step size. "constant". "decaying": s (1 + n)^(-decay) at the n-th draw from 0, warm-up included, so
-    that the bias vanishes as draws go on; a step size that is found is that of the first draw after the warm-up. Draws
-    count equally, which is consistent for decay < 1 (Lamberton and Pages 2002). "cyclical" (Zhang, Li, Zhang, Chen and
-    Wilson 2020, "Cyclical stochastic gradient MCMC for Bayesian deep learning"): cycles of `cycle_length` times
-    `thinning` steps, through each of which the size falls from s to 0 as s (1 + cos(pi r)) / 2, r from 0 to 1. The
-    first `exploration` share of a cycle has no noise (it is plain descent with large steps) and no draws; after it
-    there is a draw after each `thinning` steps. The statistic `cycle` says which cycle a draw is of; the first draw
-    after the warm-up is the first of cycle 0. A step size that is found is the one at which draws begin in a cycle, and
-    the warm-up is at that size throughout. Draws that begin at the bottom of a mode need their time to spread: with
-    cycles of 10 draws on the diabetes table the epistemic variance was half of what it should be, of 100 draws 0.88.
-
-    control_variates: estimate the gradient by its value over all rows where the present draw began, plus what a batch
-    says of the difference (Dubey, Reddi, Williamson, Poczos, Smola and Xing 2016, "Variance reduction in stochastic
-    gradient Langevin dynamics"). Costs two gradients per batch and one over all rows per draw.
+    References
+    ----------
+    Welling and Teh (2011), "Bayesian learning via stochastic gradient Langevin dynamics". Dubey, Reddi, Williamson,
+    Poczos, Smola and Xing (2016), "Variance reduction in stochastic gradient Langevin dynamics". Zhang, Li, Zhang, Chen
+    and Wilson (2020), "Cyclical stochastic gradient MCMC for Bayesian deep learning". Lamberton and Pages (2002),
+    "Recursive computation of the invariant distribution of a diffusion".
     """
 
     batch_size: int | None = None
@@ -172,7 +209,7 @@ class StochasticGradient(Sampler):
             )
 
     def steps_per_draw(self, rows: int, batch: int | None) -> int:
-        """`thinning`, or where it is None as many steps as the noise of the batches asks for."""
+        """`thinning`, or if it is None the number of steps that the noise of the batches requires."""
         if self.thinning is not None:
             return self.thinning
         return THINNING if batch is None else THINNING * min(-(-rows // batch), MOST_EPOCHS)
@@ -184,7 +221,7 @@ class StochasticGradient(Sampler):
 
     @property
     def _explored(self) -> int:
-        """The thinnings of a cycle that explore."""
+        """The number of thinnings of a cycle that explore."""
         return round(self.exploration * self.cycle_length)
 
     @property
@@ -193,12 +230,28 @@ class StochasticGradient(Sampler):
 
     @abstractmethod
     def rule(self, rows: int, batches: bool) -> Rule:
-        """One step. rows: N. batches: whether gradients are of batches, and so have noise of their own."""
+        """The step of the method.
+
+        Parameters
+        ----------
+        rows : int
+            N.
+        batches : bool
+            Whether gradients are batch estimates, with noise of their own.
+        """
 
     # -- schedules, over arrays of JAX or numbers
 
     def factor(self, done: Any, position: Any) -> Any:
-        """What the schedule multiplies s by. done: draws before this one. position: in the cycle, 0 to 1."""
+        """The factor of the schedule on s.
+
+        Parameters
+        ----------
+        done
+            Draws before this one.
+        position
+            Position in the cycle, 0 to 1.
+        """
         import jax.numpy as jnp
 
         if self.schedule == "decaying":
@@ -208,7 +261,10 @@ class StochasticGradient(Sampler):
         return 1.0
 
     def _where(self, done: Any) -> tuple[Any, Any, Any]:
-        """(the first thinning of a transition in its cycle, how many it takes, its cycle) after `done` transitions."""
+        """Where a transition stands in its cycle, after `done` transitions.
+
+        Returns the first thinning of the transition in its cycle, the number of thinnings that it takes, and its cycle.
+        """
         import jax.numpy as jnp
 
         one = jnp.ones((), jnp.int32)
@@ -242,7 +298,7 @@ class StochasticGradient(Sampler):
         least = self.steps_per_draw(size.rows, self.batch_size) * share
         most = 2.0 * least + 1.0 if self.control_variates else least
         if self.schedule == "cyclical":
-            # Thinnings that explore have no draw of their own.
+            # Thinnings that explore have no draw.
             most /= 1.0 - self.exploration
         return least, most, most * (1.0 + (self.schedule == "cyclical")) + 1.0
 
@@ -267,11 +323,11 @@ class StochasticGradient(Sampler):
         rule = self.rule(rows, batch is not None)
         evaluated = jax.value_and_grad(target.log_density)
         thinning = self.steps_per_draw(rows, batch)
-        # Counted in batches: of the control variates two gradients each, and one over all rows for each thinning.
+        # Counted in batches: with control variates two gradients each, and one over all rows for each thinning.
         gradients = thinning if batch is None else thinning * (2 if self.control_variates else 1)
         if batch is not None and self.control_variates:
             gradients += -(-rows // batch)
-        # A number, also where a kernel is made while another is traced.
+        # A concrete number, even if a kernel is made while another is traced.
         with jax.ensure_compile_time_eval():
             begins = float(self.factor(self.warmup, self._explored / self.cycle_length))
 
@@ -279,7 +335,7 @@ class StochasticGradient(Sampler):
             key, inside = jax.random.split(key)
             probe = jax.random.normal(inside, flat.shape, flat.dtype)
             (lp, gradient), (_, curvature) = jax.jvp(lambda at: evaluated(at, data), (flat,), (probe,))
-            # At a mode the gradient says nothing of its typical size; |A probe| does, A being the curvature.
+            # At a mode the gradient does not show its typical size; |A probe| does, A being the curvature.
             typical = jnp.maximum(gradient**2, jnp.where(jnp.isfinite(curvature), jnp.abs(curvature), 0.0))
             none = jnp.zeros((), jnp.int32)
             return {
@@ -299,7 +355,7 @@ class StochasticGradient(Sampler):
             done = state["done"]
             warm = done < self.warmup
             first, count, _ = self._where(done)
-            # A chain that is lost need not go on to the end of the warm-up, where that is noticed.
+            # A failed chain need not continue to the end of the warm-up, where the failure is detected.
             count = jnp.where(state["failed"] < 0, count, 0)
 
             def pace(walker: Walker, taken: Any, part: Any, index: Any) -> Pace:
@@ -371,7 +427,7 @@ class StochasticGradient(Sampler):
     def _density(
         self, target: Target, evaluated: Any, batch: int | None, data: Any, anchor: Any, key: Any
     ) -> Callable[[Any], Density]:
-        """number of the step within a thinning -> the density that it sees. anchor: where the thinning begins."""
+        """A function from the number of a step within a thinning to its density. anchor: where the thinning begins."""
         if batch is None:
             return lambda index: lambda flat: evaluated(flat, data)
         rows = target.problem.rows
@@ -394,16 +450,16 @@ class StochasticGradient(Sampler):
 
         return density
 
-    # -- what is said of it
+    # -- descriptions, figures and warnings
 
     @property
     def exact(self) -> bool:
-        """Whether steps are accepted or rejected, so that draws are of the target and of nothing else."""
+        """Whether steps are accepted or rejected, so that the draws are exact."""
         return False
 
     @property
     def aim(self) -> str:
-        """What is sampled: the target up to the bias of its steps."""
+        """The sampled distribution: the target up to the bias of the steps."""
         if self.exact:
             return super().aim
         return "; ".join(
@@ -411,7 +467,7 @@ class StochasticGradient(Sampler):
         )
 
     def told(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
-        """Figures "step_size" (the mean over the draws) and "variance_excess", and what follows from it."""
+        """Figures "step_size" (the mean over the draws) and "variance_excess", and a warning if the excess is large."""
         figures = {"step_size": float(np.mean(statistics["step_size"]))}
         if "variance_excess" not in statistics:
             return figures, ()
@@ -428,9 +484,26 @@ class StochasticGradient(Sampler):
 
 
 def permuted_rows(key: Any, rows: int, size: int, steps: int) -> Any:
-    """Row numbers (steps, size) of as many batches: random permutations of all rows, end to end, cut into `size`.
+    """Row numbers of random batches.
 
-    A batch across the end of a permutation may hold a row twice; every row comes once per epoch all the same.
+    Random permutations of all rows are concatenated and cut into pieces of `size`. A batch across the end of a
+    permutation may hold a row twice. Every row occurs once per epoch in any case.
+
+    Parameters
+    ----------
+    key
+        Random key of JAX.
+    rows : int
+        Number of rows.
+    size : int
+        Rows per batch.
+    steps : int
+        Number of batches.
+
+    Returns
+    -------
+    array
+        Row numbers, (steps, size).
     """
     import jax
 
