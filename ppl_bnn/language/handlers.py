@@ -1,9 +1,9 @@
 """Interpretations of a model besides running it in a system.
 
-`network_function` is f(w, x): differentiable and vmappable over w in both systems, because it is the
-program itself with its random variables replaced by given values. `RecordLinear` keeps the inputs of each
-linear map, knows which sites its weight and bias are, and can add to its output: what curvature needs to make the
-gradient of a weight, input times gradient at the output, without ever holding it for each row.
+`network_function` is f(w, x): differentiable and vmappable over w in both systems, because it is the program itself
+with its random variables replaced by given values. `RecordLinear` records the inputs of each linear map and the sites
+of its weight and bias, and can add to its output. Curvature computes the gradient of a weight from these, as input
+times gradient at the output, without storing it for each row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from ppl_bnn.language.primitives import Handler, Interpretation, Message
 
 
 class Substitute(Handler):
-    """Random variables and parameters named in `values` take those values."""
+    """Random variables and parameters named in `values` take those values.
+
+    Parameters
+    ----------
+    values : mapping of str to array
+        Site -> value.
+    """
 
     sees_maps = False
 
@@ -30,12 +36,23 @@ class Substitute(Handler):
             msg.answer(self.values[msg.name])
 
 
-# Before the name of a deterministic site, among values: what it takes instead of what the program computes.
+# Prefix of the name of a deterministic site among values: the value replaces what the program computes.
 COMPUTED = "computed: "
 
 
 class NetworkFunction(Interpretation):
-    """The bottom of a run with all values given: captures f and the likelihood at `observe`."""
+    """The bottom of a run with all values given; captures f and the likelihood at `observe`.
+
+    Parameters
+    ----------
+    values : mapping of str to array
+        Values of all latent sites.
+
+    Raises
+    ------
+    ModelError
+        A latent site without a value.
+    """
 
     def __init__(self, values: Mapping[str, Any]):
         super().__init__()
@@ -69,14 +86,22 @@ class NetworkFunction(Interpretation):
 
 @dataclass(frozen=True)
 class NetworkOutput:
-    """What the network says about rows: `f` (N, K) and the likelihood with its values filled in."""
+    """The output of the network for some rows.
+
+    Parameters
+    ----------
+    f : array
+        Network output, (N, K).
+    likelihood
+        The likelihood with its values filled in.
+    """
 
     f: Any
     likelihood: Any
 
     @property
     def predictor(self) -> Any:
-        """eta (N, D): all that the likelihood needs to know about each row."""
+        """eta (N, D): the parameters of the likelihood for each row."""
         return self.likelihood.predictor(self.f)
 
 
@@ -89,7 +114,7 @@ def network_output(model: Callable[..., Any], values: Mapping[str, Any], x: Any)
 
 
 def network_function(model: Callable[..., Any]) -> Callable[[Mapping[str, Any], Any], Any]:
-    """f(w, x) of shape (N, K): a pure function of the values `w` of all latent sites and the inputs."""
+    """f(w, x) of shape (N, K): a pure function of the values `w` of all latent sites and of the inputs."""
 
     def f(w: Mapping[str, Any], x: Any) -> Any:
         return network_output(model, w, x).f
@@ -101,8 +126,18 @@ def network_function(model: Callable[..., Any]) -> Callable[[Mapping[str, Any], 
 class LinearUse:
     """One use of a linear map (or of a convolution) in a run.
 
-    kind: "linear" or "conv". weight, bias: the sites that the arrays handed over are, None where they are anything else
-    (computed from sites, constants, absent). matrix_shape: (I, O), the weight as a matrix on the recorded inputs.
+    Parameters
+    ----------
+    name : str
+        Name of the map.
+    kind : str
+        "linear" or "conv".
+    weight : str or None
+        The site whose array is the weight; None where it is anything else (computed from sites, a constant, absent).
+    bias : str or None
+        The same for the bias.
+    matrix_shape : tuple of int
+        (I, O), the weight as a matrix on the recorded inputs.
     """
 
     name: str
@@ -113,16 +148,20 @@ class LinearUse:
 
 
 class RecordLinear(Handler):
-    """Record what enters each linear map, and add `perturbations[name]` to what leaves it.
+    """Record the input of each linear map, and add `perturbations[name]` to its output.
 
-    `inputs[name]` is a list with one entry per use of the map; `uses` lists all uses in order, in `LinearUse`. The
+    `inputs[name]` is a list with one entry per use of the map; `uses` lists all uses in order, as `LinearUse`. The
     gradient of a loss with respect to a perturbation at zero is the gradient with respect to the output of the map.
 
     A convolution is a linear map on patches: its recorded input is (N, H', W', kh * kw * C) in the order (kh, kw, C),
-    so that its output is patches @ weight.reshape(-1, O) + bias; along time (N, T', k * C).
+    so that its output is patches @ weight.reshape(-1, O) + bias; along time it is (N, T', k * C).
 
-    perturbations: name -> one array, a list with one per use, or a dict from the numbers of some uses.
-    values: those handed to the model; a weight or bias is a site if it is the very object there.
+    Parameters
+    ----------
+    perturbations : mapping, optional
+        Name -> one array, a list with one per use, or a dict from the numbers of some uses.
+    values : mapping of str to array, optional
+        The values passed to the model; a weight or bias is a site if it is the very object there.
     """
 
     def __init__(
@@ -159,10 +198,15 @@ class RecordLinear(Handler):
 
 
 class SubstituteLinear(Handler):
-    """Linear maps whose weight or bias is a site take its value from `values`, whatever the site's own is.
+    """Linear maps whose weight or bias is a site take its value from `values` instead of its own.
 
-    own: the values handed to the model, by which a weight is recognised, as in `RecordLinear`. With NaN there, what is
-    not finite in the end has used a site outside of its linear maps.
+    Parameters
+    ----------
+    values : mapping of str to array
+        Site -> the value in linear maps.
+    own : mapping of str to array
+        The values passed to the model, by which a weight is recognised, as in `RecordLinear`. With NaN there, an output
+        that is not finite has used a site outside of its linear maps.
     """
 
     def __init__(self, values: Mapping[str, Any], own: Mapping[str, Any]):

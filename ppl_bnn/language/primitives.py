@@ -1,8 +1,8 @@
 """The primitives of the language, and the stack of effect handlers that interprets them.
 
-A primitive makes a `Message` and sends it down the stack of handlers of the running thread, innermost
-first; the interpretation at the bottom (NumPyro, Pyro, or the network function) answers what no handler
-above it answered. A model therefore never names a system, a key, a device, a method or a batch size.
+A primitive creates a `Message` and sends it down the stack of handlers of the running thread, innermost first. The
+interpretation at the bottom (NumPyro, Pyro, or the network function) answers what no handler above it answered. A model
+therefore never names a system, a key, a device, a method or a batch size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ppl_bnn.core.errors import ModelError, message
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
 
-# The sites and the plates of the language itself; a system keeps both under one roof of names.
+# The sites and the plates of the language itself; in a system both share one namespace.
 RESERVED = ("f", "y", "observations", "rows")
 _local = threading.local()
 
@@ -26,9 +26,18 @@ _local = threading.local()
 class Message:
     """One effect on its way down the stack.
 
-    kind: "sample", "deterministic", "param", "observe", "rows", "coupled", "linear" or "conv".
-    arguments: what the primitive was called with.
-    value: the answer; `answered` says that there is one and that no handler below needs to run.
+    Parameters
+    ----------
+    kind : str
+        "sample", "deterministic", "param", "observe", "rows", "coupled", "linear" or "conv".
+    name : str
+        Name of the site or map.
+    arguments : dict
+        The arguments of the primitive.
+    value
+        The answer.
+    answered : bool
+        Whether there is an answer, so that no handler below needs to run.
     """
 
     kind: str
@@ -38,18 +47,22 @@ class Message:
     answered: bool = False
 
     def answer(self, value: Any) -> None:
+        """Set the value and mark the message as answered."""
         self.value = value
         self.answered = True
 
 
 class Handler:
-    """An interpretation, or a change to one. Used as a context manager around a run of the model.
+    """An interpretation, or a change to one, used as a context manager around a run of the model.
 
-    `process` sees a message on its way down and may answer it; `after` sees it, answered, on its way up
-    and may change the value.
+    `process` sees a message on its way down and may answer it; `after` sees it, answered, on its way up and may change
+    the value.
 
-    sees_maps: whether it may look at linear maps or change them. Where one in the stack does, a layer that repeats a
-    step shows it every step.
+    Attributes
+    ----------
+    sees_maps : bool
+        Whether the handler may read or change linear maps. If any in the stack does, a layer that repeats a step sends
+        every step through the stack.
     """
 
     sees_maps = True
@@ -70,10 +83,15 @@ class Handler:
 
 
 class Interpretation(Handler):
-    """The bottom of a stack: gives every word a meaning and keeps the rules of a model.
+    """The bottom of a stack: interprets every primitive and checks the rules of a model.
 
-    The rules: names are unique, those in `RESERVED` are taken, `rows` is told the number of rows, and there is
-    exactly one `observe`.
+    The rules: names are unique, those in `RESERVED` are taken, `rows` gets the number of rows, and there is exactly one
+    `observe`.
+
+    Raises
+    ------
+    ModelError
+        A rule is broken.
     """
 
     sees_maps = False
@@ -116,7 +134,7 @@ class Interpretation(Handler):
             self._check_rows(msg.arguments["n"])
 
     def _check_rows(self, n: int) -> None:
-        """A plate of another size would be broadcast against the rows, or be drawn for rows that are not there."""
+        """Refuse a plate of another size, which would be broadcast against the rows or have draws for other rows."""
         if self.row_count is not None and self.row_count != n:
             raise ModelError(
                 "rows: "
@@ -148,17 +166,23 @@ def _stack() -> list[Handler]:
 
 
 def running() -> bool:
-    """Whether an interpretation is at work in this thread."""
+    """Whether an interpretation is active in this thread."""
     return bool(_stack())
 
 
 def maps_are_seen() -> bool:
-    """Whether a handler of this thread may look at linear maps, one by one."""
+    """Whether a handler of this thread may read single linear maps."""
     return any(handler.sees_maps for handler in _stack())
 
 
 def send(msg: Message) -> Any:
-    """Send `msg` down the stack and return its value."""
+    """Send `msg` down the stack and return its value.
+
+    Raises
+    ------
+    ModelError
+        No interpretation is running, as when a model is called as a plain function.
+    """
     stack = _stack()
     if not stack:
         raise ModelError(
@@ -183,7 +207,7 @@ def send(msg: Message) -> Any:
 
 
 def _default(msg: Message) -> None:
-    """The meaning of a word that no handler has another meaning for."""
+    """The meaning of a primitive that no handler answers."""
     if msg.kind == "deterministic":
         msg.answer(msg.arguments["value"])
     elif msg.kind == "linear":
@@ -204,7 +228,27 @@ def _default(msg: Message) -> None:
 
 
 def sample(name: str, distribution: Distribution, obs: Any = None) -> Any:
-    """A random variable `name` with that distribution; with `obs`, an observation of it."""
+    """Sample a random variable, or observe it.
+
+    Parameters
+    ----------
+    name : str
+        Name of the site.
+    distribution : Distribution
+        Its distribution.
+    obs : array, optional
+        An observation of it.
+
+    Returns
+    -------
+    array
+        The value.
+
+    Raises
+    ------
+    ModelError
+        `distribution` is not a distribution of `ppl_bnn.dist`.
+    """
     if not isinstance(distribution, Distribution):
         raise ModelError(
             f"sample({name!r}): "
@@ -214,20 +258,47 @@ def sample(name: str, distribution: Distribution, obs: Any = None) -> Any:
 
 
 def deterministic(name: str, value: Any) -> Any:
-    """Record `value` under `name`; returns it."""
+    """Record `value` under `name`, and return it."""
     return send(Message("deterministic", name, {"value": value}))
 
 
 def param(name: str, init: Any) -> Any:
     """A parameter without a prior, fitted by methods that have an optimiser.
 
-    `init` is an array or a number, or a `Distribution` from which the method draws the start.
+    Parameters
+    ----------
+    name : str
+        Name of the site.
+    init : array, float or Distribution
+        The start, or a distribution from which the method draws it.
+
+    Returns
+    -------
+    array
+        The value.
     """
     return send(Message("param", name, {"init": init}))
 
 
 def linear(name: str, x: Any, weight: Any, bias: Any = None) -> Any:
-    """The map `x @ weight + bias`, visible to handlers: x (..., I), weight (I, O), bias (O,), result (..., O)."""
+    """The map `x @ weight + bias`, visible to handlers.
+
+    Parameters
+    ----------
+    name : str
+        Name of the map.
+    x : array
+        Inputs, (..., I).
+    weight : array
+        Weight, (I, O).
+    bias : array, optional
+        Bias, (O,).
+
+    Returns
+    -------
+    array
+        Outputs, (..., O).
+    """
     return send(Message("linear", name, {"x": x, "weight": weight, "bias": bias}))
 
 
@@ -241,9 +312,28 @@ def conv(
 ) -> Any:
     """The convolution `ops.conv2d(x, weight, stride, padding) + bias`, visible to handlers.
 
-    x (N, H, W, C), weight (kh, kw, C, O), bias (O,), result (N, H', W', O). It is the linear map of
-    `ops.patches(x, (kh, kw), stride, padding)` with the weight `weight.reshape(-1, O)`, one use per place.
-    With x (N, T, C) and weight (k, C, O) it is `ops.conv1d`, with the kernel k.
+    It is the linear map of `ops.patches(x, (kh, kw), stride, padding)` with the weight `weight.reshape(-1, O)`, one use
+    per position. With x (N, T, C) and weight (k, C, O) it is `ops.conv1d`, with the kernel k.
+
+    Parameters
+    ----------
+    name : str
+        Name of the map.
+    x : array
+        Inputs, (N, H, W, C) or (N, T, C).
+    weight : array
+        Weight, (kh, kw, C, O) or (k, C, O).
+    bias : array, optional
+        Bias, (O,).
+    stride
+        As in `ops.conv2d` or `ops.conv1d`.
+    padding
+        As in `ops.conv2d` or `ops.conv1d`.
+
+    Returns
+    -------
+    array
+        Outputs, (N, H', W', O) or (N, T', O).
     """
     return send(
         Message("conv", name, {"x": x, "weight": weight, "bias": bias, "stride": stride, "padding": padding})
@@ -252,28 +342,43 @@ def conv(
 
 @contextlib.contextmanager
 def rows(n: int) -> Iterator[None]:
-    """The plate of the rows: latent variables sampled inside belong one to each of `n` rows.
+    """The plate of the rows: latent variables sampled inside belong to single rows, one for each of `n` rows.
 
-    They are drawn afresh at new rows. Methods that cannot serve them refuse by name.
+    They are drawn again at new rows. Methods that do not support them refuse by name.
+
+    Parameters
+    ----------
+    n : int
+        Number of rows.
     """
     with send(Message("rows", "rows", {"n": int(n)})):
         yield
 
 
 def coupled() -> None:
-    """Say that the rows interact (a graph): no mini-batches and no predictions in chunks of rows."""
+    """Declare that the rows interact (a graph): no mini-batches and no predictions in chunks of rows."""
     send(Message("coupled", "coupled"))
 
 
 def observe(y: Any, f: Any, likelihood: Any) -> None:
-    """The end of a model: targets `y`, network output `f` (N, K) and the likelihood that joins them.
+    """The end of a model: the likelihood of the targets given the network output.
 
-    Records `f` as site "f" and the observation as site "y". Rows are conditionally independent given the
-    weights. With `y=None` the targets are drawn.
+    Records `f` as site "f" and the observation as site "y". Rows are conditionally independent given the weights.
+    Nothing is broadcast.
+
+    Parameters
+    ----------
+    y : array or None
+        Targets; with None they are drawn.
+    f : array
+        Network output, (N, K).
+    likelihood
+        The likelihood, an instance from `bnn.likelihoods`.
 
     Raises
     ------
-    ModelError: `f` is not (N, K) or does not fit the likelihood, or `y` does not fit `f`. Nothing is broadcast.
+    ModelError
+        `f` is not (N, K) or does not fit the likelihood, or `y` does not fit `f`.
     """
     if isinstance(likelihood, type) or not hasattr(likelihood, "predictor"):
         came = f"the class {likelihood.__name__}" if isinstance(likelihood, type) else repr(likelihood)

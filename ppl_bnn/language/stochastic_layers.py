@@ -1,19 +1,18 @@
 """Randomness in linear maps: gradient estimators for factorised weights, and dropout.
 
-One draw of the weights for all rows of a batch makes the rows' log likelihoods move together, and averaging over rows
-does not average that noise away. `LocalReparameterisation` and `Flipout` give every row a draw of its own: each row's
-outputs have the distribution that they have under q, and the rows are independent or uncorrelated, so that the
-estimate of sum_n E_q[log p(y_n | x_n, w)] and its gradient keep their mean and lose variance. `DroppedInputs` is
-dropout.
+If all rows of a batch share one draw of the weights, their log likelihoods are correlated, and averaging over rows does
+not average that noise away. `LocalReparameterisation` and `Flipout` give every row a draw of its own: the outputs of
+each row have their distribution under q, and the rows are independent or uncorrelated. The estimate of sum_n E_q[log
+p(y_n | x_n, w)] and its gradient keep their mean and have less variance. `DroppedInputs` is dropout.
 
-All three are handlers on the words `linear` and `conv`, for any model, inside the interpretation of a system:
+All three are handlers of the primitives `linear` and `conv`, for any model, inside the interpretation of a system:
 
     with LocalReparameterisation(loc, scale, normal):
         model(x, y)
 
-A handler serves one run. Randomness comes from functions that are handed in, so that the same lines run on NumPy, torch
-and JAX: normal(shape, like) standard normals, sign(shape, like) numbers -1 and 1 with equal probability, keep(shape,
-like, probability) ones with that probability and zeros, as arrays like `like`.
+A handler serves one run. Random numbers come from functions that are passed in, so that the same code runs on NumPy,
+torch and JAX: normal(shape, like) returns standard normals, sign(shape, like) numbers -1 and 1 with equal probability,
+keep(shape, like, probability) ones with that probability and zeros, all as arrays like `like`.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ KeepSource = Callable[[tuple[int, ...], Array, float], Array]
 class _PerRow(Handler):
     """A handler that gives the linear maps of some sites another draw in each row.
 
-    A weight or a bias is a site if it is the very array that the site was answered with; what is computed from sites is
-    not, and is used as it is. So is a site with a constrained support, a bias that is not (O,) for O outputs, and a
-    weight that is not a matrix: there the sampled value is right in every case.
+    A weight or a bias is a site if it is the very array with which the site was answered; anything computed from sites
+    is not, and is used unchanged. So are a site with a constrained support, a bias that is not (O,) for O outputs, and
+    a weight that is not a matrix: for these the sampled value is always correct.
     """
 
     estimator = ""
@@ -53,7 +52,7 @@ class _PerRow(Handler):
     def __init__(self, loc: Mapping[str, Array], approximate: bool):
         self.loc = loc
         self.approximate = approximate
-        # The arrays are kept: the number that `id` gives is free for others once an array is gone.
+        # The arrays are kept, because Python reuses the `id` of an array that was deleted.
         self.sites: dict[int, tuple[str, Array]] = {}
         self.met: list[str] = []
         self.rows: dict[int, str] = {}
@@ -131,7 +130,7 @@ class _PerRow(Handler):
         return None if found is None else found[0]
 
     def _use(self, site: str, msg: Message, positions: bool) -> None:
-        """Take note of a use of a site, or refuse it."""
+        """Record a use of a site, or refuse it."""
 
     def _check_rows(self, rows: int) -> None:
         for count, name in self.rows.items():
@@ -152,7 +151,7 @@ class _PerRow(Handler):
         weight_site: str | None,
         bias_site: str | None,
     ) -> Array:
-        """What leaves the map. The name of a site is None where the value at hand is to be used as it is."""
+        """The output of the map. The name of a site is None where the given value is to be used unchanged."""
         raise NotImplementedError
 
 
@@ -163,8 +162,8 @@ def _shared_error(estimator: str, expected: str, came: str, advice: str) -> Unsu
 def _root(variance: Array) -> Array:
     """The square root, with derivative zero at zero, where a row of inputs is zero.
 
-    The root of sum_i x_i^2 sigma_i^2 has no derivative at x = 0; zero is one of its subgradients, and the mean over a
-    symmetric noise is zero whatever is taken.
+    The root of sum_i x_i^2 sigma_i^2 has no derivative at x = 0. Zero is one of its subgradients, and the mean over a
+    symmetric noise is zero for any of them.
     """
     positive = variance > 0
     root = ops.sqrt(ops.where(positive, variance, ops.ones_like(variance)))
@@ -177,34 +176,58 @@ def _across(x: Array, width: int) -> tuple[int, ...]:
 
 
 class LocalReparameterisation(_PerRow):
-    """What leaves a linear map is drawn for each row, not its weights (Kingma, Salimans and Welling 2015).
+    """Sample the outputs of linear maps for each row instead of the weights (Kingma, Salimans and Welling 2015).
 
     For w_io ~ N(mu_io, sigma_io^2) and b_o ~ N(mu_o, sigma_o^2), all independent, the outputs of a row x are
     independent normals:
 
         y_o = sum_i x_i mu_io + mu_o + (sum_i x_i^2 sigma_io^2 + sigma_o^2)^(1/2) eps_o,
 
-    with eps fresh for every row and output. Where only the weight or only the bias is a site of `loc`, the other is
-    taken at its value; a bias alone is drawn once per row, the same at all positions.
+    with a new eps for every row and output. Where only the weight or only the bias is a site of `loc`, the other keeps
+    its value; a bias alone is drawn once per row, the same at all positions.
 
-    This is exact, in the distribution of each row, for a site that is used once per row. A second use in the same row
-    (at another position of a convolution or of an x with more than two axes, in another map) would be of the same
-    weights, while fresh eps make it another draw. Refused, unless `approximate`: then every position of every use has
-    fresh noise, as usual for convolutions (Molchanov et al. 2017; Shridhar et al. 2019): means and variances of
-    outputs are right, their dependence within a row is lost, and the objective is no longer a bound on the evidence.
-
-    A run shows a handler the uses in maps, the number of their rows, and `bnn.coupled`. It does not show a use of the
-    array elsewhere in the model (in a product, in another prior, through a function of it): there the model gets the
-    sampled value, and the two are no longer one draw. `shared_weights` finds these uses beforehand. A use in the
-    prior of another site is no use in the network: the complexity cost is a term by itself. That rows are permuted or
-    mixed on the way without `bnn.coupled` cannot be seen.
-
-    loc, scale: site -> array, mean and standard deviation of independent normals. normal: the source of noise.
+    Parameters
+    ----------
+    loc : mapping of str to array
+        Site -> means of independent normals.
+    scale : mapping of str to array
+        Site -> standard deviations.
+    normal : callable
+        Source of standard normals, normal(shape, like).
+    approximate : bool
+        Whether to accept sites that are used several times per row, see Notes.
 
     Raises
     ------
-    UnsupportedError: a use for which this is not exact, without `approximate`. UnknownNameError: the run has no such
-    random variable. InputError: a loc of another shape than its site.
+    UnsupportedError
+        A use for which this is not exact, without `approximate`.
+    UnknownNameError
+        The run has no such random variable.
+    InputError
+        A loc that does not have the shape of its site.
+
+    Notes
+    -----
+    The distribution of each row is exact for a site that is used once per row. A second use in the same row (at another
+    position of a convolution or of an x with more than two axes, or in another map) would use the same weights, while a
+    new eps makes it another draw. Such sites are refused, unless `approximate`: then every position of every use has
+    new noise, as is usual for convolutions (Molchanov et al. 2017; Shridhar et al. 2019). Means and variances of the
+    outputs are then correct, their dependence within a row is lost, and the objective is no longer a bound on the
+    evidence.
+
+    A handler sees the uses in maps, their numbers of rows, and `bnn.coupled`. It does not see a use of the array
+    elsewhere in the model (in a product, in another prior, through a function of it): there the model gets the sampled
+    value, and the two uses are different draws. `shared_weights` finds these uses beforehand. A use in the prior of
+    another site is not a use in the network, because the complexity cost is a separate term. Rows that are permuted or
+    mixed without `bnn.coupled` cannot be detected.
+
+    References
+    ----------
+    Kingma, Salimans and Welling (2015), Variational dropout and the local reparameterization trick.
+
+    Molchanov, Ashukha and Vetrov (2017), Variational dropout sparsifies deep neural networks.
+
+    Shridhar et al. (2019).
     """
 
     estimator = "local reparameterisation"
@@ -255,30 +278,45 @@ class LocalReparameterisation(_PerRow):
 
 
 class Flipout(_PerRow):
-    """One deviation of the weights for all rows, with random signs in each (Wen et al. 2018).
+    """Share one deviation of the weights among all rows, with random signs in each (Wen et al. 2018).
 
-    With w = mu + dw, dw independent of each other and symmetric about 0, and signs r (N, I) and s (N, O), each -1 or 1,
+    With w = mu + dw, the dw independent of each other and symmetric about 0, and signs r (N, I) and s (N, O), each -1
+    or 1,
 
         y_n = x_n mu + ((x_n * r_n) dw) * s_n:   row n has the weights mu_io + dw_io r_ni s_no,
 
     which are distributed as w given any signs, while those of two rows are uncorrelated. A bias is mu_o + db_o s_no.
-    One pattern per site and row, the same at all positions, at all places of the kernel of a convolution (r is a sign
-    per channel) and in all maps that share the site: so the joint distribution of all that happens within a row is
-    that under q, for shared weights too.
+    There is one pattern per site and row, the same at all positions, at all positions of the kernel of a convolution (r
+    is a sign per channel) and in all maps that share the site. The joint distribution within a row is therefore that
+    under q, for shared weights too.
 
-    The gradient by the mean has the variance of the local reparameterisation. By the standard deviation it has about
-    that of one draw for all rows: each dw meets its own square in every row, whatever the signs.
-
-    What cannot be told is as in `LocalReparameterisation`: a use of the array outside of its maps is found by
-    `shared_weights`. Rows that interact, or that are folded into positions, are refused.
-
-    loc: site -> the mean, for sites of which q is symmetric about it with independent coordinates. sign: the source of
-    signs.
+    Parameters
+    ----------
+    loc : mapping of str to array
+        Site -> mean, for sites whose q is symmetric about it with independent coordinates.
+    sign : callable
+        Source of signs, sign(shape, like).
 
     Raises
     ------
-    UnsupportedError: rows that interact, or a map whose inputs do not have one row per row of the data.
-    UnknownNameError: the run has no such random variable. InputError: a loc of another shape than its site.
+    UnsupportedError
+        Rows that interact, or a map whose inputs do not have one row per row of the data.
+    UnknownNameError
+        The run has no such random variable.
+    InputError
+        A loc that does not have the shape of its site.
+
+    Notes
+    -----
+    The gradient by the mean has the variance of the local reparameterisation. The gradient by the standard deviation
+    has about the variance of one draw for all rows: each dw is multiplied by itself in every row, whatever the signs.
+
+    The limits are those of `LocalReparameterisation`: a use of the array outside of its maps is found by
+    `shared_weights`. Rows that interact, or that are folded into positions, are refused.
+
+    References
+    ----------
+    Wen et al. (2018), Flipout: efficient pseudo-independent weight perturbations on mini-batches.
     """
 
     estimator = "flipout"
@@ -320,7 +358,7 @@ class Flipout(_PerRow):
         return result + loc + (bias - loc) * self._spread(self.outer[bias_site], x)
 
     def _spread(self, signs: Array, x: Array) -> Array:
-        """Signs (N, K) along all positions of x (N, ..., I)."""
+        """Signs (N, K) repeated along all positions of x (N, ..., I)."""
         if signs.shape[0] != x.shape[0]:
             raise _shared_error(
                 self.estimator,
@@ -331,16 +369,22 @@ class Flipout(_PerRow):
         return signs.reshape(_across(x, int(signs.shape[-1])))
 
 
-# --- which sites are shared -------------------------------------------------------------------------
+# --- sites with several uses per row ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class SharedUse:
-    """Why a site is not used just once in each row.
+    """The reason why a site is not used exactly once in each row.
 
-    kind: "positions" (of a convolution, or of an x with more than two axes), "maps" (several uses in linear maps),
-    "rows" (inputs that do not have the rows of the data, or rows that interact) or "outside" (a use besides linear
-    maps). reason: the same in words.
+    Parameters
+    ----------
+    site : str
+        Name of the site.
+    kind : {"positions", "maps", "rows", "outside"}
+        "positions" (of a convolution, or of an x with more than two axes), "maps" (several uses in linear maps), "rows"
+        (inputs that do not have the rows of the data, or rows that interact) or "outside" (a use besides linear maps).
+    reason : str
+        The same in words.
     """
 
     site: str
@@ -358,7 +402,7 @@ def _in_maps(names: Collection[str]) -> str:
 
 
 class _Coupled(Handler):
-    """Whether the model says that its rows interact."""
+    """Records whether the model declares that its rows interact."""
 
     sees_maps = False
     said = False
@@ -370,18 +414,34 @@ class _Coupled(Handler):
 def shared_weights(
     model: Model, values: Mapping[str, Array], x: Any, sites: Collection[str] | None = None
 ) -> dict[str, SharedUse]:
-    """The weights and biases that are not used just once in each row, with what is in the way.
+    """Find the weights and biases that are not used exactly once in each row.
 
-    Empty if the local reparameterisation is exact. Runs the network two times or, where a use outside of linear maps is
-    found, once more for each site.
+    The result is empty if the local reparameterisation is exact. The network is run twice or, if a use outside of
+    linear maps is found, once more for each site.
 
-    A use outside of linear maps is found by NaN in place of the site everywhere but in its maps: it then reaches the
-    predictor. What swallows NaN, a comparison for instance, hides such a use.
+    Parameters
+    ----------
+    model : callable
+        A model in the language.
+    values : mapping of str to array
+        Values of all sites, constrained. Arrays of a system, because a specification checks the numbers of NumPy
+        arrays.
+    x
+        A few rows of inputs, at least two, so that rows are distinguished from other axes (all rows where they
+        interact).
+    sites : collection of str, optional
+        The sites of interest, by default all. A bias at several positions is listed only for another reason, because it
+        can be drawn once per row.
 
-    values: of all sites, constrained; arrays of a system, because in NumPy a specification checks its numbers. x: a few
-    rows of inputs, at least two, by which rows are told from other axes (all rows where they interact).
-    sites: those of interest, by default all; a bias at several positions is listed for another reason only, because it
-    can be drawn once per row.
+    Returns
+    -------
+    dict of str to SharedUse
+        Site -> the reason.
+
+    Notes
+    -----
+    To find a use outside of linear maps, the site is replaced by NaN everywhere but in its maps: NaN then reaches the
+    predictor. An operation that removes NaN, such as a comparison, hides such a use.
     """
     with NetworkFunction(values) as run, _Coupled() as coupled, RecordLinear(values=values) as record:
         model(x, None)
@@ -414,6 +474,8 @@ def shared_weights(
 
 
 def _used_outside(model: Model, values: Mapping[str, Array], x: Any, sites: list[str]) -> list[str]:
+    """The sites that are used outside of linear maps, found by NaN in their place."""
+
     def reached(names: list[str]) -> bool:
         missing = {**values, **{name: values[name] * math.nan for name in names}}
         given = {name: values[name] for name in names}
@@ -427,12 +489,23 @@ def _used_outside(model: Model, values: Mapping[str, Array], x: Any, sites: list
 
 
 def refuse_shared(shared: Mapping[str, SharedUse], estimator: str, approximate: bool = False) -> None:
-    """Refuse what an estimator, "local" or "flipout", is not exact for, before anything is compiled.
+    """Refuse sites for which an estimator is not exact, before anything is compiled.
+
+    Flipout is correct at all positions and in all maps; `approximate` permits the local reparameterisation.
+
+    Parameters
+    ----------
+    shared : mapping of str to SharedUse
+        From `shared_weights`.
+    estimator : {"local", "flipout"}
+        The estimator.
+    approximate : bool
+        Whether the local reparameterisation may be approximate.
 
     Raises
     ------
-    UnsupportedError: naming the sites. Flipout is right at all positions and in all maps; `approximate` lets the local
-    reparameterisation pass.
+    UnsupportedError
+        The message names the sites.
     """
     if estimator == "local" and approximate:
         return
@@ -453,24 +526,40 @@ def refuse_shared(shared: Mapping[str, SharedUse], estimator: str, approximate: 
 
 
 class DroppedInputs(Handler):
-    """Inputs of linear maps and convolutions are dropped at random (Srivastava et al. 2014; Gal and Ghahramani 2016).
+    """Drop inputs of linear maps and convolutions at random (Srivastava et al. 2014; Gal and Ghahramani 2016).
 
         x' = x * z / (1 - rate),   z ~ Bernoulli(1 - rate)
 
-    so that E x' = x. One mask per row of the data and unit: z is (N, 1, ..., 1, I) for x (N, ..., I), the same at all
-    positions, and for a convolution one per channel, the same at all places of the image. A mask of the inputs is a
-    mask of the rows of the weight, so with it a row has one draw of the weights at all positions; dropping each place
-    of an image by itself would be no distribution over weights. A map that is used several times has a fresh mask at
-    each use.
+    so that E x' = x. There is one mask per row of the data and unit: z is (N, 1, ..., 1, I) for x (N, ..., I), the same
+    at all positions, and for a convolution one per channel, the same at all positions of the image. A mask of the
+    inputs is a mask of the rows of the weight, so a row has one draw of the weights at all positions; dropping each
+    position of an image independently would not be a distribution over weights. A map that is used several times has a
+    new mask at each use.
 
-    rates: the name of a map -> its rate, and no other map is dropped; or one rate for all maps. keep: the source of
-    zeros and ones. skip: with one rate, the names of maps whose inputs stay; by default those of the first map of the
-    run, whose inputs are the features.
+    Parameters
+    ----------
+    rates : float or mapping of str to float
+        One rate for all maps, or the name of a map -> its rate, with no other map dropped.
+    keep : callable
+        Source of zeros and ones, keep(shape, like, probability).
+    skip : collection of str, optional
+        With one rate, the names of maps whose inputs are kept; by default the first map of the run, whose inputs are
+        the features.
 
     Raises
     ------
-    InputError: a rate outside of [0, 1), or `skip` with rates by name. UnknownNameError: the run has no such map.
-    UnsupportedError: inputs without an axis of rows.
+    InputError
+        A rate outside of [0, 1), or `skip` with rates by name.
+    UnknownNameError
+        The run has no such map.
+    UnsupportedError
+        Inputs without an axis of rows.
+
+    References
+    ----------
+    Srivastava et al. (2014), Dropout: a simple way to prevent neural networks from overfitting.
+
+    Gal and Ghahramani (2016), Dropout as a Bayesian approximation.
     """
 
     def __init__(

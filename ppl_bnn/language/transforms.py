@@ -1,12 +1,12 @@
 """Functions from model to model: the same program under an effect handler, for any method in either system.
 
-A model that comes out is a model like any other: it keeps the name, the documentation and the bound arguments of the
-one that went in, it can be sent to another process, and it can be transformed again.
+The result is a model like any other: it keeps the name, the documentation and the bound arguments of the input model,
+it can be sent to another process, and it can be transformed again.
 
-- `with_precision_factors`: the model whose hyper-parameters were tuned, as a program.
+- `with_precision_factors`: the model with tuned hyper-parameters, as a program.
 - `with_prior_scales`: the model with `EmpiricalBayes` priors at the scales that a method found.
 - `noncentred`: the same joint distribution of the data and the weights, in coordinates in which the prior is standard.
-- `with_prior`: yesterday's posterior as today's prior.
+- `with_prior`: an earlier posterior as the prior.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Model = Callable[..., Any]
 
 
 def _transformed(model: Model, handler: Callable[[], Handler]) -> Model:
-    """`model`, each run of it under a handler of its own; bound arguments stay bound to the outside."""
+    """`model` with a new handler around each run; bound arguments stay bound outside of it."""
     if isinstance(model, functools.partial):
         return functools.partial(_transformed(model.func, handler), *model.args, **model.keywords)
 
@@ -44,7 +44,7 @@ def _transformed(model: Model, handler: Callable[[], Handler]) -> Model:
 
 
 class _NamedSites(Handler):
-    """A handler that changes the sites it is given by name, and says so where a run had no such site."""
+    """A handler that changes named sites, and raises if a run has no such site."""
 
     transform = ""
     sees_maps = False
@@ -140,19 +140,35 @@ class _PrecisionFactors(_NamedSites):
 def with_precision_factors(
     model: Model, factors: Mapping[str, float | np.ndarray], noise: float | None = None
 ) -> Model:
-    """The model whose Normal priors have their precisions multiplied: w ~ N(loc, scale^2 / factor) at each named site.
+    """Multiply the precisions of Normal priors, so that w ~ N(loc, scale^2 / factor) at each named site.
 
-    This is the program that a Laplace approximation approximates once its hyper-parameters were tuned: log joint,
-    draws from the prior and importance weights then speak of the same posterior.
+    A Laplace approximation with tuned hyper-parameters approximates the posterior of this model: log joint, draws from
+    the prior and importance weights then refer to the same posterior.
 
-    factors: site -> a positive number, or an array of the shape of the site. noise: where given, it takes the place of
-    the known noise of the likelihood `Gaussian(number)`.
+    Parameters
+    ----------
+    model : callable
+        A model in the language.
+    factors : mapping of str to float or ndarray
+        Site -> a positive number, or an array of the shape of the site.
+    noise : float, optional
+        Replaces the known noise of the likelihood `Gaussian(number)`.
+
+    Returns
+    -------
+    callable
+        The transformed model.
 
     Raises
     ------
-    InputError: a factor or a noise that is not positive, or an array of another shape than its site.
-    UnknownNameError, ModelError, UnsupportedError: when the model runs: no such random variable, a prior other than
-    Normal, or a likelihood without a known noise.
+    InputError
+        A factor or a noise that is not positive, or an array that does not have the shape of its site.
+    UnknownNameError
+        When the model runs: there is no such random variable.
+    ModelError
+        When the model runs: a site is a parameter without a prior or an observation.
+    UnsupportedError
+        When the model runs: a prior other than Normal, or a likelihood without a known noise.
     """
     roots: dict[str, Any] = {}
     for name, factor in factors.items():
@@ -171,7 +187,7 @@ def with_precision_factors(
     return _transformed(model, functools.partial(_PrecisionFactors, roots, likelihood))
 
 
-# --- scales found by a method ---------------------------------------------------------------------
+# --- scales that a method found -------------------------------------------------------------------
 
 
 class _PriorScales(_NamedSites):
@@ -206,18 +222,34 @@ class _PriorScales(_NamedSites):
 
 
 def with_prior_scales(model: Model, scales: Mapping[str, float | np.ndarray]) -> Model:
-    """The model whose `priors.EmpiricalBayes` became w ~ N(0, scale^2), with the scales that a method found.
+    """Replace `priors.EmpiricalBayes` by w ~ N(0, scale^2), with the scales that a method found.
 
-    This is the program that a variational posterior under that prior approximates: a type-II likelihood bound holds
-    for the data, and log joint, draws from the prior and importance weights are those of these scales.
+    A variational posterior under that prior approximates the posterior of this model: a type-II likelihood bound holds
+    for the data, and log joint, draws from the prior and importance weights use these scales.
 
-    scales: site -> a positive number, an array (O,), one scale per output unit, or one of the shape of the site.
-    Sites that it does not name keep their prior.
+    Parameters
+    ----------
+    model : callable
+        A model in the language.
+    scales : mapping of str to float or ndarray
+        Site -> a positive number, an array (O,) with one scale per output unit, or one of the shape of the site. Sites
+        that are not named keep their prior.
+
+    Returns
+    -------
+    callable
+        The transformed model.
 
     Raises
     ------
-    InputError: a scale that is not positive, or an array that does not fit its site.
-    UnknownNameError, ModelError, UnsupportedError: when the model runs: no such random variable, or another prior.
+    InputError
+        A scale that is not positive, or an array that does not fit its site.
+    UnknownNameError
+        When the model runs: there is no such random variable.
+    ModelError
+        When the model runs: a site is a parameter without a prior or an observation.
+    UnsupportedError
+        When the model runs: another prior.
     """
     kept: dict[str, Any] = {}
     for name, scale in scales.items():
@@ -228,7 +260,7 @@ def with_prior_scales(model: Model, scales: Mapping[str, float | np.ndarray]) ->
                 f"with_prior_scales, site {name!r}: "
                 + message("positive scales", repr(scale), "a scale of 1.0")
             )
-        # A copy in C order: torch shares no array that may not be written to, as those that come from JAX.
+        # A copy in C order, because torch does not share read-only arrays, such as those from JAX.
         kept[name] = float(array) if array.ndim == 0 else np.array(array, dtype=float, order="C")
     return _transformed(model, functools.partial(_PriorScales, kept))
 
@@ -239,7 +271,7 @@ LOCATION_SCALE = ("Normal", "StudentT", "Laplace", "Cauchy")
 
 
 class _Drawn(np.ndarray):
-    """A single number drawn, in NumPy. It stays an array through all functions, so that what depends on it shows."""
+    """A single drawn number in NumPy, kept as an array so that values computed from it are recognised."""
 
 
 class _NonCentred(_NamedSites):
@@ -248,7 +280,7 @@ class _NonCentred(_NamedSites):
     def __init__(self, names: Iterable[str], everywhere: bool):
         super().__init__(names)
         self.everywhere = everywhere
-        # Base site -> the site it stands for, with its location and scale.
+        # Base site -> the site that it replaces, with its location and scale.
         self.moved: dict[str, tuple[str, Any, Any]] = {}
 
     def process(self, msg: Message) -> None:
@@ -276,7 +308,7 @@ class _NonCentred(_NamedSites):
         self.moved[base] = (msg.name, arguments["loc"], arguments["scale"])
         standard = {**arguments, "loc": 0.0, "scale": 1.0}
         shape = draw_shape(specification)
-        # Down the stack it is the base site that is sampled; on the way up its value becomes that of the site.
+        # Handlers below sample the base site; `after` replaces its value by that of the site.
         msg.name = base
         msg.arguments["distribution"] = replace(
             specification, arguments=standard, shape=shape or specification.shape
@@ -293,25 +325,47 @@ class _NonCentred(_NamedSites):
 
 
 def _beside(value: Any, array: Any) -> Any:
-    """A number as it is; a list or an array of NumPy as an array that can be added to one of a system."""
+    """A number unchanged; a list or a NumPy array as an array that can be added to one of a system."""
     return value if isinstance(value, int | float) else ops.asarray(value, like=array)
 
 
 def noncentred(model: Model, sites: Iterable[str] | None = None) -> Model:
-    """The model in non-centred form: w = loc + scale * e with e from the standard member of the family of w.
+    """Return the model in non-centred form: w = loc + scale * e with e from the standard member of the family of w.
 
-    The latent site is `<name>.base`; the program reads w, which is recorded under its own name as a deterministic
-    site. The joint distribution of w, of all other sites and of the data is unchanged; the coordinates in which a
-    sampler moves and an approximation is Gaussian are not. Where the data say little about w, they remove the funnel
-    of a hierarchical prior (Papaspiliopoulos, Roberts and Skold 2007), and the density is bounded at a scale of zero.
+    The latent site is `<name>.base`; the program reads w, which is recorded under its own name as a deterministic site.
+    The joint distribution of w, of all other sites and of the data is unchanged. What changes are the coordinates in
+    which a sampler moves and in which an approximation is Gaussian. Where the data say little about w, the funnel of a
+    hierarchical prior disappears (Papaspiliopoulos, Roberts and Skold 2007), and the density is bounded at a scale of
+    zero.
 
-    sites: the names to change; by default every Normal, Student-t, Laplace and Cauchy site with an array, not a plain
-    number, as location or scale, as whatever depends on another site has.
+    Parameters
+    ----------
+    model : callable
+        A model in the language.
+    sites : iterable of str, optional
+        The names to change; by default every Normal, Student-t, Laplace and Cauchy site whose location or scale is an
+        array and not a plain number, as in every site that depends on another.
+
+    Returns
+    -------
+    callable
+        The transformed model.
 
     Raises
     ------
-    InputError: `sites` is a single string. UnknownNameError, ModelError, UnsupportedError: when the model runs: no such
-    random variable, another family, or a site called `<name>.base` already.
+    InputError
+        `sites` is a single string.
+    UnknownNameError
+        When the model runs: there is no such random variable.
+    ModelError
+        When the model runs: a site called `<name>.base` exists already, or a site is a parameter without a prior or an
+        observation.
+    UnsupportedError
+        When the model runs: another family.
+
+    References
+    ----------
+    Papaspiliopoulos, Roberts and Skold (2007), A general framework for the parametrization of hierarchical models.
     """
     if isinstance(sites, str):
         raise InputError("noncentred: " + message("a list of sites", repr(sites), f"sites=[{sites!r}]"))
@@ -319,21 +373,31 @@ def noncentred(model: Model, sites: Iterable[str] | None = None) -> Model:
     return _transformed(model, functools.partial(_NonCentred, names, sites is None))
 
 
-# --- yesterday's posterior ------------------------------------------------------------------------
+# --- an earlier posterior as the prior ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class GaussianPrior:
-    """A Gaussian over sites in unconstrained coordinates, as a posterior hands it out and `with_prior` takes it.
+    """A Gaussian over sites in unconstrained coordinates.
 
-    mode: site -> its mean, sites in the order of the program. Each site has its spread in exactly one of
-    scale: site -> standard deviations, independent coordinates;
-    joint: pairs (sites in the order of the program, precision (p, p) of their flat vector);
-    kronecker: site -> (left_vectors (I, I), right_vectors (O, O), precisions (I, O)), see KroneckerNormal.
+    Posteriors provide it and `with_prior` takes it. The spread of each site is in exactly one of `scale`, `joint` and
+    `kronecker`.
+
+    Parameters
+    ----------
+    mode : mapping of str to ndarray
+        Site -> its mean, sites in the order of the program.
+    scale : mapping of str to ndarray
+        Site -> standard deviations, independent coordinates.
+    joint : tuple
+        Pairs (sites in the order of the program, precision (p, p) of their flat vector).
+    kronecker : mapping of str to tuple
+        Site -> (left_vectors (I, I), right_vectors (O, O), precisions (I, O)), see `KroneckerNormal`.
 
     Raises
     ------
-    InputError: a shape that does not fit, a spread that is not positive, or a site with none or with several.
+    InputError
+        A shape that does not fit, a spread that is not positive, or a site with no spread or with several.
     """
 
     mode: Mapping[str, np.ndarray]
@@ -342,7 +406,7 @@ class GaussianPrior:
     kronecker: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Copies: torch refuses to share arrays that may not be written to, as those that come from JAX.
+        # Copies, because torch refuses to share read-only arrays, such as those from JAX.
         def copy(value: Any) -> np.ndarray:
             return np.array(value, dtype=float, order="C")
 
@@ -413,7 +477,7 @@ def _conditionals(prior: GaussianPrior) -> dict[str, _Conditional]:
     found = {}
     for names, precision in prior.joint:
         try:
-            # The Cholesky factor of the matrix with its order turned around, turned back, is R'.
+            # The Cholesky factor of the matrix in reversed order, reversed again, is R'.
             root = cholesky(precision[::-1, ::-1], lower=True)[::-1, ::-1].T
         except np.linalg.LinAlgError:
             raise InputError(
@@ -436,7 +500,7 @@ def _conditionals(prior: GaussianPrior) -> dict[str, _Conditional]:
 
 
 class _Late(Mapping[str, Any]):
-    """Arguments of a distribution of which `loc` is computed when first asked for: a network function never asks."""
+    """Arguments of a distribution with `loc` computed on first access: a network function never accesses it."""
 
     def __init__(self, loc: Callable[[], Any], others: Mapping[str, Any]):
         self._make = loc
@@ -527,7 +591,7 @@ class _WithPrior(_NamedSites):
         return Distribution(family, _arguments(self._loc(conditional), scale_tril))
 
     def _elementwise(self, family: str, loc: Any, scale: Any, specification: Distribution) -> Distribution:
-        # A site that was one event over its own axes is so again; that of a multivariate family covers them all.
+        # The event of a site keeps its axes; that of a multivariate family covers them all.
         events = (
             scale.ndim if specification.family.startswith(("Multi", "Kron")) else specification.event_dims
         )
@@ -561,20 +625,41 @@ def _arguments(loc: Any, others: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def with_prior(model: Model, prior: Any) -> Model:
-    """The model with yesterday's posterior as its prior, for data that come in parts.
+    """Use an earlier posterior as the prior, for data that arrive in parts.
 
     p(w | D1, D2) is proportional to p(D2 | w) p(w | D1): fitted to D2, this model has the posterior of all rows,
     exactly where p(w | D1) is Gaussian, else up to the error of its approximation (Opper 1998).
 
-    prior: a posterior whose approximation is Gaussian in unconstrained coordinates (Laplace, mean-field SVI), or a
-    `GaussianPrior`. Its sites get that Gaussian, carried to the support of the site: as it is on the real line,
-    through exp on the positive numbers. Dependence between sites is kept: each has its conditional given the earlier
-    ones. Sites of the model that the posterior does not have keep their own prior.
+    Parameters
+    ----------
+    model : callable
+        A model in the language.
+    prior : Posterior or GaussianPrior
+        A posterior whose approximation is Gaussian in unconstrained coordinates (Laplace, mean-field SVI), or a
+        `GaussianPrior`. Its sites get that Gaussian, transformed to the support of the site: unchanged on the real
+        line, through exp on the positive numbers. Dependence between sites is kept: each site has its conditional given
+        the earlier ones. Sites of the model that the posterior does not have keep their own prior.
+
+    Returns
+    -------
+    callable
+        The transformed model.
 
     Raises
     ------
-    UnsupportedError: no Gaussian, standardised units, or a site with another support. InputError, ModelError,
-    UnknownNameError: when the model runs: a site that the model lacks, or has in another shape or another order.
+    UnsupportedError
+        The approximation is not Gaussian, the posterior was fitted in standardised units, or a site has another
+        support.
+    InputError
+        When the model runs: a site has another shape.
+    ModelError
+        When the model runs: the sites are in another order.
+    UnknownNameError
+        When the model runs: the model does not have a site.
+
+    References
+    ----------
+    Opper (1998), A Bayesian approach to on-line learning.
     """
     if not isinstance(prior, GaussianPrior):
         as_prior = getattr(getattr(prior, "approximation", None), "as_prior", None)
