@@ -1,8 +1,8 @@
-"""Array functions that mean the same in NumPy, torch and JAX.
+"""Array functions with the same meaning in NumPy, torch and JAX.
 
-A model calls `ops.tanh(x)` and never names a system: the function is found from the type of its argument.
-Bare `torch` and `jax.numpy` are not enough as array namespaces, because relu, softplus, logsumexp and
-softmax have other names or other arguments in each; the list of differences is written once, here.
+A model calls `ops.tanh(x)` and never names a system: the function is found from the type of its argument. `torch` and
+`jax.numpy` alone are not enough as array namespaces, because relu, softplus, logsumexp and softmax have other names or
+other arguments in each; the differences are handled here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _is_jax(x: Any) -> bool:
 
 
 def namespace(*arrays: Any) -> Any:
-    """The module (`torch`, `jax.numpy` or `numpy`) whose arrays these are; plain numbers count as NumPy."""
+    """The module (`torch`, `jax.numpy` or `numpy`) of these arrays; plain numbers count as NumPy."""
     for array in arrays:
         if _is_torch(array):
             return sys.modules["torch"]
@@ -52,7 +52,7 @@ def _numpy() -> Any:
 
 
 def asarray(value: Any, like: Array) -> Array:
-    """`value` as an array of the kind, floating type and device of `like`."""
+    """`value` as an array with the library, floating type and device of `like`."""
     xp = namespace(like)
     if xp.__name__ == "torch":
         if _is_torch(value):
@@ -69,14 +69,17 @@ def matmul(a: Array, b: Array) -> Array:
 
 
 def exp(x: Array) -> Array:
+    """Elementwise exponential, also of a plain number."""
     return math.exp(x) if isinstance(x, int | float) else namespace(x).exp(x)
 
 
 def log(x: Array) -> Array:
+    """Elementwise natural logarithm, also of a plain number."""
     return math.log(x) if isinstance(x, int | float) else namespace(x).log(x)
 
 
 def sqrt(x: Array) -> Array:
+    """Elementwise square root, also of a plain number."""
     return math.sqrt(x) if isinstance(x, int | float) else namespace(x).sqrt(x)
 
 
@@ -137,31 +140,34 @@ def softplus(x: Array) -> Array:
     """log(1 + exp(x)), without overflow."""
     xp = namespace(x)
     if xp.__name__ == "torch":
-        # torch's own softplus turns linear above a threshold; logaddexp has no such seam.
+        # torch's own softplus is linear above a threshold; logaddexp is smooth.
         return xp.logaddexp(x, xp.zeros((), dtype=x.dtype, device=x.device))
     return xp.logaddexp(x, 0.0)
 
 
 def softmax(x: Array) -> Array:
-    """Over the last axis."""
+    """exp(x) / sum(exp(x)) over the last axis."""
     return exp(log_softmax(x))
 
 
 def log_softmax(x: Array) -> Array:
-    """x - logsumexp(x) over the last axis, with the largest x taken off first.
+    """x - logsumexp(x) over the last axis.
 
-    Taken off afterwards, as logsumexp(x) is, x of size 100 in float32 would leave probabilities that miss 1 by 1e-5.
+    Notes
+    -----
+    The largest x is subtracted first. Without that, x of size 100 in float32 would give probabilities whose sum differs
+    from 1 by 1e-5.
     """
     return _over_last_axis("log_softmax", x)
 
 
 def logsumexp(x: Array) -> Array:
-    """log of the sum of exponentials over the last axis."""
+    """Logarithm of the sum of exponentials over the last axis."""
     return _over_last_axis("logsumexp", x)
 
 
 def _over_last_axis(name: str, x: Array) -> Array:
-    """What torch, JAX and SciPy call alike."""
+    """Call a function that has the same name in torch, JAX and SciPy."""
     xp = namespace(x)
     if xp.__name__ == "torch":
         return getattr(xp, name)(x, dim=-1)
@@ -197,13 +203,16 @@ def flip(x: Array) -> Array:
 
 
 def cumsum(x: Array) -> Array:
-    """Sums of the first one, two, ... entries along the last axis."""
+    """Cumulative sums along the last axis."""
     xp = namespace(x)
     return xp.cumsum(x, -1)
 
 
 def take_along(x: Array, index: Array) -> Array:
-    """x (..., K) at whole numbers `index` (..., M) of its last axis, row by row: (..., M). The other axes are equal."""
+    """Take the entries of x (..., K) at the integers `index` (..., M) of its last axis: (..., M).
+
+    The other axes of `x` and `index` are equal.
+    """
     xp = namespace(x, index)
     return xp.gather(x, -1, index) if xp.__name__ == "torch" else xp.take_along_axis(x, index, -1)
 
@@ -225,7 +234,7 @@ def full_like(x: Array, value: float) -> Array:
 
 
 def diagonal_matrix(x: Array) -> Array:
-    """(..., D) to (..., D, D), with x on the diagonal."""
+    """Diagonal matrices (..., D, D) from their diagonals (..., D)."""
     xp = namespace(x)
     if xp.__name__ == "torch":
         return xp.diag_embed(x)
@@ -238,7 +247,7 @@ def lower_triangle(x: Array) -> Array:
 
 
 def solve_triangular(matrix: Array, right: Array) -> Array:
-    """The solution of matrix @ z = right for one lower-triangular matrix (D, D) and right (..., D)."""
+    """The solution z of matrix @ z = right, for a lower-triangular matrix (D, D) and right (..., D)."""
     xp = namespace(matrix, right)
     columns = right.reshape(-1, right.shape[-1]).T
     if xp.__name__ == "torch":
@@ -257,12 +266,12 @@ def where(condition: Array, x: Array, y: Array) -> Array:
 
 
 def maximum(x: Array, y: Array) -> Array:
-    """The larger of two, entry by entry; equal entries share the derivative equally, in both systems."""
+    """The larger of two values, entry by entry; equal entries share the derivative equally, in both systems."""
     return namespace(x, y).maximum(x, y)
 
 
 def in_floats(x: Array, like: Array) -> Array:
-    """x, numbers or truth values, in the floating type and on the device of `like`."""
+    """x, numbers or booleans, in the floating type and on the device of `like`."""
     xp = namespace(like)
     if xp.__name__ == "torch":
         return xp.as_tensor(x).to(dtype=like.dtype, device=like.device)
@@ -270,9 +279,10 @@ def in_floats(x: Array, like: Array) -> Array:
 
 
 def concrete(x: Array) -> Any:
-    """x in NumPy, where its numbers are there to be looked at; None inside a compiled or mapped function.
+    """x in NumPy, or None where its values are not available.
 
-    None on other devices than the CPU too, where a look would wait for all that runs.
+    Values are not available inside a compiled or mapped function. None is also returned on devices other than the CPU,
+    where reading the values would wait for all running operations.
     """
     if _is_torch(x):
         if x.device.type != "cpu":
@@ -288,9 +298,9 @@ def concrete(x: Array) -> Any:
 
 
 def lookup(table: Array, index: Array) -> Array:
-    """Rows of a table (K, C) at whole numbers `index` (...): (..., C).
+    """Rows of a table (K, C) at the integers `index` (...): (..., C).
 
-    NaN where an index is not in 0..K-1, which no system would take note of once it is compiled.
+    An index outside of 0..K-1 gives NaN, because compiled functions cannot raise.
     """
     xp = namespace(table, index)
     if xp.__name__ == "torch":
@@ -303,9 +313,9 @@ def lookup(table: Array, index: Array) -> Array:
 
 
 def one_hot(index: Array, size: int, like: Array) -> Array:
-    """Rows (..., size) that are one at `index` (...) and zero elsewhere, floats of the kind of `like`.
+    """Rows (..., size) that are one at `index` (...) and zero elsewhere, floats of the type of `like`.
 
-    NaN where an index is not in 0..size-1, as in `lookup`.
+    An index outside of 0..size-1 gives NaN, as in `lookup`.
     """
     xp = namespace(like)
     numbers = xp.arange(size, device=like.device) if xp.__name__ == "torch" else xp.arange(size)
@@ -316,7 +326,7 @@ def one_hot(index: Array, size: int, like: Array) -> Array:
 
 
 def segment_sum(x: Array, index: Any, count: int) -> Array:
-    """Sums (count, ...) of the rows of x (E, ...) that have one number in `index` (E,), an array of NumPy."""
+    """Sums (count, ...) of the rows of x (E, ...) that share a number in `index` (E,), a NumPy array."""
     xp = namespace(x)
     shape = (count, *x.shape[1:])
     if xp.__name__ == "torch":
@@ -336,12 +346,26 @@ def scan(
     reverse: bool = False,
     unrolled: bool = False,
 ) -> Array:
-    """Go along the second axis (time) of `inputs` (N, T, ...): state, output = step(state, inputs at t).
+    """Iterate along the second axis (time) of `inputs`: state, output = step(state, inputs at t).
 
-    Returns the outputs, (N, T, ...), each at the time of its inputs. reverse: from the end to the beginning.
+    Parameters
+    ----------
+    step : callable
+        (state, inputs) -> (new state, output).
+    state : tuple of array
+        The first state.
+    inputs : tuple of array
+        Inputs, (N, T, ...).
+    reverse : bool
+        Whether to iterate from the end to the beginning.
+    unrolled : bool
+        JAX compiles one step and repeats it. With True each step is a separate operation, as it always is in NumPy and
+        torch: a handler sees the values of this run inside a step, and compilation takes longer with each step.
 
-    JAX compiles one step and repeats it. With `unrolled` every step is there by itself, as it always is in NumPy and
-    torch: what a handler sees inside is then a number of this run, and compilation takes longer with each step.
+    Returns
+    -------
+    array
+        Outputs, (N, T, ...), each at the time of its inputs.
     """
     length = int(inputs[0].shape[1])
     if not unrolled and namespace(*inputs, *state).__name__ == "jax.numpy":
@@ -357,7 +381,7 @@ def scan(
 
 
 def log1p(x: Array) -> Array:
-    """log(1 + x), exact for small x."""
+    """log(1 + x), accurate for small x."""
     return namespace(x).log1p(x)
 
 
@@ -366,7 +390,7 @@ def einsum(formula: str, *arrays: Array) -> Array:
 
 
 def stop_gradient(x: Array) -> Array:
-    """x, as a constant to automatic differentiation."""
+    """x as a constant for automatic differentiation."""
     xp = namespace(x)
     if xp.__name__ == "torch":
         return x.detach()
@@ -377,7 +401,7 @@ def stop_gradient(x: Array) -> Array:
 
 
 def _whole_pair(word: str, what: str, value: Any) -> tuple[int, int]:
-    """A positive whole number, or two, as (height, width)."""
+    """A positive integer, or two, as (height, width)."""
     pair = (value, value) if hasattr(value, "__index__") else value
     if (
         not isinstance(pair, tuple | list)
@@ -394,7 +418,7 @@ def _whole_pair(word: str, what: str, value: Any) -> tuple[int, int]:
 def _margins(
     word: str, image: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int], padding: Any
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """((top, bottom), (left, right)): how many zeros stand around the image."""
+    """((top, bottom), (left, right)): the numbers of zeros around the image."""
     if padding == "valid":
         return (0, 0), (0, 0)
     if padding == "same":
@@ -427,9 +451,26 @@ def _margins(
 def windows(
     word: str, x: Array, kernel: Any, stride: Any, padding: Any
 ) -> tuple[tuple[int, int], tuple[int, int], tuple[tuple[int, int], tuple[int, int]], tuple[int, int]]:
-    """(kernel, stride, ((top, bottom), (left, right)) of zeros, windows down and across), checked against the image.
+    """Check a kernel, stride and padding against images.
 
-    `word` is what errors name. Raises ModelError where something does not fit.
+    Parameters
+    ----------
+    word : str
+        The function named in errors.
+    x : array
+        Images, (N, H, W, C).
+    kernel, stride, padding
+        As in `conv2d`.
+
+    Returns
+    -------
+    tuple
+        (kernel, stride, ((top, bottom), (left, right)) of zeros, numbers of windows down and across).
+
+    Raises
+    ------
+    ModelError
+        The arguments do not fit.
     """
     shape = tuple(x.shape)
     if len(shape) != 4:
@@ -453,7 +494,7 @@ def windows(
 
 
 def _surrounded(x: Array, margins: tuple[tuple[int, int], tuple[int, int]], value: float) -> Array:
-    """The image with `value` around it."""
+    """The image padded with `value`."""
     if margins == ((0, 0), (0, 0)):
         return x
     xp = namespace(x)
@@ -463,7 +504,7 @@ def _surrounded(x: Array, margins: tuple[tuple[int, int], tuple[int, int]], valu
 
 
 def _slices(word: str, x: Array, kernel: Any, stride: Any, padding: Any, value: float) -> list[Array]:
-    """What each place of the kernel sees, kh*kw arrays (N, H', W', C) in the order (kh, kw)."""
+    """The inputs at each position of the kernel: kh*kw arrays (N, H', W', C) in the order (kh, kw)."""
     kernel, stride, margins, count = windows(word, x, kernel, stride, padding)
     x = _surrounded(x, margins, value)
     down, across = stride[0] * (count[0] - 1) + 1, stride[1] * (count[1] - 1) + 1
@@ -477,11 +518,28 @@ def _slices(word: str, x: Array, kernel: Any, stride: Any, padding: Any, value: 
 def sequence_as_image(
     word: str, x: Array, kernel: Any, stride: Any, padding: Any
 ) -> tuple[Array, tuple[int, int], tuple[int, int], tuple[tuple[int, int], tuple[int, int]]]:
-    """A sequence (N, T, C) as an image (N, 1, T, C), with kernel, stride and zeros around it; checked.
+    """A sequence (N, T, C) as an image (N, 1, T, C), with checked kernel, stride and padding.
 
-    `word` is what errors name. padding: "valid", "same", a whole number on both sides, or (before, after).
+    Parameters
+    ----------
+    word : str
+        The function named in errors.
+    x : array
+        Sequences, (N, T, C).
+    kernel, stride
+        Positive integers.
+    padding
+        "valid", "same", an integer for both sides, or (before, after).
 
-    Raises ModelError where something does not fit.
+    Returns
+    -------
+    tuple
+        (image, kernel, stride, numbers of zeros around the image).
+
+    Raises
+    ------
+    ModelError
+        The arguments do not fit.
     """
     shape = tuple(x.shape)
     if len(shape) != 3:
@@ -535,11 +593,25 @@ def sequence_as_image(
 
 
 def patches(x: Array, kernel: Pair, stride: Pair = 1, padding: Padding | SequencePadding = "valid") -> Array:
-    """What a convolution sees at each place of the image: (N, H, W, C) to (N, H', W', kh*kw*C).
+    """The inputs of a convolution at each position of the image: (N, H, W, C) to (N, H', W', kh*kw*C).
 
     The last axis is in the order (kh, kw, C), that of `weight.reshape(-1, O)` for a weight (kh, kw, C, O), so that
-    `patches(x, ...) @ weight.reshape(-1, O)` is `conv2d(x, weight, ...)`. stride and padding: as in `conv2d`.
-    Of sequences (N, T, C) and a whole number as kernel: (N, T', k*C), in the order (k, C), as `conv1d` has it.
+    `patches(x, ...) @ weight.reshape(-1, O)` is `conv2d(x, weight, ...)`. Sequences (N, T, C) with an integer as kernel
+    give (N, T', k*C), in the order (k, C), as in `conv1d`.
+
+    Parameters
+    ----------
+    x : array
+        Images or sequences.
+    kernel : int or tuple of int
+        Size of the kernel.
+    stride, padding
+        As in `conv2d`.
+
+    Returns
+    -------
+    array
+        Patches, (N, H', W', kh*kw*C) or (N, T', k*C).
     """
     if len(x.shape) == 3:
         image, kernel, stride, margins = sequence_as_image("ops.patches", x, kernel, stride, padding)
@@ -548,19 +620,34 @@ def patches(x: Array, kernel: Pair, stride: Pair = 1, padding: Padding | Sequenc
 
 
 def conv2d(x: Array, weight: Array, stride: Pair = 1, padding: Padding = "valid") -> Array:
-    """The convolution of networks (a cross-correlation), computed by the system's own.
+    """The convolution of neural networks (a cross-correlation), computed by the system.
 
         result[n, i, j, o] = sum over a, b, c of x[n, i*sh + a - top, j*sw + b - left, c] * weight[a, b, c, o]
 
-    with zeros outside the image. x: (N, H, W, C); weight: (kh, kw, C, O); result (N, H', W', O).
+    with zeros outside the image.
 
-    padding: "valid" (none), a whole number on all sides, ((top, bottom), (left, right)), or "same": with s the stride,
-    k the kernel, as many zeros as give ceil(H / s) places, max((ceil(H / s) - 1) * s + k - H, 0), half of them before
-    and, where odd, the one more after. So TensorFlow and JAX mean the word; torch has no "same" with a stride.
+    Parameters
+    ----------
+    x : array
+        Images, (N, H, W, C).
+    weight : array
+        Weight, (kh, kw, C, O).
+    stride : int or tuple of int
+        Stride, one number or (height, width).
+    padding : str, int or tuple
+        "valid" (none), an integer for all sides, ((top, bottom), (left, right)), or "same": with s the stride and k the
+        kernel, the zeros that give ceil(H / s) positions, max((ceil(H / s) - 1) * s + k - H, 0), half of them before;
+        an odd one goes after. TensorFlow and JAX define "same" in this way; torch has no "same" with a stride.
+
+    Returns
+    -------
+    array
+        Outputs, (N, H', W', O).
 
     Raises
     ------
-    ModelError: shapes, stride or padding that do not fit.
+    ModelError
+        Shapes, stride or padding do not fit.
     """
     if len(weight.shape) != 4 or (len(x.shape) == 4 and weight.shape[2] != x.shape[3]):
         raise ModelError(
@@ -586,16 +673,33 @@ def conv2d(x: Array, weight: Array, stride: Pair = 1, padding: Padding = "valid"
 
 
 def conv1d(x: Array, weight: Array, stride: int = 1, padding: SequencePadding = "valid") -> Array:
-    """The convolution of networks along time, as `conv2d` has it along height and width.
+    """The convolution of neural networks along time.
 
         result[n, t, o] = sum over a, c of x[n, t*s + a - before, c] * weight[a, c, o]
 
-    with zeros outside the sequence. x: (N, T, C); weight: (k, C, O); result (N, T', O). padding: "valid", "same", a
-    whole number on both sides, or (before, after): (k - 1, 0) sees no later time.
+    with zeros outside the sequence, as `conv2d` along height and width.
+
+    Parameters
+    ----------
+    x : array
+        Sequences, (N, T, C).
+    weight : array
+        Weight, (k, C, O).
+    stride : int
+        Stride.
+    padding : str, int or tuple
+        "valid", "same", an integer for both sides, or (before, after): with (k - 1, 0) no output depends on later
+        times.
+
+    Returns
+    -------
+    array
+        Outputs, (N, T', O).
 
     Raises
     ------
-    ModelError: shapes, stride or padding that do not fit.
+    ModelError
+        Shapes, stride or padding do not fit.
     """
     if len(weight.shape) != 3 or (len(x.shape) == 3 and weight.shape[1] != x.shape[2]):
         raise ModelError(
@@ -616,7 +720,7 @@ def convolution(x: Array, weight: Array, stride: Any = 1, padding: Any = "valid"
 
 
 def _check_pooling(word: str, x: Array, kernel: Any, stride: Any, padding: Any) -> None:
-    """Every window holds something of the image."""
+    """Refuse padding with which a window would contain no part of the image."""
     kernel, _, margins, _ = windows(word, x, kernel, stride, padding)
     if any(max(margins[axis]) >= kernel[axis] for axis in (0, 1)):
         raise ModelError(
@@ -632,10 +736,31 @@ def _check_pooling(word: str, x: Array, kernel: Any, stride: Any, padding: Any) 
 def avg_pool(
     x: Array, kernel: Pair, stride: Pair | None = None, padding: Padding | SequencePadding = "valid"
 ) -> Array:
-    """The mean over each window of each channel, (N, H, W, C) to (N, H', W', C); `stride` is the kernel by default.
+    """The mean over each window of each channel, (N, H, W, C) to (N, H', W', C).
 
-    Padding takes no part: at the border it is the mean over what lies in the image. padding: as in `conv2d`.
-    Sequences (N, T, C) are pooled along time, with a whole number as kernel, to (N, T', C); padding as in `conv1d`.
+    Padding does not count: at the border it is the mean over the part of the window inside the image. Sequences (N, T,
+    C) are pooled along time, with an integer as kernel, to (N, T', C).
+
+    Parameters
+    ----------
+    x : array
+        Images or sequences.
+    kernel : int or tuple of int
+        Size of the window.
+    stride : int or tuple of int, optional
+        Stride, by default the kernel.
+    padding
+        As in `conv2d`, for sequences as in `conv1d`.
+
+    Returns
+    -------
+    array
+        Means, (N, H', W', C) or (N, T', C).
+
+    Raises
+    ------
+    ModelError
+        Shapes, stride or padding do not fit.
     """
     stride = kernel if stride is None else stride
     if len(x.shape) == 3:
@@ -650,10 +775,30 @@ def avg_pool(
 def max_pool(
     x: Array, kernel: Pair, stride: Pair | None = None, padding: Padding | SequencePadding = "valid"
 ) -> Array:
-    """The maximum over each window of each channel, (N, H, W, C) to (N, H', W', C); `stride` is the kernel by default.
+    """The maximum over each window of each channel, (N, H, W, C) to (N, H', W', C).
 
-    Padding takes no part. Entries that share the maximum share its derivative equally, in both systems.
-    padding: as in `conv2d`. Sequences (N, T, C): as in `avg_pool`.
+    Padding does not count. Entries that share the maximum share its derivative equally, in both systems.
+
+    Parameters
+    ----------
+    x : array
+        Images, or sequences as in `avg_pool`.
+    kernel : int or tuple of int
+        Size of the window.
+    stride : int or tuple of int, optional
+        Stride, by default the kernel.
+    padding
+        As in `conv2d`, for sequences as in `conv1d`.
+
+    Returns
+    -------
+    array
+        Maxima, (N, H', W', C) or (N, T', C).
+
+    Raises
+    ------
+    ModelError
+        Shapes, stride or padding do not fit.
     """
     stride = kernel if stride is None else stride
     if len(x.shape) == 3:
@@ -679,7 +824,7 @@ ACTIVATIONS = {
 
 
 def activation(name: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The activation function of that name; a function is its own name."""
+    """The activation function of that name; a function is returned unchanged."""
     if callable(name):
         return name
     if name not in ACTIVATIONS:

@@ -1,4 +1,4 @@
-"""Attention: positions of a sequence that read each other."""
+"""Attention: positions of a sequence that depend on each other."""
 
 from __future__ import annotations
 
@@ -30,21 +30,47 @@ def attention(
     mask: Any = None,
     causal: bool = False,
 ) -> Any:
-    """Multi-head self-attention (Vaswani et al. 2017): each position is a weighted mean over all positions.
+    """Multi-head self-attention: each position is a weighted mean over all positions (Vaswani et al. 2017).
 
-    With queries, keys and values q, k, v = x W + b, their C channels cut into heads of C / heads,
+    With queries, keys and values q, k, v = x W + b, their C channels split into heads of C / heads,
 
-        a_ts = softmax over s of q_t . k_s / sqrt(C / heads),   result = (a v, heads side by side) W + b.
+        a_ts = softmax over s of q_t . k_s / sqrt(C / heads),   result = (a v, heads concatenated) W + b.
 
     Samples `name.query.weight`, `name.key.weight`, `name.value.weight` and `name.output.weight`, each (C, C), with
-    their `.bias` (C,), from `prior` (default N(0, 1 / C)). `bias` is True, False, or a prior of its own. The four are
-    linear maps of these names over all positions. A bias of the keys adds the same to all scores of a position and
-    changes nothing: its posterior is its prior.
+    their `.bias` (C,). The four are linear maps of these names over all positions.
 
-    mask: (N, T), true (or not zero) where a position is there; the others are not read, and what leaves them is of no
-    use. causal: a position reads no later one.
+    Parameters
+    ----------
+    name : str
+        Name of the layer.
+    x : array
+        Sequences, (N, T, C), C a multiple of `heads`.
+    heads : int
+        Number of heads.
+    prior : Prior, optional
+        Prior of weights and biases, by default N(0, 1 / C).
+    bias : bool or Prior
+        Whether there are biases, or a prior of their own. A bias of the keys adds the same to all scores of a position
+        and changes nothing: its posterior is its prior.
+    mask : array, optional
+        (N, T), true (or not zero) where a position is present. Other positions are not read, and their outputs are
+        meaningless.
+    causal : bool
+        Whether a position reads no later one.
 
-    x: (N, T, C), C a multiple of `heads`; the result has its shape.
+    Returns
+    -------
+    array
+        Outputs, of the shape of x.
+
+    Raises
+    ------
+    ModelError
+        An argument does not fit.
+
+    References
+    ----------
+    Vaswani et al. (2017), Attention is all you need.
     """
     word = f"attention({name!r})"
     rows, length, channels = sequence_shape(word, x)
@@ -78,7 +104,7 @@ def attention(
 
 
 def _unread(scores: Any, readable: Any) -> Any:
-    """Scores with minus infinity where nothing may be read."""
+    """Scores with minus infinity at positions that may not be read."""
     return ops.where(readable, scores, ops.full_like(scores, -math.inf))
 
 
@@ -93,15 +119,47 @@ def transformer_block(
     mask: Any = None,
     causal: bool = False,
 ) -> Any:
-    """A block of a transformer with the normalisation in front (Xiong et al. 2020):
+    """A transformer block with pre-layer normalisation (Xiong et al. 2020).
 
         h = x + attention(layer_norm(x)),   result = h + dense(activation(dense(layer_norm(h)))).
 
-    Names: `name.norm0`, `name.attention`, `name.norm1`, `name.hidden` (C, width) and `name.output` (width, C), with
-    width = 4 C by default. `prior` and `bias` are those of the attention and of the dense layers; the normalisations
-    have the priors of `layer_norm`. A stack of blocks wants a `layer_norm` after the last.
+    The parts are `name.norm0`, `name.attention`, `name.norm1`, `name.hidden` (C, width) and `name.output` (width, C). A
+    stack of blocks needs a `layer_norm` after the last.
 
-    x: (N, T, C); the result has its shape. heads, mask, causal: as in `attention`.
+    Parameters
+    ----------
+    name : str
+        Name of the block.
+    x : array
+        Sequences, (N, T, C).
+    heads : int
+        As in `attention`.
+    width : int, optional
+        Width of the hidden layer, by default 4 C.
+    activation : str or callable
+        Activation of the hidden layer.
+    prior : Prior, optional
+        Prior of the attention and of the dense layers; the normalisations have the priors of `layer_norm`.
+    bias : bool or Prior
+        Bias of the attention and of the dense layers.
+    mask : array, optional
+        As in `attention`.
+    causal : bool
+        As in `attention`.
+
+    Returns
+    -------
+    array
+        Outputs, of the shape of x.
+
+    Raises
+    ------
+    ModelError
+        An argument does not fit.
+
+    References
+    ----------
+    Xiong et al. (2020), On layer normalization in the transformer architecture.
     """
     word = f"transformer_block({name!r})"
     channels = sequence_shape(word, x)[2]

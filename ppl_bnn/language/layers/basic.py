@@ -1,8 +1,8 @@
 """Layers: compositions of primitives.
 
-Channels last everywhere: rows (N, C), sequences (N, T, C), images (N, H, W, C). A weight is asked of its prior as
-`prior(name, shape, fan_in)`. Layers that look back in time, across positions or along a graph stand in files of their
-own, `recurrent`, `attention` and `graph`.
+Channels are last everywhere: rows (N, C), sequences (N, T, C), images (N, H, W, C). A layer calls its prior as
+`prior(name, shape, fan_in)`. Layers with connections in time, across positions or along a graph are in the modules
+`recurrent`, `attention` and `graph`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ppl_bnn.language.primitives import conv, linear
 from ppl_bnn.language.prior_scales import Prior
 from ppl_bnn.language.priors import Normal
 
-# 1 within a factor of about two, and on the same side of zero: a gain of the other sign would only turn a unit round.
+# 1 within a factor of about two, and positive: a gain of the other sign would only reverse a unit.
 GAIN = Normal(1.0, 0.25)
 OFFSET = Normal(0.0, 1.0)
 
@@ -26,10 +26,30 @@ OFFSET = Normal(0.0, 1.0)
 def dense(name: str, x: Any, width: int, prior: Prior | None = None, bias: bool | Prior = True) -> Any:
     """The fully connected layer `x @ W + b`.
 
-    Samples `name.weight` (fan_in, width) and `name.bias` (width,) from `prior` (default N(0, 1 / fan_in)), then
-    calls `linear(name, x, W, b)`. `bias` is True, False, or a prior of its own.
+    Samples `name.weight` (fan_in, width) and `name.bias` (width,), then calls `linear(name, x, W, b)`.
 
-    x: (..., fan_in); result (..., width).
+    Parameters
+    ----------
+    name : str
+        Name of the layer.
+    x : array
+        Inputs, (..., fan_in).
+    width : int
+        Number of outputs.
+    prior : Prior, optional
+        Prior of the weight and the bias, by default N(0, 1 / fan_in).
+    bias : bool or Prior
+        Whether there is a bias, or a prior of its own.
+
+    Returns
+    -------
+    array
+        Outputs, (..., width).
+
+    Raises
+    ------
+    ModelError
+        An argument does not fit.
     """
     width = whole(f"dense({name!r})", "width", width, 50)
     if len(x.shape) < 2:
@@ -46,10 +66,10 @@ def dense(name: str, x: Any, width: int, prior: Prior | None = None, bias: bool 
 
 
 def images(x: Any) -> Any:
-    """Rows of pixels (N, F) as images (N, height, width, 1), one row of pixels after the other.
+    """Rows of pixels (N, F) as images (N, height, width, 1), row by row.
 
-    They are as nearly square as F allows: the height is the largest divisor of F that is not above sqrt(F), so that 64
-    pixels are 8 x 8 and 10 are 2 x 5. What has places already, (N, H, W, C) or (N, T, C), stays as it is.
+    The images are as nearly square as F allows: the height is the largest divisor of F that is not above sqrt(F), so
+    that 64 pixels are 8 x 8 and 10 are 2 x 5. Images (N, H, W, C) and sequences (N, T, C) are returned unchanged.
     """
     if len(x.shape) != 2:
         return x
@@ -68,13 +88,37 @@ def conv2d(
     prior: Prior | None = None,
     bias: bool | Prior = True,
 ) -> Any:
-    """The convolutional layer: `channels` filters of size `kernel`, with `stride` and `padding` as in `ops.conv2d`.
+    """The convolutional layer: `channels` filters of size `kernel`.
 
-    Samples `name.weight` (kh, kw, C, channels) and `name.bias` (channels,) from `prior` (default N(0, 1 / fan_in) with
-    fan_in = kh * kw * C), then calls `conv(name, x, weight, bias, stride, padding)`. `bias` is True, False, or a prior
-    of its own.
+    Samples `name.weight` (kh, kw, C, channels) and `name.bias` (channels,), then calls `conv(name, x, weight, bias,
+    stride, padding)`.
 
-    x: (N, H, W, C), channels last in both systems; result (N, H', W', channels).
+    Parameters
+    ----------
+    name : str
+        Name of the layer.
+    x : array
+        Images, (N, H, W, C), channels last in both systems.
+    channels : int
+        Number of filters.
+    kernel : int or tuple of int
+        Size of the filters.
+    stride, padding
+        As in `ops.conv2d`.
+    prior : Prior, optional
+        Prior of the weight and the bias, by default N(0, 1 / fan_in) with fan_in = kh * kw * C.
+    bias : bool or Prior
+        Whether there is a bias, or a prior of its own.
+
+    Returns
+    -------
+    array
+        Outputs, (N, H', W', channels).
+
+    Raises
+    ------
+    ModelError
+        An argument does not fit.
     """
     word = f"conv2d({name!r})"
     channels = whole(word, "channels", channels, 16)
@@ -94,13 +138,37 @@ def conv1d(
     prior: Prior | None = None,
     bias: bool | Prior = True,
 ) -> Any:
-    """The convolutional layer along time, with `stride` and `padding` as in `ops.conv1d`.
+    """The convolutional layer along time.
 
-    Samples `name.weight` (kernel, C, channels) and `name.bias` (channels,) from `prior` (default N(0, 1 / fan_in) with
-    fan_in = kernel * C), then calls `conv(name, x, weight, bias, stride, padding)`. `bias` is True, False, or a prior
-    of its own.
+    Samples `name.weight` (kernel, C, channels) and `name.bias` (channels,), then calls `conv(name, x, weight, bias,
+    stride, padding)`.
 
-    x: (N, T, C); result (N, T', channels).
+    Parameters
+    ----------
+    name : str
+        Name of the layer.
+    x : array
+        Sequences, (N, T, C).
+    channels : int
+        Number of filters.
+    kernel : int
+        Size of the filters.
+    stride, padding
+        As in `ops.conv1d`.
+    prior : Prior, optional
+        Prior of the weight and the bias, by default N(0, 1 / fan_in) with fan_in = kernel * C.
+    bias : bool or Prior
+        Whether there is a bias, or a prior of its own.
+
+    Returns
+    -------
+    array
+        Outputs, (N, T', channels).
+
+    Raises
+    ------
+    ModelError
+        An argument does not fit.
     """
     word = f"conv1d({name!r})"
     channels = whole(word, "channels", channels, 16)
@@ -116,14 +184,39 @@ def conv1d(
 def layer_norm(
     name: str, x: Any, gain: bool | Prior = True, bias: bool | Prior = True, epsilon: float = 1e-5
 ) -> Any:
-    """Each position brought to mean 0 and variance 1 over its channels, then scaled and moved (Ba et al. 2016).
+    """Layer normalisation: mean 0 and variance 1 over the channels of each position (Ba et al. 2016).
 
         result = (x - m) / sqrt(v + epsilon) * gain + bias,   m, v the mean and the variance (over C, not C - 1) of x.
 
-    Samples `name.gain` (C,) from N(1, 0.25^2) and `name.bias` (C,) from N(0, 1); either is True, False (none), or a
-    prior of its own. A prior of the gain has its mass around 1, not 0: around 0 the layer would be switched off.
+    Samples `name.gain` (C,) from N(1, 0.25^2) and `name.bias` (C,) from N(0, 1).
 
-    x: (..., C) with C at least 2; the result has its shape.
+    Parameters
+    ----------
+    name : str
+        Name of the layer.
+    x : array
+        Inputs, (..., C) with C at least 2.
+    gain : bool or Prior
+        Whether there is a gain, or a prior of its own. That prior has its mass around 1, not 0: around 0 the layer
+        would be switched off.
+    bias : bool or Prior
+        Whether there is a bias, or a prior of its own.
+    epsilon : float
+        Added to the variance.
+
+    Returns
+    -------
+    array
+        Outputs, of the shape of x.
+
+    Raises
+    ------
+    ModelError
+        An argument does not fit.
+
+    References
+    ----------
+    Ba et al. (2016), Layer normalization.
     """
     word = f"layer_norm({name!r})"
     if len(x.shape) < 2 or x.shape[-1] < 2:
@@ -149,19 +242,48 @@ def filter_response_norm(
     threshold: bool | Prior = True,
     epsilon: float = 1e-6,
 ) -> Any:
-    """Each channel of each row divided by its root mean square over places, with a threshold (Singh and Krishnan 2020).
+    """Filter response normalisation with a threshold (Singh and Krishnan 2020).
 
-        z = x / sqrt(mean of x^2 over places + epsilon) * gain + bias,   result = max(z, threshold).
+    Each channel of each row is divided by its root mean square over positions:
 
-    Rows do not meet in it, as they do in batch normalisation, so a row has one distribution given the weights. The
-    maximum is the thresholded linear unit, the activation that belongs to it: the mean is not taken off, and a plain
-    relu would cut at an arbitrary place.
+        z = x / sqrt(mean of x^2 over positions + epsilon) * gain + bias,   result = max(z, threshold).
 
-    Samples `name.gain` (C,) from N(1, 0.25^2), `name.bias` (C,) from N(0, 1) and `name.threshold` (C,) from
-    N(0, 0.25^2), near a relu. Each is True, False, or a prior of its own; without a threshold there is no activation.
+    Rows do not interact, as they do in batch normalisation, so a row has one distribution given the weights. The
+    maximum is the thresholded linear unit, the activation that belongs to this normalisation: the mean is not
+    subtracted, and a plain relu would cut at an arbitrary value.
 
-    x: (N, H, W, C) or (N, T, C) with at least two places, because over one place it is the sign of x; the result has
-    its shape.
+    Samples `name.gain` (C,) from N(1, 0.25^2), `name.bias` (C,) from N(0, 1) and `name.threshold` (C,) from N(0,
+    0.25^2), close to a relu.
+
+    Parameters
+    ----------
+    name : str
+        Name of the layer.
+    x : array
+        Inputs, (N, H, W, C) or (N, T, C) with at least two positions, because over one position the result is the sign
+        of x.
+    gain : bool or Prior
+        Whether there is a gain, or a prior of its own.
+    bias : bool or Prior
+        Whether there is a bias, or a prior of its own.
+    threshold : bool or Prior
+        Whether there is a threshold, or a prior of its own; without a threshold there is no activation.
+    epsilon : float
+        Added to the mean square.
+
+    Returns
+    -------
+    array
+        Outputs, of the shape of x.
+
+    Raises
+    ------
+    ModelError
+        An argument does not fit.
+
+    References
+    ----------
+    Singh and Krishnan (2020), Filter response normalization layer.
     """
     word = f"filter_response_norm({name!r})"
     shape = tuple(x.shape)
@@ -194,7 +316,7 @@ def _scaled(word: str, name: str, x: Any, gain: bool | Prior, bias: bool | Prior
 def _parameter(
     word: str, name: str, shape: tuple[int, ...], given: bool | Prior | None, default: Prior
 ) -> Any:
-    """A parameter for each channel, or None; a unit of its own, so that its fan_in is 1."""
+    """A parameter for each channel, or None. It is a unit of its own, so its fan_in is 1."""
     _check_prior(word, given)
     if given is False:
         return None
@@ -210,7 +332,29 @@ def _check_epsilon(word: str, epsilon: Any) -> None:
 
 
 def residual(x: Any, branch: Callable[[Any], Any]) -> Any:
-    """x + branch(x), of one shape: nothing is broadcast (He et al. 2016)."""
+    """x + branch(x), both of one shape: nothing is broadcast (He et al. 2016).
+
+    Parameters
+    ----------
+    x : array
+        Inputs.
+    branch : callable
+        A function that keeps the shape of x.
+
+    Returns
+    -------
+    array
+        Outputs, of the shape of x.
+
+    Raises
+    ------
+    ModelError
+        The branch changes the shape.
+
+    References
+    ----------
+    He et al. (2016), Deep residual learning for image recognition.
+    """
     added = branch(x)
     if tuple(added.shape) != tuple(x.shape):
         raise ModelError(
@@ -233,19 +377,47 @@ def residual_block(
     activation: str | Callable[[Any], Any] | None = None,
     prior: Prior | None = None,
 ) -> Any:
-    """Two convolutions with filter response normalisation, and a way around them (He et al. 2016).
+    """Two convolutions with filter response normalisation, and a shortcut (He et al. 2016).
 
         h = a(FRN(conv0(x))),   result = a(FRN(conv1(h)) + shortcut(x)).
 
-    The activation a is by default the thresholded linear unit, max(z, threshold), with the thresholds
-    `name.norm0.threshold` and `name.threshold`; a named activation stands in both places instead. The shortcut is x
-    itself or, where channels or places change, a convolution `name.shortcut` with a kernel of 1 and the same stride. No
-    convolution has a bias, the normalisations have.
+    The shortcut is x itself or, where channels or positions change, a convolution `name.shortcut` with a kernel of 1
+    and the same stride. The convolutions have no bias; the normalisations have.
 
-    Samples `name.conv0.weight`, `name.conv1.weight` and, where there is one, `name.shortcut.weight` from `prior`
-    (default N(0, 1 / fan_in)); `name.norm0` and `name.norm1` have the priors of `filter_response_norm`.
+    Samples `name.conv0.weight`, `name.conv1.weight` and, where there is one, `name.shortcut.weight` from `prior`;
+    `name.norm0` and `name.norm1` have the priors of `filter_response_norm`.
 
-    x: (N, H, W, C) or (N, T, C); result (N, H', W', channels) or (N, T', channels) with H' = ceil(H / stride).
+    Parameters
+    ----------
+    name : str
+        Name of the block.
+    x : array
+        Inputs, (N, H, W, C) or (N, T, C).
+    channels : int
+        Number of output channels.
+    kernel : int or tuple of int
+        Size of the filters.
+    stride : int or tuple of int
+        Stride of the first convolution.
+    activation : str or callable, optional
+        The activation a. By default the thresholded linear unit, max(z, threshold), with the thresholds
+        `name.norm0.threshold` and `name.threshold`; a given activation replaces both.
+    prior : Prior, optional
+        Prior of the weights, by default N(0, 1 / fan_in).
+
+    Returns
+    -------
+    array
+        Outputs, (N, H', W', channels) or (N, T', channels) with H' = ceil(H / stride).
+
+    Raises
+    ------
+    ModelError
+        An argument does not fit.
+
+    References
+    ----------
+    He et al. (2016), Deep residual learning for image recognition.
     """
     word = f"residual_block({name!r})"
     if len(x.shape) not in (3, 4):
@@ -276,15 +448,34 @@ def embedding(
 ) -> Any:
     """A vector for each of `size` symbols: row `index` of a table.
 
-    Samples the table `name.weight` (size, width) from `prior` (default N(0, 1); one symbol enters at a time, so that
-    fan_in is 1).
+    Samples the table `name.weight` (size, width).
 
-    one_hot: the same numbers as the linear map `name` of rows that are one at the symbol and zero elsewhere, which
-    curvature by factors and the estimators on linear maps see. It holds `size` numbers for each symbol of the data;
-    otherwise only the table is differentiated.
+    Parameters
+    ----------
+    name : str
+        Name of the layer.
+    index : array
+        Integers 0..size-1 of any shape (N, ...).
+    size : int
+        Number of symbols.
+    width : int
+        Length of the vectors.
+    prior : Prior, optional
+        Prior of the table, by default N(0, 1); one symbol enters at a time, so fan_in is 1.
+    one_hot : bool
+        With True the same numbers are computed as the linear map `name` of one-hot rows, which is visible to
+        Kronecker-factored curvature and to the estimators on linear maps. It stores `size` numbers for each symbol of
+        the data; otherwise only the table is differentiated.
 
-    index: whole numbers 0..size-1 of any shape (N, ...); result (N, ..., width). A number outside is refused where it
-    can be seen, and gives NaN within compiled functions.
+    Returns
+    -------
+    array
+        Vectors, (N, ..., width). An index out of range gives NaN within compiled functions.
+
+    Raises
+    ------
+    ModelError
+        An argument does not fit, or an index is out of range and its value is available.
     """
     word = f"embedding({name!r})"
     size, width = whole(word, "size", size, 1000), whole(word, "width", width, 16)
@@ -318,12 +509,30 @@ def _check_symbols(word: str, index: Any, size: int) -> None:
 
 
 def learned_positions(name: str, x: Any, prior: Prior | None = None, length: int | None = None) -> Any:
-    """x plus a vector for each position, the same in all rows.
+    """Add a learned vector to each position, the same in all rows.
 
-    Samples `name.weight` (length, C) from `prior` (default N(0, 1), as an embedding). `length` is the longest sequence
-    that the model is for, by default that of x.
+    Samples `name.weight` (length, C).
 
-    x: (N, T, C) with T at most `length`; the result has its shape.
+    Parameters
+    ----------
+    name : str
+        Name of the layer.
+    x : array
+        Sequences, (N, T, C) with T at most `length`.
+    prior : Prior, optional
+        Prior of the vectors, by default N(0, 1), as for an embedding.
+    length : int, optional
+        The longest sequence that the model is for, by default the length of x.
+
+    Returns
+    -------
+    array
+        Outputs, of the shape of x.
+
+    Raises
+    ------
+    ModelError
+        An argument does not fit.
     """
     word = f"learned_positions({name!r})"
     shape = sequence_shape(word, x)
@@ -337,11 +546,11 @@ def learned_positions(name: str, x: Any, prior: Prior | None = None, length: int
     return x + table[: shape[1]]
 
 
-# --- what layers have in common ---------------------------------------------------------------------
+# --- helpers shared by layers -----------------------------------------------------------------------
 
 
 def whole(word: str, what: str, value: Any, advice: int) -> int:
-    """A positive whole number; `word` is the layer that errors name."""
+    """A positive integer, checked; `word` is the layer named in errors."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
         raise ModelError(
             f"{word}: " + message(f"a positive whole number as {what}", repr(value), f"{what}={advice}")
@@ -350,7 +559,7 @@ def whole(word: str, what: str, value: Any, advice: int) -> int:
 
 
 def sequence_shape(word: str, x: Any) -> tuple[int, int, int]:
-    """(N, T, C) of a sequence, or an error."""
+    """(N, T, C) of a sequence; raises ModelError for any other shape."""
     shape = tuple(int(size) for size in x.shape)
     if len(shape) != 3 or shape[1] < 1:
         raise ModelError(
@@ -360,9 +569,9 @@ def sequence_shape(word: str, x: Any) -> tuple[int, int, int]:
 
 
 def sequence_mask(word: str, mask: Any, x: Any) -> Any:
-    """Truth values (N, T): which positions of x (N, T, C) are there. None where all are.
+    """Booleans (N, T): which positions of x (N, T, C) are present; None if all are.
 
-    A row without any position is refused where it can be seen.
+    A row without any position is refused where the values are available.
     """
     if mask is None:
         return None
@@ -392,7 +601,7 @@ def _check_prior(word: str, given: Any) -> None:
 def weight_and_bias(
     word: str, name: str, shape: tuple[int, ...], fan_in: int, prior: Prior | None, bias: bool | Prior
 ) -> tuple[Any, Any]:
-    """`name.weight` of that shape and `name.bias` (or None); `word` is the layer that errors name."""
+    """`name.weight` of that shape and `name.bias` (or None); `word` is the layer named in errors."""
     for given in (prior, bias):
         _check_prior(word, given)
     prior = prior if prior is not None else Normal(0.0, "fan_in")

@@ -1,4 +1,4 @@
-"""Layers on a graph: rows that read their neighbours."""
+"""Layers on a graph: rows that depend on their neighbours."""
 
 from __future__ import annotations
 
@@ -22,20 +22,49 @@ def graph_conv(
     prior: Prior | None = None,
     bias: bool | Prior = True,
 ) -> Any:
-    """The graph convolution of Kipf and Welling (2017): a node and its neighbours added up, then a linear map.
+    """The graph convolution of Kipf and Welling (2017).
+
+    A node and its neighbours are summed, and a linear map follows:
 
         result = D^(-1/2) (A + 1) D^(-1/2) x W + b,   D the diagonal of the sums of rows of A + 1.
 
-    Samples `name.weight` (F, width) and `name.bias` (width,) from `prior` (default N(0, 1 / F)); `bias` is True, False,
-    or a prior of its own. Says `coupled()`: rows interact, so there are no mini-batches and no predictions in chunks,
-    and a prediction is about all nodes of the graph that it is given.
+    Samples `name.weight` (F, width) and `name.bias` (width,). Calls `coupled()`: rows interact, so there are no
+    mini-batches and no predictions in chunks, and a prediction is for all nodes of the given graph.
 
-    The graph is undirected, and comes in one of two ways. adjacency: A (N, N), symmetric, not negative, zeros on the
-    diagonal; it has a row for each node, so that it may come with the data, x = {"features": ..., "adjacency": ...}.
-    edges: (E, 2) whole numbers in NumPy, each edge once in either direction, known when the model is written (bind them
-    by functools.partial); takes memory in proportion to E in place of N^2.
+    The graph is undirected, and given by either `adjacency` or `edges`.
 
-    x: (N, F), a row for each node; result (N, width).
+    Parameters
+    ----------
+    name : str
+        Name of the layer.
+    x : array
+        Features, (N, F), a row for each node.
+    width : int
+        Number of outputs.
+    adjacency : array, optional
+        A (N, N), symmetric, not negative, zeros on the diagonal. It has a row for each node, so it may be part of the
+        data, x = {"features": ..., "adjacency": ...}.
+    edges : array, optional
+        (E, 2) integers in NumPy, each edge once in either direction, known when the model is written (bind them by
+        functools.partial). Takes memory in proportion to E instead of N^2.
+    prior : Prior, optional
+        Prior of the weight and the bias, by default N(0, 1 / F).
+    bias : bool or Prior
+        Whether there is a bias, or a prior of its own.
+
+    Returns
+    -------
+    array
+        Outputs, (N, width).
+
+    Raises
+    ------
+    ModelError
+        An argument does not fit.
+
+    References
+    ----------
+    Kipf and Welling (2017), Semi-supervised classification with graph convolutional networks.
     """
     word = f"graph_conv({name!r})"
     width = whole(word, "width", width, 16)
@@ -93,7 +122,7 @@ def _check_adjacency(word: str, adjacency: Any, nodes: int) -> None:
 
 
 def _checked_edges(word: str, edges: Any, nodes: int) -> np.ndarray:
-    """Edges (E, 2), each once, between different nodes that are there."""
+    """Edges (E, 2), each once, between different existing nodes."""
     seen = edges if isinstance(edges, np.ndarray) else ops.concrete(edges)
     if seen is None or seen.ndim != 2 or seen.shape[1] != 2 or seen.dtype.kind not in "iu":
         came = (

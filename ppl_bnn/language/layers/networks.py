@@ -1,4 +1,4 @@
-"""Networks: layers in a row."""
+"""Networks: layers in sequence."""
 
 from __future__ import annotations
 
@@ -35,9 +35,30 @@ def mlp(
 ) -> Any:
     """A multi-layer perceptron; the last of `widths` is the number of outputs.
 
-    Layers are named `hidden0`, `hidden1`, ..., `output`. `prior` is one prior for all layers or a list of one per
-    layer. `bias` is True, False, or a prior of its own, for all layers or a list of one per layer. With a single width
-    it is the linear model. x: (N, features); result (N, widths[-1]).
+    Layers are named `hidden0`, `hidden1`, ..., `output`. With a single width it is the linear model.
+
+    Parameters
+    ----------
+    x : array
+        Inputs, (N, features).
+    widths : sequence of int
+        Widths of the layers.
+    activation : str or callable
+        Activation of the hidden layers.
+    prior : Prior or sequence of Prior, optional
+        One prior for all layers, or a list of one per layer.
+    bias : bool, Prior or sequence of these
+        Whether there is a bias, or a prior of its own, for all layers or as a list of one per layer.
+
+    Returns
+    -------
+    array
+        Outputs, (N, widths[-1]).
+
+    Raises
+    ------
+    ModelError
+        An argument does not fit.
     """
     if not isinstance(widths, Iterable) or not (widths := list(widths)):
         raise ModelError("mlp: " + message("a list of at least one width", repr(widths), "[50, 1]"))
@@ -50,7 +71,7 @@ def mlp(
 
 
 def _for_each_layer(layers: int, given: Any, what: str, one: str) -> list[Any]:
-    """What each layer is given: a list has one for each of them, anything else is for all."""
+    """One value for each layer: a list has one per layer, anything else is for all."""
     each = list(given) if isinstance(given, list | tuple) else [given] * layers
     if len(each) != layers:
         raise ModelError(
@@ -71,10 +92,37 @@ def cnn(
 ) -> Any:
     """Convolutions with pooling, then a multi-layer perceptron; the last of `widths` is the number of outputs.
 
-    Each of `channels` is a convolution "same" `conv0`, `conv1`, ..., its activation, and `pool`, by default the maximum
-    over windows of 2; then places and channels side by side, and `mlp(x, widths)`.
+    Each of `channels` gives a convolution `conv0`, `conv1`, ... with "same" padding, its activation, and `pool`; then
+    positions and channels are flattened, and `mlp(x, widths)` follows.
 
-    x: (N, H, W, C), sequences (N, T, C), or rows of pixels (N, F), see `images`; result (N, widths[-1]).
+    Parameters
+    ----------
+    x : array
+        Images (N, H, W, C), sequences (N, T, C), or rows of pixels (N, F), see `images`.
+    channels : sequence of int
+        Channels of the convolutions.
+    widths : sequence of int
+        Widths of the dense layers.
+    kernel : int or tuple of int
+        Size of the filters.
+    activation : str or callable
+        Activation of the hidden layers.
+    prior : Prior, optional
+        Prior of all layers.
+    bias : bool or Prior
+        Bias of all layers.
+    pool : callable, optional
+        Pooling, by default the maximum over windows of 2.
+
+    Returns
+    -------
+    array
+        Outputs, (N, widths[-1]).
+
+    Raises
+    ------
+    ModelError
+        An argument does not fit.
     """
     channels, x = _several("cnn", "channels", channels), images(x)
     nonlinearity = ops.activation(activation)
@@ -97,12 +145,44 @@ def resnet(
 ) -> Any:
     """A residual network with filter response normalisation (He et al. 2016; Singh and Krishnan 2020).
 
-    A convolution `stem` with its normalisation `stem.norm`; for each of `channels` as many residual blocks as `blocks`
-    says, `stage0.block0`, ..., the first of a later stage with stride 2; the mean over all places; and the
-    layer `output`. activation: as in `residual_block`, by default thresholds of its own. A network of 6 b + 2 layers as
-    for CIFAR-10 has channels (16, 32, 64) and b blocks. `bias` is that of the last layer.
+    A convolution `stem` with its normalisation `stem.norm`; for each of `channels`, `blocks` residual blocks
+    `stage0.block0`, ..., the first of a later stage with stride 2; the mean over all positions; and the layer `output`.
+    A network of 6 b + 2 layers as for CIFAR-10 has channels (16, 32, 64) and b blocks.
 
-    x: (N, H, W, C), sequences (N, T, C), or rows of pixels (N, F), see `images`; result (N, outputs).
+    Parameters
+    ----------
+    x : array
+        Images (N, H, W, C), sequences (N, T, C), or rows of pixels (N, F), see `images`.
+    channels : sequence of int
+        Channels of the stages.
+    outputs : int
+        Number of outputs.
+    blocks : int
+        Residual blocks per stage.
+    kernel : int or tuple of int
+        Size of the filters.
+    activation : str or callable, optional
+        As in `residual_block`, by default thresholded linear units.
+    prior : Prior, optional
+        Prior of all weights.
+    bias : bool or Prior
+        Bias of the last layer.
+
+    Returns
+    -------
+    array
+        Outputs, (N, outputs).
+
+    Raises
+    ------
+    ModelError
+        An argument does not fit.
+
+    References
+    ----------
+    He et al. (2016), Deep residual learning for image recognition.
+
+    Singh and Krishnan (2020), Filter response normalization layer.
     """
     channels, x = _several("resnet", "channels", channels), images(x)
     blocks = whole("resnet", "blocks", blocks, 3)
@@ -128,14 +208,34 @@ def lstm_classifier(
     bias: bool | Prior = True,
     mask: Any = None,
 ) -> Any:
-    """A long short-term memory over symbols, or over features, and a layer on its last state.
+    """A long short-term memory over symbols or features, and a layer on its last state.
 
-    Names: for symbols the `embedding` (size, width), which has the prior of its layer; `lstm` and `output`, which have
-    `prior`. Without `size` features enter as they are, and of images, or rows of pixels (see `images`), each row of the
-    image is a step. mask: (N, T), true where a step is there.
+    For symbols there is an `embedding` (size, width), which has the prior of that layer; `lstm` and `output` have
+    `prior`. Without `size`, features enter unchanged, and of images, or rows of pixels (see `images`), each row of the
+    image is a step.
 
-    x: whole numbers 0..size-1, (N, T); or features (N, T, C), images (N, H, W, C) or rows of pixels (N, F) without
-    `size`; result (N, outputs).
+    Parameters
+    ----------
+    x : array
+        Integers 0..size-1, (N, T); or, without `size`, features (N, T, C), images (N, H, W, C) or rows of pixels (N,
+        F).
+    size : int or None
+        Number of symbols.
+    width : int
+        Width of the embedding and of the state.
+    outputs : int
+        Number of outputs.
+    prior : Prior, optional
+        Prior of `lstm` and `output`.
+    bias : bool or Prior
+        Bias of `lstm` and `output`.
+    mask : array, optional
+        (N, T), true where a step is present.
+
+    Returns
+    -------
+    array
+        Outputs, (N, outputs).
     """
     if size is None:
         h = images(x)
@@ -159,18 +259,52 @@ def transformer(
     causal: bool = False,
     patch: ops.Pair | None = None,
 ) -> Any:
-    """A transformer over a sequence, and a layer on the mean of what leaves it.
+    """A transformer over a sequence, and a layer on the mean of its outputs.
 
     Vectors of `width` for symbols (an `embedding` with `size` rows) or, without `size`, from features by a dense layer
-    of that name; plus `positions`; `block0`, `block1`, ...; a last `norm`; the mean over positions; and `output`.
-    Tables have the priors of their layers, all else `prior`. mask, causal: as in `bnn.attention`; the mean is over what
-    is there.
+    of that name; plus `positions`; `block0`, `block1`, ...; a last `norm`; the mean over the positions that are
+    present; and `output`. Tables have the priors of their layers, everything else has `prior`.
 
-    patch: images are cut into patches of that size, the positions of the sequence, row after row; their pixels are its
-    features (Dosovitskiy et al. 2021). Zeros fill what is missing at the border.
+    Parameters
+    ----------
+    x : array
+        Integers 0..size-1, (N, T), or features (N, T, C); with `patch`, images (N, H, W, C) or rows of pixels (N, F),
+        see `images`.
+    outputs : int
+        Number of outputs.
+    width : int
+        Number of channels.
+    heads : int
+        As in `bnn.attention`.
+    blocks : int
+        Number of blocks.
+    size : int, optional
+        Number of symbols.
+    prior : Prior, optional
+        Prior of all layers but the tables.
+    bias : bool or Prior
+        Bias of all layers.
+    mask : array, optional
+        As in `bnn.attention`.
+    causal : bool
+        As in `bnn.attention`.
+    patch : int or tuple of int, optional
+        Images are cut into patches of that size, which are the positions of the sequence, row by row; their pixels are
+        its features (Dosovitskiy et al. 2021). The border is padded with zeros.
 
-    x: whole numbers 0..size-1, (N, T), or features (N, T, C); with `patch` images (N, H, W, C) or rows of pixels
-    (N, F), see `images`; result (N, outputs).
+    Returns
+    -------
+    array
+        Outputs, (N, outputs).
+
+    Raises
+    ------
+    ModelError
+        An argument does not fit.
+
+    References
+    ----------
+    Dosovitskiy et al. (2021), An image is worth 16x16 words.
     """
     if patch is not None:
         if size is not None:

@@ -1,14 +1,16 @@
-"""Recurrent layers: a state that goes along a sequence.
+"""Recurrent layers: a state that is updated along a sequence.
 
 The part that does not depend on the state is one linear map over all times, `name.input`. The maps of the state are
-called once a step under one name, so that whoever records linear maps sees what entered them at each time.
+called once per step under one name, so that a handler that records linear maps sees their inputs at each time.
 
-Compilation. JAX compiles a single step and repeats it, unless a handler looks at linear maps: compilation takes as long
-for 1000 steps as for 10, and the loop also runs faster than single steps do. Under such a handler (curvature by
-factors, Flipout, local reparameterisation, dropout) every step is compiled by itself, which takes time and memory in
-proportion to the length, seconds for ten steps and minutes for hundreds; shorter sequences, or features of whole
-stretches of time as steps, are the way out. torch compiles nothing and takes the steps one by one in Python. The
-numbers are the same in every case.
+Notes
+-----
+JAX compiles a single step and repeats it, unless a handler reads linear maps: compilation takes as long for 1000 steps
+as for 10, and the loop also runs faster than single steps do. Under such a handler (Kronecker-factored curvature,
+Flipout, local reparameterisation, dropout) every step is compiled separately, which takes time and memory in proportion
+to the length, seconds for ten steps and minutes for hundreds. Use shorter sequences, or features of longer intervals as
+steps, in that case. torch does not compile and runs the steps one by one in Python. The numbers are the same in every
+case.
 """
 
 from __future__ import annotations
@@ -32,20 +34,50 @@ def gru(
     mask: Any = None,
     reverse: bool = False,
 ) -> Any:
-    """Gated recurrent units (Cho et al. 2014, with the reset gate after the map, as cuDNN, torch and Flax have it).
+    """Gated recurrent units, with the reset gate after the map, as in cuDNN, torch and Flax (Cho et al. 2014).
 
         r = sigmoid(x_t W_r + b_r + h U_r),   z = sigmoid(x_t W_z + b_z + h U_z),
         n = tanh(x_t W_n + b_n + r * (h V + c)),   h_t = (1 - z) * n + z * h,   h_0 = 0.
 
-    Samples from `prior` (default N(0, 1 / fan_in), biases N(0, 1)): `name.input.weight` (I, 3 width) and
-    `name.input.bias` (3 width,), W and b in the order r, z, n; `name.state.weight` (width, 2 width), U in the order
-    r, z; `name.candidate.weight` (width, width) and `name.candidate.bias` (width,), V and c. torch has a second bias in
-    r and z, which only adds to the first and is left out. `bias` is True, False, or a prior of its own.
+    Samples `name.input.weight` (I, 3 width) and `name.input.bias` (3 width,), W and b in the order r, z, n;
+    `name.state.weight` (width, 2 width), U in the order r, z; `name.candidate.weight` (width, width) and
+    `name.candidate.bias` (width,), V and c.
 
-    mask: (N, T), true (or not zero) where a time is there; elsewhere the state stays as it was, so that the last output
-    is that of the last time that is there. reverse: from the end to the beginning.
+    Parameters
+    ----------
+    name : str
+        Name of the layer.
+    x : array
+        Sequences, (N, T, I).
+    width : int
+        Width of the state.
+    prior : Prior, optional
+        Prior of all weights and biases, by default N(0, 1 / fan_in), biases N(0, 1).
+    bias : bool or Prior
+        Whether there are biases, or a prior of their own.
+    mask : array, optional
+        (N, T), true (or not zero) where a time is present. Elsewhere the state does not change, so that the last output
+        is that of the last time present.
+    reverse : bool
+        Whether to run from the end to the beginning.
 
-    x: (N, T, I); result (N, T, width), the states h_t.
+    Returns
+    -------
+    array
+        The states h_t, (N, T, width).
+
+    Raises
+    ------
+    ModelError
+        An argument does not fit.
+
+    Notes
+    -----
+    torch has a second bias in r and z, which only adds to the first and is left out.
+
+    References
+    ----------
+    Cho et al. (2014), Learning phrase representations using RNN encoder-decoder for statistical machine translation.
     """
     word = f"gru({name!r})"
     width = whole(word, "width", width, 50)
@@ -76,16 +108,50 @@ def lstm(
     mask: Any = None,
     reverse: bool = False,
 ) -> Any:
-    """Long short-term memory (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000).
+    """Long short-term memory with forget gates (Hochreiter and Schmidhuber 1997; Gers et al. 2000).
 
         i, f, o = sigmoid(x_t W + b + h U),   g = tanh(x_t W_g + b_g + h U_g),
         c_t = f * c + i * g,   h_t = o * tanh(c_t),   h_0 = c_0 = 0.
 
-    Samples from `prior` (default N(0, 1 / fan_in), biases N(0, 1)): `name.input.weight` (I, 4 width) and
-    `name.input.bias` (4 width,), and `name.state.weight` (width, 4 width), all in the order i, f, g, o. torch has a
-    second bias, which only adds to the first and is left out. `bias` is True, False, or a prior of its own.
+    Samples `name.input.weight` (I, 4 width) and `name.input.bias` (4 width,), and `name.state.weight` (width, 4 width),
+    all in the order i, f, g, o.
 
-    x: (N, T, I); result (N, T, width), the states h_t. mask, reverse: as in `gru`.
+    Parameters
+    ----------
+    name : str
+        Name of the layer.
+    x : array
+        Sequences, (N, T, I).
+    width : int
+        Width of the state.
+    prior : Prior, optional
+        Prior of all weights and biases, by default N(0, 1 / fan_in), biases N(0, 1).
+    bias : bool or Prior
+        Whether there is a bias, or a prior of its own.
+    mask : array, optional
+        As in `gru`.
+    reverse : bool
+        As in `gru`.
+
+    Returns
+    -------
+    array
+        The states h_t, (N, T, width).
+
+    Raises
+    ------
+    ModelError
+        An argument does not fit.
+
+    Notes
+    -----
+    torch has a second bias, which only adds to the first and is left out.
+
+    References
+    ----------
+    Hochreiter and Schmidhuber (1997), Long short-term memory.
+
+    Gers et al. (2000), Learning to forget.
     """
     word = f"lstm({name!r})"
     width = whole(word, "width", width, 50)
@@ -106,7 +172,7 @@ def lstm(
 
 
 def _states(step: Any, count: int, width: int, entering: Any, present: Any, reverse: bool) -> Any:
-    """The first of `count` states (N, width) after each time; all begin at zero."""
+    """The first of `count` states (N, width) after each time; all start at zero."""
     first = tuple(ops.zeros_like(entering[:, 0, :width]) for _ in range(count))
     inputs = (entering,) if present is None else (entering, present)
 
@@ -117,5 +183,5 @@ def _states(step: Any, count: int, width: int, entering: Any, present: Any, reve
             new = tuple(ops.where(there, after, before) for after, before in zip(new, states, strict=True))
         return new, new[0]
 
-    # A loop hides its steps, which is of no matter where nobody looks at them.
+    # A compiled loop hides its steps from handlers, so it is used only if none of them reads linear maps.
     return ops.scan(along, first, inputs, reverse, unrolled=maps_are_seen())
