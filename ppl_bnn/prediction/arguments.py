@@ -1,4 +1,4 @@
-"""What a prediction is made of and what it is asked about, checked."""
+"""Checks of the parts of a prediction and of the targets given to it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 def checked_log_weights(prediction: Prediction, given: Any) -> np.ndarray:
+    """Checked log weights, (S,) or (S, N)."""
     log_weights = frozen_array("log_weights", given, finite=False)
     if log_weights.shape not in ((prediction.draws,), (prediction.draws, prediction.rows)):
         raise InputError(
@@ -49,6 +50,7 @@ def checked_log_weights(prediction: Prediction, given: Any) -> np.ndarray:
 
 
 def checked_within(prediction: Prediction, given: Any) -> np.ndarray:
+    """Checked `epistemic_within`."""
     if not prediction.is_classes and prediction.family not in LOCATION_SCALE:
         raise UnsupportedError(
             message(
@@ -74,7 +76,7 @@ def checked_within(prediction: Prediction, given: Any) -> np.ndarray:
                 "np.broadcast_to, if one value is meant for all",
             )
         )
-    # A whole that was computed as the sum of the two parts may lose the last digits of the sum.
+    # The total may have been computed as the sum of the two parts, with a rounding error.
     if (within < 0.0).any() or (within > highest * (1.0 + 1e-6)).any():
         raise InputError(
             message(
@@ -87,6 +89,7 @@ def checked_within(prediction: Prediction, given: Any) -> np.ndarray:
 
 
 def checked_class_names(prediction: Prediction, given: Sequence[str]) -> tuple[str, ...]:
+    """Checked class names, as strings."""
     prediction._need_classes("class_names")
     names = tuple(str(name) for name in given)
     if len(names) != prediction.classes:
@@ -95,6 +98,7 @@ def checked_class_names(prediction: Prediction, given: Sequence[str]) -> tuple[s
 
 
 def checked_y(prediction: Prediction, given: Any, leading: bool = False) -> np.ndarray:
+    """Checked targets of the prediction's shape; `leading` allows one more axis in front."""
     y = np.asarray(given)
     if prediction.labels is not None:
         y = checks.label_codes(y, prediction.labels)
@@ -131,7 +135,7 @@ def checked_y(prediction: Prediction, given: Any, leading: bool = False) -> np.n
 
 
 def checked_targets(prediction: Prediction, given: Any) -> np.ndarray:
-    """y as `log_prob` takes it: values and events (N, 2) where rows may be censored."""
+    """Checked targets as `log_prob` takes them: values and events (N, 2) where rows may be censored."""
     if not prediction.censored:
         return checked_y(prediction, given)
     y = np.asarray(given)
@@ -150,7 +154,7 @@ def checked_targets(prediction: Prediction, given: Any) -> np.ndarray:
 
 
 def checked_units(prediction: Prediction, location: Any, scale: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Location and scale of other units, numbers or of shape (K,), for `Prediction.rescale`."""
+    """Checked location and scale, numbers or of shape (K,), for `Prediction.rescale`."""
     location = np.asarray(location, dtype=np.float64)
     scale = np.asarray(scale, dtype=np.float64)
     if prediction.censored and location.shape == scale.shape == (2,):

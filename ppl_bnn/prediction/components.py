@@ -1,4 +1,4 @@
-"""The components of a mixture one by one: densities, deviations, quantiles, draws. Rows are slices."""
+"""Components of a mixture: densities, deviations, quantiles, draws. Arguments `rows` are slices."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 def component_log_prob(prediction: Prediction, y: np.ndarray, rows: slice) -> np.ndarray:
+    """log p(y | theta) of each component at these rows."""
     parameters = {name: value[:, rows] for name, value in prediction.parameters.items()}
     if prediction.censored:
         with np.errstate(over="ignore", under="ignore"):
@@ -59,11 +60,12 @@ def component_log_prob(prediction: Prediction, y: np.ndarray, rows: slice) -> np
         chosen = np.where(y == 1, probs, 1.0 - probs)
     else:
         chosen = probs[:, np.arange(len(y)), y]
-    with np.errstate(divide="ignore"):  # a component may well give a label no probability
+    with np.errstate(divide="ignore"):  # a component may give a label probability zero
         return np.log(chosen)
 
 
 def component_absolute_deviation(prediction: Prediction, y: np.ndarray, rows: slice) -> np.ndarray:
+    """E|Y - y| of each component at these rows."""
     parameters = {name: value[:, rows] for name, value in prediction.parameters.items()}
     if prediction._by_scipy:
         raise UnsupportedError(
@@ -91,7 +93,7 @@ def component_absolute_deviation(prediction: Prediction, y: np.ndarray, rows: sl
 def component_quantile_range(
     prediction: Prediction, level: float, rows: slice
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The least and the greatest of the components' quantiles, which enclose the mixture's."""
+    """The least and the greatest of the components' quantiles, which enclose the mixture's quantile."""
     if prediction._by_scipy:
         values = prediction._law(rows).inverse(level)
         if values.ndim == 3:
@@ -105,10 +107,11 @@ def component_quantile_range(
 
 
 def continuous_quantile(prediction: Prediction, level: float, rows: slice) -> np.ndarray:
+    """Quantile of a mixture of continuous components at these rows."""
     low, high = component_quantile_range(prediction, level, rows)
     target = normal_inverse(level)
 
-    # On the probit scale a mixture of bells is close to a straight line, so interpolation is fast.
+    # On the probit scale the distribution function is close to a straight line, so interpolation is fast.
     def excess(y: np.ndarray) -> np.ndarray:
         probability = np.clip(prediction._mixture_cdf(y, rows), 1e-300, 1.0 - 1e-16)
         return normal_inverse(probability) - target
@@ -117,6 +120,7 @@ def continuous_quantile(prediction: Prediction, level: float, rows: slice) -> np
 
 
 def integer_quantile(prediction: Prediction, level: float, rows: slice) -> np.ndarray:
+    """Quantile of a mixture of counts at these rows: the least whole number with F(y) >= level."""
     if prediction._by_scipy:
         low, high = component_quantile_range(prediction, level, rows)
         return _least_integer(prediction, low - 1.0, high, level, rows)
@@ -132,7 +136,7 @@ def integer_quantile(prediction: Prediction, level: float, rows: slice) -> np.nd
 def _least_integer(
     prediction: Prediction, low: np.ndarray, high: np.ndarray, level: float, rows: slice
 ) -> np.ndarray:
-    """The least whole number in (low, high] with F(y) >= level, which `high` has and `low` has not."""
+    """The least whole number in (low, high] with F(y) >= level. It holds at `high` and not at `low`."""
     while (high - low > 1.0).any():
         middle = np.floor(0.5 * (low + high))
         enough = prediction._mixture_cdf(middle, rows) >= level
@@ -141,7 +145,22 @@ def _least_integer(
 
 
 def drawn(family: str, parameters: Mapping[str, np.ndarray], rng: np.random.Generator) -> np.ndarray:
-    """One draw of y for each entry of the parameters."""
+    """One draw of y for each entry of the parameters.
+
+    Parameters
+    ----------
+    family : str
+        The family.
+    parameters : mapping of str to ndarray
+        Its parameters by name.
+    rng : numpy.random.Generator
+        Generator of the random numbers.
+
+    Returns
+    -------
+    ndarray
+        The draws.
+    """
     if family not in PARAMETERS:
         return families.law(family, parameters).draw(rng)
     if family == "Weibull":

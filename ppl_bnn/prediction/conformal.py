@@ -1,17 +1,17 @@
-"""Split-conformal prediction: intervals and sets of a guaranteed coverage, on top of any posterior.
+"""Split-conformal prediction: intervals and sets of guaranteed coverage, for any posterior.
 
-A score s(x, y) says how strange y is under the prediction at x. With s_1..s_n of n rows that the fit has not seen,
+A score s(x, y) measures how unusual y is under the prediction at x. With s_1..s_n of n held-out rows,
 
     q = the k-th smallest of them, k = ceil((n + 1) level),        C(x) = {y : s(x, y) <= q}.
 
-If these rows and a new one are exchangeable (independent draws of one distribution, say), then, whatever the model, the
-method and the true distribution are (Vovk, Gammerman and Shafer 2005; Lei et al. 2018, JASA 113, 1094-1111),
+If these rows and a new one are exchangeable (for example independent draws of one distribution), then, for any model,
+method and true distribution (Vovk, Gammerman and Shafer 2005; Lei et al. 2018, JASA 113, 1094-1111),
 
-    level <= k / (n + 1) <= P(y in C(x)),      with equality on the right where scores have no ties.
+    level <= k / (n + 1) <= P(y in C(x)),      with equality on the right if scores have no ties.
 
-That is a probability over the held-out rows and the new one together. With the held-out rows at hand the coverage is
-a number drawn from Beta(k, n + 1 - k), and it is that of all rows, not of each kind of row: where the model is wrong a
-part of them may be covered less and another more. A row that drifts away from those held out is covered by no theorem.
+This probability is over the held-out rows and the new one together. Given the held-out rows the coverage is a draw from
+Beta(k, n + 1 - k). It holds on average over all rows, not for each kind of row: where the model is wrong, some rows may
+be covered less and others more. No theorem covers rows whose distribution drifts away from that of the held-out rows.
 """
 
 from __future__ import annotations
@@ -38,8 +38,22 @@ CLASSES = ("lac", "aps")
 class Conformal:
     """A posterior with intervals or sets of guaranteed coverage. Build one with `bnn.conformal`.
 
-    level, score: as given. threshold: q, a number, or one per output (K,); infinite where there were too few rows.
-    rows: n, how many were held out. randomise: the seed of "aps", as given. keywords: what `predict` was given.
+    Parameters
+    ----------
+    source
+        The posterior, or None if it was built from a prediction.
+    level : float
+        Coverage.
+    score : str
+        Name of the score.
+    threshold : float or ndarray
+        q, a number, or one per output (K,). Infinite if there were too few rows.
+    rows : int
+        Number of held-out rows, n.
+    randomise : int, optional
+        The seed of "aps".
+    keywords : mapping
+        Arguments that were given to `predict`.
     """
 
     source: Any
@@ -54,12 +68,25 @@ class Conformal:
         return f"Conformal({self.source!r}: {self.level:.4g} by {self.score}, from {self.rows} rows)"
 
     def interval(self, x: Any) -> tuple[np.ndarray, np.ndarray]:
-        """(lower, upper) at inputs x, or of a `Prediction` x, each (N,) or (N, K), units of y; its ends belong to it.
+        """Prediction intervals. The ends belong to the interval.
 
-        Each output has the coverage by itself. For "quantile" the ends may cross where the prediction was much too
-        wide; both are then the point in their middle, which can only add to the coverage.
+        Each output has the coverage by itself. For "quantile" the ends may cross if the prediction was much too wide;
+        both are then their mid-point, which can only increase the coverage.
 
-        Raises UnsupportedError for classes.
+        Parameters
+        ----------
+        x
+            Inputs, or a `Prediction`.
+
+        Returns
+        -------
+        lower, upper : ndarray
+            Each (N,) or (N, K), units of y.
+
+        Raises
+        ------
+        UnsupportedError
+            For classes.
         """
         if self.score in CLASSES:
             raise UnsupportedError("interval: " + message("numbers", f"classes ({self.score})", "sets(x)"))
@@ -72,12 +99,25 @@ class Conformal:
         return np.where(crossed, middle, lower), np.where(crossed, middle, upper)
 
     def sets(self, x: Any) -> np.ndarray:
-        """Which classes are in the set of each row, at inputs x or of a `Prediction` x: (N, C) of booleans.
+        """Prediction sets: which classes are in the set of each row.
 
-        A set may be empty: no class is as usual there as `level` of the labels that were held out. With `randomise` a
-        row's set depends on its place among the rows, too.
+        A set may be empty: then no class has a score within the threshold. With `randomise` the set of a row also
+        depends on its position among the rows.
 
-        Raises UnsupportedError for numbers.
+        Parameters
+        ----------
+        x
+            Inputs, or a `Prediction`.
+
+        Returns
+        -------
+        ndarray of bool
+            Shape (N, C).
+
+        Raises
+        ------
+        UnsupportedError
+            For numbers.
         """
         if self.score not in CLASSES:
             raise UnsupportedError("sets: " + message("classes", f"numbers ({self.score})", "interval(x)"))
@@ -103,31 +143,54 @@ def conformal(
     Parameters
     ----------
     source
-        A posterior, or anything with `predict(x) -> Prediction` (a `Recalibrated` by other rows, say); or the
-        `Prediction` of the held-out rows itself, with x = None, and then `interval` and `sets` take predictions.
+        A posterior, or anything with ``predict(x) -> Prediction`` (for example a `Recalibrated` by other rows). Or the
+        `Prediction` of the held-out rows itself, with x = None; `interval` and `sets` then take predictions.
     x, y
-        Rows that the fit has not seen, exchangeable with those to come. At least level / (1 - level) of them.
-    score
+        Held-out rows, exchangeable with those to come. At least level / (1 - level) of them.
+    level : float, default 0.9
+        Coverage, within (0, 1).
+    score : str, optional
         Numbers, m the mean, d the standard deviation, [a, b] the central interval of probability `level`:
-        "absolute", |y - m|: intervals of one width. "normalised", |y - m| / d, the default: m -+ q d (Lei et al. 2018).
-        "quantile", max(a - y, y - b): [a - q, b + q] (Romano, Patterson and Candes 2019, NeurIPS).
-        Classes: "lac", 1 - P_y, the default: the smallest sets on average (Sadinle, Lei and Wasserman 2019, JASA 114).
-        "aps", the probability of all classes down to y in the order of theirs: larger sets where the prediction is
-        unsure (Romano, Sesia and Candes 2020, NeurIPS).
-    randomise
-        For "aps", a seed: of P_y, the last of these probabilities, a random part is taken, as the source does. Without
-        it every least probable class has the score 1, such ties make the coverage larger than promised, and the sets
-        with it.
-    keywords
-        Of `source.predict`, now and later: draws=, kind=, seed=.
 
-    Where n < level / (1 - level) no finite interval has the guarantee: it is then all numbers, or all classes, and a
-    UserWarning says so.
+        - "absolute", |y - m|: intervals of one width;
+        - "normalised", |y - m| / d, the default: m -+ q d (Lei et al. 2018);
+        - "quantile", max(a - y, y - b): [a - q, b + q] (Romano, Patterson and Candes 2019).
+
+        Classes:
+
+        - "lac", 1 - P_y, the default: the smallest sets on average (Sadinle, Lei and Wasserman 2019);
+        - "aps", the sum of the probabilities of all classes down to y in decreasing order: larger sets where the
+          prediction is uncertain (Romano, Sesia and Candes 2020).
+    randomise : int, optional
+        For "aps", a seed: of P_y, the last of these probabilities, a random part is taken, as in the source. Without it
+        every least probable class has the score 1. Such ties make the coverage larger than promised, and the sets
+        larger.
+    **keywords
+        Arguments of `source.predict`, now and later: draws=, kind=, seed=.
+
+    Returns
+    -------
+    Conformal
+        The posterior with intervals or sets.
 
     Raises
     ------
-    InputError: the rows of the fit itself, a level outside (0, 1). UnknownNameError: another score. UnsupportedError: a
-    score that the prediction does not have, rows that were censored.
+    InputError
+        For the rows of the fit itself, or a level outside (0, 1).
+    UnknownNameError
+        For an unknown score.
+    UnsupportedError
+        For a score that the prediction does not support, or for censored rows.
+
+    Warns
+    -----
+    UserWarning
+        If n < level / (1 - level). No finite interval then has the guarantee: it is all numbers, or all classes.
+
+    References
+    ----------
+    Lei et al. 2018, JASA 113, 1094-1111. Romano, Patterson and Candes 2019, NeurIPS. Sadinle, Lei and Wasserman 2019,
+    JASA 114. Romano, Sesia and Candes 2020, NeurIPS.
     """
     if not 0.0 < float(level) < 1.0:
         raise InputError("level: " + message("a number strictly between 0 and 1", repr(level), "level=0.9"))
@@ -146,7 +209,7 @@ def conformal(
         lower, upper, unit = _ends(prediction, score, level)
         y = prediction.observed_values(y)
         values = np.maximum(lower - y, y - upper) / unit
-    # As written: 0.07 is not quite 7 / 100 in binary, and 100 * 0.07 rounds to more than 7.
+    # The decimal as written: 0.07 is not exactly 7 / 100 in binary, and 100 * 0.07 rounds to more than 7.
     k = math.ceil(Fraction(str(float(level))) * (prediction.rows + 1))
     if k > prediction.rows:
         enough = math.ceil(Fraction(str(float(level))) / (1 - Fraction(str(float(level)))))
@@ -171,7 +234,7 @@ def conformal(
 
 
 def _ends(prediction: Prediction, score: str, level: float) -> tuple[np.ndarray, np.ndarray, Any]:
-    """What is widened: lower and upper end, and the unit that q is in."""
+    """Lower and upper end of the interval before widening, and the unit of q."""
     if score == "quantile":
         return (*prediction.interval(level), 1.0)
     mean = prediction.mean
@@ -189,7 +252,7 @@ def _ends(prediction: Prediction, score: str, level: float) -> tuple[np.ndarray,
 
 
 def _uniform(seed: int | None, part: int, rows: int) -> np.ndarray | None:
-    """Random numbers of held-out rows (part 0) and of later ones (part 1), which are independent of each other."""
+    """Random numbers of held-out rows (part 0) and of later rows (part 1), which are independent of each other."""
     return None if seed is None else np.random.default_rng([seed, part]).random(rows)
 
 
@@ -201,7 +264,7 @@ def _strangeness(prediction: Prediction, score: str, uniform: np.ndarray | None)
     order = np.argsort(-probabilities, axis=1, kind="stable")
     ordered = np.take_along_axis(probabilities, order, axis=1)
     upto = np.cumsum(ordered, axis=1)
-    upto[:, -1] = 1.0  # so that ties are ties
+    upto[:, -1] = 1.0  # exactly 1, so that ties compare equal
     if uniform is not None:
         upto -= uniform[:, None] * ordered
     values = np.empty_like(upto)

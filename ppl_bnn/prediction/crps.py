@@ -13,7 +13,7 @@ from ppl_bnn.prediction.families import _normal_absolute_deviation
 from ppl_bnn.prediction.isotonic import MappedPrediction
 from ppl_bnn.prediction.prediction import BLOCK, Prediction
 
-# Component quantiles at this level enclose all but a billionth of the mixture's probability.
+# Component quantiles at this level enclose all of the mixture's probability except a billionth.
 _TAIL = 1e-9
 # Relative accuracy of the integrals of distribution functions.
 _ACCURACY = 1e-5
@@ -23,16 +23,40 @@ _STEP = 0.8
 
 
 def crps(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.ndarray:
-    """Continuous ranked probability score, in units of y; mean over rows and outputs, or (N,) or (N, K).
+    """Continuous ranked probability score, mean over rows and outputs. Lower is better.
 
-        CRPS = integral (F(t) - 1{y <= t})^2 dt = E|Y - y| - E|Y - Y'| / 2
+        CRPS = integral (F(t) - 1{y <= t})^2 dt = E|Y - y| - E|Y - Y'| / 2,
 
-    (Gneiting and Raftery 2007, JASA 102, 359-378), all S components in use. E|Y - y| is a closed form, O(S).
-    E|Y - Y'| = 2 integral F (1 - F) dt is integrated by the trapezium rule, refined until it changes by less than
-    1e-5 of itself (for mixtures of normals it converges faster than any power of the step, and the error left is
-    far smaller still); where that would cost more than the closed form over all pairs of components (few components, or
-    narrow ones far apart), the pairs are summed. Counts: a sum over the integers. Lower is better.
-    Raises UnsupportedError for classes, and for StudentT with df <= 1.
+    with all S components.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        A prediction of numbers.
+    y
+        Observed values.
+    pointwise : bool, default False
+        Whether to return one score per row and output.
+
+    Returns
+    -------
+    float or ndarray
+        Units of y; (N,) or (N, K) with `pointwise`.
+
+    Raises
+    ------
+    UnsupportedError
+        For classes, and for StudentT with df <= 1.
+
+    Notes ----- E|Y - y| is a closed form, O(S). E|Y - Y'| = 2 integral F (1 - F) dt is integrated by the trapezium
+    rule, refined until its relative change is below 1e-5. For mixtures of normals it converges faster than any power of
+    the step, and the remaining error is far smaller. Where that would cost more than the closed form over all pairs of
+    components (few components, or narrow ones far apart), the pairs are summed. For counts it is a sum over the
+    integers.
+
+    References
+    ----------
+    Gneiting and Raftery 2007, JASA 102, 359-378.
     """
     deviation = prediction.absolute_deviation(prediction.observed_values(y) if prediction.censored else y)
     values = deviation - 0.5 * mean_difference(prediction)
@@ -40,7 +64,18 @@ def crps(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.
 
 
 def mean_difference(prediction: Prediction) -> np.ndarray:
-    """E|Y - Y'| for independent Y, Y' of the same mixture (Gini's mean difference), (N,) or (N, K), units of y."""
+    """E|Y - Y'| for independent Y, Y' of the same mixture (Gini's mean difference).
+
+    Parameters
+    ----------
+    prediction : Prediction
+        A prediction of numbers.
+
+    Returns
+    -------
+    ndarray
+        Shape (N,) or (N, K), units of y.
+    """
     if isinstance(prediction, MappedPrediction):
         return prediction.mean_difference
     marginal = prediction._marginals()
@@ -54,15 +89,44 @@ def mean_difference(prediction: Prediction) -> np.ndarray:
 def energy_score(
     prediction: Prediction, y: Any, pointwise: bool = False, *, draws: int = 2000, seed: int = 0
 ) -> float | np.ndarray:
-    """Energy score of rows of K outputs, E||Y - y|| - E||Y - Y'|| / 2 in the Euclidean norm; mean over rows, or (N,).
+    """Energy score of rows of K outputs, E||Y - y|| - E||Y - Y'|| / 2 in the Euclidean norm. Lower is better.
 
-    Source: Gneiting and Raftery 2007, JASA 102, 359-378, section 4.3; CRPS is the case K = 1. It sees how outputs go
-    together, which scores of single outputs do not, and all outputs count as they are large: bring them to one unit
-    first (`prediction.rescale`). By scoringrules from `draws` independent draws of the mixture, E||Y - Y'|| from the
-    pairs of consecutive ones, which are independent: without bias, with an error that falls as 1 / sqrt(draws), at a
-    cost in proportion to draws. The same seed gives the same number. Lower is better.
+    CRPS is the case K = 1. The score depends on the dependence between outputs, which scores of single outputs ignore.
+    Outputs count in proportion to their size: bring them to one unit first (`prediction.rescale`).
 
-    Raises UnsupportedError for one output, where `crps` has no error. InputError: fewer than 2 draws.
+    Parameters
+    ----------
+    prediction : Prediction
+        A prediction of several outputs.
+    y
+        Observed values (N, K).
+    pointwise : bool, default False
+        Whether to return one score per row.
+    draws : int, default 2000
+        Number of independent draws of the mixture, at least 2.
+    seed : int, default 0
+        Seed of the draws. The same seed gives the same number.
+
+    Returns
+    -------
+    float or ndarray
+        Mean over rows, or (N,) with `pointwise`.
+
+    Raises
+    ------
+    UnsupportedError
+        For one output, where `crps` has no sampling error.
+    InputError
+        For fewer than 2 draws.
+
+    Notes
+    -----
+    Computed by scoringrules from `draws` independent draws, E||Y - Y'|| from the pairs of consecutive draws, which are
+    independent. The estimate has no bias, an error that falls as 1 / sqrt(draws), and a cost in proportion to draws.
+
+    References
+    ----------
+    Gneiting and Raftery 2007, JASA 102, 359-378, section 4.3.
     """
     if prediction.is_classes or len(prediction.shape) != 2:
         raise UnsupportedError(
@@ -88,11 +152,13 @@ def energy_score(
 
 
 def checked_numbers(prediction: Prediction, y: Any) -> np.ndarray:
+    """Checked y, for scores of numbers only."""
     prediction._need_numbers("this score")
     return prediction.observed_values(y)
 
 
 def row_cdf(prediction: Prediction, row: int, nodes: np.ndarray) -> np.ndarray:
+    """Distribution function of one row at several nodes."""
     return prediction.take([row]).cdf(nodes[:, None])[:, 0]
 
 
@@ -126,7 +192,7 @@ def _support(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _integrated_mean_difference(prediction: Prediction, panels: int) -> np.ndarray:
-    """2 integral F (1 - F) dt, the panels doubled until the trapezium rule has converged in every row."""
+    """2 integral F (1 - F) dt; the panels are doubled until the trapezium rule has converged in every row."""
     normal = prediction.family == "Normal"
     low, high = _support(prediction)
     centre, unit = prediction.mean, np.median(prediction.parameters["scale"], axis=0)
@@ -177,7 +243,7 @@ def _integrated_mean_difference(prediction: Prediction, panels: int) -> np.ndarr
                     "log_score, or fewer components of very different scales",
                 )
             )
-    # What lies beyond the ends is E(low - Y)+ and E(Y - high)+, in closed form.
+    # The parts beyond the ends are E(low - Y)+ and E(Y - high)+, in closed form.
     below = 0.5 * (prediction.absolute_deviation(low) + low - prediction.mean)
     above = 0.5 * (prediction.absolute_deviation(high) - high + prediction.mean)
     result = 2.0 * (area * (end - start) + below + above)

@@ -18,9 +18,24 @@ LOG_2PI = math.log(2.0 * math.pi)
 
 @dataclass(frozen=True)
 class LocationScale:
-    """A family y = loc + scale * z, given by the functions of z (and of its shape parameters).
+    """A family y = loc + scale * z, defined by functions of z (and of its shape parameters).
 
-    mean: E z, where z is positive and there is no loc; None where it is 0.
+    Parameters
+    ----------
+    shapes : tuple of str
+        Names of the shape parameters.
+    log_density : callable
+        Log density of z.
+    distribution : callable
+        Distribution function of z.
+    inverse : callable
+        Quantile function of z.
+    absolute_deviation : callable
+        E|Z - z|.
+    variance : callable
+        Variance of z.
+    mean : callable, optional
+        E z, for families of positive z without a loc. None where it is 0.
     """
 
     shapes: tuple[str, ...]
@@ -34,6 +49,7 @@ class LocationScale:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Names of all parameters, shape parameters first."""
         return (*self.shapes, "loc", "scale") if self.mean is None else (*self.shapes, "scale")
 
 
@@ -44,6 +60,7 @@ def _normal_distribution(z):
 
 
 def normal_inverse(q):
+    """Quantile function of the standard normal distribution."""
     from scipy.special import ndtri
 
     return ndtri(q)
@@ -175,12 +192,32 @@ CLASS_FAMILIES = ("Bernoulli", "Categorical")
 COUNT_FAMILIES = ("Poisson", "NegativeBinomial")
 # Families whose units can be changed; those of positive numbers have a zero.
 FAMILIES_WITH_UNITS = ("Normal", "StudentT", "Laplace", "NormalMixture", "MultivariateNormal")
-# What a likelihood of censored rows calls a family.
+# Names of the families in likelihoods of censored rows.
 CENSORED_FAMILIES = {f"Censored{family}": family for family in CENSORED}
 
 
 def frozen_array(name: str, given: Any, finite: bool = True) -> np.ndarray:
-    """A float64 view that cannot be written through: a prediction does not change after its checks."""
+    """A read-only float64 view, so that a prediction does not change after its checks.
+
+    Parameters
+    ----------
+    name : str
+        Name of the array, for error messages.
+    given
+        An array of numbers.
+    finite : bool, default True
+        Whether all values must be finite.
+
+    Returns
+    -------
+    ndarray
+        The view.
+
+    Raises
+    ------
+    InputError
+        If the values are not numbers, or are not finite where they must be.
+    """
     array = np.asarray(given)
     if array.dtype.kind not in "biuf":
         raise InputError(
@@ -208,7 +245,7 @@ _LAYOUTS = {
 
 
 def parameter_names(family: str) -> tuple[str, ...]:
-    """The parameters of a family; the last one has the shape of the mean."""
+    """Names of the parameters of a family. The last one has the shape of the mean."""
     return PARAMETERS.get(family) or families.names(family)
 
 
@@ -221,6 +258,20 @@ def _layout(family: str) -> tuple[tuple[int, ...], str]:
 
 
 def check_parameters(family: str, parameters: Mapping[str, np.ndarray]) -> None:
+    """Check shapes and values of the parameters of a family.
+
+    Parameters
+    ----------
+    family : str
+        The family.
+    parameters : mapping of str to ndarray
+        Its parameters by name.
+
+    Raises
+    ------
+    InputError
+        If the shapes do not agree, there is no draw or no row, or a value is outside its range.
+    """
     shapes = {name: value.shape for name, value in parameters.items()}
     dimensions, layout = _layout(family)
     first = shapes[parameter_names(family)[-1]]
@@ -264,16 +315,17 @@ def check_parameters(family: str, parameters: Mapping[str, np.ndarray]) -> None:
 
 
 def standardised(parameters: Mapping[str, np.ndarray], y: np.ndarray) -> np.ndarray:
-    """z of a location-scale family."""
+    """The standardised variable z of a location-scale family, (y - loc) / scale."""
     return (y - parameters.get("loc", 0.0)) / parameters["scale"]
 
 
 def refuse_values(expected: str, values: np.ndarray, advice: str) -> NoReturn:
+    """Raise an `InputError` that states the range of the values."""
     raise InputError(message(expected, f"values from {values.min():.6g} to {values.max():.6g}", advice))
 
 
 def count_log_mass(family: str, parameters: Mapping[str, np.ndarray], count: np.ndarray) -> np.ndarray:
-    """log P(Y = count)."""
+    """log P(Y = count), for Poisson and NegativeBinomial."""
     from scipy.special import betaln, gammaln, xlog1py, xlogy
 
     rate = parameters["rate"]
@@ -287,7 +339,7 @@ def count_log_mass(family: str, parameters: Mapping[str, np.ndarray], count: np.
 
 
 def count_distribution(family: str, parameters: Mapping[str, np.ndarray], count: np.ndarray) -> np.ndarray:
-    """P(Y <= count) for whole numbers from 0."""
+    """P(Y <= count) for whole numbers from 0, for Poisson and NegativeBinomial."""
     from scipy.special import betainc, pdtr
 
     if family == "Poisson":
@@ -297,14 +349,14 @@ def count_distribution(family: str, parameters: Mapping[str, np.ndarray], count:
 
 
 def draw_categories(shares: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Which of the last axis, with these probabilities."""
+    """Draw an index of the last axis with the given probabilities."""
     upto = np.cumsum(shares, axis=-1)
     position = rng.random((*upto.shape[:-1], 1)) * upto[..., -1:]
     return np.sum(position >= upto, axis=-1).astype(np.int64)
 
 
 def log_sum_exp(values: np.ndarray) -> np.ndarray:
-    """log sum exp over axis 0, -inf where every term is."""
+    """log sum exp over axis 0; -inf where every term is -inf."""
     highest = values.max(axis=0)
     shift = np.where(np.isfinite(highest), highest, 0.0)
     with np.errstate(divide="ignore"):
@@ -312,6 +364,7 @@ def log_sum_exp(values: np.ndarray) -> np.ndarray:
 
 
 def entropy_of(probabilities: np.ndarray) -> np.ndarray:
+    """Entropy over the last axis, nats."""
     from scipy.special import entr
 
     return entr(probabilities).sum(axis=-1)
@@ -320,11 +373,26 @@ def entropy_of(probabilities: np.ndarray) -> np.ndarray:
 def bracketed_root(
     function: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: np.ndarray
 ) -> np.ndarray:
-    """The root of an increasing function in each [low, high], all at once.
+    """The root of an increasing function in each interval [low, high], vectorised.
 
-    Bisection, with inverse quadratic interpolation wherever the last three points make it safe (Chandrupatla 1997,
-    Advances in Engineering Software 28, 145-149). The bracket holds throughout, so a kink or a plateau costs
-    time, never correctness.
+    Bisection, with inverse quadratic interpolation where the last three points make it safe. The bracket is kept
+    throughout, so a kink or a plateau costs time but not correctness.
+
+    Parameters
+    ----------
+    function : callable
+        An increasing function of an array, elementwise.
+    low, high : ndarray
+        Ends of the brackets.
+
+    Returns
+    -------
+    ndarray
+        The roots.
+
+    References
+    ----------
+    Chandrupatla 1997, Advances in Engineering Software 28, 145-149.
     """
     a, b = low.copy(), high.copy()
     fa, fb = function(a), function(b)
@@ -342,7 +410,7 @@ def bracketed_root(
         b, fb = np.where(same, b, a), np.where(same, fb, fa)
         a, fa = x, fx
         nearer = np.abs(fa) < np.abs(fb)
-        # A row that has finished keeps its answer while the others of its block go on.
+        # A row that has finished keeps its result while the other rows of its block continue.
         best = np.where(finished, best, np.where(nearer, a, b))
         width = np.abs(b - a)
         tolerance = 4.0 * np.finfo(np.float64).eps * np.abs(best)

@@ -2,9 +2,8 @@
 
     G_n(y) = R(F_n(y)),    R an increasing, piecewise linear map of [0, 1] onto itself, one for all rows.
 
-Quantiles, intervals, PIT and coverage are exact. Means, CRPS and draws come from G at nodes of each row, between which
-it is taken to be a straight line. What the components of a mixture were is lost, and so are the two kinds of
-uncertainty.
+Quantiles, intervals, PIT and coverage are exact. Means, CRPS and draws are computed from G at nodes of each row, with
+linear interpolation between them. The components of the mixture are lost, and with them the split of the uncertainty.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from ppl_bnn.core.errors import InputError, UnsupportedError, message
 from ppl_bnn.prediction.arguments import checked_y
 from ppl_bnn.prediction.prediction import Prediction
 
-# Nodes of a row, and the probability that lies beyond the outermost of them, on either side.
+# Nodes of a row, and the probability beyond the outermost node on either side.
 NODES = 513
 BEYOND = 1e-10
 CONTINUOUS = ("Normal", "StudentT", "Laplace", "Weibull", "NormalMixture")
-# The map that changes nothing.
+# The identity map.
 STRAIGHT = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
 
 
 def tails(prediction: Prediction, y: Any) -> tuple[np.ndarray, np.ndarray]:
-    """F(y) and 1 - F(y), each to its own digits (but for Weibull, where the second is the difference)."""
+    """F(y) and 1 - F(y), each with full relative precision (for Weibull the second is the difference)."""
     below = prediction.cdf(y)
     mirror = _mirrored(prediction)
     return below, 1.0 - below if mirror is None else mirror.cdf(-np.asarray(y, dtype=np.float64))
 
 
 def _mirrored(prediction: Prediction) -> Prediction | None:
-    """The prediction of -y, of the families that are symmetric."""
+    """The prediction of -y, for the symmetric families."""
     if prediction.family == "Weibull":
         return None
     parameters = {**prediction.parameters, "loc": -prediction.parameters["loc"]}
@@ -45,17 +44,31 @@ def _mirrored(prediction: Prediction) -> Prediction | None:
 
 @dataclass(frozen=True, eq=False)
 class MappedPrediction(Prediction):
-    """The mixture that family, parameters and weights say, its distribution function F mapped to R(F).
+    """A mixture whose distribution function F is mapped to R(F), for one continuous number per row.
 
-    knots: (3, M), F, 1 - F and R(F) at the points between which R is a straight line, from (0, 1, 0) to (1, 0, 1). Both
-    tails keep their digits: where a prediction is much too sure, targets lie at 1 - F = 1e-30. One continuous number
-    per row.
+    Parameters
+    ----------
+    family, parameters, log_weights, epistemic_within, class_names, censored, labels
+        The mixture, as in `Prediction`.
+    knots : ndarray
+        Shape (3, M): F, 1 - F and R(F) at the points between which R is linear, from (0, 1, 0) to (1, 0, 1). Both tails
+        keep full precision: where a prediction is much too certain, targets can be at 1 - F = 1e-30.
 
+    Raises
+    ------
+    UnsupportedError
+        For another kind of prediction.
+    InputError
+        For invalid knots.
+
+    Notes
+    -----
     mean, variance, absolute_deviation, mean_difference and sample take G to be linear between 513 nodes, up to 1e-10 of
-    probability on either side: their error is about 1e-4 of the standard deviation. (For a StudentT of few degrees of
-    freedom the variance lacks what lies beyond.) log_prob is refused: R is an empirical distribution function, whose
-    slope between two of its points is decided by the two rows that they are. So are component_mean, epistemic and
-    aleatoric, as a mapped mixture has no components.
+    probability on either side: their error is about 1e-4 of the standard deviation. (For a StudentT with few degrees of
+    freedom the variance lacks the part beyond the nodes.)
+
+    log_prob is refused: R is an empirical distribution function, whose slope between two of its points depends on these
+    two rows only. component_mean, epistemic and aleatoric are refused because a mapped mixture has no components.
     """
 
     knots: np.ndarray = field(default_factory=lambda: STRAIGHT)
@@ -95,7 +108,7 @@ class MappedPrediction(Prediction):
 
     @cached_property
     def before(self) -> Prediction:
-        """The mixture itself, F."""
+        """The mixture without the map, with distribution function F."""
         return Prediction(
             self.family, self.parameters, self.log_weights, self.epistemic_within, None, self.censored
         )
@@ -103,17 +116,39 @@ class MappedPrediction(Prediction):
     # --- exact ---
 
     def cdf(self, y: Any) -> np.ndarray:
-        """G_n(y_n) = R(F_n(y_n)); y as in `Prediction.cdf`."""
+        """Mapped distribution function G_n(y_n) = R(F_n(y_n)).
+
+        Parameters
+        ----------
+        y
+            Values as in `Prediction.cdf`.
+
+        Returns
+        -------
+        ndarray
+            Probabilities, of the shape of y.
+        """
         below, above = tails(self.before, y)
         f, rest, r = self.knots
         upper = 1.0 - np.interp(above, rest[::-1], 1.0 - r[::-1])
         return np.where(below <= 0.5, np.interp(below, f, r), upper)
 
     def quantile(self, q: float | Sequence[float] | np.ndarray) -> np.ndarray:
-        """The y with G_n(y) = q: the quantile of the mixture at R^-1(q), from the end of F that is nearer."""
+        """The y with G_n(y) = q: the quantile of the mixture at R^-1(q), computed from the nearer tail of F.
+
+        Parameters
+        ----------
+        q : float or sequence of float
+            Levels within (0, 1).
+
+        Returns
+        -------
+        ndarray
+            Shape (N,), with len(q) in front if q is a sequence. Units of y.
+        """
         levels = np.asarray(q, dtype=np.float64)
         if levels.ndim > 1 or not ((levels > 0.0) & (levels < 1.0)).all():
-            return self.before.quantile(q)  # which refuses it
+            return self.before.quantile(q)  # raises the error
         f, rest, r = self.knots
         each = np.atleast_1d(levels)
         below, above = np.interp(each, r, f), np.interp(1.0 - each, 1.0 - r[::-1], rest[::-1])
@@ -128,11 +163,11 @@ class MappedPrediction(Prediction):
             )
         return result.reshape(levels.shape + self.shape)
 
-    # --- from the nodes ---
+    # --- computed from the nodes ---
 
     @cached_property
     def _table(self) -> tuple[np.ndarray, np.ndarray]:
-        """Nodes (513, N), dense around the median, and G there; what lies beyond the ends lies at them."""
+        """Nodes (513, N), dense around the median, and G there, with the probability beyond the ends at the ends."""
         low, lower, median, upper, high = self.quantile([BEYOND, 0.25, 0.5, 0.75, 1.0 - BEYOND])
         width = upper - lower
         start, end = np.arcsinh((low - median) / width), np.arcsinh((high - median) / width)
@@ -142,7 +177,7 @@ class MappedPrediction(Prediction):
         return nodes, levels
 
     def _moment(self, power: int, about: np.ndarray) -> np.ndarray:
-        """E (Y - about)^power of uniform pieces, for powers 1 and 2."""
+        """E (Y - about)^power of a piecewise uniform density, for powers 1 and 2."""
         nodes, levels = self._table
         low, high = nodes[:-1] - about, nodes[1:] - about
         pieces = 0.5 * (low + high) if power == 1 else (low * low + low * high + high * high) / 3.0
@@ -151,13 +186,13 @@ class MappedPrediction(Prediction):
     @cached_property
     def mean(self) -> np.ndarray:
         """E[y], (N,)."""
-        self.before.component_mean()  # refuses where there is none: the slope of R is bounded
+        self.before.component_mean()  # raises if there is no mean: the slope of R is bounded
         median = self.quantile(0.5)
         return median + self._moment(1, median)
 
     @cached_property
     def variance(self) -> np.ndarray:
-        """Var(y), (N,), in squared units of y: infinite where that of the mixture is."""
+        """Var(y), (N,), in squared units of y; infinite where that of the mixture is."""
         return np.where(np.isfinite(self.before.variance), self._moment(2, self.mean), np.inf)
 
     @cached_property
@@ -170,7 +205,18 @@ class MappedPrediction(Prediction):
         return 2.0 * np.sum(np.diff(nodes, axis=0) * pieces, axis=0)
 
     def absolute_deviation(self, y: Any) -> np.ndarray:
-        """E|Y_n - y_n| = E[Y_n] - y_n + 2 integral^{y_n} G dt; y as in `cdf`, units of y."""
+        """E|Y_n - y_n| = E[Y_n] - y_n + 2 integral^{y_n} G dt.
+
+        Parameters
+        ----------
+        y
+            Values as in `cdf`.
+
+        Returns
+        -------
+        ndarray
+            Of the shape of y, in units of y.
+        """
         y = checked_y(self, y, leading=True)
         nodes, levels = self._table
         heights, steps = 0.5 * (levels[:-1] + levels[1:]), np.diff(nodes, axis=0)
@@ -188,9 +234,21 @@ class MappedPrediction(Prediction):
         return result.reshape(y.shape)
 
     def sample(self, n: int, seed: int | np.random.Generator) -> np.ndarray:
-        """n draws, (n, N): those of the mixture, each moved to where G is what F was.
+        """Draws of the mixture, each moved to the point where G has the value that F had.
 
-        With weights (S,) a draw is still what one network would produce for all rows, moved row by row.
+        With weights (S,) a draw is still the output of one network for all rows, moved row by row.
+
+        Parameters
+        ----------
+        n : int
+            Number of draws.
+        seed : int or numpy.random.Generator
+            Seed or generator of the random numbers.
+
+        Returns
+        -------
+        ndarray
+            Shape (n, N).
         """
         levels = self.before.cdf(self.before.sample(n, seed))
         nodes, at_nodes = self._table
@@ -198,33 +256,33 @@ class MappedPrediction(Prediction):
             [np.interp(levels[:, row], at_nodes[:, row], nodes[:, row]) for row in range(self.rows)], axis=1
         )
 
-    # --- what a mapped mixture does not have ---
+    # --- undefined for a mapped mixture ---
 
     def component_log_prob(self, y: Any) -> NoReturn:
-        """Refused: see the class."""
+        """Not supported (see the class)."""
         raise self._without_density()
 
     def log_prob(self, y: Any) -> NoReturn:
-        """Refused: see the class."""
+        """Not supported (see the class)."""
         raise self._without_density()
 
     def component_mean(self) -> NoReturn:
-        """Refused: see the class."""
+        """Not supported (see the class)."""
         raise self._without_components("component_mean")
 
     @property
     def mean_function_variance(self) -> NoReturn:  # type: ignore[override]
-        """Refused: see the class."""
+        """Not supported (see the class)."""
         raise self._without_components("mean_function_variance")
 
     @property
     def epistemic(self) -> NoReturn:  # type: ignore[override]
-        """Refused: see the class."""
+        """Not supported (see the class)."""
         raise self._without_components("epistemic")
 
     @property
     def aleatoric(self) -> NoReturn:  # type: ignore[override]
-        """Refused: see the class."""
+        """Not supported (see the class)."""
         raise self._without_components("aleatoric")
 
     def _without_density(self) -> UnsupportedError:

@@ -1,7 +1,7 @@
-"""Recalibration: a prediction corrected by rows that the fit has not seen.
+"""Recalibration: corrections of a prediction by held-out rows.
 
-Whatever a posterior got wrong in the same way for all rows, held-out rows can tell. With F_n the predictive
-distribution function of row n, P_snc its probability of class c in draw s, and (x_n, y_n) held out:
+Held-out rows show the errors of a posterior that are common to all rows. With F_n the predictive distribution function
+of row n, P_snc its probability of class c in draw s, and (x_n, y_n) held out:
 
 temperature (classes)
     P_snc is replaced by P_snc^(1/T) / sum_k P_snk^(1/T) (Guo, Pleiss, Sun and Weinberger 2017, ICML).
@@ -10,8 +10,8 @@ spread (numbers)
 isotonic (one continuous number per row)
     F_n is replaced by R(F_n), R the distribution function of u_n = F_n(y_n) (Kuleshov, Fenner and Ermon 2018, ICML).
 
-T and c make the held-out rows most likely. None of it changes what is uncertain where: a row that is too sure beside
-another stays so.
+T and c maximise the likelihood of the held-out rows. No correction changes how uncertainty compares between rows: a row
+that is too certain relative to another remains so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ppl_bnn.prediction.isotonic import STRAIGHT, MappedPrediction, tails
 from ppl_bnn.prediction.prediction import Prediction
 
 KINDS = ("temperature", "spread", "isotonic")
-# Temperatures and factors that are looked at: from one thousandth to a thousand.
+# Range of the search for temperatures and factors: from one thousandth to a thousand.
 WIDEST = 1e3
 _WITH_SPREAD = ("Normal", "StudentT", "Laplace", "NormalMixture", "MultivariateNormal")
 
@@ -40,9 +40,21 @@ _WITH_SPREAD = ("Normal", "StudentT", "Laplace", "NormalMixture", "MultivariateN
 class Recalibrated:
     """A posterior with a correction of its predictions. Build one with `bnn.recalibrate`.
 
-    kind: "temperature", "spread" or "isotonic". value: the temperature T; the factors c, (K,) of the outputs or (1,);
-    or the knots of R, (3, M), as `MappedPrediction` has them. rows: how many chose it. keywords: what `predict` was
-    given.
+    Parameters
+    ----------
+    source
+        The posterior, or None if it was built from a prediction.
+    kind : {"temperature", "spread", "isotonic"}
+        The correction.
+    value : float or ndarray
+        The temperature T; the factors c, (K,) of the outputs or (1,); or the knots of R, (3, M), as in
+        `MappedPrediction`.
+    rows : int
+        Number of held-out rows that determined it.
+    pooled : bool, default False
+        Whether the mixture's probabilities are tempered.
+    keywords : mapping
+        Arguments that were given to `predict`.
     """
 
     source: Any
@@ -62,10 +74,22 @@ class Recalibrated:
         return f"Recalibrated({self.source!r}: {what}, by {self.rows} rows)"
 
     def predict(self, x: Any, **keywords: Any) -> Prediction:
-        """The corrected prediction at inputs x, or of a `Prediction` x as it is.
+        """The corrected prediction.
 
-        After an isotonic map it has quantiles, CRPS and draws, and neither a density nor the two kinds of uncertainty
-        (`ppl_bnn.prediction.isotonic.MappedPrediction`). Pooled probabilities are those of one component.
+        After an isotonic map the prediction has quantiles, CRPS and draws, but neither a density nor a split of the
+        uncertainty (`ppl_bnn.prediction.isotonic.MappedPrediction`). Pooled probabilities are those of one component.
+
+        Parameters
+        ----------
+        x
+            Inputs, or a `Prediction` to correct.
+        **keywords
+            Arguments of `source.predict`, which override the stored ones.
+
+        Returns
+        -------
+        Prediction
+            The corrected prediction.
         """
         prediction = predicted(self.source, x, {**self.keywords, **keywords})
         if self.kind == "temperature":
@@ -83,29 +107,45 @@ def recalibrate(
     Parameters
     ----------
     source
-        A posterior, or anything with `predict(x) -> Prediction`; or the `Prediction` of the held-out rows itself, with
-        x = None, and then `predict` takes predictions.
+        A posterior, or anything with ``predict(x) -> Prediction``. Or the `Prediction` of the held-out rows itself,
+        with x = None; `predict` then takes predictions.
     x, y
-        Rows that the fit has not seen, and that were drawn as those will be that it is used for.
-    kind
-        "temperature", the default for classes: one number, by maximum likelihood. "isotonic", the default for one
-        continuous number per row: the whole distribution function, of which a new row, exchangeable with those held
-        out, lies below the quantile i / (n + 1) with exactly that probability, for i = 1..n. "spread": one number per
-        output, by maximum likelihood; the mean stays, and so do density, draws and both kinds of uncertainty in
-        proportion. For the location-scale families but Weibull.
-    pooled
-        Temper the mixture's probabilities instead of those of each draw (Rahaman and Thiery 2021, NeurIPS). The most
-        probable class then never changes, and draws that disagree can be overruled; but of the result it is not known
-        what part of it is epistemic.
-    keywords
-        Of `source.predict`, now and later: draws=, seed= and so on. For another `kind` of a posterior's predictives,
-        recalibrate that prediction.
+        Held-out rows, drawn from the same distribution as the rows to be predicted later.
+    kind : {"temperature", "isotonic", "spread"}, optional
+        "temperature", the default for classes: one number, by maximum likelihood.
+
+        "isotonic", the default for one continuous number per row: the whole distribution function. A new row,
+        exchangeable with those held out, lies below the quantile i / (n + 1) with exactly that probability, for i =
+        1..n.
+
+        "spread": one number per output, by maximum likelihood. The mean is kept, and so are density, draws and the
+        proportion of both kinds of uncertainty. For the location-scale families except Weibull.
+    pooled : bool, default False
+        Temper the mixture's probabilities instead of those of each draw. The most probable class then never changes,
+        and disagreement between draws can be overruled; the epistemic part of the result is not known.
+    **keywords
+        Arguments of `source.predict`, now and later: draws=, seed= and so on. For another `kind` of a posterior's
+        predictives, recalibrate that prediction.
+
+    Returns
+    -------
+    Recalibrated
+        The posterior with the correction.
 
     Raises
     ------
-    InputError: the rows of the fit itself; no maximum of the likelihood (every held-out row is right, say); a held-out
-    row to which the prediction gives no probability, or which it cannot tell from one infinitely far away.
-    UnsupportedError: a kind that the prediction does not have. UnknownNameError: another kind.
+    InputError
+        For the rows of the fit itself; if the likelihood has no maximum (for example if every held-out row is right);
+        or for a held-out row to which the prediction gives no probability, or which it cannot distinguish from one
+        infinitely far away.
+    UnsupportedError
+        For a kind that the prediction does not support.
+    UnknownNameError
+        For an unknown kind.
+
+    References
+    ----------
+    Rahaman and Thiery 2021, NeurIPS (pooled).
     """
     prediction = held_out_prediction("recalibrate", source, x, y, keywords)
     if kind is None:
@@ -127,7 +167,27 @@ def recalibrate(
 
 
 def tempered(prediction: Prediction, temperature: float, pooled: bool = False) -> Prediction:
-    """Class probabilities to the power 1 / temperature, normalised: of each draw, or of the mixture (`pooled`)."""
+    """Class probabilities to the power 1 / temperature, normalised.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        A prediction of classes.
+    temperature : float
+        The temperature.
+    pooled : bool, default False
+        Whether to temper the probabilities of the mixture instead of those of each draw.
+
+    Returns
+    -------
+    Prediction
+        The tempered prediction.
+
+    Raises
+    ------
+    UnsupportedError
+        For numbers, and without `pooled` for components that are averages (`epistemic_within`).
+    """
     if not prediction.is_classes:
         raise _refused("temperature", "classes", prediction, "kind='spread' or 'isotonic'")
     if prediction.epistemic_within is not None and not pooled:
@@ -154,7 +214,25 @@ def tempered(prediction: Prediction, temperature: float, pooled: bool = False) -
 
 
 def spread(prediction: Prediction, factors: np.ndarray) -> Prediction:
-    """The prediction of m + c (y - m), m the mean of each row: factors c, (1,) or (K,)."""
+    """The prediction of m + c (y - m), m the mean of each row.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        A prediction of the family Normal, StudentT, Laplace, NormalMixture or MultivariateNormal.
+    factors : ndarray
+        Factors c, (1,) or (K,).
+
+    Returns
+    -------
+    Prediction
+        The prediction with the scaled spread.
+
+    Raises
+    ------
+    UnsupportedError
+        For another family.
+    """
     if prediction.family not in _WITH_SPREAD or isinstance(prediction, MappedPrediction):
         raise _refused(
             "spread", ", ".join(_WITH_SPREAD), prediction, "kind='isotonic', or 'temperature' for classes"
@@ -177,7 +255,25 @@ def spread(prediction: Prediction, factors: np.ndarray) -> Prediction:
 
 
 def mapped(prediction: Prediction, knots: np.ndarray) -> MappedPrediction:
-    """The prediction with the distribution function R(F), R linear between `knots` (3, M)."""
+    """The prediction with the distribution function R(F).
+
+    Parameters
+    ----------
+    prediction : Prediction
+        A mixture that was not mapped before.
+    knots : ndarray
+        Knots (3, M), between which R is linear.
+
+    Returns
+    -------
+    MappedPrediction
+        The mapped prediction.
+
+    Raises
+    ------
+    UnsupportedError
+        For a prediction that is mapped already.
+    """
     if isinstance(prediction, MappedPrediction):
         raise _refused(
             "isotonic", "a mixture that was not mapped", prediction, "recalibrating once, by all rows"
@@ -192,11 +288,31 @@ def mapped(prediction: Prediction, knots: np.ndarray) -> MappedPrediction:
     )
 
 
-# --- from held-out rows ---------------------------------------------------------------------------------------
+# --- estimation from held-out rows ----------------------------------------------------------------------------
 
 
 def held_out_prediction(what: str, source: Any, x: Any, y: Any, keywords: Mapping[str, Any]) -> Prediction:
-    """The prediction of held-out rows; `source` as in `recalibrate`. InputError for the rows of the fit itself."""
+    """The prediction of held-out rows.
+
+    Parameters
+    ----------
+    what : str
+        Name of the calling function, for error messages.
+    source, x, y
+        As in `recalibrate`.
+    keywords : mapping
+        Arguments of `source.predict`.
+
+    Returns
+    -------
+    Prediction
+        The prediction.
+
+    Raises
+    ------
+    InputError
+        For the rows of the fit itself.
+    """
     if isinstance(source, Prediction):
         if x is not None:
             raise InputError(
@@ -223,7 +339,27 @@ def held_out_prediction(what: str, source: Any, x: Any, y: Any, keywords: Mappin
 
 
 def predicted(source: Any, x: Any, keywords: Mapping[str, Any]) -> Prediction:
-    """x itself where it is a prediction, else that of `source` at x."""
+    """x itself if it is a prediction, else the prediction of `source` at x.
+
+    Parameters
+    ----------
+    source
+        A posterior, or None.
+    x
+        Inputs, or a prediction.
+    keywords : mapping
+        Arguments of `source.predict`.
+
+    Returns
+    -------
+    Prediction
+        The prediction.
+
+    Raises
+    ------
+    InputError
+        If keywords are given with a prediction, or inputs without a source.
+    """
     if isinstance(x, Prediction):
         if keywords:
             raise InputError(
@@ -277,7 +413,7 @@ def _factors(prediction: Prediction, y: Any) -> np.ndarray:
 
 
 def _knots(prediction: Prediction, y: Any) -> np.ndarray:
-    """R is i / (n + 1) at the i-th smallest F_n(y_n); rows with one value share the mean of their ranks."""
+    """Knots of R: i / (n + 1) at the i-th smallest F_n(y_n). Rows with equal values share the mean of their ranks."""
     if prediction.is_classes or prediction.is_counts:
         advice = "kind='temperature'" if prediction.is_classes else "conformal intervals, which counts have"
         raise _refused("isotonic", "continuous numbers", prediction, advice)
@@ -299,7 +435,7 @@ def _knots(prediction: Prediction, y: Any) -> np.ndarray:
 
 
 def _most_likely(what: str, log_score: Callable[[float], float]) -> float:
-    """The argument between 1 / WIDEST and WIDEST of the highest log score: on a grid, then within its neighbours."""
+    """The argument between 1 / WIDEST and WIDEST of the highest log score: on a grid, then between its neighbours."""
     from scipy.optimize import minimize_scalar
 
     grid = np.linspace(-math.log(WIDEST), math.log(WIDEST), 41)

@@ -1,6 +1,6 @@
-"""Where predictions put what was observed, row by row: what pictures of calibration are made of.
+"""Calibration data per row: the position of each observation in its predictive distribution, for calibration plots.
 
-`scores` has the numbers that come of it (coverage, the test of the PIT, calibration errors).
+`scores` has the summary numbers (coverage, the test of the PIT, calibration errors).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.scores import pit
 
-# Of a reliability diagram.
+# Number of bins of a reliability diagram.
 BINS = 10
-# Central intervals whose coverage is told in numbers.
+# Central intervals whose coverage is reported.
 LEVELS = (0.5, 0.8, 0.9, 0.95)
-# What `Transform` and `Event` are, as arrays of a file.
+# Descriptions of the arrays in which `Transform` and `Event` are stored.
 ARRAYS = {
     "pit": "(N,), the probability integral transform of each target (and output), randomised where it is a count",
     "cdf": "(2, N), the distribution function just below each target and at it, of counts alone",
@@ -27,8 +27,17 @@ ARRAYS = {
 
 @dataclass(frozen=True)
 class Transform:
-    """Where in its predictive distribution each target fell: F_n just below it and F_n at it, which differ for counts
-    only, and `pit`, a point between the two that is uniform where predictions are calibrated. (N,) each."""
+    """Position of each target in its predictive distribution, arrays (N,).
+
+    Parameters
+    ----------
+    below : ndarray
+        F_n just below the target.
+    at : ndarray
+        F_n at the target. It differs from `below` for counts only.
+    pit : ndarray
+        A point between the two that is uniform where predictions are calibrated.
+    """
 
     below: np.ndarray
     at: np.ndarray
@@ -36,11 +45,26 @@ class Transform:
 
     @classmethod
     def of(cls, prediction: Prediction, y: np.ndarray) -> Transform:
-        """The transform of each target (and output), in one row of numbers.
+        """The transform of each target (and output), flattened.
+
+        Parameters
+        ----------
+        prediction : Prediction
+            A prediction of numbers.
+        y : ndarray
+            Observed values.
+
+        Returns
+        -------
+        Transform
+            The transform.
 
         Raises
         ------
-        UnsupportedError, InputError: what has no distribution function of its targets.
+        UnsupportedError
+            If the targets have no distribution function.
+        InputError
+            If y does not match the prediction.
         """
         drawn = np.clip(np.ravel(pit(prediction, y, seed=0)), 0.0, 1.0)
         if not prediction.is_counts:
@@ -50,7 +74,7 @@ class Transform:
 
     @classmethod
     def joined(cls, parts: Iterable[Transform]) -> Transform:
-        """Those of several predictions as one."""
+        """Concatenate the transforms of several predictions."""
         several = list(parts)
         below, at, drawn = (
             np.concatenate([getattr(part, name) for part in several]) for name in ("below", "at", "pit")
@@ -59,37 +83,70 @@ class Transform:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Transform:
-        """From arrays as `arrays` gives them."""
+        """The inverse of `arrays`."""
         below, at = arrays["cdf"] if "cdf" in arrays else (arrays["pit"], arrays["pit"])
         return cls(below, at, arrays["pit"])
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What it is made of (see `ARRAYS`)."""
+        """The arrays of the transform, for storage (see `ARRAYS`)."""
         return {"pit": self.pit} | ({} if self.below is self.at else {"cdf": np.stack([self.below, self.at])})
 
     @property
     def of_counts(self) -> bool:
-        """Whether distribution functions jump at what was observed."""
+        """Whether the distribution functions jump at the observations."""
         return not np.array_equal(self.below, self.at)
 
     def covered(self, level: float) -> float:
-        """`scores.coverage` of central intervals: a target lies in one where F_n at it reaches the lower quantile, and
-        F_n below it not the upper one, so that no quantile has to be found."""
+        """Coverage of the central intervals of probability `level`, as `scores.coverage`.
+
+        A target is in its interval if F_n at it reaches the lower level and F_n below it does not reach the upper
+        level, so no quantile has to be computed.
+
+        Parameters
+        ----------
+        level : float
+            Probability of the intervals.
+
+        Returns
+        -------
+        float
+            Share of the targets.
+        """
         low, high = 0.5 * (1.0 - level), 0.5 * (1.0 + level)
         return float(np.mean((self.at >= low) & (self.below < high)))
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a reliability diagram looks at, (N,) each: the predicted probability of class 1, or of the most probable
-    class where there are more than two, and whether that was the label."""
+    """Data of a reliability diagram, arrays (N,).
+
+    Parameters
+    ----------
+    probability : ndarray
+        Predicted probability of class 1, or of the most probable class if there are more than two.
+    happened : ndarray
+        Whether that class was the label.
+    """
 
     probability: np.ndarray
     happened: np.ndarray
 
     @classmethod
     def of(cls, prediction: Prediction, labels: np.ndarray) -> Event:
-        """labels: class numbers, (N,)."""
+        """The event of each row.
+
+        Parameters
+        ----------
+        prediction : Prediction
+            A prediction of classes.
+        labels : ndarray
+            Class numbers, (N,).
+
+        Returns
+        -------
+        Event
+            The events.
+        """
         if prediction.classes == 2:
             return cls(prediction.probabilities[:, 1], labels == 1)
         probability = prediction.probabilities
@@ -97,7 +154,7 @@ class Event:
 
     @classmethod
     def joined(cls, parts: Iterable[Event]) -> Event:
-        """Those of several predictions as one."""
+        """Concatenate the events of several predictions."""
         several = list(parts)
         return cls(
             np.concatenate([part.probability for part in several]),
@@ -106,16 +163,22 @@ class Event:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Event:
-        """From arrays as `arrays` gives them."""
+        """The inverse of `arrays`."""
         probability, happened = arrays["event"]
         return cls(probability, happened > 0.5)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What it is made of (see `ARRAYS`)."""
+        """The arrays of the events, for storage (see `ARRAYS`)."""
         return {"event": np.stack([self.probability, self.happened.astype(np.float64)])}
 
     def binned(self) -> dict[str, np.ndarray]:
-        """For each of `BINS` equal bins of [0, 1] with rows: mean `probability`, `share` that came true, `rows`."""
+        """Binned events, for each of `BINS` equal bins of [0, 1] that has rows.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Mean `probability`, `share` of events that happened, and number of `rows`.
+        """
         which = np.clip((self.probability * BINS).astype(int), 0, BINS - 1)
         rows = np.bincount(which, minlength=BINS)
         used = rows > 0

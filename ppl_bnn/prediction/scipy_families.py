@@ -1,8 +1,8 @@
-"""Families of predictions whose density, distribution function and quantiles are those of SciPy.
+"""Families of predictive distributions whose density, distribution function and quantiles come from SciPy.
 
-The families that likelihoods of the language use are written out in `families.py`. Models written in NumPyro or Pyro
-may observe other distributions; those that are known here are predicted with SciPy's functions. A family name may
-have a prefix: "Mixture of Gamma" is a finite mixture, "Zero-inflated Poisson" has extra zeros.
+The families of the language's likelihoods are implemented in `families.py`. Models written in NumPyro or Pyro may
+observe other distributions; those listed here are predicted with SciPy's functions. A family name may have a prefix:
+"Mixture of Gamma" is a finite mixture, "Zero-inflated Poisson" has extra zeros.
 
 A parameter has the shape (S, N) or (S, N, K), S draws, N rows, K independent outputs. Parameters of the parts of a
 mixture have one more axis, (S, N, M). The families of `VECTORS` have one vector per row, (S, N, K).
@@ -23,9 +23,18 @@ Parameters = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Family:
-    """names: of the parameters. frozen: parameters -> SciPy's frozen distribution. counts: whether y is a whole number.
+    """A family of distributions in SciPy.
 
-    least: the smallest such number, whatever the parameters are.
+    Parameters
+    ----------
+    names : tuple of str
+        Names of the parameters.
+    frozen : callable
+        Function of `scipy.stats` and the parameters that returns SciPy's frozen distribution.
+    counts : bool, default False
+        Whether y is a whole number.
+    least : float, default 0.0
+        The smallest such number, whatever the parameters are.
     """
 
     names: tuple[str, ...]
@@ -100,7 +109,7 @@ def base(family: str) -> str:
 
 
 def known(family: str) -> bool:
-    """Whether the family is one of those in this module, with one prefix at most; extra zeros have counts alone."""
+    """Whether the family is in this module, with at most one prefix. Zero inflation is for counts only."""
     if family.startswith(ZEROS):
         name = family.removeprefix(ZEROS)
         return name in FAMILIES and FAMILIES[name].counts
@@ -108,7 +117,7 @@ def known(family: str) -> bool:
 
 
 def names(family: str) -> tuple[str, ...]:
-    """The parameters of a family; the last one has the shape of the prediction."""
+    """Names of the parameters of a family. The last one has the shape of the prediction."""
     if family in VECTORS:
         return VECTORS[family]
     extra = ("weights",) if family.startswith(MIXTURE) else ("gate",) if family.startswith(ZEROS) else ()
@@ -126,7 +135,20 @@ def least(family: str) -> float:
 
 
 def faulty(family: str, parameters: Parameters) -> tuple[str, str] | None:
-    """(name, what it should be) of a parameter that is outside of its range; None where all are inside."""
+    """Find a parameter that is outside its range.
+
+    Parameters
+    ----------
+    family : str
+        The family.
+    parameters : mapping of str to ndarray
+        Its parameters by name.
+
+    Returns
+    -------
+    tuple of str, or None
+        Name of the parameter and a description of valid values. None if all are valid.
+    """
     for name, value in parameters.items():
         if name in _POSITIVE and not (value > 0.0).all():
             return name, f"positive {name}"
@@ -148,7 +170,20 @@ def faulty(family: str, parameters: Parameters) -> tuple[str, str] | None:
 
 
 def law(family: str, parameters: Parameters) -> Law:
-    """The distribution of each draw and row."""
+    """The distribution of each draw and row.
+
+    Parameters
+    ----------
+    family : str
+        The family.
+    parameters : mapping of str to ndarray
+        Its parameters by name.
+
+    Returns
+    -------
+    Law
+        The distribution.
+    """
     if family == "Dirichlet":
         return _Dirichlet(parameters)
     if family == "Multinomial":
@@ -162,7 +197,7 @@ def law(family: str, parameters: Parameters) -> Law:
 
 
 def marginal(family: str, parameters: Parameters) -> tuple[str, dict[str, np.ndarray]]:
-    """The distribution of a single output of a family of `VECTORS`."""
+    """Family and parameters of the distribution of a single output of a family of `VECTORS`."""
     if family == "Dirichlet":
         shares = parameters["concentration"]
         return "Beta", {"concentration1": shares, "concentration0": shares.sum(-1, keepdims=True) - shares}
@@ -170,13 +205,13 @@ def marginal(family: str, parameters: Parameters) -> tuple[str, dict[str, np.nda
 
 
 class Law:
-    """A distribution with parameters (S, N, ...), by SciPy; values broadcast against the parameters."""
+    """A distribution with parameters (S, N, ...), by SciPy. Values broadcast against the parameters."""
 
     def __init__(self, family: Family, frozen: Any):
         self.family, self.frozen = family, frozen
 
     def log_density(self, y: np.ndarray) -> np.ndarray:
-        """log p(y), -inf outside of the support."""
+        """log p(y), -inf outside the support."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             return self.frozen.logpmf(y) if self.family.counts else self.frozen.logpdf(y)
 
@@ -185,13 +220,15 @@ class Law:
         return self.frozen.cdf(y)
 
     def inverse(self, q: float) -> np.ndarray:
-        """The quantile at q; of a mixture, that of each part, along a last axis."""
+        """The quantile at q. For a mixture, the quantile of each part along the last axis."""
         return self.frozen.ppf(q)
 
     def mean(self) -> np.ndarray:
+        """Mean for each set of parameters."""
         return self.frozen.mean()
 
     def variance(self) -> np.ndarray:
+        """Variance for each set of parameters."""
         return self.frozen.var()
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
@@ -249,7 +286,7 @@ class _ZeroInflated(Law):
         return self.gate * (y >= 0.0) + (1.0 - self.gate) * self.rest.distribution(y)
 
     def inverse(self, q: float) -> np.ndarray:
-        # A gate of 1 leaves nothing beside the zeros, and what is divided by 0 is not taken.
+        # With a gate of 1 all values are zero, and the results of the division by 0 are not used.
         with np.errstate(divide="ignore", invalid="ignore"):
             below, above = (np.clip((q - zeros) / (1.0 - self.gate), 0.0, 1.0) for zeros in (0.0, self.gate))
             least = self.distribution(np.full(self.gate.shape, -1.0))
@@ -288,11 +325,11 @@ class _Dirichlet(Law):
         return self.mean() * (1.0 - self.mean()) / (self.shares.sum(-1, keepdims=True) + 1.0)
 
     def covariance(self) -> np.ndarray:
-        """Between the outputs of each row, (S, N, K, K)."""
+        """Covariance between the outputs of each row, (S, N, K, K)."""
         return _of_shares(self.mean()) / (self.shares.sum(-1)[..., None, None] + 1.0)
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
-        # Gamma(a) is Gamma(a + 1) U^(1/a): its logarithm is finite where a is so small that all of the draws are 0.
+        # Gamma(a) is Gamma(a + 1) U^(1/a): its logarithm is finite even if a is so small that all draws are 0.
         each = (
             np.log(rng.standard_gamma(self.shares + 1.0))
             - rng.standard_exponential(self.shares.shape) / self.shares
@@ -319,11 +356,11 @@ class _Multinomial(Law):
         return self.total * self.probs * (1.0 - self.probs)
 
     def covariance(self) -> np.ndarray:
-        """Between the outputs of each row, (S, N, K, K)."""
+        """Covariance between the outputs of each row, (S, N, K, K)."""
         return self.total[..., None] * _of_shares(self.probs)
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
-        # NumPy refuses a sum that is above 1 by the rounding of single precision.
+        # NumPy refuses a sum above 1, which rounding in single precision can produce.
         shares = self.probs / self.probs.sum(-1, keepdims=True)
         return rng.multinomial(self.total[..., 0].astype(np.int64), shares)
 

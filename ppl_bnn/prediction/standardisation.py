@@ -1,4 +1,4 @@
-"""Units: inputs and targets standardised on the training rows, predictions brought back.
+"""Standardisation of inputs and targets on the training rows, and its inverse for predictions.
 
 With mean m and population standard deviation d of each column over the training rows,
 
@@ -22,14 +22,16 @@ Inputs = np.ndarray | Mapping[str, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Standardisation:
-    """The units of one training set.
+    """Location and scale of the columns of one training set.
 
-    x_mean, x_scale
-        Shape of one row of x, for each column its mean and standard deviation; for a dict of arrays, dicts that
-        hold the entries that are standardised (the floating-point ones).
-    y_mean, y_scale
-        Shape of one row of y, () or (K,); None where y keeps its units (labels, counts). A column that is a mark, as
-        the event beside a value that may be censored, has mean 0 and scale 1.
+    Parameters
+    ----------
+    x_mean, x_scale : ndarray or mapping of str to ndarray
+        Mean and standard deviation of each column, of the shape of one row of x. For a dict of arrays, dicts with the
+        entries that are standardised (the floating-point ones).
+    y_mean, y_scale : ndarray, optional
+        Of the shape of one row of y, () or (K,). None if y keeps its units (labels, counts). A column without units,
+        such as the event of a value that may be censored, has mean 0 and scale 1.
     """
 
     x_mean: Inputs
@@ -41,11 +43,32 @@ class Standardisation:
     def of(cls, x: Inputs, y: Any, task_is_regression: bool, y_columns: int | None = None) -> Standardisation:
         """Means and population standard deviations over the first axis of the training rows.
 
-        y_columns: how many of the first columns of y have units, default all; a likelihood with marks beside says.
+        Parameters
+        ----------
+        x
+            An array (N, ...), or a dict of arrays. Integer arrays of a dict (indices, for example of a vocabulary) are
+            not changed; a plain integer array is a table and is standardised.
+        y
+            Targets (N,) or (N, K), standardised for regression only.
+        task_is_regression : bool
+            Whether y is standardised.
+        y_columns : int, optional
+            Number of the first columns of y that have units, all by default. A likelihood with event columns states it.
 
-        x is an array (N, ...), or a dict of arrays, of which integer ones (indices, such as of a vocabulary) are
-        left alone; a plain integer array is a table and is standardised. y (N,) or (N, K) is standardised for
-        regression only. A column that does not vary is kept, with scale 1, and a UserWarning says which.
+        Returns
+        -------
+        Standardisation
+            The units.
+
+        Raises
+        ------
+        InputError
+            If an array does not hold numbers, or has no rows.
+
+        Warns
+        -----
+        UserWarning
+            If a column does not vary. It is kept, with scale 1.
         """
         if isinstance(x, Mapping):
             columns = {name: _columns(f"x[{name!r}]", value) for name, value in x.items() if _is_float(value)}
@@ -62,7 +85,23 @@ class Standardisation:
         return cls(x_mean, x_scale, np.append(y_mean, np.zeros(marks)), np.append(y_scale, np.ones(marks)))
 
     def inputs(self, x: Inputs) -> Inputs:
-        """x in standard units, floating dtype kept; InputError if its columns are not those of the training rows."""
+        """x in standard units, floating dtype kept.
+
+        Parameters
+        ----------
+        x
+            Inputs with the columns of the training rows.
+
+        Returns
+        -------
+        ndarray or dict of str to ndarray
+            Standardised inputs.
+
+        Raises
+        ------
+        InputError
+            If the columns are not those of the training rows.
+        """
         if isinstance(self.x_mean, Mapping) and isinstance(self.x_scale, Mapping):
             if not isinstance(x, Mapping) or not set(self.x_mean) <= set(x):
                 came = f"a dict with {', '.join(x)}" if isinstance(x, Mapping) else type(x).__name__
@@ -90,27 +129,39 @@ class Standardisation:
         return _standardised("y", y, self.y_mean, self.y_scale)
 
     def original_targets(self, y: Any) -> np.ndarray:
-        """Targets in standard units brought back: the inverse of `targets`."""
+        """Targets in original units: the inverse of `targets`."""
         if self.y_mean is None or self.y_scale is None:
             return np.asarray(y)
         return np.asarray(y) * self.y_scale + self.y_mean
 
     def prediction[Kind: (Prediction, JointPrediction)](self, prediction: Kind) -> Kind:
-        """A prediction made in standard units, in the original units of y."""
+        """A prediction made in standard units, in the original units of y.
+
+        Parameters
+        ----------
+        prediction : Prediction or JointPrediction
+            A prediction in standard units.
+
+        Returns
+        -------
+        Prediction or JointPrediction
+            The same prediction in original units.
+        """
         if self.y_mean is None or self.y_scale is None:
             return prediction
         return prediction.rescale(self.y_mean, self.y_scale)
 
     @property
     def log_density_offset(self) -> float:
-        """-sum_k log d_yk: to be added to log densities of standardised y to have them in original units.
+        """-sum_k log d_yk, to be added to log densities of standardised y for log densities in original units.
 
-        Not to log probabilities, which rows that were censored have: `prediction` and `original_targets` serve both.
+        It does not apply to the log probabilities of censored rows. `prediction` and `original_targets` are correct for
+        both.
         """
         return 0.0 if self.y_scale is None else -float(np.sum(np.log(self.y_scale)))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything as named arrays, for storage; `from_arrays` is the inverse."""
+        """All values as named arrays, for storage. `from_arrays` is the inverse."""
         arrays: dict[str, np.ndarray] = {}
         for part, value in (("x_mean", self.x_mean), ("x_scale", self.x_scale)):
             if isinstance(value, Mapping):
@@ -123,7 +174,7 @@ class Standardisation:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Standardisation:
-        """The standardisation whose `arrays` these are."""
+        """The standardisation with these `arrays`."""
 
         def part(name: str) -> Inputs:
             if name in arrays:
@@ -149,7 +200,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _columns(name: str, given: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and scale over the rows, with scale 1 for what does not vary."""
+    """Mean and scale over the rows, with scale 1 for columns that do not vary."""
     values = np.asarray(given)
     if values.dtype.kind not in "biuf" or values.ndim < 1 or len(values) == 0:
         raise InputError(
@@ -161,7 +212,7 @@ def _columns(name: str, given: Any) -> tuple[np.ndarray, np.ndarray]:
         )
     values = values.astype(np.float64, copy=False)
     mean, scale = np.asarray(values.mean(axis=0)), np.asarray(values.std(axis=0))
-    # The standard deviation of a constant is seldom exactly 0 in floating point; its range is.
+    # In floating point the standard deviation of a constant is seldom exactly 0, but its range is.
     constant = np.asarray((values.max(axis=0) == values.min(axis=0)) | (scale == 0.0))
     if constant.any():
         which = ", ".join(
