@@ -212,7 +212,7 @@ def _state(value: Any) -> dict[str, Any]:
 
 
 def _reach(name: str, value: Any, found: dict[str, str]) -> None:
-    """Add a function or a class to `found`, and everything of its module that it names: functions, classes and values."""
+    """Add a function or a class to `found`, and all names of its module that it uses."""
     if name in found:
         return
     if not (inspect.isfunction(value) or inspect.isclass(value)):

@@ -39,10 +39,10 @@ class ProgramMap:
     geometry : Geometry or None
         Stride and padding of a convolution.
     after_channels : int or None
-        Channels of the flattened image that enters the map; None if the input is not a flattened image.
+        Channels of the convolution that precedes a linear map; None if there is none.
     channels_first : bool or None
-        Whether channels come first in the flattened image; None if the input is not a flattened image, or if the order
-        cannot be determined.
+        Whether channels come first in the flattened image that enters a linear map; None if the input is not a
+        flattened image, or if the order cannot be determined.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Ensembles: one method fitted several times from different starts, as one posterior."""
+"""Ensembles: one method fitted several times from different starts, combined into one posterior."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ppl_bnn.inference.optimisation.loops import check_whole, rows_per_step
 from ppl_bnn.posterior.approximation import Approximation, Chains
 from ppl_bnn.posterior.registered import approximation_class
 
-# What a member may come to that leaves the others as good as they were.
+# Errors of one member that do not affect the others.
 FAILURES = (DivergenceError, CurvatureError)
 
 
@@ -40,48 +40,69 @@ FAILURES = (DivergenceError, CurvatureError)
 
 @dataclass(frozen=True)
 class Ensemble(Method):
-    """`size` fits of one method, `member`, each with a seed of its own (start, prior draws, batches), as one mixture
+    """Several fits of one method, combined as one mixture.
+
+    Each of the `size` fits of `member` has its own seed (start, draws from the prior, batches). The prediction is
 
         p(y | x) = 1/K sum_k p_k(y | x)
 
-    of the predictions p_k that a single fit would give. Of `MAP()` this is a deep ensemble (Lakshminarayanan, Pritzel
-    and Blundell 2017) in which the prior takes the place of weight decay; of `SWAG()` it is MultiSWAG, of `Laplace()` a
-    mixture of Laplace approximations (Wilson and Izmailov 2020; Eschenhagen, Daxberger, Hennig and Kristiadi 2021), and
-    of a sampler that starts from a mode, as in `Ensemble(MCLMC(start=MAP()), 10)`, a sampling ensemble. An ensemble of
-    modes is no approximation of the posterior with a bound on anything: each member has found one mode by optimisation,
-    and modes count alike whatever mass is around them; members can be weighted afterwards (`bnn.stack`). On a posterior
-    with one mode all members coincide.
+    where p_k is the prediction of a single fit.
 
-    member: any method; `ppl` and `dtype` are the member's unless they are given. size: K. The first member has the seed
-    of the fit, so that an ensemble of one is the member's own fit.
-
-    A deep ensemble is as good as its members: give the model a prior that regularises, or let each member stop early on
-    rows held out by its own seed, `Ensemble(MAP(validation=0.1))`, or both. Mini-batches are for members that have
-    them: `Ensemble(SVI(guide="delta", batch_size=100))` is a deep ensemble too.
-
-    bootstrap: each member is fitted to as many rows as there are, drawn with replacement: members then differ also
-    where they would find the same mode, and what each is fitted to is another data set.
-
-    together: at most so many members are fitted at once by a method that can do that (MAP and SWAG: one loop,
-    vectorised over members; samplers: the chains of all members in one run); None: all of them. Other methods fit one
-    member after another, on the program that was compiled for the first. tolerate: so many members may fail (a loss or
-    a curvature that is not finite); they are left out and named among the warnings. The first failure beyond that is
-    the failure of the fit.
-
-    checkpoint: a folder that keeps each member when it is finished; the same fit, interrupted, goes on with those that
-    are missing. Members that are fitted together are finished together. A member that keeps checkpoints itself does so
-    in folders within this one, and is fitted by itself. More members may be asked for later: those that are there are
-    not fitted again.
-
-    The posterior: a mixture (`Members`), of points or of approximations; of chains, all chains, those of a member
-    together (`Chains.groups`), so that R-hat compares members. figures: "members", "converged" (1 where all have).
-    history: "member_loss" (steps, K), NaN after the end of a member, and "member_<figure>" (K,) for each figure that
-    all members have.
+    Parameters
+    ----------
+    member : Method
+        Any method.
+    size : int, default 10
+        K, the number of members. The first member has the seed of the fit, so an ensemble of one is the member's own
+        fit.
+    bootstrap : bool, default False
+        Whether each member is fitted to N rows drawn with replacement. Members then differ even if they would find the
+        same mode, and each is fitted to another data set.
+    together : int or None
+        Maximum number of members that are fitted at once, for methods that support it (MAP and SWAG: one loop,
+        vectorised over members; samplers: the chains of all members in one run). None for all members. Other methods
+        fit one member after another, with the program that was compiled for the first.
+    tolerate : int, default 0
+        Number of members that may fail (a loss or a curvature that is not finite). They are left out and named in the
+        warnings. The first failure beyond that number is the error of the fit.
+    checkpoint : path or None
+        A folder that stores each member when it is finished. An interrupted fit continues with the members that are
+        missing. Members that are fitted together are finished together. A member that has checkpoints itself stores
+        them in folders within this one, and is fitted separately. `size` can be increased later: finished members are
+        not fitted again.
+    ppl, dtype : str
+        Those of the member unless given.
 
     Raises
     ------
-    DivergenceError, CurvatureError: more than `tolerate` members failed. UnsupportedError: rows drawn with replacement
-    from a model whose rows cannot be taken apart.
+    DivergenceError, CurvatureError
+        More than `tolerate` members failed.
+    UnsupportedError
+        Bootstrap with a model whose rows cannot be separated.
+
+    Notes ----- An ensemble of `MAP()` is a deep ensemble [1]_ in which the prior replaces weight decay. An ensemble of
+    `SWAG()` is MultiSWAG [2]_. An ensemble of `Laplace()` is a mixture of Laplace approximations [2]_ [3]_. An ensemble
+    of a sampler that starts from a mode, such as `Ensemble(MCLMC(start=MAP()), 10)`, is a sampling ensemble.
+
+    An ensemble of modes is not an approximation of the posterior with a bound on any error. Each member has found one
+    mode by optimisation, and all modes have the same weight whatever mass is around them. Members can be weighted
+    afterwards (`bnn.stack`). If the posterior has one mode, all members coincide.
+
+    A deep ensemble is as good as its members. Give the model a prior that regularises, or let each member stop early on
+    rows held out by its own seed, `Ensemble(MAP(validation=0.1))`, or both. Mini-batches are available for members that
+    support them: `Ensemble(SVI(guide="delta", batch_size=100))` is also a deep ensemble.
+
+    The posterior is a mixture (`Members`) of points or of approximations. For chains it holds all chains, grouped by
+    member (`Chains.groups`), so that R-hat compares members.
+
+    Figures: "members"; "converged", 1 if all members converged. History: "member_loss" (steps, K), NaN after the end of
+    a member, and "member_<figure>" (K,) for each figure that all members have.
+
+    References
+    ----------
+    .. [1] Lakshminarayanan, Pritzel and Blundell (2017).
+    .. [2] Wilson and Izmailov (2020).
+    .. [3] Eschenhagen, Daxberger, Hennig and Kristiadi (2021).
     """
 
     member: Method
@@ -132,7 +153,7 @@ class Ensemble(Method):
                 )
             )
         holds_out = getattr(self.member, "validation", None) is not None
-        # A method with several objectives holds rows out for one of them only.
+        # A method with several objectives may hold rows out for one of them only.
         if self.bootstrap and holds_out and getattr(self.member, "objective", "validation") == "validation":
             raise InputError(
                 f"{self.name} bootstrap: "
@@ -167,7 +188,7 @@ class Ensemble(Method):
         at_once = self.size if hasattr(self.member, "run_together") else 1
         return replace(found.times(self.size), together=max(found.together, at_once))
 
-    # -- what the member decides
+    # -- properties of the member
 
     @property
     def systems(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -187,7 +208,7 @@ class Ensemble(Method):
 
     @property
     def start(self) -> Start:
-        """Where members start is said by the member."""
+        """The start of the member."""
         return getattr(self.member, "start", None)
 
     def settings(self) -> dict[str, Any]:
@@ -198,7 +219,7 @@ class Ensemble(Method):
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()
         if self.bootstrap:
-            # Whether rows can be taken apart is asked of one row fewer than there are.
+            # N - 1 rows, because a batch of all rows would be accepted for any model.
             fewer = max(1, problem.rows - 1)
             rows_per_step(f"{self.name} bootstrap", problem, fewer, advice="bootstrap=False")
         outcomes: dict[int, Outcome] = {}
@@ -226,7 +247,7 @@ class Ensemble(Method):
         )
 
     def _problem(self, problem: Problem, index: int) -> Problem:
-        """What member `index` is fitted to: another seed and, where rows are drawn again, other rows."""
+        """The problem of member `index`: another seed and, with bootstrap, other rows."""
         seed = problem.seed if index == 0 else site_seed(f"member {index}", problem.seed) % 2**31
         if not self.bootstrap:
             return replace(problem, seed=seed)
@@ -246,7 +267,7 @@ class Ensemble(Method):
     def _checkpoint(self, problem: Problem, index: int) -> Checkpoint:
         if self.checkpoint is None:
             return Checkpoint.of(None, {}, "")
-        # Plain settings would tell a posterior as a start by its repr, which holds seconds.
+        # Plain settings would represent a posterior as a start by its repr, which contains seconds.
         member = {field.name: getattr(self.member, field.name) for field in dataclasses.fields(self.member)}
         belongs = fingerprint(
             problem,
@@ -259,7 +280,7 @@ class Ensemble(Method):
     def _fits(
         self, problems: Mapping[int, Problem], waiting: Sequence[int], progress: Progress
     ) -> Iterator[tuple[int, Outcome | BNNError]]:
-        """Each waiting member with its outcome or its failure, as they come."""
+        """Each waiting member with its outcome or its error, in the order in which they finish."""
         together: Callable[..., Any] | None = getattr(self.member, "run_together", None)
         keeps = self.checkpoint is not None and hasattr(self.member, "checkpoint")
         size = len(waiting) if self.together is None else self.together
@@ -269,7 +290,7 @@ class Ensemble(Method):
             try:
                 found = together([problems[index] for index in group], progress)
             except FAILURES:
-                # Whose failure it is shows when each is fitted by itself.
+                # Fitting each member separately shows which one failed.
                 found = None
             if found is None:
                 break
@@ -283,7 +304,7 @@ class Ensemble(Method):
                 yield index, error
 
     def _member(self, index: int) -> Method:
-        """The member, with a folder of its own where it keeps checkpoints."""
+        """The member, with its own folder if it has checkpoints."""
         if self.checkpoint is None or not hasattr(self.member, "checkpoint"):
             return self.member
         folder: dict[str, Any] = {"checkpoint": Path(self.checkpoint) / f"within{index}"}
@@ -349,7 +370,7 @@ class Ensemble(Method):
 
 
 class _Titled:
-    """A progress whose titles say which member it is about."""
+    """A progress whose titles name the member."""
 
     def __init__(self, progress: Progress, suffix: str):
         self._progress, self._suffix = progress, suffix
@@ -359,7 +380,7 @@ class _Titled:
 
 
 def _histories(outcomes: Sequence[Outcome]) -> dict[str, np.ndarray]:
-    """The loss curves side by side, and what the members' figures came to."""
+    """The loss curves of the members side by side, and their figures."""
     found: dict[str, np.ndarray] = {}
     losses = [np.asarray(outcome.history.get("loss", ()), dtype=np.float64) for outcome in outcomes]
     if all(len(each) for each in losses):
@@ -373,7 +394,7 @@ def _histories(outcomes: Sequence[Outcome]) -> dict[str, np.ndarray]:
 
 
 def _warnings(outcomes: Sequence[Outcome], numbers: Sequence[int]) -> list[str]:
-    """What members warn of, once, with the members that do."""
+    """The warnings of the members without repetition, each with the members that raise it."""
     said: dict[str, list[int]] = {}
     for number, outcome in zip(numbers, outcomes, strict=True):
         for text in outcome.warnings:
@@ -384,7 +405,7 @@ def _warnings(outcomes: Sequence[Outcome], numbers: Sequence[int]) -> list[str]:
     ]
 
 
-# --- a finished member, kept ----------------------------------------------------------------------
+# --- storage of a finished member -----------------------------------------------------------------
 
 _NUMBERS = ("compile_seconds", "run_seconds", "gradient_evaluations")
 

@@ -1,4 +1,4 @@
-"""The members of an ensemble as one approximation: a mixture of theirs."""
+"""The members of an ensemble as one approximation: a mixture of their approximations."""
 
 from __future__ import annotations
 
@@ -22,15 +22,23 @@ from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 
 @dataclass
 class Members(Approximation):
-    """A mixture of approximations, q(u) = sum_k w_k q_k(u), with equal weights unless `weights` (K,) says otherwise.
+    """A mixture of approximations, q(u) = sum_k w_k q_k(u).
 
-    Members that are points are a fixed set of K draws (`held`); any other are drawn from on demand, of `draw(count)`
-    each its share, in the order of the members, to the nearest whole number. Predictions are mixtures of what each
-    member predicts by default: closed forms side by side, and linearised draws about the mode of their own member.
+    Attributes
+    ----------
+    members : tuple of Approximation
+        The K approximations q_k.
+    weights : ndarray or None
+        w, shape (K,); None for equal weights.
 
-    The density is None where a member has none (points), and where members carry tuned hyper-parameters: then each
-    approximates the posterior of a model of its own. Members that hold some coordinates at values of their own (a
-    Laplace approximation of the last layer) lie on different subspaces, and a draw has the density of the one it is on.
+    Notes ----- Members that are points are a fixed set of K draws (`held`). Other members are drawn from on demand: of
+    `draw(count)` each gets its share, in the order of the members, to the nearest whole number. Predictions are
+    mixtures of what each member predicts by default: closed forms are combined as components, and linearised draws use
+    the mode of their own member.
+
+    The density is None if a member has none (points), or if members have tuned hyper-parameters, because each then
+    approximates the posterior of a different model. Members that hold some coordinates at their own values (a Laplace
+    approximation of the last layer) are on different subspaces, and a draw has the density of its own subspace.
     """
 
     members: tuple[Approximation, ...]
@@ -51,28 +59,52 @@ class Members(Approximation):
 
     @property
     def shares(self) -> np.ndarray:
-        """The weights, (K,), where nothing is said all equal."""
+        """The weights, (K,); equal if none are given."""
         count = len(self.members)
         return np.full(count, 1.0 / count) if self.weights is None else self.weights
 
     def weighted(self, weights: np.ndarray | None) -> Members:
-        """The same members with other weights; None: equal ones."""
+        """The same members with other weights.
+
+        Parameters
+        ----------
+        weights : ndarray or None
+            Shape (K,); None for equal weights.
+
+        Returns
+        -------
+        Members
+            The mixture.
+        """
         return replace(self, weights=weights)
 
     # -- draws
 
     @property
     def draws_held(self) -> int | None:
-        """K where all members are points: there are no draws but these."""
+        """K if all members are points, because there are no other draws; otherwise None."""
         return len(self.members) if all(member.kind == "point" for member in self.members) else None
 
     def held(self) -> dict[str, np.ndarray]:
-        """The points, member by member."""
+        """The points, one per member."""
         points = [member.centre() for member in self.members]
         return {name: np.stack([np.asarray(point[name]) for point in points]) for name in points[0]}
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """`count` draws, member after member; as many as there are members gives one of each."""
+        """Draw from the mixture, member after member.
+
+        Parameters
+        ----------
+        count : int
+            Number of draws; the number of members gives one draw of each.
+        rng : numpy.random.Generator
+            Random generator.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Unconstrained coordinates by site, with one leading axis.
+        """
         owners = self._allotted(count)
         drawn = [
             member.draw(int(np.count_nonzero(owners == index)), rng)
@@ -82,7 +114,7 @@ class Members(Approximation):
         return {name: np.concatenate([part[name] for part in drawn]) for name in drawn[0]}
 
     def _allotted(self, count: int) -> np.ndarray:
-        """The member that each of `count` draws is from, in order."""
+        """The member of each of `count` draws, in order."""
         edges = np.cumsum(self.shares)
         places = (np.arange(count) + 0.5) / count * edges[-1]
         return np.minimum(np.searchsorted(edges, places, side="right"), len(edges) - 1)
@@ -99,7 +131,7 @@ class Members(Approximation):
             return finite + np.log(np.exp(found - finite).sum(0))
 
     def _log_densities(self, u: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """log w_k q_k(u), (K, S), -inf where u is not on the subspace of member k; None where one has no density."""
+        """log w_k q_k(u), (K, S), -inf if u is not on the subspace of member k; None if a member has no density."""
         rows = []
         with np.errstate(divide="ignore"):
             log_weights = np.log(self.shares)
@@ -117,7 +149,7 @@ class Members(Approximation):
         return np.stack(rows)
 
     def centre(self) -> dict[str, np.ndarray]:
-        """That of the member with most weight, the first of several: a mean over modes would be no network at all."""
+        """The centre of the member with the largest weight (the first if several): a mean over modes is not a useful network."""
         return self.members[int(np.argmax(self.shares))].centre()
 
     @property
@@ -128,14 +160,14 @@ class Members(Approximation):
 
     @property
     def _tuned(self) -> bool:
-        """Whether a member is about another program than the model that was fitted."""
+        """Whether a member belongs to another program than the fitted model."""
 
         def untouched(x: Any, y: Any = None) -> None: ...
 
         return any(member.program(untouched) is not untouched for member in self.members)
 
     def _problem(self, index: int, problem: Problem) -> Problem:
-        """The problem with the program that a member is about."""
+        """The problem with the program of a member."""
         program = problem.program
         model = self.members[index].program(program.model)
         if model is program.model:
@@ -156,9 +188,29 @@ class Members(Approximation):
     def predictor_draws(
         self, problem: Problem, u: Mapping[str, np.ndarray], x: Any, kind: str, seed: int, memory: int
     ) -> np.ndarray:
-        """eta (S, N, D): of each draw as the member that it is from has it.
+        """The predictor eta of draws, each computed as its own member does.
 
-        Where this makes a difference (draws that are linearised, tuned programs) draws are told apart: `_by_owner`.
+        Draws are assigned to members only if this makes a difference (linearised draws, tuned programs).
+
+        Parameters
+        ----------
+        problem : Problem
+            The program and its data.
+        u : mapping of str to ndarray
+            Draws by site, with one leading axis.
+        x : array or dict of arrays
+            Inputs.
+        kind : str
+            The kind of prediction.
+        seed : int
+            Seed of random numbers.
+        memory : int
+            Limit on memory.
+
+        Returns
+        -------
+        ndarray
+            eta, shape (S, N, D).
         """
         if kind == "sampled" and not self._tuned and not self.computes_weights(problem):
             return super().predictor_draws(problem, u, x, kind, seed, memory)
@@ -184,9 +236,9 @@ class Members(Approximation):
         u: Mapping[str, np.ndarray],
         function: Callable[[int, Problem, Mapping[str, np.ndarray]], dict[str, np.ndarray]],
     ) -> dict[str, np.ndarray]:
-        """function(member, its problem, draws) for the draws u of each member, in the order of the draws.
+        """function(member, its problem, draws) for the draws of each member, returned in the order of the draws.
 
-        A draw is taken to be from the member under which it is most probable.
+        A draw is assigned to the member under which it is most probable.
         """
         densities = self._log_densities(u)
         if densities is None:
@@ -211,7 +263,24 @@ class Members(Approximation):
         return result
 
     def closed_form(self, problem: Problem, x: Any, kind: str, memory: int) -> Prediction | None:
-        """The mixture of the members' closed forms, where all have one."""
+        """The mixture of the members' closed forms; None if a member has none.
+
+        Parameters
+        ----------
+        problem : Problem
+            The program and its data.
+        x : array or dict of arrays
+            Inputs.
+        kind : str
+            The kind of prediction.
+        memory : int
+            Limit on memory.
+
+        Returns
+        -------
+        Prediction or None
+            The mixture.
+        """
         parts = []
         for index, member in enumerate(self.members):
             part = member.closed_form(self._problem(index, problem), x, kind, memory)
@@ -221,7 +290,22 @@ class Members(Approximation):
         return mixture(parts, self.shares)
 
     def joint(self, problem: Problem, x: Any, memory: int) -> JointPrediction | None:
-        """Mean and covariance of the mixture, by the law of total covariance."""
+        """Mean and covariance of the mixture, by the law of total covariance.
+
+        Parameters
+        ----------
+        problem : Problem
+            The program and its data.
+        x : array or dict of arrays
+            Inputs.
+        memory : int
+            Limit on memory.
+
+        Returns
+        -------
+        JointPrediction or None
+            The joint prediction; None if a member has none.
+        """
         parts = []
         for index, member in enumerate(self.members):
             part = member.joint(self._problem(index, problem), x, memory)
@@ -267,9 +351,21 @@ class Members(Approximation):
 
 
 def mixture(parts: Sequence[Prediction], shares: np.ndarray) -> Prediction:
-    """The mixture of predictions of the same rows, part k with the share w_k: its components side by side.
+    """The mixture of predictions of the same rows.
 
-    A component of weight v_s within part k has the weight w_k v_s.
+    The components of all parts are combined. A component of weight v_s within part k has the weight w_k v_s.
+
+    Parameters
+    ----------
+    parts : sequence of Prediction
+        The predictions.
+    shares : ndarray
+        w, the weights of the parts.
+
+    Returns
+    -------
+    Prediction
+        The mixture.
     """
     first = parts[0]
     rowwise = any(part.log_weights is not None and part.log_weights.ndim == 2 for part in parts)
@@ -284,7 +380,7 @@ def mixture(parts: Sequence[Prediction], shares: np.ndarray) -> Prediction:
             log_weights.append(own + log_share)
     within = None
     if any(part.epistemic_within is not None for part in parts):
-        # Of a component without one all that it does not know about the function is how it differs from the others.
+        # A component without one contributes only its difference from the others to the uncertainty about the function.
         within = np.concatenate([_within(part) for part in parts])
     return replace(
         first,

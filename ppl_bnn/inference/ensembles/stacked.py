@@ -1,4 +1,4 @@
-"""Stacking as a method: any method whose posterior has several chains or members, and weights of these."""
+"""Stacking as a method: any method whose posterior has several chains or members, with weights for these."""
 
 from __future__ import annotations
 
@@ -21,27 +21,43 @@ WAYS = ("loo", "validation")
 
 @dataclass(frozen=True)
 class Stacked(Method):
-    """What `member` hands over, its chains or members weighted by what they predict (`ppl_bnn.posterior.stacking`).
+    """Weight the chains or members of a posterior by their predictions (see `ppl_bnn.posterior.stacking`).
 
-        w = argmax over the simplex of sum_i log sum_k w_k p_k(y_i)
+    The weights are [1]_ (for chains that do not mix see [2]_)
 
-    (Yao, Vehtari, Simpson and Gelman 2018; for chains that do not mix Yao, Vehtari and Gelman 2022.) With equal weights
-    a chain that is stuck in a poor mode counts as much as any other. The result is the mixture that predicts best; it
-    is not the posterior, and no reference for one.
+        w = argmax over the simplex of sum_i log sum_k w_k p_k(y_i).
 
-    member: the method, NUTS(chains=8) or an ensemble, say; `ppl` and `dtype` are the member's unless they are given.
-    by: "loo", each training row left out of each chain by importance weights (draws only); or "validation", a part of
-    the rows is held out, `member` is fitted to the others, and the weights are chosen on these: for members that are
-    points, and wherever Pareto k forbids the first. validation: the share of rows held out, drawn at random without
-    repetition from the seed of the fit.
+    With equal weights, a chain that is stuck in a poor mode counts as much as any other. The result is the mixture that
+    predicts best. It is not the posterior and cannot serve as a reference for it.
 
-    figures and warnings: those of `member` and of `stack`. gradient_evaluations: of `member`, a gradient over the rows
-    that it was fitted to counting as their share.
+    Parameters
+    ----------
+    member : Method
+        The method, such as `NUTS(chains=8)` or an ensemble.
+    by : {"loo", "validation"}
+        "loo": each training row is left out of each chain by importance weights (draws only). "validation": some rows
+        are held out, `member` is fitted to the others, and the weights are chosen on the held-out rows. Use it for
+        members that are points, and if Pareto k is too large for "loo".
+    validation : float, default 0.2
+        The share of rows held out, drawn at random without replacement from the seed of the fit.
+    ppl, dtype : str
+        Those of the member unless given.
 
     Raises
     ------
-    InputError: a share of rows that leaves none on either side. UnsupportedError: a posterior without parts; "loo" with
-    points. Whatever `member` raises.
+    InputError
+        A share of rows that leaves none on either side.
+    UnsupportedError
+        A posterior without parts, or "loo" with points.
+
+    Notes ----- Errors of `member` are raised unchanged. Figures and warnings are those of `member` and of `stack`.
+    `gradient_evaluations` is that of `member`; a gradient over the rows that it was fitted to counts as their share of
+    all rows.
+
+    References
+    ----------
+    .. [1] Yao, Vehtari, Simpson and Gelman (2018).
+    .. [2] Yao, Vehtari and Gelman (2022).
     """
 
     member: Method
@@ -70,7 +86,7 @@ class Stacked(Method):
 
     @property
     def serves_local(self) -> bool:  # type: ignore[override]
-        """Latent variables of rows belong to the rows that are there: there are none for rows held out."""
+        """Latent variables per row exist for the fitted rows only, so there are none for held-out rows."""
         return self.by == "loo" and self.member.serves_local
 
     finds_centre: ClassVar[bool] = False
@@ -132,7 +148,7 @@ class Stacked(Method):
         )
 
     def _split(self, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the rows that are fitted and of those held out, each in order."""
+        """Numbers of the fitted rows and of the held-out rows, each in order."""
         out = round(self.validation * problem.rows)
         if not 0 < out < problem.rows:
             raise InputError(

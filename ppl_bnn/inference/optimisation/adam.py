@@ -1,8 +1,8 @@
-"""Stochastic gradient descent on a loss with noise: Adam, averaging of iterates, and a state that can be kept.
+"""Stochastic gradient descent on a noisy loss: Adam, averaging of iterates, and a state that can be stored.
 
-The same loop in both systems, a stretch of steps at a time. In JAX a stretch is one compiled loop of any number of
-steps up to its length, so there is one compilation; in torch the steps are taken one by one. Where a loss is not finite
-the loop stops, and goes back to the parameters of the step before.
+Both systems run the same loop, one stretch of steps at a time. In JAX a stretch is one compiled loop of any number of
+steps up to its length, so it is compiled once. In torch the steps run one by one. If a loss is not finite, the loop
+stops and returns to the parameters of the step before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ppl_bnn.core.arrays import map_data, site_seed
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.inference.method import Stopwatch
 
-# Steps between two looks at the losses.
+# Steps between two checks of the losses.
 STRETCH = 100
 # (parameters, seed, weight of the complexity, x, y) -> (loss, (likelihood cost, complexity cost))
 Loss = Callable[..., tuple[Any, tuple[Any, Any]]]
@@ -26,8 +26,19 @@ Loss = Callable[..., tuple[Any, tuple[Any, Any]]]
 
 @dataclass(frozen=True)
 class Stretch:
-    """What some steps are told, an entry each: learning rate, whether the iterate counts for the average, the weight of
-    the complexity cost, and the rows (steps, B) of the batch (None: all rows)."""
+    """The inputs of several steps of the loop, one entry per step.
+
+    Attributes
+    ----------
+    rates : ndarray
+        Learning rates.
+    averaged : ndarray
+        Whether the iterate is part of the average.
+    weights : ndarray
+        Weights of the complexity cost.
+    indices : ndarray or None
+        Rows of the batches, shape (steps, B); None for all rows.
+    """
 
     rates: np.ndarray
     averaged: np.ndarray
@@ -39,36 +50,59 @@ class Stretch:
 
 
 class Descent(Protocol):
-    """The loop in one system. Parameters are dicts of arrays on the real line, NumPy at the border."""
+    """The loop in one system. Parameters are dicts of unconstrained arrays, passed in and out as NumPy arrays.
+
+    Attributes
+    ----------
+    compile_seconds : float
+        Seconds of compilation so far.
+    """
 
     compile_seconds: float
 
     def begin(self, parameters: Mapping[str, np.ndarray], seed: int) -> None:
-        """Start afresh at these parameters."""
+        """Start at these parameters and discard the state.
+
+        Parameters
+        ----------
+        parameters : mapping of str to ndarray
+            Parameters by name.
+        seed : int
+            Seed of the random numbers of the loss.
+        """
         ...
 
     def advance(self, stretch: Stretch) -> np.ndarray:
-        """Take the steps; (loss, likelihood cost, complexity cost) of each, (n, 3).
+        """Take the steps of a stretch.
 
-        n < len(stretch) where a loss was not finite: that loss is the last row. A row of NaN stands for the last step
-        where its loss was finite and its gradient was not.
+        Parameters
+        ----------
+        stretch : Stretch
+            The inputs of the steps.
+
+        Returns
+        -------
+        ndarray
+            (loss, likelihood cost, complexity cost) of each step, shape (n, 3). n < len(stretch) if a loss was not
+            finite; that loss is the last row. If the loss of the last step was finite and its gradient was not, the row
+            is NaN.
         """
         ...
 
     def average(self) -> dict[str, np.ndarray]:
-        """The mean of the iterates that count, or the latest where none does yet."""
+        """The mean of the averaged iterates; the latest iterate if there are none yet."""
         ...
 
     def latest(self) -> dict[str, np.ndarray]:
-        """The parameters now; after a loss that was not finite, those of the last step whose loss was."""
+        """The current parameters; after a loss that was not finite, those of the last step with a finite loss."""
         ...
 
     def failed(self) -> dict[str, np.ndarray]:
-        """The parameters at which a loss was not finite. They are not finite themselves where a gradient was not."""
+        """The parameters at which a loss was not finite. They are not finite themselves if a gradient was not."""
         ...
 
     def state(self) -> dict[str, np.ndarray]:
-        """All that the next step depends on."""
+        """Everything that the next step depends on."""
         ...
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None: ...
@@ -77,17 +111,48 @@ class Descent(Protocol):
 def descent(
     problem: Problem, loss: Loss, start: Mapping[str, np.ndarray], batch: int | None, streamed: bool = False
 ) -> Descent:
-    """The loop of the system of `problem`. start: parameters of the shapes there will be.
+    """The loop of the system of a problem.
 
-    streamed: batches are taken from the rows in the host's memory, a stretch at a time, and no others are moved.
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    loss : callable
+        (parameters, seed, weight of the complexity, x, y) -> (loss, (likelihood cost, complexity cost)).
+    start : mapping of str to ndarray
+        Parameters of the right shapes.
+    batch : int or None
+        Rows per step; None for all rows.
+    streamed : bool, default False
+        Whether batches are taken from the rows in host memory, one stretch at a time, so that no other rows are moved.
+
+    Returns
+    -------
+    Descent
+        The loop.
     """
     return _DESCENTS[problem.system.name](problem, loss, start, batch, streamed)
 
 
 def batch_indices(rows: int, size: int, seed: int) -> Iterator[np.ndarray]:
-    """Row numbers of one batch after another, for ever: permutations of all rows, end to end, cut into `size`.
+    """Row numbers of one batch after another, without end.
 
-    Every row comes once per epoch also where `size` does not divide the rows.
+    Permutations of all rows are concatenated and cut into batches, so every row occurs once per epoch even if `size`
+    does not divide the number of rows.
+
+    Parameters
+    ----------
+    rows : int
+        Number of rows.
+    size : int
+        Rows per batch.
+    seed : int
+        Seed of the permutations.
+
+    Yields
+    ------
+    ndarray
+        Row numbers, shape (size,).
     """
     rng = np.random.default_rng(site_seed("batches", seed))
     waiting = np.empty(0, dtype=np.int64)
@@ -99,7 +164,7 @@ def batch_indices(rows: int, size: int, seed: int) -> Iterator[np.ndarray]:
 
 
 class _JaxDescent:
-    """A stretch as one compiled loop over one flat vector: a dozen small arrays would each have their own update."""
+    """A stretch as one compiled loop over one flat vector: many small arrays would each need their own update."""
 
     def __init__(
         self, problem: Problem, loss: Loss, start: Mapping[str, Any], batch: int | None, streamed: bool
@@ -190,7 +255,7 @@ class _JaxDescent:
         taken, state, trail = self._advance(*self._arguments(stretch))
         done = int(taken)
         trail = np.array(trail[:done], dtype=np.float64)
-        # The gradient of the last step was not finite: no loss follows here that would tell.
+        # The gradient of the last step was not finite, and no later loss would show it.
         unsaid = bool(np.isfinite(trail[-1, 0])) and not np.all(np.isfinite(np.asarray(state[0])))
         if unsaid:
             trail[-1] = np.nan
@@ -204,7 +269,7 @@ class _JaxDescent:
         return trail
 
     def _after(self, state: Any, stretch: Stretch, count: int) -> Any:
-        """The state after the first `count` steps of a stretch, taken again."""
+        """The state after the first `count` steps of a stretch, computed again."""
         if count == 0:
             return state
         indices = None if stretch.indices is None else stretch.indices[:count]
@@ -212,7 +277,7 @@ class _JaxDescent:
         return self._advance(state, *self._arguments(part)[1:])[1]
 
     def _before(self, stretch: Stretch, done: int) -> Any:
-        """The state of the last step whose loss was finite, where that of step `done` was not."""
+        """The state of the last step with a finite loss, if the loss of step `done` was not finite."""
         if done > 1:
             return self._after(self._state, stretch, done - 2)
         if self._previous is None:
@@ -255,8 +320,8 @@ class _JaxDescent:
 class _TorchDescent:
     """Steps one by one, with one fused Adam for all parameters.
 
-    A loss that keeps parameters of its own (Pyro's guides keep theirs in a store) hands them out as `loss.leaves`,
-    tensors by name; any other is given tensors made here.
+    A loss with parameters of its own (Pyro keeps those of its guides in a store) provides them as `loss.leaves`,
+    tensors by name. For any other loss the tensors are created here.
     """
 
     def __init__(
@@ -305,7 +370,7 @@ class _TorchDescent:
         group = self._optimiser.param_groups[0]
         data = None if stretch.indices is not None else (self._problem.x, self._problem.y)
         before = {name: value.clone() for name, value in self._iterates.items()}
-        # Pyro warns of a loss that is not a number; here the loop stops at it.
+        # Pyro warns of a NaN loss; here the loop stops at it.
         with ignored("Encountered NaN"):
             for step in range(len(stretch)):
                 rows = data if stretch.indices is None else self._rows(stretch.indices[step])
@@ -316,7 +381,7 @@ class _TorchDescent:
                 trail[step] = [float(each.detach()) for each in (value, likelihood, complexity)]
                 if not np.isfinite(trail[step, 0]):
                     self._failed = self.latest()
-                    # Where a gradient was not finite before the loss was, the step cannot be taken back.
+                    # If a gradient was not finite before the loss was, the step cannot be undone.
                     if not self._finite() or not self._undo():
                         self._go_back(before)
                     return trail[: step + 1]
@@ -329,7 +394,7 @@ class _TorchDescent:
                     for name, iterate in self._iterates.items():
                         self._totals[name].add_(iterate)
         if not self._finite():
-            # The gradient of the last step was not finite: no loss follows here that would tell.
+            # The gradient of the last step was not finite, and no later loss would show it.
             self._failed = self.latest()
             self._go_back(before)
             trail[-1] = np.nan
@@ -341,7 +406,7 @@ class _TorchDescent:
         return all(bool(torch.isfinite(each).all()) for each in self._iterates.values())
 
     def _undo(self) -> bool:
-        """Take the latest step of Adam back, up to rounding; whether what comes of it is finite."""
+        """Undo the latest step of Adam, up to rounding; return whether the result is finite."""
         group = self._optimiser.param_groups[0]
         first, second = group["betas"]
         for name, leaf in self._leaves.items():
@@ -401,7 +466,7 @@ class _TorchDescent:
             parts = [key for key in state if key.startswith("adam:") and key.endswith(f":{name}")]
             for key in parts:
                 part = key.split(":")[1]
-                # A counter of steps may lie on the host; moments lie where the parameter lies.
+                # A step counter may be on the host; moments are on the device of the parameter.
                 value = torch.from_numpy(np.array(state[key]))
                 self._optimiser.state[leaf][part] = value.to(leaf.device)
 

@@ -1,7 +1,7 @@
-"""The loop of SVGD, IVON and Monte-Carlo dropout: many small steps of a rule that a method defines once.
+"""The loop of SVGD, IVON and Monte-Carlo dropout: many small steps of an update rule that the method defines.
 
-`adam.py` descends a loss with Adam; here the rule is the method's own. A rule is a pure function over `ops`; JAX
-runs a stretch of it as one compiled loop, torch runs it step by step.
+`adam.py` minimises a loss with Adam; here the update rule belongs to the method. A rule is a pure function over `ops`.
+JAX runs a stretch of steps as one compiled loop; torch runs them one by one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ppl_bnn.posterior.approximation import Approximation
 
 FINAL_RATE = 0.1
 State = dict[str, Any]
-# (state, what this step is told, x, y, randomness) -> (state, loss)
+# (state, inputs of this step, x, y, randomness) -> (state, loss)
 Rule = Callable[..., tuple[State, Any]]
 
 
@@ -33,7 +33,26 @@ Rule = Callable[..., tuple[State, Any]]
 
 
 def check_whole(method: str, field: str, value: object, least: int, advice: str) -> None:
-    """Raise `InputError` for anything but a whole number of at least `least`."""
+    """Check that a setting is a whole number of at least `least`.
+
+    Parameters
+    ----------
+    method : str
+        Name of the method, for the error message.
+    field : str
+        Name of the setting.
+    value : object
+        Its value.
+    least : int
+        The smallest value allowed.
+    advice : str
+        What the error message suggests.
+
+    Raises
+    ------
+    InputError
+        The value is not a whole number, or is too small.
+    """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise InputError(
             f"{method} {field}: "
@@ -42,7 +61,26 @@ def check_whole(method: str, field: str, value: object, least: int, advice: str)
 
 
 def check_within(method: str, field: str, value: Any, low: float, high: float, advice: str) -> None:
-    """Raise `InputError` for anything but a number strictly between `low` and `high`."""
+    """Check that a setting is a number strictly between `low` and `high`.
+
+    Parameters
+    ----------
+    method : str
+        Name of the method, for the error message.
+    field : str
+        Name of the setting.
+    value : object
+        Its value.
+    low, high : float
+        The bounds.
+    advice : str
+        What the error message suggests.
+
+    Raises
+    ------
+    InputError
+        The value is not a number between the bounds.
+    """
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not number or not (low < value < high):
         wanted = (
@@ -58,13 +96,32 @@ def rows_per_step(
     streamed: bool = False,
     advice: str = "batch_size=None",
 ) -> int | None:
-    """The rows of a batch, None where every step takes all rows; streamed rows always come in batches.
+    """The number of rows per step.
 
-    advice: what to try with a model whose rows cannot be taken apart.
+    Parameters
+    ----------
+    method : str
+        Name of the method, for error messages.
+    problem : Problem
+        The program and its data.
+    batch_size : int or None
+        The requested number.
+    streamed : bool, default False
+        Whether rows are streamed; streamed rows always come in batches.
+    advice : str
+        What the error suggests for a model whose rows cannot be separated.
+
+    Returns
+    -------
+    int or None
+        Rows of a batch; None if every step takes all rows.
 
     Raises
     ------
-    InputError: more rows than there are. UnsupportedError: a model whose rows cannot be taken apart.
+    InputError
+        A batch with more rows than the data have.
+    UnsupportedError
+        A model whose rows cannot be separated.
     """
     if batch_size is None or (batch_size == problem.rows and not streamed):
         return None
@@ -97,7 +154,20 @@ def rows_per_step(
 
 
 def refuse_free_parameters(method: str, problem: Problem) -> None:
-    """Raise `UnsupportedError` where a parameter has no prior, and so no posterior to approximate."""
+    """Refuse parameters without a prior, which have no posterior to approximate.
+
+    Parameters
+    ----------
+    method : str
+        Name of the method, for the error message.
+    problem : Problem
+        The program and its data.
+
+    Raises
+    ------
+    UnsupportedError
+        The program has a parameter without a prior.
+    """
     names = [site.name for site in problem.program.params]
     if names:
         raise UnsupportedError(
@@ -110,7 +180,22 @@ def refuse_free_parameters(method: str, problem: Problem) -> None:
 
 
 def schedule(rate: float, total: int, final: float = FINAL_RATE) -> np.ndarray:
-    """The learning rate of each step (total,): `rate` for the first half, then a line down to `final` of it."""
+    """The learning rate of each step: constant for the first half, then linear down to a fraction.
+
+    Parameters
+    ----------
+    rate : float
+        The learning rate in the first half.
+    total : int
+        Number of steps.
+    final : float
+        The last rate as a fraction of `rate`.
+
+    Returns
+    -------
+    ndarray
+        Learning rates, shape (total,).
+    """
     held = first_half(total)
     through = np.clip((np.arange(total) + 1 - held) / max(1, total - held), 0.0, 1.0)
     return rate * (1.0 - (1.0 - final) * through)
@@ -122,10 +207,23 @@ def first_half(total: int) -> int:
 
 
 def settled(losses: np.ndarray, total: int) -> bool:
-    """Whether the loss was on a plateau when the learning rate began to fall; afterwards any loss looks flat.
+    """Whether the loss was on a plateau when the learning rate began to fall; after that, any loss looks flat.
 
     The means over the last two windows of `total` / 10 steps at the full rate differ by no more than max(2 standard
-    errors of the difference, 0.1 nats). Up or down: a rule other than descent may settle from either side.
+    errors of the difference, 0.1 nats). The difference may have either sign, because a rule other than descent may
+    converge from either side.
+
+    Parameters
+    ----------
+    losses : ndarray
+        One loss per step.
+    total : int
+        Number of steps.
+
+    Returns
+    -------
+    bool
+        Whether the loss was on a plateau.
     """
     window, held = total // 10, first_half(total)
     if window < 2 or held < 2 * window:
@@ -136,7 +234,7 @@ def settled(losses: np.ndarray, total: int) -> bool:
 
 
 def unsettled_warning(method: str, steps: int, learning_rate: float) -> str:
-    """What is said of a loss that was not on a plateau."""
+    """The warning for a loss that was not on a plateau."""
     return (
         f"{method} has not converged: of {steps} steps the loss was still falling or rising after the "
         f"{first_half(steps)} at the full learning_rate={learning_rate:g}; try steps={2 * steps} or a larger learning "
@@ -145,7 +243,22 @@ def unsettled_warning(method: str, steps: int, learning_rate: float) -> str:
 
 
 def refuse_divergence(method: str, losses: np.ndarray, advice: str) -> None:
-    """Raise `DivergenceError` at the first loss that is not finite, with its step and what the loss was before."""
+    """Raise an error at the first loss that is not finite.
+
+    Parameters
+    ----------
+    method : str
+        Name of the method, for the error message.
+    losses : ndarray
+        One loss per step.
+    advice : str
+        What the error suggests.
+
+    Raises
+    ------
+    DivergenceError
+        A loss is not finite; the message has its step and the loss before.
+    """
     wrong = np.flatnonzero(~np.isfinite(losses))
     if not len(wrong):
         return
@@ -163,7 +276,26 @@ def refuse_divergence(method: str, losses: np.ndarray, advice: str) -> None:
 def evidence_bound(
     method: str, problem: Problem, q: Approximation, draws: int, advice: str
 ) -> tuple[float, float]:
-    """The ELBO, mean and standard error of log p(w(u), D) + log |dw/du| - log q(u) over fresh draws, in nats."""
+    """The ELBO from new draws: mean and standard error of log p(w(u), D) + log |dw/du| - log q(u).
+
+    Parameters
+    ----------
+    method : str
+        Name of the method, for error messages.
+    problem : Problem
+        The program and its data.
+    q : Approximation
+        The approximation.
+    draws : int
+        Number of draws.
+    advice : str
+        What an error suggests.
+
+    Returns
+    -------
+    tuple of float
+        The ELBO and its standard error, in nats.
+    """
     u = q.draw(draws, np.random.default_rng(site_seed("elbo", problem.seed)))
     log_q = q.log_prob(u)
     assert log_q is not None
@@ -175,7 +307,26 @@ def evidence_bound(
 
 
 def adam(state: Mapping[str, Any], gradient: Any, step: Any) -> tuple[Any, State]:
-    """The direction of Adam (Kingma and Ba 2015) and its new moments, "first" and "second" of `state`; step: from 1."""
+    """The direction of Adam and its new moments.
+
+    Parameters
+    ----------
+    state : mapping
+        Has the moments "first" and "second".
+    gradient : array
+        The gradient.
+    step : int
+        Number of the step, from 1.
+
+    Returns
+    -------
+    tuple
+        The direction, and a dict with the new moments.
+
+    References
+    ----------
+    Kingma and Ba (2015).
+    """
     first = 0.9 * state["first"] + 0.1 * gradient
     second = 0.999 * state["second"] + 0.001 * gradient**2
     size = ops.sqrt(second / (1.0 - 0.999**step)) + 1e-8
@@ -187,7 +338,17 @@ def adam(state: Mapping[str, Any], gradient: Any, step: Any) -> tuple[Any, State
 
 @dataclass(frozen=True)
 class Walk:
-    """Where a rule arrived. state: NumPy. losses: one per step."""
+    """The result of `walk`.
+
+    Attributes
+    ----------
+    state : dict of str to ndarray
+        The final state (NumPy).
+    losses : ndarray
+        One loss per step.
+    compile_seconds : float
+        Seconds of compilation.
+    """
 
     state: dict[str, np.ndarray]
     losses: np.ndarray
@@ -205,15 +366,36 @@ def walk(
     title: str,
     advice: str,
 ) -> Walk:
-    """Apply `rule` as often as there are entries in `told`.
+    """Apply an update rule once for each entry in `told`.
 
-    rule: (state, told, x, y, randomness) -> (state, loss), pure, in arrays of the system. start: the state at first.
-    told: name -> (steps,), of which each step sees its own entry. batch: rows per step, every row once per epoch; None
-    hands over all rows. advice: what to try where the loss is not finite.
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    rule : callable
+        (state, told, x, y, randomness) -> (state, loss), a pure function of arrays of the system.
+    start : mapping of str to ndarray
+        The initial state.
+    told : mapping of str to ndarray
+        Inputs of the steps, shape (steps,) each; a step receives its own entry.
+    batch : int or None
+        Rows per step, with every row once per epoch; None for all rows.
+    progress : Progress
+        Receives reports of progress.
+    title : str
+        Title of the progress bar and of errors.
+    advice : str
+        What the error suggests if the loss is not finite.
+
+    Returns
+    -------
+    Walk
+        The final state and the losses.
 
     Raises
     ------
-    DivergenceError: a loss that is not finite, within `STRETCH` steps of when it came.
+    DivergenceError
+        A loss is not finite. Raised within `STRETCH` steps of it.
     """
     total = len(next(iter(told.values())))
     batches = None if batch is None else batch_indices(problem.rows, batch, problem.seed)
@@ -239,7 +421,7 @@ def walk(
 
 
 class _JaxLoop:
-    """A stretch of steps as one compiled scan; the last, shorter one is filled up with steps that change nothing."""
+    """A stretch of steps as one compiled scan; the last, shorter stretch is padded with steps that change nothing."""
 
     def __init__(self, problem: Problem, rule: Rule, state: State, names: list[str], batch: int | None):
         import jax

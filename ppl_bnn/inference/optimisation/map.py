@@ -1,4 +1,4 @@
-"""Maximum a posteriori: the mode, and nothing around it."""
+"""Maximum a posteriori estimation: the mode of the posterior."""
 
 from __future__ import annotations
 
@@ -19,27 +19,49 @@ from ppl_bnn.posterior.approximation import Point
 
 @dataclass(frozen=True)
 class MAP(Method):
-    """argmax_u log p(w(u), D) + log |dw/du|: the mode in unconstrained coordinates, the same in both systems.
+    """Maximum a posteriori: the mode of the posterior in unconstrained coordinates, the same in both systems.
 
-    A mode depends on coordinates. `space="constrained"` leaves out the second term: the mode of the density of w
-    itself; weights are unconstrained and the two differ only in scales such as the noise.
+    The estimate is
 
-    steps: at most so many of Adam. learning_rate: at the start; it halves on each plateau. tolerance: nats by which a
-    hundred steps must lower the loss not to count as a plateau. polish: finish with L-BFGS (float64 only).
-    start: a method, a posterior, or a dict of constrained values. restarts: so many starts from draws of the prior, of
-    which the highest mode is kept; history["restart_log_joint"] has what each came to, in this order, and the costs are
-    those of all.
+        argmax_u log p(w(u), D) + log |dw/du|.
 
-    validation: None, or the share of the rows that are held out for early stopping. Adam then climbs the log joint of
-    the other rows, and of all its iterates the one is kept that gives the held-out rows the largest mean log
-    likelihood; it stops 1000 steps after that one, and there is no polish. What is found is a point on the way to a
-    mode, which a weak prior wants and a good one does not need: the fit says in its `target` that it is no mode.
-    figures: "validation_score", that mean in nats in the units of the fit, and "best_step".
+    A mode depends on the coordinates. `space="constrained"` omits the second term, which gives the mode of the density
+    of w. Weights are unconstrained, so the two differ only in scales such as the noise.
+
+    Parameters
+    ----------
+    steps : int, default 20000
+        Maximum number of Adam steps.
+    learning_rate : float, default 0.02
+        Initial learning rate. It halves on each plateau.
+    tolerance : float, default 1e-4
+        In nats. A hundred steps that lower the loss by less are a plateau.
+    polish : bool, default True
+        Whether to finish with L-BFGS (float64 only).
+    space : {"unconstrained", "constrained"}
+        The coordinates of the mode.
+    start : Start
+        A method, a posterior, or a dict of constrained values; None starts from the prior.
+    restarts : int, default 1
+        Number of starts from draws of the prior. The highest mode is kept. `history["restart_log_joint"]` has the log
+        joint of each in order; the reported costs are those of all starts.
+    validation : float or None
+        None, or the share of rows held out for early stopping. Adam then maximises the log joint of the other rows. The
+        iterate with the largest mean log likelihood of the held-out rows is kept. The optimisation stops 1000 steps
+        after that iterate, and there is no polish.
 
     Raises
     ------
-    DivergenceError: the loss left the finite numbers. UnsupportedError: rows held out of a model whose rows cannot be
-    taken apart.
+    DivergenceError
+        The loss became infinite or NaN.
+    UnsupportedError
+        Rows are held out of a model whose rows cannot be separated.
+
+    Notes
+    -----
+    With `validation`, the result is a point on the path to a mode, and the fit states in its `target` that it is not a
+    mode. This helps with a weak prior and is not needed with a good one. Figures: "validation_score", the mean log
+    likelihood of the held-out rows in nats in the units of the fit, and "best_step".
     """
 
     steps: int = 20_000
@@ -50,7 +72,7 @@ class MAP(Method):
     start: Start = None
     restarts: int = 1
     validation: float | None = None
-    # What it finds is one point: chains that start from it want one each.
+    # A fit finds one point, so chains that start from it need one fit each.
     finds_points: ClassVar[bool] = True
 
     def check(self) -> None:
@@ -109,9 +131,20 @@ class MAP(Method):
     def run_together(
         self, problems: Sequence[Problem], progress: Progress
     ) -> list[Outcome | DivergenceError] | None:
-        """Fits to several problems, of one program, in one vectorised loop; where one fails, its error stands there.
+        """Fit several problems of one program in one vectorised loop.
 
-        None: not with these settings, so that each has to be run by itself.
+        Parameters
+        ----------
+        problems : sequence of Problem
+            The problems.
+        progress : Progress
+            Receives reports of progress.
+
+        Returns
+        -------
+        list of Outcome or DivergenceError, or None
+            One entry per problem, its error if it failed. None if these settings do not allow a joint loop, so that
+            each problem must be fitted separately.
         """
         return None if self.restarts > 1 else self._together(problems, progress)
 
@@ -133,7 +166,7 @@ class MAP(Method):
         return [each if isinstance(each, DivergenceError) else self._outcome(each) for each in found]
 
     def _refuse_whole(self, problem: Problem) -> None:
-        """Refuse to hold rows out where there are too few, or where they belong together."""
+        """Refuse to hold rows out if there are too few, or if they cannot be separated."""
         assert self.validation is not None
         if problem.rows < 2:
             raise InputError(

@@ -1,9 +1,9 @@
-"""Reaching a mode: shared by MAP, Laplace and warm starts.
+"""Finding a mode: shared by MAP, Laplace and warm starts.
 
-Adam with a learning rate that halves on each plateau of the loss, until it has shrunk by a given factor; then, in
-float64 on the CPU, L-BFGS from there, because a Laplace approximation needs the gradient to be zero and Adam alone
-stops where its step size says, not where the gradient does. The polish also makes the modes of the two systems agree
-to many digits, so that a difference between them is meaningful.
+Adam runs with a learning rate that halves on each plateau of the loss, until it has shrunk by a given factor. In
+float64 on the CPU, L-BFGS follows, because a Laplace approximation needs a zero gradient and Adam alone stops at a
+distance set by its step size. This polish also makes the modes of the two systems agree to many digits, so that a
+difference between them is meaningful.
 """
 
 from __future__ import annotations
@@ -26,27 +26,49 @@ from ppl_bnn.posterior.posterior import Posterior
 CHUNK = 100
 PATIENCE = 2
 SHRINK = 2.0**-8
-# Steps without a better score of the held-out rows after which early stopping stops.
+# Early stopping ends after this many steps without a better score of the held-out rows.
 WAIT = 1000
-# Iterations of L-BFGS at most.
+# Maximum iterations of L-BFGS.
 REFINING = 500
 # Families of priors whose log density has a kink.
 KINKED = ("Laplace", "AsymmetricLaplace")
-# Nats that the log joint may rise along its gradient from a mode that lies on kinks.
+# Nats by which the log joint may rise along its gradient from a mode at a kink.
 RISE = 0.1
 
 
 @dataclass(frozen=True)
 class Mode:
-    """A point u (NumPy), how flat it is there, and how it was reached.
+    """A mode of the log joint, and how it was found.
 
-    losses: minus the log joint per step of Adam. gradient_norm: Euclidean norm of the gradient of the log joint.
-    converged: whether the loss reached a plateau at the smallest learning rate before the steps ran out. failures: what
-    there is to say of other starts. held_score: of a point that early stopping chose, which is no mode, the mean of log
-    p(y | x, w) over the rows held out, in nats, and best_step the step that it was reached at; converged then says that
-    no better one came in the steps that were waited for. rise: where the log joint has kinks, by how many nats it
-    rises along its gradient, which need not vanish there; None elsewhere.
-    gain: what a Newton step would gain, in nats, where that was computed; it then takes the place of the norm.
+    Attributes
+    ----------
+    u : dict of str to ndarray
+        The point in unconstrained coordinates (NumPy).
+    log_joint : float
+        The log joint at the point.
+    gradient_norm : float
+        Euclidean norm of the gradient of the log joint.
+    losses : ndarray
+        Minus the log joint at each step of Adam.
+    converged : bool
+        Whether the loss reached a plateau at the smallest learning rate before the steps ran out. With early stopping:
+        whether the steps waited for brought no better score.
+    evaluations : int
+        Number of gradients.
+    compile_seconds, run_seconds : float
+        Seconds of compilation, and of the rest.
+    failures : tuple of str
+        Warnings about other starts.
+    held_score : float or None
+        For a point chosen by early stopping, which is not a mode: the mean of log p(y | x, w) over the held-out rows,
+        in nats.
+    best_step : int or None
+        The step at which `held_score` was reached.
+    rise : float or None
+        If the log joint has kinks, its rise along its gradient in nats; the gradient need not vanish at a kink. None
+        otherwise.
+    gain : float or None
+        The gain of a Newton step in nats, if computed. It then replaces the gradient norm as the criterion.
     """
 
     u: dict[str, np.ndarray]
@@ -65,13 +87,14 @@ class Mode:
 
     @property
     def figures(self) -> dict[str, float]:
-        """What tells whether this is a mode: the norm of the gradient, or `rise` where the optimum lies on kinks."""
+        """The evidence that this is a mode: the norm of the gradient, or `rise` if the optimum is at kinks."""
         if self.rise is not None:
             return {"rise_along_gradient": self.rise}
         return {"gradient_norm": self.gradient_norm}
 
     @property
     def warnings(self) -> tuple[str, ...]:
+        """Warnings for the user."""
         found = list(self.failures)
         if self.held_score is not None:
             if not self.converged:
@@ -106,11 +129,42 @@ def find_mode(
     title: str = "MAP",
     restart: int = 0,
 ) -> Mode:
-    """Maximise the log joint over u (parameters without a prior included).
+    """Maximise the log joint over u, including parameters without a prior.
 
-    tolerance: a chunk of steps that lowers the mean loss by less than `tolerance` nats is part of a plateau.
-    jacobian: whether log |dw/du| is part of the density (the mode in unconstrained coordinates) or not.
-    held: sites that stay at the start. restart: which of several starts of its own this is.
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    start : Start
+        See `starting_point`.
+    steps : int, default 20000
+        Maximum number of Adam steps.
+    learning_rate : float, default 0.02
+        Initial learning rate.
+    tolerance : float, default 1e-4
+        In nats. A chunk of steps that lowers the mean loss by less is part of a plateau.
+    polish : bool, default True
+        Whether to finish with L-BFGS (float64 only).
+    jacobian : bool, default True
+        Whether log |dw/du| is part of the density (the mode in unconstrained coordinates).
+    held : collection of str
+        Sites that stay at the start.
+    progress : Progress
+        Receives reports of progress.
+    title : str
+        Title of the progress bar and of errors.
+    restart : int, default 0
+        Index of the start among several.
+
+    Returns
+    -------
+    Mode
+        The mode.
+
+    Raises
+    ------
+    DivergenceError
+        The loss became infinite or NaN.
     """
     program = problem.program
     u0 = starting_point(problem, start, progress, restart)
@@ -119,7 +173,7 @@ def find_mode(
     def loss(u: Mapping[str, Any], x: Any, y: Any) -> Any:
         return -program.log_joint({**u, **fixed}, x, y, jacobian=jacobian)
 
-    # Held values are part of the compiled steps, which then serve no other start.
+    # Held values are part of the compiled steps, so these cannot be reused for another start.
     key = None if held else ("adam", jacobian)
     adam = _ADAM[problem.system.name](problem, loss, u0, key)
     plateau = Plateau(learning_rate, tolerance)
@@ -158,15 +212,38 @@ def find_mode(
 
 
 def effort_of_mode(steps: int, polish: bool = True) -> Effort:
-    """What `find_mode` takes: the learning rate halves eight times, and L-BFGS comes after Adam."""
+    """The cost of `find_mode`: the learning rate halves eight times, and L-BFGS follows Adam.
+
+    Parameters
+    ----------
+    steps : int
+        Maximum number of Adam steps.
+    polish : bool, default True
+        Whether L-BFGS follows.
+
+    Returns
+    -------
+    Effort
+        The cost.
+    """
     whole = math.ceil(steps / CHUNK) * CHUNK
     shortest = min(whole, CHUNK * (1 + PATIENCE * (1 + round(-math.log2(SHRINK)))))
-    # L-BFGS looks at its function once or twice in an iteration, and ends by itself after a hundred or so.
+    # L-BFGS evaluates its function once or twice per iteration, and usually ends after about a hundred.
     return Effort(shortest, min(whole, 5000) + 100 * polish, whole + 3 * REFINING * polish)
 
 
 class Plateau:
-    """The learning rate: it halves where chunks of steps no longer lower the mean loss; `reached` at its smallest."""
+    """The learning rate, which halves when chunks of steps no longer lower the mean loss.
+
+    `reached` is True when the loss is on a plateau at the smallest rate.
+
+    Parameters
+    ----------
+    rate : float
+        Initial learning rate.
+    tolerance : float
+        In nats.
+    """
 
     def __init__(self, rate: float, tolerance: float):
         self.rate, self.reached = rate, False
@@ -174,7 +251,7 @@ class Plateau:
         self._best, self._stale = np.inf, 0
 
     def see(self, mean: float) -> None:
-        """Take note of the mean loss of a chunk."""
+        """Record the mean loss of a chunk and adapt the rate."""
         if mean < self._best - self._tolerance:
             self._best, self._stale = mean, 0
             return
@@ -198,13 +275,27 @@ def diverged(title: str, mean: float, done: int, learning_rate: float) -> Diverg
 def starting_point(
     problem: Problem, start: Start, progress: Progress, restart: int = 0
 ) -> dict[str, np.ndarray]:
-    """Where an optimisation begins: `start`, or a draw from the prior brought to a size at which networks train.
+    """The point at which an optimisation begins.
 
-    Of a posterior it is the centre, and a draw of one that has none.
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    start : Start
+        A start (see `resolve_start`). For a posterior, its centre, or a draw if it has none. For None, a draw from the
+        prior, scaled so that networks train.
+    progress : Progress
+        Receives the progress of a method that is fitted first.
+    restart : int, default 0
+        Index of the start among several; each has its own draws.
 
-    Scalars begin at their prior median of 15 draws. A weight tensor begins at a draw, shrunk where its root mean
-    square exceeds fan_in^(-1/2), because a draw from a wide prior saturates every unit. Each `restart` has draws of its
-    own.
+    Returns
+    -------
+    dict of str to ndarray
+        Unconstrained coordinates by site.
+
+    Notes ----- From the prior, scalars start at the median of 15 draws. A weight tensor starts at a draw, shrunk if its
+    root mean square exceeds fan_in^(-1/2), because a draw from a wide prior saturates every unit.
     """
     if isinstance(start, Posterior) and start.approximation.has_centre:
         return central_start(problem, start)
@@ -221,7 +312,7 @@ def starting_point(
         if problem.program.sites[name].is_param and np.array_equal(
             value, np.broadcast_to(first, value.shape)
         ):
-            # The model gives the start itself; only what is drawn may be too wide.
+            # The model gives this start; only random draws may be too wide.
             u[name] = first
             continue
         fan_in = int(np.prod(first.shape[:-1])) if first.ndim > 1 else 1
@@ -232,10 +323,23 @@ def starting_point(
 
 @dataclass(frozen=True)
 class Changes:
-    """A change of hyper-parameters that a mode can follow without a new program, over the flat (P,) of all sites.
+    """A change of hyper-parameters that a mode can follow without a new program.
 
-    The log joint is scale * log likelihood + log prior - 1/2 sum_i penalty_i (u_i - location_i)^2. A prior precision
-    that is multiplied by tau is the penalty (tau - 1) times it, a noise precision multiplied by s is the scale s.
+    The log joint becomes
+
+        scale * log likelihood + log prior - 1/2 sum_i penalty_i (u_i - location_i)^2.
+
+    A prior precision multiplied by tau corresponds to the penalty (tau - 1) times that precision. A noise precision
+    multiplied by s corresponds to the scale s.
+
+    Attributes
+    ----------
+    penalty : ndarray
+        Over the flat vector of all sites, shape (P,).
+    location : ndarray
+        Over the flat vector of all sites, shape (P,).
+    scale : float, default 1
+        Factor on the log likelihood.
     """
 
     penalty: np.ndarray
@@ -244,7 +348,15 @@ class Changes:
 
 
 class Refinement:
-    """Modes close to a known one, by L-BFGS over the sites that are not held, compiled once for all `Changes`."""
+    """Modes close to a known one, by L-BFGS over the sites that are not held; compiled once for all `Changes`.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    jacobian : bool, default True
+        Whether log |dw/du| is part of the density.
+    """
 
     def __init__(self, problem: Problem, jacobian: bool = True):
         program, system = problem.program, problem.system
@@ -260,7 +372,20 @@ class Refinement:
         self.evaluations = 0
 
     def value_and_grad(self, flat: np.ndarray, changes: Changes | None = None) -> tuple[float, np.ndarray]:
-        """Minus the log joint under `changes` at a flat vector of all sites, and its gradient."""
+        """Minus the log joint and its gradient.
+
+        Parameters
+        ----------
+        flat : ndarray
+            Flat vector of all sites.
+        changes : Changes, optional
+            Changes of hyper-parameters.
+
+        Returns
+        -------
+        tuple
+            The value and the gradient.
+        """
         problem, system = self._problem, self._problem.system
         if changes is None:
             changes = Changes(np.zeros_like(flat), np.zeros_like(flat))
@@ -272,7 +397,20 @@ class Refinement:
     def standing(
         self, u: Mapping[str, np.ndarray], held: Collection[str] = ()
     ) -> tuple[float, float, float | None]:
-        """(log joint, norm of its gradient, rise along it in nats where there are kinks, else None) at u (NumPy)."""
+        """How close a point is to a mode.
+
+        Parameters
+        ----------
+        u : mapping of str to ndarray
+            Unconstrained coordinates by site.
+        held : collection of str
+            Sites whose coordinates do not count.
+
+        Returns
+        -------
+        tuple
+            (log joint, norm of its gradient, rise along the gradient in nats if there are kinks, otherwise None).
+        """
         flat = flat_sites(self._problem, u)
         value, gradient = self.value_and_grad(flat)
         norm = float(np.linalg.norm(gradient))
@@ -286,9 +424,9 @@ class Refinement:
         return np.concatenate([np.full(site.size, site.name not in held) for site in sites])
 
     def _rise_along_gradient(self, flat: np.ndarray, value: float, gradient: np.ndarray) -> float:
-        """The most that the log joint gains on steps of length 1, 1/2, 1/4, ... 2^-20 along its gradient, in nats.
+        """The largest gain of the log joint, in nats, on steps of length 1, 1/2, 1/4, ... 2^-20 along its gradient.
 
-        At a mode on a kink it gains nothing, however large the gradient of one side of the kink.
+        At a mode on a kink the gain is zero, however large the gradient on one side of the kink is.
         """
         norm = float(np.linalg.norm(gradient))
         if not 0.0 < norm < math.inf:
@@ -305,7 +443,24 @@ class Refinement:
         changes: Changes | None = None,
         steps: int = REFINING,
     ) -> dict[str, np.ndarray]:
-        """The mode reached from u (NumPy) with the sites `held` kept where they are."""
+        """The mode reached from a point.
+
+        Parameters
+        ----------
+        u : mapping of str to ndarray
+            Unconstrained coordinates by site.
+        held : collection of str
+            Sites that stay at `u`.
+        changes : Changes, optional
+            Changes of hyper-parameters.
+        steps : int
+            Maximum number of iterations.
+
+        Returns
+        -------
+        dict of str to ndarray
+            The mode in unconstrained coordinates.
+        """
         from scipy.optimize import minimize
 
         begin, free = flat_sites(self._problem, u), self._free(held)
@@ -332,11 +487,21 @@ class Refinement:
 
 
 def kinks(problem: Problem) -> str:
-    """What gives the log joint kinks, where modes lie and its gradient does not vanish; "" where nothing is known to.
+    """The part of the model that gives the log joint kinks, at which the gradient of a mode does not vanish.
 
-    log p of a Laplace (double-exponential) distribution has one where its value is at its location: in a likelihood
-    at residuals of zero, of which the optimum has some (a median regression passes through as many rows as it has
-    weights), in a prior at weights of zero.
+    The log density of a Laplace (double-exponential) distribution has a kink at its location. In a likelihood it is at
+    residuals of zero, and the optimum has some of these (a median regression passes through as many rows as it has
+    weights). In a prior it is at weights of zero.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+
+    Returns
+    -------
+    str
+        A description of the part; "" if no kinks are known.
     """
     likelihood = getattr(problem.program.likelihood, "base", problem.program.likelihood)
     if getattr(likelihood, "family", type(likelihood).__name__) == "Laplace":
@@ -346,7 +511,20 @@ def kinks(problem: Problem) -> str:
 
 
 def flat_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The flat vector of all sites, parameters without a prior included, NumPy float64."""
+    """The flat vector of all sites, including parameters without a prior.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    u : mapping of str to ndarray
+        Unconstrained coordinates by site.
+
+    Returns
+    -------
+    ndarray
+        Shape (P,), float64.
+    """
     return np.concatenate(
         [np.asarray(u[name], dtype=np.float64).reshape(-1) for name in problem.program.sites]
     )
@@ -355,7 +533,7 @@ def flat_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
 class _AdamNumPyro:
     """A chunk of steps as one compiled scan; the learning rate is an argument, so it is compiled once.
 
-    key: under which the compiled steps are kept for other starts, or None.
+    `key` identifies the compiled steps for reuse by other starts; None keeps none.
     """
 
     def __init__(self, problem: Problem, loss: Callable[..., Any], u0: Mapping[str, np.ndarray], key: Any):
@@ -429,7 +607,24 @@ _ADAM: dict[str, Any] = {"numpyro": _AdamNumPyro, "pyro": _AdamPyro}
 
 
 def check_optimiser(name: str, steps: int, learning_rate: float, tolerance: float) -> None:
-    """Raise `InputError` for settings with which no optimiser can work."""
+    """Check the settings of an optimiser.
+
+    Parameters
+    ----------
+    name : str
+        Name of the method, for error messages.
+    steps : int
+        Number of steps.
+    learning_rate : float
+        Learning rate.
+    tolerance : float
+        Tolerance in nats.
+
+    Raises
+    ------
+    InputError
+        A setting is impossible.
+    """
     if not isinstance(steps, int) or steps < 1:
         raise InputError(
             f"{name}: " + message("a positive whole number of steps", repr(steps), "steps=20_000")
@@ -443,7 +638,22 @@ def check_optimiser(name: str, steps: int, learning_rate: float, tolerance: floa
 
 
 def check_restarts(name: str, restarts: int, start: Start) -> None:
-    """Raise `InputError` for a number of starts that is none, or for several starts at one given place."""
+    """Check the number of starts.
+
+    Parameters
+    ----------
+    name : str
+        Name of the method, for error messages.
+    restarts : int
+        Number of starts.
+    start : Start
+        The start.
+
+    Raises
+    ------
+    InputError
+        Not a valid number, or several starts at one given point.
+    """
     if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 1:
         raise InputError(
             f"{name}: restarts: " + message("a positive whole number", repr(restarts), "restarts=5")

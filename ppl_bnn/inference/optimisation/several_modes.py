@@ -1,4 +1,4 @@
-"""Several modes of one program: from several starts, or the members of an ensemble together."""
+"""Several modes of one program: from several starts, or for the members of an ensemble together."""
 
 from __future__ import annotations
 
@@ -41,14 +41,26 @@ def find_modes(
     progress: Progress,
     title: str = "MAP",
 ) -> list[Mode | DivergenceError]:
-    """What `find_mode` finds for each of several problems, which differ in their seeds and rows, by one loop for all.
+    """Run `find_mode` for several problems in one loop.
 
-    A step of all of them is one call, vectorised over them; each has a learning rate of its own and stands still once
-    it has arrived. Where one fails, its error takes its place. The costs of the loop are shared out evenly.
+    The problems differ in their seeds and rows. A step of all of them is one vectorised call. Each has its own learning
+    rate and stops moving when it has converged. The costs of the loop are shared evenly.
 
-    validation: the share of the rows that are held out of each, chosen by its seed. The loss is then that of the rows
-    that are left, and of all iterates the one with the largest mean log likelihood of the held-out rows is kept (early
-    stopping); it is not polished, because it is no mode.
+    Parameters
+    ----------
+    problems : sequence of Problem
+        Problems of one program.
+    start, steps, learning_rate, tolerance, polish, jacobian, progress, title
+        As for `find_mode`.
+    validation : float or None
+        The share of rows held out of each problem, chosen by its seed. The loss is then that of the other rows. The
+        iterate with the largest mean log likelihood of the held-out rows is kept (early stopping). It is not polished,
+        because it is not a mode.
+
+    Returns
+    -------
+    list of Mode or DivergenceError
+        One entry per problem; its error if it failed.
     """
     watch = Stopwatch()
     count, first = len(problems), problems[0]
@@ -122,7 +134,20 @@ def find_modes(
 
 
 def held_out(problem: Problem, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """(rows that are left, rows that are held out), both sorted: at least one of each, chosen by the problem's seed."""
+    """Split rows at random, by the seed of the problem; at least one row on each side.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    share : float
+        The share of rows to hold out.
+
+    Returns
+    -------
+    tuple of ndarray
+        (remaining rows, held-out rows), both sorted.
+    """
     rows = problem.rows
     held = min(max(1, round(share * rows)), rows - 1)
     order = np.random.default_rng(site_seed("held out", problem.seed)).permutation(rows)
@@ -132,9 +157,30 @@ def held_out(problem: Problem, share: float) -> tuple[np.ndarray, np.ndarray]:
 def best_mode(
     problem: Problem, *, restarts: int, progress: Progress, title: str, **settings: Any
 ) -> tuple[Mode, np.ndarray]:
-    """The highest of the modes from several starts, with what all of them cost, and the log joint of each, (R,).
+    """The highest of the modes from several starts.
 
-    A start that diverges has -inf; it is an error where all do. settings: those of `find_mode`.
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    restarts : int
+        R, the number of starts.
+    progress : Progress
+        Receives reports of progress.
+    title : str
+        Title of the progress bar.
+    **settings
+        Settings of `find_mode`.
+
+    Returns
+    -------
+    tuple
+        The mode with the costs of all starts, and the log joint of each, shape (R,), -inf for a start that diverged.
+
+    Raises
+    ------
+    DivergenceError
+        All starts diverged.
     """
     best: Mode | None = None
     log_joints, failed = np.full(restarts, -np.inf), []
@@ -159,15 +205,41 @@ def best_mode(
 
 
 def failed_restarts(failed: Sequence[Exception], restarts: int) -> tuple[str, ...]:
-    """A warning about starts that came to nothing, or none."""
+    """A warning about starts that failed, if there are any.
+
+    Parameters
+    ----------
+    failed : sequence of Exception
+        Their errors.
+    restarts : int
+        Number of starts.
+
+    Returns
+    -------
+    tuple of str
+        One warning or none.
+    """
     return (f"{len(failed)} of {restarts} starts failed, the first with: {failed[0]}",) if failed else ()
 
 
 def stacked_rows(
     problems: Sequence[Problem], rows: Sequence[np.ndarray] | None = None
 ) -> tuple[Any, Any, Any]:
-    """(x, y, axis): the data of several problems in arrays of the system, with a first axis for problems (axis 0), or
-    without one (axis None) where all have the same and no `rows` are chosen from each."""
+    """The data of several problems in arrays of the system.
+
+    Parameters
+    ----------
+    problems : sequence of Problem
+        The problems.
+    rows : sequence of ndarray, optional
+        Rows to take from each.
+
+    Returns
+    -------
+    tuple
+        (x, y, axis). The arrays have a first axis over problems (axis 0), or no such axis (axis None) if all problems
+        share their data and no `rows` are selected.
+    """
     first = problems[0]
     if rows is None and all(each.x is first.x and each.y is first.y for each in problems):
         return first.x, first.y, None
@@ -186,9 +258,9 @@ def stacked_rows(
 
 
 class _Members(ABC):
-    """Adam for several problems at once: the step of one of them, over ops, and what all of them hold.
+    """Adam for several problems at once: the step of one of them, over ops, and the state of all.
 
-    splits: (rows that are left, rows held out) of each problem, or None for each.
+    `splits` has (remaining rows, held-out rows) of each problem, or None for each.
     """
 
     compile_seconds = 0.0
@@ -222,7 +294,7 @@ class _Members(ABC):
 
     @abstractmethod
     def _build(self, problem: Problem) -> None:
-        """The step for all problems, compiled where the system compiles."""
+        """Set up the step for all problems, compiled if the system compiles."""
 
     def _step(self) -> Callable[..., Any]:
         """(state, rate, x, y, ...) -> (state, loss before the step) of one problem."""
@@ -255,22 +327,22 @@ class _Members(ABC):
 
     @abstractmethod
     def advance(self, rates: np.ndarray) -> np.ndarray:
-        """A chunk of steps of each at its rate; the losses, (problems, CHUNK)."""
+        """Run a chunk of steps of each problem at its rate; return the losses, (problems, CHUNK)."""
 
     def values(self) -> np.ndarray:
-        """The points now, or the best ones of those with rows held out, (problems, P)."""
+        """The current points, or the best ones for problems with held-out rows, (problems, P)."""
         return np.array(
             self._system.to_numpy(self._state["best" if self._held else "flat"]), dtype=np.float64
         )
 
     def scores(self) -> np.ndarray:
-        """The best mean log likelihoods of held-out rows, (problems,); NaN without."""
+        """The best mean log likelihoods of held-out rows, (problems,); NaN if there are none."""
         if not self._held:
             return np.full(len(self._system.to_numpy(self._state["step"])), np.nan)
         return np.array(self._system.to_numpy(self._state["score"]), dtype=np.float64)
 
     def best_steps(self) -> np.ndarray:
-        """The steps at which these were reached, (problems,); 0 without."""
+        """The steps of the best scores, (problems,); 0 if there are none."""
         values = self._state["at"] if self._held else 0.0 * self._state["step"]
         return np.array(self._system.to_numpy(values)).astype(int)
 

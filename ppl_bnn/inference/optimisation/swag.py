@@ -1,4 +1,4 @@
-"""Stochastic weight averaging, Gaussian: the first two moments of the iterates of stochastic gradient descent."""
+"""SWAG (stochastic weight averaging, Gaussian): a Gaussian from the first two moments of the iterates of SGD."""
 
 from __future__ import annotations
 
@@ -29,23 +29,33 @@ from ppl_bnn.inference.optimisation.several_modes import find_modes, stacked_row
 from ppl_bnn.posterior.approximation import Approximation
 
 SCHEDULES = ("constant", "cyclical")
-# What is left of the rate at the end of a cycle.
+# The rate at the end of a cycle, as a fraction of the full rate.
 CYCLE_END = 0.01
-# Rows whose gradients tell how noisy a batch is.
+# Number of rows from whose gradients the noise of a batch is estimated.
 NOISE_ROWS = 256
-# The share of the variances that the curvature says, in the median, below which the iterates have not spread: they were
-# collected before SGD came to rest, or at a rate held down by a stiff direction.
+# If the median variance of the iterates is below this share of the variance from the curvature, the iterates have not
+# spread: they were collected before SGD was stationary, or a stiff direction limited the rate.
 NARROW = 0.1
-# Steps of the loop that are compiled as one.
+# Maximum number of steps that are compiled together.
 LONGEST = 1000
 
 
 @dataclass
 class SWAGGaussian(Approximation):
-    """N(mean, 1/2 diag(variance) + 1/(2 (K - 1)) D D'), D the last K deviations of iterates from their running mean.
+    """The Gaussian of SWAG, N(mean, 1/2 diag(variance) + 1/(2 (K - 1)) D D').
 
-    mean, variance: site -> array in unconstrained coordinates; deviations: site -> (K, *shape). Coordinates of variance
-    zero did not move: they have no spread, and the density is over the others.
+    D are the last K deviations of iterates from their running mean.
+
+    Attributes
+    ----------
+    mean, variance : dict of str to ndarray
+        By site, in unconstrained coordinates.
+    deviations : dict of str to ndarray
+        By site, shape (K, *shape).
+
+    Notes
+    -----
+    Coordinates of variance zero did not move. They have no spread, and the density is over the others.
     """
 
     mean: dict[str, np.ndarray]
@@ -55,7 +65,7 @@ class SWAGGaussian(Approximation):
 
     @property
     def rank(self) -> int:
-        """K, how many deviations there are."""
+        """K, the number of deviations."""
         return len(next(iter(self.deviations.values())))
 
     def _flat(self, values: Mapping[str, np.ndarray], leading: int = 0) -> np.ndarray:
@@ -66,7 +76,7 @@ class SWAGGaussian(Approximation):
 
     @property
     def _factor(self) -> np.ndarray:
-        """(K, P): its product with itself is the part of low rank."""
+        """The factor F (K, P) of the low-rank part F'F of the covariance."""
         return self._flat(self.deviations, 1) / math.sqrt(2.0 * (self.rank - 1))
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -105,7 +115,13 @@ class SWAGGaussian(Approximation):
         return True
 
     def covariance(self) -> np.ndarray:
-        """The covariance (P, P) of the flat vector."""
+        """The covariance of the flat vector.
+
+        Returns
+        -------
+        ndarray
+            Shape (P, P).
+        """
         return 0.5 * np.diag(self._flat(self.variance)) + self._factor.T @ self._factor
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -126,15 +142,14 @@ class SWAGGaussian(Approximation):
 
 @dataclass(frozen=True)
 class SWAG(Method):
-    """Stochastic gradient descent from a mode, and a Gaussian with the moments of its iterates (Maddox, Izmailov,
-    Garipov, Vetrov and Wilson 2019, "A simple baseline for Bayesian uncertainty in deep learning").
+    """Stochastic gradient descent from a mode, and a Gaussian with the moments of its iterates [1]_.
 
-    With l(u) = -log p(w(u), D) - log |dw/du| and g the gradient of l from a batch of B rows, its likelihood scaled by
-    N / B,
+    With l(u) = -log p(w(u), D) - log |dw/du| and g the gradient of l from a batch of B rows, its likelihood scaled by N
+    / B,
 
-        u <- u - rate / N g(u),
+        u <- u - rate / N g(u).
 
-    and of the iterates u_1..u_T that are collected, one every so many steps,
+    Of the iterates u_1..u_T that are collected, one every `every` steps,
 
         mean = 1/T sum_i u_i        v = 1/T sum_i u_i^2 - mean^2
         D = the last K of u_i - mean_i,  mean_i = 1/i sum_{j <= i} u_j
@@ -142,39 +157,68 @@ class SWAG(Method):
 
     The variances of q are those of the iterates, its covariances half of theirs.
 
-    **What this is: the noise of SGD, not the posterior.** Iterates at a constant rate come to a stationary distribution
-    about the mode with the covariance S, A S + S A = rate C / B to first order in the rate, where A is the Hessian of
-    l / N and C the covariance of the gradients of single rows. It is the posterior's A^-1 / N only where C is a
-    multiple of the identity, and the rate the right one; where the model is true C is close to A, and S close to rate /
-    (2 B) in every direction: too narrow where the data say little, too wide where they say much. Its size is that of
-    the rate. So a rate of None is that of the stationary Gaussian closest to the posterior, 2 P B / (N trace C) (Mandt,
-    Hoffman and Blei 2017, theorem 1; C at the start), held below 1 / (largest eigenvalue of C + trace C / B), beyond
-    which steps overshoot: where there are more weights than rows, iterates at a rate at which they stay near the mode
-    spread less than the posterior.
+    **q describes the noise of SGD, not the posterior.** Its width is set by the learning rate (see Notes).
 
-    Batches are drawn with replacement, each step anew. (Shuffled passes over the rows, as of a data loader, cancel most
-    of the noise at the end of a pass, and the moments would tell of the shuffling.)
-
-    collections: T. rank: K, at least 2. every: steps between two collections; None: as many as make up one pass over
-    the rows. burn_in: so many times `every` steps come before. batch_size: B; None: a tenth of the rows, at most 128.
-    learning_rate: of the loss per row, as in the paper. schedule: "constant", or "cyclical": within each `every` steps
-    the rate falls from `learning_rate` linearly to a hundredth, and iterates are collected at the bottom (Izmailov et
-    al. 2018), where there is little left of the noise; the spread is then that between the bottoms.
-    start: where SGD begins: None for a mode found by Adam from a prior draw in at most `steps` steps, a method (MAP()),
-    a posterior or a dict of constrained values.
-
-    MultiSWAG (Wilson and Izmailov 2020) is `Ensemble(SWAG(), size=10)`.
-
-    history: "loss", the mean of l over the steps up to each collection, burn-in included. figures: "learning_rate",
-    "collections", "converged" (1 where the losses of the first and the second half of the collections agree within 3
-    standard errors, or 0.1 nats, and, for up to 300 coordinates and a curvature that is positive at the mean, the
-    variances of the iterates are at least a tenth of those that the curvature says, in the median), "log_joint" at the
-    mean of the iterates.
+    Parameters
+    ----------
+    collections : int, default 100
+        T, the number of collected iterates.
+    rank : int, default 20
+        K, at least 2.
+    every : int or None
+        Steps between two collections; None for one pass over the rows.
+    burn_in : int, default 20
+        Steps before the first collection, in units of `every`.
+    batch_size : int or None
+        B; None for a tenth of the rows, at most 128.
+    learning_rate : float or None
+        For the loss per row, as in the paper. None for the rate of the stationary Gaussian closest to the posterior
+        (see Notes).
+    schedule : {"constant", "cyclical"}
+        "cyclical": within each `every` steps the rate falls linearly from `learning_rate` to a hundredth of it, and
+        iterates are collected at the end of the cycle [4]_, where little of the noise is left. The spread is then that
+        between the ends of the cycles.
+    start : Start
+        Where SGD begins: a method (`MAP()`), a posterior or a dict of constrained values. None for a mode found by Adam
+        from a draw of the prior.
+    steps : int, default 20000
+        Maximum number of Adam steps, if `start` is None.
 
     Raises
     ------
-    DivergenceError: the loss left the finite numbers. UnsupportedError: a parameter without a prior, or a model whose
-    rows cannot be taken apart.
+    DivergenceError
+        The loss became infinite or NaN.
+    UnsupportedError
+        A parameter without a prior, or a model whose rows cannot be separated.
+
+    Notes ----- Iterates at a constant rate reach a stationary distribution around the mode. Its covariance S satisfies
+    A S + S A = rate C / B to first order in the rate, where A is the Hessian of l / N and C the covariance of the
+    gradients of single rows. S equals the posterior covariance A^-1 / N only if C is a multiple of the identity and the
+    rate is the right one. If the model is true, C is close to A, and S is close to rate / (2 B) in every direction: too
+    narrow where the data say little, too wide where they say much.
+
+    A rate of None is that of the stationary Gaussian closest to the posterior, 2 P B / (N trace C) ([2]_, theorem 1,
+    with C at the start). It is limited to 1 / (largest eigenvalue of C + trace C / B), beyond which steps overshoot. If
+    there are more weights than rows, iterates at a rate at which they stay near the mode spread less than the
+    posterior.
+
+    Batches are drawn independently at each step, with replacement. (Shuffled passes over the rows, as from a data
+    loader, cancel most of the noise at the end of a pass, and the moments would depend on the shuffling.)
+
+    MultiSWAG [3]_ is `Ensemble(SWAG(), size=10)`.
+
+    History: "loss", the mean of l over the steps up to each collection, burn-in included.
+
+    Figures: "learning_rate"; "collections"; "log_joint" at the mean of the iterates; "converged", 1 if both conditions
+    hold:
+
+    - the losses of the first and the second half of the collections agree within 3 standard errors, or 0.1 nats;
+    - for up to 300 coordinates and a curvature that is positive at the mean, the variances of the iterates are in the
+      median at least a tenth of those from the curvature.
+
+    References ---------- .. [1] Maddox, Izmailov, Garipov, Vetrov and Wilson (2019). A simple baseline for Bayesian
+    uncertainty in deep learning. .. [2] Mandt, Hoffman and Blei (2017). .. [3] Wilson and Izmailov (2020). .. [4]
+    Izmailov et al. (2018).
     """
 
     collections: int = 100
@@ -236,7 +280,20 @@ class SWAG(Method):
     def run_together(
         self, problems: Sequence[Problem], progress: Progress
     ) -> list[Outcome | DivergenceError]:
-        """Fits to several problems, of one program, in one vectorised loop; where one fails, its error stands there."""
+        """Fit several problems of one program in one vectorised loop.
+
+        Parameters
+        ----------
+        problems : sequence of Problem
+            The problems.
+        progress : Progress
+            Receives reports of progress.
+
+        Returns
+        -------
+        list of Outcome or DivergenceError
+            One entry per problem; its error if it failed.
+        """
         first = problems[0]
         refuse_free_parameters(self.name, first)
         size = self._size(first)
@@ -256,17 +313,17 @@ class SWAG(Method):
 
     def _size(self, problem: Problem) -> int:
         size = self._batch(problem.rows)
-        # As many rows as there are, drawn with replacement, are not all rows: rows must be taken apart for any size.
+        # N rows drawn with replacement are not all rows, so rows must be separable for any batch size.
         if size != problem.rows:
             rows_per_step(self.name, problem, size, advice="NUTS or SVI")
         elif problem.rows > 1:
             rows_per_step(self.name, problem, size - 1, advice="NUTS or SVI")
         return size
 
-    # -- where it begins
+    # -- start
 
     def _begin(self, problems: Sequence[Problem], progress: Progress) -> list[Any]:
-        """A `_Beginning` for each, or its error."""
+        """A `_Beginning` for each problem, or its error."""
         if self.start is None:
             modes = find_modes(problems, steps=self.steps, progress=progress, title=f"{self.name}, start")
             return [
@@ -282,7 +339,7 @@ class SWAG(Method):
         return found
 
     def _rate(self, problem: Problem, begin: _Beginning, size: int) -> float:
-        """The rate that was asked for, or that of the stationary Gaussian closest to the posterior."""
+        """The given rate, or that of the stationary Gaussian closest to the posterior."""
         if self.learning_rate is not None:
             return float(self.learning_rate)
         noise, largest = gradient_noise(problem, begin.flat)
@@ -318,7 +375,7 @@ class SWAG(Method):
             shape = 1.0 - (1.0 - CYCLE_END) * (np.arange(every) + 1.0) / every
         pieces = math.ceil(every / LONGEST)
         length = math.ceil(every / pieces)
-        # Every piece has as many steps, so that it is compiled once: the last is filled up with steps of rate zero.
+        # All pieces have the same number of steps, so the loop is compiled once. The last is padded with steps of rate zero.
         shape = np.concatenate([shape, np.zeros(pieces * length - every)])
         loop = _LOOPS[first.system.name](problems, [begin.flat for begin in begun], size, length)
         generators = [batch_generator(problem) for problem in problems]
@@ -442,7 +499,7 @@ class SWAG(Method):
 
 @dataclass(frozen=True)
 class _Beginning:
-    """Where SGD begins, the flat vector of all sites, and what it took to come there."""
+    """The flat vector of all sites at which SGD begins, and the cost of finding it."""
 
     flat: np.ndarray
     evaluations: float = 0.0
@@ -465,8 +522,7 @@ class _Beginning:
 
 
 class _Moments:
-    """Mean, variance and the last deviations of flat vectors, one after another, as Welford has them: no difference of
-    large numbers."""
+    """Mean, variance and last deviations of a sequence of flat vectors, by Welford's algorithm (no cancellation)."""
 
     def __init__(self, rank: int):
         self._count, self._mean, self._squares = 0, np.zeros(0), np.zeros(0)
@@ -483,14 +539,26 @@ class _Moments:
         self._deviations.append(after)
 
     def all(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Mean (P,), variance (P,), the sum over all of them divided by their number, and deviations (K, P)."""
+        """Mean (P,), variance (P,) (divided by the number of vectors) and deviations (K, P)."""
         return self._mean, self._squares / self._count, np.stack(list(self._deviations))
 
 
 def gradient_noise(problem: Problem, flat: np.ndarray) -> tuple[float, float]:
-    """(trace, largest eigenvalue) of C, the covariance between rows of the gradient of -log p(y_i | x_i, w(u)).
+    """The size of C, the covariance between rows of the gradient of -log p(y_i | x_i, w(u)).
 
-    From at most 256 rows, chosen by the problem's seed.
+    From at most 256 rows, chosen by the seed of the problem.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    flat : ndarray
+        Flat vector of all sites.
+
+    Returns
+    -------
+    tuple of float
+        (trace, largest eigenvalue) of C.
     """
     program, system = problem.program, problem.system
     rng = np.random.default_rng(site_seed("gradient noise", problem.seed))
@@ -509,7 +577,7 @@ def gradient_noise(problem: Problem, flat: np.ndarray) -> tuple[float, float]:
     _, gradients = program._cached("gradients of rows", build)(system.asarray(flat), x, y)
     deviations = np.asarray(system.to_numpy(gradients), dtype=np.float64)
     deviations = deviations - deviations.mean(0)
-    # The eigenvalues of C that are not zero are those of the smaller matrix of products between rows.
+    # The nonzero eigenvalues of C are those of the smaller matrix of inner products between rows.
     products = deviations @ deviations.T / (len(chosen) - 1)
     if not np.isfinite(products).all():
         return math.nan, math.nan
@@ -517,12 +585,12 @@ def gradient_noise(problem: Problem, flat: np.ndarray) -> tuple[float, float]:
 
 
 def batch_generator(problem: Problem) -> np.random.Generator:
-    """What draws the rows of all batches, one after another."""
+    """The random generator of the rows of all batches."""
     return np.random.default_rng(site_seed("batches with replacement", problem.seed))
 
 
 def _settled(losses: np.ndarray) -> bool:
-    """Whether the mean losses of the two halves agree, within 3 standard errors or 0.1 nats."""
+    """Whether the mean losses of the two halves agree within 3 standard errors or 0.1 nats."""
     half = len(losses) // 2
     before, last = losses[:half], losses[half:]
     if half < 2:
@@ -532,7 +600,7 @@ def _settled(losses: np.ndarray) -> bool:
 
 
 class _Loop(ABC):
-    """Gradient descent of several problems at once, a stretch of steps at a time."""
+    """Gradient descent for several problems at once, one stretch of steps at a time."""
 
     compile_seconds = 0.0
 
@@ -546,10 +614,10 @@ class _Loop(ABC):
 
     @abstractmethod
     def _build(self, problem: Problem, count: int, size: int, length: int) -> None:
-        """The step for all problems, compiled where the system compiles."""
+        """Set up the step for all problems, compiled if the system compiles."""
 
     def _step(self) -> Callable[..., Any]:
-        """(flat, rate, x, y) -> (flat, loss before the step) of one problem and the rows of a batch."""
+        """(flat, rate, x, y) -> (flat, loss before the step) of one problem, for the rows of a batch."""
         program, scale = self._program, self._scale
 
         def loss(flat: Any, x: Any, y: Any) -> Any:
@@ -565,10 +633,10 @@ class _Loop(ABC):
 
     @abstractmethod
     def advance(self, rates: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Steps at rates (problems, length) on rows (problems, length, size); their losses (problems, length)."""
+        """Take steps at rates (problems, length) on rows (problems, length, size); return losses (problems, length)."""
 
     def values(self) -> np.ndarray:
-        """The flat vectors now, (problems, P)."""
+        """The current flat vectors, (problems, P)."""
         return np.array(self._system.to_numpy(self._flats), dtype=np.float64)
 
 
@@ -628,7 +696,7 @@ class _LoopPyro(_Loop):
         return np.array(self._system.to_numpy(torch.stack(values, 1)), dtype=np.float64)
 
     def _chosen(self, array: Any, index: Any) -> Any:
-        """Rows (problems, size, ...) of data that all problems share, or of each its own."""
+        """Rows (problems, size, ...) of data that all problems share, or of the data of each problem."""
         if self._axis is None:
             return array[index]
         import torch
