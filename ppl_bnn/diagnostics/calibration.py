@@ -1,4 +1,4 @@
-"""Whether ranks are uniform: the result of a simulation-based calibration, its tests and its figures."""
+"""Result of a simulation-based calibration: ranks, tests of their uniformity, and figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,15 @@ UNDECIDED = "undecided"
 
 
 class CalibrationInterrupted(KeyboardInterrupt):
-    """Ctrl-C during `simulation_based_calibration`. `partial` is the `Calibration` of what had finished."""
+    """Raised on Ctrl-C during `simulation_based_calibration`.
+
+    Parameters
+    ----------
+    text : str
+        The message.
+    partial : Calibration
+        The result of the simulations that had finished.
+    """
 
     def __init__(self, text: str, partial: Calibration):
         super().__init__(text)
@@ -42,17 +50,42 @@ class CalibrationInterrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Where the truth lay among the draws of a posterior, simulation by simulation.
+    """Ranks of the true values among posterior draws, one simulation per row.
 
-    Made by `simulation_based_calibration`. With S simulations finished and F functions: names (F,); numbers (S,), which
-    of the simulations finished; ranks (S, F), how many of the `draws` lie below the truth, 0..draws, ties broken at
-    random; truths (S, F). asked: how many simulations were wanted. failures: number of the simulation -> why it has no
-    ranks. constant: functions that never varied, left out. not_converged: how many of the S fits said of themselves
-    that they had not converged. error_rate: the probability that an exact method is called miscalibrated, over all
-    functions and tests together (Bonferroni). figures: name -> (S,), what was asked of each fit, NaN where it had none.
+    Made by `simulation_based_calibration`. Below, S is the number of finished simulations and F the number of
+    functions that were ranked.
 
-    An exact method keeps uniform ranks also where fits fail, since whether one fails is decided by the data, given
-    which the truth is one draw from the posterior like any other.
+    Parameters
+    ----------
+    subject : str
+        What was calibrated: the method and its system.
+    names : tuple of str
+        Names of the functions, (F,).
+    numbers : np.ndarray
+        Numbers of the simulations that finished, (S,).
+    ranks : np.ndarray
+        How many of the `draws` lie below the truth, (S, F), integers in 0..draws. Ties are broken at random.
+    truths : np.ndarray
+        Value of each function at the true parameters, (S, F).
+    draws : int
+        Number of posterior draws that each truth is ranked among.
+    asked : int
+        Number of simulations requested.
+    failures : dict of int to str
+        Number of a failed simulation -> why it has no ranks.
+    constant : tuple of str
+        Functions that never varied; they are left out.
+    not_converged : int
+        How many of the S fits reported that they had not converged.
+    error_rate : float
+        Probability that an exact method is called miscalibrated, over all functions and tests together (Bonferroni).
+    figures : dict of str to np.ndarray
+        Name -> (S,): the figures computed from each fit, NaN where a fit has none.
+
+    Notes
+    -----
+    The ranks of an exact method are uniform even if some fits fail: whether a fit fails is decided by the data, and
+    given the data the truth is one draw from the posterior like any other.
     """
 
     subject: str
@@ -70,7 +103,7 @@ class Calibration:
 
     @property
     def simulations(self) -> int:
-        """How many simulations finished."""
+        """Number of simulations that finished."""
         return len(self.ranks)
 
     @property
@@ -80,10 +113,10 @@ class Calibration:
 
     @cached_property
     def tests(self) -> dict[str, Uniformity]:
-        """The tests by function; empty with fewer than 20 simulations, which tell nothing."""
+        """The tests of each function, by name; empty with fewer than 20 simulations, which are too few to test."""
         if self.simulations < FEWEST:
             return {}
-        # Enough of the null distribution that a p-value can fall well below the threshold of a single test.
+        # Enough draws of the null distribution for a p-value to fall well below the threshold of a single test.
         count = max(NULL_DRAWS, int(np.ceil(20.0 * 3 * len(self.names) / self.error_rate)))
         return {
             name: uniformity(self.ranks[:, column], self.draws, null_draws=count)
@@ -92,12 +125,12 @@ class Calibration:
 
     @property
     def threshold(self) -> float:
-        """The p-value below which a single test counts: the error rate over three tests per function."""
+        """The p-value below which a single test is significant: the error rate over three tests per function."""
         return self.error_rate / (3 * max(1, len(self.names)))
 
     @property
     def verdict(self) -> str:
-        """ "calibrated as far as seen", "miscalibrated", or "undecided" where too few simulations finished."""
+        """ "calibrated as far as seen", "miscalibrated", or "undecided" if too few simulations finished."""
         if not self.tests:
             return UNDECIDED
         bad = any(test.least < self.threshold for test in self.tests.values())
@@ -105,7 +138,7 @@ class Calibration:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What was found, in sentences."""
+        """The findings, one sentence each."""
         return tuple(self._reasons())
 
     def _reasons(self) -> Iterator[str]:
@@ -133,7 +166,7 @@ class Calibration:
 
     @property
     def summary(self) -> str:
-        """The verdict and its reasons."""
+        """The verdict and its reasons as text."""
         head = f"{self.subject}: {self.verdict} ({self.simulations} simulations, {self.draws} draws each)"
         return "\n".join([head, *(f"  - {reason}" for reason in self.reasons)])
 
@@ -141,14 +174,35 @@ class Calibration:
         return self.summary
 
     def ecdf_band(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(levels, lower, upper): where the share of simulations with a rank below z (draws + 1) stays, for all z of
-        `levels` at once, with probability of at least 1 - error_rate in an exact method; for one function."""
+        """Simultaneous band of the rank distribution function of one function.
+
+        In an exact method, the share of simulations with a rank below z (draws + 1) stays inside the band for all z of
+        `levels` at once with probability at least 1 - error_rate.
+
+        Returns
+        -------
+        levels, lower, upper : np.ndarray
+            The levels z and the band at each, see `ecdf_band`.
+        """
         return ecdf_band(self.simulations, self.draws, self.error_rate)
 
     def to_dataframe(self, per: str = "function") -> pd.DataFrame:
-        """One row per function with its tests, or per="simulation": one per simulation and function.
+        """The result as a table.
 
-        Columns per simulation: simulation (its number), function, truth, rank, probability.
+        Parameters
+        ----------
+        per : {"function", "simulation"}
+            "function": one row per function with its tests. "simulation": one row per simulation and function, with the
+            columns simulation (its number), function, truth, rank and probability.
+
+        Returns
+        -------
+        pd.DataFrame
+
+        Raises
+        ------
+        InputError
+            `per` is neither of the two.
         """
         import pandas as pd
 
@@ -169,17 +223,25 @@ class Calibration:
         )
 
     def figure(self, kind: str = "ecdf") -> Figure:
-        """The ranks, one panel per function, as a Matplotlib figure: `figure().savefig("ranks.png")`.
+        """Draw the ranks, one panel per function: `figure().savefig("ranks.png")`.
 
-        kind="ecdf": the share of simulations with a rank below z (draws + 1), less z, inside the band in which the
-        curves of all functions together stay with probability of at least 1 - error_rate where the method is exact.
-        A curve that rises above the band at the left and falls below it at the right: draws too narrow; the reverse:
-        too wide; above or below throughout: biased. kind="histogram": the ranks in as many bins as `uniformity` uses,
-        with the same probability for all counts of all functions together.
+        Parameters
+        ----------
+        kind : {"ecdf", "histogram"}
+            "ecdf": the share of simulations with a rank below z (draws + 1), minus z, inside a band. If the method is
+            exact, the curves of all functions together stay in the band with probability at least 1 - error_rate. A
+            curve above the band at the left and below it at the right means draws that are too narrow; the reverse, too
+            wide; above or below throughout, biased. "histogram": the ranks in as many bins as `uniformity` uses; the
+            range holds all counts of all functions together with the same probability.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
 
         Raises
         ------
-        InputError: a kind that does not exist, no simulation that finished, or no function that varied.
+        InputError
+            An unknown kind, no simulation that finished, or no function that varied.
         """
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -206,7 +268,7 @@ class Calibration:
             axes.set_title(f"{name}{said}", fontsize=10, color=_VERMILION if found else "black")
             axes.spines[["top", "right"]].set_visible(False)
         if kind == "histogram":
-            # Once, after all: the axes are shared, and a limit that is set stays.
+            # Set once, after all panels are drawn: the axes are shared, and setting a limit turns autoscaling off.
             panels[0].set_ylim(0.0, 1.05 * max(axes.dataLim.y1 for axes in panels[:count]))
         for axes in panels[max(0, count - columns) : count]:
             axes.set_xlabel("rank of the truth / (draws + 1)")
@@ -222,10 +284,13 @@ class Calibration:
         return figure
 
     def to_datatree(self) -> Any:
-        """A DataTree with the group "prior_sbc", as ArviZ's `plot_ecdf_pit` and others read it.
+        """A DataTree with the group "prior_sbc", for ArviZ's `plot_ecdf_pit` and similar functions.
 
-        One variable per function, (chain 1, draw S): (rank + v) / (draws + 1) with v uniform on [0, 1), which is
-        uniform on [0, 1) where ranks are uniform; the same at every call.
+        Returns
+        -------
+        xarray.DataTree
+            One variable per function, of shape (chain 1, draw S): (rank + v) / (draws + 1) with v uniform on [0, 1). It
+            is uniform on [0, 1) if the ranks are uniform. The values are the same at every call.
         """
         import xarray
 
@@ -238,7 +303,27 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Uniformity:
-    """Tests of the ranks of one function (see `uniformity`); the p-values are each of one test alone."""
+    """Tests of the ranks of one function, made by `uniformity`. Each p-value is that of one test alone.
+
+    Parameters
+    ----------
+    simulations : int
+        Number of ranks S.
+    draws : int
+        Number of draws L; ranks are in 0..L.
+    mean_probability : float
+        Mean share of the draws above the truth.
+    asymmetry, asymmetry_p : float
+        Statistic D and p-value of the symmetry test.
+    spread, spread_p : float
+        Spread relative to that of uniform ranks, and its p-value.
+    ecdf_p : float
+        p-value of the distribution function.
+    chi2, chi2_p : float
+        Pearson's statistic and its p-value; NaN if not even two bins can be made.
+    bins : int
+        Number of bins of the chi2 test.
+    """
 
     simulations: int
     draws: int
@@ -254,11 +339,21 @@ class Uniformity:
 
     @property
     def least(self) -> float:
-        """The least of the three p-values that count: of symmetry, of the spread, of the distribution function."""
+        """The smallest of the three p-values that count: symmetry, spread and distribution function."""
         return min(self.asymmetry_p, self.spread_p, self.ecdf_p)
 
     def words(self, threshold: float) -> str:
-        """What the ranks look like, at this threshold for each p-value."""
+        """Describe the shape of the ranks in words.
+
+        Parameters
+        ----------
+        threshold : float
+            The p-value below which a test is significant.
+
+        Returns
+        -------
+        str
+        """
         found = []
         if self.asymmetry_p < threshold:
             side = "upwards" if self.mean_probability > 0.5 else "downwards"
@@ -283,24 +378,45 @@ class Uniformity:
 
 
 def uniformity(ranks: Any, draws: int, *, null_draws: int = NULL_DRAWS, seed: int = 0) -> Uniformity:
-    """Tests of whether ranks (S,) are uniform on 0..L, L being `draws`.
+    """Test whether ranks are uniform on 0..L, with L = `draws`.
 
-    - Symmetry (Yao et al. 2018): D = sup_t |F(t) - G(t)|, F and G the distribution functions of p and of 1 - p, p the
-      share of draws above the truth. p and 1 - p are one sample, not two, so that the distribution of D is taken not
-      from the table of Kolmogorov and Smirnov but from random reflections of each p about 1/2, under which a symmetric
-      distribution does not change: the test is exact. Asymmetry is bias.
+    - Symmetry (Yao et al. 2018): D = sup_t |F(t) - G(t)|, where F and G are the distribution functions of p and of
+      1 - p, and p is the share of draws above the truth. p and 1 - p are one sample, not two. The null distribution of
+      D is therefore not the table of Kolmogorov and Smirnov but comes from random reflections of each p about 1/2,
+      which leave a symmetric distribution unchanged: the test is exact. Asymmetry is bias.
     - Spread: mean squared distance of (rank + 1/2) / (L + 1) from 1/2, over its expectation. Above 1 the ranks pile up
-      at the ends (a U): draws too narrow for their error. Below 1: too wide. Two-sided, from simulated uniform ranks.
-    - ECDF (Säilynoja, Bürkner and Vehtari 2022, Statistics and Computing 32): gamma = min over v of
-      2 min(P(B_v <= k_v), P(B_v >= k_v)), k_v the number of ranks at most v and B_v ~ Binomial(S, (v + 1) / (L + 1)).
-      Its p-value is P(gamma' <= gamma) over simulated uniform ranks: whether the distribution function leaves the
-      simultaneous band of `ecdf_band` at that level.
-    - Pearson's chi2 over bins of equal size, of which there are as many as divide L + 1, at most 20 and with at least 5
-      ranks expected in each; NaN where not even two can be made. It is reported and decides nothing.
+      at the ends (a U): the draws are too narrow for their error. Below 1: too wide. Two-sided, from simulated uniform
+      ranks.
+    - ECDF (Säilynoja et al. 2022): gamma = min over v of 2 min(P(B_v <= k_v), P(B_v >= k_v)), with k_v the number of
+      ranks at most v and B_v ~ Binomial(S, (v + 1) / (L + 1)). Its p-value is P(gamma' <= gamma) over simulated uniform
+      ranks: whether the distribution function leaves the simultaneous band of `ecdf_band` at that level.
+    - Pearson's chi2 over bins of equal size. The number of bins divides L + 1, is at most 20, and leaves at least 5
+      expected ranks in each. NaN if not even two bins can be made. It is reported and does not enter the verdict.
+
+    Parameters
+    ----------
+    ranks : array_like
+        Ranks (S,), integers in 0..L.
+    draws : int
+        L, the number of draws that each truth is ranked among.
+    null_draws : int
+        Number of draws of the null distributions.
+    seed : int
+        Seed of the null distributions.
+
+    Returns
+    -------
+    Uniformity
 
     Raises
     ------
-    InputError: ranks that are no whole numbers in 0..L, or none.
+    InputError
+        No ranks, or ranks that are not integers in 0..L.
+
+    References
+    ----------
+    Säilynoja, Bürkner and Vehtari (2022), Statistics and Computing 32.
+    Yao, Vehtari, Simpson and Gelman (2018), ICML.
     """
     array = np.asarray(ranks)
     if (
@@ -319,7 +435,8 @@ def uniformity(ranks: Any, draws: int, *, null_draws: int = NULL_DRAWS, seed: in
     null = _null(count, draws, null_draws)
 
     def share(extreme: np.ndarray) -> float:
-        # The observed one is one of the draws under the null: so a test of level a rejects with probability at most a.
+        # The observed value counts as one of the draws under the null: a test of level a rejects with probability at
+        # most a.
         return float((1 + np.count_nonzero(extreme)) / (1 + null_draws))
 
     squares = ((np.arange(size) + 0.5) / size - 0.5) ** 2
@@ -335,7 +452,7 @@ def uniformity(ranks: Any, draws: int, *, null_draws: int = NULL_DRAWS, seed: in
         binned = counts.reshape(bins, -1).sum(axis=1)
         chi2 = float(np.sum((binned - count / bins) ** 2) / (count / bins))
         chi2_p = float(chdtrc(bins - 1, chi2))
-    # Sums of the same numbers in another order differ by rounding; a tie counts as one.
+    # Sums of the same numbers in another order differ by rounding; the tolerance counts them as ties.
     slack = 1e-12
     return Uniformity(
         simulations=count,
@@ -353,13 +470,27 @@ def uniformity(ranks: Any, draws: int, *, null_draws: int = NULL_DRAWS, seed: in
 
 
 def ecdf_band(simulations: int, draws: int, error_rate: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(levels, lower, upper), each (L,): the simultaneous band of the distribution function of uniform ranks.
+    """Simultaneous band of the distribution function of uniform ranks.
 
-    levels are z = (v + 1) / (L + 1), v = 0..L-1. The share of ranks at most v lies in [lower, upper] for all v at once
-    with probability at least 1 - error_rate, over 9999 simulated sets of uniform ranks (see `uniformity`).
+    The share of ranks at most v lies in [lower, upper] for all v at once with probability at least 1 - error_rate, over
+    9999 simulated sets of uniform ranks (see `uniformity`).
+
+    Parameters
+    ----------
+    simulations : int
+        Number of ranks.
+    draws : int
+        L; ranks are in 0..L.
+    error_rate : float
+        Probability that uniform ranks leave the band anywhere.
+
+    Returns
+    -------
+    levels, lower, upper : np.ndarray
+        Each (L,). Levels are z = (v + 1) / (L + 1) for v = 0..L-1.
     """
     null = _null(simulations, draws, NULL_DRAWS)
-    # The least gamma that still lies inside: at most a share of `error_rate` of the null is below.
+    # The smallest gamma still inside: at most a share `error_rate` of the null is below it.
     limit = np.sort(null.gammas)[int(np.floor(error_rate * NULL_DRAWS))]
     inside = null.tails >= limit
     lower = inside.argmax(axis=0) / simulations
@@ -369,7 +500,7 @@ def ecdf_band(simulations: int, draws: int, error_rate: float) -> tuple[np.ndarr
 
 @dataclass(frozen=True, eq=False)
 class _Null:
-    """Uniform ranks, simulated: counts (M, L + 1), their gammas (M,), and tails (S + 1, L), what gamma is made of."""
+    """Simulated uniform ranks: counts (M, L + 1), their gammas (M,), and the tails (S + 1, L) behind gamma."""
 
     counts: np.ndarray
     gammas: np.ndarray
@@ -392,7 +523,7 @@ def _null(simulations: int, draws: int, null_draws: int) -> _Null:
 
 
 def _gamma(counts: np.ndarray, tails: np.ndarray) -> np.ndarray:
-    """(M,) of counts (M, L + 1) of each rank."""
+    """Gamma (M,) from the counts (M, L + 1) of each rank."""
     upto = counts.cumsum(axis=1)[:, :-1]
     return tails[upto, np.arange(tails.shape[1])].min(axis=1)
 
@@ -400,7 +531,7 @@ def _gamma(counts: np.ndarray, tails: np.ndarray) -> np.ndarray:
 def _asymmetry(ranks: np.ndarray, draws: int, flips: int, seed: int) -> tuple[float, np.ndarray]:
     """sup_t |F(t) - G(t)| of ranks r and of L - r, and the same after random reflections, (flips,)."""
     count = len(ranks)
-    # What reflection i adds to the difference of the two histograms, and takes from it when reflected.
+    # What simulation i adds to the difference of the two histograms, and subtracts from it when reflected.
     difference = np.zeros((count, draws + 1), dtype=np.float32)
     np.add.at(difference, (np.arange(count), ranks), 1.0)
     np.add.at(difference, (np.arange(count), draws - ranks), -1.0)
@@ -411,12 +542,13 @@ def _asymmetry(ranks: np.ndarray, draws: int, flips: int, seed: int) -> tuple[fl
 
 
 def _bins(count: int, size: int) -> int:
-    """The most bins of equal numbers of ranks, at most 20, with at least 5 of `count` ranks expected in each; or 1."""
+    """The largest number of equal bins, at most 20, with at least 5 of `count` ranks expected in each; or 1."""
     fits = [bins for bins in range(1, MOST_BINS + 1) if size % bins == 0 and count >= FEWEST_PER_BIN * bins]
     return fits[-1] if fits else 1
 
 
 def listed(names: tuple[str, ...]) -> str:
+    """The names joined for a sentence."""
     return ", ".join(names) if len(names) <= 6 else f"{', '.join(names[:5])} and {len(names) - 5} more"
 
 
@@ -424,7 +556,7 @@ _BLUE, _VERMILION, _GREY = "#0072B2", "#D55E00", "#BBBBBB"
 
 
 def _shape(test: Uniformity, threshold: float) -> str:
-    """One or two words for what `Uniformity.words` says in full."""
+    """One or two words for the description that `Uniformity.words` gives in full."""
     found = []
     if test.asymmetry_p < threshold:
         found.append("biased upwards" if test.mean_probability > 0.5 else "biased downwards")
@@ -436,7 +568,7 @@ def _shape(test: Uniformity, threshold: float) -> str:
 
 
 def _draw_ecdf(calibration: Calibration, axes: Any, ranks: np.ndarray) -> None:
-    """The difference of the distribution function of ranks from that of uniform ones, with its band."""
+    """Draw the distribution function of the ranks minus that of uniform ranks, with its band."""
     draws, together = calibration.draws, calibration.error_rate / len(calibration.names)
     levels, lower, upper = ecdf_band(len(ranks), draws, together)
     share = np.bincount(ranks, minlength=draws + 1).cumsum()[:-1] / len(ranks)
@@ -452,7 +584,7 @@ def _draw_ecdf(calibration: Calibration, axes: Any, ranks: np.ndarray) -> None:
 
 
 def _draw_histogram(calibration: Calibration, axes: Any, ranks: np.ndarray) -> None:
-    """Ranks in bins of equal size, with the range of binomial counts."""
+    """Draw the ranks in bins of equal size, with the range of binomial counts."""
     from scipy.stats import binom
 
     size = calibration.draws + 1

@@ -1,4 +1,4 @@
-"""Converged? Adequate? Why, and what to try: one answer from whatever is defined for the kind of posterior."""
+"""Verdict on a fitted posterior: converged, adequate or not, why, and what to try."""
 
 from __future__ import annotations
 
@@ -41,16 +41,26 @@ BFMI_LIMIT = 0.3
 MEAN_GAP_LIMIT = 0.5
 SD_RATIO_LIMIT = 1.5
 REFERENCE_ROWS = 200
-# The loss curve is read in windows of a tenth; below this many losses there is none to read.
+# The loss curve is read in windows of a tenth; with fewer losses than this it is not read.
 WINDOWS, FEWEST_LOSSES, LEAST_FALL = 10, 40, 0.1
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the figures of a posterior say (see `diagnose`).
+    """Verdict on a posterior, made by `diagnose`.
 
-    verdict: one of `VERDICTS`. reasons: what was found, in sentences. advice: what to try. figures: the numbers
-    behind them.
+    Parameters
+    ----------
+    verdict : str
+        One of `VERDICTS`.
+    reasons : tuple of str
+        The findings, one sentence each.
+    advice : tuple of str
+        What to try.
+    figures : dict of str to float
+        The numbers behind the findings.
+    subject : str
+        What was diagnosed.
     """
 
     verdict: str
@@ -84,40 +94,58 @@ def diagnose(
     seed: int = 0,
     progress: bool | Progress | None = None,
 ) -> Diagnosis:
-    """Judge a posterior by what is defined for its kind.
+    """Judge a posterior by the diagnostics that are defined for its kind.
 
-    - Chains: R-hat and ESS in function space (`diagnostics.function_space.convergence`), divergences, saturated
-    trees and E-BFMI where the sampler recorded them. "converged"; "converged per mode only" where each chain
-    has converged by itself and they disagree: they sit in parts of the posterior that they do not leave, whose shares
-    are not known; "not converged"; or "undecided" where R-hat and ESS are good but more than 1 % of
-    the transitions diverged, an E-BFMI is below 0.3, or the run was ended by its budget. What chains are of, where it
-    is not the posterior (a tempered target, a sampler with a bias), is said: they have converged to that.
-    - Approximations: whether the optimisation settled, by the test that the method states and by what the loss did
-    over its last two tenths; the ELBO with its standard error; Pareto k-hat of p(w, D)/q(w); the importance-weighted
-    evidence log mean p/q with its standard error (not to be trusted where k-hat exceeds 0.7) and its gap to the ELBO;
-    and, where it was fitted from several starts, whether these agree in function space
-    (`diagnostics.function_space.agreement`). k-hat alone never gives "inadequate": above 0.7 the verdict is
-    "undecided", as it is where restarts differ, and only a reference can decide. A tempered target, another objective
-    than the ELBO, and weights held at a value are named, and what
-    the method itself warned of (an approximate estimator, an improper prior). Without a density
-    of q (particles, dropout masks) all that is made of p/q is not defined, and that is what is said.
+    - Chains: R-hat and ESS in function space (`diagnostics.function_space.convergence`), and divergences, saturated
+      trees and E-BFMI if the sampler recorded them. The verdict is "converged"; "converged per mode only" if each chain
+      converged by itself and they disagree: they are in parts of the posterior that they do not leave, whose
+      probabilities are unknown; "not converged"; or "undecided" if R-hat and ESS are good but more than 1 % of the
+      transitions diverged, an E-BFMI is below 0.3, or the run was ended by its budget. If the chains target another
+      distribution than the posterior (a tempered target, a sampler with a bias), the reasons say so: the chains
+      converged to that.
+    - Approximations: whether the optimisation settled, by the method's own test and by the loss over its last two
+      tenths; the ELBO with its standard error; Pareto k-hat of p(w, D)/q(w); the importance-weighted evidence
+      log mean p/q with its standard error (not reliable if k-hat exceeds 0.7) and its gap to the ELBO; and, if the
+      approximation was fitted from several starts, whether these agree in function space
+      (`diagnostics.function_space.agreement`). k-hat alone never gives "inadequate": above 0.7 the verdict is
+      "undecided", as it is if restarts differ, and only a reference can decide. The reasons also name a tempered
+      target, an objective other than the ELBO, weights held at a value, and the method's own warnings (an approximate
+      estimator, an improper prior). If q has no density (particles, dropout masks), the figures based on p/q are not
+      defined, and the reasons say so.
     - A point: whether the optimisation settled; it has no spread to judge.
 
-    reference: a posterior of chains of the same model, on the same data. If it has converged (per mode is not enough,
-    and stacked chains, or those of another target, are none), the approximation is compared with it at up to 200
-    training rows: "inadequate" where the predictive mean is off by more than 0.5 epistemic standard deviations of the
-    reference, or the standard deviations differ by more than a factor of 1.5, unless that is within the noise floor,
-    the same figures between two halves of the reference.
+    Parameters
+    ----------
+    posterior : Posterior
+        The posterior to judge.
+    reference : Posterior, optional
+        A posterior of chains of the same model on the same data. If it has converged ("per mode only" is not enough;
+        stacked chains and chains of another target do not qualify), the approximation is compared with it at up to 200
+        training rows. It is "inadequate" if its predictive mean is off by more than 0.5 epistemic standard deviations
+        of the reference, or if the standard deviations differ by more than a factor of 1.5, unless that is within the
+        noise floor, the same figures between two halves of the reference.
+    calibration : Calibration or Method, optional
+        A `Calibration` from `bnn.simulation_based_calibration`, or the method to calibrate: it is then fitted
+        `simulations` times to data drawn from the posterior's own model at its training inputs (in the units of the
+        fit). Calibration is a property of the method on this model, averaged over all data that the prior allows.
+        Miscalibration turns "adequate" and "converged" into "undecided", never into "inadequate".
+    simulations : int
+        Number of simulations, if `calibration` is a method.
+    seed : int
+        Seed of the simulations.
+    progress : bool or Progress, optional
+        Progress of the simulations.
 
-    calibration: a `Calibration` made by `bnn.simulation_based_calibration`, or the method to make one with, by
-    `simulations` fits of it to data drawn from the posterior's own model at its training inputs (in the units of the
-    fit); seed and progress are for these. It is about the method on this model, over all data that the prior holds
-    possible: miscalibration makes of "adequate" and "converged" "undecided", never "inadequate".
+    Returns
+    -------
+    Diagnosis
 
     Raises
     ------
-    UnsupportedError: a reference that is not of chains; a calibration of a model that cannot be simulated. InputError:
-    a reference for other data, or something else as a calibration.
+    UnsupportedError
+        A reference that is not a posterior of chains, or a calibration of a model that cannot be simulated.
+    InputError
+        A reference for other data, or a calibration of another type.
     """
     if not isinstance(calibration, Calibration | Method | None):
         raise InputError(
@@ -133,7 +161,7 @@ def diagnose(
     found.reasons.extend(posterior.info.warnings)
     if reference is not None:
         compared = _against(posterior, reference, found)
-        # What has not converged is to be mended first; chains that have converged need no "as far as seen".
+        # Advice on convergence comes first; chains that have converged need no "as far as seen".
         if verdict not in (NOT_CONVERGED, PER_MODE) and (
             compared == INADEQUATE or posterior.kind != "chains"
         ):
@@ -198,7 +226,7 @@ def _advise(posterior: Any, judged: Convergence, found: _Findings) -> None:
 
 
 def _aim(posterior: Any, found: _Findings) -> None:
-    """What chains are of, where it is not the posterior."""
+    """The target of chains, if it is not the posterior."""
     if posterior.info.target:
         found.reasons.append(
             f"the target of the chains is not the posterior: {posterior.info.target}; that is what they are judged by"
@@ -212,7 +240,7 @@ def _aim(posterior: Any, found: _Findings) -> None:
 
 
 def _cut_short(posterior: Any, found: _Findings) -> bool:
-    """Whether the run was ended before what was asked of it held."""
+    """Whether the run ended before its stopping criterion was met."""
     figures = posterior.info.figures
     unmet = figures.get("rule_held") == 0.0
     spent = figures.get("stopped_by_budget") == 1.0
@@ -224,19 +252,19 @@ def _cut_short(posterior: Any, found: _Findings) -> bool:
         found.reasons.append(
             f"the run was ended by its budget{rule}" if spent else f"until={wanted!r} did not hold"
         )
-    # Particles are no chains that could go on.
+    # Particles are not chains and cannot be continued.
     more = "" if "moves" in fitted_settings(posterior) else ", or bnn.extend(posterior, draws=...)"
     found.advice.append(f"a larger budget{more}")
     return True
 
 
 def _said(posterior: Any, word: str) -> bool:
-    """Whether the method itself has warned of it, in words that are among the reasons anyway."""
+    """Whether the method itself has warned of this already, in words that are among the reasons."""
     return any(word in warning for warning in posterior.info.warnings)
 
 
 def _sampler(posterior: Any, found: _Findings) -> bool:
-    """What the sampler recorded; whether it casts doubt on draws that look converged."""
+    """The sampler's own figures, and whether they cast doubt on draws that look converged."""
     statistics = posterior.statistics
     doubtful = False
     if "diverging" in statistics:
@@ -280,7 +308,7 @@ def _sampler(posterior: Any, found: _Findings) -> bool:
 
 
 def _optimisation(posterior: Any, found: _Findings) -> bool:
-    """Whether the optimisation settled, as far as the method says."""
+    """Whether the optimisation settled, as far as the method reports it."""
     figures = posterior.info.figures
     found.figures |= {name: float(value) for name, value in figures.items()}
     if "gradient_norm" in figures:
@@ -300,13 +328,13 @@ def _optimisation(posterior: Any, found: _Findings) -> bool:
 
 
 def _loss_curve(posterior: Any, settled: bool | None, found: _Findings) -> bool:
-    """Whether the optimisation settled: what the method's own test said, or else what the loss did at the end.
+    """Whether the optimisation settled, by the method's own test or else by the end of the loss curve.
 
-    There it settled if the mean over the last tenth of the losses is below that of the tenth before by no more than
-    max(2 standard errors of the difference, 0.1 nats).
+    By the loss curve it settled if the mean over the last tenth of the losses is below that of the tenth before by at
+    most max(2 standard errors of the difference, 0.1 nats).
     """
     losses = np.asarray(posterior.info.history.get("loss", ()), dtype=np.float64)
-    # A loss without noise, as a mode has, is judged by its gradient.
+    # A loss without noise, such as that of a mode, is judged by its gradient.
     if losses.ndim != 1 or len(losses) < FEWEST_LOSSES or "gradient_norm" in posterior.info.figures:
         return settled is not False
     window = len(losses) // WINDOWS
@@ -367,7 +395,7 @@ def _approximation(posterior: Any, found: _Findings) -> str:
 
 
 def _target(posterior: Any, found: _Findings) -> bool:
-    """What was fitted, where it was not the posterior by its ELBO; whether the target was tempered."""
+    """What was fitted if it was not the posterior by its ELBO, and whether the target was tempered."""
     settings = fitted_settings(posterior)
     weight = settings.get("kl_weight", 1.0)
     tempered = isinstance(weight, int | float) and not isinstance(weight, bool) and weight != 1.0
@@ -387,7 +415,7 @@ def _target(posterior: Any, found: _Findings) -> bool:
             "what is said of p/q, the ELBO and the evidence is about the posterior, not about that target"
         )
     objective = settings.get("objective")
-    # A Laplace approximation has an objective, too, that of its hyper-parameters.
+    # A Laplace approximation also has an objective, that of its hyper-parameters.
     if posterior.info.method != "Laplace" and objective not in (None, "elbo"):
         found.reasons.append(
             f"the fit maximised the objective {objective!r}; the ELBO given is of what it found"
@@ -399,7 +427,7 @@ def _bounds(posterior: Any, pareto: ParetoK, tempered: bool, held: int, found: _
     """The ELBO and the importance-weighted evidence, and what they bound."""
     figures = posterior.info.figures
     elbo, error = pareto.elbo, pareto.elbo_se
-    # The method's own estimate, of more draws, where it is of the posterior itself.
+    # The method's own estimate uses more draws; it is taken if it is one of the posterior itself.
     if "elbo" in figures and not tempered:
         elbo, error = figures["elbo"], figures.get("elbo_se", math.nan)
     if math.isfinite(elbo):
@@ -429,7 +457,7 @@ def _bounds(posterior: Any, pareto: ParetoK, tempered: bool, held: int, found: _
 
 
 def _agreement(posterior: Any, settled: bool, found: _Findings) -> bool:
-    """Whether restarts, where there were several, ended in distributions that predict alike."""
+    """Whether restarts, if there were several, gave the same predictive distribution."""
     if posterior.approximation.components:
         _members(posterior, found)
         return True
@@ -470,7 +498,7 @@ def _agreement(posterior: Any, settled: bool, found: _Findings) -> bool:
 
 
 def _members(posterior: Any, found: _Findings) -> None:
-    """What the parts of a mixture are, and how far they differ: they are meant to, and it decides nothing."""
+    """The components of a mixture and how far they differ, which is intended and does not enter the verdict."""
     parts, weights = posterior.approximation.components, posterior.weights
     how = (
         "of equal weight"
@@ -478,7 +506,7 @@ def _members(posterior: Any, found: _Findings) -> None:
         else f"with stacked weights from {weights.min():.3f} to {weights.max():.3f}"
     )
     differ = ""
-    # Points stand still: between them R-hat is infinite whatever they predict.
+    # Points do not vary: between them R-hat is infinite whatever they predict.
     spread = all(part.kind != "point" for part in parts)
     if spread and len(getattr(posterior.approximation, "members", None) or ()) > 1:
         judged = agreement(posterior)
@@ -492,7 +520,7 @@ def _members(posterior: Any, found: _Findings) -> None:
 
 
 def _calibrated(calibration: Calibration, verdict: str, found: _Findings) -> str:
-    """The words of a calibration; what is left of the verdict."""
+    """The findings of a calibration, and the verdict after it."""
     found.figures |= {"simulations": calibration.simulations, "simulations_failed": len(calibration.failures)}
     found.reasons.extend(
         f"simulation-based calibration of {calibration.subject}: {reason}" for reason in calibration.reasons
@@ -522,7 +550,7 @@ def _point(posterior: Any, found: _Findings) -> str:
 
 
 def _against(posterior: Any, reference: Any, found: _Findings) -> str | None:
-    """The gap to a reference; None where the reference cannot decide."""
+    """The gap to a reference; None if the reference cannot decide."""
     if reference.kind != "chains":
         raise UnsupportedError(
             "diagnose: "

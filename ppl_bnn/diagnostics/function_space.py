@@ -1,16 +1,17 @@
-"""Convergence of chains where it means something for a network: in function space.
+"""Convergence of chains in function space.
 
-The weights of a network have symmetric modes (hidden units can be exchanged, signs flipped), so chains that
-agree on every prediction may sit in different copies of one mode: R-hat of the weights is then large and says
-nothing. Judged here are the network's outputs at probe inputs, the log likelihood and the scale parameters,
-which no symmetry moves. Restarts of an approximation are compared in the same quantities, each restart as a chain.
+The weights of a network have symmetric modes (hidden units can be exchanged, signs flipped). Chains that agree on every
+prediction may be in different copies of one mode; R-hat of the weights is then large and not informative. The
+diagnostics here are computed from the network's outputs at probe inputs, the log likelihood and the scale parameters,
+which these symmetries leave unchanged. Restarts of an approximation are compared in the same quantities, each restart
+as a chain.
 
 R-hat is for chains only. Draws of an approximation are independent, and their R-hat would describe the random number
 generator.
 
-Chains that stay in modes of their own are distinguished from chains that mix badly by looking at each alone: variation
-within chains and variation between them are two findings. "Converged per mode only" is therefore a verdict of its own:
-its remedies are stacking, more chains or `SMC`, not more draws.
+Chains that stay in different modes are distinguished from chains that mix badly by examining each chain alone:
+variation within chains and variation between them are two findings. "Converged per mode only" is therefore a separate
+verdict: its remedies are stacking, more chains or `SMC`, not more draws.
 """
 
 from __future__ import annotations
@@ -43,34 +44,55 @@ from ppl_bnn.posterior.posterior import MEMORY
 # the worst of 50 components exceeding it by chance: default numbers of transitions are chosen so that the bulk ESS
 # reaches 400, and a larger limit would call shorter chains converged with the same errors.
 RHAT_LIMIT = 1.01
-# R-hat of the halves of one chain of ESS 200 exceeds 1.01 by chance now and then; it seldom exceeds this.
+# R-hat of the halves of one chain of ESS 200 sometimes exceeds 1.01 by chance; it seldom exceeds this.
 WITHIN_LIMIT = 1.05
-# The worst ESS over outputs and chains: of 500 independent draws it is 100 to 350, as tails of one chain hold few.
+# The worst ESS over outputs and chains: for 500 independent draws it is 100 to 350, as tails of one chain hold few.
 WITHIN_ESS = 50
 # Between two restarts R-hat is about 1 + d^2 / 6 where their means differ by d standard deviations: here d = 0.55.
 RESTART_LIMIT = 1.05
 RESTART_DRAWS = 1000
 ESS_PER_CHAIN = 100
-# Of many chains each is looked at alone in every few components of f only, no more than this many in all.
+# With many chains, single chains are examined in evenly chosen components of f only, at most this many in all.
 MOST_ALONE = 500
 
 
 @dataclass(frozen=True)
 class Convergence:
-    """Convergence of chains in function space (see `convergence`).
+    """Convergence of chains in function space, made by `convergence`.
 
-    rhat, ess_bulk, ess_tail, mcse: the worst over all `quantities` (weights apart). reasons: what fails, in
-    sentences. still: the chains that never move. superchains: how many starting points there were, where several chains
-    started at each (R-hat is then the nested one), else None.
-
-    rhat_within, ess_within: the worst R-hat (of its halves) and ESS of a single chain (of more than about ten chains in
-    some of the components of f, evenly chosen). between_share,
-    between_share_max: of the variance of f, the share that lies between chains, median and largest over its components;
-    about 1 / ESS of a chain where they agree. rhat_between: the largest R-hat over the single chains (not nested) of
-    the quantity `between`: f, or another one where f agrees and that does not, as where a symmetry of the model gives
-    two modes the same predictions. per_mode: each chain by itself has converged, and they disagree.
-
-    layers, weights: figures of the weights in unconstrained coordinates, by layer and of all, on request.
+    Parameters
+    ----------
+    converged : bool
+        Whether the chains converged.
+    rhat, ess_bulk, ess_tail, mcse : float
+        The worst over all `quantities` (weights excluded).
+    chains, draws, probes : int
+        Number of chains, of draws and of probe inputs.
+    quantities : dict of str to Mixing
+        The figures of each quantity.
+    weights : Mixing, optional
+        Figures of all weights in unconstrained coordinates, on request.
+    reasons : tuple of str
+        What fails, one sentence each.
+    layers : dict of str to Mixing
+        Figures of the weights by layer, on request.
+    still : tuple of int
+        The chains that never move.
+    superchains : int, optional
+        Number of starting points, if several chains started at each (R-hat is then the nested one), else None.
+    rhat_within, ess_within : float
+        The worst R-hat (of its halves) and ESS of a single chain. With more than about ten chains, in some of the
+        components of f, evenly chosen.
+    between_share, between_share_max : float
+        Share of the variance of f that lies between chains, median and largest over its components; about 1 / ESS of a
+        chain if they agree.
+    rhat_between : float
+        The largest R-hat over the single chains (not nested) of the quantity `between`.
+    per_mode : bool
+        Whether each chain by itself converged and they disagree.
+    between : str
+        The quantity of `rhat_between`: f, or another one in which the chains disagree while f agrees, for example if a
+        symmetry of the model gives two modes the same predictions.
     """
 
     converged: bool
@@ -116,33 +138,54 @@ class Convergence:
 def convergence(
     posterior: Any, probe: Any = None, max_rows: int = PROBES, *, weights: bool = False
 ) -> Convergence:
-    """R-hat, ESS and MCSE of the network's outputs, the log likelihood and the scales of a posterior of chains.
+    """R-hat, ESS and MCSE of a posterior of chains in function space.
 
-    Quantities: "f", the predictor eta at the probe inputs, each row and output a component (the noise, being
-    the same in every row, counts there once); "log_likelihood", sum_i log p(y_i | x_i, draw) over the training
-    rows; and each scalar random variable of the model, such as "noise", by its name. Components that do not
-    vary over any draw are left out and counted.
+    The quantities are "f", the predictor eta at the probe inputs, each row and output a component (the noise, which is
+    the same in every row, counts once); "log_likelihood", sum_i log p(y_i | x_i, draw) over the training rows; and each
+    scalar random variable of the model, such as "noise", by its name. Components that do not vary over any draw are
+    left out and counted.
 
-    probe: inputs (M, F) in original units; default `max_rows` training rows, chosen evenly without replacement
-    by a generator seeded from the seed of the fit. weights: also all sites in unconstrained coordinates, together in
-    `weights` and by layer in `layers` ("hidden0" is hidden0.weight and hidden0.bias); they never enter the verdict.
+    Parameters
+    ----------
+    posterior : Posterior
+        A posterior of chains.
+    probe : optional
+        Inputs (M, F) in original units. Default: `max_rows` training rows, chosen evenly without replacement by a
+        generator seeded from the seed of the fit.
+    max_rows : int
+        Number of training rows, if `probe` is not given.
+    weights : bool
+        Whether to add all sites in unconstrained coordinates, together in `weights` and by layer in `layers` ("hidden0"
+        is hidden0.weight and hidden0.bias). They never enter the verdict.
 
-    Converged, after Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021, Bayesian Analysis 16), means: at
-    least 2 chains (4 are advised), none of which stands still, and for every component R-hat < 1.01 and bulk and tail
-    ESS > 100 per chain (400 for 4 chains). Where several chains started at one point, or belong to one member of an
-    ensemble, R-hat is nested (Margossian et al. 2024) and the ESS is wanted per group.
-
-    Per mode: not converged, but every chain by itself has R-hat below 1.05 between its halves and ESS above 50, and
-    over all chains R-hat of f, or of another quantity, is 1.05 or more: means at least half a standard deviation apart.
-    What lies between chains
-    is then no slow mixing but parts of the posterior that they do not leave. Groups of chains too short to show that:
-    where nested R-hat is below 1.01 and plain R-hat is not below sqrt(1 + 4 / e), e the mean over chains of their
-    own ESS in that quantity, twice the excess that chains of this length have if they agree. (Nested R-hat is blind to
-    chains that fall into modes by chance, each group into all of them alike.)
+    Returns
+    -------
+    Convergence
 
     Raises
     ------
-    UnsupportedError: the posterior is not of chains.
+    UnsupportedError
+        The posterior is not one of chains.
+
+    Notes
+    -----
+    Converged, after Vehtari et al. (2021), means: at least 2 chains (4 are advised), all of which move, and for every
+    component R-hat < 1.01 and bulk and tail ESS > 100 per chain (400 for 4 chains). If several chains started at one
+    point, or belong to one member of an ensemble, R-hat is nested (Margossian et al. 2024) and the ESS is required per
+    group.
+
+    Converged per mode means: not converged, but every chain by itself has R-hat below 1.05 between its halves and ESS
+    above 50, and over all chains R-hat of f, or of another quantity, is 1.05 or more: means at least half a standard
+    deviation apart. The variation between chains is then not slow mixing but parts of the posterior that they do not
+    leave. For groups of chains too short to show that: if nested R-hat is below 1.01 and plain R-hat is not below
+    sqrt(1 + 4 / e), with e the mean over chains of their own ESS in that quantity. This limit is twice the excess that
+    chains of this length have if they agree. (Nested R-hat does not detect chains that fall into modes by chance, when
+    the chains of each group fall into all of them alike.)
+
+    References
+    ----------
+    Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), Bayesian Analysis 16.
+    Margossian et al. (2024), nested R-hat.
     """
     if posterior.kind != "chains":
         raise UnsupportedError(
@@ -215,7 +258,7 @@ def convergence(
 
 
 def _judged(posterior: Any, probe: Any) -> dict[str, np.ndarray]:
-    """`quantities` of chains as components (chain, draw, C); random variables that do not vary are left out."""
+    """The `quantities` of chains as components (chain, draw, C), without random variables that do not vary."""
     kind, inputs = posterior._drawn_kind(None), posterior._inputs(probe)
     flat = [
         {name: value.reshape(-1, *value.shape[2:]) for name, value in drawn.items()}
@@ -241,9 +284,9 @@ def _judged(posterior: Any, probe: Any) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True)
 class _Parted:
-    """Parts by themselves, and between them (see `Convergence`).
+    """Figures of single chains and of the variation between them (see `Convergence`).
 
-    short_limit: of rhat_between for short chains. words: how much lies between chains, in which quantity.
+    short_limit: limit of rhat_between for short chains. words: how much lies between chains, in which quantity.
     """
 
     rhat_within: float = math.nan
@@ -257,7 +300,7 @@ class _Parted:
 
 
 def _parted(values: dict[str, np.ndarray], superchains: int | None) -> _Parted:
-    """`values`: quantity -> (chain, draw, components), of those that vary; "f" among them."""
+    """Figures within and between chains. `values`: quantity -> (chain, draw, components) that vary, with "f"."""
     if PREDICTOR not in values:
         return _Parted()
     f = values[PREDICTOR]
@@ -277,7 +320,7 @@ def _parted(values: dict[str, np.ndarray], superchains: int | None) -> _Parted:
             effective = float(np.mean([alone.ess for which, alone in found if which == name] or [0.0]))
             limits[name] = math.sqrt(1.0 + 4.0 / effective) if effective > 0.0 else math.nan
     rhat = {name: mixing(value).rhat for name, value in values.items()}
-    # f comes first: another quantity counts only where f agrees.
+    # f comes first: another quantity counts only if f agrees.
     apart = [name for name in values if rhat[name] >= limits[name]]
     between = PREDICTOR
     if apart and PREDICTOR not in apart:
@@ -305,7 +348,7 @@ def _parted(values: dict[str, np.ndarray], superchains: int | None) -> _Parted:
 
 
 def _shares(values: np.ndarray) -> tuple[float, float]:
-    """Of the variance of components (chain, draw, C), the share between chains: the median and the largest."""
+    """Share of the variance of components (chain, draw, C) that lies between chains: the median and the largest."""
     varying = values[..., values.max(axis=(0, 1)) > values.min(axis=(0, 1))]
     shares = varying.mean(axis=1).var(axis=0) / varying.var(axis=(0, 1))
     return float(np.median(shares)), float(shares.max())
@@ -321,7 +364,7 @@ class _Alone:
 
 
 def _within(chain: np.ndarray) -> _Alone | None:
-    """Figures of one chain (draw, components); None where nothing varies.
+    """Figures of one chain (draw, components); None if nothing varies.
 
     R-hat is that of its halves, without ranks: ArviZ ranks several chains only.
     """
@@ -349,7 +392,7 @@ def _within(chain: np.ndarray) -> _Alone | None:
 
 
 def _stands_still(values: np.ndarray) -> np.ndarray:
-    """Which chains (chain,) give the same (draw, components) in every draw; none where there is a single draw."""
+    """Which chains (chain,) give the same (draw, components) in every draw; none if there is a single draw."""
     if values.shape[1] < 2:
         return np.zeros(len(values), dtype=bool)
     return (values == values[:, :1]).all(axis=(1, 2))
@@ -377,10 +420,15 @@ def _layers(posterior: Any, superchains: int | None) -> tuple[dict[str, Mixing],
 
 @dataclass(frozen=True)
 class RunningScore:
-    """Log score of the first draws of chains (see `running_score`).
+    """Log score of the first draws of chains, made by `running_score`. In nats per row, original units.
 
-    each: (chain, draw), of the mixture over the first draws of one chain; together: (draw,), of that over the first
-    draws of all chains, with their weights (NaN before the first that has one). Nats per row, original units.
+    Parameters
+    ----------
+    each : np.ndarray
+        (chain, draw), score of the mixture over the first draws of one chain.
+    together : np.ndarray
+        (draw,), score of the mixture over the first draws of all chains, with their weights; NaN before the first draw
+        that has a weight.
     """
 
     each: np.ndarray
@@ -388,24 +436,37 @@ class RunningScore:
 
 
 def running_score(posterior: Any, x: Any, y: Any, *, memory: int = MEMORY) -> RunningScore:
-    """Mean over rows of log 1/n sum_{s<=n} p(y_i | x_i, draw s) for n = 1, 2, ...: what further draws still bring.
+    """Log score as a function of the number of draws, which shows what further draws still add.
 
-    x (M, F), y: rows in original units, held out as a rule. Chains whose curves have levelled out in different places
-    sit in different modes; where their mixture scores above all of them, they know different things. Draws of other
-    kinds of posterior are one chain. memory: bytes of densities held at a time.
+    For n = 1, 2, ... it is the mean over rows of log 1/n sum_{s<=n} p(y_i | x_i, draw s). Chains whose curves have
+    levelled out at different values are in different modes. If their mixture scores above all of them, the modes
+    complement each other. Draws of other kinds of posterior count as one chain.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        A posterior with draws.
+    x, y
+        Rows in original units, (M, F) and their targets, usually held out.
+    memory : int
+        Bytes of densities held at a time.
+
+    Returns
+    -------
+    RunningScore
     """
     chains, draws = posterior.shape
     rows = row_count(x)
     y = checks.check_targets(y, rows)
     weights = posterior.draw_weights
-    with np.errstate(divide="ignore"):  # a part without weight has none
+    with np.errstate(divide="ignore"):  # a component without weight has no draws
         logarithms = (
             np.full((chains, draws), -math.log(chains * draws))
             if weights is None
             else np.log(weights).reshape(chains, draws)
         )
     seen = np.logaddexp.accumulate(np.logaddexp.reduce(logarithms, axis=0))
-    # Up to the first draw that has a weight there is no mixture.
+    # Before the first draw that has a weight there is no mixture.
     seen = np.where(np.isneginf(seen), np.nan, seen)
     count = np.log(np.arange(1, draws + 1))[:, None]
     each, together = np.zeros((chains, draws)), np.zeros(draws)
@@ -419,7 +480,15 @@ def running_score(posterior: Any, x: Any, y: Any, *, memory: int = MEMORY) -> Ru
 
 
 def probe_rows(posterior: Any, max_rows: int = PROBES) -> Any:
-    """Up to `max_rows` training rows in original units, chosen evenly without replacement; the same at every call."""
+    """Training rows in original units, chosen evenly without replacement; the same at every call.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        The posterior.
+    max_rows : int
+        Largest number of rows.
+    """
     chosen = _chosen_rows(posterior, max_rows)
     return map_data(lambda array: np.asarray(array)[chosen], original_inputs(posterior))
 
@@ -430,10 +499,16 @@ def _chosen_rows(posterior: Any, max_rows: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How fits of one approximation from different starts differ in function space (see `agreement`).
+    """Differences in function space between fits of one approximation from several starts, made by `agreement`.
 
-    count: how many there are. quantities: R-hat and more between them, by quantity. elbo: (count,), in the order of
-    the restarts, or None where the fit does not say.
+    Parameters
+    ----------
+    count : int
+        Number of fits.
+    quantities : dict of str to Mixing
+        R-hat and further figures between them, by quantity.
+    elbo : np.ndarray, optional
+        (count,), in the order of the restarts, or None if the fit does not report it.
     """
 
     count: int
@@ -447,7 +522,7 @@ class Agreement:
 
     @property
     def rhat(self) -> float:
-        """The largest R-hat between restarts; NaN where nothing varies at all."""
+        """The largest R-hat between restarts; NaN if nothing varies."""
         return self.quantities[self.worst].rhat if self.quantities else float("nan")
 
     @property
@@ -457,16 +532,30 @@ class Agreement:
 
 
 def agreement(posterior: Any, max_rows: int = PROBES, draws: int = RESTART_DRAWS) -> Agreement:
-    """Compare the members of an approximation that was fitted from several starts, each taken as a chain.
+    """Compare the members of an approximation that was fitted from several starts, each as a chain.
 
-    From each member `draws` draws; the quantities are those of `convergence`: the predictor and the log likelihood at
-    up to `max_rows` training rows, and each scalar random variable. The draws are independent, so that R-hat above 1
-    is not slow mixing: it says that the restarts ended in distributions that differ, in place or in width, by an amount
-    that a single one of them would not show. Weights are no part of it: symmetric copies of one mode agree.
+    The quantities are those of `convergence`: the predictor and the log likelihood at up to `max_rows` training rows,
+    and each scalar random variable. The draws are independent, so R-hat above 1 does not mean slow mixing. It means
+    that the restarts ended in distributions that differ in location or width, by an amount that a single restart would
+    not show. Weights are not compared: symmetric copies of one mode agree.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        A posterior whose approximation has members.
+    max_rows : int
+        Largest number of training rows.
+    draws : int
+        Number of draws of each member.
+
+    Returns
+    -------
+    Agreement
 
     Raises
     ------
-    UnsupportedError: an approximation without at least two `members`.
+    UnsupportedError
+        The approximation does not have at least two `members`.
     """
     members = list(getattr(posterior.approximation, "members", None) or ())
     if len(members) < 2:

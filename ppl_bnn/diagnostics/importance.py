@@ -1,9 +1,8 @@
-"""Importance weights as a check: of an approximation against the posterior, and of draws against leaving a row
-out.
+"""Importance weights as a check of approximations, and for leave-one-out cross-validation.
 
-Both fit a generalised Pareto distribution to the largest weights; its shape k-hat says how far the weights can
-be trusted (Vehtari, Simpson, Gelman, Yao and Gabry 2024, Journal of Machine Learning Research 25): below 0.7
-they can.
+Both fit a generalised Pareto distribution to the largest weights. Its shape k-hat measures whether the weights can be
+trusted (Vehtari, Simpson, Gelman, Yao and Gabry 2024, Journal of Machine Learning Research 25): they can if it is
+below 0.7.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from ppl_bnn.posterior.export import log_likelihood_tree, no_leave_one_out
 from ppl_bnn.posterior.pareto import K_LIMIT, smoothed
 
 DRAWS = 1000
-# Fewer draws, but no fewer than so many, where rows x coordinates x draws would take more multiplications than WORK.
+# If rows x coordinates x draws would take more multiplications than WORK, there are fewer draws, but at least these.
 LEAST_DRAWS = 100
 WORK = 2e12
 # Bytes that draws may take at a time.
 MEMORY = 2**28
-# Fresh draws for a corrected leave-one-out value: with 1000 it is often further from the truth than the plain one.
+# New draws for a corrected leave-one-out value: with 1000 it is often further from the truth than the plain one.
 CORRECTED_DRAWS = 10_000
-# Draws x rows of log likelihoods that are held for it, at most.
+# Largest number of log likelihoods, draws x rows, that are held for it.
 CORRECTED_VALUES = 4e7
 # Draws at which a linearised predictor is compared with the network's own.
 LINEAR_DRAWS = 20
@@ -36,14 +35,27 @@ LINEAR_DRAWS = 20
 
 @dataclass(frozen=True)
 class ParetoK:
-    """How an approximation q serves as an importance proposal for the posterior (see `pareto_k`).
+    """Quality of an approximation q as an importance proposal for the posterior, made by `pareto_k`.
 
-    k: the Pareto shape of the weights p(w, D) / q(w); -inf where all weights are equal. log_evidence: log mean
-    of the weights, in the units of the fit, trusted only where `reliable`; log_evidence_se: its standard error
-    by the delta method. elbo, elbo_se: mean of the log weights over the same draws, and its standard error. gap,
-    gap_se: log_evidence - elbo >= 0 of these draws, with what their errors have in common taken out.
-    relative_ess: (sum w)^2 / (S sum w^2), in (0, 1].
+    Parameters
+    ----------
+    k : float
+        Pareto shape of the weights p(w, D) / q(w); -inf if all weights are equal.
+    log_evidence : float
+        log mean of the weights, in the units of the fit. To be trusted only if `reliable`.
+    log_evidence_se : float
+        Its standard error by the delta method.
+    relative_ess : float
+        (sum w)^2 / (S sum w^2), in (0, 1].
+    draws : int
+        Number of draws S.
+    elbo, elbo_se : float
+        Mean of the log weights over the same draws, and its standard error.
+    gap, gap_se : float
+        log_evidence - elbo >= 0 of these draws, and its standard error; errors common to both cancel.
 
+    Notes
+    -----
     E[elbo] <= E[log_evidence] <= log p(D), both by Jensen's inequality (Burda, Grosse and Salakhutdinov 2016).
     """
 
@@ -59,24 +71,35 @@ class ParetoK:
 
     @property
     def reliable(self) -> bool:
-        """Whether k-hat is at most 0.7. Where it is not, q may still predict well: compare it with a reference."""
+        """Whether k-hat is at most 0.7. If not, q may still predict well: compare it with a reference."""
         return self.k <= K_LIMIT
 
 
 def pareto_k(posterior: Any, draws: int | None = None) -> ParetoK:
-    """Pareto k-hat of the importance weights w_s = p(u_s, D) / q(u_s), u_s ~ q, of a variational or Laplace
-    posterior.
+    """Pareto k-hat of the importance weights of a variational or Laplace posterior.
 
-    draws: default 1000, or as many as can be had for 2e12 multiplications over all rows, but at least 100.
+    The weights are w_s = p(u_s, D) / q(u_s) with u_s ~ q, both densities in unconstrained coordinates. log mean_s w_s
+    estimates the log evidence log p(D), for the targets in the units that the model works in (standardised, if the fit
+    standardises). With hundreds of weights in the network k-hat nearly always exceeds 0.7, however well q predicts:
+    alone it never shows that an approximation is inadequate.
 
-    Both densities are in unconstrained coordinates. log mean_s w_s estimates the log evidence log p(D), for the
-    targets in the units that the model works in (standardised, where the fit standardises). Over hundreds of
-    weights k-hat nearly always exceeds 0.7, however well q predicts: alone it never shows an approximation to
-    be inadequate.
+    Parameters
+    ----------
+    posterior : Posterior
+        A posterior with a density q.
+    draws : int, optional
+        Number of draws. Default: 1000, or as many as take 2e12 multiplications over all rows, but at least 100.
+
+    Returns
+    -------
+    ParetoK
 
     Raises
     ------
-    UnsupportedError: the posterior has no density q (chains, a point). InputError: fewer than 25 draws.
+    UnsupportedError
+        The posterior has no density q (chains, a point).
+    InputError
+        Fewer than 25 draws.
     """
     whole = isinstance(draws, int | np.integer) and not isinstance(draws, bool)
     if draws is not None and (not whole or draws < 25):
@@ -102,7 +125,7 @@ def pareto_k(posterior: Any, draws: int | None = None) -> ParetoK:
         draws = max(LEAST_DRAWS, min(DRAWS, affordable))
     kept = kept_draws(posterior.approximation)
     draws = int(draws) if kept is None else min(int(draws), kept)
-    # Draws that are kept in one order can be had all at once only.
+    # Draws that are stored in a fixed order can only be taken all at once.
     at_a_time = max(1, MEMORY // (8 * size)) if kept is None else draws
     ratios = []
     for start, stop in chunks(draws, at_a_time):
@@ -113,24 +136,34 @@ def pareto_k(posterior: Any, draws: int | None = None) -> ParetoK:
 
 
 def kept_draws(approximation: Any) -> int | None:
-    """How many draws an approximation has, if it can make no new ones (a hand-written guide), else None."""
+    """Number of draws of an approximation that can make no new ones (a hand-written guide), else None."""
     first = next(iter(getattr(approximation, "members", None) or [approximation]))
     return getattr(first, "count", None)
 
 
 def pareto_k_of(log_ratios: np.ndarray) -> ParetoK:
-    """The same from log importance ratios (S,)."""
+    """Pareto k-hat from given log importance ratios.
+
+    Parameters
+    ----------
+    log_ratios : np.ndarray
+        log p(u_s, D) - log q(u_s), (S,).
+
+    Returns
+    -------
+    ParetoK
+    """
     log_ratios = np.asarray(log_ratios, dtype=np.float64).ravel()
     count = len(log_ratios)
     if not np.isfinite(log_ratios).all():
-        # A draw on which the joint density is 0 or undefined: no finite moment of the weights can be claimed.
+        # The joint density is 0 or undefined at some draw: the weights cannot be claimed to have finite moments.
         return ParetoK(math.inf, math.nan, math.inf, 0.0, count)
     top = float(log_ratios.max())
     weights = np.exp(log_ratios - top)
     mean = float(weights.mean())
     effective = float(weights.sum() ** 2 / np.sum(weights**2))
     elbo = float(log_ratios.mean())
-    # The delta method: how much each draw moves log mean w, and how much of that it moves mean log w by, too.
+    # The delta method: the influence of each draw on log mean w, and the part that it shares with mean log w.
     influence = weights / mean
     root = math.sqrt(count)
     return ParetoK(
@@ -141,7 +174,7 @@ def pareto_k_of(log_ratios: np.ndarray) -> ParetoK:
         draws=count,
         elbo=elbo,
         elbo_se=float(log_ratios.std(ddof=1) / root),
-        # Equal weights leave a difference of rounding, of either sign.
+        # With equal weights the difference is rounding error of either sign.
         gap=max(0.0, (top - elbo) + math.log(mean)),
         gap_se=float((influence - log_ratios).std(ddof=1) / root),
     )
@@ -149,14 +182,31 @@ def pareto_k_of(log_ratios: np.ndarray) -> ParetoK:
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """PSIS-LOO of a posterior (see `leave_one_out`); NaN with a `reason` where it is not defined.
+    """PSIS-LOO of a posterior, made by `leave_one_out`. Values are NaN, with a `reason`, if it is not defined.
 
-    elpd: sum over rows of log p(y_i | the other rows), original units; se: its standard error; p_loo: effective
-    number of parameters; worst_k, share_above: the largest Pareto k over rows (infinite where a row
-    has none, since its tail could not be fitted), and the share of rows above 0.7.
-    corrected_elpd, corrected_se: for an approximation, with the weights p/q; NaN with a `corrected_reason`
-    where it is not to be trusted. corrected_k: (N,), the Pareto k of each row for the corrected value, also where that
-    value is withheld because of them; None where they were not computed. elpd_data: what ArviZ's `compare` takes.
+    Parameters
+    ----------
+    elpd : float
+        Sum over rows of log p(y_i | the other rows), original units.
+    se : float
+        Its standard error.
+    p_loo : float
+        Effective number of parameters.
+    worst_k : float
+        The largest Pareto k over rows; infinite if a row has none because its tail could not be fitted.
+    share_above : float
+        Share of rows with Pareto k above 0.7.
+    reason : str
+        Why the value is not defined.
+    corrected_elpd, corrected_se : float
+        For an approximation, the value with the weights p/q; NaN with a `corrected_reason` if it is not to be trusted.
+    corrected_reason : str
+        Why there is no corrected value.
+    elpd_data
+        The input of ArviZ's `compare`.
+    corrected_k : np.ndarray, optional
+        (N,), the Pareto k of each row for the corrected value, also if the value is withheld because of them; None if
+        they were not computed.
     """
 
     elpd: float
@@ -173,37 +223,42 @@ class LeaveOneOut:
 
     @property
     def corrected_worst_k(self) -> float:
-        """The largest of `corrected_k`; NaN where there is none."""
+        """The largest of `corrected_k`; NaN if there is none."""
         return math.nan if self.corrected_k is None else float(self.corrected_k.max())
 
     @property
     def corrected_share_above(self) -> float:
-        """The share of rows whose `corrected_k` is above 0.7; NaN where there is none."""
+        """The share of rows whose `corrected_k` is above 0.7; NaN if there is none."""
         return math.nan if self.corrected_k is None else float(np.mean(~(self.corrected_k <= K_LIMIT)))
 
 
 def leave_one_out(source: Any, tree: Any = None) -> LeaveOneOut:
-    """Expected log predictive density under leave-one-out cross-validation, by Pareto-smoothed importance
-    sampling.
+    """Expected log predictive density under leave-one-out cross-validation, by Pareto-smoothed importance sampling.
 
     Parameters
     ----------
-    source: a posterior, or its tree.
-    tree: the tree of the posterior `source`, where there is one already.
+    source : Posterior or xarray.DataTree
+        A posterior, or its tree.
+    tree : xarray.DataTree, optional
+        The tree of the posterior `source`, if it has been made already.
+
+    Returns
+    -------
+    LeaveOneOut
 
     Notes
     -----
-    The figures are those of `arviz_stats.loo(tree, pointwise=True)`, so that they can be had again from a saved
-    tree. It takes draws of an approximation as if they were draws from the posterior.
+    The figures are those of `arviz_stats.loo(tree, pointwise=True)` and can be recomputed from a saved tree. Draws of
+    an approximation are treated as draws from the posterior.
 
     The corrected figures (`arviz_stats.loo_approximate_posterior`; Magnusson, Andersen, Jonasson and Vehtari 2019)
-    weight 10 000 fresh draws by p/q, so they need the posterior itself: from a tree alone there are none. They are
-    published only where k-hat of p/q and the Pareto k of every row are at most 0.7, as
-    `comparisons/corrected_leave_one_out.py` finds them nearer the exact value there and not elsewhere. p/q belongs to
-    the network itself; for a linearised predictive it is used where the predictor is linear in the weights, so that
-    the two agree.
+    weight 10 000 new draws by p/q. They need the posterior itself: a tree alone gives none. They are reported only if
+    k-hat of p/q and the Pareto k of every row are at most 0.7: `comparisons/corrected_leave_one_out.py` finds them
+    nearer the exact value there and not elsewhere. p/q belongs to the network itself; for a linearised predictive it is
+    used if the predictor is linear in the weights, so that the two agree.
 
-    A single point has no spread to leave a row out of, and weights that stacking chose have seen every row.
+    It is not defined for a single point, which has no spread, nor for weights chosen by stacking, which have used every
+    row.
     """
     posterior = None if hasattr(source, "children") else source
     tree = source if posterior is None else tree
@@ -222,7 +277,7 @@ def leave_one_out(source: Any, tree: Any = None) -> LeaveOneOut:
 
     stats: Any = arviz_stats
 
-    # ArviZ warns where k exceeds its limit; that is what worst_k and share_above say in figures.
+    # ArviZ warns if k exceeds its limit; worst_k and share_above report that in numbers.
     with ignored():
         try:
             found = stats.loo(tree, pointwise=True)
@@ -265,7 +320,7 @@ class _Corrected:
 
 
 def _corrected(posterior: Any) -> _Corrected:
-    """Leave-one-out with the weights p/q, or why not; what costs little is asked first."""
+    """Leave-one-out with the weights p/q, or why there is none; cheap conditions are checked first."""
     try:
         overall = pareto_k(posterior).k
     except UnsupportedError:
@@ -301,7 +356,7 @@ def _corrected(posterior: Any) -> _Corrected:
 
 
 def _published(elpd: np.ndarray, k: np.ndarray, overall: float) -> _Corrected:
-    """The value of rows elpd (N,), unless k-hat of p/q or the Pareto k of some row (N,) forbids it."""
+    """The value from rows elpd (N,), unless k-hat of p/q or the Pareto k of some row (N,) forbids it."""
     if not overall <= K_LIMIT:
         return _Corrected(reason=f"k-hat of p/q is {overall:.2f}, above {K_LIMIT}", k=k)
     above = ~(k <= K_LIMIT)
@@ -332,7 +387,7 @@ def _leave_out(log_likelihood: np.ndarray, log_ratios: np.ndarray) -> tuple[np.n
 
 
 def held_coordinates(posterior: Any) -> int:
-    """How many coordinates of latent sites are the same in every draw, although they have a prior."""
+    """Number of coordinates of latent sites that are the same in every draw, although they have a prior."""
     draws = posterior.approximation.draw(3, np.random.default_rng(0))
     sites = posterior._with(lambda problem: problem.program.sites)
     return sum(
@@ -343,7 +398,7 @@ def held_coordinates(posterior: Any) -> int:
 
 
 def _linear(posterior: Any, u: dict[str, np.ndarray]) -> bool:
-    """Whether the linearised predictor is the network's own, up to rounding, at the training rows for a few draws."""
+    """Whether the linearised predictor equals the network's own up to rounding, for a few draws at training rows."""
     few = {name: value[:LINEAR_DRAWS] for name, value in u.items()}
 
     def both(problem: Any) -> list[np.ndarray]:

@@ -1,8 +1,9 @@
-"""What a model expects before it has seen a target: its prior as a posterior, and whether it suits the data at all.
+"""Checks of a prior before a model is fitted: the prior as a posterior, and whether it suits the data.
 
-`prior_predictive` is the prior with all that a posterior can do. `check_prior` looks at draws from it beside the data
-and names what no one can have meant. It reads the program by an interpretation of its own, in NumPy: every random
-variable is drawn from its prior as the model runs, so that no system is imported and nothing is compiled.
+`prior_predictive` gives the prior as a posterior with all its functions. `check_prior` compares draws from the prior
+with the data and reports settings that are almost certainly mistakes. It runs the program with its own NumPy
+interpretation: every random variable is drawn from its prior as the model runs, so that no system is imported and
+nothing is compiled.
 """
 
 from __future__ import annotations
@@ -35,39 +36,45 @@ from ppl_bnn.posterior.convergence import probe_indices
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.standardisation import Standardisation
 
-# Draws and rows that a check looks at, fewer where a model is large: so many multiplications in all.
+# Draws and rows that a check uses; fewer for a large model, to stay within WORK multiplications in all.
 DRAWS, ROWS, WORK = 100, 50, 5e8
 FEWEST_DRAWS, FEWEST_ROWS = 20, 10
-# Multiplications that take as long as drawing a number.
+# Number of multiplications that take as long as drawing a number.
 PER_NUMBER = 20
-# Draws and maps by which the layer is found that a finding is about.
+# Draws and maps used to find the layer that a finding is about.
 DRAWS_PER_MAP, MOST_MAPS = 10, 12
-# Units that were mixed up come in factors of a hundred and more. A sound prior on standardised data stays within some
-# tens: relu layers without a scale by fan-in, the widest of the zoo, reach 31.
+# Mixed-up units give factors of a hundred and more. A sound prior on standardised data stays within some tens: relu
+# layers without a scale by fan-in, the widest of the zoo, reach 31.
 FACTOR = 50.0
-# A prior that had drawn the targets would leave 0.2 % of them outside; they are not independent, so that fifty times
-# as many are still no proof, and more are none of its making.
+# If the targets were drawn from the prior, 0.2 % of them would be outside. They are not independent, so up to fifty
+# times as many are not evidence against the prior; more are.
 TAIL, OUTSIDE = 0.001, 0.10
-# Residuals about a constant have the standard deviation of the targets: noise of twice that is no noise of theirs. A
-# thousandth of it is a function that explains all but a millionth of their variance.
+# Residuals about a constant have the standard deviation of the targets, so noise of twice that is too large. Noise of
+# a thousandth of it means a function that explains all but a millionth of their variance.
 NOISE_ABOVE, NOISE_BELOW, NEARLY_ALL = 2.0, 1e-3, 0.99
-# Of log C. Logits that are normal with a standard deviation of 40 leave a binary entropy of 5 % of log 2.
+# Share of log C. Normal logits with a standard deviation of 40 have a binary entropy of 5 % of log 2.
 SATURATED = 0.05
-# Where more draws than that overflow, means over the prior do not exist as far as a computer can tell.
+# If a larger share of the draws overflows, means over the prior cannot be computed.
 OVERFLOW = 0.05
-# Root mean square of inputs beyond which they, and no layer, are what has to be scaled.
+# Root mean square of inputs above which the inputs have to be scaled, not a layer.
 INPUTS_ABOVE = 10.0
 
 
-# --- what is found ----------------------------------------------------------------------------------------
+# --- findings ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PriorFinding:
-    """One thing about a prior that no one can have meant.
+    """One problem of a prior.
 
-    rule: "overflow", "functions", "range", "noise", "rates" or "classes" (see `check_prior`). found: the numbers, and
-    the sites with their priors. advice: what to try.
+    Parameters
+    ----------
+    rule : str
+        "overflow", "functions", "range", "noise", "rates" or "classes" (see `check_prior`).
+    found : str
+        The numbers, and the sites with their priors.
+    advice : str
+        What to try.
     """
 
     rule: str
@@ -80,12 +87,19 @@ class PriorFinding:
 
 @dataclass(frozen=True)
 class PriorCheck:
-    """What `check_prior` found, and the numbers behind it.
+    """Result of `check_prior`: the problems found and the numbers behind them.
 
-    draws, rows: how many were looked at. figures, where they are defined: "overflow", the share of draws that are not
-    finite; "f_spread", "y_sd" and their ratio "f_ratio", of the output that is furthest off; "outside", the share of
-    targets outside the central 99.8 % of the prior predictive; "noise", the median of its standard deviation or scale,
-    and "noise_ratio", over that of the targets; "log_rate_spread"; "entropy", of a prior draw over log C, the median.
+    Parameters
+    ----------
+    findings : tuple of PriorFinding
+        The problems; empty if none were found.
+    figures : dict of str to float
+        The numbers that are defined: "overflow", the share of draws that are not finite; "f_spread", "y_sd" and their
+        ratio "f_ratio", of the output that is furthest off; "outside", the share of targets outside the central 99.8 %
+        of the prior predictive; "noise", the median of its standard deviation or scale, and "noise_ratio", over that of
+        the targets; "log_rate_spread"; "entropy", the median over prior draws of the entropy over log C.
+    draws, rows : int
+        Number of draws and rows that were used.
     """
 
     findings: tuple[PriorFinding, ...]
@@ -95,17 +109,17 @@ class PriorCheck:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing was found; that makes no prior a good one."""
+        """Whether no problems were found. This does not make the prior a good one."""
         return not self.findings
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The findings, a line each."""
+        """The findings, one line each."""
         return tuple(str(finding) for finding in self.findings)
 
     @property
     def summary(self) -> str:
-        """All of it in words."""
+        """The whole result as text."""
         where = f"{self.draws} draws from the prior at {self.rows} rows"
         if self.sound:
             return f"{where}: nothing that no one can have meant"
@@ -117,11 +131,11 @@ class PriorCheck:
 
 @dataclass(frozen=True, eq=False)
 class _Subject:
-    """What a finding is about: the names of its sites, and the layer that a size comes from.
+    """What a finding is about: the names of its sites, and the layer that causes a size.
 
-    layer: (size of eta, the size wanted) -> the sites of the layer that accounts for the difference, None where none
-    does. last, noise: the sites of the last layer, and of the noise. inputs: root mean square of x. standardised: as
-    in a fit that standardises, the data are in its units, and there is no use in advising it.
+    layer: (size of eta, the size wanted) -> the sites of the layer that accounts for the difference, or None. last,
+    noise: the sites of the last layer and of the noise. inputs: root mean square of x. standardised: the data are in
+    the units of a fit that standardises, so standardising is not advised.
     """
 
     layer: Callable[[Callable[[np.ndarray], float], float], str | None]
@@ -131,7 +145,7 @@ class _Subject:
     standardised: bool = False
 
     def units(self, otherwise: str) -> str:
-        """Advice where the units of the data may be what is off."""
+        """Advice if the units of the data may be the cause."""
         return otherwise if self.standardised else f"standardise=True, or {otherwise}"
 
     def blamed(
@@ -162,34 +176,58 @@ def check_prior(
     ppl: str = "numpyro",
     observed: str | None = None,
 ) -> PriorCheck:
-    """Is the prior of `model` absurd for these data? A few draws from it at the inputs x, beside the targets y.
+    """Check whether the prior of `model` is absurd for these data, by a few draws at the inputs x beside the targets y.
 
-    A warning is no verdict on a belief: each rule is about what no one can have meant, mostly units.
+    The check does not judge beliefs. Each rule detects a setting that is almost certainly a mistake, mostly of units:
 
-    - functions: f varies over draws and rows by less than 1/50 or more than 50 times the standard deviation of y. It
-      varies by half the distance between its 16 % and its 84 % quantiles, the standard deviation of a normal, which a
-      single wild draw under a prior with heavy tails does not move. Mixed-up units differ by 100 or more; sound priors
-      of networks by some tens at most.
+    - functions: f varies over draws and rows by less than 1/50 or more than 50 times the standard deviation of y. Its
+      variation is half the distance between its 16 % and its 84 % quantiles, the standard deviation of a normal, which
+      a single extreme draw under a prior with heavy tails does not change. Mixed-up units differ by 100 or more; sound
+      priors of networks by some tens at most.
     - range: more than 10 % of the targets lie outside the central 99.8 % of the prior predictive of their rows, 0.2 %
-      being expected. Told where f varies by a sound amount, or where there are counts: then it is where y lies.
+      being expected. Reported if the variation of f is sound, or for counts: then the location of y is the cause.
     - noise: of the draws 99 % have noise of more than twice the standard deviation of y, which is what a constant
       leaves, or of less than a thousandth of it, which explains all but a millionth of the variance.
     - rates, for counts: the log rate varies by more than log 50 (measured as f above).
     - classes: the entropy of a draw's probabilities, averaged over rows, has a median over draws below 5 % of log C:
-      half of the draws are sure of all labels before they have seen one. Logits with a standard deviation of 40 or so.
+      half of the draws are certain of all labels before they have seen any. This needs logits with a standard deviation
+      of about 40.
     - overflow: more than 5 % of the draws are not finite.
 
-    A finding names the layer whose map, brought to leave the size of what enters it, takes more than half of the
-    difference away, with its sites and their priors; or the inputs; or, where the units of y are what is off, the last
-    layer. standardise: in the units of a fit with `standardise=True`.
+    Parameters
+    ----------
+    model : Model
+        The model.
+    x, y
+        Inputs and targets.
+    draws : int
+        Largest number of draws.
+    seed : int
+        Seed of the draws.
+    standardise : bool
+        Whether to check in the units of a fit with `standardise=True`.
+    ppl, observed
+        System and observed site of a plain NumPyro or Pyro model, as in `prior_predictive`.
 
-    At most `draws` draws and 50 rows are looked at (all where rows interact), fewer for large networks, so that it
-    takes less than half a second up to some hundred thousand weights; nothing is compiled. A plain model of a system is
-    drawn from there, by `prior_predictive` (ppl, observed: as there), which takes longer.
+    Returns
+    -------
+    PriorCheck
 
     Raises
     ------
-    InputError, ModelError: bad input; a model that is none.
+    InputError
+        Invalid input.
+    ModelError
+        A model that is not valid.
+
+    Notes
+    -----
+    A finding names the layer that accounts for more than half of the difference if its map is rescaled to keep the size
+    of its input, with its sites and their priors; or the inputs; or, if the units of y are off, the last layer.
+
+    At most `draws` draws and 50 rows are used (all rows if they interact), fewer for large networks, so that the check
+    takes less than half a second up to some hundred thousand weights; nothing is compiled. A plain model of a system is
+    drawn from by `prior_predictive`, which takes longer.
     """
     check_whole("check_prior", "draws", draws, 2, "100")
     x = checks.check_inputs(x)
@@ -202,7 +240,7 @@ def check_prior(
     if hasattr(run.likelihood, "check_values"):
         run.likelihood.check_values(y)
     if standardise:
-        # A constant column is said by the fit.
+        # The fit itself warns of a constant column.
         with ignored(category=UserWarning):
             units = Standardisation.of(x, y, regression and getattr(run.likelihood, "standardises", True))
         x, y = units.inputs(x), units.targets(y)
@@ -231,7 +269,7 @@ def check_prior(
 
 
 def _tried(model: Model, x: Any, seed: int) -> tuple[PriorDraw, RecordedMaps, np.ndarray] | None:
-    """One draw on some of the rows, or on all where they belong together; None for a model of a system's own."""
+    """One draw on some of the rows, or on all if they interact; None for a model that only its own system can run."""
     every = row_count(x)
     for index in (probe_indices(every, seed, ROWS), np.arange(every)):
         run, maps = PriorDraw(np.random.default_rng(seed)), RecordedMaps()
@@ -242,11 +280,11 @@ def _tried(model: Model, x: Any, seed: int) -> tuple[PriorDraw, RecordedMaps, np
         except UnsupportedError:
             return None
         except Exception:
-            # Whatever a model raises, and one of a system raises anything where it is given NumPy. Nothing is lost: a
-            # run in its system, or on all rows, raises its own.
+            # A model may raise anything, and one written in a system does so if it is given NumPy. Nothing is lost: a
+            # run in its system, or on all rows, raises its own error.
             if not run.heard:
                 return None
-            # Of rows that interact some may be no input: a graph has as many nodes as it has.
+            # If rows interact, a subset may not be a valid input: a graph has a fixed number of nodes.
             if len(index) == every:
                 raise
             continue
@@ -265,7 +303,7 @@ def _in_its_system(
     ppl: str,
     observed: str | None,
 ) -> PriorCheck:
-    """The same of what only a system can draw from; of its layers nothing is known."""
+    """The same for a model that only a system can draw from; nothing is known about its layers."""
     prior = prior_predictive(
         model, x, y, draws=draws, seed=seed, ppl=ppl, observed=observed, standardise=standardise
     )
@@ -284,12 +322,12 @@ def _in_its_system(
 # --- the rules --------------------------------------------------------------------------------------------
 
 
-# A prior that overflows is what is looked for here, and no reason to warn of arithmetic.
+# Overflow is what is tested for here, so NumPy's warnings are silenced.
 @np.errstate(all="ignore")
 def _judged(
     drawn: PriorDraws, every_y: np.ndarray, y: np.ndarray, outputs: int, subject: _Subject
 ) -> tuple[tuple[PriorFinding, ...], dict[str, float]]:
-    """Findings and figures. every_y: all targets, of which the spread is taken; y: those of the rows drawn at."""
+    """Findings and figures. every_y: all targets, for the spread; y: those of the rows drawn at."""
     findings: list[PriorFinding] = []
     figures = {"overflow": drawn.overflowed}
     if drawn.overflowed > OVERFLOW:
@@ -301,7 +339,7 @@ def _judged(
             )
         )
     prediction = drawn.prediction
-    # Targets of several numbers, such as a time and whether it was an event, are not on the scale of a prediction.
+    # Targets of several numbers, such as a time and an event indicator, are not on the scale of a prediction.
     if prediction is None or (not prediction.is_classes and prediction.shape != np.shape(y)):
         return tuple(findings), figures
     if prediction.is_classes:
@@ -325,7 +363,7 @@ def _spread(values: np.ndarray) -> float:
 
 
 def _locations(prediction: Prediction) -> np.ndarray | None:
-    """Where each draw puts the targets, (S, N, K); None for a family that does not say."""
+    """The location of the targets in each draw, (S, N, K); None for a family without one."""
     if prediction.family == "NormalMixture":
         return prediction.component_mean()[..., None]
     loc = prediction.parameters.get("loc")
@@ -339,7 +377,7 @@ def _functions(
     findings: list[PriorFinding],
     figures: dict[str, float],
 ) -> str:
-    """In which way f varies by the wrong amount, "wide" or "narrow"; empty where it does not."""
+    """The direction in which f varies by the wrong amount, "wide" or "narrow"; empty if it does not."""
     loc = _locations(prediction)
     varying = np.flatnonzero(sd > 0.0)
     if loc is None or not len(varying):
@@ -354,7 +392,7 @@ def _functions(
         return ""
 
     def size(eta: np.ndarray) -> float:
-        # The locations are the first columns of eta, behind the weights of a mixture only.
+        # The locations are the first columns of eta; only the weights of a mixture come before them.
         return _spread(eta[..., column]) if prediction.family != "NormalMixture" else _spread(eta)
 
     otherwise = subject.units("a prior in the units of the targets")
@@ -387,7 +425,7 @@ def _range(
     """Targets where the prior predictive expects none."""
     try:
         upto = prediction.cdf(y)
-        # Of counts the probability of the very one counts on both sides.
+        # For counts, the probability of the observed count itself is part of both tails.
         below = prediction.cdf(y - 1.0) if prediction.is_counts else upto
     except UnsupportedError:
         return
@@ -417,7 +455,7 @@ def _noise(
     findings: list[PriorFinding],
     figures: dict[str, float],
 ) -> None:
-    """Noise that the targets leave no room for, or none at all."""
+    """Noise that is larger than the targets allow, or almost zero."""
     if prediction.family == "MultivariateNormal":
         factor = prediction.parameters["scale_tril"]
         scale = np.sqrt(np.sum(factor**2, axis=-1))
@@ -429,7 +467,7 @@ def _noise(
     varying = np.flatnonzero(sd > 0.0)
     if scale.shape[-1] != len(sd) or not len(varying):
         return
-    # One number for each draw and output: where the noise differs between rows, that of a row in the middle.
+    # One number for each draw and output: if the noise differs between rows, the median row.
     of_draws = np.median(scale[..., varying], axis=1) / sd[varying]
     ratios = np.median(of_draws, axis=0)
     at = int(np.argmax(np.abs(np.log(ratios))))
@@ -442,7 +480,7 @@ def _noise(
         f"the noise is {ratio * unit:.3g} (median over the prior, {subject.noise}), and all that the targets vary by "
         f"is {unit:.3g}"
     )
-    # Where f is off in the same direction it is the units of y, which have been told.
+    # If f is off in the same direction, the cause is the units of y, which are reported already.
     if large >= NEARLY_ALL and off != "wide":
         why = "nothing would be left for the function to explain"
         advice = subject.units(f"noise of at most {unit:.2g}")
@@ -456,7 +494,7 @@ def _noise(
 def _rates(
     subject: _Subject, prediction: Prediction, findings: list[PriorFinding], figures: dict[str, float]
 ) -> None:
-    """Log rates that go from nothing to everything."""
+    """Log rates that vary too much."""
     spread = _spread(np.log(prediction.parameters["rate"]))
     figures["log_rate_spread"] = spread
     if spread <= math.log(FACTOR):
@@ -478,7 +516,7 @@ def _classes(
     findings: list[PriorFinding],
     figures: dict[str, float],
 ) -> None:
-    """Draws that are sure of every label."""
+    """Draws that are certain of every label."""
     probs = prediction.parameters["probs"]
     if prediction.family == "Bernoulli":
         probs = np.stack([1.0 - probs, probs], axis=-1)
@@ -491,7 +529,7 @@ def _classes(
     def size(eta: np.ndarray) -> float:
         return _spread(eta[..., :outputs])
 
-    # Logits of size one leave every class a chance.
+    # With logits of size one every class has a non-negligible probability.
     why, advice = subject.blamed(size, 1.0 / max(entropy, 1e-12), 1.0, "narrower priors")
     findings.append(
         PriorFinding(
@@ -515,9 +553,9 @@ def _accountable(
     wanted: float,
     drawn: Mapping[str, tuple[Distribution, np.ndarray]],
 ) -> str | None:
-    """The sites of the map that accounts for more than half of log(size / wanted); None where none does.
+    """The sites of the map that accounts for more than half of log(size / wanted), or None.
 
-    Each map in turn is brought to leave the size of what enters it, under the same draws of all weights.
+    Each map in turn is rescaled to keep the size of its input, under the same draws of all weights.
     """
     before = draws_at(model, x, DRAWS_PER_MAP, seed).eta
     now = size(before) if len(before) else 0.0
@@ -535,7 +573,7 @@ def _accountable(
 
 
 def _sites_of(layer: str, drawn: Mapping[str, tuple[Distribution, np.ndarray]]) -> str:
-    """The sites of a layer with their priors; by name, as layers name them."""
+    """The sites of a layer with their priors; sites belong to a layer by their names."""
     own = [name for name in drawn if name == layer or name.startswith(f"{layer}.")]
     return _listed(own, drawn) if own else f"{layer!r}, whose weights are computed elsewhere"
 
@@ -546,14 +584,14 @@ def _listed(names: Any, drawn: Mapping[str, tuple[Distribution, np.ndarray]]) ->
 
 
 def _words(specification: Distribution) -> str:
-    """A family with its arguments: numbers as they were given, "..." for what is computed from other sites."""
+    """A family with its arguments: numbers as they were given, "..." for values computed from other sites."""
     values = specification.arguments.values()
     words = (f"{value:.4g}" if type(value) in (int, float) else "..." for value in values)
     return f"{specification.family}({', '.join(words)})"
 
 
 def _noise_of(run: PriorDraw) -> str:
-    """The site that the likelihood was given as its noise, or its value where it is known."""
+    """The site that the likelihood was given as its noise, or its value if it is known."""
     likelihood = run.likelihood
     for each in dataclasses.fields(likelihood) if dataclasses.is_dataclass(likelihood) else ():
         value = getattr(likelihood, each.name)

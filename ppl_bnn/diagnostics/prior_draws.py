@@ -1,4 +1,4 @@
-"""Draws from the prior of a program and what they predict, in NumPy where no system is needed."""
+"""Draws from the prior of a program and their predictions, in NumPy if no system is needed."""
 
 from __future__ import annotations
 
@@ -26,9 +26,15 @@ from ppl_bnn.prediction.prediction import Prediction
 
 @dataclass(frozen=True)
 class Prior(Method):
-    """Independent draws w ~ p(w); the targets give their units and nothing else. No gradient is taken.
+    """Independent draws from the prior, w ~ p(w).
 
-    draws: how many. A parameter without a prior stays where a fit would start it.
+    The targets only determine the units. No gradient is computed. A parameter without a prior keeps the value at which
+    a fit would start it.
+
+    Parameters
+    ----------
+    draws : int
+        Number of draws.
     """
 
     draws: int = 500
@@ -55,16 +61,46 @@ def prior_predictive(
     feature_names: tuple[str, ...] | None = None,
     class_names: Sequence[str] | None = None,
 ) -> Posterior:
-    """The prior of `model` as a `Posterior` of `draws` draws: its `predict(x)` is the prior predictive
+    """The prior of `model` as a `Posterior`, whose `predict(x)` is the prior predictive distribution.
 
         p(y | x) = E_{w ~ p(w)} p(y | x, w).
 
-    x (N, F) (or a dict of arrays) and y (N,) or (N, K) say which shapes the model has and, with `standardise`, in which
-    units its prior is meant: predictions come back in those of y. What y is otherwise does not matter.
+    Parameters
+    ----------
+    model : Model
+        The model.
+    x : array or dict of array
+        Inputs (N, F), which determine the shapes of the model.
+    y : array
+        Targets (N,) or (N, K). They determine the shapes and, with `standardise`, the units; predictions are in the
+        units of y. Their values are not used otherwise.
+    draws : int
+        Number of draws.
+    seed : int
+        Seed of the draws.
+    ppl : str
+        The system that draws, "numpyro" or "pyro".
+    observed : str, optional
+        The observed site of a plain NumPyro or Pyro model.
+    standardise : bool
+        Whether the prior is meant for standardised inputs and targets.
+    feature_names : tuple of str, optional
+        Names of the columns of x.
+    class_names : sequence of str, optional
+        Names of the classes.
+
+    Returns
+    -------
+    Posterior
 
     Raises
     ------
-    InputError, ModelError, UnsupportedError (a prior from which nothing can be drawn): before anything is drawn.
+    InputError
+        Invalid input, before anything is drawn.
+    ModelError
+        A model that is not valid, before anything is drawn.
+    UnsupportedError
+        A prior from which nothing can be drawn, before anything is drawn.
     """
     return Prior(draws=draws, ppl=ppl).fit(
         model,
@@ -93,7 +129,7 @@ _SAMPLERS: dict[str, Callable[[np.random.Generator, Mapping[str, Any], tuple[int
     "Exponential": lambda rng, a, shape: rng.exponential(size=shape) / a["rate"],
     "Beta": lambda rng, a, shape: rng.beta(a["concentration1"], a["concentration0"], size=shape),
     "Uniform": lambda rng, a, shape: a["low"] + (a["high"] - a["low"]) * rng.random(shape),
-    # The two that are no distribution by themselves: what starts are drawn from.
+    # Two families are not distributions by themselves; they are drawn from the distribution of starting values.
     "EmpiricalBayes": lambda rng, a, shape: a["scale"] * rng.standard_normal(shape),
     "ImproperLogUniform": lambda rng, a, shape: a["scale"] * rng.standard_normal(shape),
     "NormalMixture": lambda rng, a, shape: (
@@ -110,11 +146,26 @@ _SAMPLERS: dict[str, Callable[[np.random.Generator, Mapping[str, Any], tuple[int
 def drawn_in_numpy(
     specification: Distribution, rng: np.random.Generator, rows: int | None = None
 ) -> np.ndarray:
-    """One draw of a distribution in NumPy, of its own shape; with `rows`, inside the plate of so many rows.
+    """One draw of a distribution in NumPy.
+
+    Parameters
+    ----------
+    specification : Distribution
+        The distribution.
+    rng : np.random.Generator
+        The random number generator.
+    rows : int, optional
+        Number of rows of the plate that the site is in, if it is in one.
+
+    Returns
+    -------
+    np.ndarray
+        A value of the distribution's own shape; with `rows`, one for each row.
 
     Raises
     ------
-    UnsupportedError: a family of which there is no draw here, such as one of a likelihood.
+    UnsupportedError
+        A family that cannot be drawn here, such as one of a likelihood.
     """
     family = specification.family
     if family not in _SAMPLERS:
@@ -161,8 +212,10 @@ def _kronecker(
 
 
 def _lkj(rng: np.random.Generator, concentration: float, shape: tuple[int, ...]) -> np.ndarray:
-    """Cholesky factors by partial correlations (Lewandowski, Kurowicka and Joe 2009): of column i they are 2 B - 1 with
-    B ~ Beta(b, b), b = concentration + (D - 2 - i) / 2, and each takes its share of what is left of a row.
+    """Cholesky factors by partial correlations (Lewandowski, Kurowicka and Joe 2009).
+
+    Those of column i are 2 B - 1 with B ~ Beta(b, b), b = concentration + (D - 2 - i) / 2, and each takes its share of
+    the remainder of a row.
     """
     size = shape[-1]
     factor = np.zeros(shape)
@@ -178,9 +231,14 @@ def _lkj(rng: np.random.Generator, concentration: float, shape: tuple[int, ...])
 
 
 class PriorDraw(Interpretation):
-    """One draw of everything: each random variable from its prior; the targets are left out.
+    """One draw of each random variable from its prior; the targets are left out.
 
-    drawn: site -> (what it was drawn from, its value). f, likelihood: the end of the model.
+    Attributes
+    ----------
+    drawn : dict
+        Site -> (the distribution it was drawn from, its value).
+    f, likelihood
+        The network's output and the likelihood at the end of the model.
     """
 
     def __init__(self, rng: np.random.Generator):
@@ -227,7 +285,15 @@ class PriorDraw(Interpretation):
 
 
 class RecordedMaps(Handler):
-    """The linear maps of a run in order, and what they cost: names, and multiplications of all rows."""
+    """Records the linear maps of a run in order, and their cost.
+
+    Attributes
+    ----------
+    names : list of str
+        Names of the maps.
+    work : int
+        Number of multiplications of all rows.
+    """
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -242,7 +308,7 @@ class RecordedMaps(Handler):
 
 
 class UnitGain(Handler):
-    """A linear map so divided that what leaves it is of the size of what enters."""
+    """Rescales a linear map so that its output has the size of its input."""
 
     def __init__(self, name: str):
         self.name = name
@@ -255,13 +321,23 @@ class UnitGain(Handler):
 
 
 def root_mean_square(values: Any) -> float:
-    """Root mean square."""
+    """Root mean square of the values."""
     return float(np.sqrt(np.mean(np.square(values, dtype=float))))
 
 
 @dataclass(frozen=True, eq=False)
 class PriorDraws:
-    """Draws that stayed finite: eta (S, N, D) and what it says of y. overflowed: the share of those that did not."""
+    """Draws that stayed finite, and their predictions.
+
+    Parameters
+    ----------
+    eta : np.ndarray
+        The predictor, (S, N, D).
+    prediction : Prediction, optional
+        The predictive distribution of y.
+    overflowed : float
+        Share of the draws that did not stay finite.
+    """
 
     eta: np.ndarray
     prediction: Prediction | None
@@ -279,7 +355,7 @@ def draws_at(model: Model, x: Any, count: int, seed: int, *handlers: Handler) ->
                 model(x, None)
                 eta = np.asarray(run.likelihood.predictor(run.f), dtype=float)
         except InputError:
-            # A distribution refuses a scale that is zero or infinite: the draw before it had overflowed.
+            # A distribution raises for a scale that is zero or infinite: an earlier draw had overflowed.
             continue
         form = run.likelihood.form
         if np.isfinite(eta).all():

@@ -1,7 +1,7 @@
-"""What to change of a method whose fit falls short: only settings that this method has, with values to try.
+"""Advice on settings of a method whose fit falls short: only settings that the method has, with values to try.
 
-Settings are those of `FitInfo.settings`: plain values by the names of the method's fields. Where a method was fitted
-several times, those of the member count.
+Settings are those of `FitInfo.settings`: plain values by the names of the method's fields. If a method was fitted
+several times, the settings of the member count.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Settings = Mapping[str, Any]
 
 
 def fitted_settings(posterior: Any) -> dict[str, Any]:
-    """The settings of the method that was fitted: of the member, where one was fitted several times."""
+    """The settings of the fitted method; those of the member if it was fitted several times."""
     settings = posterior.info.settings
     while isinstance(settings.get("member"), dict):
         settings = settings["member"]
@@ -21,7 +21,7 @@ def fitted_settings(posterior: Any) -> dict[str, Any]:
 
 
 def number(settings: Settings, name: str) -> float | None:
-    """A setting that is a number, or None."""
+    """The value of a setting that is a number, else None."""
     value = settings.get(name)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
@@ -32,9 +32,9 @@ def _times(settings: Settings, name: str, factor: int) -> str:
 
 
 def more_of_a_sampler(settings: Settings) -> list[str]:
-    """For draws that are too few or too dependent."""
+    """Advice for draws that are too few or too dependent."""
     if "moves" in settings:
-        # Sequential Monte Carlo: particles that move a few times at each temperature, and no warm-up.
+        # Sequential Monte Carlo: particles move a few times at each temperature, without warm-up.
         return [
             f"{_times(settings, 'particles', 4)}, or {_times(settings, 'moves', 2)}: particles that differ more"
         ]
@@ -45,19 +45,19 @@ def more_of_a_sampler(settings: Settings) -> list[str]:
 
 
 def more_chains(settings: Settings) -> list[str]:
-    """For a single chain, which nothing can be compared with."""
+    """Advice for a single chain, which cannot be compared with another."""
     if "chains" in settings:
         return ["chains=4"]
     return ["runs=4"] if "runs" in settings else []
 
 
 def other_starts(settings: Settings) -> list[str]:
-    """For chains that disagree."""
+    """Advice for chains that disagree."""
     return ["start=MAP(), so that no chain begins far out in the prior"] if "start" in settings else []
 
 
 def more_modes(settings: Settings) -> list[str]:
-    """For chains that sit in modes of their own."""
+    """Advice for chains that are in different modes."""
     found = [
         "bnn.stack(posterior), or Stacked(...): weights of the chains by what they predict, instead of equal ones"
     ]
@@ -74,7 +74,19 @@ def more_modes(settings: Settings) -> list[str]:
 
 
 def not_still(settings: Settings, smaller: str) -> str:
-    """For a chain that never moves; smaller: what makes the steps of the sampler smaller."""
+    """Advice for a chain that never moves.
+
+    Parameters
+    ----------
+    settings : Settings
+        The settings of the method.
+    smaller : str
+        What makes the steps of the sampler smaller, see `smaller_steps`.
+
+    Returns
+    -------
+    str
+    """
     if "moves" in settings:
         return f"{_times(settings, 'moves', 2)}: a particle that never moves accepts nothing"
     warmup = "a longer warm-up, " if "warmup" in settings else ""
@@ -83,7 +95,7 @@ def not_still(settings: Settings, smaller: str) -> str:
 
 
 def longer_optimisation(settings: Settings) -> list[str]:
-    """For an optimisation that has not settled."""
+    """Advice for an optimisation that has not settled."""
     if "max_iterations" in settings:
         return [_times(settings, "max_iterations", 2)]
     if "burn_in" in settings:
@@ -95,7 +107,21 @@ def longer_optimisation(settings: Settings) -> list[str]:
 
 
 def smaller_steps(settings: Settings, statistics: Mapping[str, Any]) -> str:
-    """What makes the steps of a sampler smaller, by what it recorded: settings may name knobs that were not in use."""
+    """What makes the steps of a sampler smaller.
+
+    It is chosen by the recorded statistics, because settings may name options that were not in use.
+
+    Parameters
+    ----------
+    settings : Settings
+        The settings of the method.
+    statistics : mapping of str
+        What the sampler recorded.
+
+    Returns
+    -------
+    str
+    """
     variance, multiplier = number(settings, "energy_variance"), number(settings, "step_size_multiplier")
     if "energy_variance" in statistics and variance is not None:
         return (
@@ -105,6 +131,6 @@ def smaller_steps(settings: Settings, statistics: Mapping[str, Any]) -> str:
         return f"step_size_multiplier={multiplier / 2:g}"
     accept = number(settings, "target_accept")
     if accept is not None:
-        # What a harmonic mean over many chains is tuned to is lower from the start.
+        # A harmonic mean over many chains is tuned to a lower target to begin with.
         return f"target_accept={1 - (1 - accept) / (4 if number(settings, 'superchains') is None else 2):.3g}"
     return "smaller steps, or a prior with lighter tails"

@@ -1,9 +1,9 @@
-"""Simulation-based calibration: a method is tried on data of which the truth is known, because it was drawn first.
+"""Simulation-based calibration: a method is fitted to data simulated from known parameters.
 
-If (theta, y) is a draw from p(theta) p(y | theta), then theta is itself a draw from p(theta | y). The rank of g(theta)
-among g(theta_1), ..., g(theta_L), theta_l from a posterior that a method fitted to y, is therefore uniform on 0..L for
-every function g if the method is exact (Talts, Betancourt, Simpson, Vehtari and Gelman 2018), and how the ranks
-deviate says in which way it is not (for variational inference: Yao, Vehtari, Simpson and Gelman 2018, ICML).
+If (theta, y) is a draw from p(theta) p(y | theta), then theta is a draw from p(theta | y). For every function g, the
+rank of g(theta) among g(theta_1), ..., g(theta_L), with theta_l from a posterior fitted to y, is therefore uniform on
+0..L if the method is exact (Talts, Betancourt, Simpson, Vehtari and Gelman 2018). How the ranks deviate from uniform
+shows the kind of error (for variational inference: Yao, Vehtari, Simpson and Gelman 2018, ICML).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from ppl_bnn.posterior.posterior import MEMORY, Posterior
 PROBES = 3
 # (w, eta, y) -> (S,) or (S, K)
 Function = Callable[[dict[str, np.ndarray], np.ndarray, np.ndarray], Any]
-# What is kept of each fit, besides its ranks.
+# Figures kept of each fit, besides its ranks.
 Figures = Callable[[Posterior], Mapping[str, float]]
-# They say that the method cannot serve this model at all: the next data set would be refused in the same words.
+# These errors mean that the method cannot fit this model at all: every other data set would raise the same.
 _HOPELESS = (UnsupportedError, ModelError, UnknownNameError, MissingFrameworkError, DeviceError)
 
 
@@ -69,43 +69,79 @@ def simulation_based_calibration(
     device: str = "auto",
     observed: str | None = None,
 ) -> Calibration:
-    """Is `method` calibrated on `model` at inputs `x`, on average over the prior and over data?
+    """Test whether `method` is calibrated on `model` at inputs `x`, averaged over the prior and over data.
 
     Each simulation draws all unknowns from the prior and y from the likelihood at x, fits `method` to (x, y), takes
-    `draws` draws of the posterior (thinned evenly from all, where it is of chains) and finds the rank of the truth
-    among them for each function. What exact methods have in common, and the tests: see `Calibration`, `uniformity`.
+    `draws` draws of the posterior (thinned evenly from all, if it is one of chains) and finds the rank of the truth
+    among them for each function. The tests of the ranks are described in `uniformity`, the result in `Calibration`.
 
-    functions: name -> function(w, eta, y), in NumPy and over S draws at once: w are the constrained values of all sites
-    (S, *shape), eta (S, N, D) the predictor at x, y (N,) or (N, K) the simulated targets; it gives (S,) or (S, K). By
-    default: the network's outputs f(x*) at inputs x* = `probe` (M, F), or without it at 3 rows of x, evenly spaced; the
-    log likelihood of y, which alone can see a posterior that ignores the data, and sees a wrong spread of many weights
-    together (Modrák et al. 2023, Bayesian Analysis); and each scalar random variable, such as "noise". eta is the
-    predictor as the posterior predicts by default (linearised, for Laplace). Functions of one's own beside a `probe`
-    are given eta at the probe, (S, M, D), in place of that at x.
+    Parameters
+    ----------
+    model : Model
+        The model. `x` is used unscaled, with the prior of the model: there is no `standardise` here, because units
+        made from simulated targets would change the prior in each simulation.
+    x
+        Inputs at which targets are simulated.
+    method : Method
+        The method to calibrate. Successive draws of a chain are correlated, and their ranks are then not uniform even
+        if the chain is exact: make the chain several times longer than `draws`.
+    simulations : int
+        Number of simulations; each costs one fit. In NumPyro, functions that a method keeps with its program are
+        compiled once for all simulations.
+    draws : int
+        Number of posterior draws that each truth is ranked among. Ranks resolve no finer than 1 / (draws + 1); choose
+        a number for which draws + 1 has many divisors.
+    functions : mapping of str to callable, optional
+        Name -> function(w, eta, y), in NumPy and over S draws at once: w are the constrained values of all sites
+        (S, *shape), eta (S, N, D) the predictor at x, y (N,) or (N, K) the simulated targets. It returns (S,) or
+        (S, K). eta is the predictor that the posterior predicts with by default (linearised, for Laplace). With a
+        `probe`, eta is taken there, (S, M, D), instead of at x. Default: the network's outputs f(x*) at inputs
+        x* = `probe`, or without it at 3 rows of x, evenly spaced; the log likelihood of y, the only one that can
+        detect a posterior that ignores the data, and which detects a wrong spread of many weights together (Modrák et
+        al. 2023); and each scalar random variable, such as "noise".
+    probe : optional
+        Inputs x* (M, F) of the network outputs.
+    figures : callable, optional
+        Function of each fitted posterior that returns name -> number, kept in `Calibration.figures`, such as its
+        convergence diagnostics. A figure "converged" is what `not_converged` counts by.
+    seed : int
+        Seed of the simulations and fits.
+    progress : bool or Progress, optional
+        Whether and where to report progress.
+    jobs : int
+        Number of processes at a time; the result is identical to the bit. Processes and not threads, because a fit
+        changes global settings of its framework while it runs. The functions and the model are sent to the processes.
+    checkpoint : str or Path, optional
+        Folder where each simulation is saved as soon as it has finished, and from which the next call loads it. After
+        an interruption only the simulations in progress are lost, and a larger number of simulations continues a
+        smaller one. Simulations of another model, method or seed are refused by name.
+    device : str
+        Device of the fits.
+    observed : str, optional
+        The observed site of a plain NumPyro or Pyro model.
 
-    figures: a function of each fitted posterior -> name -> number, kept in `Calibration.figures`, such as what its
-    chains say of their convergence; a figure "converged" is what `not_converged` counts by.
-
-    It costs `simulations` fits; in NumPyro what a method keeps with its program is compiled once for all of them. jobs:
-    so many processes at a time, with the same result to the bit (not threads: a fit changes settings of its framework
-    while it runs); the functions and the model are sent to them. checkpoint: a folder where each simulation is kept as
-    soon as it has finished, so that the next call takes it from there: after an interruption those in flight are lost,
-    and a larger number of simulations goes on from a smaller one. It refuses another model, method or seed by name.
-
-    Successive draws of a chain are alike, and their ranks are then not uniform even if the chain is exact: let it be
-    several times longer than `draws`. Ranks resolve no finer than 1 / (draws + 1); choose a number for which draws + 1
-    has many divisors. observed: the observed site of a plain NumPyro or Pyro model.
-
-    x is taken as it is, with the prior of the model: there is no `standardise` here, because units that are made from
-    simulated targets would be another prior for each of them.
-
-    A fit that fails is counted and named in `failures`; what the model or method refuses altogether is raised at once.
+    Returns
+    -------
+    Calibration
+        A fit that fails is counted and named in its `failures`. Errors that concern the model or the method as a whole
+        are raised at once.
 
     Raises
     ------
-    InputError: impossible arguments; a checkpoint of other simulations. UnsupportedError: a method that gives a point;
-    a model with parameters that have no prior, or with a factor or other observations, from which no truth can be
-    drawn. CalibrationInterrupted: Ctrl-C; its `partial` holds what had finished.
+    InputError
+        Invalid arguments, or a checkpoint of other simulations.
+    UnsupportedError
+        A method that gives a point; a model with parameters that have no prior, or with a factor or other
+        observations, from which no truth can be drawn.
+    CalibrationInterrupted
+        Ctrl-C. Its `partial` holds what had finished.
+
+    References
+    ----------
+    Modrák et al. (2023), Bayesian Analysis.
+    Talts, Betancourt, Simpson, Vehtari and Gelman (2018), Validating Bayesian inference algorithms with
+    simulation-based calibration.
+    Yao, Vehtari, Simpson and Gelman (2018), ICML.
     """
     for name, value, least in (("simulations", simulations, 1), ("draws", draws, 1), ("jobs", jobs, 1)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
@@ -165,7 +201,7 @@ def simulation_based_calibration(
                 records[index] = record
                 tell()
     except KeyboardInterrupt as error:
-        # With a folder also what processes had finished and not yet handed back.
+        # With a folder this includes simulations that processes had finished but not yet returned.
         records |= simulator.finished(int(simulations))
         partial = _gathered(simulator, records, int(simulations))
         raise CalibrationInterrupted(
@@ -178,7 +214,7 @@ def simulation_based_calibration(
 
 @dataclass(frozen=True, eq=False)
 class _Record:
-    """One simulation: truths (F,) and ranks (F,), and which functions varied; or why there are none."""
+    """One simulation: truths (F,), ranks (F,) and which functions varied; or why there are none."""
 
     names: tuple[str, ...] = ()
     truths: np.ndarray = field(default_factory=lambda: np.empty(0))
@@ -189,7 +225,7 @@ class _Record:
     figures: dict[str, float] = field(default_factory=dict)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All of it as arrays, words as the bytes of JSON."""
+        """The record as arrays; text is stored as the bytes of JSON."""
         words = {
             "names": self.names,
             "converged": self.converged,
@@ -214,7 +250,7 @@ class _Record:
             arrays["varied"],
             words["converged"],
             words["failure"],
-            # Folders of before there were any have none.
+            # Folders of older versions have no figures.
             words.get("figures", {}),
         )
 
@@ -227,7 +263,7 @@ def _records(
         for index in waiting:
             yield index, simulator(index)
         return
-    # Ctrl-C loses what a process has not handed back, unless there is a folder.
+    # Ctrl-C loses what a process has not returned, unless there is a folder.
     size = max(1, len(waiting) // (4 * jobs))
     parts = [waiting[start : start + size] for start in range(0, len(waiting), size)]
     written = processes.written(simulator, simulator.model)
@@ -244,13 +280,13 @@ def _several(written: bytes, indices: Iterable[int]) -> list[tuple[int, _Record]
 
 @functools.lru_cache(maxsize=1)
 def _at_work(written: bytes) -> _Simulator:
-    """The simulator that a process works with: what it has compiled serves all parts."""
+    """The simulator of a process, kept so that its compiled functions serve all parts."""
     return processes.read(written)
 
 
 @dataclass(eq=False)
 class _Simulator:
-    """Makes one simulation after another; only the numbers of the simulation and of the seed decide what it is."""
+    """Makes single simulations; the result depends only on the number of the simulation and the seed."""
 
     model: Model
     x: Any
@@ -282,7 +318,7 @@ class _Simulator:
     def _language(self) -> bool:
         return self._written == "language"
 
-    # -- what is kept
+    # -- checkpoints
 
     def finished(self, simulations: int) -> dict[int, _Record]:
         """The simulations that the folder holds."""
@@ -301,7 +337,7 @@ class _Simulator:
                 "functions": None if self.functions is None else identity(dict(self.functions)),
                 "probe": None if self.probe is None else checks.data_hash(self.probe, np.empty(0)),
                 "seed": self.seed,
-                # Inputs, prior and likelihood: another model draws other targets.
+                # The first simulated targets identify inputs, prior and likelihood: another model draws other targets.
                 "model and inputs": checks.data_hash(self.x, self._drawn(0)[1]),
             }
             if self.figures is not None:
@@ -338,7 +374,7 @@ class _Simulator:
         return replace(record, converged=bool(converged), figures=figures)
 
     def _fitted(self, y: np.ndarray, seed: int) -> Posterior:
-        """The method on (x, y). From the second time on over the program of the first, with what it has compiled."""
+        """Fit the method to (x, y); later fits reuse the program of the first and its compiled functions."""
         first = self._first
         if first is None or not first._programs:
             posterior = self.method.fit(
@@ -349,7 +385,7 @@ class _Simulator:
                 device=self.device,
                 observed=None if self._language else self.observed,
             )
-            # Torch compiles nothing; and JAX's functions are of one shape and type, which the next y has too.
+            # Torch compiles nothing. JAX's functions are compiled for one shape and type, which the next y has too.
             if posterior.info.ppl == "numpyro":
                 self._first = posterior
             return posterior
@@ -427,7 +463,7 @@ class _Simulator:
     def _evaluated(
         self, posterior: Posterior, truth: dict[str, np.ndarray], index: int
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Each function of the draws, (draws,), and of the truth, (1,)."""
+        """Each function at the draws, (draws,), and at the truth, (1,)."""
         approximation, kind = posterior.approximation, posterior._drawn_kind(None)
         u = posterior._chosen_draws(self.draws)
 
@@ -441,13 +477,13 @@ class _Simulator:
             one = {name: truth[name][None] for name in problem.program.sites}
 
             def at(x: Any) -> np.ndarray:
-                # Another seed than that of the draws: latent variables of rows are drawn afresh for both.
+                # Another seed than that of the draws: latent variables of rows are drawn independently for both.
                 return problem.program.predictor_draws(one, x, seed=index + 1, memory=MEMORY)
 
             return self._functions(problem, {name: value[None] for name, value in truth.items()}, at)
 
         def compiled_once(action: Callable[[Problem], Any]) -> Any:
-            """As `Posterior._with`, over one program for all simulations, whose functions are compiled once."""
+            """Like `Posterior._with`, but over one program for all simulations, whose functions are compiled once."""
             chosen, info = system(posterior.info.ppl), posterior.info
             with chosen.session("float64", "cpu", threads=1):
                 x, y = map_data(chosen.asarray, posterior.inputs), chosen.asarray(posterior.targets)
@@ -467,7 +503,7 @@ class _Simulator:
     def _functions(
         self, problem: Problem, w: dict[str, np.ndarray], predictor: Callable[[Any], np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """name -> (S,), each component of a function by a name of its own."""
+        """Name -> (S,); each component of a function gets its own name."""
         probe = problem.inputs if self.probe is None else self.probe
         if self.functions is None:
             return self._usual(
@@ -493,7 +529,7 @@ class _Simulator:
         return found
 
     def _usual(self, program: Program, judged: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """What convergence is judged by (`convergence.quantities`), of f the network's outputs at single rows."""
+        """The quantities of `convergence.quantities`, with f as the network's outputs at single rows."""
         f = judged.pop(PREDICTOR)
         columns = f.shape[-1] if program.outputs is None else min(program.outputs, f.shape[-1])
         every = f.shape[1]
