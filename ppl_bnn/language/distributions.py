@@ -1,13 +1,13 @@
-"""Distribution specifications: what a model says, resolved in the system that runs it.
+"""Distribution specifications, resolved by the system that runs a model.
 
-`dist.HalfNormal(1.0)` is a name with arguments and a shape. The running system turns it into its own
-distribution of the same name; no framework is needed to write it down. Arguments that are plain numbers
-are checked at once, so a negative scale is an error where it is written and not a NaN an hour later.
+`dist.HalfNormal(1.0)` is a name with arguments and a shape. The running system turns it into its own distribution of
+the same name; no framework is needed to write it down. Arguments that are plain numbers are checked at once, so that a
+negative scale raises an error where it is written.
 
-The multivariate families have an event of the shape of `loc`, whatever that is; vec(x) ravels it in C order.
+The event of the multivariate families has the shape of `loc`; vec(x) ravels it in C order.
 
 - MultivariateNormal(loc, scale_tril): vec(x) ~ N(vec(loc), L L'), L = scale_tril (P, P) lower triangular.
-- MultivariateLogNormal(loc, scale_tril): log x is that.
+- MultivariateLogNormal(loc, scale_tril): log x has that distribution.
 - KroneckerNormal(loc, left_vectors, right_vectors, precisions): as matrices (I, O), with Q_l (I, I) and Q_r (O, O)
   orthogonal and z standard normal, x = loc + Q_l (z / sqrt(precisions)) Q_r'. Its covariance, (Q_l (x) Q_r)
   diag(1 / precisions) (Q_l (x) Q_r)', is never built.
@@ -20,17 +20,17 @@ Families of likelihoods, one event per row:
 - RowNormal(loc, scale_tril): rows of loc (N, K), each N(loc_n, L L') with one L = scale_tril (K, K) for all.
 - MixtureOfNormals(logits, loc, scale): sum_m softmax(logits)_m N(loc_m, scale_m^2) over the last axis.
 - Censored(base): rows (value, event) of a Normal, Laplace or Weibull distribution, with the log density of
-  `censored_log_prob`; what is drawn was observed, event 1. Weibull(scale, concentration) has the survival function
+  `censored_log_prob`; draws are observed, with event 1. Weibull(scale, concentration) has the survival function
   exp(-(t / scale)^concentration).
 
-An argument that is a distribution itself makes a hyper-prior; priors that take a scale draw it first
+An argument that is a distribution itself is a hyper-prior; priors that take a scale draw it first
 (`priors.Hierarchical`).
 
-Two families are no distribution by themselves: how a method treats them is what they mean. A method that does not
-know them refuses them (`Method.serves_priors`).
+Two families are not distributions by themselves: their meaning depends on the method. A method that does not support
+them refuses them (`Method.serves_priors`).
 
 - EmpiricalBayes(scale, per): w ~ N(0, s^2) with s found by the method, one per weight, per output unit or per tensor.
-  To a system it is Normal(0, scale), from which starts are drawn; its density counts for nothing else.
+  A system treats it as Normal(0, scale), from which starts are drawn; that density is not used otherwise.
 - ImproperLogUniform(scale): p(w) proportional to 1 / |w|, which has no integral. Starts are drawn from N(0, scale^2).
 """
 
@@ -113,7 +113,7 @@ ON_POSITIVES = {
     "Weibull",
     "MultivariateLogNormal",
 }
-# Families that only some methods know the meaning of: how a user wrote them, and what serves elsewhere.
+# Families that only some methods support: the name that a user writes, and the alternatives.
 SPECIAL = {
     "EmpiricalBayes": (
         "priors.EmpiricalBayes",
@@ -124,7 +124,7 @@ SPECIAL = {
         "SVI, or priors.Horseshoe, a proper prior that drives weights to zero",
     ),
 }
-# Families of which one draw is more than a number, and the argument that has its shape.
+# Families whose draws are not single numbers, and the argument that has the shape of a draw.
 EVENTS = {
     "Dirichlet": "concentration",
     "MultivariateNormal": "loc",
@@ -137,12 +137,16 @@ EVENTS = {
 class Distribution:
     """A family, its arguments and its shape.
 
-    Attributes
+    Parameters
     ----------
-    family: name of the family, as in both systems.
-    arguments: name -> number or array of the running system.
-    shape: batch shape to expand to, or None for that of the arguments.
-    event_dims: how many trailing axes form one event (their log densities are summed).
+    family : str
+        Name of the family, as in both systems.
+    arguments : mapping of str to float or array
+        Name -> number or array of the running system.
+    shape : tuple of int, optional
+        Batch shape to expand to, or None for that of the arguments.
+    event_dims : int
+        How many trailing axes form one event (their log densities are summed).
     """
 
     family: str
@@ -190,7 +194,13 @@ def draw_shape(specification: Distribution) -> tuple[int, ...]:
 
 
 def check_no_nested(specification: Distribution) -> None:
-    """Refuse arguments that are distributions themselves: only priors that take a scale draw these first."""
+    """Refuse arguments that are distributions themselves: only priors that take a scale draw these first.
+
+    Raises
+    ------
+    ModelError
+        An argument is a distribution.
+    """
     for name, value in specification.arguments.items():
         if isinstance(value, Distribution):
             raise ModelError(
@@ -204,9 +214,9 @@ def check_no_nested(specification: Distribution) -> None:
 
 
 def _check(family: str, name: str, value: Any) -> None:
-    """Numbers of Python and of NumPy; what is an array of a system may be traced and has no value yet."""
+    """Check numbers of Python and of NumPy; an array of a system may be traced and have no value yet."""
     if isinstance(value, np.ndarray):
-        # The first wrong number, if any, stands for the array.
+        # Report the first invalid number, if any.
         wrong = ~np.isfinite(value)
         if name in POSITIVE:
             wrong |= ~(value > 0)
@@ -226,7 +236,27 @@ def _check(family: str, name: str, value: Any) -> None:
 
 
 def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
-    """The specification of `family` with positional or named arguments, checked."""
+    """The specification of `family` with positional or named arguments, checked.
+
+    Parameters
+    ----------
+    family : str
+        Name of the family, one of `FAMILIES`.
+    *args, **kwargs
+        Its arguments.
+
+    Returns
+    -------
+    Distribution
+        The specification.
+
+    Raises
+    ------
+    UnknownNameError
+        There is no such family or argument.
+    InputError
+        An argument is missing, given twice, or has an invalid value.
+    """
     if family not in FAMILIES:
         raise unknown_name("distribution", family, FAMILIES)
     wanted = FAMILIES[family]
@@ -270,7 +300,13 @@ def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
 
 
 def check_group(of: str, per: Any, known: tuple[str, ...] = ("weight", "unit", "input", "tensor")) -> None:
-    """Refuse a name that is none of those groups of weights; `of` is what the error names."""
+    """Refuse an unknown name of a grouping of weights; `of` is the object named in the error.
+
+    Raises
+    ------
+    UnknownNameError
+        `per` is not among `known`.
+    """
     if per not in known:
         raise unknown_name(f"per of {of}", per, known)
 
@@ -278,8 +314,18 @@ def check_group(of: str, per: Any, known: tuple[str, ...] = ("weight", "unit", "
 def group_shape(per: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of one scale per group of weights, which broadcasts against a tensor of `shape` (..., I, O).
 
-    "weight": `shape`. "unit": (O,), one for all weights into an output unit (or channel). "input": (I, 1), one for all
-    weights out of an input unit, and (1,) for a bias, the weights out of the constant 1. "tensor": ().
+    Parameters
+    ----------
+    per : {"weight", "unit", "input", "tensor"}
+        Which weights share a scale.
+    shape : tuple of int
+        Shape of the tensor.
+
+    Returns
+    -------
+    tuple of int
+        "weight": `shape`. "unit": (O,), one for all weights into an output unit (or channel). "input": (I, 1), one for
+        all weights out of an input unit, and (1,) for a bias, the weights out of the constant 1. "tensor": ().
     """
     check_group("a scale", per)
     if per == "tensor":
@@ -313,7 +359,7 @@ def _check_mixture(weights: Any, scales: Any) -> None:
 
 
 def _check_multivariate(family: str, arguments: Mapping[str, Any]) -> None:
-    """Shapes are known of traced arrays too."""
+    """Check shapes, which are known of traced arrays too."""
     shapes = {name: _shape(value) for name, value in arguments.items()}
     size = math.prod(shapes["loc"])
     if not shapes["loc"]:
@@ -347,7 +393,20 @@ def _check_multivariate(family: str, arguments: Mapping[str, Any]) -> None:
 
 
 def check_factor(of: str, factor: Any) -> None:
-    """Refuse a NumPy matrix that is no Cholesky factor; `of` is what the error names. Others may have no value."""
+    """Refuse a NumPy matrix that is not a Cholesky factor; other arrays may have no value yet.
+
+    Parameters
+    ----------
+    of : str
+        The object named in the error.
+    factor : array
+        The matrix.
+
+    Raises
+    ------
+    InputError
+        The matrix is not lower triangular with a positive diagonal.
+    """
     if isinstance(factor, np.ndarray) and (np.any(np.triu(factor, 1)) or np.any(np.diag(factor) <= 0)):
         raise InputError(
             f"{of}: "
@@ -361,7 +420,7 @@ def check_factor(of: str, factor: Any) -> None:
 
 # --- censored rows ----------------------------------------------------------------------------------------
 
-# Families of which every system has both tails and their derivatives, however far out.
+# Families with accurate tails and derivatives of tails in every system.
 CENSORED = ("Normal", "Laplace", "Weibull")
 
 
@@ -374,18 +433,32 @@ def _check_censored(base: Any) -> None:
 
 
 def censored_log_prob(family: str, arguments: Mapping[str, Any], y: Any) -> Any:
-    """log p(v) where the event is 1 (observed), log P(Y > v) where 0 (right-censored), log P(Y < v) where -1.
+    """Log density of censored values.
 
-    y (..., 2): the value v, then the event. arguments: those of the family, one of `CENSORED`, numbers or arrays that
-    broadcast against the values. In NumPy, torch and JAX alike; what is censored far out in a tail keeps its digits,
-    and its gradient.
+    It is log p(v) where the event is 1 (observed), log P(Y > v) where it is 0 (right-censored), and log P(Y < v) where
+    it is -1. The same in NumPy, torch and JAX. Values censored far in a tail keep their precision, and so does their
+    gradient.
+
+    Parameters
+    ----------
+    family : str
+        One of `CENSORED`.
+    arguments : mapping of str to float or array
+        The arguments of the family, which broadcast against the values.
+    y : array
+        (..., 2): the value v, then the event.
+
+    Returns
+    -------
+    array
+        Log densities, (...).
     """
     value, event = y[..., 0], y[..., 1]
     z, log_slope = standard_coordinate(family, arguments, value)
     density, above, below = _TAILS[family]
 
     def of(part: Any, rows: Any) -> Any:
-        # In the rows that this part is not for it is evaluated where it is harmless: no zero times infinity.
+        # In other rows this part is evaluated at zero, so that no gradient is zero times infinity.
         return ops.where(rows, part(ops.where(rows, z, ops.zeros_like(z))), ops.zeros_like(z))
 
     observed = event > 0.0
@@ -396,8 +469,8 @@ def censored_log_prob(family: str, arguments: Mapping[str, Any], y: Any) -> Any:
 def standard_coordinate(family: str, arguments: Mapping[str, Any], value: Any) -> tuple[Any, Any]:
     """(z, log dz/dv): the increasing function z of v that has a fixed distribution.
 
-    z = (v - loc) / scale; for a Weibull distribution z = concentration log(v / scale), which has the density
-    exp(z - exp(z)).
+    z = (v - loc) / scale; for a Weibull distribution z = concentration log(v / scale), which has the density exp(z -
+    exp(z)).
     """
     if family == "Weibull":
         log_value, shape = ops.log(value), arguments["concentration"]
@@ -407,10 +480,10 @@ def standard_coordinate(family: str, arguments: Mapping[str, Any], value: Any) -
 
 
 def log_ndtr(x: Any) -> Any:
-    """log P(Z < x) of a standard normal Z, to its last digits for x far below zero, twice differentiable anywhere."""
+    """log P(Z < x) of a standard normal Z, accurate for x far below zero, and twice differentiable anywhere."""
     xp = ops.namespace(x)
     if xp.__name__ == "jax.numpy":
-        # Of its asymptotic series, used below -20, three terms leave an error of 4e-9.
+        # JAX uses an asymptotic series below -20; with three terms its error is 4e-9.
         return sys.modules["jax"].scipy.special.log_ndtr(x, 6)
     if xp.__name__ != "torch":
         from scipy.special import log_ndtr as reference

@@ -13,6 +13,7 @@ from ppl_bnn.core.errors import InputError, ModelError, message
 def check_targets(
     likelihood: str, f: tuple[int, ...], y: tuple[int, ...] | None, wanted: tuple[int, ...]
 ) -> None:
+    """Refuse targets that do not have the shape `wanted`."""
     if y is None or y == wanted:
         return
     advice = "y[:, 0]" if len(y) == 2 and y[1] == 1 and len(wanted) == 1 else f"targets of shape {wanted}"
@@ -22,7 +23,7 @@ def check_targets(
 
 
 def check_positive(likelihood: str, name: str, value: Any) -> None:
-    """Refuse plain numbers that are not positive; a sampled value is an array, and a form has none."""
+    """Refuse plain numbers that are not positive; sampled values are arrays, and a form has no value."""
     if isinstance(value, int | float) and not 0 < value < math.inf:
         raise InputError(
             f"likelihoods.{likelihood}: " + message(f"a positive {name}", repr(value), f"{name}=1.0")
@@ -30,11 +31,12 @@ def check_positive(likelihood: str, name: str, value: Any) -> None:
 
 
 def is_known(value: Any) -> bool:
-    """A plain number. A single draw of a sampled scalar is an `np.float64`: a `float`, but not a known number."""
+    """Whether a value is a plain number. A draw of a sampled scalar is an `np.float64`: a `float`, but not known."""
     return isinstance(value, int | float) and not isinstance(value, np.generic)
 
 
 def check_one_or_each(likelihood: str, name: str, value: Any, f: tuple[int, ...]) -> None:
+    """Refuse a parameter that is neither a scalar nor one per output."""
     shape = tuple(getattr(value, "shape", ()))
     if shape not in ((), f[1:]):
         raise ModelError(
@@ -46,6 +48,7 @@ def check_one_or_each(likelihood: str, name: str, value: Any, f: tuple[int, ...]
 
 
 def check_counts(likelihood: str, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
+    """Check the shapes of f and y of a likelihood of counts."""
     if f[1] != 1:
         raise ModelError(
             f"{likelihood}: "
@@ -55,6 +58,7 @@ def check_counts(likelihood: str, f: tuple[int, ...], y: tuple[int, ...] | None)
 
 
 def check_count_values(likelihood: str, y: np.ndarray) -> None:
+    """Refuse targets that are not counts."""
     wrong = y[(y < 0) | (np.floor(y) != y)]
     if len(wrong):
         raise InputError(

@@ -1,4 +1,4 @@
-"""Two classes, several, and several in an order."""
+"""Likelihoods of two classes, of several classes, and of ordered classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from ppl_bnn.language.likelihoods.formulas import one_minus_exp
 
 @dataclass(frozen=True)
 class Bernoulli:
-    """P(y = 1) = sigmoid(f), f of shape (N, 1), y of shape (N,) with values 0 and 1. eta = f, Fisher p (1 - p)."""
+    """Two classes, P(y = 1) = sigmoid(f).
+
+    f has the shape (N, 1), y the shape (N,) with values 0 and 1. eta = f, with Fisher information p (1 - p).
+    """
 
     task = "classification"
 
@@ -46,7 +49,7 @@ class Bernoulli:
         return ops.diagonal_matrix(p * (1.0 - p))
 
     def fisher_root(self, eta: Any) -> Any:
-        # sigmoid(-eta) keeps its digits where 1 - p has none left.
+        # sigmoid(-eta) is accurate where 1 - p is rounded to zero.
         return ops.diagonal_matrix(ops.sqrt(ops.sigmoid(eta) * ops.sigmoid(-eta)))
 
     def score(self, eta: Any, y: Any) -> Any:
@@ -58,7 +61,10 @@ class Bernoulli:
 
 @dataclass(frozen=True)
 class Categorical:
-    """P(y = k) = softmax(f)_k, f of shape (N, C), y (N,) with labels 0..C-1. eta = f, Fisher diag(p) - p p'."""
+    """Several classes, P(y = k) = softmax(f)_k.
+
+    f has the shape (N, C), y the shape (N,) with labels 0..C-1. eta = f, with Fisher information diag(p) - p p'.
+    """
 
     task = "classification"
 
@@ -100,16 +106,31 @@ class Categorical:
 
 @dataclass(frozen=True)
 class Ordinal:
-    """Ordered classes by cumulative logits: P(y <= k) = sigmoid(c_k - f), k = 0..C-2 (McCullagh 1980).
+    """Ordered classes by cumulative logits, P(y <= k) = sigmoid(c_k - f), k = 0..C-2 (McCullagh 1980).
 
-    cut_points: c, C - 1 increasing numbers (known), or sampled ones, as `priors.CutPoints` gives them. f of shape
-    (N, 1), y (N,) with labels 0..C-1 in their order. Nothing else should
-    shift f by a constant: cut points do.
+    f has the shape (N, 1), y the shape (N,) with labels 0..C-1 in their order. No other parameter should shift f by a
+    constant, because the cut points do.
 
-    eta = (f, c_0, log(c_1 - c_0), ..., log(c_(C-2) - c_(C-3))), D = C. Every eta in R^C gives ordered cut points, as
-    is required, because a linearised predictor may take any value. With p_k the probabilities, the Fisher information
-    is sum_k p_k (grad log p_k) (grad log p_k)', that of a multinomial distribution, through the thresholds. A
-    prediction is of classes, `Categorical`.
+    eta = (f, c_0, log(c_1 - c_0), ..., log(c_(C-2) - c_(C-3))), D = C. Every eta in R^C gives ordered cut points, which
+    is required because a linearised predictor may take any value. With p_k the probabilities, the Fisher information is
+    sum_k p_k (grad log p_k) (grad log p_k)', that of a multinomial distribution, through the thresholds. A prediction
+    is of classes, `Categorical`.
+
+    Parameters
+    ----------
+    cut_points
+        c, C - 1 increasing numbers (known), or sampled ones, as from `priors.CutPoints`.
+    classes : int, optional
+        C; it follows from the cut points.
+
+    Raises
+    ------
+    InputError
+        Cut points that are not finite and increasing, or another number of classes.
+
+    References
+    ----------
+    McCullagh (1980), Regression models for ordinal data.
     """
 
     cut_points: Any
@@ -174,7 +195,7 @@ class Ordinal:
         return ops.cumsum(ops.concatenate([eta[..., 1:2] - eta[..., :1], gaps])), gaps
 
     def _log_probabilities(self, eta: Any) -> Any:
-        """(..., C). sigmoid(a) - sigmoid(b) = sigmoid(a) sigmoid(-b) (1 - exp(b - a)), which does not cancel."""
+        """(..., C). sigmoid(a) - sigmoid(b) = sigmoid(a) sigmoid(-b) (1 - exp(b - a)), which avoids cancellation."""
         above, gaps = self._parts(eta)
         lower, upper = above[..., :-1], above[..., 1:]
         middle = ops.log(one_minus_exp(gaps)) - ops.softplus(-upper) - ops.softplus(lower)
@@ -192,7 +213,7 @@ class Ordinal:
         cuts = ops.concatenate([ops.diagonal_matrix(up), none]) - ops.concatenate(
             [none, ops.diagonal_matrix(down)]
         )
-        # A gap moves all cut points above it.
+        # A gap shifts all cut points above it.
         later = ops.asarray(np.triu(np.ones((above.shape[-1],) * 2)), like=eta)
         unit = ops.concatenate([ops.ones_like(above[:, :1]), gaps])
         cuts = unit[:, :, None] * ops.einsum("jk,nkc->njc", later, cuts)

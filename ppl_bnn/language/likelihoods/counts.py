@@ -1,4 +1,4 @@
-"""Counts."""
+"""Likelihoods of counts."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from ppl_bnn.language.likelihoods.formulas import (
     special,
 )
 
-# Nodes of the trapezium rule in log t, at which the information about a concentration is integrated: the integrand
+# Nodes of the trapezium rule in log t for the information about a concentration: the integrand
 # falls off as exp(x) to the left and as exp(-exp(x)) to the right, so that the rule converges exponentially.
 _LOG_NODES = np.arange(-37.0, 4.0 + 1e-9, 0.25)
 
 
 @dataclass(frozen=True)
 class Poisson:
-    """y ~ Poisson(exp(f)): counts, with variance equal to the mean. f of shape (N, 1), y of shape (N,).
+    """Poisson counts, y ~ Poisson(exp(f)), with variance equal to the mean.
 
-    An exposure multiplies the rate: add its logarithm to f. eta = f, the log rate, with Fisher information exp(f).
-    Counts have no other units: they stay as they are where a fit standardises.
+    f has the shape (N, 1), y the shape (N,). An exposure multiplies the rate: add its logarithm to f. eta = f, the log
+    rate, with Fisher information exp(f). Counts have no other units, so they are not changed where a fit standardises.
     """
 
     task = "regression"
@@ -73,20 +73,30 @@ class Poisson:
 
 @dataclass(frozen=True)
 class NegativeBinomial:
-    """Counts with mean m = exp(f) and variance m + m^2 / concentration, more than a Poisson distribution has.
+    """Overdispersed counts with mean m = exp(f) and variance m + m^2 / concentration.
 
-    concentration: a positive number (known) or a sampled scalar, r below; as it grows y becomes Poisson(m). f of shape
-    (N, 1), y of shape (N,). An exposure multiplies the mean: add its logarithm to f.
+    f has the shape (N, 1), y the shape (N,). An exposure multiplies the mean: add its logarithm to f. The variance is
+    larger than that of a Poisson distribution; as the concentration grows y becomes Poisson(m). Counts are not changed
+    where a fit standardises.
 
-    eta = f, and (f, log r) where the concentration is sampled. The Fisher information is diagonal,
+    eta = f, and (f, log r) where the concentration r is sampled. The Fisher information is diagonal,
 
         F(f, f) = m r / (m + r),
         F(log r, log r) = r^2 (E[psi'(r) - psi'(y + r)] - m / (r (r + m)))
             = r^2 integral e^(-r t) {t / u (1 - (1 + m u / r)^(-r)) - (1 - e^(-m t))} dt,   u = 1 - e^(-t),
 
-    the integral (t from 0 on) by a trapezium rule in log t with error below 1e-10 of the information; where r^2 is more
-    than 1e5 times m it loses digits, and there next to nothing is known about r. Counts stay as they are where a fit
-    standardises.
+    the integral (t from 0 on) by a trapezium rule in log t with error below 1e-10 of the information. Where r^2 is more
+    than 1e5 times m it is less accurate; there the data say almost nothing about r.
+
+    Parameters
+    ----------
+    concentration : float or array
+        r, a positive number (known) or a sampled scalar.
+
+    Raises
+    ------
+    InputError
+        A number that is not positive.
     """
 
     concentration: Any = 1.0

@@ -1,4 +1,4 @@
-"""Formulas that several likelihoods have in common."""
+"""Formulas shared by several likelihoods."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ppl_bnn.language.distributions import Distribution
 
 
 def normal_parameters(eta: Any, scale: Any) -> tuple[str, dict[str, Any]]:
+    """Family and parameters of a prediction by normal distributions, with `scale` and the means in eta."""
     outputs = eta.shape[-1] // 2
     loc = eta[..., :outputs]
     if outputs == 1:
@@ -24,11 +25,12 @@ def log_columns(value: Any, f: Any) -> Any:
 
 
 def for_one_output(value: Any) -> Any:
-    """What belongs to the only output, without its axis."""
+    """The value of the only output, without its axis."""
     return value if isinstance(value, int | float) or len(value.shape) == 0 else value[0]
 
 
 def location_scale(family: str, f: Any, shapes: tuple[Any, ...], scale: Any) -> Distribution:
+    """A location-scale distribution around f, for one output or several."""
     if f.shape[-1] == 1:
         shapes = tuple(map(for_one_output, shapes))
         return dist.distribution(family, *shapes, f[:, 0], for_one_output(scale))
@@ -36,7 +38,7 @@ def location_scale(family: str, f: Any, shapes: tuple[Any, ...], scale: Any) -> 
 
 
 def special(name: str, x: Any) -> Any:
-    """digamma, or trigamma, in the system of x. The trigamma function of torch is accurate to nine digits only."""
+    """digamma or trigamma in the system of x. The trigamma function of torch is accurate to nine digits only."""
     xp = ops.namespace(x)
     if xp.__name__ == "torch":
         return xp.digamma(x) if name == "digamma" else xp.polygamma(1, x)
@@ -48,13 +50,13 @@ def special(name: str, x: Any) -> Any:
 
 
 def one_minus_exp(x: Any) -> Any:
-    """1 - exp(-x) for x >= 0, exact for small x."""
+    """1 - exp(-x) for x >= 0, accurate for small x."""
     t = ops.tanh(0.5 * x)
     return 2.0 * t / (1.0 + t)
 
 
 def not_negative(x: Any) -> Any:
-    """What is not negative but for rounding."""
+    """Replace by zero values that are negative only by rounding."""
     return ops.relu(x)
 
 

@@ -1,4 +1,4 @@
-"""Gaussian noise, of one size or of a size that the network predicts."""
+"""Gaussian noise with one standard deviation for all rows, or with one that the network predicts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,19 @@ from ppl_bnn.language.likelihoods.formulas import normal_parameters
 
 @dataclass(frozen=True)
 class Gaussian:
-    """y = f + noise * N(0, 1), independently over rows and outputs.
+    """Gaussian noise, y = f + noise * N(0, 1), independently over rows and outputs.
 
-    noise: a positive number (known), or a sampled value: a scalar, or one per output (K,).
-    eta = (f, log noise), D = 2K, with Fisher information diag(1 / noise^2, 2). y is (N,) for K = 1, else (N, K).
+    y is (N,) for K = 1 output, else (N, K). eta = (f, log noise), D = 2K, with Fisher information diag(1 / noise^2, 2).
+
+    Parameters
+    ----------
+    noise : float or array
+        Standard deviation: a positive number (known), or a sampled value, a scalar or one per output (K,).
+
+    Raises
+    ------
+    InputError
+        A number that is not positive.
     """
 
     noise: Any = 1.0
@@ -78,17 +87,17 @@ class Gaussian:
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         outputs = eta.shape[-1] // 2
-        # One noise for all rows of a draw: its exponential is taken once and not once per row.
+        # All rows of a draw share the noise, so its exponential is computed once and not once per row.
         noise = ops.exp(eta[..., :1, outputs:])
         return normal_parameters(eta, ops.broadcast_to(noise, eta[..., outputs:].shape))
 
 
 @dataclass(frozen=True)
 class HeteroscedasticGaussian:
-    """y ~ N(f_1, s^2) with the noise itself an output of the network: s = softplus(f_2).
+    """Gaussian noise predicted by the network, y ~ N(f_1, s^2) with s = softplus(f_2).
 
-    f is (N, 2K): first the K means, then the K noise outputs. eta = (mean, log s), with Fisher information
-    diag(1 / s^2, 2); the Gauss-Newton matrix does not depend on which coordinates eta is in.
+    f is (N, 2K): first the K means, then the K noise outputs. eta = (mean, log s), with Fisher information diag(1 /
+    s^2, 2); the Gauss-Newton matrix does not depend on the coordinates of eta.
     """
 
     task = "regression"

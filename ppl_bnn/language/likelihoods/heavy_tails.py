@@ -1,4 +1,4 @@
-"""Noise with heavier tails than a normal."""
+"""Noise with heavier tails than a normal distribution."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from ppl_bnn.language.likelihoods.formulas import (
 
 @dataclass(frozen=True)
 class StudentT:
-    """y = f + scale * t_df, independently over rows and outputs: rows far from all others count for little.
+    """Student-t noise, y = f + scale * t_df, independently over rows and outputs.
 
-    df: degrees of freedom, a positive number (known), or a sampled value: a scalar, or one per output (K,). scale: as
-    the noise of `Gaussian`; the standard deviation is scale sqrt(df / (df - 2)), for df > 2. y is (N,) for K = 1, else
-    (N, K).
+    Outliers have little influence. y is (N,) for K = 1 output, else (N, K). The standard deviation is scale sqrt(df /
+    (df - 2)), for df > 2.
 
     eta = (f, log scale), and (f, log scale, log df) where df is sampled. With n = df and s = scale, for each output,
 
@@ -34,6 +33,22 @@ class StudentT:
 
     and zero elsewhere (Lange, Little and Taylor 1989), psi' being the trigamma function. The Hessian of -log p is
     negative in f where |y - f| > s sqrt(n).
+
+    Parameters
+    ----------
+    df : float or array
+        Degrees of freedom: a positive number (known), or a sampled value, a scalar or one per output (K,).
+    scale : float or array
+        Scale, as the noise of `Gaussian`.
+
+    Raises
+    ------
+    InputError
+        A number that is not positive.
+
+    References
+    ----------
+    Lange, Little and Taylor (1989), Robust statistical modeling using the t distribution.
     """
 
     df: Any = 4.0
@@ -86,7 +101,7 @@ class StudentT:
         both = -2.0 * df / ((df + 1.0) * (df + 3.0))
         halves = special("trigamma", 0.5 * df) - special("trigamma", 0.5 * (df + 1.0))
         of_df = 0.25 * df**2 * halves - 0.5 * df * (df + 5.0) / ((df + 1.0) * (df + 3.0))
-        # Where df is large the two terms agree in all their digits.
+        # For large df the two terms cancel, and rounding may leave a negative difference.
         rest = ops.sqrt(not_negative(of_df - (both / of_scale) ** 2))
         return diagonal_blocks([[of_f, none, none], [none, of_scale, none], [none, both / of_scale, rest]])
 
@@ -109,11 +124,25 @@ class StudentT:
 
 @dataclass(frozen=True)
 class Laplace:
-    """y = f + Laplace(scale), density exp(-|y - f| / scale) / (2 scale), independently over rows and outputs.
+    """Laplace noise, y = f + Laplace(scale), independently over rows and outputs.
 
-    A mode fits the median where a Gaussian fits the mean. scale: as the noise of `Gaussian`; the standard deviation is
-    sqrt(2) scale. eta = (f, log scale), with Fisher information diag(1 / scale^2, 1). log p has a kink where y = f
-    and is straight elsewhere, so that its Hessian says nothing about f, and curvature="hessian" sees the prior alone.
+    The density is exp(-|y - f| / scale) / (2 scale) and the standard deviation sqrt(2) scale. A mode fits the median
+    where a Gaussian fits the mean. eta = (f, log scale), with Fisher information diag(1 / scale^2, 1).
+
+    Parameters
+    ----------
+    scale : float or array
+        Scale, as the noise of `Gaussian`.
+
+    Raises
+    ------
+    InputError
+        A number that is not positive.
+
+    Notes
+    -----
+    log p has a kink where y = f and is linear elsewhere. Its Hessian in f is therefore zero, and with
+    curvature="hessian" only the prior contributes.
     """
 
     scale: Any = 1.0

@@ -1,4 +1,4 @@
-"""Several ways at once."""
+"""Mixtures of normals: multimodal noise."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ from ppl_bnn.language.likelihoods.arguments import check_targets
 
 @dataclass(frozen=True)
 class MixtureDensity:
-    """p(y) = sum_m w_m N(y; mean_m, scale_m^2), all of them outputs of the network (Bishop 1994): one x, several y.
+    """Mixture density network, p(y) = sum_m w_m N(y; mean_m, scale_m^2) (Bishop 1994).
 
-    f is (N, 3M): M logits of the weights w = softmax(.), M means, M scale outputs, scale = softplus(.). y is (N,).
-    eta = (logits, means, log scales), D = 3M. Components may change places, so that modes come in M! copies.
+    All parameters are outputs of the network, so that one x may have several values of y. f is (N, 3M): M logits of the
+    weights w = softmax(.), M means, M scale outputs, scale = softplus(.). y is (N,). eta = (logits, means, log scales),
+    D = 3M. Components are exchangeable, so modes come in M! copies.
 
+    Notes
+    -----
     The Fisher information has no closed form. `Laplace(fisher="sampled")` estimates it from targets drawn at each row,
-    without bias; `Laplace(curvature="empirical")` and "hessian" do without it.
+    without bias; `Laplace(curvature="empirical")` and "hessian" do not need it.
+
+    References
+    ----------
+    Bishop (1994), Mixture density networks.
     """
 
     task = "regression"

@@ -1,4 +1,4 @@
-"""Several outputs at once, with a covariance."""
+"""Several outputs with correlated noise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ppl_bnn.language.likelihoods.arguments import check_targets
 
 
 def _triangle(outputs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of a lower triangle: first the diagonal, then what is below it, row by row."""
+    """Rows and columns of a lower triangle: first the diagonal, then the entries below it, row by row."""
     rows, columns = np.tril_indices(outputs, -1)
     diagonal = np.arange(outputs)
     return np.concatenate([diagonal, rows]), np.concatenate([diagonal, columns])
@@ -24,18 +24,27 @@ def _triangle(outputs: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class MultiOutputGaussian:
-    """y_n ~ N(f_n, L L') with one covariance of the noise for all rows: outputs are correlated given the weights.
+    """Gaussian noise with one covariance for all rows, y_n ~ N(f_n, L L').
 
-    scale_tril: L (K, K), lower triangular with a positive diagonal: known, or sampled, as `priors.CovarianceFactor`
-    gives it. f and y are (N, K), K of at least 2.
+    Outputs are correlated given the weights. f and y are (N, K), K of at least 2.
 
-    eta = (f, log of the diagonal of L, the rest of L row by row), D = K + K (K + 1) / 2. The Fisher information is
-    (L L')^-1 in f, and between directions A and B of L, with M = L^-1 A and M~ = L^-1 B (lower triangular),
+    eta = (f, log of the diagonal of L, the rest of L row by row), D = K + K (K + 1) / 2. The Fisher information is (L
+    L')^-1 in f, and between directions A and B of L, with M = L^-1 A and M~ = L^-1 B (lower triangular),
 
         2 sum_i M_ii M~_ii + sum_(i > j) M_ij M~_ij.
 
-    A prediction is `MultivariateNormal`: the joint density of a row knows the covariance; intervals, quantiles and
-    CRPS are those of each output.
+    A prediction is `MultivariateNormal`: the joint density of a row uses the covariance; intervals, quantiles and CRPS
+    are those of each output.
+
+    Parameters
+    ----------
+    scale_tril : array
+        L (K, K), lower triangular with a positive diagonal: known, or sampled, as from `priors.CovarianceFactor`.
+
+    Raises
+    ------
+    InputError
+        A NumPy matrix that is not lower triangular with a positive diagonal.
     """
 
     scale_tril: Any
@@ -101,7 +110,7 @@ class MultiOutputGaussian:
         weight = (columns[:, None] == columns[None, :]) * np.where(rows == columns, math.sqrt(2.0), 1.0)
         of_factor = flat[:, which] * ops.asarray(weight, like=eta)
         diagonal = ops.exp(eta[:, outputs : 2 * outputs])
-        # Coordinates on the diagonal are logarithms.
+        # The diagonal of L has logarithms as coordinates.
         unit = ops.concatenate([diagonal, ops.ones_like(eta[:, 2 * outputs :])])
         of_factor = unit[:, :, None] * of_factor
         of_f = ops.einsum("nij->nji", inverse)

@@ -1,4 +1,4 @@
-"""Times until something happens, and values of which only a bound is known."""
+"""Likelihoods of survival times and of censored values."""
 
 from __future__ import annotations
 
@@ -34,19 +34,30 @@ def _ratio(u: Any) -> Any:
 
 @dataclass(frozen=True)
 class Weibull:
-    """Times T > 0 with P(T > t) = exp(-(t / exp(f))^k): accelerated failure times, with proportional hazards too.
+    """Survival times T > 0 with P(T > t) = exp(-(t / exp(f))^k).
 
-    f of shape (N, 1) is the log scale: of those with a scale exp(f), 37 % outlive it. shape: k, a positive number
-    (known; 1 is the exponential distribution) or a sampled scalar. The hazard k t^(k - 1) exp(-k f) rises with time
-    where k > 1 and falls where k < 1. y of shape (N,), positive; `Censored(Weibull(k))` where some are bounds only.
+    It is an accelerated failure time model, with proportional hazards too. f of shape (N, 1) is the log scale: with
+    scale exp(f), 37 % of the times are longer than the scale. The hazard k t^(k - 1) exp(-k f) increases with time
+    where k > 1 and decreases where k < 1. y has the shape (N,) and is positive; use `Censored(Weibull(k))` where some
+    values are bounds only.
 
     eta = f, and (f, log k) where the shape is sampled. exp(k (log T - f)) has an exponential distribution, and with
     Euler's constant g = 0.5772...
 
         F(f, f) = k^2,     F(f, log k) = -k (1 - g),     F(log k, log k) = (1 - g)^2 + pi^2 / 6.
 
-    Times have a zero: they stay as they are where a fit standardises. Give them in a unit in which they are about 1, or
+    Times have a natural zero: they are not changed where a fit standardises. Use a unit in which they are about 1, or
     add the logarithm of a typical time to f.
+
+    Parameters
+    ----------
+    shape : float or array
+        k, a positive number (known; 1 is the exponential distribution) or a sampled scalar.
+
+    Raises
+    ------
+    InputError
+        A number that is not positive.
     """
 
     shape: Any = 1.0
@@ -113,35 +124,53 @@ class Weibull:
 
 @dataclass(frozen=True)
 class Censored:
-    """Values of which of some rows only a bound is known: times of those who are alive, readings beyond a limit.
+    """Values that are known only up to a bound in some rows, such as survival times or readings beyond a limit.
 
         log p(y_n | f_n) = log p(v_n)         where d_n = 1, observed: v_n is the value itself,
                            log P(V_n > v_n)   where d_n = 0, right-censored: the value is larger,
                            log P(V_n < v_n)   where d_n = -1, left-censored: the value is smaller,
 
-    for targets y_n = (v_n, d_n) of shape (N, 2) and the distribution of V_n that `base` gives: `Weibull`, `Gaussian`,
-    `HeteroscedasticGaussian` or `Laplace`, of one number per row. Rows are taken to be censored for reasons that say
-    nothing about V_n beyond the bound. `Censored(Gaussian(noise))` of log times is the log-normal accelerated failure
-    time model; its densities are per unit of log time.
+    for targets y_n = (v_n, d_n) of shape (N, 2) and the distribution of V_n given by `base`. The reasons for censoring
+    are assumed to carry no information about V_n beyond the bound. `Censored(Gaussian(noise))` of log times is the
+    log-normal accelerated failure time model; its densities are per unit of log time.
 
-    A prediction is of V itself, which nothing censors; its `log_prob` takes targets (N, 2). eta is that of `base`.
+    A prediction is of V itself, without censoring; its `log_prob` takes targets (N, 2). eta is that of `base`.
 
-    What a row tells. The Fisher information of y depends on where each row would have been censored, and of those that
-    were observed that is not known. The information of V, `fisher` and `fisher_root`, is an upper bound: a posterior
-    made of it is too narrow by what censoring hides. What curvature takes is `information_root(eta, y)`. With s the
-    scale, z = (v - f) / s and g(z) the log density of z, or log P(Z > z), or log P(Z < z), it is the root of
+    Parameters
+    ----------
+    base
+        `Weibull`, `Gaussian`, `HeteroscedasticGaussian` or `Laplace`, of one number per row.
+
+    Raises
+    ------
+    UnsupportedError
+        Another likelihood; or, for `Laplace`, curvature other than "empirical".
+
+    Notes
+    -----
+    The Fisher information of y depends on where each row would have been censored, which is not known for observed
+    rows. The information of V, `fisher` and `fisher_root`, is an upper bound: a posterior computed from it is too
+    narrow by the information lost to censoring. Curvature uses `information_root(eta, y)`. With s the scale, z = (v -
+    f) / s and g(z) the log density of z, or log P(Z > z), or log P(Z < z), it is the root of
 
         -g''(z) (1 / s, z) (1 / s, z)' + 1{d = 1} (0, 1) (0, 1)'
 
     in (f, log s); for Weibull times s = 1 / k and z = k (log v - f). These are minus the second derivatives of the log
-    likelihood in (f / s, 1 / s), in which it is concave as g is (Olsen 1978; Burridge 1981), carried over to (f, log s)
-    without the term in the gradient: never indefinite, exact in f, and with the Fisher information of y as their mean,
-    whatever censors the rows. `Laplace` has a kink where it should have g'': curvature="empirical" alone serves it.
+    likelihood in (f / s, 1 / s), in which it is concave as g is (Olsen 1978; Burridge 1981), transformed to (f, log s)
+    without the term in the gradient. The matrix is never indefinite, is exact in f, and has the Fisher information of y
+    as its mean, for any censoring of the rows. The density of `Laplace` has a kink, so g'' does not exist: only
+    curvature="empirical" supports it.
+
+    References
+    ----------
+    Olsen (1978), Note on the uniqueness of the maximum likelihood estimator for the tobit model.
+
+    Burridge (1981), A note on maximum likelihood estimation for regression models using grouped data.
     """
 
     base: Any
     task = "regression"
-    # Of the columns of y, the first has units and the other is a mark.
+    # The first column of y has units, the other is a mark.
     columns_with_units = 1
 
     def __post_init__(self) -> None:
@@ -162,11 +191,12 @@ class Censored:
 
     @property
     def standardises(self) -> bool:
-        """Whether values have units that can be changed: times of a Weibull distribution have a zero."""
+        """Whether values have units that can be changed; times of a Weibull distribution have a natural zero."""
         return getattr(self.base, "standardises", True)
 
     @property
     def has_fisher(self) -> bool:
+        """Whether the log density of the base has a second derivative."""
         return not isinstance(self.base, Laplace)
 
     def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
@@ -208,7 +238,7 @@ class Censored:
         return self.base.fisher_root(eta)
 
     def information_root(self, eta: Any, y: Any) -> Any:
-        """R (N, D, 2) with R R' the information of what was seen of each row, y (N, 2)."""
+        """R (N, D, 2) with R R' the information of each row as it was observed, for targets y (N, 2)."""
         self._check_smooth()
         z, direction, unit = self._coordinates(eta, y)
         _, weight = self._derivatives(z, y[:, 1:])
@@ -216,13 +246,13 @@ class Censored:
         return ops.stack([ops.sqrt(not_negative(weight)) * direction, seen])
 
     def score(self, eta: Any, y: Any) -> Any:
-        """The gradient of log p(y | eta) in eta, (N, D), of targets y (N, 2)."""
+        """The gradient of log p(y | eta) in eta, (N, D), for targets y (N, 2)."""
         z, direction, unit = self._coordinates(eta, y)
         slope, _ = self._derivatives(z, y[:, 1:])
         return slope * direction + ops.where(y[:, 1:] > 0.0, unit, ops.zeros_like(unit))
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
-        # Draws of eta may differ between rows in all that Gaussian takes from its first row.
+        # Gaussian takes the noise from the first row, but here draws of eta may differ between rows.
         base = HeteroscedasticGaussian() if isinstance(self.base, Gaussian) else self.base
         family, parameters = base.mixture_parameters(eta)
         return f"Censored{family}", parameters
@@ -253,7 +283,7 @@ class Censored:
         return z, -ops.concatenate([precision, z]), ops.concatenate([none, none - 1.0])
 
     def _derivatives(self, z: Any, event: Any) -> tuple[Any, Any]:
-        """First and minus second derivative in z of its log density, log P(Z > z) or log P(Z < z); None with a kink."""
+        """First and minus second derivative in z of log density, log P(Z > z) or log P(Z < z); None with a kink."""
         observed, left = event > 0.0, event < 0.0
         one = ops.ones_like(z)
         if isinstance(self.base, Weibull):
@@ -262,7 +292,7 @@ class Censored:
             below = ratio * ops.exp(-u)
             slope = ops.where(left, below, ops.where(observed, 1.0 - u, -u))
             return slope, ops.where(left, below * (ratio - 1.0), u)
-        # Both other families are symmetric: what is below z is above -z.
+        # Both other families are symmetric: P(Z < z) = P(Z > -z).
         side = ops.where(left, -one, one)
         if isinstance(self.base, Laplace):
             sign = ops.where(z < 0.0, -one, one)
@@ -274,7 +304,7 @@ class Censored:
 
 
 def _normal_hazard(x: Any) -> tuple[Any, Any]:
-    """h = p(x) / P(Z > x) of a standard normal Z, and h - x, which is positive and falls off as 1 / x."""
+    """h = p(x) / P(Z > x) of a standard normal Z, and h - x, which is positive and decreases as 1 / x."""
     far = x > 50.0
     inverse = 1.0 / ops.where(far, x, 50.0 * ops.ones_like(x))
     square = inverse**2
