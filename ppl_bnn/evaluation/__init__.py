@@ -1,1 +1,1 @@
-"""Methods side by side: comparisons, grids, advice."""
+"""Comparison of methods: comparisons, grids and advice."""

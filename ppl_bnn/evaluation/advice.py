@@ -3,8 +3,8 @@
     advice = bnn.advise(model, x, y, seconds=300)
     print(advice)
 
-Each method is asked three things: whether it refuses the model, how many gradients it takes (`Method.effort`), and what
-it is known to get wrong. Seconds come from a short measurement of one gradient on this machine.
+For each method it is checked whether it refuses the model, how many gradients it takes (`Method.effort`), and what its
+known weakness is. Seconds are computed from a short measurement of one gradient on this machine.
 """
 
 from __future__ import annotations
@@ -35,42 +35,50 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FEASIBLE = ("yes", "likely", "unlikely", "no", "refused")
-# How long one gradient is measured for, in seconds, and how often at least and at most.
+# Seconds for which one gradient is measured, and the smallest and largest number of repetitions.
 MEASURING, FEWEST, MOST = 0.3, 5, 200
-# How many gradients are computed at once to learn what one of many costs.
+# Number of gradients computed at once to measure the cost of one among many.
 MANY = 32
-# What a step of a method takes, in gradients that are called one by one: less where a compiled loop calls none, more
-# for what it draws and updates besides. The range over methods that comparisons/performance/advice.py has measured.
+# Cost of a step of a method, in gradients that are called one by one: less inside a compiled loop, which saves the
+# calls, and more if the step also draws and updates. The range over methods measured by
+# comparisons/performance/advice.py.
 STEP: dict[str, tuple[float, float]] = {"numpyro": (0.3, 4.5), "pyro": (0.8, 2.0)}
-# Compiling, in times that the gradient alone took to compile; the same script.
+# Compile time of a method as a multiple of that of the gradient alone; measured by the same script.
 COMPILING: dict[str, float] = {"numpyro": 4.0, "pyro": 1.0}
-# Operations of linear algebra a second at the very least; ten and fifty times as many are taken for the usual and the
-# best case. A guess, wide on purpose, and not measured as the constants above are.
+# Linear algebra operations per second in the worst case; the usual and the best case are ten and fifty times that. A
+# deliberately wide guess, not measured like the constants above.
 OPERATIONS = 2e9
-# What of the machine's memory a fit may hold.
+# Share of the machine's memory that a fit may use.
 SHARE_OF_MEMORY = 0.5
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What `advise` gives.
+    """Estimated cost and known weaknesses of methods, made by `advise`.
 
-    table: a row for each method, the feasible ones first, as `FEASIBLE` orders them:
+    Parameters
+    ----------
+    table : pd.DataFrame
+        One row per method, the feasible ones first, in the order of `FEASIBLE`. Columns:
+
         feasible
             "yes": its longest fit ends in time. "likely": its usual one does. "unlikely": only its shortest does. "no":
-            not even that one, or it needs more memory than there is. "refused": it does not serve this model.
+            not even that one, or it needs more memory than there is. "refused": it cannot fit this model.
         seconds_low, seconds, seconds_high
-            The shortest fit, the usual one (the geometric middle of what its overhead may be), and the longest.
+            The shortest fit, the usual one (the geometric mean of the range of its overhead), and the longest.
         gradients_low, gradients, gradients_high
             Evaluations of the gradient over all rows.
         memory
-            What it holds besides the model and the data, in MB of 10^6 bytes.
+            Memory it uses besides the model and the data, in MB of 10^6 bytes.
         reason
             Why it is not feasible.
         weakness
             What it is known to get wrong.
-    facts: rows, parameters, outputs, cores, memory (MB), and for each system the seconds of a gradient and of compiling
-    it; where a method computes many at once, also the seconds of one among many (`_together`). seconds: the budget.
+    facts : dict of str to float
+        Rows, parameters, outputs, cores, memory (MB), and for each system the seconds of a gradient and of compiling
+        it; if a method computes many at once, also the seconds of one among many (`_together`).
+    seconds : float
+        The time budget in seconds.
     """
 
     table: pd.DataFrame
@@ -79,14 +87,24 @@ class Advice:
 
     @property
     def feasible(self) -> list[str]:
-        """The methods that end in time as far as one can tell: "yes" and "likely"."""
+        """The methods that are expected to end in time: "yes" and "likely"."""
         return [name for name, row in _rows(self.table) if row["feasible"] in FEASIBLE[:2]]
 
     def __str__(self) -> str:
         return self.text()
 
     def text(self, width: int = 110) -> str:
-        """The table in words, in lines of so many columns."""
+        """The table as text.
+
+        Parameters
+        ----------
+        width : int
+            Number of characters per line.
+
+        Returns
+        -------
+        str
+        """
         facts = self.facts
         measured = ", ".join(
             f"{1000.0 * facts[f'gradient_seconds_{name}']:.3g} ms in {name}"
@@ -123,20 +141,43 @@ def advise(
     observed: str | None = None,
     standardise: bool = False,
 ) -> Advice:
-    """Say which methods can be had within `seconds` on this machine, and what each is known to get wrong.
+    """Estimate which methods fit the model within `seconds` on this machine, and what each is known to get wrong.
 
     Nothing is fitted. One gradient is compiled and measured in each system that a method runs in.
 
-    methods: a dict label -> method, or a list of methods, or names of rows of `models/methods.toml` such as "nuts" and
-    "laplace-kron", which are methods at their defaults; None: all of those, in NumPyro where they are there, else (or
-    where NumPyro is missing) in Pyro. The other arguments are those of `fit`.
+    Parameters
+    ----------
+    model : Model
+        The model.
+    x, y
+        Inputs and targets, as for `fit`.
+    seconds : float
+        Time budget of a fit in seconds.
+    methods : mapping or sequence, optional
+        A dict label -> method, a list of methods, or names of rows of `models/methods.toml` such as "nuts" and
+        "laplace-kron", which are methods at their defaults. None: all of those, in NumPyro if they exist there, else
+        (or if NumPyro is missing) in Pyro.
+    device, observed, standardise
+        As for `fit`.
 
-    What a gradient takes does not depend much on where it is taken; how many are needed does, above all for samplers:
-    seconds are an order of magnitude. Iterations that a setting fixes are certain, and so is what is refused.
+    Returns
+    -------
+    Advice
 
     Raises
     ------
-    InputError, UnknownNameError, ModelError: bad arguments, or a model that is none.
+    InputError
+        Invalid arguments.
+    UnknownNameError
+        A name that does not exist.
+    ModelError
+        A model that is not valid.
+
+    Notes
+    -----
+    The cost of a gradient does not depend much on where it is evaluated. The number of gradients needed does vary,
+    above all for samplers: the seconds are an order of magnitude. Numbers of iterations that are fixed by a setting are
+    certain, and so are refusals.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.0 < seconds < math.inf:
         raise InputError("seconds: " + message("a positive number", repr(seconds), "seconds=300"))
@@ -156,7 +197,7 @@ def advise(
         and len(told) == 1
         and isinstance(error := next(iter(told.values())), InputError | ModelError)
     ):
-        # It is the model or the data that is refused, and not the methods.
+        # The model or the data are refused, not the methods.
         raise error
     fitting = {label: method for label, method in asked.items() if label not in refused}
     served = [name for name in SYSTEMS if any(_ppl(method, spoken) == name for method in fitting.values())]
@@ -166,7 +207,7 @@ def advise(
     efforts = {label: method.effort(probes[_ppl(method, spoken)].size) for label, method in fitting.items()}
     for label, effort in efforts.items():
         name = _ppl(fitting[label], spoken)
-        # Compiled and measured only where somebody asks for it.
+        # Compiled and measured only if requested.
         if effort is not None and effort.together > 1 and probes[name].together is None:
             probes[name] = probes[name].with_many()
     memory = machine_memory()
@@ -192,11 +233,11 @@ def advise(
     return Advice(_table(rows), facts, float(seconds))
 
 
-# --- what is asked ----------------------------------------------------------------------------------------
+# --- methods ----------------------------------------------------------------------------------------------
 
 
 def _methods(given: Any, spoken: str) -> dict[str, Any]:
-    """Label -> method, or the error of one that there is not for this model's system."""
+    """Label -> method, or the error of one that does not exist for this model's system."""
     if given is None:
         given = list(registry.ROWS)
     if isinstance(given, str) or not isinstance(given, Mapping | Sequence) or not given:
@@ -231,11 +272,11 @@ def _named(name: str, spoken: str) -> Any:
 
 
 def _ppl(method: Method, spoken: str) -> str:
-    """The system in which the fit will be: a model that is written in one decides."""
+    """The system that the fit will run in; a model written in one system decides it."""
     return spoken if spoken in SYSTEMS else method.ppl
 
 
-# --- what is measured -------------------------------------------------------------------------------------
+# --- measurements -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -281,7 +322,7 @@ def _probe(
                 return chosen.vmap(lambda flat: log_joint(flat, x, y))(flats).sum()
 
             gradient = chosen.compile(chosen.value_and_grad(log_joint if count == 1 else total))
-            # Small numbers, as weights are: how long arithmetic takes does not hang on the values.
+            # Small numbers like those of weights; the time of the arithmetic does not depend on the values.
             shape = size.parameters if count == 1 else (count, size.parameters)
             at = chosen.asarray(0.1 * np.random.default_rng(0).standard_normal(shape))
 
@@ -300,7 +341,7 @@ def _probe(
     return _Probe(size, name, *measured(1), measured)
 
 
-# --- what is told -----------------------------------------------------------------------------------------
+# --- report -----------------------------------------------------------------------------------------------
 
 
 def _told(
@@ -312,7 +353,7 @@ def _told(
             "reason": "It does not say what it takes.",
             "weakness": method.weakness,
         }
-    # A method that has a budget of its own keeps it.
+    # A method with its own budget keeps it.
     own = getattr(method, "budget", None) or math.inf
     low, usual, high = (min(each, own) for each in _seconds(effort, probe))
     held = 8.0 * effort.numbers
@@ -342,7 +383,7 @@ def _told(
 
 
 def _seconds(effort: Effort, probe: _Probe) -> tuple[float, float, float]:
-    """The shortest, the usual and the longest fit."""
+    """Seconds of the shortest, the usual and the longest fit."""
     shared = min(effort.parallel, cores())
     each = probe.seconds if effort.together == 1 or probe.together is None else probe.together
     least, most = STEP[probe.ppl]

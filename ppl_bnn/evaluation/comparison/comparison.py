@@ -1,7 +1,7 @@
-"""Several methods on one model and one data set, side by side in one table.
+"""Result of fitting several methods to one model and one data set, with one table.
 
-The reference of a comparison is one of its methods. Where it has not converged the table says so, and the gaps to it
-are not to be relied on.
+The reference of a comparison is one of its methods. If it has not converged the table says so, and the gaps to it are
+not reliable.
 """
 
 from __future__ import annotations
@@ -104,16 +104,38 @@ CLASSIFICATION_SCORES = ("accuracy", "brier", "ece")
 
 @dataclass(eq=False)
 class Comparison:
-    """Fits side by side.
+    """Fits of several methods to one model and one data set, made by `compare`.
 
-    table: a pandas DataFrame, one row per method in the order given, columns as in `COLUMNS`; NaN or "" is a blank.
-    notes: (method, column) -> one sentence, for each blank that needs a reason and each number that needs a warning.
-    posteriors, predictions (at the test rows), trees, diagnoses: by method, those that finished. failures: method ->
-    reason.
-    data: what was compared on (rows, names, units, hashes). test_inputs, test_targets: the test rows, original units.
-    fits: method -> how its posterior came about, which is known where the posterior is not at hand.
-    drawn: of a comparison that was read from a folder, the predictions of its pictures at the inputs `drawn_at`.
-    missing: the methods that were asked for and not fitted, of a comparison that was interrupted or still goes on.
+    Parameters
+    ----------
+    table : pd.DataFrame
+        One row per method in the order given, columns as in `COLUMNS`; NaN or "" is a blank.
+    posteriors : dict of str to Posterior
+        Method -> posterior, for the methods that finished.
+    predictions : dict of str to Prediction
+        Method -> prediction at the test rows.
+    trees : dict of str
+        Method -> DataTree.
+    diagnoses : dict of str
+        Method -> diagnosis.
+    reference : str, optional
+        Name of the reference method.
+    notes : dict
+        (method, column) -> one sentence, for each blank that needs a reason and each number that needs a warning.
+    data : dict
+        The data of the comparison (rows, names, units, hashes).
+    test_inputs, test_targets
+        The test rows, original units.
+    failures : dict of str to str
+        Method -> why it failed.
+    fits : dict of str to Fit
+        Method -> information on its fit, also available without the posterior.
+    drawn : dict of str to Prediction
+        For a comparison loaded from a folder, the predictions of its figures at the inputs `drawn_at`.
+    drawn_at : np.ndarray, optional
+        Inputs of `drawn`.
+    missing : tuple of str
+        Methods that were requested but not fitted, if the comparison was interrupted or is still running.
     """
 
     table: pd.DataFrame
@@ -137,15 +159,34 @@ class Comparison:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Comparison:
-        """What `compare(..., out=folder)` or `save(folder)` kept, also of a run that is not finished.
+        """Load what `compare(..., out=folder)` or `save(folder)` wrote, also from an unfinished run.
 
-        Everything is there but `posteriors`: a model is code, and is in no folder (`Posterior.save` keeps single ones).
-        Table, notes, predictions and trees are the same to the last bit, and so is a report of them.
+        Everything is restored except `posteriors`: a model is code and is not stored in a folder (`Posterior.save`
+        keeps single posteriors). Table, notes, predictions and trees are identical to the last bit, and so is a report
+        of them.
+
+        Parameters
+        ----------
+        folder : str or PathLike
+            Folder of a comparison.
+
+        Returns
+        -------
+        Comparison
 
         Raises
         ------
-        InputError: no folder of a comparison. DamagedError: a damaged one. UnsupportedError: one of a newer format.
-        A folder that an older version wrote is read with a UserWarning, since it has no checksums.
+        InputError
+            Not a folder of a comparison.
+        DamagedError
+            A damaged folder.
+        UnsupportedError
+            A folder of a newer format.
+
+        Warns
+        -----
+        UserWarning
+            The folder was written by an older version, which wrote no checksums.
         """
         words = read_manifest(folder)
         if words is None:
@@ -160,7 +201,7 @@ class Comparison:
             return cls(**read_folder(Path(folder), words))
         except DamagedError:
             raise
-        # Whatever a part raises whose values do not go together.
+        # A part may raise any error if its values are inconsistent.
         except Exception as error:
             raise READER.damaged(Path(folder), reason(error)) from error
 
@@ -173,20 +214,20 @@ class Comparison:
         return self.data["task"]
 
     def pointwise_log_scores(self) -> dict[str, np.ndarray]:
-        """Log score of each test row by method, (N,): what paired differences are made of."""
+        """Log score of each test row by method, (N,), from which paired differences are computed."""
         return {
             name: np.asarray(scores.log_score(prediction, self.test_targets, pointwise=True))
             for name, prediction in self.predictions.items()
         }
 
     def summary(self) -> str:
-        """What the table means, in three sentences."""
+        """The conclusions of the table in three sentences."""
         from ppl_bnn.evaluation.comparison.summary import sentences
 
         return sentences(self)
 
     def figure(self) -> Any:
-        """Predictions against truth, one panel per method: a matplotlib Figure."""
+        """Predictions against truth, one panel per method, as a `matplotlib.figure.Figure`."""
         from ppl_bnn.evaluation.comparison.figures import predictions_figure
 
         return predictions_figure(self)
@@ -209,15 +250,26 @@ class Comparison:
         return "\n\n".join(parts) + "\n"
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write `<method>.nc` per tree, `comparison.csv`, `figure.png` and what `load` needs besides to `folder`, and
-        give its path.
+        """Write the comparison to a folder.
 
-        All files appear together at the end: a save that fails or is interrupted leaves what was there before. All
-        files of another comparison are replaced; whatever else is in the folder stays.
+        The folder gets `<method>.nc` per tree, `comparison.csv`, `figure.png` and the other files that `load` needs.
+        All files appear together at the end: a save that fails or is interrupted leaves the previous content. All files
+        of another comparison are replaced; other files in the folder stay.
+
+        Parameters
+        ----------
+        folder : str or PathLike
+            The folder.
+
+        Returns
+        -------
+        Path
+            The folder.
 
         Raises
         ------
-        InputError: the folder cannot be written, or has files of these names and none of a comparison.
+        InputError
+            The folder cannot be written, or has files of these names that are not those of a comparison.
         """
         folder = Path(folder)
         try:
@@ -240,10 +292,10 @@ class Comparison:
 
 
 def _staged(folder: Path, comparison: Comparison) -> AbstractContextManager[Path]:
-    """Where a comparison is written to, which then takes the place of the one in `folder`."""
+    """A temporary folder for the files of a comparison, which then replaces the comparison in `folder`."""
     if not os.path.lexists(folder):
         return staged(folder)
-    # A link leads to a folder that stays where it is.
+    # A link is followed; the folder that it points to stays where it is.
     place = writable(folder).resolve()
     entries = list(place.iterdir())
     own = _own_files(entries, comparison)
@@ -252,9 +304,9 @@ def _staged(folder: Path, comparison: Comparison) -> AbstractContextManager[Path
 
 
 def _own_files(entries: Sequence[Path], comparison: Comparison) -> set[str]:
-    """Those of the entries of a folder that a comparison has written there, or would write.
+    """The entries of a folder that a comparison has written there, or would write.
 
-    Raises InputError where the new files would take the place of some that no comparison has written.
+    Raises InputError if the new files would replace files that no comparison has written.
     """
     found = {entry.name for entry in entries}
     methods = {name.removesuffix(PREDICTION) for name in found if name.endswith(PREDICTION)}
@@ -262,7 +314,7 @@ def _own_files(entries: Sequence[Path], comparison: Comparison) -> set[str]:
     for entry in entries:
         if entry.name == MANIFEST and stored.claims(entry, KIND):
             theirs = True
-            # A damaged one is replaced, too: that is the advice where it is read.
+            # A damaged comparison is replaced, too, as the error raised on loading it advises.
             with contextlib.suppress(BNNError), ignored(".* has no checksum"):
                 words = read_manifest(entry.parent) or {}
                 methods |= {*words.get("trees", ()), *words.get("predictions", ())}
@@ -284,12 +336,13 @@ def _own_files(entries: Sequence[Path], comparison: Comparison) -> set[str]:
 
 
 def file_names(methods: Iterable[str]) -> set[str]:
+    """Names of the files of a comparison of these methods."""
     of_methods = {f"{name}{ending}" for name in methods for ending in (".nc", PREDICTION)}
     return {"comparison.csv", FIGURE, MANIFEST, TEST_ROWS, *of_methods}
 
 
 def _can_be_renamed(folder: Path) -> bool:
-    """Whether another can take the place of a folder: no disk is mounted there, and this process is not in it."""
+    """Whether a folder can be replaced: it is not a mount point and not the working directory of this process."""
     try:
         inside = Path.cwd().resolve().is_relative_to(folder)
     except OSError:

@@ -1,4 +1,4 @@
-"""Pictures of one prediction: curves, maps of classes, reliability; colours and sizes of all figures."""
+"""Drawings of one prediction: curves, class maps, reliability; colours and sizes of all figures."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Okabe and Ito's colours, told apart with any kind of colour vision; meaning is never in colour alone.
+# Okabe and Ito's colours, distinguishable with any kind of colour vision; meaning is never in colour alone.
 BLUE, SKY, ORANGE, VERMILION, GREY = "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#666666"
 LEVEL = 0.9
 MOST_POINTS = 300
-# Of what is expected before data: functions drawn as curves, functions drawn as maps, places along an axis of a map.
+# Prior predictive figures: functions drawn as curves, functions drawn as maps, points along an axis of a map.
 CURVES, MAPS, PLACES = 20, 6, 90
-# Of what is drawn of a comparison: places along a curve; places along each side of a map; draws that are enough.
+# Figures of a comparison: points along a curve, points along each side of a map, sufficient number of draws.
 ALONG, SIDE, ENOUGH = 160, 60, 1000
 # Contour lines of class probabilities.
 LINES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -43,7 +43,7 @@ def draw_marks(axes: Axes, rows: list[tuple[str, Mixing, bool]], pairs: Any, lim
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     for (label, _, colour, marker, filled), line in zip(pairs, values, strict=True):
-        # What has no place on the axis stands at the edge that it lies beyond.
+        # A value outside the axis is drawn at the edge on its side.
         inside = np.array([min(max(value, low), high) for value in line])
         beyond = np.array([not math.isfinite(value) or value <= 0.0 for value in line])
         at = np.arange(len(line))
@@ -71,18 +71,28 @@ def draw_marks(axes: Axes, rows: list[tuple[str, Mixing, bool]], pairs: Any, lim
 
 
 def draw_curve(axes: Axes, x: np.ndarray, prediction: Prediction) -> None:
-    """A prediction of one number along a single input, on given axes: E[y | x] and two bands of 90 %.
+    """Draw a prediction of one number along a single input: E[y | x] and two bands of 90 %.
 
-    The outer band is the central interval of observations, by quantiles of the mixture. The inner one is that of the
-    mean function, which is a mixture, too: of the means of the draws, each a normal of the variance `epistemic_within`
-    where a component has one (a linearised prediction). More data would narrow the inner band; what lies between the
-    two would stay.
+    The outer band is the central interval of observations, by quantiles of the mixture. The inner band is that of the
+    mean function, which is also a mixture: of the means of the draws, each a normal with variance `epistemic_within` if
+    a component has one (a linearised prediction). More data would narrow the inner band, but not the distance between
+    the two.
 
-    x: (N,), in any order, the input of each row of the prediction.
+    Parameters
+    ----------
+    axes : Axes
+        The axes to draw on.
+    x : np.ndarray
+        (N,), in any order, the input of each row of the prediction.
+    prediction : Prediction
+        The prediction.
 
     Raises
     ------
-    InputError: x of another shape. UnsupportedError: a prediction of classes or of several outputs.
+    InputError
+        x of another shape.
+    UnsupportedError
+        A prediction of classes or of several outputs.
     """
     if prediction.is_classes or len(prediction.shape) != 1:
         raise UnsupportedError(
@@ -122,7 +132,7 @@ def _mean_interval(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
     """The central interval of the mean function in each row, (N,) and (N,)."""
     means, within = prediction.component_mean(), prediction.epistemic_within
     if within is not None:
-        # What has no spread of its own is a normal as narrow as digits allow.
+        # A component without variance is a normal as narrow as floating point allows.
         spread = np.sqrt(np.maximum(within, 1e-24 * (1.0 + means**2)))
         mixture = Prediction("Normal", {"loc": means, "scale": spread}, prediction.log_weights)
         return mixture.interval(LEVEL)
@@ -136,18 +146,18 @@ def _mean_interval(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
 
 
 def grid_points(across: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """The inputs (A B, 2) that `draw_class_map` wants predictions of: all places, row after row from below."""
+    """The inputs (A B, 2) at which `draw_class_map` needs predictions: all grid points, row after row from below."""
     return np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
 
 
 def drawn_along(x: np.ndarray) -> np.ndarray:
-    """Places of a curve over a single input x (N, 1), a little beyond its rows on either side."""
+    """Points of a curve over a single input x (N, 1), extended slightly beyond its rows on either side."""
     margin = 0.15 * float(x[:, 0].max() - x[:, 0].min())
     return np.linspace(x[:, 0].min() - margin, x[:, 0].max() + margin, ALONG)
 
 
 def drawn_over(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places of a map over two inputs x (N, 2): along the first, and along the second."""
+    """Points of a map over two inputs x (N, 2): along the first, and along the second."""
     low, high = x.min(axis=0), x.max(axis=0)
     margin = np.where(high > low, 0.15 * (high - low), 1.0)
     across, up = (np.linspace(low[i] - margin[i], high[i] + margin[i], SIDE) for i in (0, 1))
@@ -161,17 +171,30 @@ def draw_class_map(
     prediction: Prediction,
     levels: Sequence[float] | None = None,
 ) -> None:
-    """Class probabilities over a rectangle, on given axes: each place in the colour of its most probable class, paler
-    where that is less sure, and contour lines.
+    """Draw class probabilities over a rectangle.
 
-    across (A,), up (B,): places along the two inputs, evenly spaced. prediction: of the rows `grid_points(across, up)`.
-    levels: of the lines. For two classes they are of the probability of class 1, 0.1, 0.3, 0.5, 0.7 and 0.9 unless
-    given, and 0.5 is drawn thick. For more they are of that of the most probable class, 0.7 and 0.9 unless given: along
-    a border of two classes that is a half. A level that no place reaches has no line.
+    Each point has the colour of its most probable class, paler if that class is less probable, and contour lines are
+    drawn.
+
+    Parameters
+    ----------
+    axes : Axes
+        The axes to draw on.
+    across, up : np.ndarray
+        (A,) and (B,), points along the two inputs, evenly spaced.
+    prediction : Prediction
+        The prediction of the rows `grid_points(across, up)`.
+    levels : sequence of float, optional
+        Levels of the contour lines. For two classes they are of the probability of class 1, by default 0.1, 0.3, 0.5,
+        0.7 and 0.9, and 0.5 is drawn thick. For more classes they are of the probability of the most probable class, by
+        default 0.7 and 0.9: along a border of two classes that is a half. A level that is not reached has no line.
 
     Raises
     ------
-    InputError: another number of rows. UnsupportedError: a prediction of numbers.
+    InputError
+        Another number of rows.
+    UnsupportedError
+        A prediction of numbers.
     """
     from matplotlib.colors import to_rgb
 
@@ -188,7 +211,7 @@ def draw_class_map(
     colours = np.array([to_rgb(_class_colour(label)) for label in range(classes)])
     best = probabilities.argmax(axis=1)
     sure = (probabilities.max(axis=1) - 1.0 / classes) / (1.0 - 1.0 / classes)
-    # Opaque where sure, and the colour of whatever lies below where not: of white paper, of a dark page.
+    # Opaque for certain predictions and transparent for uncertain ones, so the background shows: white or dark.
     image = np.concatenate([colours[best], 0.05 + 0.75 * sure[:, None]], axis=1)
     axes.imshow(
         image.reshape(len(up), len(across), 4),
@@ -200,7 +223,7 @@ def draw_class_map(
     values = probabilities[:, 1] if classes == 2 else probabilities.max(axis=1)
     if levels is None:
         levels = LINES if classes == 2 else [level for level in LINES if level > 0.5]
-    # Matplotlib warns of a level that is nowhere reached.
+    # Matplotlib warns of a level that is not reached anywhere.
     reached = [level for level in sorted(levels) if values.min() < level < values.max()]
     if reached:
         drawn = axes.contour(
@@ -216,7 +239,7 @@ def draw_class_map(
 
 
 def draw_classes(axes: Axes, x: np.ndarray, y: np.ndarray, names: Sequence[str], size: float = 4.0) -> None:
-    """Rows x (N, 2) on given axes, with a mark and a colour for each of their labels y (N,), named `names` (C,)."""
+    """Draw rows x (N, 2) with a mark and a colour for each of their labels y (N,), which are named `names` (C,)."""
     for label, name in enumerate(names):
         rows = y == label
         axes.plot(
@@ -242,7 +265,7 @@ def predicted_event(prediction: Prediction) -> str:
 
 
 def draw_reliability(axes: Axes, prediction: Prediction, labels: np.ndarray) -> None:
-    """`reliability.Event` of a prediction in bins on given axes, with 90 % Clopper-Pearson intervals of the shares."""
+    """Draw `reliability.Event` of a prediction in bins, with 90 % Clopper-Pearson intervals of the shares."""
     from scipy.stats import beta
 
     found = Event.of(prediction, labels).binned()
@@ -280,7 +303,7 @@ def new_figure() -> Figure:
 
 
 def label_bottom(panels: Mapping[str, Axes], text: str) -> None:
-    """A label under the lowest panel of each column: one for the whole figure would lie on the legend."""
+    """Put a label under the lowest panel of each column; one label for the whole figure would overlap the legend."""
     for axes in panels.values():
         specification = axes.get_subplotspec()
         if specification is not None and axes.xaxis.get_tick_params().get("labelbottom", True):
@@ -308,7 +331,7 @@ def single_input(x: Any) -> bool:
 
 
 def evenly(y: np.ndarray) -> np.ndarray:
-    """At most MOST_POINTS row numbers, evenly spaced in the order of y: more than that is a blot."""
+    """At most MOST_POINTS row numbers, evenly spaced in the order of y; more points would not be distinguishable."""
     order = np.argsort(y if y.ndim == 1 else y[:, 0], kind="stable")
     if len(order) <= MOST_POINTS:
         return order

@@ -1,4 +1,7 @@
-"""Figures, drawn without pyplot: no window, no global state, the same bytes with or without a display."""
+"""Figures of a comparison, drawn without pyplot.
+
+There is no window and no global state, and the bytes are the same with or without a display.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +51,18 @@ def predictions_figure(comparison: Comparison) -> Figure:
     """Predictions of the test rows with central 90 % intervals against the truth, one panel per method.
 
     Numbers: predictive mean against truth, with the interval; for a single input the mean and the interval as curves
-    over x, and inside it the 90 % band of the mean function alone. Classes: how often what was predicted came true
-    (with 90 % Clopper-Pearson intervals), above the probabilities given to the class that occurred. A method
-    that failed has a panel with its reason. Axes are in original units and shared.
+    over x, and inside it the 90 % band of the mean function alone. Classes: how often the predicted class was correct
+    (with 90 % Clopper-Pearson intervals), above the probabilities given to the class that occurred. A method that
+    failed has a panel with its reason. Axes are in original units and shared.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        The comparison.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
     """
     figure = new_figure()
     if comparison.task == "classification":
@@ -68,12 +80,22 @@ def predictions_figure(comparison: Comparison) -> Figure:
 
 
 def convergence_figure(judged: Convergence, title: str = "Convergence") -> Figure:
-    """R-hat and effective sample sizes of each quantity in function space, and of each layer's weights if asked for.
+    """R-hat and effective sample sizes of each quantity in function space, and of each layer's weights if requested.
 
-    judged: what `diagnostics.function_space.convergence` found; with its `weights=True` the layers are drawn below a
-    line: they do not enter the verdict. The worst component is a filled mark, the median one a hollow mark; limits are
-    dashed. R-hat is drawn by its excess over 1, on a logarithmic axis. Where that is infinite, or not above 0, an arrow
-    stands at the edge.
+    The worst component is a filled mark, the median one a hollow mark; limits are dashed. R-hat is drawn by its excess
+    over 1, on a logarithmic axis. If the excess is infinite, or not above 0, an arrow is drawn at the edge.
+
+    Parameters
+    ----------
+    judged : Convergence
+        The result of `diagnostics.function_space.convergence`. With `weights=True` the layers are drawn below a line:
+        they do not enter the verdict.
+    title : str
+        Title of the figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
     """
     figure = new_figure()
     rows = [(name, figures, False) for name, figures in judged.quantities.items() if figures.components]
@@ -106,7 +128,7 @@ def convergence_figure(judged: Convergence, title: str = "Convergence") -> Figur
     return figure
 
 
-# Label, how it is read off the figures of a quantity, colour, marker, whether filled.
+# Label, function that reads it from the figures of a quantity, colour, marker, whether filled.
 _EXCESS = (
     ("worst", lambda found: found.rhat - 1.0, VERMILION, "D", True),
     ("median", lambda found: found.rhat_median - 1.0, VERMILION, "D", False),
@@ -122,8 +144,19 @@ _SIZES = (
 def running_score_figure(running: RunningScore, title: str = "Log score of the first draws") -> Figure:
     """The log score of the mixture over the first n draws, of each chain and of all together, against n.
 
-    running: what `diagnostics.function_space.running_score` found. A curve that still rises says that more draws help;
-    chains that have levelled out apart sit in different modes.
+    A curve that still rises means that more draws help; chains that have levelled out at different values are in
+    different modes.
+
+    Parameters
+    ----------
+    running : RunningScore
+        The result of `diagnostics.function_space.running_score`.
+    title : str
+        Title of the figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
     """
     figure = new_figure()
     axes = figure.subplots()
@@ -156,7 +189,7 @@ def running_score_figure(running: RunningScore, title: str = "Log score of the f
 
 
 def drawn_at(x: Any, y: np.ndarray, prediction: Prediction) -> np.ndarray | None:
-    """Inputs at which curves or maps of a comparison are drawn, beside test rows x, y; None where only rows are."""
+    """Inputs for the curves or maps of a comparison with test rows x, y; None if only the rows are drawn."""
     if isinstance(x, Mapping) or x.ndim != 2:
         return None
     if prediction.is_classes:
@@ -165,14 +198,13 @@ def drawn_at(x: Any, y: np.ndarray, prediction: Prediction) -> np.ndarray | None
 
 
 def predicted_for_drawing(posterior: Posterior, x: np.ndarray, seed: int) -> Prediction:
-    """The prediction of a picture, by no more draws than it needs; of classes only their probabilities, which are all
-    that a map shows."""
+    """The prediction for a figure, with no more draws than needed; for classes only their probabilities."""
     held = posterior.approximation.draws_held
     few = posterior.approximation.kinds[0] in DRAWN and held is not None and held > ENOUGH
     found = posterior.predict(x, draws=ENOUGH if few else None, seed=seed)
     if not found.is_classes:
         return found
-    # A mean of ones may be rounded to a little more than one.
+    # A mean of ones may be rounded to slightly more than one.
     probabilities = np.minimum(found.mean, 1.0)[None]
     return Prediction(found.family, {"probs": probabilities}, class_names=found.class_names)
 
@@ -185,7 +217,7 @@ def _draw_intervals(figure: Figure, comparison: Comparison) -> None:
     targets, rows = comparison.test_targets, "test rows"
     keep = np.arange(len(targets))
     if _censored(comparison):
-        # Of a row that was censored there is no truth to compare with.
+        # A censored row has no true value to compare with.
         keep, rows = np.flatnonzero(targets[:, 1] == 1.0), "test rows that were observed"
         targets = targets[:, 0]
     if not len(keep):
@@ -268,7 +300,7 @@ def _censored(comparison: Comparison) -> bool:
 
 
 def marked_targets(comparison: Comparison) -> list[tuple[np.ndarray, np.ndarray, str, str]]:
-    """(values, which rows, mark, label) of the test rows; a row that was censored points to where its value lies."""
+    """(values, which rows, mark, label) of the test rows; the mark of a censored row points to where its value lies."""
     y = comparison.test_targets
     if not _censored(comparison):
         return [(y, np.full(len(y), True), ".", "test rows")]
@@ -369,7 +401,7 @@ def _panels(figure: Figure, comparison: Comparison) -> dict[str, Axes]:
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
     for axes in grid[len(names) :]:
         axes.set_axis_off()
-    # With a gap in the last row the panel above it needs its own tick labels.
+    # If the last row is not full, the panel above the gap needs its own tick labels.
     for index in range(len(names)):
         if index + columns >= len(names):
             grid[index].tick_params(labelbottom=True)

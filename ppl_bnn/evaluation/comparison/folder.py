@@ -1,4 +1,4 @@
-"""A comparison in a folder: what is written as each method ends, and how it is read again."""
+"""A comparison in a folder: writing it as each method ends, and reading it again."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 WORDS = ("reference", "kind", "ppl", "target", "converged", "failure")
-# What lies in the folder of a comparison beside its trees, its table and its figure, so that it can be read again.
-# 2: checksums of all files.
+# Further files of a comparison, besides its trees, its table and its figure, which are needed to read it again.
+# Version 2 added checksums of all files.
 KIND, FORMAT = "ppl_bnn comparison", 2
 FIGURE = "figure.png"
 MANIFEST, TEST_ROWS, PREDICTION = "comparison.json", "comparison.safetensors", ".prediction.safetensors"
@@ -62,7 +62,7 @@ READER = stored.Reader("folder", "a whole comparison", "computing it once more")
 
 
 class ComparisonNotWrittenError(BNNError, OSError):
-    """A folder of `compare` that cannot be written any more, such as one on a full disk.
+    """The folder of `compare` can no longer be written, for example because the disk is full.
 
     `partial` is the `Comparison` of all that had finished, which can be saved elsewhere.
     """
@@ -73,7 +73,7 @@ class ComparisonNotWrittenError(BNNError, OSError):
 
 
 def writable(out: str | os.PathLike[str]) -> Path:
-    """The folder, made if need be, after a file has been written to it and removed."""
+    """The folder, created if needed, after writing and removing a test file."""
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -100,21 +100,21 @@ def write_table(folder: Path, table: pd.DataFrame) -> None:
 
 
 def write_figure(folder: Path, comparison: Comparison) -> None:
-    """figure.png; where it cannot be drawn a warning, and everything else is kept."""
+    """Write figure.png; if it cannot be drawn, warn and keep everything else."""
     try:
         figure = comparison.figure()
-        # Letters that Matplotlib's font does not have are drawn as boxes.
+        # Characters that Matplotlib's font does not have are drawn as boxes.
         with ignored("Glyph .* missing from"):
             write_whole(folder / FIGURE, lambda path: figure.savefig(path, dpi=100, format="png"))
     except (Warning, OSError):
-        # A caller who has turned warnings into errors wants to see them; a full disk is not the figure's.
+        # A caller who has turned warnings into errors wants to see them; a full disk is not an error of the figure.
         raise
     except Exception as error:
         warnings.warn(f"{FIGURE} was not drawn: {reason(error)}", UserWarning, stacklevel=3)
 
 
 def write_words(folder: stored.Folder, comparison: Comparison) -> None:
-    """Everything that is no array and no tree, and the checksums of what is."""
+    """Write everything that is neither an array nor a tree, and the checksums of all files."""
     table = comparison.table
     content = {
         "kind": KIND,
@@ -144,7 +144,7 @@ def _words_of_fit(fit: Fit) -> dict[str, Any]:
 
 
 def _storable(value: Any) -> Any:
-    """Plain values for a file; of anything else, such as what a user says of the data, the words that it has."""
+    """Plain values for a file; any other value, such as a description given by the user, becomes its text."""
     if isinstance(value, Mapping):
         return {str(name): _storable(each) for name, each in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str):
@@ -161,7 +161,7 @@ def write_test_rows(folder: stored.Folder, x: Any, y: np.ndarray) -> None:
 
 
 def write_prediction(folder: stored.Folder, comparison: Comparison, name: str) -> None:
-    """A prediction of the test rows, the loss curves of its fit, and what is drawn of it elsewhere."""
+    """Write a prediction of the test rows, the loss curves of its fit, and its predictions for figures."""
     words, arrays = _parts_of_prediction(comparison.predictions[name], "test/")
     said = {"test": words}
     if name in comparison.fits:
@@ -191,7 +191,7 @@ def _write_arrays(
 
 
 def _drawn(comparison: Comparison, name: str) -> tuple[np.ndarray | None, Prediction | None]:
-    """The prediction of a method where curves or maps are drawn, which cannot be had again without the model."""
+    """The prediction of a method for curves or maps, which cannot be recomputed without the model."""
     posterior, prediction = comparison.posteriors.get(name), comparison.predictions[name]
     if posterior is None:
         return comparison.drawn_at, comparison.drawn.get(name)
@@ -205,16 +205,28 @@ def _drawn(comparison: Comparison, name: str) -> tuple[np.ndarray | None, Predic
     except Warning:
         raise
     except Exception:
-        # A model that refuses such inputs has no curve; its row of the table is no worse for it.
+        # A model that refuses such inputs has no curve; its row of the table is not affected.
         return None, None
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """What `comparison.json` in a folder says; None where there is none.
+    """The content of `comparison.json` in a folder; None if there is no such file.
+
+    Parameters
+    ----------
+    folder : str or PathLike
+        The folder.
+
+    Returns
+    -------
+    dict or None
 
     Raises
     ------
-    DamagedError: a manifest of something else, or damaged. UnsupportedError: one of a newer format.
+    DamagedError
+        The manifest is damaged or not that of a comparison.
+    UnsupportedError
+        The manifest has a newer format.
     """
     return READER.manifest(Path(folder) / MANIFEST, KIND, FORMAT, _SCHEMA, sealed_since=2)
 

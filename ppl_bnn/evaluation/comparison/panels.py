@@ -1,7 +1,7 @@
 """Panels and pictures, the building blocks of pages and figures, and the marks that several of them share.
 
-A panel can be drawn by itself, as a page on a narrow screen wants it; a `Picture` holds panels, with what is seen in
-words and the numbers that are drawn. As in `comparison.figures` nothing goes through pyplot.
+A panel can be drawn alone, as on a page for a narrow screen. A `Picture` holds panels with a description in words and
+the numbers that are drawn. As in `comparison.figures`, pyplot is not used.
 """
 
 from __future__ import annotations
@@ -25,14 +25,26 @@ if TYPE_CHECKING:
     from ppl_bnn.prediction.reliability import Transform
 
 INK, LINES_OF_GRID = "black", "0.92"
-# Inches; a panel is read at about this width on a telephone.
+# In inches; about the width of a panel on a phone.
 WIDTH, HEIGHT = 3.6, 2.7
 LONGEST_NAME = 24
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: its title, how to draw it on axes, what is seen there in words, and its height in inches."""
+    """One panel of a picture.
+
+    Parameters
+    ----------
+    title : str
+        Title.
+    draw : callable
+        Draws the panel on given axes.
+    words : str
+        Description of the panel in words.
+    height : float
+        Height in inches.
+    """
 
     title: str
     draw: Callable[[Axes], None]
@@ -42,7 +54,19 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """What one figure shows. numbers: a table of what is drawn. missing: why there is nothing to draw, or ""."""
+    """Content of one figure.
+
+    Parameters
+    ----------
+    key, title, caption : str
+        Key, title and caption of the figure.
+    panels : tuple of Panel
+        The panels.
+    numbers : pd.DataFrame, optional
+        The numbers that are drawn, as a table.
+    missing : str
+        Why there is nothing to draw, or "".
+    """
 
     key: str
     title: str
@@ -56,7 +80,7 @@ class Picture:
 
 
 def together(picture: Picture) -> Figure:
-    """All panels of a picture in one figure, with one legend; where there are none, its reason."""
+    """All panels of a picture in one figure, with one legend; without panels, the reason."""
     if not picture.panels:
         figure = new_figure(2.0 * WIDTH, HEIGHT)
         figure.text(0.5, 0.5, for_figure(picture.missing), ha="center", va="center", wrap=True, fontsize=9)
@@ -96,7 +120,7 @@ def legend_entries(panels: Iterable[Axes]) -> dict[str, Any]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of a size in inches, on a canvas of its own."""
+    """An empty figure of the given size in inches, on its own canvas."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -115,9 +139,23 @@ def cost_drawer(
     smaller: bool,
     time: str = "wall time of the fit",
 ) -> Callable[[Axes], None]:
-    """points: (name, seconds, value, standard error of its difference to the best); better is up.
+    """A function that draws accuracy against cost; better is up.
 
-    heading: of the vertical axis. smaller: whether a smaller value is the better one.
+    Parameters
+    ----------
+    points : sequence of tuple
+        (name, seconds, value, standard error of its difference to the best).
+    heading : str
+        Label of the vertical axis.
+    smaller : bool
+        Whether smaller values are better.
+    time : str
+        Label of the time axis.
+
+    Returns
+    -------
+    callable
+        Draws on given axes.
     """
 
     def draw(axes: Axes) -> None:
@@ -161,7 +199,7 @@ def cost_drawer(
 
 
 def pareto_front(seconds: np.ndarray, losses: np.ndarray) -> np.ndarray:
-    """Indices of the points than which no other is both faster and better, from fast to slow."""
+    """Indices of the points for which no other point is both faster and better, from fast to slow."""
     order = np.lexsort((losses, seconds))
     kept, least = [], math.inf
     for index in order:
@@ -177,7 +215,23 @@ def pareto_front(seconds: np.ndarray, losses: np.ndarray) -> np.ndarray:
 def forest_panel(
     heading: str, entries: Sequence[tuple[str, float, float, bool]], label: str, hollow: str = ""
 ) -> Panel:
-    """entries: (name, value, standard error, hollow), drawn from above."""
+    """A panel of values with their standard errors, one line each.
+
+    Parameters
+    ----------
+    heading : str
+        Title of the panel.
+    entries : sequence of tuple
+        (name, value, standard error, hollow), drawn from the top.
+    label : str
+        Label of the axis.
+    hollow : str
+        Meaning of hollow marks.
+
+    Returns
+    -------
+    Panel
+    """
 
     def draw(axes: Axes) -> None:
         finite = [
@@ -230,7 +284,7 @@ def forest_panel(
 
 
 def draw_gaps(axes: Axes, names: Sequence[str], values: Sequence[float], floor: float | None) -> None:
-    """How far mean functions are from that of a reference, and below which gap there is sampling noise alone."""
+    """Draw the distance of mean functions from that of a reference, and the gap that is sampling noise alone."""
     usable = [value for value in [*values, floor or 0.0] if value > 0.0 and math.isfinite(value)]
     low, high = min(usable, default=0.1) / 2.0, max(usable, default=1.0) * 2.0
     axes.set_xscale("log")
@@ -245,7 +299,7 @@ def draw_gaps(axes: Axes, names: Sequence[str], values: Sequence[float], floor: 
 
 
 def draw_ratios(axes: Axes, names: Sequence[str], values: Sequence[float], floor: float | None) -> None:
-    """Spreads over that of a reference, and up to which ratio on either side there is sampling noise alone."""
+    """Draw spreads over that of a reference, and the ratios up to which there is only sampling noise."""
     usable = [abs(math.log(value)) for value in [*values, floor or 1.0] if 0.0 < value < math.inf]
     reach = math.exp(max(*usable, math.log(2.0))) * 1.2
     axes.set_xscale("log")
@@ -262,9 +316,9 @@ def draw_ratios(axes: Axes, names: Sequence[str], values: Sequence[float], floor
 
 
 def draw_coverages(axes: Axes, values: Mapping[str, Transform], counted: bool) -> None:
-    """By how much the share of targets inside central intervals differs from what these promise, at every level.
+    """Draw the share of targets inside central intervals minus the nominal level, at every level.
 
-    counted: whether targets are counts, whose intervals hold more by right.
+    counted: whether targets are counts, whose intervals may hold more than the nominal level.
     """
     _draw_shares(axes, values, lambda each, level: each.covered(level), band=not counted)
     axes.set_xlabel("probability of the interval")
@@ -272,7 +326,7 @@ def draw_coverages(axes: Axes, values: Mapping[str, Transform], counted: bool) -
 
 
 def draw_transforms(axes: Axes, values: Mapping[str, Transform]) -> None:
-    """The distribution of each probability integral transform minus the uniform one, on which calibrated ones lie."""
+    """Draw the distribution of each probability integral transform minus the uniform one; zero if calibrated."""
     _draw_shares(axes, values, lambda each, level: float(np.mean(each.pit <= level)), band=True)
     axes.set_xlabel("predicted probability of less\nthan what was observed (PIT)")
     axes.set_ylabel("share of rows below, minus that")
@@ -281,7 +335,7 @@ def draw_transforms(axes: Axes, values: Mapping[str, Transform]) -> None:
 def _draw_shares(
     axes: Axes, values: Mapping[str, Transform], share: Callable[[Transform, float], float], band: bool
 ) -> None:
-    """Shares of rows that should be their level, minus that; with what so many independent rows differ by."""
+    """Draw shares of rows minus their nominal level, with the sampling range for this number of independent rows."""
     from scipy.stats import binom
 
     levels = np.linspace(0.01, 0.99, 99)
@@ -300,7 +354,7 @@ def _draw_shares(
 
 
 def line_of(index: int) -> dict[str, Any]:
-    """How the line of the method in this place looks: told apart by its dashes, too, and 32 of them by both."""
+    """Line style of the method at this index: lines also differ by their dashes, and 32 of them by both."""
     return {
         "color": CLASS_COLOURS[index % len(CLASS_COLOURS)],
         "linestyle": ("-", "--", "-.", ":")[(index + index // len(CLASS_COLOURS)) % 4],
@@ -309,12 +363,12 @@ def line_of(index: int) -> dict[str, Any]:
 
 
 def draw_marks_inside(axes: Axes, values: Sequence[float], low: float, high: float) -> None:
-    """A mark for each value, one below the other; at the edge what lies beyond it."""
+    """Draw a mark for each value, one below the other; values outside the range are drawn at the edge."""
     for place, value in enumerate(values):
         if low <= value <= high:
             axes.plot(value, place, "o", color=BLUE, markersize=6.5, zorder=3)
         else:
-            # What has no place on the axis stands at the edge that it lies beyond.
+            # A value outside the axis is drawn at the edge on its side.
             at, mark = (low, "<") if value < low else (high, ">")
             axes.plot(at, place, mark, color=BLUE, markersize=7.0, clip_on=False, zorder=4)
     axes.plot([], [], "o", color=BLUE, markersize=6.5, label="a method")
@@ -324,7 +378,7 @@ def draw_marks_inside(axes: Axes, values: Sequence[float], low: float, high: flo
 
 
 def short(name: str) -> str:
-    """A name that fits beside an axis."""
+    """A name shortened to fit beside an axis."""
     if len(name) > LONGEST_NAME:
         half = (LONGEST_NAME - 1) // 2
         name = f"{name[:half]}…{name[-half:]}"
@@ -369,7 +423,7 @@ def names_below(axes: Axes, names: Sequence[str]) -> None:
 
 
 def log_ticks(axes: Axes, which: str, text: Callable[[float], str]) -> None:
-    """At most six ticks at 1, 2, 5 times a power of ten, in words instead of in mathematics."""
+    """At most six ticks at 1, 2, 5 times a power of ten, as plain text instead of mathematics."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -385,7 +439,7 @@ def log_ticks(axes: Axes, which: str, text: Callable[[float], str]) -> None:
 
 
 def label_points(axes: Axes, x: np.ndarray, y: np.ndarray, names: Sequence[str]) -> None:
-    """Names beside points, each where it is least in the way of others (in points, of a panel of the usual size)."""
+    """Put names beside points, each where it overlaps others least (in points, for a panel of the usual size)."""
     wide, tall, line, letter = 205.0, 150.0, 9.5, 4.5
     left, right = np.log(axes.get_xlim())
     bottom, top = axes.get_ylim()

@@ -1,4 +1,4 @@
-"""One method of a comparison: its fit, its scores and diagnostics, and where it stands."""
+"""One method of a comparison: its fit, its scores and diagnostics, and its status."""
 
 from __future__ import annotations
 
@@ -20,16 +20,24 @@ from ppl_bnn.posterior.posterior import FitInfo, Posterior
 from ppl_bnn.prediction import scores
 from ppl_bnn.prediction.prediction import Prediction
 
-# What a bound on the value says nothing about.
+# Figures that need the value of a target: the bound that a censored row gives is not enough.
 VALUE_SCORES = ("rmse", "crps", "coverage_90")
-# Draws x rows in each group of a tree: half a gigabyte. A chain keeps at least so many draws whatever the rows.
+# Largest draws x rows in each group of a tree: half a gigabyte. A chain keeps at least FEWEST_DRAWS.
 MOST_VALUES = 2**26
 FEWEST_DRAWS = 100
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How a posterior came about, without the posterior itself. shape: its chains and draws."""
+    """Information on how a posterior was fitted, without the posterior.
+
+    Parameters
+    ----------
+    info : FitInfo
+        The information.
+    shape : tuple of int
+        Numbers of chains and draws.
+    """
 
     info: FitInfo
     shape: tuple[int, int]
@@ -37,10 +45,22 @@ class Fit:
 
 @dataclass
 class Record:
-    """What is known of one method, as `fitted` finds it.
+    """Results of one method, made by `fitted`.
 
-    figures, notes: column of `COLUMNS` -> value, or a sentence about it. pointwise: log score of each test row, (N,).
-    tree: what leave-one-out was computed from. failure: why there is none of all this, "" where there is.
+    Parameters
+    ----------
+    name, ppl : str
+        Name of the method, and its system.
+    posterior, prediction, tree, diagnosis, elpd
+        The fit and its results. `tree` is the one that leave-one-out was computed from.
+    figures : dict of str
+        Column of `COLUMNS` -> value.
+    notes : dict of str to str
+        Column of `COLUMNS` -> a sentence about the value.
+    pointwise : np.ndarray, optional
+        Log score of each test row, (N,).
+    failure : str
+        Why there are no results, or "".
     """
 
     name: str
@@ -59,7 +79,10 @@ class Record:
 def fitted(
     name: str, fit: Callable[[], Posterior], x_test: Any, y_test: np.ndarray, seed: int, device: str
 ) -> Record:
-    """Everything about one method that needs no other; what fails in fit or prediction is the row's reason."""
+    """All results of one method that do not need another method.
+
+    An error of the fit or prediction becomes the reason of the row.
+    """
     with peak_memory() as peak:
         record = _fitted(name, fit, x_test, y_test, seed, device)
     record.figures["peak_memory"] = peak()
@@ -118,13 +141,13 @@ def _fitted(
 
 
 def chain_of_draws(posterior: Posterior, prediction: Prediction) -> np.ndarray | None:
-    """The chain of each draw of a prediction, (S,); None where it is not made of all draws of the posterior."""
+    """The chain of each draw of a prediction, (S,); None if it was not made from all draws of the posterior."""
     chains, draws = posterior.shape
     return np.repeat(np.arange(chains), draws) if prediction.draws == chains * draws else None
 
 
 def standing(row: Mapping[str, Any]) -> str:
-    """What the row of the reference says of it: "reference", with what keeps it from being one."""
+    """Status of the reference by its row: "reference", with the reason why it may not be a valid one."""
     doubt = {
         "yes": " (of another target)" if row.get("target") else "",
         "no": " (not converged)",
@@ -187,7 +210,7 @@ def _diagnose(record: Record, x_test: Any) -> None:
         record.figures["converged"] = "yes" if posterior.info.figures["converged"] else "no"
     if record.figures.get("converged") in ("no", "per mode", "in doubt"):
         record.notes["converged"] = "; ".join(diagnosis.reasons) + "."
-        # The reasons contain the warnings of the fit; nobody needs to read them twice.
+        # The reasons contain the warnings of the fit, which are not repeated.
         record.notes.pop("run_seconds", None)
     record.figures["k_hat"] = found.get("pareto_k")
     if posterior.kind == "iid" and "pareto_k" not in found:
@@ -241,7 +264,7 @@ _PARTS = (
 
 
 def standard_error(values: np.ndarray) -> float:
-    """Standard error of the mean; NaN for one value, and where a value is infinite."""
+    """Standard error of the mean; NaN for one value, and if a value is infinite."""
     if len(values) < 2 or not np.isfinite(values).all():
         return math.nan
     return float(np.std(values, ddof=1) / math.sqrt(len(values)))

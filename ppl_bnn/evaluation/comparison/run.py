@@ -1,4 +1,4 @@
-"""Fits of one model by several methods, one after the other, each kept as soon as it ends."""
+"""Fits of one model by several methods, one after the other, each saved as soon as it ends."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 class ComparisonInterrupted(KeyboardInterrupt):
-    """Ctrl-C during `compare`. `partial` is the `Comparison` of the methods that had finished."""
+    """Raised on Ctrl-C during `compare`. `partial` is the `Comparison` of the methods that had finished."""
 
     def __init__(self, text: str, partial: Comparison):
         super().__init__(text)
@@ -88,28 +88,51 @@ def compare(
 
     Parameters
     ----------
-    train, test
-        (x, y) in original units; a model with a keyword-only parameter `classes` has it bound from `class_names` or
-        else from the training labels.
-    methods
-        Name -> method, fitted in this order, all under the same seed. A name is also a file name.
-    reference
-        Name of the method whose posterior the others' gaps are measured against.
-    standardise
-        Fit on standardised inputs and targets; all scores are in original units all the same.
-    out
-        A folder: as soon as a method is done its tree goes to `<name>.nc`, its prediction to
-        `<name>.prediction.safetensors`, the table to `comparison.csv` and all else that `Comparison.load` needs to
-        `comparison.json`; a figure `figure.png` follows at the end. Files of those names that lie there from before are
-        removed first, so that the folder tells of one run.
-    card
-        What else is known of the data (name, licence, ...), kept in `Comparison.data`.
+    model : Model
+        The model. If it has a keyword-only parameter `classes`, that is set from `class_names` or else from the
+        training labels.
+    train, test : tuple
+        (x, y) in original units.
+    methods : mapping of str to Method
+        Name -> method, fitted in this order, all with the same seed. A name is also a file name.
+    reference : str, optional
+        Name of the method whose posterior the gaps of the others are measured against.
+    seed : int
+        Seed of all fits.
+    device : str
+        "auto", "cpu" or "cuda[:i]".
+    progress : bool or Progress, optional
+        Whether and where to report progress.
+    standardise : bool
+        Whether to fit on standardised inputs and targets. All scores are in original units in any case.
+    out : str or PathLike, optional
+        A folder. As soon as a method has finished, its tree is written to `<name>.nc`, its prediction to
+        `<name>.prediction.safetensors`, the table to `comparison.csv` and the other data that `Comparison.load` needs
+        to `comparison.json`; a figure `figure.png` follows at the end. Existing files of those names are removed first,
+        so that the folder holds one run.
+    feature_names : sequence of str, optional
+        Names of the columns of x.
+    class_names : sequence of str, optional
+        Names of the classes.
+    target_name : str, optional
+        Name of the target.
+    observed : str, optional
+        The observed site of a plain NumPyro or Pyro model.
+    card : mapping, optional
+        Further information on the data (name, licence, ...), kept in `Comparison.data`.
+
+    Returns
+    -------
+    Comparison
 
     Raises
     ------
-    InputError, UnknownNameError, ModelError, DeviceError: before the first fit, for what concerns all methods.
-    ComparisonInterrupted: Ctrl-C; its `partial` holds what had finished. ComparisonNotWrittenError: `out` cannot be
-    written any more, as where a disk is full; its `partial` holds what had finished, too.
+    InputError, UnknownNameError, ModelError, DeviceError
+        Errors that concern all methods; raised before the first fit.
+    ComparisonInterrupted
+        Ctrl-C. Its `partial` holds what had finished.
+    ComparisonNotWrittenError
+        `out` can no longer be written, for example because the disk is full. Its `partial` holds what had finished.
     """
     methods = _checked_methods(methods)
     feature_names, class_names = clean_all(feature_names), clean_all(class_names)
@@ -191,16 +214,28 @@ def compare(
 
 
 def bind_classes(model: Model, y: np.ndarray, class_names: Sequence[str] | None = None) -> Model:
-    """`model` with its keyword-only parameter `classes`, if it has one that is free, bound to the number of classes.
+    """Set the free keyword-only parameter `classes` of a model, if it has one, to the number of classes.
 
-    The number is that of `class_names`, or else of the different labels in `y`, which must be 0..K-1.
+    Parameters
+    ----------
+    model : Model
+        The model.
+    y : np.ndarray
+        Labels.
+    class_names : sequence of str, optional
+        Names of the classes; their number is used if given. Else it is the number of different labels in `y`, which
+        must be 0..K-1.
+
+    Returns
+    -------
+    Model
     """
     parameter = inspect.signature(model).parameters.get("classes")
     bound = isinstance(model, functools.partial) and "classes" in model.keywords
     if parameter is None or parameter.kind is not inspect.Parameter.KEYWORD_ONLY or bound:
         return model
     count = len(np.unique(y)) if class_names is None else len(class_names)
-    # One class only is a complaint about the labels, not about a model of one class.
+    # A single class is reported as an error of the labels, not of a model with one class.
     checks.check_labels(y, max(count, 2))
     return functools.partial(model, classes=count)
 
@@ -219,7 +254,7 @@ def _checked_methods(methods: Mapping[str, Method]) -> dict[str, Method]:
             )
         if not isinstance(method, Method):
             raise InputError(f"methods[{name!r}]: " + message("a method", repr(method), "bnn.NUTS()"))
-        # A name is a file, and the first cell of a line of a table that spreadsheets open.
+        # A name is used as a file name, and as the first cell of a row in a table that spreadsheets open.
         plain = isinstance(name, str) and clean(name) == name and name and name[0] not in ".=+-@"
         if not plain or len(name.encode()) > LONGEST_FILE or any(mark in name for mark in '/\\:*?"<>|'):
             raise InputError(
@@ -273,9 +308,9 @@ def _check_model(
     device: str,
     observed: str | None,
 ) -> str:
-    """Trace the model once as every fit will, so that what is wrong for all methods is said before the first.
+    """Trace the model once as every fit will, so that errors that concern all methods are raised before the first fit.
 
-    A system or a device that only some methods lack is left to their rows. Gives the task.
+    A missing system or device that only some methods need is reported in their rows. Returns the task.
     """
     failure: BNNError | None = None
     for name in dict.fromkeys(method.ppl for method in methods.values()):
@@ -316,7 +351,7 @@ def _check_model(
 
 @dataclass
 class _Run:
-    """The records so far, and the table and files made of them."""
+    """The records so far, and the table and files made from them."""
 
     x_test: Any
     y_test: np.ndarray
@@ -434,7 +469,7 @@ class _Run:
         row["reference"] = standing(row)
 
     def _rank(self, rows: dict[str, dict[str, Any]], notes: dict[tuple[str, str], str]) -> None:
-        """ArviZ's own ranking and stacking weights of what it could leave one out of."""
+        """ArviZ's ranking and stacking weights of the methods for which leave-one-out is defined."""
         results = {name: record.elpd for name, record in self.records.items() if record.elpd is not None}
         if not results:
             return
@@ -487,7 +522,7 @@ class _Run:
                 row[columns[0]], row[columns[1]] = gap["mean_gap"], gap["sd_ratio"]
 
     def _gap(self, name: str, reference: Record) -> dict[str, float] | str:
-        """The gap of a method, or for the reference itself its noise floor; a sentence where there is none."""
+        """The gap of a method, or for the reference itself its noise floor; a sentence if there is none."""
         if name not in self._gaps:
             target = reference.prediction
             assert target is not None
@@ -507,7 +542,7 @@ class _Run:
 
 @contextmanager
 def _said() -> Iterator[list[str]]:
-    """What ArviZ warns of belongs in the notes of the table, once; any other warning goes on its way."""
+    """Collect ArviZ's warnings for the notes of the table, once each; other warnings pass through."""
     said: list[str] = []
     with recorded() as caught:
         yield said

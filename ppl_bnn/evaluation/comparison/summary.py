@@ -1,14 +1,14 @@
-"""What a comparison means, in three sentences computed from its table.
+"""Conclusions of a comparison, in three sentences computed from its table.
 
-The first says which method predicts best, the second how far the others are from the reference and what they cost,
-the third whether the reference can be relied on. A difference of log scores is claimed only where the mean over
-test rows of the paired differences d_n = log p_a(y_n) - log p_b(y_n) exceeds twice its standard error,
+The first names the method that predicts best, the second the distance of the others to the reference and their cost,
+the third whether the reference is reliable. A difference of log scores is claimed only if the mean over test rows of
+the paired differences d_n = log p_a(y_n) - log p_b(y_n) exceeds twice its standard error,
 
     se = sd(d_n) / sqrt(N),
 
-so that what both methods share (an odd row, say) neither hides a difference nor makes one up, and only where it exceeds
-a practical margin of 0.01 nats per row (1 % of a predictive density): with many rows a difference can be certain and
-of no use. Below the margin methods are called level.
+so that effects common to both methods (for example an unusual row) neither hide nor create a difference, and only if it
+exceeds a practical margin of 0.01 nats per row (1 % of a predictive density): with many rows a difference can be
+certain and irrelevant. Below the margin methods are called level.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ppl_bnn.prediction.scores import paired_difference
 if TYPE_CHECKING:
     from ppl_bnn.evaluation.comparison.comparison import Comparison
 
-# How many standard errors a difference must exceed before it is called one.
+# Number of standard errors that a difference must exceed to be claimed.
 STANDARD_ERRORS = 2.0
-# The practical margin that it must exceed as well: nats per row for log scores, a share of the best value for others.
+# Practical margin that it must also exceed: nats per row for log scores, a share of the best value for others.
 MARGIN = 0.01
 IN_WORDS = f"two standard errors and {MARGIN:g} nats per test row"
 
@@ -33,17 +33,30 @@ IN_WORDS = f"two standard errors and {MARGIN:g} nats per test row"
 def is_difference(difference: float, error: float, margin: float = MARGIN) -> bool:
     """Whether a mean paired difference is claimed: it exceeds both two standard errors and the practical margin.
 
-    An infinite difference always is one, and a finite one of unknown standard error (NaN) is none.
+    An infinite difference is always claimed, and a finite one of unknown standard error (NaN) never.
+
+    Parameters
+    ----------
+    difference : float
+        The mean difference.
+    error : float
+        Its standard error.
+    margin : float
+        The practical margin.
+
+    Returns
+    -------
+    bool
     """
     return difference == math.inf or (difference > STANDARD_ERRORS * error and difference > margin)
 
 
 def sentences(comparison: Comparison) -> str:
-    """Three sentences: the best prediction, the distance to the reference with its price, the reference's standing."""
+    """Three sentences: the best prediction, distance to the reference and cost, status of the reference."""
     return " ".join((_best(comparison), _distance(comparison), _standing(comparison)))
 
 
-# --- which predicts best ----------------------------------------------------------------------------------
+# --- best prediction --------------------------------------------------------------------------------------
 
 
 def _best(comparison: Comparison) -> str:
@@ -81,12 +94,12 @@ def _best(comparison: Comparison) -> str:
 
 
 def between(difference: float, error: float) -> str:
-    """A difference with its standard error, of as many digits as the error is worth."""
+    """A difference with its standard error, rounded to the digits that the error supports."""
     digits = max(2, 1 - math.floor(math.log10(error))) if error > 0.0 else 3
     return f"{difference:.{digits}f} ± {error:.{digits}f}"
 
 
-# --- how far from the reference, and at what price --------------------------------------------------------
+# --- distance to the reference, and cost ------------------------------------------------------------------
 
 
 def _distance(comparison: Comparison) -> str:
@@ -145,7 +158,7 @@ def duration(seconds: float) -> str:
 
 
 def relative(seconds: float, reference: float) -> str:
-    """One time beside another, in words."""
+    """One time relative to another, in words."""
     if seconds <= 0.0 or reference <= 0.0:
         return "its time cannot be put in proportion"
     ratio = reference / seconds
@@ -154,7 +167,7 @@ def relative(seconds: float, reference: float) -> str:
     return f"{ratio:.2g} times faster" if ratio > 1.0 else f"{1.0 / ratio:.2g} times slower"
 
 
-# --- whether the reference can be relied on ---------------------------------------------------------------
+# --- reliability of the reference -------------------------------------------------------------------------
 
 
 def _standing(comparison: Comparison) -> str:
