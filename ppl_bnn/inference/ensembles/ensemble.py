@@ -153,7 +153,7 @@ class Ensemble(Method):
                 )
             )
         holds_out = getattr(self.member, "validation", None) is not None
-        # A method with several objectives may hold rows out for one of them only.
+        # A method with several objectives holds rows out for "validation" only.
         if self.bootstrap and holds_out and getattr(self.member, "objective", "validation") == "validation":
             raise InputError(
                 f"{self.name} bootstrap: "

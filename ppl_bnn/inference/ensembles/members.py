@@ -149,7 +149,15 @@ class Members(Approximation):
         return np.stack(rows)
 
     def centre(self) -> dict[str, np.ndarray]:
-        """The centre of the member with the largest weight (the first if several): a mean over modes is not a useful network."""
+        """The centre of the member with the largest weight, the first if there are several.
+
+        A mean over modes is not a useful network.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Unconstrained coordinates by site.
+        """
         return self.members[int(np.argmax(self.shares))].centre()
 
     @property

@@ -375,7 +375,8 @@ class SWAG(Method):
             shape = 1.0 - (1.0 - CYCLE_END) * (np.arange(every) + 1.0) / every
         pieces = math.ceil(every / LONGEST)
         length = math.ceil(every / pieces)
-        # All pieces have the same number of steps, so the loop is compiled once. The last is padded with steps of rate zero.
+        # All pieces have the same number of steps, so that the loop is compiled once. The last is padded with steps
+        # of rate zero.
         shape = np.concatenate([shape, np.zeros(pieces * length - every)])
         loop = _LOOPS[first.system.name](problems, [begin.flat for begin in begun], size, length)
         generators = [batch_generator(problem) for problem in problems]

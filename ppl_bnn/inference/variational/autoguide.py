@@ -1,7 +1,7 @@
-"""The systems' own variational inference: AutoNormal and Trace_ELBO, and guides that someone wrote by hand.
+"""The variational inference of the systems: AutoNormal and Trace_ELBO, and hand-written guides.
 
-A guide is a callable of a system, like a model, with the same latent sites. Here it becomes a loss over parameters on
-the real line, as `adam.py` descends on it, and in the end an approximation in NumPy.
+A guide is a callable of a system, like a model, with the same latent sites. This module converts it to a loss over
+unconstrained parameters for `adam.py`, and after the fit to an approximation in NumPy.
 """
 
 from __future__ import annotations
@@ -23,15 +23,28 @@ from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.posterior.approximation import Approximation
 from ppl_bnn.posterior.fixed_draws import Drawn
 
-# How many draws of a hand-written guide a posterior keeps: it has no other way of making them later.
+# Number of draws of a hand-written guide that a posterior stores, because it cannot create more later.
 KEPT = 4000
 
 
 class SystemGuide(Protocol):
-    """A guide of a system, its objective and what comes of it."""
+    """A guide of a system, its objective and its approximation."""
 
     def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Parameters at which the guide has these locations and standard deviations (unconstrained coordinates)."""
+        """Parameters of a guide with given locations and standard deviations.
+
+        Parameters
+        ----------
+        u0 : mapping of str to ndarray
+            Locations by site, in unconstrained coordinates.
+        scale : mapping of str to ndarray
+            Standard deviations by site, in unconstrained coordinates.
+
+        Returns
+        -------
+        dict of str to ndarray
+            The parameters.
+        """
         ...
 
     def __call__(
@@ -44,7 +57,26 @@ class SystemGuide(Protocol):
 def system_guide(
     problem: Problem, model: Model, guide: Callable[..., Any] | None, particles: int, batch: int | None
 ) -> SystemGuide:
-    """AutoNormal (`guide` None) or a guide written by hand, under the Trace_ELBO of the system of `problem`."""
+    """AutoNormal or a hand-written guide, with the Trace_ELBO of the system.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    model : Model
+        The native model.
+    guide : callable or None
+        A hand-written guide; None for AutoNormal.
+    particles : int
+        Draws per step.
+    batch : int or None
+        Rows per step; None for all rows.
+
+    Returns
+    -------
+    SystemGuide
+        The guide.
+    """
     return _GUIDES[problem.system.name, guide is None](problem, model, guide, particles, batch)
 
 
@@ -122,7 +154,7 @@ class _NumPyroNormal:
                     msg["intermediates"] = kept
                 msg["value"] = value
 
-        # Set up while tracing: nothing of it is computed, and run as it stands it would compile each operation.
+        # Set up under a trace, so that nothing is computed; otherwise each operation would be compiled.
         guide = AutoNormal(model)
         engine = SVI(model, guide, optax.identity(), Trace_ELBO())
         turn = self._problem.system.turn
@@ -167,7 +199,7 @@ class _NumPyroWritten:
         with problem.system.turn:
             _check_sites(problem, set(numpyro.handlers.trace(seeded).get_trace(*data)))
             state = self._engine.init(key, *data)
-        # What the engine keeps on the real line.
+        # The values that the engine stores unconstrained.
         self._initial = {
             name: np.asarray(value)
             for name, value in self._engine.optim.get_params(state.optim_state).items()
@@ -222,7 +254,7 @@ class _NumPyroWritten:
 
 
 class _PyroLoss:
-    """The Trace_ELBO of a guide whose parameters lie in Pyro's store."""
+    """The Trace_ELBO of a guide whose parameters are in Pyro's store."""
 
     def __init__(self, problem: Problem, model: Model, guide: Any, particles: int, batch: int | None):
         import pyro
@@ -237,7 +269,7 @@ class _PyroLoss:
             guide(*data)
             model(*data)
         for site in problem.program.params:
-            # Parameters start where the model says; `start` puts them elsewhere.
+            # Parameters start at the values of the model; `start` replaces these.
             pyro.get_param_store()[site.name] = pyro.get_param_store()[site.name].detach()
         with pyro.poutine.trace(param_only=True) as capture, torch.no_grad():
             self._elbo.loss(model, guide, *data)
@@ -332,7 +364,7 @@ class _PyroWritten(_PyroLoss):
             try:
                 u, log_q = self._at_once(seeds)
             except RuntimeError:
-                # A guide whose course depends on what it has drawn, or that writes in place, cannot be mapped.
+                # A guide whose control flow depends on its draws, or that writes in place, cannot be mapped.
                 drawn = [self._draw(seed) for seed in iterate_seeds(seeds)]
                 u = {name: torch.stack([each[0][name] for each in drawn]) for name in program.sites}
                 log_q = torch.stack([each[1] for each in drawn])
@@ -340,21 +372,21 @@ class _PyroWritten(_PyroLoss):
         return Drawn(kept, system.to_numpy(log_q).astype(np.float64))
 
     def _at_once(self, seeds: Any) -> tuple[dict[str, Any], Any]:
-        """`_draw` for each seed, mapped; as many at a time as the activations of the model leave room for."""
+        """`_draw` mapped over the seeds, as many at a time as fit in memory with the activations of the model."""
         import torch
 
         program = self._problem.program
         units = sum(site.shape[-1] if len(site.shape) > 1 else 1 for site in program.sites.values())
         at_once = int(np.clip(DENSITY_MEMORY // (16 * units * program.rows), 1, len(seeds)))
         mapped: Any = torch.func.vmap(self._draw, randomness="different", chunk_size=at_once)
-        # What torch maps one by one inside, it says so; nobody can do anything about it.
+        # torch warns of operations that it maps one by one; the user cannot change this.
         with _out_of_place(), ignored("There is a performance drop"):
             return mapped(seeds)
 
     def _draw(self, seed: Any) -> tuple[dict[str, Any], Any]:
-        """One draw of the guide in unconstrained coordinates, and log q of it.
+        """One draw of the guide in unconstrained coordinates, and its log q.
 
-        seed: the generator goes on from where it is, under a map and without one, so that it is not read.
+        `seed` is not read: the generator continues from its state, with and without a map.
         """
         import pyro
 
@@ -372,7 +404,7 @@ class _PyroWritten(_PyroLoss):
 
 
 def _out_of_place() -> Any:
-    """A handler under which samplers that write in place, which torch.func.vmap refuses, are put as functions."""
+    """A handler that replaces samplers that write in place, which torch.func.vmap refuses, by functional ones."""
     from pyro.poutine.messenger import Messenger
 
     class Drawing(Messenger):
@@ -387,7 +419,7 @@ def _out_of_place() -> Any:
 
 
 def _functional_draw(distribution: Any) -> Any:
-    """A draw of normals and of what is made of them, out of place; None for others, which sample as they do."""
+    """An out-of-place draw of a normal or a transformed normal; None for other distributions, which sample as usual."""
     import torch
     from torch import distributions
 

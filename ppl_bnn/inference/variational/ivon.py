@@ -1,4 +1,4 @@
-"""The improved variational online Newton method: mean-field variational inference by natural gradients."""
+"""IVON, the improved variational online Newton method: mean-field variational inference by natural gradients."""
 
 from __future__ import annotations
 
@@ -32,50 +32,75 @@ from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.language import ops
 
 EXCESS_LIMIT = 0.1
-# Relaxation times of the flattest direction that the steps at the full rate must last for.
+# The steps at the full rate must last for this many relaxation times of the flattest direction.
 RELAXED = 3.0
 EARLY_DECAY = 0.1
 
 
 @dataclass(frozen=True)
 class IVON(Method):
-    """max_q ELBO(q) over q(u) = prod_j N(u_j; m_j, 1 / s_j), by natural gradients (Shen et al. 2024, "Variational
-    learning is effective for large deep networks"; the correction is that of Lin, Schmidt and Khan 2020).
+    """Improved variational online Newton: mean-field variational inference by natural gradients [1]_.
 
-    One step, elementwise, with eps ~ N(0, 1), u = m + eps s^(-1/2) and l(u) = -log p(w(u), D) - log |dw/du|:
+    It maximises the ELBO over q(u) = prod_j N(u_j; m_j, 1 / s_j). One step, elementwise, with eps ~ N(0, 1),
+    u = m + eps s^(-1/2) and l(u) = -log p(w(u), D) - log |dw/du|, is
 
         g = grad l(u)                           e = g eps s^(1/2), which has the mean diag(hessian l) under q
         v <- b1 v + (1 - b1) g                  d = (1 - b2) (e - s)
         s <- s + d + d^2 / (2 s)                m <- m - rate v / (1 - b1^t) / s
 
-    The last term keeps s above half of what it was, whatever e. This is the paper's update with the whole log joint
-    in the loss and no weight decay: their prior is the Gaussian delta / 2 |m|^2 added by hand, with s = lambda (h +
-    delta); here the gradient sees the prior of the model, whatever it is, log |dw/du| included.
-
-    At the start 1 - b2 is 2 / (t + 1), at most a tenth, where that is more than it is later: the scale at the start is
-    then forgotten as t^-2, not over several times 1 / (1 - b2) steps.
-
-    No Hessian is formed and no scale is differentiated: a step costs one gradient, and the geometry is that of q, so
-    one learning rate serves coordinates of very different curvature. The rate is held for the first half of the steps
-    and falls linearly to a tenth over the second, whose iterates are averaged, m and s each. On a Gaussian posterior
-    m scatters about the mean by (steps particles / 2)^(-1/2) posterior standard deviations. s comes out too large by
-    the share (1 - b2) E[(e - s)^2] / (2 s^2), the price of d^2 / (2 s): the figure "precision_excess" is its mean
-    over coordinates, and above a tenth there is a warning.
-
-    steps, particles: of which each step averages g and e over `particles` draws. learning_rate: dimensionless, 1 is a
-    Newton step. momentum: b1. curvature_momentum: b2; mini-batches, whose g has noise of its own, want it closer to
-    1. batch_size: rows per step, the likelihood then scaled by N / batch_size; None takes all rows. init_scale:
-    s^(-1/2) at the start. start: m at the start, a method, a posterior or a dict of constrained values; None: from
-    the prior. elbo_draws: fresh draws for the ELBO that is reported.
-
-    history: "loss", one estimate of -ELBO per step. figures: "elbo", its standard error "elbo_se", "converged" (0 or 1:
-    the loss was on a plateau when the learning rate began to fall, and, for up to 300 coordinates, the steps at the
-    full rate were enough to cross the flattest direction by the curvature at m), "precision_excess".
+    Parameters
+    ----------
+    steps : int, default 10000
+        Number of steps.
+    learning_rate : float, default 0.1
+        Dimensionless; 1 is a Newton step.
+    momentum : float, default 0.9
+        b1.
+    curvature_momentum : float, default 0.995
+        b2. With mini-batches, whose gradients are noisy, it should be closer to 1.
+    batch_size : int or None
+        Rows per step, with the likelihood scaled by N / batch_size; None for all rows.
+    particles : int, default 1
+        Draws per step, over which g and e are averaged.
+    init_scale : float, default 0.1
+        Initial value of s^(-1/2).
+    start : Start
+        Initial value of m: a method, a posterior or a dict of constrained values; None for the prior.
+    elbo_draws : int, default 1000
+        Number of new draws for the reported ELBO.
 
     Raises
     ------
-    DivergenceError: the loss left the finite numbers. UnsupportedError: a parameter without a prior; mini-batches of a
-    model whose rows cannot be taken apart.
+    DivergenceError
+        The loss became infinite or NaN.
+    UnsupportedError
+        A parameter without a prior, or mini-batches of a model whose rows cannot be separated.
+
+    Notes ----- The last term of the update of s [2]_ keeps s above half of its previous value for any e. The update is
+    that of the paper with the whole log joint in the loss and no weight decay. The paper adds a Gaussian prior delta /
+    2 |m|^2 by hand, with s = lambda (h + delta). Here the gradient includes the prior of the model, whatever it is, and
+    log |dw/du|.
+
+    At first 1 - b2 is 2 / (t + 1), at most a tenth, while that is larger than its later value. The initial scale is
+    then forgotten as t^-2, not over several times 1 / (1 - b2) steps.
+
+    No Hessian is formed and no scale is differentiated. A step costs one gradient, and the geometry is that of q, so
+    one learning rate works for coordinates of very different curvature. The rate is held for the first half of the
+    steps and falls linearly to a tenth over the second, whose iterates of m and s are averaged. On a Gaussian
+    posterior, m scatters around the mean by (steps particles / 2)^(-1/2) posterior standard deviations. s is too large
+    by the share (1 - b2) E[(e - s)^2] / (2 s^2), because of the term d^2 / (2 s). The figure "precision_excess" is the
+    mean of this share over coordinates; above a tenth there is a warning.
+
+    History: "loss", one estimate of -ELBO per step.
+
+    Figures: "elbo"; its standard error "elbo_se"; "precision_excess"; "converged", 1 if the loss was on a plateau when
+    the learning rate began to fall and, for up to 300 coordinates, the steps at the full rate were enough to cross the
+    flattest direction, according to the curvature at m.
+
+    References
+    ----------
+    .. [1] Shen et al. (2024). Variational learning is effective for large deep networks.
+    .. [2] Lin, Schmidt and Khan (2020).
     """
 
     steps: int = 10_000
@@ -184,10 +209,10 @@ class IVON(Method):
         return tuple(found)
 
     def _crossed(self, problem: Problem, mean: np.ndarray) -> tuple[bool, tuple[str, ...]]:
-        """Whether there were steps enough to cross the flattest direction, as far as the curvature at the mean says.
+        """Whether there were enough steps to cross the flattest direction, according to the curvature at the mean.
 
-        m moves by rate times R, whose smallest eigenvalue r is then the rate of the slowest direction: its distance
-        from the optimum falls by exp(-r rate steps). A loss does not show it where that direction is nearly flat.
+        m moves by rate times R, whose smallest eigenvalue r is the rate of the slowest direction: its distance from the
+        optimum falls by exp(-r rate steps). The loss does not show this if the direction is nearly flat.
         """
         found = conditioning(problem, mean)
         if found is None:
@@ -202,7 +227,7 @@ class IVON(Method):
         )
 
     def _decays(self) -> np.ndarray:
-        """1 - b2 of each step, larger in the beginning, so that the scale at the start is forgotten."""
+        """1 - b2 of each step, larger at first, so that the initial scale is forgotten."""
         early = np.minimum(EARLY_DECAY, 2.0 / (2.0 + np.arange(self.steps)))
         return np.maximum(1.0 - self.curvature_momentum, early)
 

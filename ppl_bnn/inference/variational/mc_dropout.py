@@ -1,4 +1,4 @@
-"""Monte-Carlo dropout: dropout in training, and again in prediction, read as a posterior over weights."""
+"""Monte-Carlo dropout: dropout in training and in prediction, interpreted as a posterior over weights."""
 
 from __future__ import annotations
 
@@ -37,18 +37,26 @@ from ppl_bnn.posterior.approximation import Approximation
 
 @dataclass
 class Dropped(Approximation):
-    """q(w): weights M of which each input unit is dropped with a probability of its own tensor.
+    """The distribution of weights under dropout: each input unit is dropped with the probability of its tensor.
 
-    u: site -> M, all sites. rates: weight site -> r. A draw keeps unit i of a weight (..., I, O) with probability 1 -
-    r: its row (for a convolution, its channel at all places) is then M_i / (1 - r), else 0. So E_q w = M, and Var_q w
-    = r / (1 - r) M^2. Two-point distributions have no density."""
+    A draw keeps unit i of a weight (..., I, O) with probability 1 - r. Its row (for a convolution, its channel at all
+    places) is then M_i / (1 - r), otherwise 0. So E_q w = M and Var_q w = r / (1 - r) M^2. Two-point distributions have
+    no density.
+
+    Attributes
+    ----------
+    u : dict of str to ndarray
+        M by site, for all sites.
+    rates : dict of str to float
+        r by weight site.
+    """
 
     u: dict[str, np.ndarray]
     rates: dict[str, float]
     kind: ClassVar[Literal["chains", "iid", "point"]] = "iid"
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # Alphabetical, because a file gives the sites back in whatever order it likes and the draws must not change.
+        # Alphabetical, because a file returns the sites in any order and the draws must not depend on it.
         masks = {}
         for name in sorted(self.rates):
             value, rate = self.u[name], self.rates[name]
@@ -87,34 +95,58 @@ class Dropped(Approximation):
 
 @dataclass(frozen=True)
 class MCDropout(Method):
-    """Dropout as approximate inference (Gal and Ghahramani 2016).
+    """Dropout as approximate inference [1]_.
 
-    q(w) is M with input units dropped: w_i = z_i M_i / (1 - r), z_i ~ Bernoulli(1 - r) for each row i of a weight, one
-    unit of what enters its map. M and everything that is not dropped (biases, noise, parameters without a prior) are
+    q(w) is M with input units dropped: w_i = z_i M_i / (1 - r), z_i ~ Bernoulli(1 - r) for each row i of a weight,
+    which is one input unit of its map. M, and everything that is not dropped (biases, noise, parameters without a
+    prior), are
 
         argmax_M  sum_n E_z log p(y_n | x_n, w(M, z)) + log p(M) + log |dw/du|,
 
-    in unconstrained coordinates. In training each row of data has a mask of its own, which has the same expectation
-    as one mask for all and less noise. A draw of the posterior is one mask for all rows: a function.
+    in unconstrained coordinates. In training each row of data has its own mask, which has the same expectation as one
+    mask for all rows and less noise. A draw of the posterior is one mask for all rows, that is, a function.
 
-    Theirs has E_q log p(w) in place of log p(M): under the prior N(0, s^2) the penalty |M|^2 / (2 s^2 (1 - r)) on
-    dropped weights, that is, this objective with the prior standard deviation s (1 - r)^(1/2). They differ by a
-    factor near 1 in the strength of the prior, and log p(M) is defined for every prior. Neither is a bound on the
-    evidence: q has no density. The rate is not learned, and it sets the spread: the data do not widen or narrow it
-    (Osband 2016).
+    Parameters
+    ----------
+    rate : float, default 0.1
+        r, the probability that a unit is dropped.
+    layers : tuple of str or None
+        Names of the linear maps and convolutions whose inputs are dropped. None for all but the first (dropping the
+        inputs of the first drops features).
+    steps : int, default 10000
+        Number of Adam steps.
+    learning_rate : float, default 0.01
+        It is held for the first half of the steps and falls linearly to a tenth over the second, whose iterates are
+        averaged.
+    batch_size : int or None
+        Rows per step, with the likelihood scaled by N / batch_size; None for all rows.
+    start : Start
+        A method, a posterior or a dict of constrained values; None for the prior.
 
-    rate: r, the probability of being dropped. layers: the names of the linear maps and convolutions whose inputs are
-    dropped, None for all but the first (dropping the inputs of the first drops features). steps, learning_rate: of
-    Adam; the rate is held for the first half of the steps and falls linearly to a tenth over the second, whose
-    iterates are averaged. batch_size: rows per step, the likelihood then scaled by N / batch_size; None takes all
-    rows. start: a method, a posterior or a dict of constrained values; None: from the prior.
+    Raises
+    ------
+    DivergenceError
+        The loss became infinite or NaN.
+    UnknownNameError
+        No such layer.
+    UnsupportedError
+        A layer whose weight is not a site of its own, has another use, or is constrained; a plain model of a system;
+        mini-batches of a model whose rows cannot be separated.
 
-    history: "loss", one estimate of minus the objective per step. figures: "converged" (0 or 1: the loss was on a
-    plateau when the learning rate began to fall).
+    Notes ----- The paper has E_q log p(w) instead of log p(M). Under the prior N(0, s^2) that is the penalty |M|^2 / (2
+    s^2 (1 - r)) on dropped weights, which is this objective with the prior standard deviation s (1 - r)^(1/2). The two
+    differ by a factor near 1 in the strength of the prior, and log p(M) is defined for every prior. Neither is a bound
+    on the evidence, because q has no density. The rate is not learned, and it sets the spread: the data do not widen or
+    narrow it [2]_.
 
-    Raises ------ DivergenceError: the loss left the finite numbers. UnknownNameError: no such layer.
-    UnsupportedError: a layer whose weight is not a site of its own, with another use besides, or constrained; a plain
-    model of a system; mini-batches of a model whose rows cannot be taken apart."""
+    History: "loss", one estimate of minus the objective per step. Figures: "converged", 1 if the loss was on a plateau
+    when the learning rate began to fall, otherwise 0.
+
+    References
+    ----------
+    .. [1] Gal and Ghahramani (2016).
+    .. [2] Osband (2016).
+    """
 
     rate: float = 0.1
     layers: tuple[str, ...] | None = None
@@ -202,7 +234,7 @@ class MCDropout(Method):
         )
 
     def _dropped(self, problem: Problem) -> dict[str, str]:
-        """Map -> the site of its weight, of the maps whose inputs are dropped."""
+        """Map to the site of its weight, for the maps whose inputs are dropped."""
         if not problem.program.language:
             raise UnsupportedError(
                 "MCDropout: "
@@ -232,7 +264,7 @@ class MCDropout(Method):
     def _weight(
         self, problem: Problem, name: str, row: Any, w: Mapping[str, Any], uses: list[LinearUse]
     ) -> str:
-        """The site that is the weight of the map `name`, if dropping inputs there is dropping rows of that site."""
+        """The site of the weight of the map `name`, if dropping its inputs is equivalent to dropping rows of that site."""
         site = next(use.weight for use in uses if use.name == name)
         came = None
         if site is None:
@@ -257,7 +289,7 @@ class MCDropout(Method):
 
 
 def _with_dropout(program: Program, rates: Mapping[str, float], randomness: Any) -> Program:
-    """The same program with inputs dropped at random, with masks of their own for each row of data."""
+    """The same program with inputs dropped at random, with separate masks for each row of data."""
 
     def model(x: Any, y: Any = None) -> None:
         with DroppedInputs(rates, randomness.keep):
@@ -268,9 +300,9 @@ def _with_dropout(program: Program, rates: Mapping[str, float], randomness: Any)
 
 
 def _linear_uses(problem: Problem) -> tuple[Any, dict[str, Any], list[LinearUse]]:
-    """One row of data (all where they interact), values of all sites, and what the linear maps are used for."""
+    """One row of data (all if rows interact), values of all sites, and the uses of the linear maps."""
     program = problem.program
-    # Maps are known by the arrays that they are given, whatever their values.
+    # Maps are identified by the array objects that they receive, whatever the values.
     w = program.constrain(system_values(problem, somewhere(problem)), problem.x, problem.y)
     row = problem.x if program.coupled else map_data(lambda a: a[:1], problem.x)
     with NetworkFunction(w), RecordLinear(values=w) as record:
@@ -289,7 +321,7 @@ def _used_elsewhere(problem: Problem, site: str, row: Any, w: Mapping[str, Any])
 
 
 def _is_unconstrained(problem: Problem, site: str) -> bool:
-    """Whether the coordinates of the site are its values, looked at in 0 and 1: draws are written in them."""
+    """Whether the coordinates of the site equal its values, checked at 0 and 1; draws are stored as coordinates."""
     program, system = problem.program, problem.system
     described = program.sites[site]
     if described.shape != described.unconstrained_shape:

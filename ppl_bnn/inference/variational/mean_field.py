@@ -15,11 +15,17 @@ from ppl_bnn.posterior.approximation import Approximation
 
 @dataclass
 class MeanField(Approximation):
-    """q(u) = prod_j N(u_j; loc_j, scale_j^2): independent normals in unconstrained coordinates.
+    """Independent normals in unconstrained coordinates, q(u) = prod_j N(u_j; loc_j, scale_j^2).
 
-    loc: site -> array for every site; scale: the same for latent sites. A site without a scale is a parameter without
-    a prior: it is a constant of the fit, repeated in draws and absent from log q. So is a coordinate of scale zero, as
-    `pruned` leaves them.
+    Attributes
+    ----------
+    loc : dict of str to ndarray
+        Means by site, for every site.
+    scale : dict of str to ndarray
+        Standard deviations by site, for latent sites.
+
+    Notes ----- A site without a scale is a parameter without a prior: a constant of the fit, repeated in draws and
+    absent from log q. The same holds for a coordinate of scale zero, as `pruned` produces.
     """
 
     loc: dict[str, np.ndarray]
@@ -27,7 +33,7 @@ class MeanField(Approximation):
     kind: ClassVar[Literal["chains", "iid", "point"]] = "iid"
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # Alphabetical, because a file gives the sites back in whatever order it likes and the draws must not change.
+        # Alphabetical, because a file returns the sites in any order and the draws must not depend on it.
         noise = {name: rng.standard_normal((count, *self.scale[name].shape)) for name in sorted(self.scale)}
         return {
             name: loc + self.scale[name] * noise[name]
@@ -54,10 +60,14 @@ class MeanField(Approximation):
         return True
 
     def log_alpha(self) -> dict[str, np.ndarray]:
-        """log(scale^2 / loc^2) of each coordinate of the latent sites: noise over signal.
+        """The noise-to-signal ratio log(scale^2 / loc^2) of each coordinate of the latent sites.
 
-        In variational dropout (Kingma et al. 2015), alpha = rate / (1 - rate) of the Gaussian dropout that a weight is
-        under; infinite where loc is zero.
+        In variational dropout (Kingma et al. 2015), alpha = rate / (1 - rate) of the Gaussian dropout of a weight.
+
+        Returns
+        -------
+        dict of str to ndarray
+            log alpha by site; infinite if loc is zero.
         """
         with np.errstate(divide="ignore"):
             return {
@@ -66,10 +76,19 @@ class MeanField(Approximation):
             }
 
     def pruned(self, threshold: float = 3.0) -> MeanField:
-        """The same with coordinates at zero, without a spread, where log alpha is above `threshold`.
+        """The approximation with coordinates set to zero, without spread, if their log alpha is above a threshold.
 
-        At 3 a weight is under dropout with rate 0.95 and more (Molchanov et al. 2017). For weights under
-        `priors.LogUniform`; a site without such a coordinate is left as it is.
+        For weights under `priors.LogUniform`. A site without such a coordinate is unchanged.
+
+        Parameters
+        ----------
+        threshold : float, default 3.0
+            On log alpha. At 3 a weight has a dropout rate of 0.95 or more (Molchanov et al. 2017).
+
+        Returns
+        -------
+        MeanField
+            The pruned approximation.
         """
         loc, scale = dict(self.loc), dict(self.scale)
         for name, ratio in self.log_alpha().items():

@@ -1,8 +1,8 @@
-"""Bounds on the evidence for guides of `guides.py`, with estimators of their gradients; one text for both systems.
+"""Bounds on the evidence for the guides of `guides.py`, with estimators of their gradients; one code for both systems.
 
-ELBO = E_q[log p(D | w)] - KL(q || p). A step sees the rows of a batch and a few draws: the first term is scaled to all
-rows, the second is counted once. How weights reach a linear map (drawn once, for each row, with signs for each row) is
-a handler around the model (`language/stochastic_layers.py`); the second term is computed in `kl.py`.
+ELBO = E_q[log p(D | w)] - KL(q || p). A step sees the rows of a batch and a few draws. The first term is scaled to all
+rows, the second is counted once. A handler around the model (`language/stochastic_layers.py`) determines how weights
+enter a linear map: drawn once, per row, or with signs per row. The second term is computed in `kl.py`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,22 @@ OBJECTIVES = ("elbo", "iwelbo", "renyi")
 
 
 class Objective:
-    """Minus a bound on the evidence, as `optimisation/adam.py` descends on it, and the approximation at its optimum.
+    """Minus a bound on the evidence, as a loss for `optimisation/adam.py`, and the approximation at its optimum.
 
-    Parameters are those of the guide and "param:<site>" for each parameter without a prior.
-    population: all rows, where the objective is given batches of them; None where it is given all.
+    The parameters of the loss are those of the guide, and "param:<site>" for each parameter without a prior.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    guide : Guide
+        The family of q.
+    estimator, sticking_the_landing, objective, alpha, particles, approximate
+        As for `SVI`.
+    analytic : bool
+        Whether the divergence is in closed form for each term that has one.
+    population : int or None
+        The number of all rows, if the objective receives batches; None if it receives all rows.
     """
 
     def __init__(
@@ -62,7 +74,7 @@ class Objective:
         self.problem, self.guide = problem, guide
         self.estimator, self.particles = estimator, particles
         self.approximate, self.population = approximate, population
-        # Of the Renyi bound; the importance-weighted one is that of order 0.
+        # Order of the Renyi bound; the importance-weighted bound has order 0.
         self.order = {"elbo": None, "iwelbo": 0.0, "renyi": alpha}[objective]
         self.sticking = sticking_the_landing
         self.divergence = Divergence.of(problem.program, guide, *_one_point(problem), analytic)
@@ -177,7 +189,7 @@ class Objective:
         return ops.sum(share * likelihood), ops.sum(share * complexity)
 
     def _by_stratum(self, log_q: list[Any]) -> list[Any]:
-        """log q of the blocks, each with one entry per stratum: a block of a single part is the same in all."""
+        """log q of the blocks, one entry per stratum; a block with a single component is the same in all."""
         return [ops.broadcast_to(each, (self.guide.strata,)) for each in log_q]
 
     def _at(
@@ -210,7 +222,7 @@ class Objective:
             )
         return Flipout({name: loc[name] for name in names}, randomness.sign)
 
-    # -- what comes of it
+    # -- the result
 
     def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
         params = {name: value for name, value in parameters.items() if not name.startswith("param:")}
@@ -227,7 +239,7 @@ class Objective:
 
 
 def _one_point(problem: Problem) -> tuple[dict[str, Any], Any, Any]:
-    """Values of all sites (unconstrained) and a few rows, to look at a program with; all rows where they interact."""
+    """Values of all sites (unconstrained) and a few rows, for inspecting a program; all rows if they interact."""
     program, system = problem.program, problem.system
     u = {site.name: system.asarray(np.full(site.unconstrained_shape, 0.1)) for site in program.sites.values()}
     if program.coupled or program.has_local or not program.language:
@@ -238,16 +250,31 @@ def _one_point(problem: Problem) -> tuple[dict[str, Any], Any, Any]:
 def linear_weights(
     problem: Problem, guide: Guide, estimator: str
 ) -> tuple[tuple[str, ...], dict[str, SharedUse]]:
-    """Sites of independent normals that are weights or biases of linear maps, and those not used once per row.
+    """Weights and biases of linear maps that have independent normals.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    guide : Guide
+        The guide.
+    estimator : str
+        The estimator, for the error message.
+
+    Returns
+    -------
+    tuple
+        The names of these sites, and a dict of those that are not used once per row.
 
     Raises
     ------
-    UnsupportedError: there are none.
+    UnsupportedError
+        There are no such sites.
     """
     program = problem.program
     u, x, y = _one_point(problem)
     w = program.constrain(u, x, y)
-    # Two rows tell what is used once per row, where rows can be taken apart.
+    # Two rows show what is used once per row, if rows can be separated.
     if not (program.coupled or program.has_local):
         x = map_data(lambda a: ops.concatenate([a[:1], a[:1]], 0), x)
     with NetworkFunction(w), RecordLinear(values=w) as record:

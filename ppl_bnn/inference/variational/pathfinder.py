@@ -1,4 +1,4 @@
-"""Pathfinder: Gaussians along the path of a quasi-Newton optimiser, and mixtures of those of several paths."""
+"""Pathfinder: Gaussians along the path of a quasi-Newton optimiser, and mixtures over several paths."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from ppl_bnn.posterior.approximation import Approximation, checked_weights
 from ppl_bnn.posterior.fixed_draws import Drawn
 from ppl_bnn.posterior.pareto import K_LIMIT, smoothed
 
-# Fewer have no tail that a Pareto distribution could be fitted to.
+# Fewer draws have no tail to which a Pareto distribution can be fitted.
 FEWEST_DRAWS = 25
-# A relative fall of the loss, and a norm of its gradient, below which the optimiser stops.
+# The optimiser stops below this relative decrease of the loss, or this norm of its gradient.
 FALL = {"float64": 1e-10, "float32": 1e-6}
 GRADIENT = 1e-8
 LINE_SEARCH = 100
@@ -33,13 +33,25 @@ LINE_SEARCH = 100
 
 @dataclass
 class PathMixture(Approximation):
-    """q(u) = sum_k pi_k N(u; m_k, S_k) over the flat vector, with covariances that are diagonal but for a low rank:
+    """A mixture of Gaussians with diagonal plus low-rank structure, q(u) = sum_k pi_k N(u; m_k, S_k) over the flat vector.
 
         S_k = D_k (I + Q_k (L_k L_k' - I) Q_k') D_k,   D_k = diag(scale_k), Q_k' Q_k = I, L_k lower triangular.
 
-    location: site -> (K, *unconstrained shape), m_k, sites in the order of the program. scale (K, P); basis (K, P, R);
-    factor (K, R, R); weights: pi (K,), None for equal ones. A draw is m + D (z + Q (L - I) Q' z) with z of P
-    independent normals; neither draws nor densities form a matrix (P, P).
+    Attributes
+    ----------
+    location : dict of str to ndarray
+        m_k by site, shape (K, *unconstrained shape), sites in the order of the program.
+    scale : ndarray
+        Shape (K, P).
+    basis : ndarray
+        Q, shape (K, P, R).
+    factor : ndarray
+        L, shape (K, R, R).
+    weights : ndarray or None
+        pi, shape (K,); None for equal weights.
+
+    Notes ----- A draw is m + D (z + Q (L - I) Q' z) with z of P independent normals. Neither draws nor densities form a
+    matrix (P, P).
     """
 
     location: dict[str, np.ndarray]
@@ -55,7 +67,7 @@ class PathMixture(Approximation):
 
     @property
     def size(self) -> int:
-        """K."""
+        """K, the number of components."""
         return len(self.scale)
 
     @property
@@ -78,11 +90,22 @@ class PathMixture(Approximation):
 
     @property
     def means(self) -> np.ndarray:
-        """m (K, P), flat."""
+        """m, the means, shape (K, P)."""
         return np.concatenate([value.reshape(self.size, -1) for value in self.location.values()], axis=1)
 
     def covariance(self, component: int = 0) -> np.ndarray:
-        """S_k (P, P), dense."""
+        """The dense covariance S_k.
+
+        Parameters
+        ----------
+        component : int, default 0
+            k.
+
+        Returns
+        -------
+        ndarray
+            Shape (P, P).
+        """
         basis, factor = self.basis[component], self.factor[component]
         inner = factor @ factor.T - np.eye(len(factor))
         spread = np.eye(len(basis)) + basis @ inner @ basis.T
@@ -95,7 +118,20 @@ class PathMixture(Approximation):
         return self._unravel(self._normals(which, rng))
 
     def draw_each(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """`count` draws of each component, those of the first first: (K count, ...)."""
+        """Draw from each component, in order.
+
+        Parameters
+        ----------
+        count : int
+            Draws per component.
+        rng : numpy.random.Generator
+            Random generator.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Unconstrained coordinates by site, shape (K count, ...).
+        """
         return self._unravel(self._normals(np.repeat(np.arange(self.size), count), rng))
 
     def _normals(self, which: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -140,7 +176,13 @@ class PathMixture(Approximation):
         return np.logaddexp.reduce(found + log_weights, axis=1)
 
     def centre(self) -> dict[str, np.ndarray]:
-        """The mean of the first path, or of the heaviest: a mean over several may lie in no mode."""
+        """The mean of the path with the largest weight, or of the first; a mean over several may not be in any mode.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Unconstrained coordinates by site.
+        """
         heaviest = 0 if self.weights is None else int(np.argmax(self.weights))
         return {name: value[heaviest] for name, value in self.location.items()}
 
@@ -151,9 +193,15 @@ class PathMixture(Approximation):
     def as_prior(self) -> GaussianPrior:
         """The Gaussian of a single path.
 
+        Returns
+        -------
+        GaussianPrior
+            The Gaussian.
+
         Raises
         ------
-        UnsupportedError: several paths, whose mixture is not Gaussian.
+        UnsupportedError
+            Several paths, whose mixture is not Gaussian.
         """
         if self.size > 1:
             raise UnsupportedError(
@@ -178,51 +226,78 @@ class PathMixture(Approximation):
 
 @dataclass(frozen=True)
 class Pathfinder(Method):
-    """A Gaussian from the path of an optimiser, or several of them (Zhang, Carpenter, Gelman and Vehtari 2022).
+    """A Gaussian from the path of an optimiser, or several of them [1]_.
 
-    L-BFGS climbs the log joint in unconstrained coordinates from a point in the tail of the posterior. At each of its
-    iterates u_l with gradient g_l the inverse Hessian that its last steps amount to, S_l = diag(alpha_l) plus a rank of
-    at most 2 `history`, gives the Gaussian N(u_l + S_l g_l, S_l), which has been passed through whether or not there is
-    a mode at the end. Of these the one with the highest ELBO, estimated by `elbo_draws` draws each, is the
-    approximation: the nearest to the posterior in KL(q || p).
+    L-BFGS climbs the log joint in unconstrained coordinates from a point in the tail of the posterior. At each iterate
+    u_l with gradient g_l, the inverse Hessian estimated from the last steps, S_l = diag(alpha_l) plus a rank of at most
+    2 `history`, gives the Gaussian N(u_l + S_l g_l, S_l). The path passes through good Gaussians even if there is no
+    mode at its end. The approximation is the Gaussian with the highest ELBO, estimated by `elbo_draws` draws each: the
+    closest to the posterior in KL(q || p).
 
-    How exact: S_l reproduces the curvature along the steps that were taken, and is a guess from their size elsewhere.
-    On a Gaussian posterior the mean is as exact as the optimum, since the step to it is a Newton step; the covariance
-    is exact in no direction, because line searches end before the minimum along a line. Over 20 starts on one in four
-    dimensions means came within 0.04 standard deviations, KL(q || p) lay between 0.0007 and 0.2, and entries of the
-    covariance were off by 1 to 67 % of the variances; in twenty dimensions, with a history of 10, KL was about 5. In
-    hundreds most directions have never been visited, and the spread found there is that of `alpha`.
-
-    paths: optimisations, each from a start of its own. With one the posterior is its Gaussian, which has a density,
-    draws without end, and k-hat and evidence by importance (`bnn.diagnose`). With several (multi-path Pathfinder),
-    `draws` draws of each make one pool, of which `draws` are resampled, with replacement, in proportion to
-    Pareto-smoothed weights p(u, D) / q(u): these draws are the posterior. q is the mixture of the paths' Gaussians, not
-    (as in the paper) the Gaussian that the draw came from: paths that meet in one mode then count once, and no weight
-    is large merely because one path is narrow (the balance heuristic, Veach and Guibas 1995). importance: False hands
-    over that mixture, with equal weights and a density, in place of the draws.
-
-    temperature: T of the target p(w | D)^(1/T), in the coordinates of the program, which then takes the place of the
-    posterior in all that is said here; what its weights estimate is no evidence but "log_normaliser".
-
-    max_iterations, history: of L-BFGS, and the number of its last steps that make S_l. start: where paths begin: None
-    (draws from the prior, weight tensors shrunk to a size at which networks train), a method (fitted once per path), a
-    posterior, or a dict of constrained values; not a mode, from which no path leads. jitter: standard deviation of the
-    normal noise on starts that are given and coincide.
-
-    A path along which nothing is finite, or which has no step, is dropped, by name. figures: "pareto_k", k-hat of the
-    weights p / q over all draws of q, "elbo" of q and "elbo_se" over these (fresh draws, not those that q was chosen
-    by), "paths" that are left, "converged" (0 where a path was cut off by max_iterations at its best iterate) and, with
-    k-hat of at most 0.7, "log_evidence", log of the mean weight, and "log_evidence_se"; above that there is a warning
-    instead. history: "elbo" along the best path, from its first iterate, and "path_elbo", the best first.
-
-    The optimiser with its history, the factors of S_l and the draws from them are BlackJAX's. It does not report how
-    often line searches evaluate the gradient. Its own Pathfinder (1.7) is not used: it adds S grad(-log p) with the
-    wrong sign and leaves the last iterate out.
+    Parameters
+    ----------
+    paths : int, default 1
+        Number of optimisations, each from its own start. With one path, the posterior is its Gaussian, which has a
+        density, unlimited draws, and k-hat and evidence by importance sampling (`bnn.diagnose`). With several
+        (multi-path Pathfinder), `draws` draws of each form one pool, from which `draws` are resampled, with
+        replacement, in proportion to Pareto-smoothed weights p(u, D) / q(u). These draws are the posterior.
+    max_iterations : int, default 200
+        Maximum iterations of L-BFGS.
+    history : int, default 10
+        Number of last steps that define S_l.
+    elbo_draws : int, default 50
+        Draws for the ELBO of each Gaussian.
+    draws : int, default 1000
+        Draws per path, and draws after resampling.
+    importance : bool, default True
+        With several paths, whether to resample. False returns the mixture of the Gaussians, with equal weights and a
+        density.
+    start : Start
+        Start of the paths: None (draws from the prior, weight tensors shrunk to a size at which networks train), a
+        method (fitted once per path), a posterior, or a dict of constrained values. Do not start at a mode, from which
+        no path leads.
+    jitter : float, default 0.1
+        Standard deviation of the normal noise on given starts that coincide.
+    temperature : float, default 1
+        T of the target p(w | D)^(1/T), in the coordinates of the program. It replaces the posterior in this
+        description, and the importance weights then estimate "log_normaliser" instead of the evidence.
 
     Raises
     ------
-    DivergenceError: no path is left, or the log joint is NaN among the draws. UnsupportedError: a parameter without a
-    prior.
+    DivergenceError
+        No path is left, or the log joint is NaN among the draws.
+    UnsupportedError
+        A parameter without a prior.
+
+    Notes ----- Accuracy: S_l reproduces the curvature along the steps that were taken, and is extrapolated from their
+    size elsewhere. On a Gaussian posterior the mean is as exact as the optimum, since the step to it is a Newton step.
+    The covariance is not exact in any direction, because line searches end before the minimum along a line. Over 20
+    starts on a Gaussian in four dimensions, means were within 0.04 standard deviations, KL(q || p) was between 0.0007
+    and 0.2, and entries of the covariance were off by 1 to 67 % of the variances. In twenty dimensions, with a history
+    of 10, KL was about 5. In hundreds of dimensions most directions are never visited, and the spread in these is that
+    of `alpha`.
+
+    With several paths, q in the weights is the mixture of the Gaussians of all paths, not (as in the paper) the
+    Gaussian of the draw. Paths that end in one mode then count once, and no weight is large only because one path is
+    narrow (the balance heuristic [2]_).
+
+    A path that has no finite point or no step is dropped, and named in a warning.
+
+    Figures: "pareto_k", k-hat of the weights p / q over all draws of q; "elbo" of q and its standard error "elbo_se",
+    over the same draws (not those by which q was chosen); "paths", the number that is left; "converged", 0 if a path
+    was cut off by `max_iterations` at its best iterate. With k-hat of at most 0.7 also "log_evidence", log of the mean
+    weight, and "log_evidence_se"; above that there is a warning instead.
+
+    History: "elbo" along the best path, from its first iterate, and "path_elbo", the best first.
+
+    The optimiser with its history, the factors of S_l and the draws from them are those of BlackJAX. It does not report
+    how often line searches evaluate the gradient. BlackJAX's own Pathfinder (1.7) is not used: it adds S grad(-log p)
+    with the wrong sign and omits the last iterate.
+
+    References
+    ----------
+    .. [1] Zhang, Carpenter, Gelman and Vehtari (2022).
+    .. [2] Veach and Guibas (1995).
     """
 
     paths: int = 1
@@ -258,7 +333,7 @@ class Pathfinder(Method):
         )
 
     def effort(self, size: Size) -> Effort:
-        # A density is about a third of a gradient, and a line search looks once or twice.
+        # A density costs about a third of a gradient, and a line search evaluates once or twice.
         looks = 1.5 + self.elbo_draws / 3.0
         found = Effort(
             self.paths * 2.0,
@@ -318,7 +393,7 @@ class Pathfinder(Method):
         )
 
     def _log_target(self, problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The log density of the target, not normalised, of draws u with one leading axis, (S,)."""
+        """The unnormalised log density of the target for draws u with one leading axis, (S,)."""
         if self.temperature == 1.0:
             return problem.log_joint_draws(u).astype(np.float64)
         program = problem.program
@@ -366,7 +441,7 @@ class Pathfinder(Method):
     def _climb(
         self, problem: Problem, starts: Sequence[np.ndarray], progress: Progress
     ) -> tuple[list[_Path], float]:
-        """All paths, one after the other by one compiled function, and the seconds of its compilation."""
+        """All paths, one after another with one compiled function, and the seconds of compilation."""
         import jax
 
         data = (problem.x, problem.y)
@@ -391,7 +466,7 @@ class Pathfinder(Method):
     def _mixture(
         self, problem: Problem, climbed: Sequence[_Path]
     ) -> tuple[PathMixture, list[_Path], tuple[str, ...]]:
-        """The mixture of the paths that are left, those paths with the best first, and what is said of the others."""
+        """The mixture of the remaining paths, these paths with the best first, and warnings about the others."""
         left, said = [], []
         for index, path in enumerate(climbed):
             if path.gaussian is None:
@@ -418,11 +493,20 @@ class Pathfinder(Method):
 
 @dataclass(frozen=True)
 class _Path:
-    """What one optimisation came to.
+    """The result of one optimisation.
 
-    elbo: at the iterates after the start, -inf where it is not finite. best: the highest of them. finished: whether the
-    optimiser stopped by itself, or went on past the best. gaussian: (m (P,), scale (P,), basis (P, R), factor (R, R))
-    at the best, or None, with the reason.
+    Attributes
+    ----------
+    elbo : ndarray
+        At the iterates after the start; -inf if it is not finite.
+    best : float
+        The highest of them.
+    finished : bool
+        Whether the optimiser stopped by itself, or continued past the best iterate.
+    gaussian : tuple of ndarray, or None
+        (m (P,), scale (P,), basis (P, R), factor (R, R)) at the best iterate, or None.
+    reason : str
+        Why there is no Gaussian.
     """
 
     elbo: np.ndarray
@@ -433,7 +517,7 @@ class _Path:
 
     @classmethod
     def of(cls, arrived: Mapping[str, np.ndarray]) -> _Path:
-        """From what `_path` gives, in NumPy."""
+        """Create from the result of `_path`, in NumPy."""
         steps, index = int(arrived["steps"]), int(arrived["index"])
         elbo = arrived["elbo"][1 : steps + 1].astype(np.float64)
         best = float(elbo.max(initial=-math.inf))
@@ -451,7 +535,7 @@ class _Path:
 
 
 def _gaussian(at: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...] | None:
-    """(m, scale, basis, factor) of N(u + S g, S) with S = diag(alpha) + B G B', None where S is not positive."""
+    """(m, scale, basis, factor) of N(u + S g, S) with S = diag(alpha) + B G B', or None if S is not positive definite."""
     alpha, beta, gamma, slope = at["alpha"], at["beta"], at["gamma"], at["slope"]
     scale = np.sqrt(alpha)
     basis, upper = np.linalg.qr(beta / scale[:, None])
@@ -465,11 +549,12 @@ def _gaussian(at: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...] | None:
 
 
 def _path(method: Pathfinder, problem: Problem) -> Callable[..., dict[str, Any]]:
-    """(start (P,), key, data) -> one path, in JAX.
+    """(start (P,), key, data) -> the result of one path, in JAX.
 
-    elbo (max_iterations + 1,): of each iterate, the start among them. steps: how many came after the start. counted:
-    whether any of these is part of an inverse Hessian. index: the best. position, slope (uphill), alpha (P,), beta
-    (P, 2 J), gamma (2 J, 2 J): of the best, J being `history`. value: minus the log joint at the start.
+    The result has these entries: elbo (max_iterations + 1,), of each iterate, the start included; steps, the number of
+    iterates after the start; counted, whether any of these is part of an inverse Hessian; index, the best iterate; its
+    position, slope (uphill), alpha (P,), beta (P, 2 J) and gamma (2 J, 2 J) with J = `history`; value, minus the log
+    joint at the start.
     """
     import jax
     import jax.numpy as jnp
@@ -492,7 +577,7 @@ def _path(method: Pathfinder, problem: Problem) -> Callable[..., dict[str, Any]]
             ftol=FALL[problem.dtype],
             maxls=LINE_SEARCH,
         )
-        # Steps that would make the inverse Hessian indefinite are left out of it: they count as no step at all.
+        # Steps that would make the inverse Hessian indefinite are excluded from it.
         counted = path.update_mask[1:].astype(bool)
         before = ((memory, 0), (0, 0))
         moved = jnp.pad(jnp.where(counted, jnp.diff(path.x, axis=0), 0.0), before)
@@ -508,7 +593,7 @@ def _path(method: Pathfinder, problem: Problem) -> Callable[..., dict[str, Any]]
                 jax.random.fold_in(key, index),
                 method.elbo_draws,
                 path.x[index],
-                # The history is that of a descent.
+                # The history has the gradients of a descent.
                 -path.g[index],
                 path.alpha[index],
                 *factors(index),

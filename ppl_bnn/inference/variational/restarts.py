@@ -1,4 +1,4 @@
-"""Fits from several starts as one approximation: the best of them, with the others to compare."""
+"""Fits from several starts as one approximation: the best one, with the others for comparison."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.posterior.approximation import Approximation
 from ppl_bnn.posterior.fixed_draws import Drawn
 
-# What a fit can hand over, by the names in files.
+# The approximations that a fit can return, by their names in files.
 MEMBERS: dict[str, type[Approximation]] = {
     kind.__name__: kind for kind in (MeanField, GuideApproximation, Drawn)
 }
@@ -22,7 +22,13 @@ MEMBERS: dict[str, type[Approximation]] = {
 
 @dataclass
 class Restarts(Approximation):
-    """Fits from several starts, the best first: it is the approximation, the others are there to be compared."""
+    """Fits from several starts. The first is the best and is the approximation; the others are kept for comparison.
+
+    Attributes
+    ----------
+    members : tuple of Approximation
+        The fits, the best first.
+    """
 
     members: tuple[Approximation, ...]
 

@@ -1,4 +1,4 @@
-"""Stein variational gradient descent: particles that climb the log joint and keep each other at a distance."""
+"""Stein variational gradient descent: particles that climb the log joint and repel each other."""
 
 from __future__ import annotations
 
@@ -32,20 +32,26 @@ from ppl_bnn.language import ops
 from ppl_bnn.posterior.approximation import Approximation
 
 OPTIMISERS = ("adam", "adagrad")
-# Without averaging of iterates the last steps have to be small.
+# The iterates are not averaged, so the last steps must be small.
 FINAL = 0.01
-# Particles where their number is not given: FEW, or where there are at most SMALL coordinates EACH per coordinate, as
-# far as that is from FEW to MANY. In more dimensions ten times as many would show no more of the variance.
+# Default number of particles: with at most SMALL coordinates EACH per coordinate, but between FEW and MANY; otherwise
+# FEW. In more dimensions, ten times as many would show no more of the variance.
 FEW, MANY, EACH, SMALL = 20, 100, 50, 10
 
 
 @dataclass
 class Particles(Approximation):
-    """n equally weighted points: a fixed sample, and no density.
+    """n equally weighted points: a fixed sample without a density.
 
-    u: site -> (n, *unconstrained shape). There are no draws but these, and a posterior of them holds each once. Where
-    another number is asked for, `draw(count)` gives each of them equally often, in random order, and the remainder of
-    count / n at random without repetition.
+    Attributes
+    ----------
+    u : dict of str to ndarray
+        By site, shape (n, *unconstrained shape).
+
+    Notes
+    -----
+    There are no other draws, and a posterior of particles holds each once. For another number, `draw(count)` gives each
+    particle equally often, in random order, and the remainder of count / n at random without repetition.
     """
 
     u: dict[str, np.ndarray]
@@ -53,7 +59,7 @@ class Particles(Approximation):
 
     @property
     def size(self) -> int:
-        """n, how many there are."""
+        """n, the number of particles."""
         return len(next(iter(self.u.values())))
 
     @property
@@ -75,7 +81,13 @@ class Particles(Approximation):
         return None
 
     def centre(self) -> dict[str, np.ndarray]:
-        """The first particle: a mean of weights over symmetric modes would be no network at all."""
+        """The first particle, because a mean of weights over symmetric modes is not a useful network.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Unconstrained coordinates by site.
+        """
         return {name: value[0] for name, value in self.u.items()}
 
     @property
@@ -92,19 +104,46 @@ class Particles(Approximation):
 
 @dataclass(frozen=True)
 class SVGD(Method):
-    """n particles u_1..u_n in unconstrained coordinates, moved along (Liu and Wang 2016)
+    """Stein variational gradient descent [1]_: n particles u_1..u_n in unconstrained coordinates, moved along
 
-        phi_i = 1/n sum_j [ k(u_j, u_i) grad log p(u_j, D) + grad_{u_j} k(u_j, u_i) ],  k(u, v) = exp(-|u - v|^2 / h),
+        phi_i = 1/n sum_j [ k(u_j, u_i) grad log p(u_j, D) + grad_{u_j} k(u_j, u_i) ],  k(u, v) = exp(-|u - v|^2 / h).
 
-    the direction that lowers KL(particles || posterior) fastest among those of unit norm in the kernel's space. The
-    first term climbs, the second drives particles apart; one particle alone is the mode. The log joint includes log
-    |dw/du|.
+    Among the directions of unit norm in the kernel's space, phi lowers KL(particles || posterior) fastest. The first
+    term climbs the log joint, which includes log |dw/du|; the second separates the particles. A single particle finds
+    the mode.
 
-    **The variances that the particles show are too small, at any number of them that one would use.** On a standard
-    normal in P dimensions n particles come to rest with these variances per coordinate in place of 1 (with the median
-    bandwidth, by `comparisons/performance/badly_scaled.py --only particles`; for the collapse in general see Ba,
-    Erdogdu, Ghassemi, Sun, Suzuki, Wu and Zhang 2022, "Understanding the variance collapse of SVGD in high
-    dimensions"):
+    **The variances of the particles are too small, for any practical number of particles** (see Notes).
+
+    Parameters
+    ----------
+    particles : int or None
+        n. None for 50 per coordinate, up to 100, if there are at most 10 coordinates, and 20 otherwise.
+    steps : int, default 5000
+        Number of steps.
+    learning_rate : float, default 0.02
+        It is held for the first half of the steps and falls linearly to a hundredth of it over the second.
+    optimiser : {"adam", "adagrad"}
+        The optimiser.
+    bandwidth : float or None
+        h. None for the median of |u_i - u_j|^2 over pairs divided by log(n + 1), computed at each step.
+    batch_size : int or None
+        Rows per step, with the likelihood scaled by N / batch_size; None for all rows.
+    start : Start
+        None for draws from the prior (weight tensors shrunk to a size at which networks train), a posterior for draws
+        from it, a dict of constrained values, or a method, which is fitted once per particle with its own seed.
+    jitter : float, default 0.1
+        Standard deviation of the noise that separates starting points that coincide.
+
+    Raises
+    ------
+    DivergenceError
+        The loss became infinite or NaN.
+    UnsupportedError
+        A parameter without a prior, or mini-batches of a model whose rows cannot be separated.
+
+    Notes ----- On a standard normal in P dimensions, n particles converge to these variances per coordinate instead of
+    1 (with the median bandwidth, measured by `comparisons/performance/badly_scaled.py --only particles`; for the
+    collapse in general see [2]_)::
 
         n          P = 1     2      4      8      20
         20         0.86   0.76   0.45   0.32   0.14
@@ -112,27 +151,23 @@ class SVGD(Method):
         100        0.96   0.92   0.79   0.52   0.18
         200        0.98   0.95   0.83   0.58   0.23
 
-    In P >= n - 1 dimensions they settle at the corners of a regular simplex, with the variance log(n + 1) (n - 1) /
-    (n P), and a warning says so. What the fit then offers is closer to an ensemble of modes than to a posterior.
-    Nothing is corrected: a factor that is right for a normal would push particles in several modes apart.
+    In P >= n - 1 dimensions they settle at the corners of a regular simplex, with the variance log(n + 1) (n - 1) / (n
+    P), and a warning says so. The result is then closer to an ensemble of modes than to a posterior. No correction is
+    applied: a factor that is right for a normal would push particles in several modes apart.
 
-    particles: n; None: 50 per coordinate, up to 100, where there are at most 10 coordinates, else 20. bandwidth: h, or
-    None for the median of |u_i - u_j|^2 over pairs divided by log(n + 1), anew at each step. steps, learning_rate: of
-    the optimiser, "adam" or "adagrad"; the rate is held for the first half of the steps and falls linearly to a
-    hundredth of it over the second. batch_size: rows per step, the likelihood then scaled by N / batch_size; None takes
-    all rows. start: None for draws from the prior (weight tensors shrunk to a size at which networks train), a
-    posterior for draws from it, a dict of constrained values, or a method, fitted once per particle with a seed of its
-    own. jitter: standard deviation of the noise that sets apart starting points that coincide.
+    The draws of the posterior are the particles, shape (1, n).
 
-    history: "loss", the mean of -log p(u_i, D) over the particles per step. figures: "converged" (0 or 1: the loss was
-    on a plateau when the learning rate began to fall; 0 where the curvature at a particle, for up to 300 coordinates,
-    has a condition number above 1e4 with each coordinate in units of its own, for the kernel has one bandwidth for all
-    directions) and the last "bandwidth". The draws of the posterior are the particles, (1, n).
+    History: "loss", the mean of -log p(u_i, D) over the particles per step.
 
-    Raises
-    ------
-    DivergenceError: the loss left the finite numbers. UnsupportedError: a parameter without a prior; mini-batches of a
-    model whose rows cannot be taken apart.
+    Figures: the last "bandwidth", and "converged". The latter is 1 if the loss was on a plateau when the learning rate
+    began to fall. It is 0 if the curvature at a particle, for up to 300 coordinates, has a condition number above 1e4
+    with each coordinate in its own units, because the kernel has one bandwidth for all directions.
+
+    References
+    ----------
+    .. [1] Liu and Wang (2016).
+    .. [2] Ba, Erdogdu, Ghassemi, Sun, Suzuki, Wu and Zhang (2022). Understanding the variance collapse of SVGD in high
+       dimensions.
     """
 
     particles: int | None = None
@@ -160,7 +195,18 @@ class SVGD(Method):
             check_whole(self.name, "batch_size", self.batch_size, 1, "128, or None for all rows")
 
     def count(self, size: int) -> int:
-        """n for so many coordinates."""
+        """The number of particles.
+
+        Parameters
+        ----------
+        size : int
+            Number of coordinates.
+
+        Returns
+        -------
+        int
+            n.
+        """
         if self.particles is not None:
             return self.particles
         return FEW if size > SMALL else int(np.clip(EACH * size, FEW, MANY))
@@ -250,7 +296,7 @@ class SVGD(Method):
         return {"particles": state["particles"] + told["rate"] * step, **moments}
 
     def _collapse(self, count: int, size: int) -> tuple[str, ...]:
-        """What is said where there are no more particles than dimensions."""
+        """A warning if there are no more particles than dimensions."""
         if count > size or count == 1:
             return ()
         shown = math.log(count + 1) * (count - 1) / (count * size)
@@ -261,7 +307,7 @@ class SVGD(Method):
         )
 
     def _start(self, problem: Problem, progress: Progress) -> np.ndarray:
-        """Starting points (n, P), no two the same."""
+        """Starting points (n, P), all different."""
         count = self.count(problem.program.parameter_count)
         points = resolve_start(problem, self.start, progress, count=count)
         if self.start is None:
@@ -279,7 +325,7 @@ class SVGD(Method):
 
 
 def _trainable(value: np.ndarray) -> np.ndarray:
-    """A draw of a weight tensor, shrunk where its root mean square exceeds fan_in^(-1/2): larger ones saturate."""
+    """A draw of a weight tensor, shrunk if its root mean square exceeds fan_in^(-1/2); larger weights saturate units."""
     if np.ndim(value) == 0:
         return np.asarray(value)
     fan_in = int(np.prod(value.shape[:-1])) if value.ndim > 1 else 1
@@ -291,14 +337,28 @@ def _trainable(value: np.ndarray) -> np.ndarray:
 
 
 def stein_direction(particles: Any, gradients: Any, bandwidth: float | None = None) -> Any:
-    """phi (n, P) of particles (n, P) with the gradients (n, P) of the log density there.
+    """The direction phi of SVGD.
 
-    With K_ij = k(u_i, u_j), phi = [K g + 2/h (diag(K 1) u - K u)] / n. bandwidth: h; None: `median_bandwidth`.
+    With K_ij = k(u_i, u_j), phi = [K g + 2/h (diag(K 1) u - K u)] / n.
+
+    Parameters
+    ----------
+    particles : array
+        u, shape (n, P).
+    gradients : array
+        g, the gradients of the log density at the particles, shape (n, P).
+    bandwidth : float or None
+        h; None for `median_bandwidth`.
+
+    Returns
+    -------
+    array
+        phi, shape (n, P).
     """
     count = particles.shape[0]
     if count == 1:
         return gradients
-    # Differences alone matter; about the mean they keep their digits.
+    # Only differences matter; subtracting the mean preserves their precision.
     about = particles - particles.mean(0)
     squared = _squared_distances(about)
     h = _median_of_pairs(squared) / math.log(count + 1) if bandwidth is None else bandwidth
@@ -308,7 +368,18 @@ def stein_direction(particles: Any, gradients: Any, bandwidth: float | None = No
 
 
 def median_bandwidth(particles: Any) -> Any:
-    """The median of |u_i - u_j|^2 over pairs i < j, divided by log(n + 1); 1 for a single particle."""
+    """The median of |u_i - u_j|^2 over pairs i < j, divided by log(n + 1); 1 for a single particle.
+
+    Parameters
+    ----------
+    particles : array
+        u, shape (n, P).
+
+    Returns
+    -------
+    array
+        h, a scalar.
+    """
     count = particles.shape[0]
     if count == 1:
         return 1.0

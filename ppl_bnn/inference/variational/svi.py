@@ -1,8 +1,8 @@
-"""Stochastic variational inference: the member of a family of distributions nearest to the posterior.
+"""Stochastic variational inference: the member of a family of distributions that is closest to the posterior.
 
-The family is a guide (`guides.py`, or the system's own), the objective a bound on the evidence (`objectives.py`, or the
-system's own), the loop Adam on its noisy gradient (`optimisation/adam.py`). This module joins them: which options can
-be combined, where a fit begins and when it has converged, restarts, and resuming.
+The family is a guide (`guides.py`, or that of the system), the objective a bound on the evidence (`objectives.py`, or
+that of the system), and the optimiser Adam on its noisy gradient (`optimisation/adam.py`). This module combines them:
+valid combinations of options, the start of a fit, convergence, restarts and resuming.
 """
 
 from __future__ import annotations
@@ -38,70 +38,121 @@ from ppl_bnn.posterior.approximation import Approximation
 from ppl_bnn.posterior.posterior import Posterior
 
 FINAL_RATE = 0.1
-# Draws times rows of the ELBO that is reported, where the number of draws is not given.
+# Draws times rows of the reported ELBO, if the number of draws is not given.
 ELBO_EFFORT = 5_000_000
 
 
 @dataclass(frozen=True)
 class SVI(Method):
-    """max_q ELBO(q) = E_q[log p(w(u), D) + log |dw/du| - log q(u)] <= log p(D), by stochastic gradients.
+    """Stochastic variational inference: maximise the ELBO over a family of distributions by stochastic gradients.
 
-    guide: what q may be, in unconstrained coordinates.
-      "normal": independent normals, the system's own AutoNormal under its own Trace_ELBO (Kucukelbir et al. 2017), and
-      where any option below asks for more than these offer, the same family here. "diagonal": always the one here.
-      "lowrank", "fullrank", "matrixnormal", "mixture", "iaf", "spline", "delta", or one of these with options
-      (`bnn.guides.LowRank(rank=5)`). A dict gives each part its own: {"output": "fullrank", "*": "normal"}, by name of
-      a layer, of a site, or by a pattern; the first that matches counts, and what shares an entry is joint.
-      A function (x, y=None) written in the system `ppl`, with the latent sites of the model, is a guide too.
+        max_q ELBO(q) = E_q[log p(w(u), D) + log |dw/du| - log q(u)] <= log p(D)
 
-    estimator: of the gradient of the likelihood.
-      "plain": one draw of the weights for all rows (reparameterisation). "local": what leaves a linear map is drawn for
-      each row (local reparameterisation, Kingma et al. 2015); for weights used once per row, refused for shared ones
-      unless `approximate`, when the objective is no longer the ELBO. "flipout": one draw with random signs per row
-      (Wen et al. 2018), right for shared weights too. Both need independent normals on the weights they are for; other
-      weights are drawn plainly.
-    divergence: of q from the prior. "monte_carlo" at the draw; "analytic" in closed form, term by term where there is
-      one. The two agree in expectation.
-    sticking_the_landing: leave out the score of log q, whose mean is zero (Roeder et al. 2017): the gradient has no
-      variance left where q is the posterior.
-    objective: "elbo"; "iwelbo", log of the mean over `particles` of p / q (Burda et al. 2016); "renyi", its variational
-      Renyi bound of order `alpha` (Li & Turner 2016; alpha = 0 is the former, alpha -> 1 the ELBO).
-    particles: draws per step. batch_size: rows per step; the likelihood is then scaled by N / batch_size and the
-      divergence counted once; None takes all rows. stream: the rows stay in the host's memory (arrays may be memory
-      maps) and only those of a stretch of steps are moved to the device.
-    kl_weight: factor on the divergence; 1 is Bayes. Anything else fits another target, the posterior to the likelihood
-      raised to 1 / kl_weight, and the fit says so. kl_warmup: share of the steps, at most 0.3, over which the factor
-      rises from 0; a plateau is looked for after it.
+    Parameters
+    ----------
+    guide : str, family, dict or callable, default "normal"
+        The family of q, in unconstrained coordinates.
 
-    Adam holds its learning rate for the first half of the steps and lowers it linearly to a tenth over the second; the
-    fit is the mean of the iterates of the second half (Polyak-Ruppert averaging; for VI see Dhaka et al. 2020). On a
-    Gaussian posterior mean-field variances then scatter, relative to the optimum, by 2 (steps * particles)^(-1/2), as
-    little as that many draws can tell, about a bias of the order of -learning_rate / 2.
+        - "normal": independent normals. This is the AutoNormal of the system under its own Trace_ELBO [1]_; if an
+        option
+          below needs more than these provide, it is the same family implemented here.
+        - "diagonal": the same family, always implemented here.
+        - "lowrank", "fullrank", "matrixnormal", "mixture", "iaf", "spline", "delta", or one of these with options
+          (`bnn.guides.LowRank(rank=5)`).
+        - A dict gives each part its own family: {"output": "fullrank", "*": "normal"}. Keys are names of layers, names
+        of
+          sites, or patterns. The first match counts, and the sites of one entry are joint.
+        - A function (x, y=None) written in the system `ppl`, with the latent sites of the model.
+    steps : int, default 10000
+        Number of steps.
+    learning_rate : float, default 0.01
+        Learning rate in the first half of the steps.
+    batch_size : int or None
+        Rows per step; None for all rows. The likelihood is scaled by N / batch_size and the divergence counted once.
+    particles : int, default 1
+        Draws per step.
+    init_scale : float or "start", default 0.1
+        Initial standard deviation of the guide, in unconstrained coordinates. "start" takes it from the posterior given
+        as `start`.
+    start : Start
+        The initial location: a method, a posterior or a dict of constrained values; None for the prior.
+    elbo_draws : int or None
+        Number of new draws for the reported ELBO. None for 1000, or fewer if there are many rows.
+    stop : {None, "plateau"}
+        None takes all steps. "plateau" begins to lower the learning rate when the loss has reached a plateau, and
+        lowers it over as many steps as it was held.
+    estimator : {"plain", "local", "flipout"}
+        Estimator of the gradient of the likelihood.
 
-    steps: of the optimiser. learning_rate: in the first half. start: the location at the start, a method, a posterior
-    or a dict of constrained values; None: from the prior. init_scale: standard deviation of the guide at the start, in
-    unconstrained coordinates; "start" takes it from the posterior that is given as `start`.
-    restarts: fits from so many starts; the posterior is the one with the highest ELBO, and keeps the others as
-    `approximation.members` so that `bnn.diagnose` can compare them.
-    elbo_draws: fresh draws for the ELBO that is reported (None: 1000, fewer for many rows). stop: None takes all steps;
-    "plateau" begins to lower the learning rate as soon as the loss has reached a plateau, and lowers it over as many
-    steps as it was held. checkpoint: a folder in which an interrupted fit is kept and from which the same fit goes on,
-    to the same bits.
+        - "plain": one draw of the weights for all rows (reparameterisation).
+        - "local": the output of a linear map is drawn for each row (local reparameterisation [2]_). For weights that
+        are
+          used once per row; refused for shared weights unless `approximate`, in which case the objective is not the
+          ELBO.
+        - "flipout": one draw with random signs per row [3]_; valid for shared weights.
 
-    Plateau: of the steps at the full learning rate, the mean loss over the last window (a tenth of `steps`) is no more
-    than max(2 standard errors of the difference, 0.1 nats) below that of the window before. The figure "converged" says
-    whether the loss was on a plateau when the learning rate began to fall: afterwards any loss looks flat.
-
-    history: "loss", minus the objective over all rows, one estimate per step; "likelihood_cost", -E log p(D | w), and
-    "complexity_cost", the divergence, where the objective is ours; "restart_elbo", the best first. figures: "elbo" with
-    its standard error "elbo_se" in nats, "likelihood_cost" and "complexity_cost" (minus their sum is the ELBO), all
-    estimated after the fit; "converged", 0 or 1.
+        "local" and "flipout" need independent normals on the weights that they apply to; other weights are drawn as in
+        "plain".
+    divergence : {"monte_carlo", "analytic"}
+        The divergence of q from the prior: at the draw, or in closed form for each term that has one. Both have the
+        same expectation.
+    sticking_the_landing : bool, default False
+        Whether to omit the score of log q, whose mean is zero [4]_. The gradient then has no variance if q is the
+        posterior.
+    objective : {"elbo", "iwelbo", "renyi"}
+        "iwelbo": log of the mean over `particles` of p / q [5]_. "renyi": the variational Renyi bound of order `alpha`
+        [6]_ (alpha = 0 is "iwelbo", alpha -> 1 the ELBO).
+    alpha : float or None
+        Order of the Renyi bound.
+    kl_weight : float, default 1
+        Factor on the divergence. 1 is Bayesian inference. Any other value fits another target, the posterior to the
+        likelihood raised to 1 / kl_weight, and the fit states this.
+    kl_warmup : float, default 0
+        Share of the steps, at most 0.3, over which the factor rises from 0. The plateau is checked after it.
+    approximate : bool, default False
+        Whether to allow "local" for shared weights.
+    restarts : int, default 1
+        Number of starts. The posterior is the fit with the highest ELBO. The others are in `approximation.members`, so
+        that `bnn.diagnose` can compare them.
+    stream : bool, default False
+        Whether the rows stay in host memory (arrays may be memory maps), so that only the rows of a stretch of steps
+        are moved to the device.
+    checkpoint : path or None
+        A folder that stores an interrupted fit. The same fit continues from it to the same bits.
 
     Raises
     ------
-    DivergenceError: the loss left the finite numbers, after at most 100 steps more; its `last` holds the last finite
-    values, which can be given as `start`. UnsupportedError: mini-batches of a model whose rows cannot be taken apart, a
-    local estimator for shared weights, and combinations that are not defined, by name.
+    DivergenceError
+        The loss became infinite or NaN; raised after at most 100 more steps. Its `last` has the last finite values,
+        which can be given as `start`.
+    UnsupportedError
+        Mini-batches of a model whose rows cannot be separated, a local estimator for shared weights, or a combination
+        of options that is not defined; the message names it.
+
+    Notes ----- Adam holds its learning rate for the first half of the steps and lowers it linearly to a tenth over the
+    second. The fit is the mean of the iterates of the second half (Polyak-Ruppert averaging; for variational inference
+    see [7]_). On a Gaussian posterior, mean-field variances then scatter, relative to the optimum, by 2 (steps *
+    particles)^(-1/2), which is the accuracy of that many draws, around a bias of the order of -learning_rate / 2.
+
+    Plateau: of the steps at the full learning rate, the mean loss over the last window (a tenth of `steps`) is no more
+    than max(2 standard errors of the difference, 0.1 nats) below that of the window before. The figure "converged"
+    states whether the loss was on a plateau when the learning rate began to fall; after that, any loss looks flat.
+
+    History: "loss", minus the objective over all rows, one estimate per step. "likelihood_cost", -E log p(D | w), and
+    "complexity_cost", the divergence, if the objective is implemented here. "restart_elbo", the best first.
+
+    Figures: "elbo" with its standard error "elbo_se" in nats; "likelihood_cost" and "complexity_cost" (minus their sum
+    is the ELBO). All are estimated after the fit. "converged": 0 or 1.
+
+    References
+    ----------
+    .. [1] Kucukelbir et al. (2017).
+    .. [2] Kingma et al. (2015).
+    .. [3] Wen et al. (2018).
+    .. [4] Roeder et al. (2017).
+    .. [5] Burda et al. (2016).
+    .. [6] Li and Turner (2016).
+    .. [7] Dhaka et al. (2020).
     """
 
     guide: Any = "normal"
@@ -239,7 +290,7 @@ class SVI(Method):
 
     @property
     def _asked(self) -> list[str]:
-        """What is asked for that the system's own guide and ELBO do not offer."""
+        """The options in use that the guide and ELBO of the system do not provide."""
         unasked: dict[str, Any] = {
             "estimator": "plain",
             "divergence": "monte_carlo",
@@ -249,7 +300,7 @@ class SVI(Method):
             "kl_warmup": 0.0,
         }
         if self._written:
-            # Where it starts is what the guide says.
+            # A hand-written guide determines its own start.
             unasked |= {"start": None, "init_scale": 0.1}
         given = {field: getattr(self, field) for field in unasked}
         # A start may hold arrays, which have no truth value of their own.
@@ -276,7 +327,7 @@ class SVI(Method):
         steps = self.steps * self.particles * self.restarts * getattr(self.guide, "components", 1)
         fewest = steps / 10 if self.stop else steps
         share = size.share(self.batch_size)
-        # A guide with all correlations holds its factor, the gradient of it, and Adam's two moments.
+        # A full-rank guide holds its factor, the gradient of the factor, and Adam's two moments.
         dense = self.guide == "fullrank"
         found = Effort(
             fewest * share,
@@ -313,7 +364,7 @@ class SVI(Method):
         )
 
     def _target(self, fit: _Fit) -> str:
-        """What is fitted, where it is not the posterior."""
+        """What is fitted, if it is not the posterior."""
         found = []
         if self.kl_weight != 1.0:
             found.append(f"tempered: divergence x {self.kl_weight:g}")
@@ -341,7 +392,7 @@ class SVI(Method):
 
 @dataclass(frozen=True)
 class _Found:
-    """One fit: what came of it."""
+    """The result of one fit."""
 
     approximation: Approximation
     elbo: float
@@ -351,7 +402,7 @@ class _Found:
 
 
 class _Fit:
-    """An SVI on a problem: the objective and the loop, made once for all restarts."""
+    """An SVI on a problem: the objective and the loop, created once for all restarts."""
 
     def __init__(self, method: SVI, problem: Problem, batch: int | None, progress: Progress):
         self.method, self.problem, self.batch = method, problem, batch
@@ -382,9 +433,9 @@ class _Fit:
                 approximate=method.approximate,
                 population=None if batch is None else problem.rows,
             )
-        # Weights that a local estimator treats as if a row used them once.
+        # Shared weights that a local estimator treats as if each row used them once.
         self.shared: tuple[str, ...] = getattr(self.objective, "shared", ())
-        # Values that do not fit are refused before anything is compiled. A method as the start would be fitted here.
+        # Invalid starting values are refused before anything is compiled. A start that is a method would be fitted here.
         given = method.start is not None and not isinstance(method.start, Method)
         shapes = self._beginning(0, progress if given else None)
         self.descent: Descent = descent(problem, self.objective, shapes, batch, method.stream)
@@ -393,7 +444,7 @@ class _Fit:
         return self.problem.seed if index == 0 else site_seed(f"restart {index}", self.problem.seed) % 2**31
 
     def _beginning(self, index: int, progress: Progress | None) -> dict[str, np.ndarray]:
-        """Parameters at the start of a restart; without `progress`, parameters of the right shapes."""
+        """Initial parameters of a restart; without `progress`, parameters of the right shapes."""
         method, problem = self.method, self.problem
         latents = problem.program.latents
         scale: dict[str, np.ndarray] = {}
@@ -428,13 +479,13 @@ class _Fit:
         return {name: np.asarray(centre[name], float) for name in wanted}
 
     def _spread(self, start: Posterior) -> dict[str, np.ndarray]:
-        """Standard deviations of draws of the posterior that the fit starts from."""
+        """Standard deviations of the draws of the posterior given as start."""
         u = start.approximation.draw(1000, np.random.default_rng(self.problem.seed))
         found = {}
         for site in self.problem.program.latents:
             draws = np.asarray(u[site.name], float)
             sd = draws.std(0)
-            # Of equal numbers the standard deviation is that of rounding; their range is exactly zero.
+            # For equal numbers the standard deviation is rounding error, but the range is exactly zero.
             if not np.all(np.ptp(draws, axis=0) > 0):
                 raise InputError(
                     "SVI init_scale: "
@@ -472,7 +523,7 @@ class _Fit:
 
     @property
     def _warm(self) -> int:
-        """The first step at which the divergence has its full weight: losses before it are those of other targets."""
+        """The first step at which the divergence has its full weight; earlier losses belong to other targets."""
         return max(0, math.ceil(self.method.kl_warmup * self.method.steps) - 1)
 
     def _descend(self, index: int, progress: Progress) -> tuple[np.ndarray, int]:
@@ -554,10 +605,10 @@ class _Fit:
         raise error
 
     def _blamed(self, approximation: Approximation) -> str:
-        """Which site a loss that is not finite comes from, as far as draws at the parameters of that loss tell."""
+        """The site that causes a loss that is not finite, as far as draws at the parameters of that loss show."""
         program, system = self.problem.program, self.problem.system
         u = approximation.draw(20, np.random.default_rng(self.problem.seed))
-        # NumPyro warns of values outside of a support: these are what is looked for.
+        # NumPyro warns of values outside of a support, which are what this function looks for.
         with ignored("Out-of-support"):
             for index in range(20):
                 values = {name: system.asarray(value[index]) for name, value in u.items()}
@@ -574,7 +625,7 @@ class _Fit:
         return f"; the largest values are at site {largest!r}"
 
     def _figures(self, q: Approximation, seed: int) -> tuple[dict[str, float], tuple[str, ...]]:
-        """The ELBO of a fit and its two costs over fresh draws, with standard errors."""
+        """The ELBO of a fit and its two costs from new draws, with standard errors."""
         problem = self.problem
         program = problem.program
         if q.program(program.model) is not program.model:
@@ -588,7 +639,7 @@ class _Fit:
             )
         count = self.method.elbo_draws or int(np.clip(ELBO_EFFORT // problem.rows, 20, 1000))
         if q.kind == "point":
-            # All draws are the same.
+            # All draws are equal.
             count = 1
         u = q.draw(count, np.random.default_rng(site_seed("elbo", seed)))
         judged = replace(problem, program=program)
@@ -618,7 +669,20 @@ class _Fit:
 
 
 def batched_model(problem: Problem, batch: int | None) -> Model:
-    """The native model that is given a batch of rows and scaled to all of them; the program's own for all rows."""
+    """The native model for a batch of rows, scaled to all rows.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    batch : int or None
+        Rows of a batch; None gives the program's own model for all rows.
+
+    Returns
+    -------
+    Model
+        The native model.
+    """
     program = problem.program
     if batch is None:
         return program.native
@@ -628,7 +692,24 @@ def batched_model(problem: Problem, batch: int | None) -> Model:
 
 
 def schedule(rate: float, step: np.ndarray, held: int, total: int) -> np.ndarray:
-    """The learning rate at each step: `rate` for `held` steps, then a line to FINAL_RATE of it at `total`."""
+    """The learning rate at each step: constant, then linear down to a fraction FINAL_RATE.
+
+    Parameters
+    ----------
+    rate : float
+        The learning rate while it is held.
+    step : ndarray
+        Numbers of steps.
+    held : int
+        Steps at the full rate.
+    total : int
+        Number of steps.
+
+    Returns
+    -------
+    ndarray
+        Learning rates.
+    """
     through = np.clip((step + 1 - held) / max(1, total - held), 0.0, 1.0)
     return rate * (1.0 - (1.0 - FINAL_RATE) * through)
 
@@ -636,8 +717,20 @@ def schedule(rate: float, step: np.ndarray, held: int, total: int) -> np.ndarray
 def plateau(losses: np.ndarray, window: int) -> bool:
     """Whether the mean of the last `window` losses is not below that of the window before, within noise.
 
-    Within noise: by no more than max(2 standard errors of the difference, 0.1 nats). Losses of different steps come
-    from different draws, so their standard error is that of independent numbers.
+    Within noise means by no more than max(2 standard errors of the difference, 0.1 nats). Losses of different steps use
+    different draws, so their standard error is that of independent numbers.
+
+    Parameters
+    ----------
+    losses : ndarray
+        One loss per step.
+    window : int
+        Number of steps in a window.
+
+    Returns
+    -------
+    bool
+        Whether the loss is on a plateau.
     """
     if window < 2 or len(losses) < 2 * window:
         return False
