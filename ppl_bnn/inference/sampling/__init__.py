@@ -1,1 +1,1 @@
-"""The parts that all Markov chain samplers share."""
+"""Code that all Markov chain samplers share."""

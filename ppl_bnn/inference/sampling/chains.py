@@ -1,10 +1,10 @@
 """Chains of any kernel in JAX: compiled once, run over the cores in chunks, kept on disk, continued to the same bits.
 
-A sampler writes a `Kernel`, pure functions of one chain (or of all chains at once, where they adapt together). Here is
-everything that samplers have in common after that. A `_Strand` is what advances by itself: one chain, or all of
-them where they are vectorised. How transitions are cut into chunks (by the clock, for progress and interrupts), into
-rounds (by budgets and rules) and into pieces on disk changes no bit of a draw. So a run that was killed, stopped or
-extended is the beginning of the same run.
+A sampler defines a `Kernel`, pure functions of one chain (or of all chains at once, if they adapt together). The rest
+is common to all samplers and is here. A `_Strand` is a unit that advances by itself: one chain, or all of them if they
+are vectorised. Transitions are divided into chunks (by the clock, for progress and interrupts), into rounds (by budgets
+and rules) and into pieces on disk. None of these divisions changes a bit of a draw. So a run that was killed, stopped
+or extended is the beginning of the same run.
 
 On a CPU chains are threads over one compiled function. XLA releases the interpreter lock while it computes, so that
 they overlap. `pmap` over cores would need a flag that the user sets before JAX first runs, since JAX fixes the number
@@ -33,11 +33,11 @@ from ppl_bnn.inference.method import Stopwatch
 from ppl_bnn.inference.sampling.stream import Arrays, Stream
 
 CHAIN_METHODS = ("auto", "threads", "vectorised", "sequential", "devices")
-# The most transitions of one call into compiled code, and the bytes that they may record. Chains call for fewer where
-# transitions are slow, so that progress is told, and an interrupt heard, a few times a second.
+# The most transitions of one call into compiled code, and the bytes that they may record. If transitions are slow, a
+# call makes fewer, so that progress is shown and interrupts are handled a few times a second.
 CHUNK, CHUNK_MEMORY = 50, 2**26
 SECONDS_PER_CALL = 0.25
-# Rounds after which a budget is looked at, in seconds: all chains have the same length then.
+# Length of a round in seconds. The budget is checked after each round, when all chains have the same length.
 SECONDS_PER_ROUND = 1.0
 SECONDS_PER_ESS, FEWEST_FOR_ESS = 2.0, 20
 PRIOR_ATTEMPTS = 10
@@ -45,16 +45,26 @@ PRIOR_ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class Kernel:
-    """A Markov chain as pure functions over JAX. data: (x, y, values of parameters without a prior).
+    """A Markov chain as pure functions over JAX, with data = (x, y, values of parameters without a prior).
 
-    begin: (flat (P,), key, data) -> state, any tree of arrays; keys are raw, `jax.random.PRNGKey`. step: (state, data)
-    -> state, one transition, that is one draw; warm-up or not is for the kernel to count. record: state -> what is
-    kept of a transition: "u" (P,), "lp" (the log density of the target), "n_steps" (its gradient evaluations), and
-    statistics in ArviZ's names. usable: whether a chain can go on from a state that `begin` made.
-
-    pooled: these functions take all chains at once, flat (C, P) and one key, and what they give has a leading axis C
-    (the state need not). cost: the gradients over all rows that one of `n_steps` is worth, B / N for a mini-batch.
-    spent: state that `begin` made -> what making it cost besides one evaluation per chain, in the units of `n_steps`.
+    Parameters
+    ----------
+    begin : callable
+        (flat (P,), key, data) -> state, any tree of arrays. Keys are raw, `jax.random.PRNGKey`.
+    step : callable
+        (state, data) -> state, one transition, that is one draw. The kernel counts transitions to know the warm-up.
+    record : callable
+        state -> what is kept of a transition: "u" (P,), "lp" (the log density of the target), "n_steps" (its gradient
+        evaluations), and statistics in ArviZ's names.
+    usable : callable
+        Whether a chain can continue from a state that `begin` made.
+    pooled : bool
+        Whether these functions take all chains at once, with flat (C, P) and one key. Their results then have a leading
+        axis C (the state need not).
+    cost : float
+        The gradients over all rows that one of `n_steps` is worth, B / N for a mini-batch.
+    spent : callable or None
+        State that `begin` made -> the cost of making it besides one evaluation per chain, in the units of `n_steps`.
     """
 
     begin: Callable[[Any, Any, Any], Any]
@@ -68,9 +78,18 @@ class Kernel:
 
 @dataclass
 class Progressed:
-    """How far a strand has come.
+    """The progress of a strand.
 
-    leaves: the arrays of its state. done: transitions, warm-up included. kept: name -> (chains, draws, ...).
+    Parameters
+    ----------
+    leaves : list of ndarray
+        The arrays of its state.
+    done : int
+        Transitions, warm-up included.
+    steps : int
+        Gradient evaluations, in units of `Kernel.cost`.
+    kept : dict of ndarray
+        Name -> (chains, draws, ...).
     """
 
     leaves: list[np.ndarray]
@@ -81,10 +100,24 @@ class Progressed:
 
 @dataclass
 class Sampled:
-    """What chains have drawn. kept: name -> (chain, draw, ...), with the flat `u`; strands: where each of them stands.
+    """The draws of all chains.
 
-    steps: gradient evaluations of all starts and transitions, warm-up included, in units of `Kernel.cost`. stopped:
-    "draws" (as many as were asked for), "rule" (it held) or "budget" (the seconds were spent first).
+    Parameters
+    ----------
+    kept : dict of ndarray
+        Name -> (chain, draw, ...), with the flat `u`.
+    strands : list of Progressed
+        The progress of each strand.
+    steps : int
+        Gradient evaluations of all starts and transitions, warm-up included, in units of `Kernel.cost`.
+    compile_seconds : float
+        Seconds of compilation.
+    stopped : {"draws", "rule", "budget"}
+        Why the run ended: the requested draws were made, the rule held, or the seconds were spent first.
+    looks : list of dict
+        Figures at each evaluation of the rule.
+    warnings : tuple of str
+        Warnings.
     """
 
     kept: Arrays
@@ -100,11 +133,33 @@ class Sampled:
 class Run:
     """How long chains run, and how.
 
-    draws: as many per chain; with a `rule`, as many more before each look at it. rule: (kept so far) -> (whether it
-    holds, figures). budget: seconds from now. from_prior: whether the starting points came from there. streams: one per
-    strand, or none. before: where the strands of an earlier run stood. same: what tells this kernel from others of its
-    program, where a program may keep its compiled functions. seeds: of runs whose chains are run together here, as
-    many of each, with the keys that they would have by themselves; none: the seed of the fit.
+    Parameters
+    ----------
+    chains : int
+        Number of chains.
+    warmup : int
+        Transitions per chain that are not kept.
+    draws : int
+        Draws per chain. With a `rule`, draws between two evaluations of it.
+    chain_method : str
+        See `Sampler`.
+    title : str
+        Title of the progress display.
+    rule : callable or None
+        (kept so far) -> (whether it holds, figures).
+    budget : float or None
+        Seconds from now.
+    from_prior : bool
+        Whether the starting points are prior draws.
+    streams : sequence of Stream
+        One per strand, or none.
+    before : sequence of Progressed or None
+        The progress of the strands of an earlier run.
+    same
+        A key of this kernel among those of its program, under which the program may keep compiled functions.
+    seeds : sequence of int
+        Seeds of the runs whose chains are run together here, with equal numbers of chains, and with the keys that they
+        would have alone. Empty: the seed of the fit.
     """
 
     chains: int
@@ -122,7 +177,7 @@ class Run:
 
 
 def layout(kernel: Kernel, chain_method: str, device: str) -> str:
-    """What "auto" means: all chains at once where they adapt together or on CUDA, else threads over the cores."""
+    """The method that "auto" means: vectorised for pooled chains or on CUDA, else threads over the cores."""
     if kernel.pooled:
         return "vectorised"
     if chain_method == "auto":
@@ -131,17 +186,23 @@ def layout(kernel: Kernel, chain_method: str, device: str) -> str:
 
 
 def strand_names(kernel: Kernel, how: str, chains: int) -> list[str]:
-    """A name for each thing that advances by itself."""
+    """A name for each strand."""
     together = kernel.pooled or how == "vectorised"
     return ["chains"] if together else [f"chain-{index}" for index in range(chains)]
 
 
 @functools.cache
 def compiler_options(crowded: bool) -> dict[str, Any] | None:
-    """What XLA is told on a CPU, where this version of it knows these words; crowded: as many chains as cores, or more.
+    """Options of XLA on a CPU, if this version of it knows them.
 
-    Vectors as wide as the processor has them, and no sharing of one small matrix product among cores that have chains
-    of their own. `comparisons/performance/sampling.py` compares our NUTS so compiled with NumPyro's own.
+    They ask for vectors as wide as the processor has. If `crowded`, small matrix products are not shared among cores
+    that have their own chains. `comparisons/performance/sampling.py` compares NUTS compiled in this way with NumPyro's
+    own.
+
+    Parameters
+    ----------
+    crowded : bool
+        Whether there are at least as many chains as cores.
     """
     import jax
 
@@ -156,7 +217,7 @@ def compiler_options(crowded: bool) -> dict[str, Any] | None:
 
 
 def no_finite_start(chain: int, log_joint: float, from_prior: bool) -> DivergenceError:
-    """What is said where a chain has nowhere to start from."""
+    """The error for a chain without a finite log density at its starting points."""
     where = f"in {PRIOR_ATTEMPTS} draws from the prior" if from_prior else "at the start given"
     return DivergenceError(
         message(
@@ -168,7 +229,7 @@ def no_finite_start(chain: int, log_joint: float, from_prior: bool) -> Divergenc
 
 
 class Meter:
-    """What all chains together have done, told to a task from the main thread only."""
+    """The progress of all chains, reported to a task from the main thread only."""
 
     def __init__(self, progress: Progress, title: str, chains: int, total: int):
         self._task = progress.task(title, chains * total)
@@ -176,12 +237,22 @@ class Meter:
         self._latest: dict[str, float] = {}
 
     def tell(self, chain: int, done: float, figures: Mapping[str, float]) -> None:
-        """done: transitions of this chain so far. figures: "accept_prob", "divergences", "step_size", if known."""
+        """Report the progress of a chain.
+
+        Parameters
+        ----------
+        chain : int
+            Index of the chain.
+        done : float
+            Its transitions so far.
+        figures : mapping
+            "accept_prob", "divergences", "step_size", if known.
+        """
         self._rows[chain] = {"done": done, **figures}
         self._show()
 
     def add(self, figures: Mapping[str, float]) -> None:
-        """Figures of all chains together, shown from now on."""
+        """Add figures of all chains together, which are shown from now on."""
         self._latest |= figures
         self._show()
 
@@ -203,10 +274,10 @@ class Meter:
 
 
 class _Strand:
-    """What advances by itself, with all that it has drawn.
+    """A unit that advances by itself, with all its draws.
 
-    at: (state, transitions done, their gradient evaluations), replaced as one, so that an interrupt finds a whole one.
-    A piece of draws is added before `at` moves on; what lies beyond it does not count.
+    at: (state, transitions done, their gradient evaluations), replaced as one tuple, so that an interrupt finds a
+    consistent state. A piece of draws is added before `at` is replaced. Draws beyond `at` do not count.
     """
 
     def __init__(self, chains: Sequence[int], warmup: int, stream: Stream | None):
@@ -229,7 +300,7 @@ class _Strand:
         return max(0, self.done - self.warmup)
 
     def kept(self, first: int, last: int, only: str | None = None) -> Arrays:
-        """name -> (chains, draws, ...), draws number `first` up to `last`; of everything, or of one name."""
+        """Name -> (chains, draws, ...) for draws number `first` up to `last`, of all names or of one."""
         parts, start = [], 0
         for piece in list(self.pieces):
             count = next(iter(piece.values())).shape[1]
@@ -252,20 +323,41 @@ def run_chains(
 ) -> Sampled:
     """Run all chains.
 
-    starts: the flat starting points, asked for only where a chain has to begin. candidates: (chain, its start) ->
-    starting points to try in turn.
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    kernel : Kernel
+        The Markov kernel.
+    run : Run
+        Length and layout.
+    data
+        The data argument of the kernel.
+    starts : callable
+        Returns the flat starting points. Called only if a chain has to begin.
+    candidates : callable
+        (chain, its start) -> starting points to try in turn.
+    progress : Progress
+        The progress display.
+
+    Returns
+    -------
+    Sampled
+        The draws.
 
     Raises
     ------
-    DivergenceError: no chain can start, or a draw has a log density that is not finite. BudgetError: the budget was
-    spent before the first draw.
+    DivergenceError
+        No chain can start, or a draw has a log density that is not finite.
+    BudgetError
+        The budget was spent before the first draw.
     """
     return _Chains(problem, kernel, run, data, progress).run(starts, candidates)
 
 
 @dataclass
 class _Compiled:
-    """Functions of a kernel for one number of chains, kept with the program: another fit of it compiles none."""
+    """Compiled functions of a kernel for one number of chains, kept with the program and reused by later fits."""
 
     begin: _Later
     advance: Callable[..., Any]
@@ -274,7 +366,7 @@ class _Compiled:
 
 
 class _Later:
-    """A traced function, compiled when it is first wanted: a run that goes on with another begins no chain."""
+    """A traced function that is compiled at its first use: a run that continues another begins no chain."""
 
     def __init__(self, traced: Any):
         self._traced, self._compiled = traced, None
@@ -313,11 +405,11 @@ class _Chains:
         if self.kernel.pooled:
             return roots[0]
         each = self.plan.chains // len(seeds)
-        # A key of its own for each chain whatever their number.
+        # Each chain has its own key, independent of the number of chains.
         return jnp.stack([jax.random.fold_in(root, chain) for root in roots for chain in range(each)])
 
     def _key(self, strand: _Strand) -> Any:
-        """What a strand begins with: the key of its chain, those of all, or the one of chains that are pooled."""
+        """The key with which a strand begins: that of its chain, those of all chains, or one key for pooled chains."""
         return self.keys if self.together else self.keys[strand.chains[0]]
 
     # -- functions, compiled
@@ -356,7 +448,7 @@ class _Chains:
             lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), traced.out_info
         )
         with ThreadPoolExecutor(1) as pool:
-            # Meanwhile, as a compiler leaves cores idle; a run that goes on with another begins nowhere.
+            # In parallel, as a compiler leaves cores idle. A run that continues another begins no chain.
             early = pool.submit(self._in_session, begun.compiled) if self._begins else None
             advance = jax.jit(advance, compiler_options=self._options())
             traced = advance.trace(state_shape, np.int32(0), self.data)
@@ -369,20 +461,20 @@ class _Chains:
         return found
 
     def _options(self) -> dict[str, Any] | None:
-        """How XLA is to compile a transition; the same however chains are laid out, since bits may depend on it."""
+        """Compiler options of a transition, the same for any layout of chains, since bits may depend on them."""
         on_cpu = not self.problem.device.startswith("cuda")
         chains = self.plan.chains // max(len(self.plan.seeds), 1)
         return compiler_options(chains >= cores()) if on_cpu else None
 
     @property
     def _begins(self) -> bool:
-        """Whether a chain has to begin, rather than go on from where an earlier run stood."""
+        """Whether a chain has to begin, rather than continue an earlier run."""
         return self.plan.before is None and not all(
             strand.stream is not None and strand.stream.begun for strand in self.strands
         )
 
     def _in_session(self, work: Callable[[], Any]) -> Any:
-        """JAX's settings belong to a thread, so that every thread enters the session for itself."""
+        """Run `work` in the session. JAX's settings belong to a thread, so every thread enters the session itself."""
         with self.problem.system.session(self.problem.dtype, self.problem.device):
             return work()
 
@@ -396,7 +488,7 @@ class _Chains:
     # -- beginning
 
     def _restore(self) -> None:
-        """Where strands stood, in memory or on disk."""
+        """Restore the strands from memory or from disk."""
         import jax
 
         shapes, tree = jax.tree.flatten(self.compiled.state_shape)
@@ -420,7 +512,7 @@ class _Chains:
             ]
             strand.at = (jax.tree.unflatten(tree, leaves), found.done, found.steps)
             if found.kept:
-                # Statistics that were made of others are made again.
+                # Statistics that are derived from others are computed again.
                 strand.pieces = [{name: found.kept[name] for name in self.compiled.recorded}]
                 if "diverging" in found.kept:
                     strand.divergences = found.kept["diverging"].sum(1).astype(int)
@@ -463,7 +555,7 @@ class _Chains:
                         raise no_finite_start(chain, float(density[index]), self.plan.from_prior)
                     current[chain] = following
 
-    # -- going on
+    # -- advancing
 
     def run(
         self,
@@ -516,7 +608,7 @@ class _Chains:
         )
 
     def _advance_all(self, goal: int, rounds: bool) -> bool:
-        """All strands to `goal` transitions; whether the budget was spent first."""
+        """Advance all strands to `goal` transitions; returns whether the budget was spent first."""
         at = min(strand.done for strand in self.strands)
         size = 1
         while at < goal:
@@ -530,7 +622,7 @@ class _Chains:
         return False
 
     def _to(self, goal: int) -> None:
-        """Each strand up to `goal` transitions."""
+        """Advance each strand to `goal` transitions."""
         behind = [strand for strand in self.strands if strand.done < goal]
         if self.how in ("sequential", "vectorised") or len(behind) < 2:
             for strand in behind:
@@ -565,7 +657,7 @@ class _Chains:
             tell(strand, values)
 
     def _by_chain(self, recorded: np.ndarray) -> np.ndarray:
-        """(chains, transitions, ...), whatever advances together."""
+        """Reshape to (chains, transitions, ...) for any layout."""
         if not self.together:
             return recorded[None]
         return np.swapaxes(recorded, 0, 1) if self.kernel.pooled else recorded
@@ -600,7 +692,7 @@ class _Chains:
             strand.at = (jax.device_put(state, device), done, steps)
         return strand.data
 
-    # -- what is told
+    # -- progress
 
     def _told(self, strand: _Strand, values: Arrays) -> None:
         for index, chain in enumerate(strand.chains):
@@ -617,13 +709,13 @@ class _Chains:
             self.looked = time.monotonic()
 
     def _effective_size(self) -> None:
-        """ESS of the log density so far: the cheapest function of a draw."""
+        """Show the ESS of the log density so far, the cheapest function of a draw."""
         shortest = min(strand.drawn for strand in self.strands)
         if shortest < FEWEST_FOR_ESS:
             return
         from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
 
-        # Of this alone: all draws of a wide network would be copied every time.
+        # Of the log density only: otherwise all draws of a wide network would be copied every time.
         lp = np.concatenate([strand.kept(0, shortest, "lp")["lp"] for strand in self.strands]).astype(
             np.float64
         )
@@ -632,7 +724,7 @@ class _Chains:
         if np.isfinite(size):
             self.meter.add({"ess_of_lp": float(size)})
 
-    # -- what is kept
+    # -- draws that are kept
 
     def _kept(self, draws: int) -> Arrays:
         parts = [strand.kept(0, draws) for strand in self.strands]
@@ -660,9 +752,10 @@ def in_threads(
     work: Callable[[Any, Callable[..., None], Callable[[], bool]], None],
     told: Callable[..., None],
 ) -> None:
-    """Run `work(strand, tell, stopped)` for each strand over the cores; what they tell is passed on by this thread.
+    """Run `work(strand, tell, stopped)` for each strand over the cores.
 
-    An error in one, or an interrupt of this thread, stops the others at their next call and is raised.
+    The calling thread passes on what the threads report through `tell`. An error in one thread, or an interrupt of the
+    calling thread, stops the others at their next call and is raised.
     """
     reports: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
     stop = threading.Event()

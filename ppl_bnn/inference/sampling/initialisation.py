@@ -1,7 +1,7 @@
-"""Where chains begin, and what is known of the posterior's spread before the first draw.
+"""Starting points of chains, and the spread of the posterior that is known before the first draw.
 
-A sampler may start from anything that says where the posterior is: a point for each chain, members of an ensemble, a
-Gaussian around a mode, a guide, yesterday's chains. What has a spread also says how wide the posterior is in each
+A sampler may start from anything that locates the posterior: a point for each chain, members of an ensemble, a
+Gaussian around a mode, a guide, earlier chains. A start with a spread also gives the width of the posterior in each
 direction, which a sampler otherwise spends most of its warm-up on.
 """
 
@@ -26,20 +26,30 @@ from ppl_bnn.posterior.approximation import Approximation, Chains
 from ppl_bnn.posterior.fixed_draws import Drawn
 from ppl_bnn.posterior.posterior import Posterior
 
-# Draws that variances are taken from, and for each coordinate, where covariances are.
+# Number of draws for variances, and number of draws per coordinate for covariances.
 DRAWS, DRAWS_EACH = 1000, 4
-# Fewer draws of earlier chains say nothing about a spread.
+# Fewer draws of earlier chains give no estimate of the spread.
 LEAST = 20
-# A deviation halved so often is none.
+# After this many halvings a deviation counts as zero.
 HALVINGS = 30
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where each chain begins, and what is known besides.
+    """Where each chain begins, and what is known about the start.
 
-    points: u of each chain (NumPy). approximation: what the start is or fitted, where it has a spread. gradients,
-    compile_seconds: what its fits cost. warnings: what they had to say.
+    Parameters
+    ----------
+    points : list of dict
+        u of each chain (NumPy).
+    approximation : Approximation or None
+        What the start is or fitted, if it has a spread.
+    gradients : float
+        Gradient evaluations of its fits.
+    compile_seconds : float
+        Seconds of compilation of its fits.
+    warnings : tuple of str
+        Warnings of its fits.
     """
 
     points: list[dict[str, np.ndarray]]
@@ -55,7 +65,7 @@ class Beginning:
         points: list[dict[str, np.ndarray]] | None = None,
         approximation: Approximation | None = None,
     ) -> Beginning:
-        """From what a method came to; without `points` each chain begins at the centre of an outcome of its own."""
+        """Make a `Beginning` from outcomes. Without `points` each chain begins at the centre of its own outcome."""
         return cls(
             [each.approximation.centre() for each in found] if points is None else points,
             approximation,
@@ -66,20 +76,37 @@ class Beginning:
 
 
 def beginning(problem: Problem, start: Start, progress: Progress, count: int) -> Beginning:
-    """`count` starting points from `start`, as `resolve_start` takes it, and the approximation behind them.
+    """Starting points from `start`, as `resolve_start` takes it, and the approximation behind them.
 
-    A method is fitted once, with the seed of the fit; where it finds a point, it is fitted once per chain with seeds
-    that follow, so that chains may begin in different modes. Of an ensemble, chain c begins in member c, from the first
-    again where there are more chains. Of a distribution each chain has a draw of its own (see `within_reach`).
+    A method is fitted once, with the seed of the fit. If it finds a point, it is fitted once per chain with consecutive
+    seeds, so that chains may begin in different modes. With an ensemble, chain c begins in member c, and from the first
+    again if there are more chains. With a distribution each chain has its own draw (see `within_reach`).
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    start : method, posterior, dict or None
+        The start.
+    progress : Progress
+        The progress display.
+    count : int
+        Number of starting points.
+
+    Returns
+    -------
+    Beginning
+        The points and the approximation.
 
     Raises
     ------
-    InputError: a start of another model.
+    InputError
+        A start of another model.
     """
     if isinstance(start, Method):
         return _fitted(problem, start, progress, count)
     if isinstance(start, Posterior):
-        # One point is asked for because it is held to the sites of this model.
+        # Request one point, because that checks it against the sites of this model.
         resolve_start(problem, start, progress)
         approximation = start.approximation
         return Beginning(
@@ -89,7 +116,7 @@ def beginning(problem: Problem, start: Start, progress: Progress, count: int) ->
 
 
 def beginnings(problems: Sequence[Problem], start: Start, progress: Progress, count: int) -> list[Beginning]:
-    """`beginning` of each of several problems of one program; modes for all of them in one loop, where that can be."""
+    """`beginning` for each of several problems of one program, with one loop for all modes if possible."""
     if isinstance(start, Method):
         found = _together([each for problem in problems for each in _seeded(problem, count)], start, progress)
         if found is not None:
@@ -105,7 +132,7 @@ def _fitted(problem: Problem, start: Method, progress: Progress, count: int) -> 
 
 
 def _outcomes(problem: Problem, start: Method, progress: Progress, count: int) -> list[Outcome]:
-    """What the method comes to: one outcome where that serves all chains, else one per chain."""
+    """Outcomes of the method: one if it serves all chains, else one per chain."""
     problems = _seeded(problem, count)
     together = _together(problems, start, progress)
     if together is not None:
@@ -120,12 +147,12 @@ def _outcomes(problem: Problem, start: Method, progress: Progress, count: int) -
 
 
 def _seeded(problem: Problem, count: int) -> list[Problem]:
-    """The problem for each chain, with seeds that follow."""
+    """The problem for each chain, with consecutive seeds."""
     return [replace(problem, seed=(problem.seed + index) % 2**31) for index in range(count)]
 
 
 def _together(problems: Sequence[Problem], start: Method, progress: Progress) -> list[Outcome] | None:
-    """A point for each problem, by one loop; None where the method has no such loop, or cannot run here."""
+    """A point for each problem, by one loop; None if the method has no such loop, or cannot run here."""
     run: Callable[..., Any] | None = getattr(start, "run_together", None)
     if run is None or not getattr(start, "finds_points", False) or not _runs_here(problems[0], start):
         return None
@@ -137,10 +164,10 @@ def _together(problems: Sequence[Problem], start: Method, progress: Progress) ->
 
 
 def _runs_here(problem: Problem, start: Method) -> bool:
-    """Whether a method may run in the session that is open, on the program that is bound and compiled already.
+    """Whether a method can run in the open session, on the program that is already bound and compiled.
 
-    Not in Pyro, where one fit would find the parameters of the one before in the store, and has nothing compiled; nor
-    where `Method.fit` might refuse the model, which it does by name.
+    Not in Pyro, where a fit would find the parameters of the previous one in the store and nothing is compiled. Not if
+    `Method.fit` might refuse the model, which it does by name.
     """
     program = problem.program
     usual = "float32" if problem.device.startswith("cuda") else "float64"
@@ -174,17 +201,17 @@ def _fit_elsewhere(problem: Problem, start: Method, progress: Progress) -> Outco
 
 
 def _at_once(approximation: Approximation) -> bool:
-    """Whether one fit has something for every chain: members, or a distribution to draw from."""
+    """Whether one fit serves every chain: members, or a distribution to draw from."""
     return bool(_members(approximation)) or approximation.kind != "point"
 
 
 def _members(approximation: Approximation) -> tuple[Approximation, ...]:
-    """The members of an ensemble; none where it is no ensemble. Chains are one distribution here."""
+    """The members of an ensemble, or none. Chains count as one distribution here."""
     return () if isinstance(approximation, Chains) else approximation.components
 
 
 def _spreads(approximation: Approximation) -> bool:
-    """Whether it says how wide the posterior is: a distribution, or an ensemble of such."""
+    """Whether the approximation has a spread: a distribution, or an ensemble of distributions."""
     members = _members(approximation)
     return any(_spreads(member) for member in members) if members else approximation.kind != "point"
 
@@ -216,13 +243,13 @@ def within_reach(
 ) -> dict[str, np.ndarray]:
     """Draws u (leading axis), each pulled towards the centre until a chain can begin there.
 
-    If the posterior were the Gaussian that an approximation takes it for, the log joint of a draw would lie below that
-    of the centre by half a chi-squared variable of P degrees of freedom: P / 2, with standard deviation sqrt(P / 2). A
-    deviation is halved until what is lost is at most P / 2 + 4 sqrt(P / 2). Draws of a good approximation are
-    left as they are; those of a Gaussian around a mode of a network, which is right about the network's linearisation
-    only, end where the network's own density is that of the posterior's bulk. So chains begin as far apart as they can.
+    If the posterior were the Gaussian of the approximation, the log joint of a draw would be below that of the centre
+    by half a chi-squared variable of P degrees of freedom: P / 2, with standard deviation sqrt(P / 2). A deviation is
+    halved until the loss is at most P / 2 + 4 sqrt(P / 2). Draws of a good approximation are unchanged. Draws of a
+    Gaussian around a mode of a network, which is accurate for the network's linearisation only, end where the network's
+    own density is that of the posterior's bulk. So chains begin as far apart as possible.
 
-    Chains, and draws without a density, are left as they are: they are where they were found.
+    Chains, and draws without a density, are unchanged.
     """
     drawn = dict(u)
     if approximation.kind != "iid" or approximation.log_prob(drawn) is None:
@@ -242,7 +269,7 @@ def within_reach(
         }
 
     def too_far(share: np.ndarray) -> np.ndarray:
-        # The centre stands last, so that one compiled function serves all. What is not a number is too low.
+        # The centre is last, so that one compiled function serves all. NaN counts as too low.
         u = {name: np.concatenate([value, centre[name][None]]) for name, value in placed(share).items()}
         density = problem.log_joint_draws(u)
         return ~(density[:-1] >= density[-1] - allowed)
@@ -256,7 +283,7 @@ def within_reach(
     else:
         share[too_far(share)] = 0.0
     kept = share == 1.0
-    # What was not pulled keeps its bits.
+    # Draws that were not pulled keep their bits.
     return {
         name: np.where(kept.reshape(-1, *[1] * np.ndim(centre[name])), drawn[name], value)
         for name, value in placed(share).items()
@@ -269,13 +296,28 @@ def within_reach(
 def spread(
     problem: Problem, approximation: Approximation | None, names: Sequence[str], dense: bool
 ) -> np.ndarray | None:
-    """Variances (P,) of the flat vector of `names` under an approximation, or its covariance (P, P) where `dense`.
+    """Variances or covariance of the flat vector of `names` under an approximation.
 
-    Exact for a Laplace approximation and for independent normals, else from draws: `DRAWS` of them, or `DRAWS_EACH` per
-    coordinate for a covariance, which is then shrunk (`shrunk_covariance`). Of chains it is the spread within a chain,
-    of an ensemble the mean over its members: a sampler moves within one mode. A coordinate that does not vary, or of
-    which the approximation says nothing, has variance 1, with which samplers begin where nothing is known. None: there
-    is no spread at all.
+    Exact for a Laplace approximation and for independent normals. Else from draws: `DRAWS` of them, or `DRAWS_EACH` per
+    coordinate for a covariance, which is then shrunk (`shrunk_covariance`). For chains it is the spread within a chain,
+    for an ensemble the mean over its members, because a sampler moves within one mode. A coordinate that does not vary,
+    or that the approximation does not cover, has variance 1, the default of samplers without a start.
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    approximation : Approximation or None
+        The approximation.
+    names : sequence of str
+        Sites of the flat vector.
+    dense : bool
+        Whether to return the covariance.
+
+    Returns
+    -------
+    ndarray or None
+        Variances (P,), or the covariance (P, P) if `dense`. None if there is no spread.
     """
     if approximation is None:
         return None
@@ -314,7 +356,7 @@ def _of_laplace(approximation: LaplaceGaussian, dense: bool) -> np.ndarray:
 def _deviations(
     problem: Problem, approximation: Approximation, names: Sequence[str], dense: bool
 ) -> np.ndarray | None:
-    """Draws (S, P) less their mean, scaled so that their mean square is the unbiased variance."""
+    """Draws (S, P) minus their mean, scaled so that their mean square is the unbiased variance."""
 
     def flat(u: Mapping[str, np.ndarray], lead: tuple[int, ...]) -> np.ndarray:
         return np.concatenate([np.asarray(u[name], float).reshape(*lead, -1) for name in names], axis=-1)
@@ -338,10 +380,13 @@ def _deviations(
 def shrunk_covariance(deviations: np.ndarray) -> np.ndarray:
     """The covariance (P, P) of deviations (S, P), shrunk towards its own diagonal.
 
-    (1 - a) C + a diag(C), with the a of Ledoit and Wolf (2004, "A well-conditioned estimator for large-dimensional
-    covariance matrices") for the correlations, whose target is the identity: a = min(1, b / d), d = |R - I|^2 the
-    distance to the target and b = (sum_s |z_s z_s' - R|^2) / S^2 the error of R, in squared Frobenius norms, z_s the
-    deviations in units of their standard deviations.
+    The result is (1 - a) C + a diag(C), with the a of Ledoit and Wolf for the correlations, whose target is the
+    identity: a = min(1, b / d), d = |R - I|^2 the distance to the target and b = (sum_s |z_s z_s' - R|^2) / S^2 the
+    error of R, in squared Frobenius norms, z_s the deviations in units of their standard deviations.
+
+    References
+    ----------
+    Ledoit and Wolf (2004), "A well-conditioned estimator for large-dimensional covariance matrices".
     """
     count, size = deviations.shape
     scale = np.sqrt(np.mean(deviations**2, axis=0))
@@ -356,7 +401,7 @@ def shrunk_covariance(deviations: np.ndarray) -> np.ndarray:
 
 
 def _filled(matrix: np.ndarray) -> np.ndarray:
-    """With variance 1, and no covariance, where there is no variance."""
+    """Variance 1 and no covariance for coordinates without a variance."""
     variances = np.diag(matrix) if matrix.ndim == 2 else matrix
     unknown = ~((variances > 0) & np.isfinite(variances))
     filled = matrix.copy()

@@ -1,7 +1,7 @@
 """The base class of all samplers: starting points, target, length and results of chains.
 
 A sampler is a Markov kernel (`chains.Kernel`) with hyper-parameters. `Sampler` starts its chains, runs them by
-`chains.run_chains`, keeps them on disk, ends them by a rule or a budget, and goes on with them later.
+`chains.run_chains`, keeps them on disk, ends them by a rule or a budget, and continues them later.
 """
 
 from __future__ import annotations
@@ -43,20 +43,31 @@ from ppl_bnn.inference.sampling.stream import Arrays, Stream
 from ppl_bnn.posterior.approximation import Approximation, Chains
 from ppl_bnn.posterior.posterior import Posterior
 
-# Settings that change how long chains are, or where they run, and no bit of a draw.
+# Settings that change the length of chains, or where they run, but no bit of a draw.
 OF_LENGTH = ("draws", "until", "budget")
 
 
 def latent_names(program: Program) -> list[str]:
-    """The sites that a sampler moves in."""
+    """The names of the sites that a sampler moves in."""
     return [site.name for site in program.latents]
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a kernel is made for: the posterior to the power 1 / T, in the flat vector of the latent sites.
+    """The target of a kernel: the posterior to the power 1 / T, over the flat vector of the latent sites.
 
-    approximation: what `start` is or fitted, where it has a spread: what a kernel takes from it goes into its state.
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    names : list of str
+        The latent sites.
+    dimension : int
+        P, the length of the flat vector.
+    temperature : float
+        T.
+    approximation : Approximation or None
+        What `start` is or fitted, if it has a spread. Whatever a kernel takes from it goes into its state.
     """
 
     problem: Problem
@@ -66,9 +77,16 @@ class Target:
     approximation: Approximation | None = None
 
     def log_density(self, flat: Any, data: Any, scale: float = 1.0) -> Any:
-        """log p(w(u), D) / T + log |dw/du| at u = flat (P,), a scalar.
+        """The log density log p(w(u), D) / T + log |dw/du| at u = flat (P,), a scalar.
 
-        data: (x, y, values of parameters without a prior). scale: N / B where x and y are B rows out of N.
+        Parameters
+        ----------
+        flat : array
+            u, (P,).
+        data : tuple
+            (x, y, values of parameters without a prior).
+        scale : float
+            N / B if x and y are B rows out of N.
         """
         x, y, constants = data
         program = self.problem.program
@@ -78,7 +96,17 @@ class Target:
 
 @dataclass(frozen=True)
 class Started:
-    """Where chains begin: flat, one vector per chain; fixed: values of parameters without a prior, common to all."""
+    """Where chains begin.
+
+    Parameters
+    ----------
+    flat : list of ndarray
+        One vector per chain.
+    fixed : dict of ndarray
+        Values of parameters without a prior, common to all chains.
+    beginning : Beginning
+        The starting points and what is known about them.
+    """
 
     flat: list[np.ndarray]
     fixed: dict[str, np.ndarray]
@@ -87,34 +115,56 @@ class Started:
 
 @dataclass(frozen=True)
 class Sampler(Method):
-    """Chains in unconstrained coordinates.
+    """Base class of samplers: chains in unconstrained coordinates.
 
-    draws, warmup: transitions per chain, kept and not. chains: independent chains. start: where they begin: None
-    (each at a prior draw of its own), a method, a posterior, or a dict of constrained values (sites that it does not
-    name are drawn from the prior); see `initialisation.beginning`. jitter: standard deviation, in unconstrained
-    coordinates, of the normal noise added to a chain that would start where an earlier chain does: chains that start at
-    one spot agree at first whether or not they have converged.
-
-    chain_method: "threads" (over the cores, on one compiled function; what "auto" means on a CPU), "vectorised" (what
-    it means on CUDA), "sequential", or "devices" (over the devices of JAX). The first and the last two give the same
-    bits on like devices.
-
-    temperature: T of the target p(w | D)^(1/T), in the coordinates of the program. 1 is the posterior; below 1 it is
-    "cold". The posterior's `info.target` names anything else.
-
-    checkpoint: a folder in which draws are kept while chains run. An interrupted run goes on from there to the same
-    bits; with more `draws` a finished one goes on without a warm-up. until, budget: go on until a rule holds in
-    function space, such as "rhat<1.01, ess>400" (also ess_bulk, ess_tail, mcse), looked at after every `draws` draws,
-    or until `budget` seconds are spent, compilation and start included. Both change the length only: the draws are the
-    first of those of a longer run. `info.figures` says which it was: "rule_held", "stopped_by_budget".
-
-    Parameters without a prior (`priors.Point`) are not sampled, since chains have no optimiser: their values come from
-    `start` and stay; where a method gives each chain its own, those of the first serve all: chains have one target.
+    Parameters
+    ----------
+    draws : int
+        Transitions per chain that are kept.
+    warmup : int
+        Transitions per chain that are not kept.
+    chains : int
+        Number of independent chains.
+    start : method, posterior, dict or None
+        Where chains begin. None starts each chain at its own prior draw. A dict has constrained values; sites that it
+        does not name are drawn from the prior. See `initialisation.beginning`.
+    jitter : float
+        Standard deviation, in unconstrained coordinates, of the normal noise added to a chain that would start where an
+        earlier chain does. Chains that start at one point agree at first whether or not they have converged.
+    chain_method : {"auto", "threads", "vectorised", "sequential", "devices"}
+        "threads" runs over the cores on one compiled function, and is "auto" on a CPU. "vectorised" is "auto" on CUDA.
+        "devices" runs over the devices of JAX. "threads", "sequential" and "devices" give the same bits on equal
+        devices.
+    temperature : float
+        T of the target p(w | D)^(1/T), in the coordinates of the program. 1 is the posterior; below 1 it is "cold". The
+        posterior's `info.target` names any other target.
+    checkpoint : str, path or None
+        A folder in which draws are kept while chains run. An interrupted run continues from there to the same bits.
+        With more `draws` a finished run continues without a warm-up.
+    until : str or None
+        Continue until a rule holds in function space, such as "rhat<1.01, ess>400" (also ess_bulk, ess_tail, mcse). It
+        is evaluated after every `draws` draws.
+    budget : float or None
+        Seconds after which chains stop, compilation and start included. `until` and `budget` change the length only:
+        the draws are the first of those of a longer run. `info.figures` reports which applied: "rule_held",
+        "stopped_by_budget".
 
     Raises
     ------
-    InputError, UnsupportedError: impossible arguments; parameters without a prior and without a value.
-    DivergenceError: no finite log density to start from, or at a draw. BudgetError: spent before the first draw.
+    InputError
+        Impossible arguments.
+    UnsupportedError
+        Settings that are not supported; parameters without a prior and without a value.
+    DivergenceError
+        No finite log density at the starting points, or at a draw.
+    BudgetError
+        The budget was spent before the first draw.
+
+    Notes
+    -----
+    Parameters without a prior (`priors.Point`) are not sampled, since chains have no optimiser. Their values come from
+    `start` and stay fixed. If a method gives each chain its own values, those of the first chain are used for all,
+    because all chains have one target.
     """
 
     draws: int = 1000
@@ -158,11 +208,11 @@ class Sampler(Method):
         check_until(self.name, self.until, self.budget)
 
     def check_chain_method(self) -> None:
-        """Refuse a way of running chains that is not known."""
+        """Refuse an unknown `chain_method`."""
         if self.chain_method not in CHAIN_METHODS:
             raise unknown_name("chain_method", self.chain_method, CHAIN_METHODS)
 
-    # -- what a sampler says
+    # -- what a sampler defines
 
     @abstractmethod
     def kernel(self, target: Target) -> Kernel:
@@ -170,36 +220,36 @@ class Sampler(Method):
 
     @property
     def starting_points(self) -> int:
-        """How many points chains start from; fewer than chains where several start at one (nested R-hat)."""
+        """The number of starting points, smaller than `chains` if several chains share one (nested R-hat)."""
         return self.chains
 
     def statistics(self, kept: Arrays) -> Arrays:
-        """(chain, draw) statistics from what was recorded."""
+        """The (chain, draw) statistics from the recorded arrays."""
         return {name: value for name, value in kept.items() if name != "u"}
 
     def told(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
-        """Figures and warnings that the statistics give reason for."""
+        """Figures and warnings from the statistics."""
         return {}, ()
 
     @property
     def aim(self) -> str:
-        """What is sampled, where it is not the posterior."""
+        """The sampled distribution, if it is not the posterior."""
         return tempered(self.temperature)
 
     # -- running
 
     def target(self, problem: Problem) -> Target:
-        """What the chains of a problem aim at, before anything is known of it."""
+        """The target of the chains of a problem, before anything is known of it."""
         latents = problem.program.latents
         size = sum(site.size for site in latents)
         return Target(problem, latent_names(problem.program), size, float(self.temperature))
 
     def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float] | None:
-        """The fewest, the usual and the most gradients over all rows that a transition takes; None: nobody has said."""
+        """The fewest, the usual and the most gradients over all rows that a transition takes; None if unknown."""
         return None
 
     def gradients_of_a_start(self, size: Size) -> tuple[float, float, float]:
-        """The same before the first transition of a chain, which looks for its first step size."""
+        """The fewest, usual and most gradients before the first transition of a chain, to find a first step size."""
         return 0.0, 0.0, 100.0
 
     def effort(self, size: Size) -> Effort | None:
@@ -226,7 +276,7 @@ class Sampler(Method):
         before: Sequence[Progressed] | None = None,
         fixed: Mapping[str, np.ndarray] | None = None,
     ) -> Outcome:
-        """Run chains, or go on with those of `before`, whose parameters without a prior were `fixed`."""
+        """Run chains, or continue those of `before`, whose parameters without a prior were `fixed`."""
         watch = Stopwatch()
         if fixed is None:
             self.refuse_free_parameters(problem)
@@ -277,10 +327,15 @@ class Sampler(Method):
     def run_together(
         self, problems: Sequence[Problem], progress: Progress
     ) -> list[Outcome | DivergenceError] | None:
-        """Several runs on the same rows with seeds of their own, all their chains at once; each as if run by itself.
+        """Run several fits on the same rows, each with its own seed, with all their chains at once.
 
-        A run whose chains turn out to be no sample is its error in the list: the others are not run again for it.
-        None: not with these settings, or not from such a start, so that each has to be run by itself.
+        Each result is the same as if its fit had been run alone. A run whose chains failed is represented by its error,
+        and the others are not run again.
+
+        Returns
+        -------
+        list or None
+            An `Outcome` or `DivergenceError` per problem. None if the settings or the start require separate runs.
         """
         first = problems[0]
         alone = self.ppl != "numpyro" or self.checkpoint is not None or self.budget is not None
@@ -322,7 +377,7 @@ class Sampler(Method):
         size = self.chains * len(problems) // len(sampled.strands)
         for index, (problem, each) in enumerate(zip(problems, started, strict=True)):
             mine = slice(index * self.chains, (index + 1) * self.chains)
-            # A strand that holds chains of several runs is no state of one of them.
+            # A strand with chains of several runs is not a state of one of them.
             whole = self.chains % size == 0
             strands = sampled.strands[mine.start // size : mine.stop // size] if whole else []
             part = Sampled(
@@ -341,7 +396,7 @@ class Sampler(Method):
         return outcomes
 
     def _same(self) -> str:
-        """What tells the kernel of this sampler from others of one program, where it started from no approximation."""
+        """A key of the kernel among those of one program, for kernels that do not use an approximation."""
         settings = self.settings()
         left_out = ("start", "jitter", "checkpoint", "chains", "chain_method", *OF_LENGTH)
         return repr((self.name, {name: value for name, value in settings.items() if name not in left_out}))
@@ -359,7 +414,7 @@ class Sampler(Method):
     # -- starting
 
     def refuse_free_parameters(self, problem: Problem) -> None:
-        """Raise `UnsupportedError` where a parameter has neither a prior nor a value."""
+        """Raise `UnsupportedError` if a parameter has neither a prior nor a value."""
         program = problem.program
         left_out = list(program.sites) if self.start is None else missing_sites(problem, self.start)
         missing = [site.name for site in program.params if site.name in left_out]
@@ -391,7 +446,7 @@ class Sampler(Method):
         return Started([point for point in spread for _ in range(each)], fixed, begin)
 
     def candidates(self, problem: Problem, chain: int, first: np.ndarray) -> Iterator[np.ndarray]:
-        """The starting point of a chain and, where it is a prior draw, others in case it is of no use."""
+        """The starting point of a chain and, if it is a prior draw, further draws in case it is unusable."""
         yield first
         if self.start is not None:
             return
@@ -401,12 +456,12 @@ class Sampler(Method):
             drawn = program.prior_draws(problem.x, problem.y, seed, 1)
             yield np.concatenate([np.ravel(drawn[name]) for name in latent_names(program)])
 
-    # -- what comes of it
+    # -- results
 
     def _rule(
         self, problem: Problem, until: str, fixed: Mapping[str, np.ndarray]
     ) -> Callable[[Arrays], tuple[bool, dict[str, float]]]:
-        """What is asked of the draws so far."""
+        """The stopping rule as a function of the draws so far."""
         groups = None if self.starting_points == self.chains else self.starting_points
         look = watched(problem, Rule.of(until), groups)
         return lambda kept: look(self._sites(problem, kept["u"], fixed))
@@ -414,7 +469,7 @@ class Sampler(Method):
     def _sites(
         self, problem: Problem, flat: np.ndarray, fixed: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """(chain, draw, P) as u, site -> (chain, draw, ...), with the parameters that stayed."""
+        """(chain, draw, P) as u, site -> (chain, draw, ...), with the fixed parameters."""
         u = problem.program.unravel(flat, latent_names(problem.program))
         for name, value in fixed.items():
             u[name] = np.broadcast_to(value, (*flat.shape[:2], *np.shape(value))).copy()
@@ -429,7 +484,7 @@ class Sampler(Method):
         cost: float = 1.0,
         begin: Beginning | None = None,
     ) -> Outcome:
-        """The posterior of what was sampled, with all that is to be said of it."""
+        """The outcome of sampled chains: posterior, statistics, figures and warnings."""
         statistics = self.statistics(sampled.kept)
         figures, warnings = self.told(statistics)
         flat = sampled.kept["u"]
@@ -480,10 +535,23 @@ class Sampler(Method):
 def tempered_log_joint(
     program: Program, temperature: float, u: Mapping[str, Any], x: Any, y: Any, scale: float = 1.0
 ) -> Any:
-    """log p(w(u), D) / T + log |dw/du|, a scalar. scale: N / B where x and y are B rows out of N.
+    """The tempered log joint log p(w(u), D) / T + log |dw/du|, a scalar.
 
     The power applies to the density of w. The volume of the coordinates is not tempered, because the result would then
     depend on the choice of coordinates.
+
+    Parameters
+    ----------
+    program : Program
+        The model.
+    temperature : float
+        T.
+    u : mapping
+        Unconstrained values by site.
+    x, y
+        Rows of data.
+    scale : float
+        N / B if x and y are B rows out of N.
     """
     if temperature == 1.0:
         return program.log_joint(u, x, y, scale)
@@ -492,24 +560,39 @@ def tempered_log_joint(
 
 
 def tempered(temperature: float) -> str:
-    """The target at a temperature, where it is not the posterior."""
+    """The name of the target at a temperature, empty for the posterior."""
     return "" if temperature == 1.0 else f"tempered: the posterior to the power 1/T with T={temperature:g}"
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a number, and no bool."""
+    """Whether the value is a number and not a bool."""
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
 def extend(posterior: Posterior, draws: int, *, progress: bool | Progress | None = None) -> Posterior:
-    """`draws` more draws per chain, from where the chains stand and without a warm-up.
+    """Add draws to every chain, from where the chains stopped and without a warm-up.
 
-    The result holds all draws, the bits of a run that had been as long from the beginning. A posterior that was saved
-    and loaded can be extended too. seconds and gradient evaluations are those of both runs.
+    The result holds all draws, with the bits of a run that had been as long from the beginning. A posterior that was
+    saved and loaded can be extended too. Seconds and gradient evaluations are those of both runs.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        A posterior of chains.
+    draws : int
+        Additional draws per chain.
+    progress : bool, Progress or None
+        Whether, or how, to show progress.
+
+    Returns
+    -------
+    Posterior
+        The extended posterior.
 
     Raises
     ------
-    UnsupportedError: a posterior that is not one of chains, or whose sampler cannot go on (Pyro's; stacked chains).
+    UnsupportedError
+        The posterior is not one of chains, or its sampler cannot continue (Pyro's; stacked chains).
     """
     from ppl_bnn.core.progress import resolve
 
@@ -573,7 +656,7 @@ def extend(posterior: Posterior, draws: int, *, progress: bool | Progress | None
 
 
 def _method_of(posterior: Posterior) -> Sampler:
-    """The sampler of a posterior, from its settings; where it started from matters no more."""
+    """The sampler of a posterior, from its settings, without its start, which no longer matters."""
     name = posterior.info.method
     found = registry.method_class(name) if name in registry.MODULES else None
     if not (isinstance(found, type) and issubclass(found, Sampler)):

@@ -1,7 +1,7 @@
-"""Rules that end a chain: `until="rhat<1.01, ess>400"`, judged on what the network computes.
+"""Rules that end a chain, `until="rhat<1.01, ess>400"`, evaluated in function space.
 
-A rule is judged in function space, by the figures of `bnn.diagnose`, at multiples of `draws`, on the draws that all
-chains have. It requires a budget, since it may never hold.
+A rule is evaluated by the figures of `bnn.diagnose`, at multiples of `draws`, on the draws that all chains have. It
+requires a budget, since it may never hold.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ppl_bnn.inference.optimisation.loops import check_within
 from ppl_bnn.posterior.convergence import Mixing, components, mixing, probe_indices, quantities
 from ppl_bnn.posterior.posterior import MEMORY
 
-# What may stand in a rule, and how it is read off the worst component of each quantity.
+# The figures that a rule may name, and how each is computed from the worst component of a quantity.
 FIGURES: dict[str, Callable[[Mixing], float]] = {
     "rhat": lambda found: found.rhat,
     "ess": lambda found: min(found.ess_bulk, found.ess_tail),
@@ -35,17 +35,26 @@ _TERM = re.compile(r"\s*(\w+)\s*([<>])\s*([-+0-9.eE]+)\s*")
 
 @dataclass(frozen=True)
 class Rule:
-    """Limits that all have to hold. terms: (figure, "<" or ">", limit)."""
+    """Limits that all have to hold.
+
+    Parameters
+    ----------
+    terms : tuple
+        (figure, "<" or ">", limit) each.
+    """
 
     terms: tuple[tuple[str, str, float], ...]
 
     @classmethod
     def of(cls, text: Any, names: Collection[str] = tuple(FIGURES)) -> Rule:
-        """Read a rule such as "rhat<1.01, ess>400" over the figures `names`.
+        """Parse a rule such as "rhat<1.01, ess>400" over the figures `names`.
 
         Raises
         ------
-        InputError, UnknownNameError: anything else, or a limit from the wrong side.
+        InputError
+            Text that is not a rule, or a limit on the wrong side.
+        UnknownNameError
+            An unknown figure.
         """
         example = "until='rhat<1.01, ess>400'"
         if not isinstance(text, str) or not text.strip():
@@ -75,7 +84,7 @@ class Rule:
         return cls(tuple(terms))
 
     def holds(self, figures: Mapping[str, float]) -> bool:
-        """Whether all limits hold; a figure that is not a number holds none."""
+        """Whether all limits hold. A figure that is NaN fails."""
         return all(
             figures[name] < limit if sign == "<" else figures[name] > limit
             for name, sign, limit in self.terms
@@ -83,7 +92,13 @@ class Rule:
 
 
 def check_until(method: str, until: Any, budget: Any, names: Collection[str] = tuple(FIGURES)) -> Rule | None:
-    """The rule of a method, or None; `InputError` for one that cannot be read or has no budget beside it."""
+    """The rule of a method, or None.
+
+    Raises
+    ------
+    InputError
+        A rule that cannot be parsed, or that has no budget.
+    """
     if budget is not None:
         check_within(method, "budget", budget, 0, math.inf, "600 (seconds)")
     if until is None:
@@ -104,11 +119,12 @@ def check_until(method: str, until: Any, budget: Any, names: Collection[str] = t
 def watched(
     problem: Problem, rule: Rule, superchains: int | None = None
 ) -> Callable[..., tuple[bool, dict[str, float]]]:
-    """u, site -> (chain, draw, ...), to whether the rule holds, and the worst figures.
+    """A function that evaluates a rule on draws.
 
-    What is judged are the `quantities` at up to 50 training rows, the log likelihood being that of all of them.
-    Each draw is predicted once: a later look, at more draws of the same chains or at more chains, adds what is new.
-    `others` of a look are figures from elsewhere, which the rule may name too.
+    It maps u, site -> (chain, draw, ...), to whether the rule holds, and the worst figures. These are the figures of
+    the `quantities` at up to 50 training rows; the log likelihood is that of all rows. Each draw is predicted once: a
+    later evaluation, with more draws of the same chains or more chains, adds only the new ones. Keyword arguments
+    `others` of the function are figures from elsewhere, which the rule may name too.
     """
     watch = _Watch(problem, superchains)
 
@@ -120,7 +136,7 @@ def watched(
 
 
 class _Watch:
-    """What was predicted so far: quantity -> (chain, draw, ...)."""
+    """Predictions so far: quantity -> (chain, draw, ...)."""
 
     def __init__(self, problem: Problem, superchains: int | None):
         self.problem, self.superchains = problem, superchains
@@ -143,7 +159,7 @@ class _Watch:
         }
 
     def _see(self, u: Mapping[str, np.ndarray]) -> None:
-        """Predict what is new. What was seen stands first along its axis."""
+        """Predict the new draws. Draws seen before come first along their axis."""
         chains, draws = next(iter(u.values())).shape[:2]
         before = next(iter(self.known.values())).shape[:2] if self.known else (0, draws)
         if before == (chains, draws):
@@ -153,7 +169,7 @@ class _Watch:
         elif before[1] == draws and before[0] < chains:
             axis, new = 0, {name: value[before[0] :] for name, value in u.items()}
         else:
-            # Not the same run any more.
+            # These draws are of another run.
             axis, new, self.known, before = 1, u, {}, (0, 0)
         found = self._predicted(new, before[axis])
         self.known = {
@@ -162,7 +178,7 @@ class _Watch:
         }
 
     def _predicted(self, u: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-        """seed: of variables that belong to rows, which are drawn anew at each prediction."""
+        """Predict draws. seed: of variables that belong to rows, which are drawn at each prediction."""
         problem = self.problem
         program = problem.program
         lead = next(iter(u.values())).shape[:2]

@@ -1,4 +1,4 @@
-"""Draws of a chain, written to disk while it runs, and where it stood when they were last written."""
+"""Draws of a chain, written to disk while it runs, and its state when they were last written."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _READER = stored.Reader("checkpoint", "all pieces of its draws", "another folder
 
 @dataclass
 class Stream:
-    """A run of transitions in a folder: pieces of draws, each a file of its own, and the state after the last of them.
+    """Transitions in a folder: pieces of draws, each in its own file, and the state after the last of them.
 
-    Each file has a checksum of its own, so that a long run never reads what it has written. A piece is named by the
-    number of its first draw and written before the state that follows it. So an interruption between the two leaves a
-    state whose draws are all there, and a piece that the same draws will replace.
+    Each file has its own checksum, so that a long run never reads what it has written. A piece is named by the number
+    of its first draw and written before the state that follows it. So an interruption between the two leaves a state
+    whose draws are all there, and a piece that the same draws will replace.
     """
 
     checkpoint: Checkpoint
@@ -34,12 +34,12 @@ class Stream:
 
     @classmethod
     def of(cls, folder: Any, fingerprint: Mapping[str, Any], name: str) -> Stream:
-        """The stream `name` in a folder, which is made; with `folder` None one that keeps nothing."""
+        """The stream `name` in a folder, which is created. With `folder` None the stream keeps nothing."""
         return cls(Checkpoint.of(folder, fingerprint, name), name)
 
     @property
     def keeps(self) -> bool:
-        """Whether there is a folder at all."""
+        """Whether there is a folder."""
         return self.checkpoint.path is not None
 
     @property
@@ -49,15 +49,23 @@ class Stream:
 
     @property
     def due(self) -> bool:
-        """Whether the last writing is long enough ago."""
+        """Whether the last write was long enough ago."""
         return self.keeps and time.monotonic() - self._written >= INTERVAL
 
     def load(self) -> tuple[Arrays, Arrays] | None:
-        """(state, draws along axis 1) as they were last written; None where nothing was.
+        """The last written state and draws.
+
+        Returns
+        -------
+        tuple or None
+            (state, draws along axis 1). None if nothing was written.
 
         Raises
         ------
-        InputError: a stream of another fit. DamagedError: one with a piece that is missing, damaged or of another run.
+        InputError
+            A stream of another fit.
+        DamagedError
+            A piece is missing, damaged or of another run.
         """
         state = self.checkpoint.load()
         if state is None:
@@ -81,7 +89,7 @@ class Stream:
         return state, joined
 
     def write(self, first: int, draws: Arrays, state: Arrays) -> None:
-        """Keep `draws`, (chains, count, ...) from draw number `first` on, and the state after them."""
+        """Write `draws`, (chains, count, ...) from draw number `first` on, and the state after them."""
         if not self.keeps:
             return
         count = next(iter(draws.values())).shape[1] if draws else 0
@@ -96,12 +104,12 @@ class Stream:
         return self.checkpoint.path.parent / f"{self.name}-draws-{first:08d}.safetensors"
 
     def _words(self, first: int) -> dict[str, str]:
-        """What a piece belongs to: the fit, the chain and the number of its first draw."""
+        """The identity of a piece: the fit, the chain and the number of its first draw."""
         of = hashlib.sha256(json.dumps(self.checkpoint.fingerprint, sort_keys=True).encode()).hexdigest()
         return {"fit": of, "stream": self.name, "first": str(first)}
 
     def _read(self, first: int, like: Arrays | None) -> Arrays:
-        """The piece that begins with draw number `first`; like: another one of the same run."""
+        """Read the piece that begins with draw number `first`. like: another piece of the same run."""
         file, words = self._path(first), self._words(first)
         found = _READER.sealed(file, tuple(words))
         if found is None:

@@ -1,10 +1,10 @@
 """Coordinates in which the curvature at the start is the same in every direction, and a kernel that moves in them.
 
-A sampler with one step size for all directions is held to small steps by the stiffest direction and crosses the widest
-one too slowly. Where the curvature differs by a factor of c between the two, it takes about sqrt(c) steps to cross it,
-or c where it walks at random. Scaling each coordinate does not help where it is a combination of coordinates that is
-stiff, as with collinear inputs. So the curvature of the log density is measured where chains start, by products of the
-Hessian with vectors, and the kernel samples z of u = S z, with S S' close to the inverse of the curvature.
+The stiffest direction limits a sampler with one step size for all directions to small steps, so it crosses the widest
+direction too slowly. If the curvature differs by a factor of c between the two, it takes about sqrt(c) steps, or c for
+a random walk. Scaling each coordinate does not help if a combination of coordinates is stiff, as with collinear inputs.
+So the curvature of the log density is measured where chains start, by products of the Hessian with vectors, and the
+kernel samples z of u = S z, with S S' close to the inverse of the curvature.
 """
 
 from __future__ import annotations
@@ -16,46 +16,56 @@ from typing import Any, NamedTuple
 from ppl_bnn.inference.sampling.chains import Kernel
 from ppl_bnn.inference.sampling.sampler import Target
 
-# Directions of the curvature that are found; the others share one scale. All of them where there are no more.
+# Number of directions of the curvature that are found. The others share one scale.
 RANK = 32
-# Multiplications by the Hessian that turn random directions to the stiffest ones.
+# Number of multiplications by the Hessian that turn random directions to the stiffest ones.
 POWERS = 4
 # The largest flat vector whose curvature is measured. Each chain keeps its own S, of RANK times as many numbers.
 LARGEST = 1000
-# A direction is brought in where a chain starts more standard deviations out than this, by the local curvature.
+# A chain that starts more standard deviations out than this along a direction, by the local curvature, is moved in.
 EDGE = 2.0
-# What is left beyond the edge, in standard deviations, that is not worth another step.
+# A distance beyond the edge, in standard deviations, that is not worth another step.
 NEAR = 0.5
 ROUNDS, HALVINGS = 30, 8
-# Curvatures below this share of the largest are those of rounding.
+# Curvatures below this share of the largest are rounding errors.
 FLATTEST = 1e-10
 
 
 class Whitening(NamedTuple):
-    """S = rest (1 - V V') + V diag(scale) V', symmetric. directions: V (P, K), orthonormal; scale (K,); rest ()."""
+    """The symmetric matrix S = rest (1 - V V') + V diag(scale) V'.
+
+    Parameters
+    ----------
+    directions : array
+        V (P, K), orthonormal.
+    scale : array
+        (K,).
+    rest : array
+        ().
+    """
 
     directions: Any
     scale: Any
     rest: Any
 
     def out(self, z: Any) -> Any:
-        """u = S z."""
+        """Return u = S z."""
         return self.rest * z + self.directions @ ((self.scale - self.rest) * (self.directions.T @ z))
 
     def back(self, u: Any) -> Any:
-        """z = S^-1 u."""
+        """Return z = S^-1 u."""
         inverse = 1.0 / self.rest
         return inverse * u + self.directions @ ((1.0 / self.scale - inverse) * (self.directions.T @ u))
 
 
 def round_cost(size: int) -> int:
-    """Gradients of one round of `brought_in`: a product with the Hessian counts as two."""
+    """Gradients of one round of `brought_in`. A product with the Hessian counts as two."""
     rank = min(RANK, size)
     return 2 * (rank if rank == size else (POWERS + 1) * rank + 1) + HALVINGS
 
 
 def gradients_of_a_start(size: int) -> tuple[float, float, float]:
-    """The fewest, usual and most gradients that bringing a chain of so many coordinates in takes."""
+    """The fewest, usual and most gradients for moving in a chain with `size` coordinates."""
     if size > LARGEST:
         return 0.0, 0.0, 0.0
     each = float(round_cost(size))
@@ -63,7 +73,7 @@ def gradients_of_a_start(size: int) -> tuple[float, float, float]:
 
 
 class _Begun(NamedTuple):
-    """Where a chain is on its way in. gradients: evaluations of the gradient, a Hessian product counted as two."""
+    """The state of a chain while it is moved in. gradients: evaluations, a Hessian product counted as two."""
 
     flat: Any
     value: Any
@@ -77,7 +87,7 @@ class _Begun(NamedTuple):
 def curvature(gradient_of: Callable[[Any], Any], flat: Any, key: Any) -> Whitening:
     """S at a point, from the absolute eigenvalues of the Hessian: |H|^(-1/2) along the stiffest directions.
 
-    The stiffest directions by subspace iteration, exact where there are at most `RANK` coordinates. The scale of the
+    The stiffest directions are found by subspace iteration, exactly for at most `RANK` coordinates. The scale of the
     other directions is that of a random one among them.
     """
     import jax
@@ -88,7 +98,7 @@ def curvature(gradient_of: Callable[[Any], Any], flat: Any, key: Any) -> Whiteni
 
     def products(columns: Any) -> Any:
         """Minus the Hessian of the log density times each column."""
-        # One after another: all at once would hold the network's values at all rows for each of them.
+        # Sequentially: all at once would hold the network's values at all rows for each of them.
         found = jax.lax.map(lambda v: jax.jvp(gradient_of, (flat,), (v,))[1], columns.T).T
         return jnp.where(jnp.isfinite(found), -found, 0.0)
 
@@ -109,7 +119,8 @@ def curvature(gradient_of: Callable[[Any], Any], flat: Any, key: Any) -> Whiteni
         image = products(probe)
         image = image - directions @ (directions.T @ image)
         level = jnp.linalg.norm(image) / jnp.linalg.norm(probe)
-    # Away from a mode curvatures may be negative, and then those nearer to zero say nothing of the posterior's width.
+    # Away from a mode curvatures may be negative. Those nearer to zero then carry no information on the posterior's
+    # width.
     least = jnp.maximum(FLATTEST * jnp.max(jnp.abs(values)), -jnp.min(values))
     least = jnp.where(least > 0.0, least, 1.0)
     return Whitening(
@@ -120,12 +131,17 @@ def curvature(gradient_of: Callable[[Any], Any], flat: Any, key: Any) -> Whiteni
 def brought_in(
     value_and_gradient: Callable[[Any], tuple[Any, Any]], flat: Any, key: Any
 ) -> tuple[Any, Whitening, Any]:
-    """(where a chain begins, S there, gradient evaluations that it took).
+    """Move the starting point of a chain in, where it is too far out.
 
-    Directions in which the chain stands within `EDGE` standard deviations, by the local curvature and gradient, are
-    left as they are; along the others it moves to that edge, by a Newton step, halved until the log density rises, and
-    again from there. On a Gaussian one step arrives. So chains begin as far apart as the posterior is wide, and no
-    farther. Where no step raises the density the chain stays.
+    Directions in which the chain is within `EDGE` standard deviations, by the local curvature and gradient, are
+    unchanged. Along the others it moves to that edge, by a Newton step, halved until the log density rises, and again
+    from there. On a Gaussian one step arrives. So chains begin as far apart as the posterior is wide, and no farther.
+    If no step raises the density the chain stays.
+
+    Returns
+    -------
+    tuple
+        (where the chain begins, S there, gradient evaluations).
     """
     import jax
     import jax.numpy as jnp
@@ -137,7 +153,7 @@ def brought_in(
         return value_and_gradient(at)[1]
 
     def beyond(slope: Any, whitening: Whitening) -> Any:
-        """The part of a gradient in z that lies beyond the edge: along each direction found, and in the rest."""
+        """The part of a gradient in z that is beyond the edge: along each direction found, and in the rest."""
         along = whitening.directions.T @ slope
         rest = slope - whitening.directions @ along
         length, most = jnp.linalg.norm(rest), EDGE * (size - rank) ** 0.5
@@ -170,7 +186,7 @@ def brought_in(
     value, gradient = value_and_gradient(flat)
     ones, none = jnp.ones((), flat.dtype), jnp.zeros((), jnp.int32)
     unknown = Whitening(jnp.zeros((size, rank), flat.dtype), jnp.ones(rank, flat.dtype), ones)
-    # A chain that cannot start here is refused by its density.
+    # A chain that cannot start here is rejected later by its density.
     usable = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient))
     begun = _Begun(flat, value, gradient, unknown, none, none, usable)
     begun = jax.lax.while_loop(goes_on, nearer, begun)
@@ -178,7 +194,7 @@ def brought_in(
 
 
 def pooled(whitenings: Whitening) -> Whitening:
-    """One S for chains that share their steps: of the mean of their curvatures S^-2; a leading axis over chains."""
+    """One S for chains that share their steps, of the mean of their curvatures S^-2 over the leading axis."""
     import jax
     import jax.numpy as jnp
 
@@ -191,17 +207,17 @@ def pooled(whitenings: Whitening) -> Whitening:
 
     dtype = whitenings.rest.dtype
     none = jnp.zeros((size, size), dtype)
-    # One after another: a matrix for each of hundreds of chains would not fit into memory.
+    # Sequentially: a matrix for each of hundreds of chains would not fit into memory.
     total, _ = jax.lax.scan(lambda total, one: (total + matrix(one), None), none, whitenings)
     values, directions = jnp.linalg.eigh(total / len(whitenings.rest))
     return Whitening(directions, values**-0.5, jnp.ones((), dtype))
 
 
 def whitened(target: Target, make: Callable[[Any], Kernel]) -> Kernel:
-    """The kernel that `make` gives of a target, moving in z; starts are brought in, and u = S z is recorded.
+    """The kernel that `make` gives of a target, moving in z. Starts are moved in, and u = S z is recorded.
 
-    S goes into the state under "whitening", beside what the kernel keeps there, which must be a dict; the gradients
-    that it took, under "whitening_gradients".
+    S goes into the state under "whitening", beside the kernel's own state, which must be a dict. The gradients for it
+    go under "whitening_gradients".
     """
     import jax
 
@@ -233,7 +249,7 @@ def whitened(target: Target, make: Callable[[Any], Kernel]) -> Kernel:
         return {**state, "whitening": whitening, "whitening_gradients": spent}
 
     def parted(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What is kept here, nothing where the flat vector is too long, and what the kernel keeps."""
+        """Split the state into the part of this wrapper (empty if the flat vector is too long) and the kernel's."""
         own = {name: value for name, value in state.items() if name.startswith("whitening")}
         return own, {name: value for name, value in state.items() if name not in own}
 
@@ -262,7 +278,7 @@ def whitened(target: Target, make: Callable[[Any], Kernel]) -> Kernel:
 
 
 class _Seen:
-    """A target in other coordinates; all else is that of the target."""
+    """A target in other coordinates, otherwise unchanged."""
 
     def __init__(self, target: Any, log_density: Callable[..., Any]):
         self._target, self.log_density = target, log_density
