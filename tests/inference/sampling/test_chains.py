@@ -17,6 +17,7 @@ import ppl_bnn as bnn
 from ppl_bnn.backends.program import Program
 from ppl_bnn.core.errors import BudgetError, DivergenceError, InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.diagnostics.function_space import convergence
+from ppl_bnn.inference import registry
 from ppl_bnn.inference.sampling import chains, stream
 from ppl_bnn.inference.sampling.chains import Kernel
 from ppl_bnn.inference.sampling.sampler import Sampler, Target, extend
@@ -274,7 +275,7 @@ def test_extended_chains_are_those_of_a_longer_run():
 
 @pytest.fixture(autouse=True)
 def _known_by_name(monkeypatch):
-    monkeypatch.setitem(bnn.__dict__, "Walk", Walk)
+    monkeypatch.setitem(registry.MODULES, "Walk", __name__)
 
 
 def test_extension_counts_what_both_runs_cost():
