@@ -1,1 +1,1 @@
-"""Utilities of all other rooms: errors, checks, files, processes and progress."""
+"""Common utilities: errors, checks, files, processes and progress."""

@@ -1,4 +1,4 @@
-"""Arrays and dicts of arrays: their rows, pieces of them, seeds."""
+"""Helpers for arrays and dicts of arrays: rows, chunks, seeds."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Array = Any
 
 
 def map_data(function: Callable[[Any], Any], x: Any) -> Any:
-    """Apply to an array, or to each array of a dict of inputs."""
+    """Apply a function to an array, or to each array of a dict of inputs."""
     return {name: function(value) for name, value in x.items()} if isinstance(x, Mapping) else function(x)
 
 
 def describe_shapes(x: Any) -> str:
-    """What an array, a dict of arrays, or nothing looks like from outside."""
+    """Description of the shapes of an array, a dict of arrays, or None, for messages."""
     return repr(None if x is None else map_data(lambda a: (tuple(a.shape), str(a.dtype)), x))
 
 
@@ -28,36 +28,39 @@ def row_count(x: Any) -> int:
 
 
 def on_cpu(array: Array) -> bool:
+    """Whether an array is on the CPU."""
     return "cpu" in str(getattr(array, "device", "cpu")).lower()
 
 
 def cores() -> int:
-    """The cores of this process, which a container or a scheduler may have bound to fewer than the machine has."""
+    """Number of cores available to this process, which a container or a scheduler may restrict."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of pieces of at most `size`."""
+    """(start, stop) of consecutive chunks of at most `size`."""
     for start in range(0, total, size):
         yield start, min(start + size, total)
 
 
 def padded(array: np.ndarray, size: int) -> np.ndarray:
-    """The last chunk repeats its first entry up to the common size, so that nothing is compiled a second time."""
+    """Pad the last chunk to the common size by repeating its first entry, so that nothing is compiled a second time."""
     missing = size - len(array)
     return array if missing == 0 else np.concatenate([array, np.repeat(array[:1], missing, axis=0)])
 
 
 def padded_seeds(seeds: Any, start: int, stop: int, size: int) -> Any:
+    """Seeds start..stop, padded to the common size."""
     index = np.minimum(np.arange(start, start + size), stop - 1)
     return seeds[index]
 
 
 def iterate_seeds(seeds: Any) -> Iterator[Any]:
+    """Iterate over seeds."""
     for index in range(len(seeds)):
         yield seeds[index]
 
 
 def site_seed(name: str, seed: int) -> int:
-    """A seed of its own for each named thing."""
+    """A separate seed for each name."""
     return zlib.crc32(f"{name}:{seed}".encode())

@@ -1,6 +1,6 @@
-"""Bad input, refused before anything is compiled.
+"""Checks of user input, made before anything is compiled.
 
-Each check says what was expected, what was given and what to try. Nothing is broadcast, dropped, clipped or
+Each error states what was expected, what was given and what to try. Values are never broadcast, dropped, clipped or
 turned into NaN. The systems do not check this: NumPyro broadcasts y of shape (5, 1) against (5,) to 25 terms without an
 error, and NaN in y gives a NaN loss with a warning only.
 """
@@ -19,9 +19,26 @@ from ppl_bnn.core.names import clean_lines
 
 
 def check_inputs(x: Any, features: Any = None, flat: bool = False) -> Any:
-    """Inputs as a float array (N, F) (integer arrays stay integers), or a dict of arrays with one first axis.
+    """Checked inputs.
 
-    `features`: what the training inputs looked like, as `describe_inputs` gives it. flat: whether (N,) is allowed, too.
+    Parameters
+    ----------
+    x
+        An array, or a dict of arrays.
+    features : optional
+        Description of the training inputs, as `describe_inputs` returns it.
+    flat : bool, default False
+        Whether (N,) is allowed too.
+
+    Returns
+    -------
+    ndarray or dict of str to ndarray
+        A float array (N, F) (integer arrays stay integers), or a dict of arrays with one common first axis.
+
+    Raises
+    ------
+    InputError
+        For invalid inputs.
     """
     if isinstance(x, Mapping):
         if not x:
@@ -64,14 +81,34 @@ def check_inputs(x: Any, features: Any = None, flat: bool = False) -> Any:
 
 
 def describe_inputs(x: Any) -> Any:
-    """The shapes of the inputs without their rows."""
+    """Shapes of the inputs without their rows."""
     if isinstance(x, Mapping):
         return {name: tuple(array.shape[1:]) for name, array in sorted(x.items())}
     return tuple(x.shape[1:])
 
 
 def check_targets(y: Any, rows: int, column: bool = False) -> np.ndarray:
-    """Targets (N,) or (N, K) of finite numbers, one row per row of x. column: whether (N, 1) is allowed, too."""
+    """Checked targets: finite numbers, one row per row of x.
+
+    Parameters
+    ----------
+    y
+        The targets.
+    rows : int
+        Number of rows of x.
+    column : bool, default False
+        Whether (N, 1) is allowed too.
+
+    Returns
+    -------
+    ndarray
+        Shape (N,) or (N, K).
+
+    Raises
+    ------
+    InputError
+        For invalid targets.
+    """
     y = _numeric("y", y)
     if y.ndim == 2 and y.shape[1] == 1 and not column:
         raise InputError("y: " + message("targets of shape (N,)", f"shape {y.shape}", "y[:, 0]"))
@@ -87,7 +124,25 @@ def check_targets(y: Any, rows: int, column: bool = False) -> np.ndarray:
 
 
 def check_labels(y: np.ndarray, classes: int) -> np.ndarray:
-    """Class labels 0..classes-1 as integers, of which at least two occur."""
+    """Checked class labels 0..classes-1 as integers, of which at least two occur.
+
+    Parameters
+    ----------
+    y : ndarray
+        The labels.
+    classes : int
+        Number of classes.
+
+    Returns
+    -------
+    ndarray
+        Integers.
+
+    Raises
+    ------
+    InputError
+        For invalid labels.
+    """
     if y.ndim != 1:
         raise InputError(
             "y: " + message("class labels of shape (N,)", f"shape {y.shape}", "labels, not one-hot rows")
@@ -113,7 +168,25 @@ def check_labels(y: np.ndarray, classes: int) -> np.ndarray:
 
 
 def text_labels(y: Any) -> tuple[Any, tuple[str, ...] | None]:
-    """Targets that are text as codes 0..K-1 and the labels they stand for, sorted; anything else as it is, and None."""
+    """Encode targets that are text.
+
+    Parameters
+    ----------
+    y
+        Targets.
+
+    Returns
+    -------
+    codes
+        Codes 0..K-1 for text, else y unchanged.
+    labels : tuple of str, or None
+        The labels of the codes, sorted. None if y is not text.
+
+    Raises
+    ------
+    InputError
+        For text that cannot be a label.
+    """
     array = np.asarray(y) if isinstance(y, list | tuple | np.ndarray) or hasattr(y, "to_numpy") else None
     if array is None or array.dtype.kind not in "UOT" or array.ndim != 1 or np.ma.isMaskedArray(y):
         return y, None
@@ -121,7 +194,7 @@ def text_labels(y: Any) -> tuple[Any, tuple[str, ...] | None]:
         return y, None
     labels, codes = np.unique(array.astype(str), return_inverse=True)
     for label in labels:
-        # Predictions keep the labels, so they are not changed: what no file or terminal takes is refused.
+        # Predictions keep the labels, so they are not changed. Labels that files or terminals cannot show are refused.
         if clean_lines(label) != label:
             raise InputError(
                 "y: "
@@ -133,7 +206,22 @@ def text_labels(y: Any) -> tuple[Any, tuple[str, ...] | None]:
 
 
 def labels_from_one(y: np.ndarray, classes: int) -> tuple[np.ndarray, tuple[int, ...] | None]:
-    """Labels 1..K for a model of K classes as codes 0..K-1, and what they stand for; others as they are, and None."""
+    """Encode labels 1..K for a model of K classes.
+
+    Parameters
+    ----------
+    y : ndarray
+        Labels.
+    classes : int
+        Number of classes, K.
+
+    Returns
+    -------
+    codes : ndarray
+        Codes 0..K-1 for labels 1..K, else y unchanged.
+    labels : tuple of int, or None
+        The labels of the codes. None if y is unchanged.
+    """
     if y.size and y.min() == 1 and y.max() == classes and np.array_equal(np.floor(y), y):
         return y - 1, tuple(range(1, classes + 1))
     return y, None
@@ -142,9 +230,22 @@ def labels_from_one(y: np.ndarray, classes: int) -> tuple[np.ndarray, tuple[int,
 def label_codes(y: np.ndarray, labels: Sequence[Any]) -> np.ndarray:
     """The class 0..K-1 of each target, given as one of `labels`.
 
+    Parameters
+    ----------
+    y : ndarray
+        Targets.
+    labels : sequence
+        The labels, in the order of the classes.
+
+    Returns
+    -------
+    ndarray
+        Codes 0..K-1.
+
     Raises
     ------
-    InputError: a target that is none of them.
+    InputError
+        If a target is not one of the labels.
     """
     known = {label: code for code, label in enumerate(labels)}
     values = y.tolist() if y.ndim == 1 else y.reshape(-1).tolist()
@@ -160,7 +261,7 @@ def label_codes(y: np.ndarray, labels: Sequence[Any]) -> np.ndarray:
 
 
 def warn_of_labels(labels: Sequence[Any]) -> None:
-    """Say which label stands for which class."""
+    """Warn which label is which class."""
     said = ", ".join(repr(label) for label in labels[:10]) + (", ..." if len(labels) > 10 else "")
     warnings.warn(
         f"y: the labels {said} are the classes 0 to {len(labels) - 1}, in this order; predictions keep them",
@@ -170,7 +271,7 @@ def warn_of_labels(labels: Sequence[Any]) -> None:
 
 
 def check_times(y: np.ndarray) -> None:
-    """Times are positive."""
+    """Raise an `InputError` unless all times are positive."""
     wrong = np.flatnonzero(~(y > 0))
     if len(wrong):
         raise InputError(
@@ -184,9 +285,19 @@ def check_times(y: np.ndarray) -> None:
 
 
 def check_censored(y: np.ndarray, positive: bool = False) -> None:
-    """Values and events (N, 2): an event is 1 (observed), 0 (the true value is larger) or -1 (it is smaller).
+    """Check values and events (N, 2): an event is 1 (observed), 0 (the true value is larger) or -1 (it is smaller).
 
-    positive: whether values are times, above 0.
+    Parameters
+    ----------
+    y : ndarray
+        Values and events, (N, 2).
+    positive : bool, default False
+        Whether values are times, above 0.
+
+    Raises
+    ------
+    InputError
+        For invalid values or events.
     """
     if y.ndim != 2 or y.shape[1] != 2:
         raise InputError(
@@ -211,7 +322,7 @@ def check_censored(y: np.ndarray, positive: bool = False) -> None:
         check_times(y[:, 0])
 
 
-# What torch, JAX and NumPy say of arrays that are not theirs.
+# Error messages of torch, JAX and NumPy about arrays of other frameworks.
 _FOREIGN = (
     "must be Tensor, not",
     "Can't call numpy() on Tensor",
@@ -220,7 +331,18 @@ _FOREIGN = (
 
 
 def foreign_function(error: BaseException) -> ModelError | None:
-    """What to say where a model called a function of one framework on arrays of another; None for other errors."""
+    """The error for a model that called a function of one framework on arrays of another.
+
+    Parameters
+    ----------
+    error : BaseException
+        The error that the model raised.
+
+    Returns
+    -------
+    ModelError or None
+        None for other errors.
+    """
     said = str(error)
     jax_on_torch = "Error interpreting argument to" in said and "torch" in said
     if not jax_on_torch and not any(words in said for words in _FOREIGN):
@@ -235,7 +357,7 @@ def foreign_function(error: BaseException) -> ModelError | None:
 
 
 def warn_constant_columns(x: Any) -> None:
-    """Warn of columns without variance; they are kept."""
+    """Warn about columns without variance, which are kept."""
     arrays = x if isinstance(x, Mapping) else {"x": x}
     for name, array in arrays.items():
         if array.ndim == 2 and len(array) > 1 and np.issubdtype(array.dtype, np.floating):

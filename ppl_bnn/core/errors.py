@@ -1,7 +1,7 @@
-"""The errors that this library raises, by name.
+"""The errors that this library raises.
 
-Each message says three things in one order: what was expected, what came, what to try. Every class
-derives from `BNNError`, and from the built-in class that a caller would otherwise expect.
+Each message states, in this order, what was expected, what was given and what to try. Every class derives from
+`BNNError`, and from the built-in class that a caller would otherwise expect.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 
 
 class BNNError(Exception):
-    """The root of every error raised on purpose by ppl_bnn."""
+    """Base class of all errors raised on purpose by ppl_bnn."""
 
 
 class InputError(BNNError, ValueError):
-    """Data or an argument that cannot be used as it is."""
+    """Data or an argument that cannot be used."""
 
 
 class DamagedError(InputError):
-    """A stored file that is not as it was written: another checksum, a part missing, or another kind of content."""
+    """A stored file that has changed since it was written: another checksum, a missing part, or other content."""
 
 
 class UnknownNameError(BNNError, LookupError, ValueError):
@@ -40,24 +40,27 @@ class CurvatureError(BNNError, ArithmeticError):
 
 
 class DivergenceError(BNNError, ArithmeticError):
-    """An optimisation or a chain that left the finite numbers.
+    """An optimisation or a chain whose values are no longer finite.
 
-    last: the last values at which all was finite (constrained, by site), where the method keeps them.
+    Attributes
+    ----------
+    last : mapping, optional
+        The last finite values (constrained, by site), if the method keeps them.
     """
 
     last: Mapping[str, Any] | None = None
 
 
 class BudgetError(BNNError, TimeoutError):
-    """Time that ran out before there was anything to hand over."""
+    """The time limit was reached before there was any result."""
 
 
 class DeviceError(BNNError, RuntimeError):
-    """A device that is not there."""
+    """A device that is not available."""
 
 
 class ClusterError(BNNError, ConnectionError):
-    """A cluster that ended while it computed. What was handed over before is not affected."""
+    """A cluster that ended while it computed. Results that were returned before are not affected."""
 
 
 class MissingFrameworkError(BNNError, ImportError):
@@ -65,12 +68,38 @@ class MissingFrameworkError(BNNError, ImportError):
 
 
 def message(expected: str, came: str, advice: str) -> str:
-    """The one shape of an error message: expected, came, try."""
+    """The text of an error message: what was expected, what was given, what to try.
+
+    Parameters
+    ----------
+    expected, came, advice : str
+        The three parts.
+
+    Returns
+    -------
+    str
+        The text.
+    """
     return f"expected {expected}; came {came}; try {advice}"
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
-    """An `UnknownNameError` that names the nearest thing that does exist."""
+    """An `UnknownNameError` that suggests the nearest existing name.
+
+    Parameters
+    ----------
+    kind : str
+        Kind of the name, such as "family".
+    name
+        The unknown name.
+    known : iterable of str
+        The existing names.
+
+    Returns
+    -------
+    UnknownNameError
+        The error.
+    """
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""

@@ -1,6 +1,4 @@
-"""Files and folders that appear whole, and named arrays as a file of safetensors, which is read without running what
-lies in it.
-"""
+"""Atomic writing of files and folders, and named arrays as safetensors files, which are read without executing code."""
 
 from __future__ import annotations
 
@@ -18,9 +16,17 @@ import numpy as np
 
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write beside the file and rename: a reader, or a run that is stopped, never sees half of it.
+    """Write a file atomically: to a temporary file beside it, which is then renamed.
 
-    Of several who write one file at a time each writes a part of its own, and the last to end has written the file.
+    Readers and interrupted runs never see half of the file. If several processes write the same file, each has its own
+    temporary file, and the last one to finish determines the content.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    write : callable
+        Function that writes to the path that it is given.
     """
     part = part_of(path)
     try:
@@ -31,16 +37,31 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def part_of(path: Path) -> Path:
-    """A name beside a file, of the same ending, that nobody else takes: what is there before it is whole."""
+    """A unique name beside a file, with the same extension, for its temporary file."""
     return path.with_name(f".{path.stem}.part-{os.getpid()}-{uuid.uuid4().hex[:8]}{path.suffix}")
 
 
 @contextlib.contextmanager
 def staged(path: Path) -> Iterator[Path]:
-    """A new folder beside `path`, which takes its place at the end.
+    """A new folder beside `path`, which replaces it at the end of the block.
 
-    Where anything is raised meanwhile, `path` is what it was. A process that is killed between the two renames leaves
-    the old folder whole, under a name that `left_by_a_kill` finds. Errors: OSError.
+    If an error is raised in the block, `path` is unchanged. A process that is killed between the two renames leaves the
+    old folder complete, under a name that `left_by_a_kill` finds.
+
+    Parameters
+    ----------
+    path : Path
+        The folder to replace.
+
+    Yields
+    ------
+    Path
+        The new folder.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be written.
     """
     path = path.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +79,7 @@ def _beside(path: Path, ending: str) -> str:
 
 
 def _put_in_place(stage: Path, path: Path) -> None:
-    """Rename into place; the folder that was there is removed only once the new one is in its place."""
+    """Rename into place. The old folder is removed only after the new one is in its place."""
     if not path.exists():
         stage.rename(path)
         return
@@ -78,12 +99,30 @@ def _put_in_place(stage: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def staged_within(folder: Path, own: Collection[str], last: str) -> Iterator[Path]:
-    """A new folder inside `folder`, whose files take the place of the files `own` of it; all else is left alone.
+    """A new folder inside `folder`, whose files replace the files `own` of it at the end of the block.
 
-    For a folder with other things in it, or one that cannot be renamed. `last` is the file without which the others do
-    not count: it is removed first and appears last. Where anything is raised meanwhile, all files are what they were. A
-    process that is killed while files are renamed leaves the old ones whole, in a folder that `left_by_a_kill` finds.
-    Errors: OSError.
+    All other files are left alone. For a folder that holds other files, or that cannot be renamed. If an error is
+    raised in the block, all files are unchanged. A process that is killed while files are renamed leaves the old files
+    complete, in a folder that `left_by_a_kill` finds.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    own : collection of str
+        Names of the files to replace.
+    last : str
+        The file without which the others are not valid: it is removed first and appears last.
+
+    Yields
+    ------
+    Path
+        The new folder.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be written.
     """
     stage = folder / _beside(folder, "partial")
     stage.mkdir()
@@ -112,13 +151,13 @@ def staged_within(folder: Path, own: Collection[str], last: str) -> Iterator[Pat
             raise
     finally:
         shutil.rmtree(stage, ignore_errors=True)
-        # Where not even what was there could be put back, it stays where it is whole.
+        # If the old files could not be put back, the folder that holds them is kept.
         if not changed:
             shutil.rmtree(old, ignore_errors=True)
 
 
 def _link(path: Path, second: Path) -> None:
-    """The same file under a second name, or a copy where the file system has no such names."""
+    """Make a hard link, or a copy if the file system has no hard links."""
     try:
         os.link(path, second)
     except OSError:
@@ -126,7 +165,18 @@ def _link(path: Path, second: Path) -> None:
 
 
 def left_by_a_kill(path: Path) -> Path | None:
-    """The folder that `staged` or `staged_within` moved away, where the process was killed before the new one came."""
+    """The old folder of `staged` or `staged_within`, if the process was killed before the new one was in place.
+
+    Parameters
+    ----------
+    path : Path
+        The folder that was to be replaced.
+
+    Returns
+    -------
+    Path or None
+        The old folder.
+    """
     path = path.absolute()
     pattern = f".{glob.escape(path.name)}.*.old"
     left = sorted([*path.parent.glob(pattern), *path.glob(pattern)])
@@ -134,7 +184,25 @@ def left_by_a_kill(path: Path) -> Path | None:
 
 
 def regular(path: Path) -> Path:
-    """The path, if it is a regular file that lies where it seems to. Errors: OSError, ValueError."""
+    """The path, if it is a regular file that no link leads out of its folder.
+
+    Parameters
+    ----------
+    path : Path
+        A file.
+
+    Returns
+    -------
+    Path
+        The path.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be examined.
+    ValueError
+        For a link out of the folder, or a file that is not regular.
+    """
     found = os.lstat(path)
     if stat.S_ISLNK(found.st_mode):
         try:
@@ -144,14 +212,34 @@ def regular(path: Path) -> Path:
         if not target.is_relative_to(path.parent.resolve()):
             raise ValueError("a link that leads out of its folder")
         found = os.stat(target)
-    # Opening a FIFO waits for ever, and a device has no end.
+    # Opening a FIFO blocks, and a device has no end.
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("no regular file")
     return path
 
 
 def bounded(path: Path, most: int) -> bytes:
-    """The content of a file of at most so many bytes. Errors: OSError, ValueError."""
+    """The content of a file of at most `most` bytes.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    most : int
+        Largest number of bytes.
+
+    Returns
+    -------
+    bytes
+        The content.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read.
+    ValueError
+        If it is larger.
+    """
     with open(path, "rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -162,17 +250,32 @@ def bounded(path: Path, most: int) -> bytes:
 def write_arrays(
     path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write arrays by name, and words, to a file that whoever may read new files of this process may read."""
+    """Write named arrays, and text metadata, to a file with the usual permissions of new files of this process.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    arrays : mapping of str to ndarray
+        The arrays.
+    metadata : mapping of str to str, optional
+        Text entries.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
+    """
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     path.touch()
     mode = path.stat().st_mode
-    # By itself it leaves a file that its owner alone may read, as temporary files are.
+    # safetensors by itself creates a file that only its owner can read, like a temporary file.
     try:
         save_file(in_order(arrays), path, metadata=None if metadata is None else dict(metadata))
     except SafetensorError as error:
-        # Where a disk is full it does not say so by the class that everything else has for it.
+        # On a full disk safetensors raises its own error class instead of OSError.
         raise OSError(f"{path.name}: {error}") from error
     path.chmod(mode)
 
@@ -180,13 +283,20 @@ def write_arrays(
 def write_tree(path: Path, tree: Any) -> None:
     """Write a DataTree as netCDF.
 
-    It is made in memory first: where HDF5 itself cannot write to a file, as on a full disk, the process ends in a
+    It is made in memory first: if HDF5 itself cannot write to a file, for example on a full disk, the process ends in a
     segmentation fault when the file is closed.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    tree : xarray.DataTree
+        The tree.
     """
     path.write_bytes(tree.to_netcdf(engine="h5netcdf"))
 
 
 def in_order(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays as the format wants them, row by row; their shapes stay."""
-    # np.ascontiguousarray would give a number an axis.
+    """The arrays in C order, which the format requires. Their shapes do not change."""
+    # np.ascontiguousarray would add an axis to a scalar.
     return {name: np.asarray(value, order="C") for name, value in arrays.items()}

@@ -1,4 +1,4 @@
-"""The most memory that this process held while something was computed."""
+"""Peak memory of this process during a computation."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from pathlib import Path
 
 @contextmanager
 def peak_memory() -> Iterator[Callable[[], float]]:
-    """How to ask for the most memory held since the block began, in MB of 10^6 bytes; NaN where nobody says.
+    """Measure the peak memory since the start of the block.
 
-    Linux keeps the peak of a process and forgets it when told to; elsewhere there is only that of the whole life of a
-    process, which says something of a block where nothing before it took more. A block within a block makes the outer
-    one forget what came before the inner.
+    Linux keeps the peak of a process and can reset it. Other systems have only the peak over the whole life of the
+    process, which describes a block only if nothing before it used more memory. A nested block resets the peak of the
+    outer one.
+
+    Yields
+    ------
+    callable
+        Function without arguments that returns the peak in MB of 10^6 bytes; NaN if unknown.
     """
     before = _high_water()
     with suppress(OSError):

@@ -1,11 +1,11 @@
-r"""Names that come from outside: of columns, classes, methods, models and data sets.
+r"""Names from outside: of columns, classes, methods, models and data sets.
 
 A name is cleaned once, where it enters (`clean`). After that it holds no control character, no escape code of a
-terminal and nothing that UTF-8 cannot encode, so tables, files and terminals take it as it is. Three outputs give a
-meaning to ordinary characters, and each has its own function: Matplotlib (`for_figure`: `$` begins mathematics, a
+terminal and nothing that UTF-8 cannot encode, so tables, files and terminals can show it unchanged. Three outputs give
+ordinary characters a meaning, and each has its own function: Matplotlib (`for_figure`: `$` begins mathematics, a
 leading `_` hides a label), spreadsheets (`for_spreadsheet`: `=1+1` is a formula) and file systems (`for_file`). HTML is
-escaped by the template engine. A name in a regular expression's replacement goes in as a function's result, never as
-the replacement itself, in which `\1` is a group.
+escaped by the template engine. In the replacement of a regular expression a name is passed as the result of a function,
+never as the replacement itself, in which `\1` is a group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 REPLACED = "\ufffd"
-# Characters that turn the direction of text, or take no room: two names that look the same would differ by them.
+# Characters that change the direction of text, or have no width: names that look the same could differ by them.
 _UNSEEN = frozenset(
     "\u061c\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
 )
@@ -51,12 +51,12 @@ def clean(name: object) -> str:
 
 
 def clean_all(names: Iterable[object] | None) -> tuple[str, ...] | None:
-    """`clean` of each; None stays None."""
+    """`clean` applied to each name; None stays None."""
     return None if names is None else tuple(clean(name) for name in names)
 
 
 def clean_lines(text: object) -> str:
-    """`clean` line by line, blanks kept: for messages in which names from outside are quoted."""
+    """`clean` line by line, with blanks kept: for messages that quote names from outside."""
     return "".join(
         REPLACED if letter not in "\n\t" and _is_unseen(letter) else letter for letter in str(text)
     )
@@ -67,13 +67,13 @@ def _is_unseen(letter: str) -> bool:
 
 
 def for_figure(text: object) -> str:
-    """Text for Matplotlib that is drawn as it stands: no mathematics between two dollar signs, no hidden label."""
+    """Text that Matplotlib draws literally: no mathematics between two dollar signs, no hidden label."""
     shown = clean_lines(text).replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
 
 
 def from_figure(label: str) -> str:
-    """The text that `for_figure` made this label of."""
+    """The text from which `for_figure` made this label."""
     shown = label.replace(r"\$", "$")
     return shown[1:] if shown.startswith(" _") else shown
 
@@ -81,7 +81,18 @@ def from_figure(label: str) -> str:
 def for_spreadsheet(frame: Any) -> Any:
     """A copy of a DataFrame for a CSV file that a spreadsheet opens: text that would be a formula begins with "'".
 
-    Cells, columns and the index are guarded. Numbers, also those that are text such as "-1", stay what they are.
+    Cells, columns and the index are guarded. Numbers do not change, and neither does text that is a number, such as
+    "-1".
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        The table.
+
+    Returns
+    -------
+    pandas.DataFrame
+        The guarded copy.
     """
     guarded = frame.copy()
     for at, kind in enumerate(frame.dtypes):
@@ -99,6 +110,6 @@ def _guarded(value: Any) -> Any:
 
 
 def for_file(name: object) -> str:
-    """A name as part of a file name: letters that a system or a shell gives a meaning to become "_"."""
+    """A name as part of a file name: characters that are special to a system or a shell become "_"."""
     kept = re.sub(r"[^\w.+=@ ()-]|\s", "_", clean(name)).lstrip(".-")
     return kept.encode()[:LONGEST_FILE].decode(errors="ignore") or "_"

@@ -1,6 +1,6 @@
-"""netCDF files that may be hostile: whether one refers to anything outside it, or claims more than it holds.
+"""Safety checks of netCDF files: references to anything outside the file, and claimed sizes beyond its size.
 
-Where a folder has checksums, HDF5 parses a file only after its checksum was verified (`ppl_bnn.core.stored`).
+In a folder with checksums, HDF5 parses a file only after its checksum was verified (`ppl_bnn.core.stored`).
 """
 
 from __future__ import annotations
@@ -12,17 +12,23 @@ import numpy as np
 
 from ppl_bnn.core.plain_values import shown
 
-# Objects in a file, and texts in one of its arrays, which are read one by one to know how long they are.
+# Largest numbers of objects in a file, and of texts in one array, which are read one by one for their lengths.
 MOST_OBJECTS, MOST_STRINGS = 10_000, 100_000
 
 
 def check(path: Path) -> None:
-    """Refuse an HDF5 file that refers to anything outside it, or that claims more than it holds.
+    """Refuse an HDF5 file that refers to anything outside it, or that claims more data than it holds.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
 
     Raises
     ------
-    ValueError: an external or a soft link, external or virtual storage, a filter other than compression and checksums,
-    an unlimited dimension, references as values, or arrays larger than the file.
+    ValueError
+        For an external or a soft link, external or virtual storage, a filter other than compression and checksums, an
+        unlimited dimension, references as values, or arrays larger than the file.
     """
     import h5py
 
@@ -36,7 +42,7 @@ def check(path: Path) -> None:
                 if not isinstance(link, h5py.HardLink):
                     raise ValueError(f"{shown(name)} is a link ({type(link).__name__})")
                 found = group[name]
-                # By its address in the file: a group that holds itself would have no end.
+                # Objects are identified by their address in the file: a group that contains itself would never end.
                 address = hash(found.id)
                 if address in seen or len(seen) >= MOST_OBJECTS:
                     raise ValueError(f"{shown(name)} is there twice, or there are too many objects")
@@ -52,7 +58,7 @@ def check(path: Path) -> None:
 
 
 def _checked_array(array: Any, size: int) -> int:
-    """How many bytes an array of an HDF5 file claims. Errors: ValueError."""
+    """Number of bytes that an array of an HDF5 file claims. Raises ValueError."""
     import h5py
 
     if array.is_virtual or array.external:
@@ -68,12 +74,12 @@ def _checked_array(array: Any, size: int) -> int:
         raise ValueError(f"{shown(array.name)} is of the type {array.dtype}")
     claimed = int(array.id.get_type().get_size()) * int(array.size or 0)
     if str(array.attrs.get("NAME", b"")).removeprefix("b'").startswith("This is a netCDF dimension but not"):
-        # The length of a dimension, of which no values are kept or read.
+        # A dimension without values: only its length is used.
         return 0
     if strings is not None and strings.length is None and claimed <= size:
         if array.size > MOST_STRINGS:
             raise ValueError(f"{shown(array.name)} has {array.size} texts")
-        # Many of them may be one text of the file.
+        # Several entries may refer to one text of the file.
         length = 0
         for index in np.ndindex(array.shape):
             length += len(array[index])

@@ -1,4 +1,4 @@
-"""Plain values as JSON and TOML: texts that may be hostile, and the kinds that their values have to be of."""
+"""Plain values as JSON and TOML: reading of untrusted texts, and checks of the kinds of their values."""
 
 from __future__ import annotations
 
@@ -18,14 +18,30 @@ from ppl_bnn.core.files import bounded, regular
 
 MOST_TOML = 2**18
 DEEPEST = 50
-# Dots in one line of TOML: keys of many parts take time that grows with the square of their number.
+# Dots in one line of TOML: the time for keys of many parts grows with the square of their number.
 MOST_DOTS = 1000
-# A string to its end, or to the end of the text, so that no text takes more than one pass.
+# A string up to its end, or to the end of the text, so that one pass suffices for any text.
 _BRACKETS = re.compile(rb'"(?:[^"\\]++|\\.)*+\\?(?:"|\Z)|[\[\]{}]', re.DOTALL)
 
 
 def encoded(value: Any) -> Any:
-    """Plain JSON values; a float that is not finite, for which JSON has no word, as {"float": "nan"}."""
+    """Plain JSON values. A float that is not finite, which JSON cannot express, becomes {"float": "nan"}.
+
+    Parameters
+    ----------
+    value
+        The value.
+
+    Returns
+    -------
+    object
+        The JSON value.
+
+    Raises
+    ------
+    UnsupportedError
+        For a value that cannot be encoded.
+    """
     if isinstance(value, Mapping):
         return {str(name): encoded(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -51,11 +67,22 @@ def decoded(value: Any) -> Any:
 
 
 def parse_json(content: bytes) -> Any:
-    """The value of a JSON text that may be hostile.
+    """The value of an untrusted JSON text.
+
+    Parameters
+    ----------
+    content : bytes
+        The text.
+
+    Returns
+    -------
+    object
+        The value.
 
     Raises
     ------
-    ValueError: no UTF-8, no JSON, or nested too deeply. Nothing else.
+    ValueError
+        If the text is not UTF-8, is not JSON, or is nested too deeply. No other errors are raised.
     """
     depth = 0
     for mark in _BRACKETS.finditer(content):
@@ -71,15 +98,27 @@ def _no_constant(name: str) -> float:
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The content of a TOML file that may be hostile.
+    """The content of an untrusted TOML file.
+
+    Parameters
+    ----------
+    path : str or path-like
+        The file.
+
+    Returns
+    -------
+    dict
+        The content.
 
     Raises
     ------
-    InputError: no such file, no regular one, no TOML, or larger or deeper than a person would write.
+    InputError
+        If there is no such file, it is not a regular file or not TOML, or it is larger or nested more deeply than a
+        hand-written file.
     """
     file = Path(path)
     try:
-        # A link is fine here: the file was named by the user.
+        # A link is allowed here: the user named the file.
         content = bounded(regular(file.resolve()), MOST_TOML)
     except OSError as error:
         raise InputError(message("a TOML file", f"{path} ({error.strerror})", "its full path")) from error
@@ -91,7 +130,7 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
             raise ValueError(f"a line with more than {MOST_DOTS} dots")
         found = tomllib.loads(text)
         _check_depth(found)
-    # RecursionError: the parser calls itself for each level. AttributeError, KeyError, TypeError: its own slips.
+    # RecursionError: the parser is recursive. AttributeError, KeyError, TypeError: bugs of the parser.
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
         why = "values nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InputError(message(f"a TOML file, {path}", why, "correcting it")) from error
@@ -109,15 +148,24 @@ def _check_depth(value: Any) -> None:
 
 
 def check_kind(value: Any, schema: Any, where: str = "") -> None:
-    """Whether a value is of the declared kind.
+    """Check that a value is of the declared kind.
 
-    schema: a type (`float` takes whole numbers too, no number type takes a bool, `object` takes all); None; a tuple of
-    alternatives; a text for itself; `[kind]` for a list; `{str: kind}` for a table with any names; and a dict of names
-    and kinds for a table with these entries only, of which a name that ends in "?" may be missing.
+    Parameters
+    ----------
+    value
+        The value.
+    schema
+        The kind: a type (`float` allows whole numbers too, no number type allows a bool, `object` allows all values);
+        None; a tuple of alternatives; a text for itself; ``[kind]`` for a list; ``{str: kind}`` for a table with any
+        names; or a dict of names and kinds for a table with only these entries, of which a name that ends in "?" may be
+        missing.
+    where : str
+        Name of the entry, for messages.
 
     Raises
     ------
-    ValueError: another kind; the entry is named.
+    ValueError
+        For another kind. The message names the entry.
     """
     place = where or "the whole"
     if isinstance(schema, tuple):
@@ -171,6 +219,6 @@ def _named(kind: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as an error message shows it: not too long."""
+    """A value as shown in an error message, shortened."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,8 +1,8 @@
-"""Worker processes: starting and ending them, and serialising what is sent to them.
+"""Worker processes: starting and ending them, and serialising data for them.
 
-A model file that was loaded by its location has no name by which another process could import it, so the module of
-the model travels by value. Everything else is found there as it is here, for a process begins with the places where
-this one finds its modules.
+A model file that was loaded by its location has no name by which another process could import it, so the module of the
+model is sent by value. Everything else is imported there, because a worker starts with the import paths of this
+process.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any
 from ppl_bnn.core.errors import UnsupportedError, message
 from ppl_bnn.core.warning_filters import ignored
 
-# Seconds after which a process that has nothing to do ends, so that none outlives a program that was killed.
+# Seconds after which an idle process ends, so that none outlives a killed program.
 IDLE = 300.0
-# What libraries of linear algebra read, before they are loaded, about their threads.
+# Environment variables that set the number of threads of linear algebra libraries when these are loaded.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
 def allowed() -> bool:
-    """Whether this process may start others, which daemonic ones, as the workers of Dask are, may not."""
+    """Whether this process may start others. Daemonic processes, such as the workers of Dask, may not."""
     return not multiprocessing.current_process().daemon
 
 
@@ -40,22 +40,40 @@ def unordered(
     workers: int,
     meanwhile: Callable[[], None] | None = None,
 ) -> Generator[tuple[int, Any]]:
-    """(n, function(*calls[n])) as they finish, from so many processes, which are started for it and end with it.
+    """(n, function(*calls[n])) in the order in which the calls finish, from worker processes.
 
-    They share the cores of this one and do not hear Ctrl-C, which reaches every process of a terminal. They are killed
-    where a call raises, which is raised here, and where the generator is closed before its end. meanwhile: is called
-    ten times a second while this waits.
+    The processes are started for this generator and end with it. They share the cores of this process and ignore
+    Ctrl-C, which reaches every process of a terminal. They are killed if a call raises an error, which is raised here,
+    and if the generator is closed early.
 
-    A process that has 300 MB more after a later call than after its first is replaced (where psutil is installed), so
-    a call must not rely on what an earlier one left behind. No process is kept for the next use: what was compiled for
-    this one would be taken for a leak then.
+    A process that has grown by 300 MB between its first call and a later one is replaced (if psutil is installed), so a
+    call must not rely on state left by an earlier one. Processes are not kept for the next use, because the programs
+    compiled for this one would look like a leak.
+
+    Parameters
+    ----------
+    function : callable
+        The function.
+    calls : sequence of tuple
+        Arguments of each call.
+    workers : int
+        Number of processes.
+    meanwhile : callable, optional
+        Called ten times a second while waiting.
+
+    Yields
+    ------
+    n : int
+        Number of the call.
+    result
+        Its result.
     """
     import joblib
     from joblib.externals.loky import ProcessPoolExecutor
 
     threads = str(max(1, joblib.cpu_count() // workers))
-    # loky says that it replaces a process from the thread that hands out all calls. Where warnings are errors that
-    # thread would end, and what waits for a result would wait for ever.
+    # loky warns that it replaces a process in the thread that distributes the calls. If warnings are errors, that
+    # thread would end, and this one would wait for a result without end.
     with ignored("A worker stopped while some jobs were given", UserWarning, everywhere=True):
         executor = ProcessPoolExecutor(
             workers,
@@ -71,7 +89,7 @@ def unordered(
                 numbers[executor.submit(function, *arguments)] = number
 
         try:
-            # As many as loky takes into its queue at once: it stumbles over others where it is to kill.
+            # As many calls as loky holds in its queue: further calls cause errors when it kills the processes.
             submit(2 * workers)
             while numbers:
                 done = wait(numbers, None if meanwhile is None else 0.1, FIRST_COMPLETED).done
@@ -89,9 +107,21 @@ def unordered(
 
 
 def written(payload: Any, model: Any) -> bytes:
-    """`payload`, which holds `model`, as bytes for `read` in another process.
+    """Serialise an object that holds a model, for `read` in another process.
 
-    Errors: whatever pickling raises where something in it cannot be sent (an open file, a lock, a generator).
+    Any error of pickling is raised if a part of it cannot be sent (an open file, a lock, a generator).
+
+    Parameters
+    ----------
+    payload
+        The object.
+    model
+        The model in it.
+
+    Returns
+    -------
+    bytes
+        The serialised object.
     """
     cloudpickle = _cloudpickle()
     function = model
@@ -111,7 +141,7 @@ def written(payload: Any, model: Any) -> bytes:
 
 
 def read(blob: bytes) -> Any:
-    """What `written` was given. Only for bytes that another process of the same program wrote."""
+    """The object that `written` serialised. Only for bytes from another process of the same program."""
     return pickle.loads(blob)
 
 
@@ -119,21 +149,22 @@ def _cloudpickle() -> Any:
     try:
         import cloudpickle
     except ImportError:
-        # joblib before 1.6 carries its own.
+        # joblib before 1.6 bundles its own copy.
         cloudpickle = importlib.import_module("joblib.externals.cloudpickle")
     return cloudpickle
 
 
-# The process in which a session was first opened. A child that was forked after it has this number from its parent.
+# Id of the process in which a session was first opened. A forked child inherits the id of its parent.
 _first: list[int] = []
 
 
 def refuse_forked() -> None:
-    """Note that this process computes, or refuse where it is the child of one that had computed before the fork.
+    """Record that this process computes, or refuse if it was forked from a process that had computed.
 
     Raises
     ------
-    UnsupportedError: a forked child.
+    UnsupportedError
+        In a forked child.
     """
     if not _first:
         _first.append(os.getpid())

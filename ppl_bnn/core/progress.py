@@ -1,7 +1,7 @@
 """Progress reports of long computations.
 
-A method reports to a `Progress`; whether that is drawn, kept or ignored is the caller's choice. Every
-method receives one, so no method prints.
+A method reports to a `Progress`. The caller decides whether reports are shown, stored or ignored. Every method receives
+a `Progress`, so no method prints.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ppl_bnn.core.errors import InputError, message
 
 
 class Task(Protocol):
-    """One bar: `update` as often as you like, `close` once."""
+    """One progress bar. Call `update` any number of times and `close` once."""
 
     def update(self, done: int, **figures: float) -> None: ...
 
@@ -29,7 +29,7 @@ class Progress(Protocol):
 
 
 class SilentTask:
-    """A task that says nothing."""
+    """A task without output."""
 
     def update(self, done: int, **figures: float) -> None:
         pass
@@ -39,7 +39,7 @@ class SilentTask:
 
 
 class Silent:
-    """A progress that says nothing: the default of a library."""
+    """A progress without output, the default of the library."""
 
     def task(self, title: str, total: int) -> Task:
         return SilentTask()
@@ -75,7 +75,7 @@ class _BarTask:
         if self._terminal:
             self._bar.update(self._task, completed=done, figures=self._latest)
         elif time.monotonic() - self._said > 15.0:
-            # A log file gets a line now and then, not a bar redrawn ten times a second.
+            # A log file gets an occasional line instead of a bar that is redrawn ten times a second.
             print(f"{self._title}: {done}/{self._total}  {self._latest}", file=sys.stderr, flush=True)
             self._said = time.monotonic()
 
@@ -88,7 +88,7 @@ class _BarTask:
 
 
 class Bars:
-    """Bars on the error stream; plain lines where that is no terminal."""
+    """Progress bars on the error stream; plain lines if it is not a terminal."""
 
     def task(self, title: str, total: int) -> Task:
         return _BarTask(title, total)
@@ -113,14 +113,23 @@ class _ToldTask(SilentTask):
 
 
 def resolve(progress: Any) -> Progress:
-    """A `Progress` from what a caller gives.
+    """The `Progress` for a caller's argument.
 
-    `True` gives bars, `False` or `None` silence. A function is called as `progress(title, done, total, figures)`, with
-    figures a dict of floats, whenever there is news. Anything with `task` is taken as a progress itself.
+    Parameters
+    ----------
+    progress
+        True for bars, False or None for no output. A function is called as ``progress(title, done, total, figures)``,
+        with figures a dict of floats, at every update. An object with `task` is used as a progress itself.
+
+    Returns
+    -------
+    Progress
+        The progress.
 
     Raises
     ------
-    InputError: anything else.
+    InputError
+        For anything else.
     """
     if progress is None or progress is False:
         return Silent()

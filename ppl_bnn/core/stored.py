@@ -1,13 +1,13 @@
 """Stored results: written with checksums, and read as files that may be damaged or written by somebody else.
 
-A folder has one manifest, a JSON file that is written last. It lists the SHA-256 of every file that is read back, and
-its last entry, `checksum`, is the SHA-256 of the manifest itself with the 64 digits of that entry set to zero. A file
-that stands alone (a cell of a grid, a checkpoint, a piece of a stream) has the same entry in the header of its arrays.
-So any change of any byte is found, and each file can be written without reading the others.
+A folder has one manifest, a JSON file that is written last. It lists the SHA-256 of every file that is read back. Its
+last entry, `checksum`, is the SHA-256 of the manifest itself with the 64 digits of that entry set to zero. A single
+file (a cell of a grid, a checkpoint, a piece of a stream) has the same entry in the header of its arrays. So any change
+of any byte is found, and each file can be written without reading the others.
 
-Nothing that is read is trusted: only regular files inside the folder are opened, sizes and nesting are bounded before
-anything is built from them, and each value has to be of the kind that its reader declares. What does not fit is a
-`DamagedError` that names the file. A checksum finds damage; it does not prove who wrote a file.
+Files are not trusted: only regular files inside the folder are opened, sizes and nesting are bounded before any object
+is built, and each value has to be of the kind that its reader declares. Anything else raises a `DamagedError` that
+names the file. A checksum detects damage; it does not prove who wrote a file.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _SEAL = re.compile(rb'"ppl_bnn\.sha256":"([0-9a-f]{64})"')
 
 
 def digest(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
+    """SHA-256 of a file, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def claims(file: Path, kind: str) -> bool:
-    """Whether a manifest says that it is of that kind, be it damaged or not."""
+    """Whether a manifest claims to be of that kind, damaged or not."""
     try:
         return json.dumps(kind).encode() in bounded(regular(file), MOST_JSON)
     except (OSError, ValueError):
@@ -54,23 +54,55 @@ def claims(file: Path, kind: str) -> bool:
 
 @dataclass
 class Folder:
-    """A folder that is being written: its files, the SHA-256 of each that is read back, and at last its manifest."""
+    """A folder that is being written: its files, their SHA-256, and finally its manifest.
+
+    Parameters
+    ----------
+    path : Path
+        The folder.
+    files : dict of str to str
+        SHA-256 of each file that is read back.
+    """
 
     path: Path
     files: dict[str, str] = field(default_factory=dict)
 
     def write(self, name: str, write: Callable[[Path], Any]) -> None:
-        """Let `write` write a file, which appears whole or not at all, and keep its checksum."""
+        """Write a file atomically and store its checksum.
+
+        Parameters
+        ----------
+        name : str
+            Name of the file.
+        write : callable
+            Function that writes to the path that it is given.
+        """
         write_whole(self.path / name, write)
         self.files[name] = digest(self.path / name)
 
     def write_manifest(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write the manifest with the list of checksums: the last file, without which the others do not count."""
+        """Write the manifest with the list of checksums. It is the last file; without it the others are not valid.
+
+        Parameters
+        ----------
+        name : str
+            Name of the manifest.
+        content : mapping
+            Its entries.
+        """
         write_manifest(self.path / name, {**content, "files": self.files})
 
 
 def write_manifest(file: Path, content: Mapping[str, Any]) -> None:
-    """Write plain values as JSON whose last entry is the checksum of all of it."""
+    """Write plain values as JSON whose last entry is the checksum of the file.
+
+    Parameters
+    ----------
+    file : Path
+        The manifest.
+    content : mapping
+        Its entries.
+    """
     text = json.dumps({**encoded(content), "checksum": "sha256:" + "0" * 64}, indent=1, allow_nan=False)
     raw = f"{text}\n".encode()
     end = len(raw) - len('"\n}\n')
@@ -79,7 +111,17 @@ def write_manifest(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_sealed(path: Path, arrays: Mapping[str, np.ndarray], words: Mapping[str, str]) -> None:
-    """Write arrays and words to a file that has its own checksum, and appears whole or not at all."""
+    """Write arrays and text entries atomically to a file that contains its own checksum.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    arrays : mapping of str to ndarray
+        The arrays.
+    words : mapping of str to str
+        The text entries.
+    """
 
     def write(part: Path) -> None:
         write_arrays(part, arrays, {**words, **_OWN})
@@ -90,7 +132,7 @@ def write_sealed(path: Path, arrays: Mapping[str, np.ndarray], words: Mapping[st
 
 
 def sealed(arrays: Mapping[str, np.ndarray], words: Mapping[str, str]) -> bytes:
-    """The content of the file that `write_sealed` writes."""
+    """Content of the file that `write_sealed` writes."""
     from safetensors.numpy import save
 
     file = io.BytesIO(save(in_order(arrays), metadata={**words, **_OWN}))
@@ -107,18 +149,18 @@ def _seal(file: IO[bytes]) -> None:
 
 
 def _place(file: IO[bytes]) -> int | None:
-    """Where the digits of the checksum are in a file of arrays. Errors: ValueError."""
+    """Position of the digits of the checksum in a file of arrays. Raises ValueError."""
     file.seek(0)
     size = int.from_bytes(file.read(8), "little")
     if size > MOST_HEADER:
         raise ValueError(f"a header that claims {size} bytes")
-    # In a text within the header each quotation mark has a backslash, so that nothing else matches.
+    # In a text of the header each quotation mark is escaped by a backslash, so nothing else matches.
     found = [match.start(1) for match in _SEAL.finditer(file.read(size))]
     return 8 + found[0] if len(found) == 1 else None
 
 
 def _digest_without(file: IO[bytes], place: int) -> bytes:
-    """The SHA-256 of a file with zeros in the place of the 64 digits of its checksum."""
+    """SHA-256 of a file with zeros in place of the 64 digits of its checksum."""
     file.seek(0)
     found = hashlib.sha256(file.read(place) + _ZEROS)
     file.seek(place + len(_ZEROS))
@@ -129,19 +171,41 @@ def _digest_without(file: IO[bytes], place: int) -> bytes:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads one kind of stored result. argument, expected, advice: the parts of its error messages."""
+    """Reader of one kind of stored result.
+
+    Parameters
+    ----------
+    argument, expected, advice : str
+        Parts of its error messages.
+    """
 
     argument: str
     expected: str
     advice: str
 
     def damaged(self, file: Path, why: object) -> DamagedError:
-        """The error that says which file is damaged, and how."""
+        """The error that states which file is damaged, and why."""
         text = message(self.expected, f"{file}, damaged: {why}", self.advice)
         return DamagedError(f"{self.argument}: {text}")
 
     def file(self, file: Path) -> Path:
-        """The path of a regular file that does not lead out of its folder. Raises DamagedError."""
+        """The path of a regular file that no link leads out of its folder.
+
+        Parameters
+        ----------
+        file : Path
+            The file.
+
+        Returns
+        -------
+        Path
+            The path.
+
+        Raises
+        ------
+        DamagedError
+            For any other file.
+        """
         try:
             return regular(file)
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -150,11 +214,27 @@ class Reader:
             raise self.damaged(file, error) from error
 
     def listed(self, folder: Path, name: str, files: Mapping[str, str] | None) -> Path:
-        """A file of a folder, checked against the list of its manifest; None: a manifest that has none.
+        """A file of a folder, checked against the list of its manifest.
+
+        Parameters
+        ----------
+        folder : Path
+            The folder.
+        name : str
+            Name of the file.
+        files : mapping of str to str, or None
+            SHA-256 of the files in the manifest. None if the manifest has no list.
+
+        Returns
+        -------
+        Path
+            The file.
 
         Raises
         ------
-        DamagedError: a name that leads elsewhere, no such file, not in the list, or another checksum.
+        DamagedError
+            For a name that leads outside the folder, a missing file, a file that is not in the list, or another
+            checksum.
         """
         if not _plain_name(name):
             raise self.damaged(folder, f"it names the file {shown(name)}, which is no plain name")
@@ -174,15 +254,33 @@ class Reader:
     def manifest(
         self, file: Path, kind: str, newest: int, schema: Mapping[str, Any], sealed_since: int
     ) -> dict[str, Any] | None:
-        """The manifest of a folder; None where there is no such file.
+        """The manifest of a folder.
 
-        kind, newest: what it has to say that it is of, and the newest format that is known. schema: of all its entries
-        but "kind", "format", "files" and "checksum". sealed_since: the first format with a checksum; an older one is
-        read with a UserWarning that says that it has none, and has no entry "files".
+        Parameters
+        ----------
+        file : Path
+            The manifest.
+        kind : str
+            The kind that it has to state.
+        newest : int
+            The newest supported format.
+        schema : mapping
+            Kinds of all its entries except "kind", "format", "files" and "checksum".
+        sealed_since : int
+            The first format with a checksum. An older one has no entry "files" and is read with a UserWarning that it
+            has no checksum.
+
+        Returns
+        -------
+        dict or None
+            The entries. None if there is no such file.
 
         Raises
         ------
-        DamagedError: damaged, or the manifest of something else. UnsupportedError: a newer format.
+        DamagedError
+            If it is damaged, or the manifest of something else.
+        UnsupportedError
+            For a newer format.
         """
         if not os.path.lexists(file):
             return None
@@ -229,7 +327,27 @@ class Reader:
         warnings.warn(text, UserWarning, stacklevel=4)
 
     def json(self, file: Path, content: bytes | str, schema: Any) -> Any:
-        """Values of a declared kind, decoded, from a JSON text that stands in `file`. Raises DamagedError."""
+        """Values of a declared kind, decoded, from a JSON text in `file`.
+
+        Parameters
+        ----------
+        file : Path
+            The file, for messages.
+        content : bytes or str
+            The JSON text.
+        schema
+            The kind, as in `plain_values.check_kind`.
+
+        Returns
+        -------
+        object
+            The values.
+
+        Raises
+        ------
+        DamagedError
+            If the text is damaged.
+        """
         try:
             found = decoded(parse_json(content.encode() if isinstance(content, str) else content))
             check_kind(found, schema)
@@ -238,9 +356,28 @@ class Reader:
         return found
 
     def sealed(self, file: Path, words: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, str]] | None:
-        """Arrays and words of a file of `write_sealed`; None where an older version wrote it, without a checksum.
+        """Arrays and text entries of a file of `write_sealed`.
 
-        words: the names of the words that it has to hold. Raises DamagedError.
+        Parameters
+        ----------
+        file : Path
+            The file.
+        words : sequence of str
+            Names of the required text entries.
+
+        Returns
+        -------
+        arrays : dict of str to ndarray
+            The arrays.
+        words : dict of str to str
+            The text entries.
+
+            None instead of the two for a file of an older version, without a checksum.
+
+        Raises
+        ------
+        DamagedError
+            If the file is damaged.
         """
         try:
             with open(self.file(file), "rb") as opened:
@@ -260,13 +397,33 @@ class Reader:
         return arrays, {name: said[name] for name in words}
 
     def arrays(self, file: Path, words: Iterable[str] = ()) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-        """Arrays and words of a file of safetensors that has been checked. Raises DamagedError."""
+        """Arrays and text entries of a safetensors file that has been checked.
+
+        Parameters
+        ----------
+        file : Path
+            The file.
+        words : iterable of str
+            Names of the required text entries.
+
+        Returns
+        -------
+        arrays : dict of str to ndarray
+            The arrays.
+        words : dict of str to str
+            The text entries.
+
+        Raises
+        ------
+        DamagedError
+            If the file is damaged.
+        """
         from safetensors import SafetensorError, safe_open
 
         try:
             with safe_open(self.file(file), framework="numpy") as opened:
                 said = opened.metadata() or {}
-                # The file claims no more than it has: the library compares shapes with its size before it reads.
+                # The library compares shapes with the size of the file before it reads.
                 arrays = {name: np.array(opened.get_tensor(name)) for name in list(opened.keys())}
         except DamagedError:
             raise
@@ -277,7 +434,23 @@ class Reader:
         return arrays, said
 
     def tree(self, file: Path) -> Any:
-        """The DataTree of a netCDF file that refers to nothing outside it. Raises DamagedError."""
+        """The DataTree of a netCDF file that refers to nothing outside it.
+
+        Parameters
+        ----------
+        file : Path
+            The file.
+
+        Returns
+        -------
+        xarray.DataTree
+            The tree.
+
+        Raises
+        ------
+        DamagedError
+            If the file is damaged.
+        """
         import xarray
 
         try:
@@ -286,7 +459,7 @@ class Reader:
                 return tree.load()
         except DamagedError:
             raise
-        # Whatever the three libraries below raise about a file that is not theirs.
+        # Errors that the three libraries below raise for invalid files.
         except Exception as error:
             raise self.damaged(file, f"{type(error).__name__}: {error}") from error
 

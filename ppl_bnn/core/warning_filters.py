@@ -1,8 +1,8 @@
-"""Warnings that are ignored or kept, in one thread.
+"""Filters that ignore or record warnings in one thread only.
 
-`warnings.catch_warnings` replaces the list of filters of the whole process and puts it back later: two threads that do
-so put back each other's. Here an entry is added whose pattern knows the context that it matches in, and that entry
-alone is taken out.
+`warnings.catch_warnings` replaces the filter list of the whole process and restores it later, so two threads that use
+it restore each other's lists. Here one entry is added whose pattern checks the current context, and only that entry is
+removed.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import Any
 
 @dataclass(frozen=True, eq=False)
 class _Rule:
-    """What one block ignores, or (kept) the list that it keeps warnings in."""
+    """The warnings that one block ignores, or (kept) the list in which it records warnings."""
 
     category: type[Warning] = Warning
     pattern: re.Pattern[str] | None = None
     kept: list[warnings.WarningMessage] | None = None
 
 
-# The blocks that this context is in, the outermost first; those that hold in all threads.
+# Rules of the blocks of this context, the outermost first; rules for all threads.
 _RULES: contextvars.ContextVar[tuple[_Rule, ...]] = contextvars.ContextVar("rules", default=())
 _EVERYWHERE: list[_Rule] = []
 _LOCK = threading.RLock()
 
 
 def _ignoring() -> list[_Rule]:
-    """The rules of this context by which warnings are ignored: a list that keeps them puts an end to those before."""
+    """The rules of this context that ignore warnings. A rule that records warnings ends the rules outside it."""
     found = list(_EVERYWHERE)
     for rule in _RULES.get():
         if rule.kept is not None:
@@ -49,7 +49,7 @@ def _keeping() -> list[warnings.WarningMessage] | None:
 
 @dataclass(eq=False)
 class _Pattern:
-    """In the place of the regular expression of a filter: what is asked of it is `match`."""
+    """Replacement for the regular expression of a filter, of which only `match` is used."""
 
     category: type[Warning]
     ignores: bool
@@ -66,7 +66,7 @@ def _says(rule: _Rule, text: str) -> bool:
 
 @dataclass(eq=False)
 class _Entry:
-    """An entry among the filters, for as long as some block needs it."""
+    """An entry of the filter list, kept while some block needs it."""
 
     item: tuple[Any, ...]
     blocks: int = 0
@@ -74,7 +74,7 @@ class _Entry:
 
     def enter(self) -> None:
         self.blocks += 1
-        # Another thread may have put a copy of the list in its place, from before this entry.
+        # Another thread may have restored a copy of the list from before this entry.
         filters: Any = warnings.filters
         if not any(each is self.item for each in filters):
             filters.insert(0, self.item)
@@ -111,9 +111,16 @@ def _entered(category: type[Warning], ignores: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ignored(message: str = "", category: type[Warning] = Warning, everywhere: bool = False) -> Iterator[None]:
-    """Ignore such warnings in this context, or (everywhere) in all threads.
+    """Ignore warnings in this context, or in all threads.
 
-    message: a regular expression that the text of a warning begins with.
+    Parameters
+    ----------
+    message : str, default ""
+        A regular expression that matches the beginning of the text of the warnings.
+    category : type, default Warning
+        Class of the warnings.
+    everywhere : bool, default False
+        Whether to ignore them in all threads.
     """
     rule = _Rule(category, re.compile(message, re.IGNORECASE))
     with _entered(category, ignores=True):
@@ -132,10 +139,16 @@ def ignored(message: str = "", category: type[Warning] = Warning, everywhere: bo
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[warnings.WarningMessage]]:
-    """All warnings of this context in a list, each time; they are not shown."""
+    """Record all warnings of this context, including repeated ones, in a list. They are not shown.
+
+    Yields
+    ------
+    list of warnings.WarningMessage
+        The warnings.
+    """
     kept: list[warnings.WarningMessage] = []
     with _shown_here(), _entered(Warning, ignores=False):
-        # The number of changes is what the memory of warnings that were shown once goes by.
+        # A change of the filters resets the registry of warnings that were shown already.
         with _LOCK:
             warnings.simplefilter("ignore", _Never)
             filters: Any = warnings.filters
@@ -148,7 +161,7 @@ def recorded() -> Iterator[list[warnings.WarningMessage]]:
 
 
 class _Never(Warning):
-    """Nobody warns of this."""
+    """A warning that is never raised."""
 
 
 _SHOWN: dict[str, Any] = {"blocks": 0, "before": None}
@@ -156,7 +169,7 @@ _SHOWN: dict[str, Any] = {"blocks": 0, "before": None}
 
 @contextlib.contextmanager
 def _shown_here() -> Iterator[None]:
-    """`_show` in the place of `warnings.showwarning` for as long as some context keeps warnings."""
+    """Replace `warnings.showwarning` by `_show` while some context records warnings."""
     with _LOCK:
         if warnings.showwarning is not _show:
             _SHOWN["before"] = warnings.showwarning
