@@ -1,6 +1,6 @@
 """Approximations, the results of methods: distributions over the unconstrained coordinates of a program.
 
-A posterior does not depend on whether its approximation is a set of chains, a guide or a Gaussian about a mode.
+A posterior handles all kinds alike: a set of chains, a guide, or a Gaussian about a mode.
 """
 
 from __future__ import annotations
@@ -17,32 +17,54 @@ from ppl_bnn.backends.protocol import Model
 from ppl_bnn.core.errors import InputError, UnsupportedError, message
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 
-# What stands before the names of a sampler's state among those of the sites.
+# Prefix of the names of a sampler's state among those of the sites.
 STATE = "state:"
 
 
 class Approximation(ABC):
-    """What a method hands over: a distribution over unconstrained coordinates `u`, in NumPy.
-
-    kind: "chains" (dependent draws, convergence to be judged), "iid" (independent draws on demand) or "point".
-    kinds: the predictives it can give, the default first; every approximation has "sampled".
+    """The result of a method: a distribution over unconstrained coordinates `u`, in NumPy.
 
     A mixture of parts of equal weight, such as several chains or the members of an ensemble, names them in
-    `components`; stacking gives them other `weights`.
+    `components`. Stacking gives them other `weights`.
+
+    Attributes
+    ----------
+    kind : {"chains", "iid", "point"}
+        "chains" (dependent draws, whose convergence must be checked), "iid" (independent draws on demand) or "point".
+    kinds : tuple of str
+        The supported kinds of predictives, the default first. Every approximation has "sampled".
+    weights : ndarray, optional
+        Weights of the components, (K,). None if equal.
     """
 
     kind: ClassVar[Literal["chains", "iid", "point"]]
     kinds: ClassVar[tuple[str, ...]] = ("sampled",)
-    # Of the components, (K,), summing to 1; None: equal.
+    # Weights of the components, (K,), summing to 1; None if equal.
     weights: np.ndarray | None = None
 
     @property
     def components(self) -> tuple[Approximation, ...]:
-        """The parts that this is a mixture of, in order; empty where it is none."""
+        """The parts of a mixture, in order; empty for an approximation that is not a mixture."""
         return ()
 
     def weighted(self, weights: np.ndarray | None) -> Approximation:
-        """The same with other weights (K,) of its components; None: equal ones."""
+        """The same mixture with other weights of its components.
+
+        Parameters
+        ----------
+        weights : ndarray or None
+            Weights (K,). None for equal ones.
+
+        Returns
+        -------
+        Approximation
+            The weighted mixture.
+
+        Raises
+        ------
+        UnsupportedError
+            For an approximation without components.
+        """
         raise UnsupportedError(
             "weights: "
             + message(
@@ -54,13 +76,21 @@ class Approximation(ABC):
 
     @property
     def draws_held(self) -> int | None:
-        """How many draws there are where there can be no others (`held`); None: as many as wanted."""
+        """Number of stored draws if no others can be made (`held`). None if draws are made on demand."""
         return None
 
     def held(self) -> dict[str, np.ndarray]:
-        """All `draws_held` draws of u, in their order, each array with one leading axis.
+        """All `draws_held` draws of u, in their order.
 
-        Where there are components each has as many, one after the other.
+        Returns
+        -------
+        dict of str to ndarray
+            Arrays with one leading axis. With components each has as many draws, one component after the other.
+
+        Raises
+        ------
+        UnsupportedError
+            If draws are made on demand.
         """
         raise UnsupportedError(
             f"{type(self).__name__}: " + message("draws that are held", "draws on demand", "draw(count, rng)")
@@ -68,15 +98,39 @@ class Approximation(ABC):
 
     @abstractmethod
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """`count` draws of u, each array with one leading axis."""
+        """`count` draws of u.
+
+        Parameters
+        ----------
+        count : int
+            Number of draws.
+        rng : numpy.random.Generator
+            Generator of the random numbers.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Arrays with one leading axis.
+        """
 
     @abstractmethod
     def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """log q(u) of draws with one leading axis, shape (S,); None where q has no density."""
+        """log q(u) of draws.
+
+        Parameters
+        ----------
+        u : mapping of str to ndarray
+            Draws with one leading axis.
+
+        Returns
+        -------
+        ndarray or None
+            Shape (S,). None if q has no density.
+        """
 
     @abstractmethod
     def arrays(self) -> dict[str, np.ndarray]:
-        """All that is needed to build it again with `from_arrays`."""
+        """All arrays needed by `from_arrays`."""
 
     @classmethod
     @abstractmethod
@@ -84,7 +138,18 @@ class Approximation(ABC):
         """The inverse of `arrays`."""
 
     def centre(self) -> dict[str, np.ndarray]:
-        """One representative point: the mode or the mean of u, or where there is none, one draw or one part."""
+        """A representative point: the mode or the mean of u, or, if there is none, one draw or one part.
+
+        Returns
+        -------
+        dict of str to ndarray
+            The point.
+
+        Raises
+        ------
+        UnsupportedError
+            If there is no such point.
+        """
         raise UnsupportedError(f"{type(self).__name__} has no centre")
 
     @property
@@ -95,40 +160,122 @@ class Approximation(ABC):
     def predictor_draws(
         self, problem: Problem, u: Mapping[str, np.ndarray], x: Any, kind: str, seed: int, memory: int
     ) -> np.ndarray:
-        """eta (S, N, D) at inputs x for draws u: the network itself, unless the approximation linearises it."""
+        """Predictor eta at inputs x for draws u: the output of the network, unless the approximation linearises it.
+
+        Parameters
+        ----------
+        problem : Problem
+            The program and its data.
+        u : mapping of str to ndarray
+            Draws with one leading axis.
+        x
+            Inputs.
+        kind : str
+            Kind of the predictive.
+        seed : int
+            Seed of the random numbers.
+        memory : int
+            Bytes held in addition to inputs and result.
+
+        Returns
+        -------
+        ndarray
+            Shape (S, N, D).
+        """
         w = problem.program.constrain_draws(u, problem.x, problem.y)
         return problem.program.predictor_draws(w, x, seed=seed, memory=memory)
 
     def computes_weights(self, problem: Problem) -> bool:
-        """Whether draws of this have weights of their own (`weight_draws`) where the program computes them."""
+        """Whether weights that the program computes from other sites have their own draws here (`weight_draws`)."""
         return False
 
     def weight_draws(self, problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """These weights at draws u with one leading axis, name -> (S, *shape)."""
+        """Draws of the weights that the program computes from other sites.
+
+        Parameters
+        ----------
+        problem : Problem
+            The program and its data.
+        u : mapping of str to ndarray
+            Draws with one leading axis.
+
+        Returns
+        -------
+        dict of str to ndarray
+            name -> (S, *shape).
+        """
         return {}
 
     def closed_form(self, problem: Problem, x: Any, kind: str, memory: int) -> Prediction | None:
-        """The prediction without draws, where there is one for this kind."""
+        """The prediction in closed form; None if there is none for this kind.
+
+        Parameters
+        ----------
+        problem : Problem
+            The program and its data.
+        x
+            Inputs.
+        kind : str
+            Kind of the predictive.
+        memory : int
+            Bytes held in addition to inputs and result.
+
+        Returns
+        -------
+        Prediction or None
+            The prediction, in the units of the fit.
+        """
         return None
 
     def joint(self, problem: Problem, x: Any, memory: int) -> JointPrediction | None:
-        """Mean and covariance over all rows, in the units of the fit, where they need no draws."""
+        """Mean and covariance over all rows, in the units of the fit; None if they need draws.
+
+        Parameters
+        ----------
+        problem : Problem
+            The program and its data.
+        x
+            Inputs.
+        memory : int
+            Bytes held in addition to inputs and result.
+
+        Returns
+        -------
+        JointPrediction or None
+            The joint prediction.
+        """
         return None
 
     def program(self, model: Model) -> Model:
-        """The model that this approximates: the one it was fitted to, with the hyper-parameters that the fit tuned.
+        """The approximated model: the fitted model, with the hyper-parameters that the fit tuned.
 
         Tuned hyper-parameters (precisions, noise, scales of priors) are carried as a program, so that the log joint,
         k-hat, draws from the prior and a loaded posterior all refer to the same model. The user's model is unchanged.
+
+        Parameters
+        ----------
+        model : Model
+            The user's model.
+
+        Returns
+        -------
+        Model
+            The model with tuned hyper-parameters.
         """
         return model
 
     def as_prior(self) -> Any:
-        """This as the prior of more data (`ppl_bnn.language.transforms.GaussianPrior`).
+        """This approximation as the prior for more data.
+
+        Returns
+        -------
+        ppl_bnn.language.transforms.GaussianPrior
+            The prior.
 
         Raises
         ------
-        UnsupportedError: an approximation that is not Gaussian.
+        UnsupportedError
+            If the approximation is not Gaussian.
         """
         raise UnsupportedError(
             "with_prior: "
@@ -138,11 +285,20 @@ class Approximation(ABC):
 
 @dataclass
 class Chains(Approximation):
-    """Draws of one or more Markov chains: name -> (chain, draw, *unconstrained shape).
+    """Draws of one or more Markov chains.
 
-    groups: the chains come in so many groups of equal size, one after the other: the members of an ensemble, or
-    superchains that started at one point. The components, which may be weighted, are then the groups, else the chains.
-    state: where the sampler stands at the last draw, name -> array, so that it can go on from there.
+    Parameters
+    ----------
+    u : dict of str to ndarray
+        name -> (chain, draw, *unconstrained shape).
+    weights : ndarray, optional
+        Weights of the components. None if equal.
+    groups : int, optional
+        Number of groups of equal size that the chains form, one after the other: the members of an ensemble, or
+        superchains that started at one point. The components, which may be weighted, are then the groups, else the
+        chains.
+    state : dict of str to ndarray
+        State of the sampler at the last draw, so that it can continue from there.
     """
 
     u: dict[str, np.ndarray]
@@ -164,7 +320,7 @@ class Chains(Approximation):
 
     @property
     def components(self) -> tuple[Chains, ...]:
-        """One part per group of chains, or per chain where there are no groups."""
+        """One part per group of chains, or per chain if there are no groups."""
         chains = self.shape[0]
         size = chains // (self.groups or chains)
         return tuple(
@@ -185,6 +341,7 @@ class Chains(Approximation):
 
     @property
     def shape(self) -> tuple[int, int]:
+        """(chains, draws)."""
         first = next(iter(self.u.values()))
         return first.shape[0], first.shape[1]
 
@@ -200,9 +357,9 @@ class Chains(Approximation):
         return None
 
     def centre(self) -> dict[str, np.ndarray]:
-        """The last draw of the first chain: a mean of weights over symmetric modes would be no network at all.
+        """The last draw of the first chain; with weights, of the first chain of the component with the largest weight.
 
-        With weights, of the first chain of the heaviest component.
+        A mean of weights over symmetric modes would not be a network that fits the data.
         """
         chains = self.shape[0]
         heaviest = 0 if self.weights is None else int(np.argmax(self.weights)) * chains // len(self.weights)
@@ -223,7 +380,13 @@ class Chains(Approximation):
 
 @dataclass
 class Point(Approximation):
-    """A single point u: what MAP finds. It has no density and no spread."""
+    """A single point u, such as the result of MAP. It has no density and no spread.
+
+    Parameters
+    ----------
+    u : dict of str to ndarray
+        The point.
+    """
 
     u: dict[str, np.ndarray]
     kind: ClassVar[Literal["chains", "iid", "point"]] = "point"
@@ -250,11 +413,30 @@ class Point(Approximation):
 
 
 def flat_draws(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Draws with the chain and draw axes merged."""
     return {name: value.reshape(-1, *value.shape[2:]) for name, value in draws.items()}
 
 
 def checked_weights(weights: Any, count: int) -> np.ndarray:
-    """Weights (count,) of components as an array of its own: not negative, summing to 1."""
+    """A copy of the weights (count,) of components: not negative, summing to 1.
+
+    Parameters
+    ----------
+    weights
+        The weights.
+    count : int
+        Number of components.
+
+    Returns
+    -------
+    ndarray
+        Shape (count,).
+
+    Raises
+    ------
+    InputError
+        If the weights are invalid.
+    """
     array = np.array(weights, dtype=np.float64)
     good = array.shape == (count,) and np.isfinite(array).all() and (array >= 0.0).all()
     if not good or abs(float(array.sum()) - 1.0) > 1e-8:
@@ -270,7 +452,7 @@ def checked_weights(weights: Any, count: int) -> np.ndarray:
 
 
 def per_draw(weights: np.ndarray, draws: int) -> np.ndarray:
-    """Weights (K,) of components shared equally among their draws (draws,), one component after the other."""
+    """Weights per draw, (draws,): each component, in order, shares its weight (K,) equally among its draws."""
     each = draws // len(weights)
     shared = np.repeat(weights / each, each)
     return shared / shared.sum()

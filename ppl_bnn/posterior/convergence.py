@@ -1,7 +1,7 @@
-"""How well draws of several chains mix: R-hat, effective sample sizes and Monte-Carlo errors of components, by ArviZ.
+"""Convergence of several chains: R-hat, effective sample sizes and Monte-Carlo errors of components, by ArviZ.
 
-What is judged of a network is written here once (`quantities`): `diagnostics.function_space` judges a posterior by it,
-and samplers that go on until they have converged ask while they run.
+`quantities` defines the quantities by which a network is judged. `diagnostics.function_space` applies them to a
+posterior, and samplers that run until convergence apply them during the run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ppl_bnn.prediction.prediction import Prediction
 
 FEWEST_DRAWS = 4
 PROBES = 50
-# The quantities that are no random variables of the model.
+# The quantities that are not random variables of the model.
 PREDICTOR, LOG_LIKELIHOOD = "f", "log_likelihood"
 
 
@@ -27,9 +27,18 @@ PREDICTOR, LOG_LIKELIHOOD = "f", "log_likelihood"
 class Mixing:
     """Worst and median figures over the components of one quantity.
 
-    rhat: rank-normalised split R-hat. ess_bulk, ess_tail: effective sample sizes (tail: the smaller one of the
-    5 % and 95 % quantiles). mcse: Monte-Carlo standard error of the mean, in standard deviations of the
-    component. components: how many vary; constant: how many do not (a known noise, say) and are left out.
+    Attributes
+    ----------
+    rhat, rhat_median : float
+        Rank-normalised split R-hat.
+    ess_bulk, ess_bulk_median, ess_tail, ess_tail_median : float
+        Effective sample sizes (tail: the smaller one of the 5 % and 95 % quantiles).
+    mcse, mcse_median : float
+        Monte-Carlo standard error of the mean, in standard deviations of the component.
+    components : int
+        Number of components that vary.
+    constant : int
+        Number of components that do not vary (for example a known noise) and are left out.
     """
 
     rhat: float
@@ -45,13 +54,21 @@ class Mixing:
 
 
 def mixing(draws: np.ndarray, superchains: int | None = None) -> Mixing:
-    """Figures of components, (chain, draw, components).
+    """Convergence figures of components.
 
-    superchains: the number of points that chains started from, where several started at each: R-hat is then the nested
-    one (`ppl_bnn.posterior.nested`), of chains too short for any other.
+    Parameters
+    ----------
+    draws : ndarray
+        Shape (chain, draw, components).
+    superchains : int, optional
+        Number of points from which chains started, if several started at each. R-hat is then the nested one
+        (`ppl_bnn.posterior.nested`), for chains that are too short for plain R-hat.
 
-    A component that is not finite, or on which each chain stands still at a place of its own, has R-hat
-    infinity and ESS 0. With fewer than 4 draws per chain nothing can be said: R-hat is infinity and ESS 0 too.
+    Returns
+    -------
+    Mixing
+        The figures. A component that is not finite, or on which each chain is constant at its own value, has R-hat
+        infinity and ESS 0. With fewer than 4 draws per chain R-hat is infinity and ESS 0 too.
     """
     from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
 
@@ -76,7 +93,7 @@ def mixing(draws: np.ndarray, superchains: int | None = None) -> Mixing:
             bulk[usable] = array_stats.ess(values, method="bulk", **axes)
             tail[usable] = array_stats.ess(values, method="tail", prob=(0.05, 0.95), **axes)
             mcse[usable] = array_stats.mcse(values, method="mean", **axes) / values.std(axis=(0, 1))
-        # Where ArviZ has no answer, such as for a tail in which nothing varies, nothing is claimed.
+        # ArviZ returns NaN for example for a tail that does not vary: R-hat and MCSE are then infinite, ESS 0.
         rhat, mcse = np.where(np.isnan(rhat), np.inf, rhat), np.where(np.isnan(mcse), np.inf, mcse)
         bulk, tail = np.nan_to_num(bulk, nan=0.0), np.nan_to_num(tail, nan=0.0)
     return Mixing(
@@ -94,7 +111,18 @@ def mixing(draws: np.ndarray, superchains: int | None = None) -> Mixing:
 
 
 def distinct(eta: np.ndarray) -> np.ndarray:
-    """eta (chain, draw, M, D) as components (chain, draw, C); a column that is the same in all rows is taken once."""
+    """eta (chain, draw, M, D) as components (chain, draw, C). A column that is the same in all rows is taken once.
+
+    Parameters
+    ----------
+    eta : ndarray
+        Shape (chain, draw, M, D).
+
+    Returns
+    -------
+    ndarray
+        Shape (chain, draw, C).
+    """
     columns = []
     for column in np.moveaxis(eta, -1, 0):
         same = np.array_equal(column, np.broadcast_to(column[..., :1], column.shape), equal_nan=True)
@@ -103,7 +131,22 @@ def distinct(eta: np.ndarray) -> np.ndarray:
 
 
 def probe_indices(rows: int, seed: int, most: int = PROBES) -> np.ndarray:
-    """Up to `most` of the training rows, chosen evenly without replacement; the same at every call."""
+    """Indices of training rows, chosen uniformly without replacement; the same at every call.
+
+    Parameters
+    ----------
+    rows : int
+        Number of training rows.
+    seed : int
+        Seed of the choice.
+    most : int
+        Largest number of indices.
+
+    Returns
+    -------
+    ndarray
+        Up to `most` indices.
+    """
     rng = np.random.default_rng(site_seed("probe", seed))
     return np.sort(rng.choice(rows, size=min(rows, most), replace=False))
 
@@ -116,13 +159,29 @@ def quantities(
     x: Any,
     y: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """What draws of a network are judged by: quantities that no symmetry of its weights moves, each with an axis S.
+    """Quantities by which draws of a network are judged, invariant under the symmetries of its weights.
 
-    "f": the predictor eta (S, M, D) at the inputs `probe`; "log_likelihood": sum_i log p(y_i | x_i, draw) over the rows
-    x, y, (S,); and each scalar random variable of the model by its name, (S,).
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    w : mapping of str to ndarray
+        Constrained values of S draws.
+    predictor : callable
+        inputs -> eta (S, rows, D) of these draws.
+    probe
+        Inputs, NumPy, in the units of the fit. If it is `x` itself, it is predicted once.
+    x, y
+        Rows of the log likelihood, NumPy, in the units of the fit.
 
-    w: constrained values of S draws. predictor: inputs -> eta (S, rows, D) of these draws. probe, x, y: NumPy, in the
-    units of the fit; where `probe` is `x` itself, it is predicted once.
+    Returns
+    -------
+    dict of str to ndarray
+        Arrays with the S draws as the first axis:
+
+        - "f": the predictor eta (S, M, D) at the inputs `probe`;
+        - "log_likelihood": sum_i log p(y_i | x_i, draw) over the rows x, y, (S,);
+        - each scalar random variable of the model, by its name, (S,).
     """
     f = predictor(probe)
     eta = f if probe is x else predictor(x)
@@ -134,13 +193,24 @@ def quantities(
     found = {PREDICTOR: f, LOG_LIKELIHOOD: density}
     for name, site in problem.program.sites.items():
         if site.shape == () and not site.is_param:
-            # A variable that is called as one of the others stands beside it.
+            # A variable with the name of one of the quantities above gets a name of its own.
             found[f"{name} (site)" if name in (PREDICTOR, LOG_LIKELIHOOD) else name] = w[name]
     return found
 
 
 def components(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What `quantities` gave, arranged as (chain, draw, ...), as components (chain, draw, C) that `mixing` takes."""
+    """`quantities` arranged as (chain, draw, ...), as components (chain, draw, C) for `mixing`.
+
+    Parameters
+    ----------
+    values : mapping of str to ndarray
+        The quantities, (chain, draw, ...).
+
+    Returns
+    -------
+    dict of str to ndarray
+        The components, (chain, draw, C).
+    """
     return {
         name: distinct(value) if name == PREDICTOR else value[..., None] for name, value in values.items()
     }

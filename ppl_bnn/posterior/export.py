@@ -1,7 +1,7 @@
-"""Arrays to an ArviZ DataTree: everything that a posterior knows, under the names that ArviZ reads.
+"""Export of a posterior to an ArviZ DataTree, under the names that ArviZ reads.
 
-All groups come from the same few lines, whichever system and method the posterior is from. Everything that is written
-is a number, a string or an array of them, so that a tree goes to netCDF and back unchanged.
+All groups are made in the same way for every system and method. All values are numbers, strings or arrays of them, so
+that a tree can be written to netCDF and read back unchanged.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ppl_bnn.prediction.prediction import Prediction
 
 PRIOR_DRAWS = 500
 MEMORY = 2**28
-# Up to so many draws ArviZ takes a fifth of them as the tail, above it three times the root of their number.
+# Up to this number of draws ArviZ takes a fifth of them as the tail, above it three times their square root.
 SMALL = 225
 
 # Which functions of arviz_stats and arviz_plots are defined for which kind of posterior; tests call every one of them.
-# Draws of an approximation are independent and on demand: R-hat and ESS would describe the random number generator.
+# Draws of an approximation are independent: R-hat and ESS would describe the random number generator.
 ARVIZ_STATISTICS: dict[str, tuple[str, ...]] = {
     "chains": (
         "summary",
@@ -135,7 +135,7 @@ ARVIZ_PLOTS: dict[str, tuple[str, ...]] = {
     ),
     "point": (),
 }
-# Those that leave a row out, or weight draws anew in another way: they need a tail of draws.
+# Functions that leave a row out or reweight draws in another way: they need a tail of draws.
 _BY_WEIGHTS = frozenset(
     (
         "loo",
@@ -164,13 +164,16 @@ def arviz_defined(tree: Any, of: Mapping[str, tuple[str, ...]] = ARVIZ_STATISTIC
 
     Parameters
     ----------
-    tree: of `posterior_datatree`.
-    of: ARVIZ_STATISTICS, those of arviz_stats, or ARVIZ_PLOTS, those of arviz_plots.
+    tree
+        A tree of `posterior_datatree`.
+    of : mapping of str to tuple of str
+        ARVIZ_STATISTICS, the functions of arviz_stats, or ARVIZ_PLOTS, those of arviz_plots.
 
     Returns
     -------
-    Those of the tree's kind, without the ones that it lacks something for: enough draws to leave a row out, enough
-    draws or chains for R-hat and ESS, a density of the approximation, the energies of a sampler.
+    tuple of str
+        The functions for the tree's kind, without those for which the tree lacks something: enough draws to leave a row
+        out, enough draws or chains for R-hat and ESS, a density of the approximation, the energies of a sampler.
     """
     statistics = tree["sample_stats"]
     chains, draws = (tree["posterior"].sizes[name] for name in ("chain", "draw"))
@@ -189,7 +192,20 @@ def arviz_defined(tree: Any, of: Mapping[str, tuple[str, ...]] = ARVIZ_STATISTIC
 
 
 def no_leave_one_out(kind: str, log_likelihood: np.ndarray) -> str:
-    """Why rows cannot be left out by importance weights, from log likelihoods (chain, draw, N); "" where they can."""
+    """Reason why rows cannot be left out by importance weights.
+
+    Parameters
+    ----------
+    kind : str
+        Kind of the posterior.
+    log_likelihood : ndarray
+        Log likelihoods (chain, draw, N).
+
+    Returns
+    -------
+    str
+        The reason; "" if rows can be left out.
+    """
     if kind == "point":
         return "a single point has no posterior spread, without which no row can be left out by weights"
     values = log_likelihood.reshape(-1, log_likelihood.shape[-1])
@@ -214,37 +230,52 @@ def posterior_datatree(
 
     Groups, with S = chain x draw and N training rows; y in original units throughout:
 
-    - `posterior`: draws of all sites as the program reads them (chain, draw, *shape), and for a Laplace approximation
-      the weights that the program computes from other sites, linearised about the mode;
-    - `sample_stats`: what the sampler recorded; `lp`, the log joint in unconstrained coordinates, log p(w, D) +
-      log |dw/du|; for an approximation with a density, `log_q`; for stacked chains or members `log_weight`, the
-      logarithm of what each draw counts (summing to 1), which the functions of ArviZ do not know of: the attribute
-      `draws_are_weighted` says that there is one, `weights` gives those of the parts;
+    - `posterior`: draws of all sites in the program's coordinates (chain, draw, *shape), and for a Laplace
+      approximation the weights that the program computes from other sites, linearised about the mode;
+    - `sample_stats`: statistics recorded by the sampler; `lp`, the log joint in unconstrained coordinates, log p(w, D)
+      + log |dw/du|; for an approximation with a density, `log_q`; for stacked chains or members `log_weight`, the
+      logarithm of the weight of each draw (weights sum to 1). The functions of ArviZ do not use it: the attribute
+      `draws_are_weighted` says that it exists, `weights` gives those of the parts;
     - `log_prior`: log p(site) of each site at the constrained draws, without Jacobian, as power-scaling needs it;
     - `log_likelihood`: `y`, log p(y_i | x_i, draw), under the predictive that `predict` uses by default; absent where
       no row can be left out (a point, fewer than 25 draws, a few distinct values), so that `arviz_stats.loo` and
-      `compare` say that there is none. The attribute `no_leave_one_out` says why, and `Posterior.log_likelihood` still
-      gives the values. `arviz_defined` lists what is defined for a tree;
+      `compare` report that there is none. The attribute `no_leave_one_out` gives the reason, and
+      `Posterior.log_likelihood` still gives the values. `arviz_defined` lists what is defined for a tree;
     - `posterior_predictive`: one y per draw, under the same predictive;
-    - `observed_data`, `constant_data`: y and the inputs of the training rows; where rows may be censored y is the value
+    - `observed_data`, `constant_data`: y and the inputs of the training rows. Where rows may be censored y is the value
       or the bound, and `event` says which (1 observed, 0 right-censored, -1 left-censored). Draws of y are never
-      censored, so that a check of them against observed_data is one of the rows with event 1 at most;
+      censored, so they can be checked against observed_data only at rows with event 1;
     - `predictions`, `predictions_constant_data`: one y per draw at new inputs `x`, and those inputs;
-    - `prior`, `prior_predictive` with `prior=True`: up to 500 draws;
+    - `prior`, `prior_predictive` with ``prior=True``: up to 500 draws;
     - `fit_history`: loss curves.
 
-    Weights `hidden0.weight` have the dimensions (hidden0_in, hidden0_out), rows `obs`, several outputs `output`, other
-    sites `<site>_dim_0`, ...; the inputs of the first layer carry the names of the features, the outputs of the last
-    those of the classes. A "/" in the name of a site is written "." (netCDF reserves it). How the posterior came
-    about stands in the attributes of the root and of `posterior`.
+    Parameters
+    ----------
+    posterior : Posterior
+        The posterior.
+    x : optional
+        New inputs.
+    prior : bool, default False
+        Whether to add draws from the prior.
+    draws : int, optional
+        Number of the posterior's draws to use, evenly spaced within each chain. All by default.
 
-    lp and log_prior are in the units that the model works in, standardised where the fit standardises.
-
-    draws: how many of the posterior's draws to use, evenly spaced within each chain; default all.
+    Returns
+    -------
+    xarray.DataTree
+        The tree.
 
     Raises
     ------
-    InputError: impossible `draws`, or `x` unlike the training inputs.
+    InputError
+        For impossible `draws`, or `x` unlike the training inputs.
+
+    Notes ----- Weights `hidden0.weight` have the dimensions (hidden0_in, hidden0_out), rows `obs`, several outputs
+    `output`, other sites `<site>_dim_0`, ... The inputs of the first layer have the names of the features as
+    coordinates, the outputs of the last layer those of the classes. A "/" in the name of a site is written "." (netCDF
+    reserves it). The attributes of the root and of `posterior` record the fit.
+
+    lp and log_prior are in the units of the model, standardised if the fit standardises.
     """
     index = _draw_index(posterior, draws)
     u = {name: value[:, index] for name, value in posterior.unconstrained_draws.items()}
@@ -255,7 +286,7 @@ def posterior_datatree(
     )
     training = _in_original_units(posterior, fitted)
     y = original_targets(posterior)
-    # Of a row that was censored y is a bound, and what was seen of it stands beside it.
+    # For a censored row y is a bound, and `event` gives its kind.
     observed = {"y": y[:, 0], "event": y[:, 1]} if training.censored else {"y": y}
     rng = np.random.default_rng(site_seed("export", posterior.info.seed))
     dims, coords = _names(posterior, {name: value.shape[1:] for name, value in w.items()}, sites)
@@ -292,7 +323,18 @@ def posterior_datatree(
 
 
 def log_likelihood_tree(posterior: Any) -> Any:
-    """The groups that PSIS-LOO reads: `posterior`, `sample_stats` and `log_likelihood`, with the tree's attributes."""
+    """The groups that PSIS-LOO reads: `posterior`, `sample_stats` and `log_likelihood`, with the tree's attributes.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        The posterior.
+
+    Returns
+    -------
+    xarray.DataTree
+        The tree. Without `log_likelihood` if no row can be left out.
+    """
     log_likelihood = posterior.log_likelihood()
     undefined = no_leave_one_out(posterior.kind, log_likelihood)
     index = np.arange(posterior.shape[1])
@@ -307,7 +349,7 @@ def log_likelihood_tree(posterior: Any) -> Any:
 
 
 def original_inputs(posterior: Any) -> Any:
-    """The training inputs in the units in which they were given (to rounding, where the fit standardises)."""
+    """The training inputs in original units (up to rounding, if the fit standardises)."""
     units, inputs = posterior.standardisation, posterior.inputs
     if units is None:
         return inputs
@@ -320,7 +362,7 @@ def original_inputs(posterior: Any) -> Any:
 
 
 def original_targets(posterior: Any) -> np.ndarray:
-    """The training targets in the units in which they were given; class labels as integers."""
+    """The training targets in original units; class labels as integers."""
     units, targets = posterior.standardisation, np.asarray(posterior.targets)
     if units is not None:
         targets = units.original_targets(targets)
@@ -330,13 +372,16 @@ def original_targets(posterior: Any) -> np.ndarray:
 def _in_chunks(
     posterior: Any, function: Callable[[dict[str, np.ndarray]], Any], u: Mapping[str, np.ndarray]
 ) -> Any:
-    """A density over all training rows for many draws holds draws x rows x units: that product is bounded here."""
+    """Evaluate a function of draws in chunks of bounded memory.
+
+    A density over all training rows for many draws holds draws x rows x units values.
+    """
     count = len(next(iter(u.values())))
     units = sum(value.shape[-1] if value.ndim > 1 else 1 for value in u.values())
     size = int(np.clip(MEMORY // (16 * units * row_count(posterior.inputs)), 1, count))
     parts = []
     for start in range(0, count, size):
-        # The last part is filled up, so that one compiled function serves all.
+        # The last chunk is padded, so that all chunks use one compiled function.
         index = np.minimum(np.arange(start, start + size), count - 1)
         part = function({name: value[index] for name, value in u.items()})
         kept = min(size, count - start)
@@ -541,7 +586,7 @@ def _names(
         dims[_safe(name)] = [f"{layer}_in", f"{layer}_out"]
         bias = name.removesuffix(".weight") + ".bias"
         if shapes.get(bias) == shapes[name][:1] != shapes[name][1:]:
-            # A module of torch or of Equinox has its outputs first.
+            # In modules of torch and Equinox the axis of the outputs comes first.
             dims[_safe(name)].reverse()
             dims[_safe(bias)] = [f"{layer}_out"]
         elif shapes.get(bias) == shapes[name][1:]:
@@ -562,7 +607,7 @@ def _names(
 
 
 def _attributes(posterior: Any) -> dict[str, Any]:
-    """How the posterior came about, in types that netCDF holds."""
+    """Record of the fit, in types that netCDF supports."""
     info = posterior.info
     model = getattr(posterior.model, "func", posterior.model)
     attributes: dict[str, Any] = {
@@ -603,7 +648,7 @@ def _attributes(posterior: Any) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    """JSON that any reader takes: numbers that are not finite, and anything unknown, as strings."""
+    """JSON that any reader accepts: numbers that are not finite, and values of unknown types, become strings."""
 
     def plain(item: Any) -> Any:
         if isinstance(item, Mapping):

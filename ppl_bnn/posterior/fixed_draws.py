@@ -1,4 +1,4 @@
-"""Draws and nothing else: an approximation that can make no new ones."""
+"""A fixed set of draws: an approximation that cannot make new ones."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ from ppl_bnn.posterior.approximation import Approximation
 
 @dataclass
 class Drawn(Approximation):
-    """Independent draws u, name -> (S, *unconstrained shape), made once, with their log density log_q (S,) or None.
+    """Independent draws that were made once. `draw` returns the first of them, always the same; a posterior uses all.
 
-    `draw` hands out the first of them, always the same; a posterior shows them all.
+    Parameters
+    ----------
+    u : dict of str to ndarray
+        name -> (S, *unconstrained shape).
+    log_q : ndarray, optional
+        Log density of the draws, (S,).
     """
 
     u: dict[str, np.ndarray]
@@ -25,11 +30,12 @@ class Drawn(Approximation):
 
     @property
     def count(self) -> int:
+        """Number of draws, S."""
         return len(next(iter(self.u.values())))
 
     @property
     def draws_held(self) -> int:
-        """S: a posterior shows all that were kept."""
+        """Number of draws, S: a posterior uses all of them."""
         return self.count
 
     def held(self) -> dict[str, np.ndarray]:
@@ -44,7 +50,18 @@ class Drawn(Approximation):
         return {name: value[:count] for name, value in self.u.items()}
 
     def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """Of the first draws, as `draw` gives them; None for anything else, of which nothing is known."""
+        """log q of the first draws, as `draw` returns them; None for any other values, whose density is not known.
+
+        Parameters
+        ----------
+        u : mapping of str to ndarray
+            Draws with one leading axis.
+
+        Returns
+        -------
+        ndarray or None
+            Shape (S,).
+        """
         if self.log_q is None:
             return None
         count = len(next(iter(u.values())))

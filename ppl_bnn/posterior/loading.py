@@ -1,4 +1,4 @@
-"""Posteriors read back from a folder: checked, rebuilt, and compared with the model that is given."""
+"""Loading of posteriors from a folder: checked, rebuilt, and compared with the given model."""
 
 from __future__ import annotations
 
@@ -21,23 +21,41 @@ from ppl_bnn.posterior.registered import approximation_class
 from ppl_bnn.posterior.storage import ARRAYS, FORMAT, KIND, MANIFEST, READER, SCHEMA, TREE, signature_of
 from ppl_bnn.prediction.standardisation import Standardisation
 
-# The log joint of one draw, computed again when loading, differs by rounding between machines, by more between models.
+# On loading, the log joint of one draw is computed and compared. Between machines it differs by rounding only.
 LOG_JOINT_TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
 
 
 def load(path: str | Path, model: Any, *, device: str = "auto") -> Posterior:
-    """Read back a posterior that `save` wrote; `model` is the function that it was fitted to.
+    """Read a posterior that `save` wrote.
 
-    Its predictions are the same bits as before, on the same machine and device. device: where it will predict
-    by default; "auto" is the device of the fit, or the CPU, with a warning, where there is no such device.
+    Its predictions are bitwise identical on the same machine and device. A posterior saved by an older version is read
+    with a UserWarning, since its manifest has no checksum.
 
-    A posterior that an older version saved is read with a UserWarning, since its manifest has no checksum.
+    Parameters
+    ----------
+    path : str or Path
+        The folder.
+    model
+        The function that the posterior was fitted to.
+    device : str, default "auto"
+        Default device of predictions. "auto" is the device of the fit, or the CPU, with a warning, if there is no such
+        device.
+
+    Returns
+    -------
+    Posterior
+        The posterior.
 
     Raises
     ------
-    InputError: no saved posterior at `path`. DamagedError: one that is damaged, or contradicts itself.
-    UnsupportedError: a newer format.
-    ModelError: another model: the sites that differ are listed, or the log joint of a stored draw has changed.
+    InputError
+        If there is no saved posterior at `path`.
+    DamagedError
+        If it is damaged, or contradicts itself.
+    UnsupportedError
+        For a newer format.
+    ModelError
+        For another model: the sites that differ are listed, or the log joint of a stored draw has changed.
     """
     path = Path(path)
     manifest = _read_manifest(path)
@@ -45,7 +63,7 @@ def load(path: str | Path, model: Any, *, device: str = "auto") -> Posterior:
     try:
         _check_flags(manifest, arrays)
         posterior = _rebuilt(manifest, arrays, model)
-    # No model runs here: whatever a class raises whose arrays are not of its kind.
+    # No model runs here. A class may raise any error if the arrays are not valid for it.
     except Exception as error:
         raise READER.damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
     posterior = _on_device(posterior, device)
@@ -84,7 +102,7 @@ def _read_arrays(path: Path, manifest: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _check_flags(manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """What the manifest says of the arrays has to be so: a checksum does not show who wrote it. Errors: ValueError."""
+    """Check that the manifest agrees with the arrays; a checksum does not show who wrote it. Raises ValueError."""
     units = bool(_part(arrays, "standardisation"))
     if manifest["standardised"] is not units:
         raise ValueError(f"standardised is {manifest['standardised']}, and the arrays say {units}")
@@ -131,7 +149,7 @@ def _rebuilt(manifest: dict[str, Any], arrays: dict[str, np.ndarray], model: Any
 
 
 def _on_device(posterior: Posterior, device: str) -> Posterior:
-    """The posterior set to a device that is there."""
+    """The posterior set to an available device."""
     wanted = posterior.info.device if device == "auto" else device
     try:
         with system(posterior.info.ppl).session(posterior.info.dtype, wanted) as actual:

@@ -1,8 +1,8 @@
-"""Nested R-hat: convergence of many short chains, of which groups have started at one point.
+"""Nested R-hat: convergence of many short chains, in groups that started at one point.
 
-With many chains none of them need be long: a hundred chains of fifty draws can hold thousands of effective draws. Plain
-R-hat asks each chain alone to be long, since it stays near sqrt(1 + 1 / ESS of one chain) however many there are.
-Nested R-hat compares the means of whole groups instead, whose noise falls with the number of chains in them.
+With many chains each can be short: a hundred chains of fifty draws can hold thousands of effective draws. Plain R-hat
+requires each chain to be long, since it stays near sqrt(1 + 1 / ESS of one chain) for any number of chains. Nested
+R-hat compares the means of whole groups, whose noise falls with the number of chains in them.
 """
 
 from __future__ import annotations
@@ -13,18 +13,14 @@ import numpy as np
 
 from ppl_bnn.core.errors import InputError, message
 
-# ArviZ gives no answer for fewer.
+# ArviZ returns no value for fewer.
 FEWEST_DRAWS = 4
 
 
 def nested_rhat(draws: np.ndarray, superchains: int) -> np.ndarray:
-    """Nested R-hat of each component, by ArviZ, with ranks normalised and chains split as for plain R-hat.
+    """Nested R-hat of each component, by ArviZ, with rank-normalised, split chains as for plain R-hat.
 
-    draws: (chain, draw, components). superchains: K, how many groups the chains form, of M = chains / K consecutive
-    ones each that started at the same point. Gives (components,).
-
-    For chains m of superchain k with draws x_nmk, n = 1..N, means x_mk, superchain means x_k, and x their mean
-    (Margossian, Hoffman, Sountsov, Riou-Durand, Vehtari and Gelman 2024, Bayesian Analysis, equations 4 to 8):
+    For chains m of superchain k with draws x_nmk, n = 1..N, means x_mk, superchain means x_k, and x their mean,
 
         B   = 1 / (K - 1) sum_k (x_k - x)^2                           between superchains
         B_k = 1 / (M - 1) sum_m (x_mk - x_k)^2                        between the chains of one; 0 for M = 1
@@ -32,21 +28,38 @@ def nested_rhat(draws: np.ndarray, superchains: int) -> np.ndarray:
         W   = 1 / K sum_k (B_k + W_k)
         nested R-hat = sqrt(1 + B / W)  >=  1
 
-    What is put in for x, as in Vehtari, Gelman, Simpson, Carpenter and Buerkner (2021): the halves of each chain as two
-    chains of the same superchain (so M doubles), the ranks of all draws turned into normal scores; and once more the
-    ranks of |x - median|. The larger of the two values counts.
+    The values x are those of Vehtari et al. (2021): the halves of each chain are two chains of the same superchain (so
+    M doubles), and the ranks of all draws are turned into normal scores. The same is computed for the ranks of |x -
+    median|. The result is the larger of the two values.
 
-    At stationarity B / W is about 1 / (M ESS of one chain). Where chains have forgotten where they started, it
-    falls to 0 as chains are added to superchains. So it answers whether a chain's end depends on its start, and
-    no more: chains that fall by chance into modes which they never leave, each superchain into all of them alike,
-    agree by nested R-hat and disagree by plain R-hat.
+    Parameters
+    ----------
+    draws : ndarray
+        Shape (chain, draw, components).
+    superchains : int
+        K, the number of groups of chains, of M = chains / K consecutive chains each that started at the same point.
 
-    A component that is not finite, or on which every chain stands still at a place of its own, has infinity, and so has
-    every one with fewer than 4 draws per chain; one that is the same in all draws has nothing to compare and is NaN.
+    Returns
+    -------
+    ndarray
+        Shape (components,). Infinity for a component that is not finite, or on which every chain is constant at its own
+        value, and for all components with fewer than 4 draws per chain. NaN for a component that is the same in all
+        draws.
 
     Raises
     ------
-    InputError: another shape; fewer than 2 superchains; a number of chains that is no multiple of them.
+    InputError
+        For another shape, fewer than 2 superchains, or a number of chains that is not a multiple of them.
+
+    Notes ----- At stationarity B / W is about 1 / (M ESS of one chain). If chains have forgotten their starting points,
+    it falls to 0 as chains are added to superchains. So it shows whether the end of a chain depends on its start, and
+    no more. Chains may fall by chance into modes that they never leave. If the chains of each superchain fall into the
+    modes in the same proportions, they agree by nested R-hat and disagree by plain R-hat.
+
+    References
+    ----------
+    Margossian, Hoffman, Sountsov, Riou-Durand, Vehtari and Gelman 2024, Bayesian Analysis, equations 4 to 8. Vehtari,
+    Gelman, Simpson, Carpenter and Buerkner 2021.
     """
     draws = np.asarray(draws)
     if draws.ndim != 3:

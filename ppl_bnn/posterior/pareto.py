@@ -1,7 +1,8 @@
-"""Importance weights smoothed by a Pareto distribution, and how far they can be trusted: k-hat.
+"""Pareto-smoothed importance weights, and their reliability: k-hat.
 
-A generalised Pareto distribution is fitted to the largest weights and takes their place; its shape k-hat says how many
-moments the weights have (Vehtari, Simpson, Gelman, Yao and Gabry 2024, Journal of Machine Learning Research 25).
+A generalised Pareto distribution is fitted to the largest weights, which are replaced by its quantiles. Its shape k-hat
+determines how many moments the weights have (Vehtari, Simpson, Gelman, Yao and Gabry 2024, Journal of Machine Learning
+Research 25).
 """
 
 from __future__ import annotations
@@ -12,22 +13,31 @@ import numpy as np
 
 from ppl_bnn.core.warning_filters import ignored
 
-# Up to this k-hat an average over the weights can be trusted at the usual numbers of draws.
+# Up to this k-hat a weighted average is reliable at the usual numbers of draws.
 K_LIMIT = 0.7
-# Nats by which log weights of rounding errors differ at most: a tail that is fitted to these would mean nothing.
+# Largest difference of log weights, in nats, that is a rounding error: a tail fit to these has no meaning.
 EQUAL = 1e-3
-# Where so few draws carry all the weight, the others vanish beside them, and what is fitted is how numbers underflow.
+# If so few draws carry all the weight, the weights of the others underflow, and the fit describes the underflow.
 FEWEST_EFFECTIVE = 4.0
-# Below this no tail of five draws is left for a Pareto distribution, of which ArviZ takes a fifth.
+# ArviZ fits the largest fifth of the draws. With fewer draws than this the tail has fewer than five.
 FEWEST_DRAWS = 25
 
 
 def smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
-    """Pareto-smoothed log weights (S,), normalised, and k-hat, by ArviZ, from log importance ratios (S,).
+    """Pareto-smoothed log weights and k-hat, by ArviZ.
 
-    k-hat is -inf where all ratios are equal up to rounding, and infinite where nothing can be claimed: a ratio that is
-    zero or not finite, a handful of draws that carry all the weight, a tail of too few distinct values. The weights are
-    then the plain ones.
+    Parameters
+    ----------
+    log_ratios : ndarray
+        Log importance ratios (S,).
+
+    Returns
+    -------
+    log_weights : ndarray
+        Normalised log weights (S,), smoothed where k-hat is finite, else not smoothed.
+    k_hat : float
+        -inf if all ratios are equal up to rounding. Infinite if it cannot be estimated: a ratio is zero or not finite,
+        a few draws carry all the weight, or the tail has too few distinct values.
     """
     from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
 
@@ -41,7 +51,7 @@ def smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
         return plain, math.inf
     with ignored():
         try:
-            # Made for leaving rows out, whose log weights are minus log likelihoods: ArviZ turns the sign.
+            # psislw is made for leaving rows out: it takes log likelihoods and flips their sign.
             log_weights, k = array_stats.psislw(-log_ratios)
         except ValueError:
             return plain, math.inf

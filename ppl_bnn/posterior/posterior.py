@@ -1,11 +1,11 @@
-"""A posterior: a program, an approximation, and how the fit was made.
+"""A posterior: a program, an approximation, and a record of the fit.
 
-It draws, predicts and exports, and does not depend on the methods: it holds an `Approximation`, and whether that is a
-set of chains, a guide or a Gaussian around a mode makes no difference here.
+It draws, predicts and exports. It does not depend on the methods: it holds an `Approximation`, which may be a set of
+chains, a guide or a Gaussian around a mode.
 
-Everything that it returns is a NumPy array, because a posterior outlives the session, the device and the system that
-made it. Draws of an approximation are made on demand, from a seed that is a hash of their purpose (`site_seed`): so
-`draws`, the exported tree and the predictions agree, and two purposes never share a stream of random numbers.
+All results are NumPy arrays, because a posterior outlives the session, the device and the system that made it. Draws of
+an approximation are made on demand, from a seed that is a hash of their purpose (`site_seed`). So `draws`, the exported
+tree and the predictions agree, and two purposes never share a stream of random numbers.
 """
 
 from __future__ import annotations
@@ -39,12 +39,40 @@ MEMORY = 2**28
 
 @dataclass(frozen=True)
 class FitInfo:
-    """How a posterior came about.
+    """Record of a fit.
 
-    history: name -> (steps,) arrays such as losses. gradient_evaluations: of the log joint over all rows (a mini-batch
-    counts as its share), or None where a system does not say. seconds are wall time, compilation apart. target: what
-    was fitted, where it is not the posterior of the model (a tempered one, an approximate objective); `bnn.diagnose`
-    computes p / q and k-hat for the posterior itself all the same.
+    Parameters
+    ----------
+    method : str
+        Name of the method.
+    ppl : str
+        The system that fitted the model.
+    seed : int
+        Seed of the fit.
+    dtype : str
+        Floating-point type.
+    device : str
+        Device of the fit.
+    compile_seconds, run_seconds : float
+        Wall time of compilation, and of the rest.
+    gradient_evaluations : float, optional
+        Number of gradient evaluations of the log joint over all rows (a mini-batch counts as its share). None if the
+        system does not report it.
+    history : dict of str to ndarray
+        Arrays (steps,), such as losses.
+    settings : dict
+        Settings of the method.
+    versions : dict of str to str
+        Versions of the libraries.
+    data_hash : str
+        Hash of the training data.
+    warnings : tuple of str
+        Warnings of the fit.
+    figures : dict of str to float
+        Summary numbers of the fit.
+    target : str
+        What was fitted if it is not the posterior of the model (a tempered one, an approximate objective), else "".
+        `bnn.diagnose` computes p / q and k-hat for the posterior itself in either case.
     """
 
     method: str
@@ -68,11 +96,33 @@ class FitInfo:
 class Posterior:
     """A fitted model. Build one with `bnn.fit`.
 
-    statistics: name -> (chain, draw) arrays under ArviZ's names. standardisation: the units of a fit with
-    `standardise=True`; predictions are then in original units, whatever units the network works in. labels: what the
-    classes 0..K-1 in `targets` were called in the data, where they were text or numbers from 1.
+    A posterior can be pickled if its model can be imported. Compiled programs belong to a process and are left out.
 
-    It can be pickled where its model can be imported. What is compiled belongs to a process and is left out.
+    Parameters
+    ----------
+    model : Model
+        The fitted model.
+    language : bool
+        Whether the model is written in the language of the library.
+    observed : str
+        Name of the observed site.
+    inputs
+        Training inputs, in the units of the fit.
+    targets : ndarray
+        Training targets, in the units of the fit.
+    approximation : Approximation
+        The result of the method.
+    info : FitInfo
+        Record of the fit.
+    statistics : dict of str to ndarray
+        (chain, draw) arrays under ArviZ's names.
+    standardisation : Standardisation, optional
+        The units of a fit with ``standardise=True``. Predictions are then in original units, whatever the units of the
+        network.
+    feature_names, class_names : tuple of str, optional
+        Names of the features and of the classes.
+    labels : tuple, optional
+        The labels in the data of the classes 0..K-1 in `targets`, where they were text or numbers from 1.
     """
 
     model: Model
@@ -89,25 +139,26 @@ class Posterior:
     labels: tuple[Any, ...] | None = None
     _programs: dict[str, Program] = field(default_factory=dict, repr=False)
 
-    # -- what it is
+    # -- properties
 
     @property
     def kind(self) -> str:
-        """ "chains", "iid" or "point"."""
+        """Kind of the approximation: "chains", "iid" or "point"."""
         return self.approximation.kind
 
     @property
     def task(self) -> str:
-        """ "regression" or "classification"."""
+        """Task of the model: "regression" or "classification"."""
         return self._with(lambda problem: problem.program.likelihood.task)
 
     @property
     def log_evidence(self) -> float:
-        """log p(D) as the method estimates it, in the units of the fit.
+        """log p(D) as estimated by the method, in the units of the fit.
 
         Raises
         ------
-        UnsupportedError: a method that gives none.
+        UnsupportedError
+            If the method does not estimate it.
         """
         if "log_evidence" not in self.info.figures:
             raise UnsupportedError(
@@ -117,7 +168,7 @@ class Posterior:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(chains, draws) of `draws`: as many as there are, or 1000 where they can be had on demand."""
+        """(chains, draws) of `draws`: all stored draws, or 1000 if draws are made on demand."""
         if isinstance(self.approximation, Chains):
             return self.approximation.shape
         held = self.approximation.draws_held
@@ -127,21 +178,21 @@ class Posterior:
 
     @property
     def target(self) -> str:
-        """What draws and weights are of, where it is not the posterior: `info.target`, and that they are stacked."""
+        """Distribution of draws and weights if it is not the posterior: `info.target`, and "stacked" with weights."""
         stacked = "" if self.weights is None else "stacked"
         return "; ".join(text for text in (self.info.target, stacked) if text)
 
     @property
     def weights(self) -> np.ndarray | None:
-        """Weights (K,) of the chains or members, as stacking chose them, summing to 1; None: all equal."""
+        """Stacking weights (K,) of the chains or members, summing to 1. None if all are equal."""
         return self.approximation.weights
 
     @property
     def draw_weights(self) -> np.ndarray | None:
-        """Weights of `draws`, flattened (chains * draws,), summing to 1; None: all equal.
+        """Weights of `draws`, flattened (chains * draws,), summing to 1. None if all are equal.
 
-        Each component shares its weight equally among its draws. Where draws are made on demand they come from the
-        weighted mixture already, and are equal.
+        Each component shares its weight equally among its draws. Draws made on demand already come from the weighted
+        mixture, and have equal weights.
         """
         held = self.approximation.draws_held
         return None if self.weights is None or held is None else per_draw(self.weights, held)
@@ -163,7 +214,10 @@ class Posterior:
 
     @cached_property
     def unconstrained_draws(self) -> dict[str, np.ndarray]:
-        """Draws of u, name -> (chain, draw, *unconstrained shape). The same at every call."""
+        """Draws of the unconstrained coordinates u, the same at every call.
+
+        A dict of name -> (chain, draw, *unconstrained shape).
+        """
         if isinstance(self.approximation, Chains):
             return self.approximation.u
         chains, draws = self.shape
@@ -176,12 +230,12 @@ class Posterior:
 
     @cached_property
     def draws(self) -> dict[str, np.ndarray]:
-        """Draws of all latent sites and parameters as the program reads them, name -> (chain, draw, *shape).
+        """Draws of all latent sites and parameters in the program's coordinates, name -> (chain, draw, *shape).
 
-        Weights do not change them: `draw_weights` says what each counts. A Laplace approximation adds the weights that
-        the program computes from other sites (scale times base), linearised about the mode: multiplied out from the
-        draws of these sites they would be far too wide. The deterministic
-        sites of a model written in NumPyro or Pyro are among them, at the training rows.
+        They do not depend on weights; see `draw_weights`. A Laplace approximation adds the weights that the program
+        computes from other sites (scale times base), linearised about the mode: computed directly from the draws of
+        these sites they would be far too wide. The deterministic sites of a model written in NumPyro or Pyro are
+        included, at the training rows.
         """
         chains, draws = self.shape
         u = flat_draws(self.unconstrained_draws)
@@ -208,10 +262,35 @@ class Posterior:
     ) -> Prediction:
         """The posterior predictive at new inputs, in the units of the data.
 
-        kind: one of `approximation.kinds`; the default is the first ("linearised" for Laplace, else "sampled").
-        draws: how many to use (evenly spaced over chains; default all). memory: bytes held besides inputs and result.
-        Where chains or members are weighted so is the mixture; with `draws` they are evenly spaced in cumulative weight
-        and count the same.
+        Where chains or members are weighted, so is the mixture. With `draws` the draws are evenly spaced in cumulative
+        weight and have equal weights.
+
+        Parameters
+        ----------
+        x
+            Inputs.
+        kind : str, optional
+            One of `approximation.kinds`. The default is the first ("linearised" for Laplace, else "sampled").
+        draws : int, optional
+            Number of draws, evenly spaced over chains. All by default.
+        seed : int, default 0
+            Seed of the random numbers.
+        memory : int
+            Bytes held in addition to inputs and result.
+        device : str, default "auto"
+            Device of the computation.
+
+        Returns
+        -------
+        Prediction
+            The posterior predictive.
+
+        Raises
+        ------
+        InputError
+            If `draws` is given for a kind without draws, or is impossible.
+        UnknownNameError
+            For an unknown kind.
         """
         kind = self._kind(kind)
         if draws is not None and kind not in DRAWN:
@@ -242,10 +321,30 @@ class Posterior:
     def predictor(
         self, x: Any, *, kind: str | None = None, draws: int | None = None, memory: int = MEMORY
     ) -> np.ndarray:
-        """eta (chain, draw, N, D) at inputs x, draw by draw, under the predictive that `predict` uses.
+        """Predictor eta at inputs x, draw by draw, under the predictive that `predict` uses.
 
-        In the units of the network (standardised, where the fit standardises). With `draws`, (1, draws, N, D); without,
-        weights are left out of it, as in `draws`.
+        In the units of the network (standardised, if the fit standardises).
+
+        Parameters
+        ----------
+        x
+            Inputs.
+        kind : str, optional
+            A kind with draws, as in `predict`.
+        draws : int, optional
+            Number of draws. Without it all draws are used and weights are ignored, as in `draws`.
+        memory : int
+            Bytes held in addition to inputs and result.
+
+        Returns
+        -------
+        ndarray
+            Shape (chain, draw, N, D); with `draws` (1, draws, N, D).
+
+        Raises
+        ------
+        UnsupportedError
+            For a kind without draws.
         """
         kind, x = self._drawn_kind(kind), self._inputs(x)
         u = self._chosen_draws(draws)
@@ -253,10 +352,29 @@ class Posterior:
         return eta.reshape(*(self.shape if draws is None else (1, len(eta))), *eta.shape[1:])
 
     def joint(self, x: Any, *, draws: int | None = None, memory: int = MEMORY) -> JointPrediction:
-        """Means and covariances over all rows of x together, in the units of the data: what single rows do not tell.
+        """Means and covariances over all rows of x together, in the units of the data.
 
-        In closed form for a linearised Laplace approximation, else from draws of the network: at least as many draws as
-        there are rows are needed for a covariance of full rank.
+        In closed form for a linearised Laplace approximation, else from draws of the network. A covariance of full rank
+        needs at least as many draws as there are rows.
+
+        Parameters
+        ----------
+        x
+            Inputs.
+        draws : int, optional
+            Number of draws.
+        memory : int
+            Bytes held in addition to inputs and result.
+
+        Returns
+        -------
+        JointPrediction
+            Mean and covariance.
+
+        Raises
+        ------
+        UnsupportedError
+            For a point, which has no spread.
         """
         if draws is None:
             inputs = self._inputs(x)
@@ -277,7 +395,7 @@ class Posterior:
             prediction = self.predict(x, kind=self._drawn_kind(None), draws=draws)
             functions = prediction.component_mean().reshape(prediction.draws, -1)
             noise = _noise_over_rows(prediction)
-        # With weights the moments of the mixture itself: there is no count of draws to correct for.
+        # With weights these are the moments of the mixture itself, without a correction for the number of draws.
         degrees = 1 if weights is None else 0
         covariance = np.atleast_2d(np.cov(functions, rowvar=False, aweights=weights, ddof=degrees))
         mean = np.average(functions, axis=0, weights=weights)
@@ -291,9 +409,30 @@ class Posterior:
         kind: str | None = None,
         u: Mapping[str, np.ndarray] | None = None,
     ) -> np.ndarray:
-        """log p(y_i | x_i, draw) in original units, (chain, draw, N); at the training rows by default.
+        """log p(y_i | x_i, draw) in original units, at the training rows by default.
 
-        Of each draw by itself: weights are in `draw_weights`. Of draws u with one leading axis, (S, N).
+        Each draw is evaluated by itself; weights are in `draw_weights`.
+
+        Parameters
+        ----------
+        x, y : optional
+            Other rows. Both or neither.
+        kind : str, optional
+            A kind with draws, as in `predict`.
+        u : mapping of str to ndarray, optional
+            Draws u with one leading axis. All draws by default.
+
+        Returns
+        -------
+        ndarray
+            Shape (chain, draw, N), or (S, N) with `u`.
+
+        Raises
+        ------
+        InputError
+            If only one of x and y is given.
+        UnsupportedError
+            For a kind without draws.
         """
         if (x is None) != (y is None):
             raise InputError(message("both x and y, or neither", "one of them", "log_likelihood(x, y)"))
@@ -314,44 +453,89 @@ class Posterior:
         family, parameters = self._with(lambda problem: problem.program.likelihood.mixture_parameters(eta))
         prediction = Prediction(family, parameters)
         if targets.ndim == 2 and targets.shape[1] == 1:
-            # A class per row is a class per row, in a column or not.
+            # Targets in a single column are flattened.
             targets = targets.reshape(prediction.shape)
         values = (prediction if units is None else units.prediction(prediction)).component_log_prob(targets)
         return values.reshape(*self.shape, -1) if u is None else values
 
     def log_joint(self, u: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
-        """log p(w, D) + log |dw/du| of draws u with one leading axis (default: all draws), shape (S,)."""
+        """log p(w, D) + log |dw/du| of draws u.
+
+        Parameters
+        ----------
+        u : mapping of str to ndarray, optional
+            Draws with one leading axis. All draws by default.
+
+        Returns
+        -------
+        ndarray
+            Shape (S,).
+        """
         values = flat_draws(self.unconstrained_draws) if u is None else u
         return self._with(lambda problem: problem.log_joint_draws(values))
 
     def log_prior(self, u: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
-        """log p(w) + log |dw/du| of draws u with one leading axis (default: all draws), shape (S,)."""
+        """log p(w) + log |dw/du| of draws u.
+
+        Parameters
+        ----------
+        u : mapping of str to ndarray, optional
+            Draws with one leading axis. All draws by default.
+
+        Returns
+        -------
+        ndarray
+            Shape (S,).
+        """
         values = flat_draws(self.unconstrained_draws) if u is None else u
         return self._with(lambda problem: problem.log_prior_draws(values))
 
     def log_q(self) -> np.ndarray | None:
-        """log q(u) of `unconstrained_draws`, (chain, draw), for an approximation with a density."""
+        """log q(u) of `unconstrained_draws`, (chain, draw). None for an approximation without a density."""
         value = self.approximation.log_prob(flat_draws(self.unconstrained_draws))
         return None if value is None else value.reshape(self.shape)
 
     # -- export
 
     def to_datatree(self, x: Any = None, *, prior: bool = False) -> Any:
-        """An ArviZ DataTree with all groups; predictions at `x` and the prior on request.
+        """An ArviZ DataTree with all groups. `ppl_bnn.posterior.export` lists them.
 
-        `ppl_bnn.posterior.export` lists the groups.
+        Parameters
+        ----------
+        x : optional
+            New inputs, for the group of predictions.
+        prior : bool, default False
+            Whether to add draws from the prior.
+
+        Returns
+        -------
+        xarray.DataTree
+            The tree.
         """
         from ppl_bnn.posterior.export import posterior_datatree
 
         return posterior_datatree(self, x, prior=prior)
 
     def save(self, path: str | Path) -> Path:
-        """Write netCDF tree, safetensors and a JSON manifest to the folder `path`, for `bnn.load(path, model)`."""
+        """Save the posterior to a folder, from which `bnn.load(path, model)` reads it.
+
+        The folder holds a netCDF tree, safetensors and a JSON manifest.
+
+        Parameters
+        ----------
+        path : str or Path
+            The folder.
+
+        Returns
+        -------
+        Path
+            The folder.
+        """
         from ppl_bnn.posterior.storage import save
 
         return save(self, path)
 
-    # -- inside
+    # -- helpers
 
     def _kind(self, kind: str | None) -> str:
         if kind is None:
@@ -444,11 +628,17 @@ class Posterior:
 
 
 def check_importable(model: Model) -> None:
-    """Refuse to pickle a function that another process could not import; cloudpickle sends such functions by value.
+    """Refuse to pickle a function that another process could not import. cloudpickle sends such functions by value.
+
+    Parameters
+    ----------
+    model : Model
+        The model of a posterior.
 
     Raises
     ------
-    UnsupportedError: a lambda, a function inside a function, or one that was loaded by its location.
+    UnsupportedError
+        For a lambda, a function inside a function, or a function that was loaded by its location.
     """
     function = getattr(model, "func", model)
     name, home = getattr(function, "__qualname__", None), getattr(function, "__module__", None)
@@ -470,6 +660,7 @@ def check_importable(model: Model) -> None:
 
 
 def _in_cloudpickle() -> bool:
+    """Whether cloudpickle is among the callers."""
     frame = sys._getframe(1)
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).startswith("cloudpickle"):
@@ -479,7 +670,7 @@ def _in_cloudpickle() -> bool:
 
 
 def _noise_over_rows(prediction: Prediction) -> np.ndarray:
-    """Cov(y) where the functions are known, (N K, N K): rows are independent, outputs of a row need not be."""
+    """Cov(y) given the functions, (N K, N K): rows are independent, outputs of a row may be dependent."""
     if prediction.family != "MultivariateNormal":
         return np.diag(np.ravel(prediction.aleatoric))
     factor = prediction.parameters["scale_tril"]

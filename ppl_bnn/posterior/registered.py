@@ -1,7 +1,7 @@
-"""The classes of approximations by the names that files have for them.
+"""Registry of the classes of approximations by their names in files.
 
-A file names a class out of this table and nothing else is imported for it. The room of the methods fills the table
-(`ppl_bnn.inference.registry`), since most approximations are theirs.
+A file names a class of this table, and nothing else is imported for it. `ppl_bnn.inference.registry` fills the table,
+since most approximations belong to methods.
 """
 
 from __future__ import annotations
@@ -18,10 +18,20 @@ APPROXIMATIONS: dict[str, str] = {}
 def approximation_class(name: str) -> Any:
     """The class of an approximation by its name in a file.
 
+    Parameters
+    ----------
+    name : str
+        The name.
+
+    Returns
+    -------
+    type
+        The class.
+
     Raises
     ------
     UnknownNameError
-        A name that the table does not have.
+        If the name is not in the table.
     """
     if name not in APPROXIMATIONS:
         raise unknown_name("approximation", name, APPROXIMATIONS)

@@ -1,15 +1,14 @@
-"""Stacking: weights of chains, or of members of an ensemble, by what each of them predicts.
+"""Stacking: weights of chains, or of members of an ensemble, by their predictions.
 
-A posterior with several modes that chains do not travel between is a collection of parts whose true shares the chains
-do not know: a chain stays where it began. Equal weights count a poor mode as much as a good one. Stacking (Yao,
-Vehtari, Simpson and Gelman 2018, Bayesian Analysis 13; for chains Yao, Vehtari and Gelman 2022, "Stacking for
-non-mixing Bayesian computations", Journal of Machine Learning Research 23) takes the weights of the mixture that
-predicts best,
+If chains do not move between the modes of a posterior, their draws do not show the true shares of the modes: a chain
+stays where it began. Equal weights count a poor mode as much as a good one. Stacking (Yao, Vehtari, Simpson and
+Gelman 2018, Bayesian Analysis 13; for chains Yao, Vehtari and Gelman 2022, "Stacking for non-mixing Bayesian
+computations", Journal of Machine Learning Research 23) takes the weights of the mixture that predicts best,
 
     w = argmax over the simplex of sum_i log sum_k w_k p_k(y_i),
 
-p_k(y_i) being the predictive density of part k for a row that it has not seen: a row left out by importance weights, or
-a row of a validation part. What comes of it is chosen for its predictions. It is not the posterior.
+where p_k(y_i) is the predictive density of part k for a row that it has not seen: a row left out by importance weights,
+or a row of a validation set. The result is chosen for its predictions. It is not the posterior.
 """
 
 from __future__ import annotations
@@ -27,32 +26,49 @@ from ppl_bnn.posterior.approximation import Approximation
 from ppl_bnn.posterior.pareto import FEWEST_DRAWS, K_LIMIT
 from ppl_bnn.posterior.posterior import Posterior
 
-# Nats of mean log score that are left to gain, at most, when the weights are handed over.
+# Largest gain of mean log score, in nats, that may remain when the weights are returned.
 TOLERANCE = 1e-9
 STEPS = 500
-# Of the distance to where a weight or a multiplier becomes zero; and how much of the complementarity is kept in a step.
+# Fraction of the largest step that keeps weights and multipliers positive; centring parameter of a step.
 TO_BOUNDARY, CENTRING = 0.99, 0.1
 
 
 def stack(posterior: Posterior, x: Any = None, y: Any = None) -> Posterior:
-    """The same posterior with weights of its chains, or of its members, that make the best prediction.
+    """The posterior with stacking weights of its chains, or of its members.
 
-    Without x and y each training row is left out of each part by Pareto-smoothed importance sampling (ArviZ), its draws
-    taken at their word. With x (N, F) and y, rows that the fit has not seen, each part predicts them as it is: this is
-    how points are stacked, which have no spread to leave a row out of.
+    Without x and y each training row is left out of each part by Pareto-smoothed importance sampling (ArviZ), which
+    assumes that the draws represent the part. With x and y each part predicts these rows directly. Points need x and y,
+    because they have no spread by which to leave a row out.
 
-    Draws stay as they are: `weights` says what each part counts, and `predict` gives a weighted mixture. Where draws
-    are made on demand, more of them come from heavier members. Weights that there were before are replaced.
+    Draws do not change: `weights` holds the weight of each part, and `predict` gives a weighted mixture. Where draws
+    are made on demand, more of them come from members of larger weight. Existing weights are replaced.
 
-    info.figures: "stacking_gain", mean over rows of log sum_k w_k p_k(y_i) - log mean_k p_k(y_i), nats, on the very
-    rows that chose the weights; "stacking_rows"; "stacking_effective_parts", 1 / sum_k w_k^2; without x and y
-    "stacking_pareto_k", the largest over parts and rows, of which a warning speaks above 0.7.
+    Parameters
+    ----------
+    posterior : Posterior
+        A posterior with several chains or members.
+    x, y : optional
+        Held-out rows, x (N, F). Both or neither.
+
+    Returns
+    -------
+    Posterior
+        The posterior with weights. Its `info.figures` holds
+
+        - "stacking_gain": mean over rows of log sum_k w_k p_k(y_i) - log mean_k p_k(y_i), nats, on the same rows that
+          determined the weights;
+        - "stacking_rows": number of rows;
+        - "stacking_effective_parts": 1 / sum_k w_k^2;
+        - "stacking_pareto_k", without x and y: the largest Pareto k over parts and rows. A warning reports it above
+          0.7.
 
     Raises
     ------
-    UnsupportedError: no parts (one chain, a single approximation), or without x and y a part that is a point, that
-    stands still or has fewer than 25 draws. InputError: one of x and y alone, rows of the fit itself, a row to which no
-    part gives any density.
+    UnsupportedError
+        If there are no parts (one chain, a single approximation), or without x and y if a part is a point, does not
+        move or has fewer than 25 draws.
+    InputError
+        If only one of x and y is given, for rows of the fit itself, or for a row to which no part gives any density.
     """
     if (x is None) != (y is None):
         raise InputError("stack: " + message("both x and y, or neither", "one of them", "stack(posterior)"))
@@ -113,20 +129,36 @@ def stack(posterior: Posterior, x: Any = None, y: Any = None) -> Posterior:
 
 
 def stacking_weights(log_densities: np.ndarray) -> np.ndarray:
-    """Weights (K,) that maximise sum_i log sum_k w_k exp(log_densities_ik) over the simplex; log_densities is (N, K).
+    """Weights that maximise sum_i log sum_k w_k exp(log_densities_ik) over the simplex.
 
     The problem is convex. With D_k(w) = 1/N sum_i p_ik / (sum_j w_j p_ij), log t <= t - 1 gives, for any weights v,
 
-        mean_i log sum_k v_k p_ik - mean_i log sum_k w_k p_ik <= max_k D_k(w) - 1,
+        mean_i log sum_k v_k p_ik - mean_i log sum_k w_k p_ik <= max_k D_k(w) - 1.
 
-    and Newton's method on the conditions of optimality, w_k (1 - D_k(w)) = 0 and D_k(w) <= 1 (a primal-dual interior
-    point method; Boyd and Vandenberghe 2004, section 11.7), goes on until the right-hand side is below 1e-9. Where
-    several weights are equally good they are shared: parts that predict alike get the same.
+    Newton's method on the optimality conditions, w_k (1 - D_k(w)) = 0 and D_k(w) <= 1 (a primal-dual interior point
+    method), runs until the right-hand side is below 1e-9. Where several solutions are equally good the weight is
+    shared: parts with equal predictions get equal weights.
+
+    Parameters
+    ----------
+    log_densities : ndarray
+        Shape (N, K).
+
+    Returns
+    -------
+    ndarray
+        Weights (K,).
 
     Raises
     ------
-    InputError: another shape, values that are NaN or +inf, a row to which no part gives any density. DivergenceError:
-    the bound was not reached.
+    InputError
+        For another shape, values that are NaN or +inf, or a row to which no part gives any density.
+    DivergenceError
+        If the bound was not reached.
+
+    References
+    ----------
+    Boyd and Vandenberghe 2004, section 11.7.
     """
     values = np.asarray(log_densities, dtype=np.float64)
     if values.ndim != 2 or 0 in values.shape:
@@ -155,7 +187,7 @@ def stacking_weights(log_densities: np.ndarray) -> np.ndarray:
     for _ in range(STEPS):
         ratios = densities / (densities @ weights)[:, None]
         slopes = ratios.mean(axis=0)
-        # Of the weights divided by their sum, whose slopes are larger by that sum.
+        # Bound for the weights divided by their sum, whose D_k are larger by the factor of that sum.
         if slopes.max() * weights.sum() - 1.0 <= TOLERANCE:
             return weights / weights.sum()
         centre = CENTRING * float(weights @ multipliers) / parts
@@ -182,7 +214,20 @@ def stacking_weights(log_densities: np.ndarray) -> np.ndarray:
 
 
 def mixture_log_density(log_densities: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """log sum_k w_k p_ik, (N,), of log densities (N, K); weights (K,), None: equal."""
+    """Log density of a mixture, log sum_k w_k p_ik.
+
+    Parameters
+    ----------
+    log_densities : ndarray
+        Shape (N, K).
+    weights : ndarray, optional
+        Shape (K,). Equal by default.
+
+    Returns
+    -------
+    ndarray
+        Shape (N,).
+    """
     parts = log_densities.shape[1]
     with np.errstate(divide="ignore"):  # a part without weight
         logarithms = np.full(parts, -math.log(parts)) if weights is None else np.log(weights)
@@ -190,7 +235,7 @@ def mixture_log_density(log_densities: np.ndarray, weights: np.ndarray | None = 
 
 
 def _to_boundary(values: np.ndarray, step: np.ndarray) -> float:
-    """How much of a step can be taken before a value becomes zero, and a little less."""
+    """A step size slightly below the one at which a value becomes zero."""
     falling = step < 0.0
     return TO_BOUNDARY * float(np.min(-values[falling] / step[falling])) if falling.any() else math.inf
 
@@ -225,7 +270,7 @@ def _left_out(part: Posterior, index: int) -> tuple[np.ndarray, np.ndarray]:
     count = values.shape[0] * values.shape[1]
     if count < FEWEST_DRAWS:
         raise _refused(index, f"{count} draws")
-    # A row that every draw gives the same density is predicted so without it, too.
+    # If every draw gives a row the same density, so does the posterior without the row.
     density, k = low.copy(), np.full(len(low), -math.inf)
     moving: Any = np.moveaxis(values[..., varies], -1, 0)
     efficiency = 1.0

@@ -1,13 +1,14 @@
-"""A posterior in a folder: a netCDF tree for people and other tools, arrays and a manifest to rebuild it from.
-Never pickle.
+"""Storage of a posterior in a folder: a netCDF tree for other tools, arrays and a manifest to rebuild it from.
+
+Pickle is not used.
 
 - `tree.nc`: the ArviZ DataTree of `ppl_bnn.posterior.export`;
-- `arrays.safetensors`: the approximation and the weights of its parts, the data, statistics, loss curves and units,
-as named arrays;
-- `manifest.json`: everything that is no array, the class of the approximation by name, a signature of the model, and
-the checksums of all three files (`ppl_bnn.core.stored`).
+- `arrays.safetensors`: the approximation and the weights of its parts, the data, statistics, loss curves and units, as
+  named arrays;
+- `manifest.json`: everything that is not an array, the class of the approximation by name, a signature of the model,
+  and the checksums of all three files (`ppl_bnn.core.stored`).
 
-A model is code and is not stored: it is given again to `load`, which compares it with the signature.
+A model is code and is not stored. It is passed to `load`, which compares it with the signature.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 FORMAT = 3
 KIND = "ppl_bnn posterior"
 TREE, ARRAYS, MANIFEST = "tree.nc", "arrays.safetensors", "manifest.json"
-# What a manifest holds. `info` is that of `FitInfo` without the loss curves; a comparison keeps it too.
+# Schema of a manifest. `info` is `FitInfo` without the loss curves; a comparison stores it too.
 INFO = {
     "method": str,
     "ppl": ("numpyro", "pyro"),
@@ -69,15 +70,29 @@ READER = stored.Reader("path", "a complete saved posterior", "saving it again")
 
 
 def save(posterior: Posterior, path: str | Path) -> Path:
-    """Write a posterior to the folder `path`, which is made, and give the path back.
+    """Write a posterior to a folder.
 
-    Everything is written to a folder beside it that is renamed at the end: an interrupted save leaves what was
-    there before. A saved posterior is replaced; anything else in the way is refused.
+    All files are written to a temporary folder beside it, which is renamed at the end: an interrupted save leaves the
+    previous content. A saved posterior is replaced; any other content is refused.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        The posterior.
+    path : str or Path
+        The folder, which is created.
+
+    Returns
+    -------
+    Path
+        The folder.
 
     Raises
     ------
-    InputError: `path` cannot be written, or holds something else. UnsupportedError: an approximation that is
-    not in `APPROXIMATIONS`.
+    InputError
+        If `path` cannot be written, or holds something else.
+    UnsupportedError
+        For an approximation that is not in `APPROXIMATIONS`.
     """
     path = Path(path)
     name = type(posterior.approximation).__name__
@@ -120,7 +135,7 @@ def _arrays(posterior: Posterior) -> dict[str, np.ndarray]:
         "standardisation": {} if posterior.standardisation is None else posterior.standardisation.arrays(),
         "probe": {name: value[0, 0] for name, value in posterior.unconstrained_draws.items()},
     }
-    # Not np.ascontiguousarray, which gives a number an axis.
+    # Not np.ascontiguousarray, which adds an axis to a scalar.
     return {
         f"{part}/{name}": np.asarray(value, order="C")
         for part, values in parts.items()
@@ -173,7 +188,20 @@ def _manifest(posterior: Posterior, approximation: str) -> dict[str, Any]:
 
 
 def signature_of(problem: Any) -> tuple[list[dict[str, Any]], str]:
-    """The sites in the order of the program, which is that of the flat vector, and the likelihood."""
+    """The signature of a model: its sites and its likelihood.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+
+    Returns
+    -------
+    sites : list of dict
+        The sites in the order of the program, which is that of the flat vector.
+    likelihood : str
+        The likelihood.
+    """
     program: Program = problem.program
     sites = [
         {
@@ -207,10 +235,10 @@ def _refuse_occupied(path: Path) -> None:
 
 
 def _is_saved(path: Path) -> bool:
-    """Whether the folder is a saved posterior and nothing besides, so that replacing it loses nothing else."""
+    """Whether the folder is a saved posterior and nothing else, so that replacing it loses nothing else."""
     if not {entry.name for entry in path.iterdir()} <= {TREE, ARRAYS, MANIFEST}:
         return False
-    # A damaged one is replaced, too: that is the advice where it is read.
+    # A damaged one is replaced too, as the error of `load` advises.
     return stored.claims(path / MANIFEST, KIND)
 
 
@@ -218,5 +246,5 @@ def _write(folder: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any]
     written = stored.Folder(folder)
     written.write(TREE, lambda path: write_tree(path, tree))
     written.write(ARRAYS, lambda path: write_arrays(path, arrays))
-    # A file of arrays has an order of its own; that of the sites is the program's.
+    # A file of arrays has its own order; the sites are in the order of the program.
     written.write_manifest(MANIFEST, manifest | {"arrays": list(arrays)})
