@@ -1,1 +1,1 @@
-"""Tables: where they come from, how they are read and split."""
+"""Data sets: sources, reading and splits of tables."""

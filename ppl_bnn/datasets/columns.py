@@ -1,7 +1,7 @@
-"""Columns of a CSV file: what their cells are, said in words, and what looks like a number or a date but was not read.
+"""Columns of a CSV file: interpretation of their cells, and detection of numbers and dates in unsupported formats.
 
-pandas splits a file into cells and guesses nothing about them. A column is numbers or words; anything between the two
-is refused with the column, an example and what to do.
+pandas splits a file into cells without guessing their types. A column holds numbers or words. Any other column is
+refused with its name, an example and advice.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ppl_bnn.core.names import clean, clean_lines
 
 MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "<na>"})
 MOST_CATEGORIES = 50
-# Up to so many whole numbers may be classes as well as numbers: it is said how they were read.
+# Up to this many different whole numbers could be classes or numbers: the result states how they were read.
 FEW_VALUES = 10
-# Characters of a header line that are read to name its columns.
+# Largest number of characters of a header line that are read.
 MOST_HEADER = 1_000_000
-# Names of columns that are told one by one, and values of a column.
+# Largest numbers of column names, and of values of a column, that are listed one by one.
 MOST_TOLD, MOST_VALUES = 8, 6
 
 _DIGITS = r"\d+(?:[.,]\d+)?"
@@ -34,7 +34,7 @@ _DATE = (
     rf"|\d{{1,2}}[-. ]*{_MONTH}[-., ]*(?:\d{{4}}|\d{{2}})|{_MONTH}[-., ]*(?:\d{{1,2}}[a-z]{{0,2}}[-., ]+)?\d{{4}}"
 )
 _THOUSANDS = "numbers with marks between thousands"
-# What a cell looks like that is no number to Python -> (what it is called, what to do).
+# Pattern of a cell that Python cannot read as a number, its description, and advice.
 _LOOKS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE), what, advice)
     for pattern, what, advice in (
@@ -67,11 +67,28 @@ _UNIT = re.compile(r"[-+−]?(\d+(?:[.,]\d+)?)\s*([^\W\d]{1,4}|°[cfk]?)", re.IG
 
 
 def refusal(expected: str, came: str, advice: str) -> InputError:
+    """An `InputError` with the parts of its message."""
     return InputError(message(expected, came, advice))
 
 
 def read_cells(path: Path) -> dict[str, list[str]]:
-    """Column -> its cells as stripped text, below the one header line. Names of columns are cleaned."""
+    """Cells of each column as stripped text, below the single header line. Names of columns are cleaned.
+
+    Parameters
+    ----------
+    path : Path
+        A CSV file.
+
+    Returns
+    -------
+    dict of str to list of str
+        Column -> its cells.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read as a table.
+    """
     import pandas as pd
 
     try:
@@ -86,7 +103,7 @@ def read_cells(path: Path) -> dict[str, list[str]]:
         raise refusal(
             "a comma-separated file in UTF-8", f"{path}: {str(problem).strip()}", "one row of cells per line"
         ) from problem
-    # pandas pads a line of too few cells with empty ones, which are then refused as missing.
+    # pandas pads a short line with empty cells, which are then refused as missing.
     cells = [[str(cell).strip() for cell in frame[column]] for column in frame]
     header = [clean(column[0]) for column in cells]
     _refuse_other_marks([cells[0][0]] if len(cells) == 1 else header)
@@ -103,21 +120,38 @@ def _refuse_other_marks(header: Sequence[str]) -> None:
 
 
 def header_of(path: Path) -> list[str]:
-    """The names of the columns of a CSV file. Only its first line is read."""
+    """Names of the columns of a CSV file. Only its first line is read."""
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
         return [clean(name) for name in next(csv.reader([file.readline(MOST_HEADER)]), [])]
 
 
 def refuse_duplicates(names: Sequence[str], where: str) -> None:
+    """Raise an `InputError` if a name occurs twice."""
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise refusal(f"column names that differ in {where}", f"{twice} more than once", "renaming them")
 
 
 def parse(name: str, cells: list[str]) -> np.ndarray:
-    """All numbers (float64) or all words (object, cleaned).
+    """Values of a column: all numbers (float64) or all words (object, cleaned).
 
-    Anything missing, infinite or mixed is refused, and so is what looks like a number or a date and was not read.
+    Parameters
+    ----------
+    name : str
+        Name of the column.
+    cells : list of str
+        Its cells.
+
+    Returns
+    -------
+    ndarray
+        The values.
+
+    Raises
+    ------
+    InputError
+        If a value is missing or infinite, numbers and words are mixed, or a cell looks like a number or a date that was
+        not read.
     """
 
     def refuse(expected: str, what: str, rows: list[int], advice: str) -> InputError:
@@ -134,7 +168,7 @@ def parse(name: str, cells: list[str]) -> np.ndarray:
     words = [row for row, number in enumerate(numbers) if number is None]
     alike = [(row, found) for row in words if (found := looks_like(cells[row])) is not None]
     if alike:
-        # 1,234 may be either of two numbers: another cell of the column may tell which.
+        # 1,234 can be read as two numbers: another cell of the column may decide which.
         what, advice = next((found for _, found in alike if found[0] != _THOUSANDS), alike[0][1])
         kept = f"{advice}; or drop=[{name!r}] if it is a feature"
         raise refuse("numbers or categories", f"that look like {what}", [row for row, _ in alike], kept)
@@ -158,7 +192,18 @@ def parse(name: str, cells: list[str]) -> np.ndarray:
 
 
 def looks_like(cell: str) -> tuple[str, str] | None:
-    """What a cell that is no number looks like, and what to write instead; None for a word."""
+    """Description of a cell that is not a number, and advice for writing it; None for a word.
+
+    Parameters
+    ----------
+    cell : str
+        The cell.
+
+    Returns
+    -------
+    tuple of str, or None
+        Description and advice.
+    """
     for pattern, what, advice in _LOOKS:
         if pattern.fullmatch(cell):
             return what, advice.format(number=_plain_number(cell, what))
@@ -166,7 +211,7 @@ def looks_like(cell: str) -> tuple[str, str] | None:
 
 
 def _plain_number(cell: str, what: str) -> str:
-    """The number that a person reads in a cell, as Python reads it."""
+    """The number in a cell, in the form that Python reads."""
     text = re.sub(r"[^\d.,]", "", cell)
     if what == _THOUSANDS and re.search(r",\d{3}(?:,|\.|$)", text):
         text = text.replace(",", "")
@@ -176,7 +221,7 @@ def _plain_number(cell: str, what: str) -> str:
 
 
 def _one_unit(cells: list[str]) -> str:
-    """The unit that all cells carry behind a number, such as kg; "" where they are categories, such as 2wd and 4wd."""
+    """The unit that follows the number in all cells, such as kg; "" where they are categories, such as 2wd and 4wd."""
     found = [_UNIT.fullmatch(cell) for cell in cells]
     if not all(found):
         return ""
@@ -199,9 +244,32 @@ def _number(cell: str) -> float | None:
 def parse_target(
     name: str, values: np.ndarray, task: str | None
 ) -> tuple[np.ndarray, tuple[str, ...] | None, str]:
-    """Targets, what their labels stand for (None for numbers), and how they were read, in words.
+    """Interpret the target column.
 
-    Two different whole numbers are classes unless `task` says otherwise; more of them are numbers.
+    Two different whole numbers are classes unless `task` states otherwise; more than two are numbers.
+
+    Parameters
+    ----------
+    name : str
+        Name of the column.
+    values : ndarray
+        Its values.
+    task : str, optional
+        "regression" or "classification".
+
+    Returns
+    -------
+    targets : ndarray
+        The targets.
+    labels : tuple of str, or None
+        Meaning of the labels. None for numbers.
+    reading : str
+        How the targets were read, in words.
+
+    Raises
+    ------
+    InputError
+        If the values do not suit the task.
     """
     different = np.unique(values)
     if values.dtype == np.float64:
@@ -245,9 +313,23 @@ def _some(values: Sequence[str]) -> str:
 
 
 def in_one_line(target: str, words: str, features: Mapping[str, tuple[str, ...]], dropped: int = 0) -> str:
-    """What was read as what: the target, then the features that are numbers, then those that are categories.
+    """Summary of how the columns were read: the target, then the numerical features, then the categorical ones.
 
-    features: column -> its categories, none for a column of numbers.
+    Parameters
+    ----------
+    target : str
+        Name of the target.
+    words : str
+        How the target was read.
+    features : mapping of str to tuple of str
+        Column -> its categories, empty for a column of numbers.
+    dropped : int, default 0
+        Number of dropped columns.
+
+    Returns
+    -------
+    str
+        One line.
     """
     numbers = [name for name, values in features.items() if not values]
     said = [f"target {target} as {words}"]

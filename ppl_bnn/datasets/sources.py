@@ -1,7 +1,7 @@
-"""Where the data sets come from: source, licence, size and SHA-256 of every file. Facts only; nothing is loaded.
+"""Sources of the data sets: origin, licence, size and SHA-256 of every file. No data is loaded here.
 
-Upstream is a file of a public GitHub repository at one commit; local is the copy that a folder in `PPL_BNN_DATA`
-holds: for the regression tables of UCI the same numbers with commas and a header line. `tables.py` reads both.
+Upstream is a file of a public GitHub repository at one commit. Local is the copy in a folder that `PPL_BNN_DATA` names:
+for the regression tables of UCI the same numbers with commas and a header line. `tables.py` reads both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DatasetCard:
-    """What is known of a data set before it is loaded. `bytes` is the size of its download, 0 if there is none."""
+    """Description of a data set, available before it is loaded.
+
+    Attributes
+    ----------
+    name, task, source, licence : str
+        Name, task, source and licence.
+    rows, features : int
+        Numbers of rows and features.
+    bytes : int
+        Size of its download, 0 if there is none.
+    where : str
+        Location of the files.
+    """
 
     name: str
     task: str
@@ -27,13 +39,30 @@ class DatasetCard:
 
 @dataclass(frozen=True)
 class Source:
-    """One data set: its card, how its files are laid out (`layout`) and where they are.
+    """One data set: its card, and the layout and location of its files.
 
-    `upstream` holds (path in `repository`, SHA-256, bytes); `local` maps a path below PPL_BNN_DATA to the SHA-256
-    values it may have. `columns` names the columns of a file without a header line or of a simulated table, the
-    target last. `options` are the arguments that `load` takes for it, with their defaults. `origin` is what a data
-    set without files of its own comes from: the source of a simulation, or the name of another data set. `ordered`:
-    the rows are in time order and overlap.
+    Parameters
+    ----------
+    name, task, licence, description : str
+        Facts of the card.
+    rows, features : int
+        Numbers of rows and features.
+    layout : str
+        How its files are laid out.
+    repository, commit : str
+        The public repository, and the commit.
+    upstream : tuple
+        Entries (path in `repository`, SHA-256, bytes).
+    local : mapping of str to tuple of str
+        Path below PPL_BNN_DATA -> the SHA-256 values that it may have.
+    columns : tuple of str
+        Names of the columns of a file without a header line or of a simulated table, the target last.
+    options : mapping
+        Arguments that `load` takes for it, with their defaults.
+    origin : str
+        Origin of a data set without files of its own: the source of a simulation, or the name of another data set.
+    ordered : bool
+        Whether the rows are in time order and overlap.
     """
 
     name: str
@@ -54,6 +83,7 @@ class Source:
 
     @property
     def card(self) -> DatasetCard:
+        """The card of the data set."""
         origin, where = "scikit-learn", "bundled with scikit-learn"
         if self.layout == "simulated":
             origin, where = f"simulated: {self.origin}", "simulated"
@@ -83,7 +113,7 @@ def _uci(
     **options: bool,
 ) -> Source:
     names = tuple(columns.split())
-    features = len(names) - 1 - len(options)  # each option stands for a column that is left out by default
+    features = len(names) - 1 - len(options)  # each option is a column that is left out by default
     return Source(
         name,
         "regression",

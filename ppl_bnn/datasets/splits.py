@@ -1,11 +1,11 @@
-"""Splits of a table into training and test rows, by names that say what they are.
+"""Splits of a table into training and test rows, specified by name.
 
 - "random:5@0.9": five random splits with 90 % of the rows for training, those of `Table.split` for the seeds 0 to 4;
   "random:5-9@0.9" are five others;
 - "published": the splits that the literature uses for the table; "published:3" the first three, "published:5-9" five;
 - "time@0.9": the first 90 % of the rows for training, the rest for testing, for rows in time order.
 
-A single split is then called "random@0.9[3]", "published[3]" or "time@0.9".
+The name of a single split is "random@0.9[3]", "published[3]" or "time@0.9".
 """
 
 from __future__ import annotations
@@ -27,7 +27,15 @@ _EXAMPLE = "'random:5@0.9', 'published', 'published:3' or 'time@0.9'"
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Row numbers (0-based) of the training and the test rows; the name says where they come from."""
+    """Row numbers (0-based) of the training and the test rows.
+
+    Parameters
+    ----------
+    name : str
+        Name of the split, such as "random@0.9[3]".
+    train, test : ndarray
+        Row numbers.
+    """
 
     name: str
     train: np.ndarray
@@ -36,7 +44,7 @@ class Split:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """numbers: of the splits, None for all that there are. share: of the training rows."""
+    """A parsed name: numbers of the splits (None for all), and share of the training rows."""
 
     kind: str
     numbers: range | None
@@ -44,7 +52,23 @@ class _Wanted:
 
 
 def check(names: str | Sequence[str]) -> tuple[str, ...]:
-    """The names, each of which can be understood. Raises InputError where one cannot."""
+    """Check names of splits.
+
+    Parameters
+    ----------
+    names : str or sequence of str
+        The names.
+
+    Returns
+    -------
+    tuple of str
+        The names.
+
+    Raises
+    ------
+    InputError
+        If a name cannot be parsed.
+    """
     found = (names,) if isinstance(names, str) else tuple(names)
     if not found or len(set(found)) < len(found):
         raise InputError("splits: " + message("one name or more, each once", repr(names), _EXAMPLE))
@@ -54,12 +78,25 @@ def check(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def splits_of(table: Table, names: str | Sequence[str]) -> list[Split]:
-    """The splits of those names, in that order.
+    """The splits with these names, in that order.
+
+    Parameters
+    ----------
+    table : Table
+        The table.
+    names : str or sequence of str
+        The names.
+
+    Returns
+    -------
+    list of Split
+        The splits.
 
     Raises
     ------
-    InputError: a name that cannot be understood; published splits that a table has not; random splits of rows in time
-    order, which share values; one split by two names.
+    InputError
+        For a name that cannot be parsed, published splits that the table does not have, random splits of rows in time
+        order, which share values, or one split under two names.
     """
     found = [split for name in check(names) for split in _splits(table, _read(name))]
     called = [split.name for split in found]
@@ -97,7 +134,7 @@ def _splits(table: Table, wanted: _Wanted) -> list[Split]:
         return [Split(f"published[{k}]", *table.published_split(k)) for k in numbers]
     assert wanted.share is not None
     if wanted.kind == "time":
-        # Where rows are cut in two does not depend on whether the table says that they are in time order.
+        # The position of the cut does not depend on whether the table is marked as ordered.
         train = min(max(round(wanted.share * len(table.y)), 1), len(table.y) - 1)
         rows = np.arange(len(table.y))
         return [Split(f"time@{wanted.share:g}", rows[:train], rows[train:])]

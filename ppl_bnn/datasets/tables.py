@@ -1,9 +1,9 @@
 """Tables: scikit-learn's bundled ones, simulated ones, downloaded ones with SHA-256, or any CSV file.
 
-`load(name)` and `read_csv(path, target)` give a `Table` in the units of its source: nothing is standardised,
-shuffled or subsampled here. `datasets()` lists what there is without loading anything.
+`load(name)` and `read_csv(path, target)` return a `Table` in the units of its source: values are not standardised,
+shuffled or subsampled here. `datasets()` lists the data sets without loading them.
 
-A downloaded table is looked for in one of two places, and every file is checked against its SHA-256 first:
+A downloaded table is looked up in one of two places, and every file is checked against its SHA-256 first:
 
 - the folder that the environment variable `PPL_BNN_DATA` names, if it is set. It holds `uci/<name>/data.csv`
   (one header line, target last), `alzheimers/alzheimers_disease_data.csv`, `mnist/*-ubyte.gz`,
@@ -36,16 +36,24 @@ TASKS = ("regression", "classification")
 
 
 class DownloadError(BNNError, OSError):
-    """A data file that could not be fetched, or not be written to the cache."""
+    """A data file that could not be downloaded, or not be written to the cache."""
 
 
 class ChecksumError(InputError):
-    """A data file whose SHA-256 is not the one that is known for it."""
+    """A data file whose SHA-256 differs from the known one."""
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Row numbers (0-based) of S published splits: `train` (S, n_train) and `test` (S, n_test), int64."""
+    """Row numbers (0-based) of S published splits.
+
+    Parameters
+    ----------
+    train : ndarray
+        Shape (S, n_train), int64.
+    test : ndarray
+        Shape (S, n_test), int64.
+    """
 
     train: np.ndarray
     test: np.ndarray
@@ -53,14 +61,36 @@ class Splits:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """One data set: inputs `x` (N, F) float64 and targets `y` (N,), in the units of the source.
+    """One data set, in the units of its source.
 
-    `y` is float64 for regression, (N, K) where a row has several numbers: the time and 1 for an event or 0 for
-    censoring in survival data. For classification it is int64 labels 0..K-1, whose meanings are `class_names`.
-    `splits` are those of the literature, where there are any; `test_inputs` (M, F) are inputs without targets
-    at which the source asks for predictions. `ordered`: the rows are in time order and share values, as lags of
-    one series do, so that only a split in time leaves the test rows unseen. `reading` says of a file, in one line, what
-    each column was read as. Names are cleaned (`names.clean`).
+    Parameters
+    ----------
+    name : str
+        Name of the data set.
+    x : ndarray
+        Inputs (N, F), float64.
+    y : ndarray
+        Targets (N,). For regression float64, (N, K) where a row has several numbers: the time and 1 for an event or 0
+        for censoring in survival data. For classification int64 labels 0..K-1, whose meanings are `class_names`.
+    feature_names : list of str
+        Names of the features, cleaned (`names.clean`).
+    target_name : str
+        Name of the target, cleaned.
+    task : str
+        "regression" or "classification".
+    class_names : tuple of str, optional
+        Meanings of the labels, cleaned.
+    description, provenance, licence : str
+        Description, origin and licence.
+    splits : Splits, optional
+        The splits of the literature, if there are any.
+    test_inputs : ndarray, optional
+        Inputs (M, F) without targets at which the source asks for predictions.
+    ordered : bool, default False
+        Whether the rows are in time order and share values, like lags of one series. Only a split in time then leaves
+        the test rows unseen.
+    reading : str
+        For a file, one line that states how each column was read.
     """
 
     name: str
@@ -110,11 +140,14 @@ class Table:
         )
 
     def card(self) -> dict[str, Any]:
-        """What is known of the table, in plain values; what is not known is not there.
+        """Description of the table in plain values. Unknown entries are absent.
 
-        `name`, `task`, `description` (with the units, where the source gives them), `rows`, `features` (how many),
-        `feature_names`, `target_name`, `class_names`, `published_splits` (how many), `ordered`, `provenance`,
-        `licence`, and `hash`, the SHA-256 of x and y.
+        Returns
+        -------
+        dict
+            `name`, `task`, `description` (with the units, where the source gives them), `rows`, `features` (their
+            number), `feature_names`, `target_name`, `class_names`, `published_splits` (their number), `ordered`,
+            `provenance`, `licence`, and `hash`, the SHA-256 of x and y.
         """
         known = {
             "name": self.name,
@@ -134,11 +167,23 @@ class Table:
         return {name: value for name, value in known.items() if value}
 
     def split(self, seed: int = 0, test_fraction: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
-        """Row numbers `(train, test)` of one random split, the same for the same seed.
+        """Row numbers of one random split, the same for the same seed.
 
-        A permutation from `numpy.random.default_rng(seed)`; its first `round(test_fraction N)` rows are the
-        test rows, at least one on either side. Classes are not stratified. Rows in time order (`ordered`) are
-        split in time, whatever the seed: as many of them, the last ones, are the test rows.
+        A permutation is drawn from ``numpy.random.default_rng(seed)``. Its first ``round(test_fraction N)`` rows are
+        the test rows, at least one on either side. Classes are not stratified. Rows in time order (`ordered`) are split
+        in time for any seed: the same number of rows, the last ones, are the test rows.
+
+        Parameters
+        ----------
+        seed : int, default 0
+            Seed of the permutation.
+        test_fraction : float, default 0.2
+            Share of the test rows.
+
+        Returns
+        -------
+        train, test : ndarray
+            Row numbers.
         """
         rows = len(self.y)
         if not 0.0 < test_fraction < 1.0 or rows < 2:
@@ -154,7 +199,23 @@ class Table:
         return order[held_out:], order[:held_out]
 
     def published_split(self, k: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Row numbers `(train, test)` of the k-th (0-based) split that the literature uses for this table."""
+        """Row numbers of the k-th split that the literature uses for this table.
+
+        Parameters
+        ----------
+        k : int, default 0
+            Number of the split, 0-based.
+
+        Returns
+        -------
+        train, test : ndarray
+            Row numbers.
+
+        Raises
+        ------
+        InputError
+            If there is no such split.
+        """
         if self.splits is None:
             raise columns.refusal(
                 "a table with published splits", f"{self.name!r}, which has none", "table.split(seed)"
@@ -166,19 +227,43 @@ class Table:
 
 
 def datasets() -> dict[str, DatasetCard]:
-    """The cards of all data sets by name. Nothing is loaded."""
+    """The cards of all data sets by name. No data is loaded.
+
+    Returns
+    -------
+    dict of str to DatasetCard
+        Name -> card.
+    """
     return {name: source.card for name, source in SOURCES.items()}
 
 
 def load(name: str, **options: Any) -> Table:
     """The data set of that name.
 
-    Options: `load("mnist", part="all" | "train" | "test")` (all: 70 000 rows whose one published split is
-    60 000 / 10 000; "test" fetches the test files only); `load("bikesharing", instant=True)` keeps the running
-    record number that is left out by default.
+    Parameters
+    ----------
+    name : str
+        Name of a data set (see `datasets`).
+    **options
+        ``load("mnist", part="all" | "train" | "test")`` (all: 70 000 rows whose one published split is 60 000 / 10 000;
+        "test" downloads only the test files). ``load("bikesharing", instant=True)`` keeps the running record number,
+        which is left out by default.
 
-    Raises `UnknownNameError` for a name or option that does not exist, `ChecksumError` for a file that is not
-    the known one, `DownloadError` if it cannot be had, `InputError` if the folder in PPL_BNN_DATA lacks it.
+    Returns
+    -------
+    Table
+        The data set.
+
+    Raises
+    ------
+    UnknownNameError
+        For a name or option that does not exist.
+    ChecksumError
+        If a file differs from the known one.
+    DownloadError
+        If a file cannot be obtained.
+    InputError
+        If the folder in PPL_BNN_DATA lacks the data set.
     """
     if name not in SOURCES:
         raise unknown_name("data set", name, SOURCES)
@@ -206,21 +291,39 @@ def read_csv(
 ) -> Table:
     """A table from a comma-separated file (UTF-8) with one header line.
 
-    Blanks around a cell and empty lines do not count. Names of columns and words are cleaned (`names.clean`).
-    Features keep the order of the file. A column of words (`yes`, `True`, ...) becomes one 0/1 column for each
-    of its values, named `column=value`, in sorted order, in its place.
+    Blanks around a cell and empty lines are ignored. Names of columns and words are cleaned (`names.clean`). Features
+    keep the order of the file. A column of words (`yes`, `True`, ...) becomes one 0/1 column for each of its values,
+    named `column=value`, in sorted order, in its place.
 
-    A target of words makes a classification, labels 0..K-1 in the sorted order of the words. So does a target of
-    two different whole numbers, such as 0 and 1, labelled in increasing order. Any other target of numbers makes a
-    regression. `task` decides instead where it is given: as "classification" the numbers must be integers.
-    `class_names` keeps what the labels stand for, and `reading` says in one line what was read as what.
+    A target of words makes a classification, with labels 0..K-1 in the sorted order of the words. So does a target of
+    two different whole numbers, such as 0 and 1, labelled in increasing order. Any other numerical target makes a
+    regression.
 
-    A table from a file called data.csv has the name of its folder.
+    Parameters
+    ----------
+    path : str or path-like
+        The file. The name of a table from a file data.csv is that of its folder.
+    target : str
+        Name of the target column.
+    drop : sequence of str
+        Columns to leave out.
+    task : {"regression", "classification"}, optional
+        Overrides the rule above. For "classification" numbers must be integers.
 
-    Refused by name (`InputError`): a missing value (an empty cell, NA, N/A, NaN, null), an infinite one, words
-    among numbers, a column of more than 50 different words, two columns of one name, one class only, no rows; and
-    what looks like a number or a date that was not read, such as 3.1%, 3,1, $3 or 31.12.2024.
-    An absent target, dropped column or unknown task is an `UnknownNameError` with the nearest name.
+    Returns
+    -------
+    Table
+        The table. `class_names` holds the meanings of the labels, and `reading` states in one line how each column was
+        read.
+
+    Raises
+    ------
+    InputError
+        For a missing value (an empty cell, NA, N/A, NaN, null), an infinite one, words among numbers, a column of more
+        than 50 different words, two columns of one name, one class only, or no rows; and for cells that look like a
+        number or a date but were not read, such as 3.1%, 3,1, $3 or 31.12.2024. The message names the column.
+    UnknownNameError
+        For an absent target, an absent dropped column or an unknown task, with the nearest name.
     """
     if task is not None and task not in TASKS:
         raise unknown_name("task", task, TASKS)
@@ -273,7 +376,7 @@ def read_csv(
 
 
 def name_of(path: str | os.PathLike[str]) -> str:
-    """What a table from a file is called: the file's name without its ending, or its folder's for a data.csv."""
+    """Name of a table from a file: the file's name without its extension, or its folder's for a data.csv."""
     file = Path(path)
     folder = file.resolve().parent.name
     return clean(folder if file.stem.lower() == "data" and folder else file.stem)
@@ -335,7 +438,7 @@ def _download(name: str, path: str, sha256: str) -> Path:
             "again with a network, a mirror in PPL_BNN_DATA_URL, or a folder with the files in PPL_BNN_DATA"
         )
         raise DownloadError(message(f"to download {url}", str(problem), advice)) from problem
-    except ValueError as problem:  # how pooch reports a hash that does not match; it has kept nothing
+    except ValueError as problem:  # how pooch reports a hash that does not match; it did not keep the file
         raise ChecksumError(
             message(
                 f"{url} with SHA-256 {sha256}", f"{problem}", "again; if it persists, do not trust the source"
@@ -396,7 +499,7 @@ def _standard_splits(rows: int, count: int) -> Splits:
 def _read_alzheimers(words: dict[str, Any], source: Source) -> Table:
     (file,) = _files(source)
     table = read_csv(file, "Diagnosis", drop=("PatientID", "DoctorInCharge"), task="classification")
-    # What train_test_split(test_size=0.2, random_state=seed) of scikit-learn picks for these seeds, in order.
+    # The rows that train_test_split(test_size=0.2, random_state=seed) of scikit-learn selects for these seeds.
     rows, held_out = len(table.y), math.ceil(0.2 * len(table.y))
     orders = np.stack([np.random.RandomState(seed).permutation(rows) for seed in (42, *range(14))])
     return Table(
@@ -411,7 +514,7 @@ def _read_alzheimers(words: dict[str, Any], source: Source) -> Table:
 
 
 def _read_images(words: dict[str, Any], source: Source, part: str = "all") -> Table:
-    """Intensities divided by 255, rows of 28 x 28 pixels one after the other."""
+    """Intensities divided by 255, images of 28 x 28 pixels flattened row by row."""
     if part not in ("all", "train", "test"):
         raise unknown_name("part", part, ("all", "train", "test"))
     pieces = {"all": ("train-", "t10k-"), "train": ("train-",), "test": ("t10k-",)}[part]
@@ -462,7 +565,7 @@ def _read_snelson(words: dict[str, Any], source: Source) -> Table:
 
 
 def _read_levels(words: dict[str, Any], source: Source) -> Table:
-    """The quarters of a table's targets as classes in their order; a target on a border belongs below it."""
+    """Quarters of a table's targets as ordered classes. A target on a border belongs to the class below it."""
     table = load(source.origin)
     borders = np.quantile(table.y, (0.25, 0.5, 0.75))
     return Table(
@@ -477,19 +580,30 @@ def _read_levels(words: dict[str, Any], source: Source) -> Table:
 
 # --- simulated tables ----------------------------------------------------------------------------------------
 
-# Each function gives x and y. They draw from NumPy's legacy generator, whose numbers are the same in every version.
+# Each function returns x and y, with NumPy's legacy generator, whose numbers are the same in every version.
 
 
 def survival_simulated() -> tuple[np.ndarray, np.ndarray]:
-    """Times to an event under proportional hazards, some of them censored: x (300, 5), y (300, 2).
+    """Censored event times under proportional hazards.
 
         x_j ~ N(0, 1),     g(x) = 0.8 x_1 - 0.6 x_2 + 0.5 (x_3^2 - 1),     hazard h(t | x) = 0.05 1.5 t^0.5 exp(g(x)),
         T = (-log U / (0.05 exp(g(x))))^(1 / 1.5),    U uniform on (0, 1),    C exponential with mean 20, in years;
         y = (min(T, C), 1 if T <= C else 0).
 
-    T has a Weibull distribution of shape 1.5, by inversion (R. Bender, T. Augustin and M. Blettner, Generating survival
-    times to simulate Cox proportional hazards models, Statistics in Medicine 24, 2005). x_4 and x_5 have no effect, x_3
-    none that is linear. C does not depend on T given x.
+    T has a Weibull distribution of shape 1.5, by inversion. x_4 and x_5 have no effect, and x_3 has no linear effect. C
+    is independent of T given x.
+
+    Returns
+    -------
+    x : ndarray
+        Shape (300, 5).
+    y : ndarray
+        Shape (300, 2).
+
+    References
+    ----------
+    R. Bender, T. Augustin and M. Blettner, Generating survival times to simulate Cox proportional hazards models,
+    Statistics in Medicine 24, 2005.
     """
     rng = np.random.RandomState(2005)
     x = rng.normal(size=(300, 5))
@@ -500,11 +614,20 @@ def survival_simulated() -> tuple[np.ndarray, np.ndarray]:
 
 
 def inverse_sine() -> tuple[np.ndarray, np.ndarray]:
-    """A function turned round, so that one input has several answers: x (300, 1), y (300,).
+    """The inverse of a function, so that one input has several outputs.
 
         y uniform on (0, 1),     x = y + 0.3 sin(2 pi y) + e,     e uniform on (-0.1, 0.1).
 
-    Source: C. M. Bishop, Mixture density networks (1994).
+    Returns
+    -------
+    x : ndarray
+        Shape (300, 1).
+    y : ndarray
+        Shape (300,).
+
+    References
+    ----------
+    C. M. Bishop, Mixture density networks (1994).
     """
     rng = np.random.RandomState(1994)
     y = rng.uniform(size=300)
@@ -513,12 +636,19 @@ def inverse_sine() -> tuple[np.ndarray, np.ndarray]:
 
 
 def counts_simulated() -> tuple[np.ndarray, np.ndarray]:
-    """Counts that scatter more than Poisson's about a smooth rate: x (300, 3), y (300,).
+    """Overdispersed counts about a smooth rate.
 
         x_j uniform on (-2, 2),     m(x) = exp(1.2 + sin(2 x_1) + 0.5 x_2),     y ~ Poisson(m(x) G),
 
     G of a Gamma distribution with shape 3 and mean 1: y is negative binomial with mean m and variance m + m^2 / 3. x_3
     has no effect.
+
+    Returns
+    -------
+    x : ndarray
+        Shape (300, 3).
+    y : ndarray
+        Shape (300,).
     """
     rng = np.random.RandomState(1949)
     x = rng.uniform(-2.0, 2.0, size=(300, 3))
@@ -527,15 +657,25 @@ def counts_simulated() -> tuple[np.ndarray, np.ndarray]:
 
 
 def mackey_glass() -> tuple[np.ndarray, np.ndarray]:
-    """The next value of a chaotic series from its last eight: x (400, 8), the oldest first, y (400,), in time order.
+    """The next value of a chaotic series from its last eight values, in time order.
 
         dz/dt = 0.2 z(t - 17) / (1 + z(t - 17)^10) - 0.1 z(t),     z(t) = 1.2 for t <= 0,
 
     by the Runge-Kutta rule of order 4 with steps of 0.1, measured at t = 600, 606, 612, ... with errors ~ N(0, 0.05^2).
 
-    Source: M. C. Mackey and L. Glass, Oscillation and chaos in physiological control systems, Science 197 (1977). Rows
-    overlap: what is the target of one is a lag of the next eight, and neighbours of a test row in a random split hold
-    its target. `Table.split` splits this table in time.
+    Returns
+    -------
+    x : ndarray
+        Shape (400, 8), the oldest value first.
+    y : ndarray
+        Shape (400,).
+
+    Notes ----- Rows overlap: the target of one row is a lag of the next eight, and neighbours of a test row in a random
+    split contain its target. `Table.split` splits this table in time.
+
+    References
+    ----------
+    M. C. Mackey and L. Glass, Oscillation and chaos in physiological control systems, Science 197 (1977).
     """
     z = _mackey_glass_series(600.0 + 6.0 * np.arange(408))
     measured = z + 0.05 * np.random.RandomState(1977).normal(size=len(z))
@@ -544,17 +684,17 @@ def mackey_glass() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _mackey_glass_series(times: np.ndarray) -> np.ndarray:
-    """z at multiples of 0.1 from 0 on."""
+    """z at multiples of 0.1, starting at 0."""
     step, delay = 0.1, 170
 
     def growth(past: float) -> float:
-        # Products are the same on every machine, powers are not, and chaos would tell.
+        # Products are the same on every machine, powers are not, and chaos amplifies the difference.
         square = past * past
         fourth = square * square
         return 0.2 * past / (1.0 + fourth * fourth * square)
 
     last = round(float(times[-1]) / step)
-    # z[k] is the value at (k - delay) steps, between[k] that half a step later, by Hermite's cubic.
+    # z[k] is the value at (k - delay) steps, between[k] the value half a step later, by Hermite's cubic.
     z, between = [1.2] * (delay + 1), [1.2] * delay
     for k in range(last):
         first, second, third = growth(z[k]), growth(between[k]), growth(z[k + 1])
