@@ -1,1 +1,1 @@
-"""The frameworks whose networks can be layers: one file for each. Nobody here imports a framework at its top."""
+"""The frameworks whose networks can be layers: one file for each. No file imports a framework at its top."""

@@ -1,4 +1,4 @@
-"""equinox.Module in NumPyro."""
+"""`equinox.Module` in NumPyro."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ppl_bnn.language.modules.protocol import Array, Call, Parameter, fan_in_of,
 
 
 class Equinox(Jax):
-    """equinox.Module: a tree, whose floating leaves are the parameters, put together anew and mapped over rows."""
+    """`equinox.Module`: a tree whose floating leaves are the parameters, rebuilt for each run and mapped over rows."""
 
     kind, sees_all_rows = "an equinox.Module", False
 

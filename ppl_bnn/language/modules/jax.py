@@ -1,4 +1,4 @@
-"""What modules of Flax NNX and of Equinox have in common."""
+"""The common part of Flax NNX and Equinox modules."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ppl_bnn.language.modules.protocol import Array, Call, kinds_of, mapped
 
 
 class Jax:
-    """What NNX and Equinox have in common."""
+    """The common part of NNX and Equinox."""
 
     library, system = "jax", "numpyro"
     run: Any
 
     def aside(self) -> contextlib.AbstractContextManager[Any]:
-        # What is computed on NumPy's arrays says so itself.
+        # `on_numbers` leaves transformations itself.
         return contextlib.nullcontext()
 
     def check_mapped(self, call: Call, inputs: tuple[Any, ...], dtype: str) -> None:
-        # JAX maps over whatever it traces.
+        # JAX maps over anything that it can trace.
         return None
 
     def further_names(self, network: Any) -> dict[str, str]:
-        # What is shared is one leaf in NNX, and one of its own in each place in Equinox.
+        # A shared parameter is one leaf in NNX, and a separate leaf in each place in Equinox.
         return {}
 
     def start(self, own: Any) -> Array:
@@ -48,7 +48,7 @@ class Jax:
         self, call: Call, values: Sequence[np.ndarray], inputs: tuple[Any, ...], dtype: Any
     ) -> np.ndarray:
         jax = sys.modules["jax"]
-        # Of this thread and of this block; in a session it is what holds already.
+        # Local to this thread and block; in a session it is already in effect.
         with jax.enable_x64(np.dtype(dtype) == np.float64), jax.ensure_compile_time_eval():
             like = jax.numpy.zeros(0, dtype=dtype)
             names = [each.name for each in call.parameters]
@@ -69,7 +69,7 @@ class Jax:
     def _parameter(
         self, word: str, network: Any, keys: Sequence[Any], leaf: Any, root: str
     ) -> tuple[str, tuple[int, ...], set[str], Any, Any]:
-        """(name, shape, the kinds of its layer, that layer, the module's value) of a leaf."""
+        """(name, shape, the classes of its layer, that layer, the module's value) of a leaf."""
         jnp = sys.modules["jax.numpy"]
         name = ".".join(map(str, keys))
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -88,7 +88,7 @@ class Jax:
 
 
 def _operations(jaxpr: Any) -> int:
-    """The sizes of what all operations give, those inside of operations in their place."""
+    """The total size of the outputs of all operations, including nested ones."""
     total = 0
     for equation in jaxpr.eqns:
         inner = [
@@ -105,7 +105,7 @@ def _operations(jaxpr: Any) -> int:
 
 
 def is_constant(leaf: Any) -> bool:
-    """Whether it is an array of numbers; random keys have a type of their own."""
+    """Whether a leaf is an array of numbers; random keys have a type of their own."""
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") or type(leaf).__name__ == "ShapeDtypeStruct":
         return False
     jax = sys.modules["jax"]
@@ -113,5 +113,5 @@ def is_constant(leaf: Any) -> bool:
 
 
 def key_of(key: Any) -> Any:
-    """The name, the number or the key of a step of a path into a tree."""
+    """The name, number or key of one step of a path in a tree."""
     return next(getattr(key, what) for what in ("name", "idx", "key") if hasattr(key, what))

@@ -1,8 +1,8 @@
-"""Networks written in a framework, as layers of a model: torch modules in Pyro, Flax NNX and Equinox in NumPyro.
+"""Networks written in a framework as layers of a model: torch modules in Pyro, Flax NNX and Equinox modules in NumPyro.
 
 A module is a function of its parameters and of its inputs. Here the parameters are sites of the model, each under its
-own name and prior, and the module itself is read and never written. Nobody here imports a framework: whoever has a
-module has loaded it.
+own name and prior, and the module itself is read and never written. No framework is imported here: a user who has a
+module has imported it.
 
 =============  ======================  ======================  ======================
                torch                   Flax NNX                Equinox
@@ -49,61 +49,78 @@ FanIns = Mapping[str, int] | Callable[[str, tuple[int, ...]], int] | None
 def module(
     name: str, x: Any, network: Any, prior: Priors = None, *, fan_in: FanIns = None, coupled: bool = False
 ) -> Array:
-    """network(x), with the parameters of the module `network` drawn from priors.
+    """The output network(x) of a module, with its parameters drawn from priors.
 
         w_k ~ prior_k for each parameter k of the module,   result = network(x; w).
 
     Samples `name.<parameter>` for each parameter, in the shape and under the dotted name that it has in the module:
     "0.weight" in a `torch.nn.Sequential`, "layers.0.kernel" in an NNX module, "layers[0].weight" of an Equinox module
-    as "layers.0.weight". The module is not changed, and no copy of it is kept: what it is when the model runs counts.
+    as "layers.0.weight". The module is not changed and no copy of it is kept: its state when the model runs is used.
 
-    network: a `torch.nn.Module` (in Pyro), a `flax.nnx.Module` or an `equinox.Module` (in NumPyro). An Equinox module
-    is called on each row by itself, as its layers are written; the two others on all rows. Images and sequences come to
-    it as they come to the model, so a layout of its own (torch has channels first) is arranged inside the module.
+    Parameters
+    ----------
+    name : str
+        Name of the layer.
+    x : array, dict or tuple
+        An array, or a dict of arrays, with the rows as first axis; a tuple of them is passed as several arguments.
+        Images and sequences reach the module in the layout of the model, so a different layout (torch has channels
+        first) is arranged inside the module.
+    network
+        A `torch.nn.Module` (in Pyro), a `flax.nnx.Module` or an `equinox.Module` (in NumPyro). An Equinox module is
+        called on each row separately, as its layers expect; the two others on all rows.
+    prior : Prior, mapping or callable, optional
+        One prior for all parameters, a dict of names and shell patterns ("*.bias"), or a function (name, shape) ->
+        prior. In a dict a name takes precedence over patterns, and of several patterns the first applies; each must
+        apply to a parameter, and each parameter must have one. None in place of a prior holds a parameter at its value
+        in the module, a constant; `priors.Point()` fits it as a point estimate, started from that value, for a
+        partially Bayesian network. Default: N(0, 1 / fan_in), and for the factors of a normalisation N(1, 0.25^2) as in
+        `bnn.layer_norm`. Whether a torch tensor requires a gradient does not matter.
+    fan_in : mapping or callable, optional
+        The numbers of inputs for priors with scale="fan_in", where they differ from the default: the product of the
+        `in` and `places` of the table at the top of this file, without the groups of a convolution; 1 for parameters
+        called bias, for vectors and scalars, for normalisations, and for tables of symbols. Other weights with several
+        axes count as linear maps of their framework: all axes but the first, in NNX all but the last. A dict or a
+        function, as for `prior`, but parameters may be left out.
+    coupled : bool
+        Whether the rows interact, as in a graph network (`bnn.coupled`); an Equinox module then gets all rows.
 
-    x: an array, or a dict of arrays, whose first axis are the rows; a tuple of them is handed over as several
-    arguments. Result: the array (N, ...) that the module gives.
-
-    prior: one prior for all parameters, a dict of names and patterns ("*.bias", as in the shell), or a function
-    (name, shape) -> prior. In a dict a name goes before patterns, and of several patterns the first serves; each must
-    serve a parameter and each parameter must be served. In place of a prior, None holds a parameter at the value it has
-    in the module, a constant; `priors.Point()` fits it by itself, from that value, so that a network is Bayesian in
-    part. Default: N(0, 1 / fan_in), and for the factors of a normalisation N(1, 0.25^2) as in `bnn.layer_norm`. Whether
-    a tensor of torch requires a gradient plays no part.
-
-    fan_in: the numbers of inputs that priors with scale="fan_in" are told, where they are not these: the product of the
-    `in` and `places` of the table above, with the groups of a convolution taken off; 1 for what is called a bias, for
-    vectors and scalars, for normalisations, and for tables of symbols. Other weights with several axes count as linear
-    maps of their framework: all axes but the first, in NNX all but the last. A dict or a function, as for `prior`, but
-    parameters may be left out.
-
-    coupled: whether the rows interact, as in a graph network (`bnn.coupled`); an Equinox module then gets all rows.
-
-    What it must be. A density has no randomness and one row has no part in another: dropout and batch normalisation
-    that are training are refused, as are modules that write into their buffers or variables, draw random numbers, or
-    mix rows (found by running the module once on made-up rows). In evaluation mode the running statistics are
-    constants, and all is well. Buffers and variables that are no parameters follow the floating type and the device of
-    the fit, whatever type the module was made in.
-
-    A trained network. A method with `start=network` begins at its parameters: each site `name.<parameter>` at the value
-    of that name in the network, as it is, a `Point` too. The network is `network` itself, another module of its
-    framework with the same names and shapes, or the parameters in a dict (the `state_dict` of a torch module). What is
-    constant here, such as a parameter that is held, a buffer or a variable, must have the same value in the start. All
-    other sites, such as the noise, begin at a draw from the prior; `bnn.Laplace(optimise=False)` finds their mode with
-    the network held. So the Laplace approximation of a network that was trained elsewhere is
-    `bnn.Laplace(ppl="pyro", start=network, optimise=False)`, and `prior` should be that of the training (weight decay).
-    In a model with several modules, or with other layers, start={name: network} says which one is meant; values of
-    other sites may stand in the same dict.
-
-    What others see of it. To handlers that look at linear maps the module is one map under its name, whose weight is no
-    site. So Laplace differentiates its parameters directly (`structure="kron"` has an exact block for each of them),
-    and local reparameterisation and MC dropout cannot look inside. On arrays of NumPy (when a model is listed, or a
-    prediction is planned) the framework runs on converted numbers, in the wider of their types.
+    Returns
+    -------
+    array
+        The output (N, ...) of the module.
 
     Raises
     ------
-    UnsupportedError: a module of the other system. ModelError: no module, one that is not a function as above, inputs
-    or outputs that do not fit, a parameter without a prior. UnknownNameError: a name or a pattern without a parameter.
+    UnsupportedError
+        A module of the other system.
+    ModelError
+        Not a module, a module that is not a function of its parameters and inputs (see Notes), inputs or outputs that
+        do not fit, or a parameter without a prior.
+    UnknownNameError
+        A name or a pattern without a parameter.
+
+    Notes
+    -----
+    Requirements. A density has no randomness, and rows are independent: dropout and batch normalisation in training
+    mode are refused, and so are modules that write into their buffers or variables, draw random numbers, or mix rows
+    (found by running the module once on artificial rows). In evaluation mode the running statistics are constants,
+    which is supported. Buffers and variables that are not parameters are converted to the floating type and the device
+    of the fit.
+
+    Trained networks. A method with `start=network` starts at its parameters: each site `name.<parameter>` at the value
+    of that name in the network, unchanged, also for `Point`. The network is `network` itself, another module of its
+    framework with the same names and shapes, or the parameters in a dict (the `state_dict` of a torch module).
+    Constants of the model, such as a parameter that is held, a buffer or a variable, must have the same value in the
+    start. All other sites, such as the noise, start at a draw from the prior; `bnn.Laplace(optimise=False)` finds their
+    mode with the network held. The Laplace approximation of a network trained elsewhere is therefore
+    `bnn.Laplace(ppl="pyro", start=network, optimise=False)`, and `prior` should be that of the training (weight decay).
+    In a model with several modules, or with other layers, start={name: network} specifies the module; values of other
+    sites may be in the same dict.
+
+    Handlers. To handlers that read linear maps the module is one map under its name, whose weight is not a site.
+    Laplace therefore differentiates its parameters directly (`structure="kron"` has an exact block for each of them),
+    and local reparameterisation and MC dropout cannot act inside the module. On NumPy arrays (when a model is listed,
+    or a prediction is planned) the framework runs on converted numbers, in the wider of their types.
     """
     word = f"module({name!r})"
     framework = _framework(word, network)
@@ -128,9 +145,9 @@ def module(
 
 
 def _show(use: ModuleUse, output: Array, rows: int, held: int) -> None:
-    """The module as handlers see it: a linear map without outputs, on as many numbers as it holds for a row.
+    """Show the module to handlers: a linear map without outputs, on as many numbers as the module stores for a row.
 
-    Its message has one argument more, the `ModuleUse`, for those who look at modules.
+    The message has one more argument, the `ModuleUse`, for handlers that read modules.
     """
     zero = ops.zeros_like(output.reshape(-1)[:1])
     x, weight = ops.broadcast_to(zero, (rows, held)), ops.broadcast_to(zero, (held, 0))
@@ -227,14 +244,14 @@ def _chosen(word: str, prior: Priors, parameters: Sequence[Parameter]) -> dict[s
 
 
 def _is_prior(given: Any) -> bool:
-    """Whether it is called as (name, shape, fan_in); the priors of this library are known without a look."""
+    """Whether it is called as (name, shape, fan_in); the priors of this library are recognised without inspection."""
     if isinstance(given, type) or not callable(given):
         return False
     return type(given).__module__ == Normal.__module__ or _accepts(given, 3)
 
 
 def _accepts(given: Any, count: int) -> bool:
-    """Whether a function takes so many positional arguments."""
+    """Whether a function accepts that many positional arguments."""
     if isinstance(given, type) or not callable(given):
         return False
     try:
@@ -245,7 +262,7 @@ def _accepts(given: Any, count: int) -> bool:
 
 
 def _by_axis(prior: Any) -> bool:
-    """Whether a prior tells the axes of a weight apart."""
+    """Whether a prior distinguishes the axes of a weight."""
     return isinstance(prior, MatrixNormal | CorrelatedConvolution) or getattr(prior, "per", None) in (
         "unit",
         "input",
@@ -255,9 +272,9 @@ def _by_axis(prior: Any) -> bool:
 def _by_name(
     word: str, what: str, given: Any, parameters: Sequence[Parameter], every: bool
 ) -> dict[str, Any]:
-    """What a dict of names and patterns, or a function (name, shape), gives each parameter.
+    """Values for each parameter from a dict of names and patterns, or from a function (name, shape).
 
-    every: whether each parameter must be served.
+    `every` requires a value for each parameter.
     """
     if not isinstance(given, Mapping):
         if not _accepts(given, 2):
@@ -307,6 +324,7 @@ def _by_name(
 
 
 def _row_count(word: str, inputs: tuple[Any, ...], coupled: bool) -> int:
+    """The number of rows of the inputs."""
     lengths = [int(each.shape[0]) if len(each.shape) else None for each in arrays_in(inputs)]
     if not lengths or None in lengths or (len(set(lengths)) > 1 and not coupled):
         raise ModelError(
@@ -322,7 +340,7 @@ def _row_count(word: str, inputs: tuple[Any, ...], coupled: bool) -> int:
 
 
 def framework_of(network: Any) -> Framework | None:
-    """The framework of a module; None for anything else, a PyroModule and a module of flax.linen among it."""
+    """The framework of a module; None for anything else, including a PyroModule and a module of flax.linen."""
     homes = {} if isinstance(network, type) else _homes(type(network))
     if ("torch", "Module") in homes and ("pyro", "PyroModule") not in homes:
         return Torch()
@@ -334,6 +352,7 @@ def framework_of(network: Any) -> Framework | None:
 
 
 def _framework(word: str, network: Any) -> Framework:
+    """The framework of a module, or an error for anything else."""
     found = framework_of(network)
     if found is not None:
         return found
@@ -353,5 +372,5 @@ def _framework(word: str, network: Any) -> Framework:
 
 
 def _homes(kind: type) -> dict[tuple[str, str], str]:
-    """(package, name) of all classes that a class derives from -> the module in which it stands."""
+    """(package, name) of all classes that a class derives from -> the module that defines it."""
     return {(each.__module__.partition(".")[0], each.__name__): each.__module__ for each in kind.__mro__}

@@ -1,4 +1,4 @@
-"""flax.nnx.Module in NumPyro."""
+"""`flax.nnx.Module` in NumPyro."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ppl_bnn.language.modules.protocol import Array, Call, Parameter, fan_in_of,
 
 
 class Nnx(Jax):
-    """flax.nnx.Module: split into parameters and all else, and merged into another object for each run."""
+    """`flax.nnx.Module`: split into parameters and other state, and merged into a new object for each run."""
 
     kind, sees_all_rows = "a flax.nnx.Module", True
 
     def refuse(self, word: str, network: Any) -> None:
-        # What is random or in training shows in what it leaves behind, see `run`.
+        # Random parts and parts in training are found by the state that they change, see `run`.
         return None
 
     def _split(self, network: Any) -> Any:
@@ -31,7 +31,7 @@ class Nnx(Jax):
         jax = sys.modules["jax"]
         found = []
         for path, leaf in jax.tree_util.tree_flatten_with_path(self._split(network)[1])[0]:
-            # A variable is a step of its own.
+            # In a path, a variable is an additional step.
             keys = [key_of(each) for each in path if type(each).__name__ != "GetAttrKey"]
             name, shape, kinds, owner, own = self._parameter(word, network, keys, leaf, "flax")
             transposed = getattr(owner, "transpose_kernel", False) is True and len(shape) > 1
@@ -79,9 +79,9 @@ class Nnx(Jax):
     def _run(
         self, call: Call, values: Sequence[Array], inputs: tuple[Any, ...], like: Array, ahead: int = 0
     ) -> tuple[Any, list[str], list[str]]:
-        """The output, the variables that changed, and the counts of random numbers that did.
+        """The output, the variables that changed, and the random counts that changed.
 
-        ahead: how many random numbers are taken to have been drawn before.
+        `ahead` is the number of random numbers that are assumed to have been drawn before.
         """
         nnx, tree = sys.modules["flax.nnx"], sys.modules["jax"].tree_util
         graph, parameters, counts, rest = self._split(call.network)
@@ -96,7 +96,7 @@ class Nnx(Jax):
                     )
                 )
             held.append((path, self.native(leaf, like) if _may_be_cast(leaf) else leaf))
-        # New variables: those that `split` hands out are the module's own.
+        # New variables, because those from `split` belong to the module.
         copy = nnx.merge(
             graph,
             *(
@@ -109,7 +109,7 @@ class Nnx(Jax):
             ),
         )
         for _, part in nnx.iter_graph(copy):
-            # What a layer says of its parameters is the type of what it begins with, such as the state of a recurrence.
+            # A layer uses this type for its initial values, such as the state of a recurrence.
             if isinstance(part, nnx.Module) and "param_dtype" in vars(part):
                 part.param_dtype = like.dtype
         output = copy(*inputs)
@@ -121,7 +121,7 @@ class Nnx(Jax):
         return output, changed[0], changed[1]
 
     def _is_random(self, call: Call, inputs: tuple[Any, ...], dtype: str) -> bool:
-        """Whether it matters which random numbers are drawn: a module of Linen behind the bridge only counts them."""
+        """Whether the output depends on the random numbers: a module of Linen behind the bridge only counts them."""
         notes, key = call.known("random", inputs)
         if key not in notes:
             jax = sys.modules["jax"]
@@ -135,6 +135,7 @@ class Nnx(Jax):
 
 
 def _path(path: Sequence[Any]) -> str:
+    """The dotted name of a path in a tree."""
     return ".".join(str(key_of(each)) for each in path if type(each).__name__ != "GetAttrKey")
 
 

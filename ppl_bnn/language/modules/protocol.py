@@ -1,4 +1,4 @@
-"""A module of a framework, ready to be run: what is asked of a framework, and what is found out by running."""
+"""A module of a framework, prepared for a run: the protocol of a framework, and checks that run the module."""
 
 from __future__ import annotations
 
@@ -21,8 +21,20 @@ Array = Any
 class Parameter:
     """A parameter of a module.
 
-    own: the module's value, in its framework; None where it has a shape only. gain: whether it multiplies what has been
-    normalised. inputs_first: whether its axes are (..., inputs, outputs), as in the layers of this library.
+    Parameters
+    ----------
+    name : str
+        Dotted name in the module.
+    shape : tuple of int
+        Shape in the module.
+    fan_in : int
+        Number of inputs for priors with `scale="fan_in"`.
+    own : array or None
+        The value in the module, in its framework; None if the module has only a shape.
+    gain : bool
+        Whether it multiplies normalised values.
+    inputs_first : bool
+        Whether its axes are (..., inputs, outputs), as in the layers of this library.
     """
 
     name: str
@@ -60,7 +72,13 @@ def library_of(array: Array) -> str:
 
 
 def check_system(word: str, framework: Framework, network: Any, arrays: Any) -> None:
-    """Refuse a module of one system on arrays of the other, before anything is drawn or compiled."""
+    """Refuse a module of one system on arrays of the other, before anything is drawn or compiled.
+
+    Raises
+    ------
+    UnsupportedError
+        An array belongs to the other system.
+    """
     for array in arrays_in(arrays):
         if library_of(array) not in ("numpy", framework.library):
             other = "a Flax NNX or an Equinox module" if framework.library == "torch" else "a torch.nn.Module"
@@ -79,31 +97,31 @@ def _is_float(array: Array) -> bool:
 
 
 def type_name(array: Array) -> str:
-    """The type of the numbers of an array of any library, by its name in NumPy."""
+    """The NumPy name of the number type of an array of any library."""
     return str(array.dtype).rpartition(".")[2]
 
 
 class Framework(Protocol):
-    """What is asked of a framework. Values come in the order of the parameters."""
+    """The operations that a framework provides. Values are in the order of the parameters."""
 
     library: str
     system: str
     kind: str
-    # Whether a module is handed all rows at once, so that it could join them.
+    # Whether a module gets all rows at once, so that rows could interact in it.
     sees_all_rows: bool
 
     def refuse(self, word: str, network: Any) -> None:
-        """Refuse what is seen without running it: parts that are random, or that join rows."""
+        """Refuse what is found without running the module: random parts, and parts in which rows interact."""
         ...
 
     def parameters(self, word: str, network: Any) -> list[Parameter]: ...
 
     def further_names(self, network: Any) -> dict[str, str]:
-        """Of a parameter that the module has in several places: each further name -> the name it is listed by."""
+        """For a parameter that appears in several places of the module: each further name -> its listed name."""
         ...
 
     def constants(self, network: Any) -> dict[str, Array]:
-        """Arrays of the module that are no parameters, by their dotted names. Random states are left out."""
+        """Arrays of the module that are not parameters, by dotted name. Random states are left out."""
         ...
 
     def start(self, own: Any) -> Array:
@@ -111,25 +129,25 @@ class Framework(Protocol):
         ...
 
     def number(self, own: Any) -> np.ndarray:
-        """The same in NumPy."""
+        """The module's own value in NumPy."""
         ...
 
     def mode(self, network: Any) -> Any:
-        """Something that differs where the module may behave otherwise than before."""
+        """A value that changes when the behaviour of the module may have changed."""
         ...
 
     def aside(self) -> contextlib.AbstractContextManager[Any]:
-        """Inside, none of the transformations is at work in which a module may be running: numbers are numbers."""
+        """A context outside of all transformations in which a module may be running: values are concrete."""
         ...
 
     def check_mapped(self, call: Call, inputs: tuple[Any, ...], dtype: str) -> None:
-        """Refuse what cannot be mapped over draws of the parameters, as predictions are."""
+        """Refuse a module that cannot be mapped over draws of the parameters, as predictions are."""
         ...
 
     def run(
         self, call: Call, names: Sequence[str], values: Sequence[Array], inputs: tuple[Any, ...], like: Array
     ) -> Any:
-        """The output; floats that are no parameters come in the type and on the device of `like`."""
+        """The output; floats that are not parameters get the type and the device of `like`."""
         ...
 
     def native(self, value: Array, like: Array) -> Array:
@@ -139,17 +157,31 @@ class Framework(Protocol):
     def on_numbers(
         self, call: Call, values: Sequence[np.ndarray], inputs: tuple[Any, ...], dtype: Any
     ) -> np.ndarray:
-        """Arrays of NumPy in and out."""
+        """The output for NumPy arrays, in NumPy."""
         ...
 
     def count(self, call: Call, values: Sequence[np.ndarray], inputs: tuple[Any, ...], dtype: Any) -> int:
-        """How many numbers all the operations of a run give."""
+        """The total size of the outputs of all operations of a run."""
         ...
 
 
 @dataclass(frozen=True)
 class Call:
-    """A module, ready to be run."""
+    """A module with its parameters, prepared for a run.
+
+    Parameters
+    ----------
+    word : str
+        The layer named in errors.
+    framework : Framework
+        Framework of the module.
+    network
+        The module.
+    parameters : sequence of Parameter
+        Its parameters.
+    coupled : bool
+        Whether the rows interact.
+    """
 
     word: str
     framework: Framework
@@ -172,7 +204,7 @@ class Call:
                 output = framework.on_numbers(self, numbers, inputs, dtype)
             return self._checked(output, np.empty(0, dtype), rows)
         floats = filter(_is_float, native)
-        # Where all is held and the inputs are whole numbers, the session says.
+        # If all parameters are held and the inputs are integers, the session determines the type.
         like = next(floats, None)
         like = framework.start(values[0]) if like is None else like
         self._look(inputs, type_name(like))
@@ -184,7 +216,7 @@ class Call:
 
     @contextlib.contextmanager
     def judged(self, inputs: tuple[Any, ...]) -> Iterator[None]:
-        """What goes wrong inside the module is told as an error of the model."""
+        """Convert errors inside the module to errors of the model."""
         try:
             yield
         except BNNError:
@@ -232,10 +264,10 @@ class Call:
             )
         return output
 
-    # -- what is known of a module once it has been looked at
+    # -- cached facts about a module
 
     def made_up(self, inputs: tuple[Any, ...], rows: int, dtype: Any, seed: int) -> tuple[Any, ...]:
-        """Rows of the shapes and kinds of the inputs: normal numbers, and whole numbers 0 and 1."""
+        """Artificial rows with the shapes and types of the inputs: normal numbers, or integers 0 and 1."""
         rng = np.random.default_rng(seed)
 
         def array(each: Array) -> np.ndarray:
@@ -247,7 +279,7 @@ class Call:
         return mapped(array, inputs)
 
     def made_up_values(self, dtype: Any) -> list[np.ndarray]:
-        """The module's own values, moved: a last layer that begins at zero would hide what comes before it."""
+        """The module's own values plus noise: a last layer initialised at zero would hide the layers before it."""
         rng = np.random.default_rng(0)
         found = []
         for each in self.parameters:
@@ -256,11 +288,12 @@ class Call:
         return found
 
     def known(self, what: str, inputs: tuple[Any, ...]) -> tuple[dict[Any, Any], Any]:
+        """The cache of the module, and the key of one fact for these inputs."""
         shapes = tuple((tuple(map(int, each.shape[1:])), str(each.dtype)) for each in arrays_in(inputs))
         return _notes_on(self.network), (what, self.framework.mode(self.network), shapes, self.coupled)
 
     def _look(self, inputs: tuple[Any, ...], dtype: str) -> None:
-        """Refuse a module that cannot be mapped over draws, or in which rows meet; found out once for each shape."""
+        """Refuse a module that cannot be mapped over draws or whose rows interact; checked once for each shape."""
         notes, key = self.known("fits", inputs)
         if key in notes:
             return
@@ -280,9 +313,9 @@ class Call:
         notes[key] = True
 
     def _rows_meet(self, inputs: tuple[Any, ...], dtype: str) -> bool:
-        """Whether the output of the middle one of three made-up rows changes when the two others do.
+        """Whether the output of the middle one of three artificial rows changes when the two others do.
 
-        False where the module does not run on such rows: then nothing is known.
+        False if the module does not run on such rows: then nothing is known.
         """
         before, after = (self.made_up(inputs, 3, dtype, seed) for seed in (1, 2))
         for old, new in zip(arrays_in(before), arrays_in(after), strict=True):
@@ -301,13 +334,14 @@ class Call:
         finite = np.isfinite(old) & np.isfinite(new)
         with np.errstate(invalid="ignore"):
             moved = np.max(np.abs(old[1] - new[1]), where=finite[1], initial=0.0)
-        # Far above rounding, and far below what rows that meet do to each other.
+        # Far above rounding errors, and far below the effect of an interaction between rows.
         return bool(moved > 1e-4 * np.max(np.abs(old), where=finite, initial=0.0))
 
     def held(self, inputs: tuple[Any, ...], rows: int, dtype: Any) -> int:
-        """Numbers that a run holds for a row, counted as those that enter linear maps are: without the operation after.
+        """Numbers that a run stores for a row, counted as for linear maps, where only inputs count.
 
-        The difference between runs on three and on two made-up rows, in which what belongs to no row is left out.
+        This is the difference between runs on three and on two artificial rows, which leaves out what belongs to no
+        row.
         """
         notes, key = self.known("held", inputs)
         if key in notes:
@@ -328,7 +362,7 @@ class Call:
                 self, values, two, dtype
             )
         except Exception:
-            # It runs, but not on made-up rows: some multiple of what enters.
+            # The module runs, but not on artificial rows: estimate a multiple of the size of the inputs.
             return 4 * sum(math.prod(map(int, each.shape[1:])) for each in arrays_in(inputs))
 
 
@@ -336,7 +370,19 @@ class Call:
 class ModuleUse:
     """A module in a run of a model, as handlers see it.
 
-    values: of its parameters, in their order: those of the sites, what priors compute, or what the module holds.
+    Parameters
+    ----------
+    name : str
+        Name of the layer.
+    framework : Framework
+        Framework of the module.
+    network
+        The module.
+    parameters : sequence of Parameter
+        Its parameters.
+    values : sequence of array
+        Values of the parameters, in order: those of the sites, values computed by priors, or values held from the
+        module.
     """
 
     name: str
@@ -347,19 +393,19 @@ class ModuleUse:
 
     @property
     def held(self) -> list[bool]:
-        """Whether a parameter is held at the module's own value."""
+        """For each parameter, whether it is held at the module's own value."""
         return [
             parameter.own is not None and value is parameter.own
             for parameter, value in zip(self.parameters, self.values, strict=True)
         ]
 
 
-# id of a module -> (the module, weakly; what has been found out about it).
+# id of a module -> (weak reference to the module, cached facts about it).
 _NOTES: dict[int, tuple[weakref.ref[Any], dict[Any, Any]]] = {}
 
 
 def _notes_on(network: Any) -> dict[Any, Any]:
-    """What is known of this very object, for as long as it lives."""
+    """The cached facts about this object, kept while it exists."""
     number = id(network)
     found = _NOTES.get(number)
     if found is None or found[0]() is not network:
@@ -374,7 +420,7 @@ def kinds_of(value: Any, root: str) -> set[str]:
 
 
 def fan_in_of(kinds: set[str], leaf: str, shape: tuple[int, ...], of_weight: int) -> tuple[int, bool]:
-    """(fan_in, whether it is the gain of a normalisation) of the parameter `leaf` of a layer of these kinds."""
+    """(fan_in, whether it is the gain of a normalisation) of the parameter `leaf` of a layer of these classes."""
     normalises = any("Norm" in kind for kind in kinds)
     if len(shape) < 2 or leaf.startswith("bias") or leaf.endswith("bias") or normalises:
         return 1, normalises and leaf in ("weight", "scale")

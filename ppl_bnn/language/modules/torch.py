@@ -1,4 +1,4 @@
-"""torch.nn.Module in Pyro."""
+"""`torch.nn.Module` in Pyro."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ppl_bnn.language.modules.torch_defaults import defaults, floating
 
 
 class Torch:
-    """torch.nn.Module: `torch.func.functional_call` with all parameters and copies of all buffers."""
+    """`torch.nn.Module`: runs `torch.func.functional_call` with all parameters and copies of all buffers."""
 
     library, system, kind, sees_all_rows = "torch", "pyro", "a torch.nn.Module", True
 
@@ -77,7 +77,7 @@ class Torch:
             owner = network.get_submodule(path)
             kinds, shape = kinds_of(owner, "torch"), tuple(map(int, tensor.shape))
             if "_ConvTransposeNd" in kinds and len(shape) > 1:
-                # The other way round than all else in torch: (in, out / groups, places).
+                # Unlike other layers of torch, the axes are (in, out / groups, places).
                 count = shape[0] // owner.groups * math.prod(shape[2:])
             else:
                 count = math.prod(shape[1:])
@@ -103,7 +103,7 @@ class Torch:
 
     def start(self, own: Any) -> Array:
         torch = sys.modules["torch"]
-        # A copy: what is fitted is changed in place.
+        # A copy, because optimisers change parameters in place.
         return own.to(dtype=floating(), device=torch.get_default_device(), copy=True)
 
     def number(self, own: Any) -> np.ndarray:
@@ -113,7 +113,7 @@ class Torch:
         return tuple(part.training for part in network.modules())
 
     def aside(self) -> contextlib.AbstractContextManager[Any]:
-        # Within vmap and vjp of torch any tensor, the module's own too, has no numbers that can be read.
+        # Inside vmap and vjp of torch no tensor has values that can be read, not even the module's own.
         return sys.modules["torch"]._functorch.pyfunctorch.temporarily_clear_interpreter_stack()
 
     def check_mapped(self, call: Call, inputs: tuple[Any, ...], dtype: str) -> None:
@@ -127,13 +127,13 @@ class Torch:
 
         draws = [self.native(np.stack([each, each]), like) for each in call.made_up_values(dtype)]
         try:
-            # What is mapped slowly is told by torch when it is.
+            # torch warns of operations that it maps slowly; the user sees the warning in the fit itself.
             with torch.no_grad(), ignored():
                 torch.func.vmap(run, randomness="different")(draws)
         except BNNError:
             raise
         except Exception as error:
-            # Any other error is told where the module runs on the inputs themselves.
+            # Any other error is reported when the module runs on the actual inputs.
             said = str(error).partition("\n")[0]
             if "batching rule" not in said.lower():
                 return
@@ -190,7 +190,7 @@ class Torch:
         return output
 
     def _copied(self, word: str, name: str, buffer: Any, like: Array) -> Any:
-        """A buffer in the type and on the device of the fit; a copy, which the module may spoil."""
+        """A copy of a buffer in the type and on the device of the fit, which the module may overwrite."""
         if buffer.is_meta or type(buffer).__name__ == "UninitializedBuffer":
             raise ModelError(
                 f"{word}: "
@@ -239,10 +239,10 @@ class Torch:
 
 @functools.cache
 def _plain() -> Any:
-    """A mode of torch in which attention is made of plain operations, and tensors are of a given type by default.
+    """A torch mode in which attention uses plain operations, and tensors have a given type by default.
 
-    Attention's fused operations have no forward derivative and are not mapped over draws. Layers leave theirs out
-    wherever a mode may look at them, and attention that is to give its weights is not fused either.
+    The fused operations of attention have no forward derivative and are not mapped over draws. Layers do not use theirs
+    where a mode is active, and attention that returns its weights is not fused either.
     """
     torch = sys.modules["torch"]
     functional, unfused = torch.nn.functional, torch.ops.aten._scaled_dot_product_attention_math
@@ -260,6 +260,6 @@ def _plain() -> Any:
 
 
 def _random_state(device: Any) -> Any:
-    """Where the generator stands that layers on this device draw from."""
+    """The state of the generator that layers on this device draw from."""
     torch = sys.modules["torch"]
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.random.get_rng_state()

@@ -1,7 +1,7 @@
-"""The floating type of a session of torch, which is that of one thread.
+"""The floating type of a session of torch, local to one thread.
 
-`torch.set_default_dtype` changes it for all threads. A mode of torch belongs to a thread, but costs some microseconds
-per operation: it is for code that is not ours, which makes tensors without saying of what type.
+`torch.set_default_dtype` changes the type for all threads. A torch mode belongs to one thread, but costs some
+microseconds per operation: it is for third-party code that makes tensors without a type.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _LOCAL = _Local()
 
 
 def floating() -> Any:
-    """The floating type of the session of this thread; torch's default without one."""
+    """The floating type of the session of this thread; torch's default without a session."""
     return _LOCAL.floating or sys.modules["torch"].get_default_dtype()
 
 
 def set_floating(dtype: Any) -> Any:
-    """Floats are of this type in this thread, or (None) of torch's default. Gives what was set before."""
+    """Set the floating type of this thread, or torch's default with None; returns the previous setting."""
     before, _LOCAL.floating = _LOCAL.floating, dtype
     return before
 
@@ -34,14 +34,14 @@ def set_floating(dtype: Any) -> Any:
 def defaults() -> Any:
     """The mode, a class: `defaults()(dtype)` is a context manager.
 
-    Inside, tensors are made of `dtype` where nobody says of which: by functions that make some, out of Python's numbers
-    and by arithmetic on whole numbers. `torch.get_default_dtype` and `torch.Tensor(...)` cannot be changed like this.
+    Inside, tensors have type `dtype` if no type is given: those made by factory functions, from Python numbers and by
+    arithmetic on integers. `torch.get_default_dtype` and `torch.Tensor(...)` cannot be changed in this way.
     """
     torch = sys.modules["torch"]
     always = {torch.empty, torch.eye, torch.linspace, torch.logspace, torch.ones, torch.rand, torch.randn}
     always |= {torch.zeros, torch.normal, torch.empty_strided}
     of_numbers = {torch.arange, torch.as_tensor, torch.asarray, torch.full, torch.scalar_tensor, torch.tensor}
-    # These say of what type: in their name or in what they are given.
+    # The type of these functions is in their name or in their arguments.
     of = torch.Tensor
     said = {of.bfloat16, of.float, of.half, of.to, of.type, of.type_as, of.view}
     said |= {torch.from_numpy, torch.frombuffer, torch.load}
@@ -71,7 +71,7 @@ def defaults() -> Any:
                 return result
             if function in of_numbers:
                 return function(*args, **{**kwargs, "dtype": self.dtype})
-            # Arithmetic on whole numbers.
+            # Arithmetic on integers.
             args, kwargs = _changed(torch, (args, kwargs), self.dtype)
             return function(*args, **kwargs)
 
@@ -79,11 +79,11 @@ def defaults() -> Any:
 
 
 def _by_default() -> bool:
-    """Whether the type that a function was given is what `torch.get_default_dtype` said."""
+    """Whether the type given to a function came from `torch.get_default_dtype`."""
     return sys._getframe(2).f_globals.get("__name__") in _ASK
 
 
-# Modules that ask `torch.get_default_dtype` and pass on what it says.
+# Modules that call `torch.get_default_dtype` and pass its value on.
 _ASK = (
     "torch.distributions.utils",
     "pyro.distributions.transforms.polynomial",
@@ -92,7 +92,7 @@ _ASK = (
 
 
 def _floating(torch: Any, value: Any) -> bool:
-    """Whether a tensor or an array of floats is among what a function was given."""
+    """Whether a tensor or an array of floats is among the arguments of a function."""
     if isinstance(value, torch.Tensor):
         return value.is_floating_point() or value.is_complex()
     if isinstance(value, tuple | list):
@@ -103,6 +103,7 @@ def _floating(torch: Any, value: Any) -> bool:
 
 
 def _changed(torch: Any, value: Any, dtype: Any) -> Any:
+    """The arguments with all tensors converted to `dtype`."""
     if isinstance(value, torch.Tensor):
         return value.to(dtype)
     if isinstance(value, tuple | list):
