@@ -1,6 +1,6 @@
 """A model bound to one system and to the shapes of its data.
 
-`Program` has the densities in unconstrained coordinates, the predictor, and the way between dicts and flat vectors.
+`Program` has the densities in unconstrained coordinates, the predictor, and conversions between dicts and flat vectors.
 Every method works on a `Program`. `Problem` is a program with its training data, inside a session.
 """
 
@@ -40,12 +40,12 @@ from ppl_bnn.language.handlers import network_output, recorded_linear
 
 # Bytes and rows of a chunk of predictions on a CPU, where the budget allows more.
 CACHE, CACHE_ROWS = 2**24, 2000
-# The same where every core has a chunk of its own, and how many times the weights of a draw it is at least: weights
-# are read again for every chunk of rows.
+# The same where every core has a chunk of its own, and its least size as a multiple of the weights of a draw, since
+# weights are read again for every chunk of rows.
 OWN_CACHE, OWN_CACHE_ROWS, OWN_CACHE_WEIGHTS = 2**21, 500, 4
 # Bytes that the activations of a density over many draws may take.
 DENSITY_MEMORY = 2**28
-# Coordinates up to which a draw from the prior costs less than what compiling it well would add.
+# Number of coordinates up to which an optimised compilation costs more than the draws from the prior.
 QUICK_PARAMETERS = 100_000
 # Rows of a streamed fit that are on the device at a time.
 STREAMED_ROWS = 4096
@@ -55,8 +55,35 @@ STREAMED_ROWS = 4096
 class Program:
     """A model bound to one system: its densities in unconstrained coordinates and its predictor.
 
-    Build it with `Program.of` inside a session of the system. Functions take and give arrays of the system,
-    except those that say NumPy.
+    Build it with `Program.of` inside a session of the system. Methods take and return arrays of the system, except
+    those documented with NumPy.
+
+    Parameters
+    ----------
+    system : System
+        The system.
+    model : callable
+        The user's model.
+    native : callable
+        The model as a callable of the system.
+    language : bool
+        Whether the model is written in the language.
+    observed : str
+        Name of the observed site.
+    sites : dict of str to Site
+        Latent sites and parameters, in the order of the program.
+    likelihood
+        The likelihood, without the values of one run.
+    rows : int
+        Number of rows.
+    outputs : int, optional
+        Number of network outputs; None for a plain model.
+    coupled : bool
+        Whether the rows interact.
+    target_shape : tuple of int
+        Shape of y.
+    deterministic : tuple of str
+        Names of the deterministic sites of a plain model.
     """
 
     system: System
@@ -81,13 +108,16 @@ class Program:
 
         Raises
         ------
-        ModelError: no observed site, or several and none named.
+        ModelError
+            No observed site, several of them without a name given, or no random variable.
+        UnknownNameError
+            There is no observed site of the given name.
         """
-        # The record of f costs a site per run and nothing here reads it: f comes from the network function.
+        # f is not recorded, because it comes from the network function and a record costs a site per run.
         native = chosen.native(model, record=False) if language else chosen.plain(model)
         described, others = chosen.describe(native, x, y)
         observations = [site for site in others if site.kind == "observed"]
-        # A bare factor of the density is an observed site to a system, but observes nothing.
+        # To a system a plain factor of the density is an observed site too.
         names = [site.name for site in observations if type(site.distribution).__name__ != "Unit"]
         if observed is None:
             if len(names) != 1:
@@ -132,7 +162,7 @@ class Program:
 
     @staticmethod
     def _end_of_model(chosen: System, model: Model, x: Any) -> tuple[Any, int, bool]:
-        """The likelihood's form, the number of network outputs, and whether the model says that its rows interact."""
+        """The likelihood's form, the number of network outputs, and whether the rows of the model interact."""
         from ppl_bnn.language.primitives import Handler, Message
 
         class Catch(Handler):
@@ -157,7 +187,7 @@ class Program:
         return catch.likelihood.form, catch.outputs, catch.coupled
 
     def classes(self, y: np.ndarray) -> int:
-        """How many classes the likelihood tells apart; a plain model does not say, there the labels do."""
+        """The number of classes; for a plain model without this information it follows from the labels."""
         known = getattr(self.likelihood, "classes", None)
         if known is not None:
             return known
@@ -169,19 +199,22 @@ class Program:
 
     @property
     def latents(self) -> list[Site]:
+        """The latent sites."""
         return [site for site in self.sites.values() if not site.is_param]
 
     @property
     def params(self) -> list[Site]:
+        """The parameters without a prior."""
         return [site for site in self.sites.values() if site.is_param]
 
     @property
     def has_local(self) -> bool:
+        """Whether a site belongs to rows."""
         return any(site.local for site in self.sites.values())
 
     @property
     def parameter_count(self) -> int:
-        """The number of unconstrained coordinates, parameters without a prior included."""
+        """Number of unconstrained coordinates, including parameters without a prior."""
         return sum(site.size for site in self.sites.values())
 
     def ravel(self, u: Mapping[str, Array], names: Sequence[str] | None = None) -> Array:
@@ -215,7 +248,7 @@ class Program:
         distribution = self._observation(self._run(u, x, y)).distribution
         each = distribution.log_prob(y)
         if not self.language and each.ndim == 0:
-            # All rows are one event of a plain model; each has a density of its own all the same.
+            # A plain model may declare all rows as one event; each row still has its own density.
             each = unwrap(distribution).log_prob(y)
         return each if each.ndim < 2 else each.reshape(each.shape[0], -1).sum(-1)
 
@@ -224,8 +257,22 @@ class Program:
     ) -> Array:
         """log p(w(u)) + log |dw/du| + scale * sum_i log p(y_i | x_i, w(u)), a scalar.
 
-        `scale` is N/B where x and y are B rows out of N; it multiplies whatever belongs to rows, latent variables
-        inside `rows` included. Without `jacobian` it is the density in the coordinates of the program.
+        Parameters
+        ----------
+        u : mapping of str to array
+            Unconstrained values.
+        x, y
+            Data.
+        scale : float
+            N/B where x and y are B rows out of N; it multiplies every term that belongs to rows, including latent
+            variables inside `rows`.
+        jacobian : bool
+            With False, the density in the coordinates of the program.
+
+        Returns
+        -------
+        array
+            The log joint density.
         """
         sites = self._run(u, x, y)
         total = _log_prior(sites, jacobian, scale)
@@ -249,7 +296,7 @@ class Program:
             return network_output(self.model, w, x).predictor
         if self.language:
             return self._predictor_with_rows(w, x, seed)
-        # The observation gets a value of its shape, so that none is drawn: only its distribution is wanted.
+        # The observation gets a value of its shape, so that none is drawn: only its distribution is needed.
         rows = (row_count(x), *self.target_shape[1:])
         unseen = self.system.asarray(np.zeros(rows))
         sites = self.system.run(self.native, x, None, values={**w, self.observed: unseen}, seed=seed)
@@ -280,11 +327,11 @@ class Program:
     # -- many draws at once, NumPy in and out
 
     def constrain_draws(self, u: Mapping[str, np.ndarray], x: Any, y: Any) -> dict[str, np.ndarray]:
-        """NumPy: constrain draws with one leading axis. x and y are arrays of the system."""
+        """NumPy: constrain draws with one leading axis; x and y are arrays of the system."""
         function = self._cached("constrain", lambda: self._mapped(self.constrain))
         values = {name: self.system.asarray(value) for name, value in u.items()}
         w = function(values, x, y)
-        # JAX hands a dict back in alphabetical order; everyone else reads the sites in the order of the program.
+        # JAX returns a dict in alphabetical order; other code needs the sites in the order of the program.
         return {name: self.system.to_numpy(w[name]) for name in self.sites if name in w}
 
     def deterministic_draws(self, u: Mapping[str, np.ndarray], x: Any, y: Any) -> dict[str, np.ndarray]:
@@ -296,7 +343,7 @@ class Program:
 
         def sites(u: Mapping[str, Array], x: Any, y: Any) -> dict[str, Array]:
             traced = {site.name: site.value for site in self._run(u, x, y)}
-            # A plain number is a value, too.
+            # A value may be a plain number.
             return {
                 name: ops.asarray(traced[name], like=next(iter(u.values()))) for name in self.deterministic
             }
@@ -316,7 +363,7 @@ class Program:
     def _density_draws(
         self, function: Callable[..., Any], u: Mapping[str, np.ndarray], x: Any, y: Any
     ) -> np.ndarray:
-        """A density over all training rows holds draws x rows x units: as many draws at a time as memory allows."""
+        """A density for many draws, with as many at a time as memory allows: it stores draws x rows x units."""
         count = len(next(iter(u.values())))
         units = sum(value.shape[-1] if value.ndim > 1 else 1 for value in u.values())
         size = int(np.clip(DENSITY_MEMORY // (16 * units * self.rows), 1, count))
@@ -331,8 +378,23 @@ class Program:
     ) -> np.ndarray:
         """NumPy: eta (S, N, D) of draws with one leading axis, vectorised over draws and in chunks of rows.
 
-        One compiled function serves all chunks (the last is padded). `memory` bounds, in bytes, what is held besides
-        the inputs and the result. x is NumPy too.
+        One compiled function is used for all chunks (the last is padded).
+
+        Parameters
+        ----------
+        w : mapping of str to ndarray
+            Constrained draws.
+        x
+            Inputs, NumPy too.
+        seed : int
+            Seed of per-row latent variables.
+        memory : int
+            Bound on the memory besides the inputs and the result, in bytes.
+
+        Returns
+        -------
+        ndarray
+            Predictors, (S, N, D).
         """
         if self.has_local:
             # A per-row variable belongs to the training rows; at new rows there is another one.
@@ -350,10 +412,28 @@ class Program:
         data: tuple[Any, Any],
         memory: int = 2**28,
     ) -> np.ndarray:
-        """NumPy: eta(u) + J (u' - u) (S, N, D) for deviations u' - u with one leading axis, u being `around`.
+        """NumPy: the linearised predictor eta(u) + J (u' - u), (S, N, D).
 
-        J is the Jacobian of the predictor at u in unconstrained coordinates; a product with it is one forward
-        derivative, so it is never built. data: one row of x and y, for the transforms, which need its shape only.
+        J is the Jacobian of the predictor at u in unconstrained coordinates. A product with it is one forward
+        derivative, so J is never built.
+
+        Parameters
+        ----------
+        around : mapping of str to ndarray
+            u.
+        deviations : mapping of str to ndarray
+            u' - u, with one leading axis.
+        x
+            Inputs.
+        data : tuple
+            One row of x and y, for the transforms, which need its shape only.
+        memory : int
+            As in `predictor_draws`.
+
+        Returns
+        -------
+        ndarray
+            Predictors, (S, N, D).
         """
         names = [name for name in self.sites if name in deviations]
 
@@ -386,22 +466,22 @@ class Program:
         weights = sum(8 * math.prod(value.shape[1:]) for value in w.values())
         work, row_chunk, threads = memory, rows, 1
         if on_cpu(self.system.asarray(np.zeros(1))):
-            # Activations that stay in the cache are not written to memory; larger batches were up to six times slower.
+            # Activations that fit in the cache are not written to memory; larger batches were up to six times slower.
             work, row_chunk, threads = CACHE, CACHE_ROWS, self.system.threads()
             if threads > 1:
                 work, row_chunk = int(np.clip(OWN_CACHE_WEIGHTS * weights, OWN_CACHE, CACHE)), OWN_CACHE_ROWS
             work = min(memory // threads, work)
         row_chunk = rows if self.coupled else max(1, min(rows, row_chunk, work // per_row))
         batch = max(1, min(count, work // (per_row * row_chunk)))
-        # The values of a call are held up to four times: in the batches, joined, and handed over.
+        # The values of a call are stored up to four times: in the batches, joined, and passed on.
         draw_chunk = memory // (4 * (weights + threads * held * row_chunk))
-        # Rows that are one chunk leave the draws to be shared out among threads, where there is work for them.
+        # If all rows are one chunk, threads share the draws instead, provided that there is enough work.
         if row_chunk == rows and count * rows * per_row >= threads * OWN_CACHE:
             draw_chunk = min(draw_chunk, -(-count // threads))
         draw_chunk = int(np.clip(draw_chunk, batch, count))
 
         def columns(w: Mapping[str, Array], given: tuple[Any, Any]) -> Array:
-            # Each column of eta in one piece: what reads a prediction reads it column by column.
+            # Each column of eta is contiguous, because predictions are read column by column.
             return function(w, *given).T
 
         batched = self._cached((key, batch), lambda: self.system.batched(columns, batch))
@@ -428,9 +508,9 @@ class Program:
     def _seeded_predictor_draws(
         self, w: Mapping[str, np.ndarray], x: Any, seed: int, memory: int
     ) -> np.ndarray:
-        """As `predictor_draws`, for programs that draw on the way: per-row variables, and plain models of a system."""
+        """`predictor_draws` for programs that draw random numbers: per-row variables, and plain models of a system."""
         count, rows = len(next(iter(w.values()))), row_count(x)
-        # How much a row holds cannot be seen from outside: a wide layer is assumed.
+        # The memory of a row is unknown for such a model: a wide layer is assumed.
         per_row = 8 * 256
         work = min(memory, CACHE) if on_cpu(self.system.asarray(np.zeros(1))) else memory
         row_chunk = rows if self.has_local or self.coupled else max(1, min(rows, CACHE_ROWS, work // per_row))
@@ -466,8 +546,8 @@ class Program:
         return result
 
     def _bytes_per_row(self, one: Mapping[str, np.ndarray], x: Any) -> tuple[int, int]:
-        """What one row of one draw holds while it is computed (inputs and outputs of all linear maps), and after."""
-        # Where rows interact, one of them alone is no input of the model.
+        """Bytes of one row of one draw during the computation (inputs and outputs of all linear maps), and after it."""
+        # Where rows interact, a single row is not a valid input of the model.
         first = map_data(lambda a: np.asarray(a if self.coupled else a[:1]), x)
         output, inputs = recorded_linear(self.model, one, first)
         held = sum(int(np.prod(np.shape(part)[1:])) for parts in inputs.values() for part in parts)
@@ -487,8 +567,10 @@ class Program:
     def prior_draws(self, x: Any, y: Any, seed: int, count: int) -> dict[str, np.ndarray]:
         """NumPy: `count` draws from the prior in unconstrained coordinates (parameters: from their start).
 
-        One draw is compiled, where the system compiles, and then made `count` times: a function for all of them at once
-        would be compiled again for every count, and takes longer to. A draw is a function of its seed.
+        Notes
+        -----
+        One draw is compiled, where the system compiles, and then called `count` times: a function for all draws at once
+        would be compiled again for every count, and takes longer to compile. A draw is a function of its seed.
         """
         keys = list(iterate_seeds(self.system.seeds(seed, count)))
 
@@ -497,12 +579,12 @@ class Program:
             return self.system.compile_for(self._prior_draw, (keys[0], x, y), quick=quick)
 
         draw = self._cached(("prior", describe_shapes(x), describe_shapes(y)), build)
-        # All are asked for before the first is taken: a system may run ahead.
+        # All draws are started before the first is converted, because a system may compute asynchronously.
         drawn = [draw(key, x, y) for key in keys]
         return {name: np.stack([self.system.to_numpy(one[name]) for one in drawn]) for name in self.sites}
 
     def _prior_draw(self, seed: Any, x: Any, y: Any) -> dict[str, Array]:
-        """u of one run of the model; a compiler leaves out the network, of which nothing is asked."""
+        """u of one run of the model; a compiler removes the network, whose output is not used."""
         return {
             site.name: self.unconstrain_site(site)
             for site in self.system.run(self.native, x, y, seed=seed)
@@ -510,6 +592,7 @@ class Program:
         }
 
     def unconstrain_site(self, site: TracedSite) -> Array:
+        """The value of a site in unconstrained coordinates."""
         if site.kind == "param":
             return site.value
         return self.system.unconstrain(site.distribution, site.value)
@@ -529,10 +612,26 @@ class Program:
 
 @dataclass
 class Problem:
-    """A program with its training data, inside a session: what a method works on.
+    """A program with its training data, inside a session: the input of a method.
 
-    x, y: arrays of the system; inputs, targets: the same in NumPy (standardised where the fit standardises).
-    streamed: x and y are the first rows only, for their shapes, and all rows are in inputs and targets.
+    Parameters
+    ----------
+    program : Program
+        The program.
+    x, y
+        The data as arrays of the system.
+    inputs, targets
+        The same in NumPy (standardised where the fit standardises).
+    seed : int
+        Seed of the fit.
+    device : str
+        Device.
+    dtype : str
+        Floating type.
+    data_hash : str
+        Hash of the data.
+    streamed : bool
+        If True, x and y are the first rows only, for their shapes, and all rows are in `inputs` and `targets`.
     """
 
     program: Program
@@ -548,10 +647,12 @@ class Problem:
 
     @property
     def system(self) -> System:
+        """The system of the program."""
         return self.program.system
 
     @property
     def rows(self) -> int:
+        """Number of training rows."""
         return row_count(self.inputs) if self.streamed else self.program.rows
 
     def log_joint_draws(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -583,9 +684,11 @@ def _log_prior(sites: list[TracedSite], jacobian: bool, row_scale: float = 1.0) 
 
 
 def threads_for(rows: int, parameter_count: int) -> int | None:
-    """1 where an operation is too small to share, else None, which leaves the number of threads alone.
+    """Number of threads for an operation: 1 if it is too small to share, else None (unchanged).
 
-    torch shares even small operations among threads and waits for the last; beside another busy process on the same
-    cores a pass through a small network was measured at 25 ms with two threads and 1.6 ms with one.
+    Notes
+    -----
+    torch shares even small operations among threads and waits for the last. With another busy process on the same
+    cores, a pass through a small network took 25 ms with two threads and 1.6 ms with one.
     """
     return 1 if 2 * rows * parameter_count < 50_000_000 else None

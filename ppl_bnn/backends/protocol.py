@@ -4,7 +4,7 @@
 the same order.
 
 A session is the only place where a global changes: floating type, device, threads, Pyro's parameter store and
-validation, random states. So a fit leaves every global as it found it, also where it raises.
+validation, random states. A fit therefore leaves every global unchanged, also when it raises.
 """
 
 from __future__ import annotations
@@ -37,9 +37,22 @@ SYSTEMS = ("numpyro", "pyro")
 class TracedSite:
     """One site of one run.
 
-    kind: "latent", "param", "observed" or "deterministic". distribution: the system's own, or None.
-    log_det: log |dw/du| where the value came from unconstrained coordinates, else 0. scale: factor on its log density.
-    local: whether the site belongs to rows (it is then drawn afresh at new rows).
+    Parameters
+    ----------
+    name : str
+        Name of the site.
+    kind : {"latent", "param", "observed", "deterministic"}
+        Kind of the site.
+    distribution
+        The system's own distribution, or None.
+    value : array
+        Its value.
+    log_det : array
+        log |dw/du| where the value came from unconstrained coordinates, else 0.
+    scale : float
+        Factor on its log density.
+    local : bool
+        Whether the site belongs to rows (it is then drawn again at new rows).
     """
 
     name: str
@@ -53,7 +66,23 @@ class TracedSite:
 
 @dataclass(frozen=True)
 class Site:
-    """A latent site or parameter: its shapes in the program and in unconstrained coordinates."""
+    """A latent site or parameter: its shapes in the program and in unconstrained coordinates.
+
+    Parameters
+    ----------
+    name : str
+        Name of the site.
+    shape : tuple of int
+        Shape in the program.
+    unconstrained_shape : tuple of int
+        Shape in unconstrained coordinates.
+    is_param : bool
+        Whether it is a parameter without a prior.
+    local : bool
+        Whether the site belongs to rows.
+    family : str
+        Class name of its distribution.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -64,31 +93,39 @@ class Site:
 
     @property
     def size(self) -> int:
+        """Number of unconstrained coordinates."""
         return math.prod(self.unconstrained_shape)
 
 
 class Randomness(Protocol):
-    """A source of random arrays of the type and on the device of `like`, each call another."""
+    """A source of random arrays with the type and device of `like`; every call returns new numbers."""
 
     def normal(self, shape: tuple[int, ...], like: Array) -> Array:
         """Standard normals."""
         ...
 
     def sign(self, shape: tuple[int, ...], like: Array) -> Array:
-        """-1 or 1, equally likely."""
+        """-1 or 1, with equal probability."""
         ...
 
     def keep(self, shape: tuple[int, ...], like: Array, probability: float) -> Array:
-        """1 with that probability, else 0."""
+        """1 with probability `probability`, else 0."""
         ...
 
 
 class System(Protocol):
     """A probabilistic programming system with its array library.
 
-    maps_randomness: whether `vmap` goes through sampling, each element with its own seed.
-    turn: held by the one thread that traces a program or computes eagerly, since a system has one stack of handlers for
-    all threads. `run` and sessions take it; it is for those who use the handlers of a system themselves.
+    Attributes
+    ----------
+    name : str
+        Name of the system.
+    maps_randomness : bool
+        Whether `vmap` supports sampling, each element with its own seed.
+    turn : Turn
+        Held by the one thread that traces a program or computes eagerly, since a system has one stack of handlers for
+        all threads. `run` and sessions acquire it; code that uses the handlers of a system itself has to acquire it
+        too.
     """
 
     name: str
@@ -96,14 +133,27 @@ class System(Protocol):
     turn: Turn
 
     def session(self, dtype: str, device: str, threads: int | None = None) -> AbstractContextManager[str]:
-        """Everything inside runs in this floating type on this device; every global is restored. Gives the device.
+        """A context in which everything runs in this floating type on this device; every global is restored.
 
-        threads: how many the system may use within one operation, where it can be told (torch); None: as they are.
+        Parameters
+        ----------
+        dtype : str
+            Floating type.
+        device : str
+            "auto", "cpu" or "cuda[:i]".
+        threads : int, optional
+            Number of threads that the system may use within one operation, where it can be set (torch); None leaves it
+            unchanged.
+
+        Returns
+        -------
+        context manager
+            Its value is the device.
         """
         ...
 
     def outside(self) -> AbstractContextManager[None]:
-        """Inside, the session of this thread lets others have their turn: around a user's function, or a long wait."""
+        """A context in which other threads may have their turn: for a user's function, or a long wait."""
         ...
 
     def asarray(self, value: Any) -> Array: ...
@@ -111,13 +161,14 @@ class System(Protocol):
     def to_numpy(self, array: Array) -> np.ndarray: ...
 
     def native(self, model: Model, population: int | None = None, record: bool = True) -> Model:
-        """The model as an ordinary callable of the system; its likelihood scaled to `population` rows."""
+        """The model as an ordinary callable of the system, with its likelihood scaled to `population` rows."""
         ...
 
     def plain(self, model: Model) -> Model:
         """A model written in the system itself as a function of (x, y), in the floating type of the session.
 
-        Its inputs go to its own parameters, and its plates are over all rows. The user's object is not changed.
+        Inputs are passed to the parameters of those names, and plates are over all rows. The user's object is not
+        changed.
         """
         ...
 
@@ -134,7 +185,7 @@ class System(Protocol):
         ...
 
     def describe(self, native: Model, x: Any, y: Any) -> tuple[list[Site], list[TracedSite]]:
-        """Shapes of all latent sites and parameters, and the other sites, without computing where possible."""
+        """Shapes of all latent sites and parameters, and the other sites, without computation where possible."""
         ...
 
     def seeds(self, seed: int, count: int) -> Any:
@@ -142,19 +193,19 @@ class System(Protocol):
         ...
 
     def split(self, seed: Any, count: int) -> Any:
-        """As many seeds out of one of `seeds` to map `randomness` over, also while a function is traced."""
+        """Split one of `seeds` into `count` seeds to map `randomness` over, also while a function is traced."""
         ...
 
     def randomness(self, seed: Any) -> Randomness:
-        """Random arrays from one of `seeds`, or from wherever the system stands (None, where it stands anywhere)."""
+        """Random arrays from one of `seeds`, or from the current state of the system (None, where it has a state)."""
         ...
 
     def unconstrain(self, distribution: Any, value: Array) -> Array:
-        """u of a value in the support of the system's own distribution."""
+        """Unconstrained coordinates u of a value in the support of the system's own distribution."""
         ...
 
     def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-        """(value, gradient in the first argument)."""
+        """The value, and the gradient in the first argument."""
         ...
 
     def hessian(self, function: Callable[..., Any]) -> Callable[..., Any]: ...
@@ -166,7 +217,7 @@ class System(Protocol):
     def jvp(self, function: Callable[..., Any], at: Any, direction: Any) -> tuple[Any, Any]: ...
 
     def vjp(self, function: Callable[..., Any], at: Any) -> tuple[Any, Callable[..., Any], Any]:
-        """(value, pullback, extra) of a function of one argument that gives (value, extra).
+        """(value, pullback, extra) of a function of one argument that returns (value, extra).
 
         pullback(cotangent) is the cotangent times the Jacobian, in the structure of `at`; it can be mapped over.
         """
@@ -175,18 +226,19 @@ class System(Protocol):
     def vmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]: ...
 
     def batched(self, function: Callable[..., Any], size: int) -> Callable[..., None]:
-        """(w, x, into): function over the leading axis of w, `size` elements at a time, written to the NumPy array.
+        """Map `function` over the leading axis of w, `size` elements at a time, as a function (w, x, into).
 
-        So no more than `size` results are held besides `into`, which may be shorter than what comes (padding).
+        Results are written to the NumPy array `into`. At most `size` of them are stored besides it, and it may be
+        shorter than the results (padding).
         """
         ...
 
     def threads(self) -> int:
-        """How many programs are computed at once to advantage on a CPU; 1: one that has all cores to itself."""
+        """The number of programs that are best computed at once on a CPU; 1 means one program that uses all cores."""
         ...
 
     def each(self, function: Callable[..., None], calls: Iterable[tuple[Any, ...]], threads: int) -> None:
-        """function(*call) for every call, on so many threads; one more call than that waits, and no further."""
+        """Call function(*call) for every call, on `threads` threads; at most one more call is prepared ahead."""
         ...
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]: ...
@@ -194,15 +246,27 @@ class System(Protocol):
     def compile_for(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], quick: bool = False
     ) -> Callable[..., Any]:
-        """The function for arguments like these, for a few calls: a process compiles what computes the same once.
+        """Compile the function for arguments like these, for a few calls; a process compiles equal programs once.
 
-        quick: rather soon than fast, and rounded as it comes.
+        Parameters
+        ----------
+        function : callable
+            The function to compile.
+        arguments : tuple
+            Arguments of the shapes and types of the calls.
+        quick : bool
+            Prefer a short compilation to a fast program; rounding may differ.
+
+        Returns
+        -------
+        callable
+            The compiled function.
         """
         ...
 
 
 def constrained_parameter(name: str) -> UnsupportedError:
-    """What to say of a parameter with a constraint: parameters are optimised as they are."""
+    """The error for a parameter with a constraint: parameters are optimised without transformation."""
     return UnsupportedError(
         f"param {name!r}: "
         + message(
@@ -216,9 +280,24 @@ def constrained_parameter(name: str) -> UnsupportedError:
 def described(
     traced: Sequence[TracedSite], inverse_shape: Callable[[Any, tuple[int, ...]], Sequence[int]]
 ) -> tuple[list[Site], list[TracedSite]]:
-    """What `System.describe` gives, from the sites of one run.
+    """The result of `System.describe`, from the sites of one run.
 
-    inverse_shape: (the system's own distribution, shape of a value) -> its shape in unconstrained coordinates.
+    Parameters
+    ----------
+    traced : sequence of TracedSite
+        The sites of one run.
+    inverse_shape : callable
+        (the system's own distribution, shape of a value) -> its shape in unconstrained coordinates.
+
+    Returns
+    -------
+    tuple
+        Latent sites and parameters, and the other sites.
+
+    Raises
+    ------
+    UnsupportedError
+        A discrete latent site.
     """
     sites = []
     for site in traced:
@@ -239,7 +318,8 @@ def resolve_device(device: str) -> tuple[str, int | None]:
 
     Raises
     ------
-    InputError: neither "auto", "cpu" nor "cuda[:i]".
+    InputError
+        The string is neither "auto", "cpu" nor "cuda[:i]".
     """
     kind, _, index = str(device).partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and not index.isdigit()) or (index and kind != "cuda"):

@@ -1,7 +1,7 @@
-"""One thread at a time, in the order of asking.
+"""A lock that threads get in the order in which they ask.
 
 Pyro and NumPyro each keep one stack of effect handlers for all threads. A `Turn` is held by the thread that uses it,
-and is given back while a user's function is called.
+and is released while a user's function is called.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from ppl_bnn.core.progress import Progress, Silent, Task
 
 # Seconds for which a thread keeps its turn while others wait: a change of threads costs some microseconds.
 SLICE = 0.005
-# What a thread waits at: opened once, by whoever passes the turn on.
+# The lock that a waiting thread blocks on; the thread that passes the turn on releases it once.
 gate = threading.Lock
 
 
 class Turn:
     """A reentrant lock that goes to the thread that has waited longest.
 
-    A `threading.RLock` that is released and taken again at once stays with its thread, and those that wait starve.
+    Notes
+    -----
+    A `threading.RLock` that is released and acquired again at once stays with its thread, and waiting threads starve.
     """
 
     def __init__(self) -> None:
@@ -43,20 +45,21 @@ class Turn:
 
     @property
     def held(self) -> bool:
-        """Whether this thread holds it."""
+        """Whether this thread holds the lock."""
         return self._owner == threading.get_ident()
 
     @property
     def wanted(self) -> bool:
-        """Whether another thread waits, and the slice of this one is over."""
+        """Whether another thread waits, and the time slice of this one is over."""
         return bool(self._waiting) and time.perf_counter() - self._since > SLICE
 
     def acquire(self, depth: int = 1) -> None:
-        """Take it `depth` times; returns when this thread holds it.
+        """Acquire the lock `depth` times; returns when this thread holds it.
 
         Raises
         ------
-        KeyboardInterrupt: this thread was interrupted while it waited, and does not hold it.
+        KeyboardInterrupt
+            This thread was interrupted while it waited, and does not hold the lock.
         """
         me = threading.get_ident()
         if self._owner == me:
@@ -82,14 +85,14 @@ class Turn:
         self._depth = depth
 
     def release(self) -> None:
-        """Give back one of the times that it was taken."""
+        """Undo one acquisition."""
         self._depth -= 1
         if self._depth == 0:
             with self._guard:
                 self._pass_on()
 
     def release_all(self) -> int:
-        """Give it back whole; how often it had been taken, for `acquire`."""
+        """Undo all acquisitions; returns their number, for `acquire`."""
         depth, self._depth = self._depth, 0
         with self._guard:
             self._pass_on()
@@ -115,7 +118,7 @@ class Turn:
 
 
 def told_outside(progress: Progress, outside: Callable[[], AbstractContextManager[None]]) -> Progress:
-    """The progress, told of everything inside of an `outside()`: it may be a user's own, and do what it likes."""
+    """Wrap a progress so that each of its calls runs in `outside()`: it may be a user's own object and run any code."""
     return progress if isinstance(progress, Silent | _ToldOutside) else _ToldOutside(progress, outside)
 
 
