@@ -1,10 +1,11 @@
-"""Models written in NumPyro or Pyro: how they are called, and what their observations amount to.
+"""Models written in NumPyro or Pyro: how they are called, and the likelihood of their observations.
 
-A plain model is called as `model(x, y)`. Several inputs, a dict or a tuple, go to the parameters of those names, or to
-the first parameters in order. The predictor of a plain model holds the parameters of what it observes, row by row.
+A plain model is called as `model(x, y)`. Several inputs, a dict or a tuple, are passed to the parameters of those
+names, or to the first parameters in order. The predictor of a plain model contains the parameters of the observed
+distribution, row by row.
 
 Tracing a plain model once finds the distribution that it observes. Its parameters (`NativeLikelihood`) are enough to
-predict and to score; what needs the network output f or its linear maps is refused by name.
+predict and to score; methods that need the network output f or its linear maps refuse it by name.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from ppl_bnn.prediction import scipy_families as families
 Array = Any
 Model = Callable[..., Any]
 
-# --- how a model is called ------------------------------------------------------------------------
+# --- calls of a model -----------------------------------------------------------------------------
 
 
 def is_torch_module(model: Any) -> bool:
-    """Whether a model is an object of a torch class, which `import torch` has made."""
+    """Whether a model is an instance of a class of `torch.nn`."""
     return any(kind.__module__.startswith("torch.nn") for kind in type(model).__mro__)
 
 
@@ -53,13 +54,14 @@ def input_names(model: Model) -> list[str]:
 
 
 def named_inputs(model: Model, x: Any) -> Any:
-    """A tuple of inputs as a dict under the names of the parameters that they go to; anything else as it is.
+    """A tuple of inputs as a dict with the names of the parameters that receive them; anything else unchanged.
 
     A model with a single parameter before its targets gets the whole tuple: the names are then "0", "1", and so on.
 
     Raises
     ------
-    InputError: neither one parameter nor as many as there are inputs.
+    InputError
+        The model has neither one parameter nor as many as there are inputs.
     """
     if not isinstance(x, tuple):
         return x
@@ -93,7 +95,7 @@ def called(model: Model) -> Model:
             return model(**x, **{free[0]: y}, **keywords)
         return model(x, y, **keywords)
 
-    # What a model says of itself (such as `population`) is asked of its signature.
+    # Other code reads the parameters of a model (such as `population`) from its signature.
     native.__signature__ = _signature(model)  # pyright: ignore[reportAttributeAccessIssue]
     return native
 
@@ -105,11 +107,11 @@ def _signature(model: Model) -> inspect.Signature:
         return inspect.Signature()
 
 
-# --- sites that no method can serve ---------------------------------------------------------------
+# --- sites that no method supports ----------------------------------------------------------------
 
 
 def refuse_discrete(name: str, family: str) -> UnsupportedError:
-    """What to say of a latent site with a discrete support: it would have to be enumerated."""
+    """The error for a latent site with a discrete support, which would require enumeration."""
     return UnsupportedError(
         f"site {name!r}: "
         + message(
@@ -121,7 +123,7 @@ def refuse_discrete(name: str, family: str) -> UnsupportedError:
 
 
 def refuse_subsample(name: str, size: int, rows: int) -> UnsupportedError:
-    """What to say of a plate of Pyro that draws a subsample: its size cannot be changed from outside."""
+    """The error for a plate of Pyro that draws a subsample: its size cannot be changed from outside."""
     return UnsupportedError(
         f"plate {name!r}: "
         + message(
@@ -133,13 +135,18 @@ def refuse_subsample(name: str, size: int, rows: int) -> UnsupportedError:
     )
 
 
-# --- what a model observes ------------------------------------------------------------------------
+# --- observations of a model ----------------------------------------------------------------------
 
 
 def check_observation(name: str, distribution: Any, targets: tuple[int, ...]) -> None:
     """Refuse an observed distribution whose shape would be broadcast against the targets.
 
-    A distribution of fewer axes, such as a single one for all rows, serves every row.
+    A distribution with fewer axes, such as a single one for all rows, is used for every row.
+
+    Raises
+    ------
+    ModelError
+        The shapes do not fit.
     """
     shape = tuple(distribution.batch_shape) + tuple(distribution.event_shape)
     try:
@@ -160,9 +167,20 @@ def check_observation(name: str, distribution: Any, targets: tuple[int, ...]) ->
 
 @dataclass(frozen=True)
 class NativeLikelihood:
-    """The part of a likelihood for a plain NumPyro or Pyro model: eta are the parameters of what it observes.
+    """The likelihood of a plain NumPyro or Pyro model: eta are the parameters of its observed distribution.
 
-    family: of the prediction. parameters: their names; shapes: of each, for a single row. classes: how many there are.
+    Parameters
+    ----------
+    family : str
+        Family of the prediction.
+    parameters : tuple of str
+        Names of its parameters.
+    task : str
+        "regression" or "classification".
+    shapes : tuple of tuple of int
+        Shape of each parameter for a single row.
+    classes : int, optional
+        Number of classes.
     """
 
     family: str
@@ -173,7 +191,7 @@ class NativeLikelihood:
 
     @property
     def standardises(self) -> bool:
-        """Whether its targets have units: counts, shares and positive numbers keep their own."""
+        """Whether the targets have units; counts, proportions and positive numbers are not standardised."""
         return self.family in ("Normal", "StudentT", "Laplace", "NormalMixture", "MultivariateNormal")
 
     @property
@@ -207,7 +225,7 @@ class NativeLikelihood:
         )
 
 
-# A class of a system -> the family of the prediction, and how its parameters are called in the system.
+# A class of a system -> the parameters of the family of the prediction -> their names in the system.
 _SAME = {
     "Normal": {"loc": "loc", "scale": "scale"},
     "StudentT": {"df": "df", "loc": "loc", "scale": "scale"},
@@ -244,30 +262,30 @@ _SAME = {
     "Dirichlet": {"concentration": "concentration"},
     "Multinomial": {"total_count": "total_count", "probs": "probs"},
 }
-# The rate of ours is the mean.
+# In this library the rate of a negative binomial distribution is its mean.
 _NAMED = {
     "BetaProportion": ("Beta", _SAME["Beta"]),
     "NegativeBinomial": ("NegativeBinomial", {"concentration": "total_count", "rate": "mean"}),
     "GammaPoisson": ("NegativeBinomial", {"concentration": "concentration", "rate": "mean"}),
 }
 _OURS = ("NormalMixture", "NegativeBinomial")
-# The end of a normal distribution that is truncated at the other end only; single precision has it.
+# The missing bound of a normal distribution that is truncated at one end only; single precision can represent it.
 FAR = 1e30
 _VECTORS = ("MultivariateNormal", *families.VECTORS)
 
 
 def unwrap(distribution: Any) -> Any:
-    """The distribution inside of those that only expand, mask or regroup it."""
+    """The distribution inside wrappers that only expand, mask or regroup it."""
     while type(distribution).__name__ in ("Independent", "ExpandedDistribution", "MaskedDistribution"):
         distribution = distribution.base_dist
     return distribution
 
 
 def _recognised(distribution: Any) -> tuple[str, dict[str, Callable[[], Any]]] | None:
-    """(family, its parameters) of a distribution of a system; None for one that has no counterpart here.
+    """(family, its parameters) of a distribution of a system; None if it has no counterpart here.
 
-    Parameters are functions without arguments: a system may compute them when they are asked for, which it can only do
-    where the distribution was made.
+    Parameters are functions without arguments: a system may compute them on access, which is possible only where the
+    distribution was made.
     """
     base = unwrap(distribution)
     kind = type(base).__name__
@@ -309,12 +327,13 @@ def _recognised(distribution: Any) -> tuple[str, dict[str, Callable[[], Any]]] |
 def _mixture(
     found: tuple[str, dict[str, Callable[[], Any]]], weights: Callable[[], Any]
 ) -> tuple[str, dict[str, Callable[[], Any]]]:
+    """The family and parameters of a mixture of a recognised family."""
     family = "NormalMixture" if found[0] == "Normal" else families.MIXTURE + found[0]
     return family, {"weights": weights, **found[1]}
 
 
 def _last_axis(distribution: Any) -> int:
-    """The number of classes, or of parts of a mixture, from what the distribution was made of."""
+    """The number of classes, or of components of a mixture, from the arguments of the distribution."""
     base = unwrap(distribution)
     parts = getattr(base, "component_distribution", None)
     if parts is not None:
@@ -324,6 +343,7 @@ def _last_axis(distribution: Any) -> int:
 
 
 def _found(distribution: Any) -> tuple[str, dict[str, Callable[[], Any]]]:
+    """`_recognised`, or an error for a distribution that predictions do not support."""
     found = _recognised(distribution)
     if found is None or not (found[0] in (*_SAME, *_OURS) or families.known(found[0])):
         known = sorted({*_SAME, *_NAMED, "OrderedLogistic", "MixtureSameFamily", "TruncatedNormal"})
@@ -349,11 +369,24 @@ def _row_shape(family: str, name: str, distribution: Any, row: tuple[int, ...]) 
 
 
 def native_likelihood(distribution: Any, targets: tuple[int, ...]) -> NativeLikelihood:
-    """The likelihood that an observed distribution of a plain model amounts to; targets: the shape of y.
+    """The likelihood that corresponds to the observed distribution of a plain model.
+
+    Parameters
+    ----------
+    distribution
+        The system's own distribution.
+    targets : tuple of int
+        Shape of y.
+
+    Returns
+    -------
+    NativeLikelihood
+        The likelihood.
 
     Raises
     ------
-    UnsupportedError: a distribution that predictions do not know, or not with targets of that shape.
+    UnsupportedError
+        A distribution that predictions do not support, or not with targets of that shape.
     """
     family, parameters = _found(distribution)
     row = tuple(targets[1:])
@@ -383,7 +416,24 @@ def native_likelihood(distribution: Any, targets: tuple[int, ...]) -> NativeLike
 def native_eta(
     zero: Array, likelihood: NativeLikelihood, distribution: Any, targets: tuple[int, ...]
 ) -> Array:
-    """(N, D) from an observed distribution of a plain model; zero: an array of the system, for its type."""
+    """eta (N, D) from an observed distribution of a plain model.
+
+    Parameters
+    ----------
+    zero : array
+        An array of the system, for its type.
+    likelihood : NativeLikelihood
+        The likelihood.
+    distribution
+        The system's own distribution.
+    targets : tuple of int
+        Shape of y.
+
+    Returns
+    -------
+    array
+        Predictors, (N, D).
+    """
     family, found = _found(distribution)
     parameters = {name: value() for name, value in found.items()}
     rows, row = targets[0], tuple(targets[1:])

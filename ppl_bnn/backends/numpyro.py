@@ -1,4 +1,4 @@
-"""NumPyro on JAX, behind the protocol."""
+"""NumPyro on JAX, as an implementation of the protocol `System`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# `import numpyro` has to precede its submodules where ArviZ is used too: `import arviz_base` leaves a lazy `numpyro`,
-# after which a bare `import numpyro.distributions` loads the package twice and loses its submodules.
+# `import numpyro` has to precede its submodules if ArviZ is used too: `import arviz_base` leaves a lazy `numpyro`, and
+# `import numpyro.distributions` alone would then load the package twice and lose its submodules.
 import numpyro
 import numpyro.distributions
 from numpyro.distributions.transforms import ExpTransform, biject_to
@@ -43,7 +43,7 @@ from ppl_bnn.language.primitives import Interpretation, Message
 
 
 class _ArrayNormal(numpyro.distributions.Distribution):
-    """loc + A eps over an array, eps standard normal; a subclass says what A is. One event of the shape of loc."""
+    """loc + A eps over an array, eps standard normal; a subclass defines A. One event of the shape of loc."""
 
     loc: Any
     reparametrized_params = ["loc"]
@@ -83,7 +83,15 @@ class _ArrayNormal(numpyro.distributions.Distribution):
 
 
 class MultivariateNormal(_ArrayNormal):
-    """A = scale_tril, on the ravelled array: NumPyro's own has vectors for events only."""
+    """Normal distribution of an array; the distribution of NumPyro supports vectors as events only.
+
+    Parameters
+    ----------
+    loc : array
+        Mean.
+    scale_tril : array
+        Cholesky factor of the covariance of the ravelled array.
+    """
 
     arg_constraints = {
         "loc": numpyro.distributions.constraints.real,
@@ -106,7 +114,17 @@ class MultivariateNormal(_ArrayNormal):
 
 
 class KroneckerNormal(_ArrayNormal):
-    """A = (Q_l (x) Q_r) diag(precisions^-1/2), never built."""
+    """Normal distribution with A = (Q_l (x) Q_r) diag(precisions^-1/2), which is never built.
+
+    Parameters
+    ----------
+    loc : array
+        Mean.
+    left_vectors, right_vectors : array
+        Q_l (I, I) and Q_r (O, O), orthogonal.
+    precisions : array
+        Precisions, (I, O).
+    """
 
     arg_constraints = {
         "loc": numpyro.distributions.constraints.real,
@@ -143,7 +161,7 @@ class KroneckerNormal(_ArrayNormal):
 
 
 class MultivariateLogNormal(numpyro.distributions.TransformedDistribution):
-    """exp of a MultivariateNormal, elementwise."""
+    """exp of a `MultivariateNormal`, elementwise."""
 
     arg_constraints = MultivariateNormal.arg_constraints
 
@@ -154,7 +172,7 @@ class MultivariateLogNormal(numpyro.distributions.TransformedDistribution):
 
 
 class EmpiricalBayes(numpyro.distributions.Normal):
-    """Normal(0, scale), from which starts are drawn; `per` says which weights share the scale that a method finds."""
+    """Normal(0, scale), from which starts are drawn; `per` defines which weights share the scale of a method."""
 
     pytree_aux_fields = ("per",)
 
@@ -164,7 +182,7 @@ class EmpiricalBayes(numpyro.distributions.Normal):
 
 
 class ImproperLogUniform(numpyro.distributions.Distribution):
-    """log p(w) = -log |w|, up to a constant that does not exist. Starts are drawn from Normal(0, scale)."""
+    """log p(w) = -log |w|, without a normalising constant. Starts are drawn from Normal(0, scale)."""
 
     arg_constraints = {"scale": numpyro.distributions.constraints.positive}
     support: Any = numpyro.distributions.constraints.real
@@ -181,7 +199,7 @@ class ImproperLogUniform(numpyro.distributions.Distribution):
 
 
 class Censored(numpyro.distributions.Distribution):
-    """Rows (value, event) of a base distribution; `censored_log_prob` says what they are worth. A draw was observed."""
+    """Rows (value, event) of a base distribution, with log density `censored_log_prob`; draws have event 1."""
 
     arg_constraints = {}
     pytree_data_fields = ("base", "arguments")
@@ -202,7 +220,7 @@ class Censored(numpyro.distributions.Distribution):
         return censored_log_prob(self.family, self.arguments, value)
 
 
-# Families that NumPyro lacks, or has for vectors only.
+# Families that NumPyro does not have, or has for vectors only.
 _OWN = {
     family.__name__: family
     for family in (
@@ -216,12 +234,30 @@ _OWN = {
 
 
 def _as_array(value: Any) -> Any:
-    """Lists and arrays of NumPy as arrays of the session's type; plain numbers as they are."""
+    """Lists and NumPy arrays as arrays of the session's type; plain numbers unchanged."""
     return jnp.asarray(value, dtype=float) if isinstance(value, list | tuple | np.ndarray) else value
 
 
 def resolve(specification: Distribution, validate: bool | None = None) -> Any:
-    """The NumPyro distribution of a specification; `validate=False` leaves out NumPyro's checks of its arguments."""
+    """The NumPyro distribution of a specification.
+
+    Parameters
+    ----------
+    specification : Distribution
+        The specification.
+    validate : bool, optional
+        False disables NumPyro's checks of its arguments.
+
+    Returns
+    -------
+    numpyro.distributions.Distribution
+        The distribution.
+
+    Raises
+    ------
+    ModelError
+        An argument is a distribution itself.
+    """
     if specification.family == "NormalMixture":
         weights = jnp.asarray(specification.arguments["weights"], dtype=float)
         scales = jnp.asarray(specification.arguments["scales"], dtype=float)
@@ -241,7 +277,7 @@ def resolve(specification: Distribution, validate: bool | None = None) -> Any:
         concentration, logits = map(_as_array, specification.arguments.values())
         result = numpyro.distributions.NegativeBinomialLogits(concentration, logits, validate_args=validate)
     elif specification.family == "RowNormal":
-        # Rows are the batch and one factor serves them all: NumPyro's own, for vectors.
+        # Rows are the batch and share one factor, so NumPyro's own distribution of vectors is enough.
         loc, scale_tril = map(_as_array, specification.arguments.values())
         result = numpyro.distributions.MultivariateNormal(loc, scale_tril=scale_tril, validate_args=validate)
     elif specification.family == "Censored":
@@ -263,13 +299,21 @@ def resolve(specification: Distribution, validate: bool | None = None) -> Any:
 
 
 class NumPyroInterpretation(Interpretation):
-    """Every word of the language as a primitive of NumPyro."""
+    """Every primitive of the language as a primitive of NumPyro.
+
+    Parameters
+    ----------
+    population : int or None
+        Number of rows to which the likelihood is scaled.
+    record : bool
+        Whether to record f, and to check the arguments of distributions.
+    """
 
     def __init__(self, population: int | None, record: bool):
         super().__init__()
         self.population = population
         self.record = record
-        # In a fit a wild draw may overflow; that is judged by what it does to the density, not by an exception.
+        # In a fit an extreme draw may overflow; it should give a bad density, not an exception.
         self.validate = None if record else False
 
     def process(self, msg: Message) -> None:
@@ -314,7 +358,22 @@ class NumPyroInterpretation(Interpretation):
 
 
 def as_numpyro(model: Model, population: int | None = None, record: bool = True) -> Model:
-    """The model as an ordinary NumPyro callable `(x, y=None)`."""
+    """The model as an ordinary NumPyro callable `(x, y=None)`.
+
+    Parameters
+    ----------
+    model : callable
+        A model in the language.
+    population : int, optional
+        Number of rows to which the likelihood is scaled.
+    record : bool
+        Whether to record f as a deterministic site.
+
+    Returns
+    -------
+    callable
+        A NumPyro model.
+    """
 
     @functools.wraps(getattr(model, "func", model))
     def native(x: Any, y: Any = None, **keywords: Any) -> None:
@@ -325,7 +384,7 @@ def as_numpyro(model: Model, population: int | None = None, record: bool = True)
 
 
 class _Assign(Messenger):
-    """Latent sites and parameters take given values; unconstrained ones pass their transform, whose log det is kept."""
+    """Latent sites and parameters take given values; unconstrained ones are transformed, and their log det is kept."""
 
     def __init__(self, fn: Model, values: Mapping[str, Any], unconstrained: bool):
         super().__init__(fn)
@@ -352,9 +411,9 @@ class _Assign(Messenger):
 
 
 class _AllRows(Messenger):
-    """Plates that draw a subsample of the rows are over all of them: the density is what a subsample is an estimate of.
+    """Plates with a subsample of the rows are over all rows, because the density of a subsample is only an estimate.
 
-    A plate of as many as there are rows is not touched: it scales a mini-batch to a population.
+    A plate with as many rows as the data is not changed: it scales a mini-batch to a population.
     """
 
     def __init__(self, rows: int):
@@ -399,13 +458,13 @@ class NumPyro:
     @contextmanager
     def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
         refuse_forked()
-        # XLA keeps its own threads, which nothing can change once they run; `threads` is for torch.
+        # XLA has its own threads, whose number cannot be changed once they run; `threads` is for torch.
         chosen = self._device(device)
         with jax.enable_x64(dtype == "float64"), jax.default_device(chosen):
             yield "cpu" if chosen.platform == "cpu" else f"cuda:{chosen.id}"
 
     def outside(self) -> AbstractContextManager[None]:
-        # What a session sets belongs to its thread, and the turn is held while a program is traced only.
+        # The settings of a session belong to its thread, and the turn is held only while a program is traced.
         return nullcontext()
 
     def _device(self, device: str) -> Any:
@@ -528,7 +587,7 @@ class NumPyro:
         def filled(w: Any, x: Any, into: np.ndarray) -> None:
             shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves((w, x)))
             key = shapes, jax.config.jax_default_device
-            # What one thread traces and compiles the others need not.
+            # One thread traces and compiles, and the others reuse the result.
             with nullcontext() if key in traced else tracing:
                 result = np.asarray(compiled(w, x))
                 traced.add(key)
@@ -537,8 +596,8 @@ class NumPyro:
         return filled
 
     def threads(self) -> int:
-        # XLA computes one program after another and shares a small product among cores at a loss; cores that have
-        # programs of their own do not. NPROC is what XLA itself reads.
+        # XLA computes one program after another, and sharing a small product among cores is slow; a program per core
+        # avoids that. XLA itself reads NPROC.
         return max(1, int(os.environ.get("NPROC") or cores()))
 
     def each(self, function: Callable[..., None], calls: Iterable[tuple[Any, ...]], threads: int) -> None:
@@ -549,11 +608,11 @@ class NumPyro:
         dtype = "float64" if jax.config.jax_enable_x64 else "float32"
 
         def computed(call: tuple[Any, ...]) -> None:
-            # What a session sets belongs to a thread; several are for CPUs alone.
+            # The settings of a session belong to a thread; several threads are used on CPUs only.
             with self.session(dtype, "cpu"):
                 function(*call)
 
-        # No call is made before its turn, for its arguments take memory, and an interrupt waits for few.
+        # Few calls are prepared ahead, because their arguments take memory and an interrupt waits for them.
         waiting: deque[Future[None]] = deque()
         with ThreadPoolExecutor(threads, thread_name_prefix="predict") as pool:
             for call in calls:
@@ -569,8 +628,8 @@ class NumPyro:
     def compile_for(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], quick: bool = False
     ) -> Callable[..., Any]:
-        # Every fit binds its model anew, which is another function to JAX: programs are told apart by their text,
-        # which has all constants in it, and by what they are called with and give.
+        # Every fit binds its model again, which is a new function to JAX. Programs are therefore identified by their
+        # text, which contains all constants, and by the structure of their arguments and results.
         lowered = jax.jit(function, keep_unused=True).lower(*arguments)
         trees = jax.tree.structure(arguments), jax.tree.structure(lowered.out_info)
         said = repr((trees, jax.config.jax_default_device, quick, lowered.as_text()))
@@ -580,9 +639,9 @@ class NumPyro:
         if found is None:
             try:
                 found = lowered.compile({"xla_backend_optimization_level": 0} if quick else None)
-            except jax.errors.JaxRuntimeError:  # a version of XLA that has another word for it
+            except jax.errors.JaxRuntimeError:  # a version of XLA with another name for this option
                 found = lowered.compile()
-        # The one used last is the one that is kept longest.
+        # A program that is used is moved to the end, and the first one is dropped.
         with _KEEPING:
             _COMPILED[key] = found
             if len(_COMPILED) > KEPT_COMPILED:
@@ -590,7 +649,7 @@ class NumPyro:
         return found
 
 
-# What `compile_for` has compiled in this process, and how much of it is kept.
+# Programs that `compile_for` has compiled in this process, and how many are kept.
 _COMPILED: dict[str, Callable[..., Any]] = {}
 _KEEPING = threading.Lock()
 KEPT_COMPILED = 32
@@ -600,7 +659,17 @@ SYSTEM = NumPyro()
 def enable_compilation_cache(folder: str | None = None) -> str:
     """Keep compiled programs of JAX on disk, so that the next run of the same model starts at once.
 
-    Opt-in, because JAX cannot unset it within a process. Returns the folder.
+    Opt-in, because JAX cannot disable it within a process.
+
+    Parameters
+    ----------
+    folder : str, optional
+        The folder, by default `~/.cache/ppl-bnn/jax`.
+
+    Returns
+    -------
+    str
+        The folder.
     """
     from pathlib import Path
 

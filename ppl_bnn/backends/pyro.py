@@ -1,4 +1,4 @@
-"""Pyro on torch, behind the protocol."""
+"""Pyro on torch, as an implementation of the protocol `System`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from ppl_bnn.core.warning_filters import ignored
 
 with ignored(category=FutureWarning), ignored(category=DeprecationWarning):
-    # Pyro 1.9 compiles helpers with torch.jit.script, which torch 2.15 deprecates; a user can do nothing about it.
+    # Pyro 1.9 compiles helpers with torch.jit.script, which torch 2.15 deprecates; users cannot change that.
     import pyro
     import pyro.distributions
     import pyro.poutine
@@ -41,13 +41,21 @@ from ppl_bnn.language.distributions import Distribution
 from ppl_bnn.language.modules.torch_defaults import floating
 from ppl_bnn.language.primitives import Interpretation, Message
 
-# Blocks of draws from which on it is worth while to record what is computed, and bytes of the widest array in one then.
+# Number of blocks of draws from which recording the operations is faster, and bytes of the widest array in a block.
 RECORDED_BLOCKS, BLOCK = 64, 2**20
 MOST_RECORDED = 16
 
 
 class PyroInterpretation(Interpretation):
-    """Every word of the language as a primitive of Pyro."""
+    """Every primitive of the language as a primitive of Pyro.
+
+    Parameters
+    ----------
+    population : int or None
+        Number of rows to which the likelihood is scaled.
+    record : bool
+        Whether to record f.
+    """
 
     def __init__(self, population: int | None, record: bool):
         super().__init__()
@@ -90,7 +98,7 @@ class PyroInterpretation(Interpretation):
         with ExitStack() as stack:
             if self.population is not None and self.population != rows:
                 stack.enter_context(pyro.poutine.scale(scale=self.population / rows))
-            # A plate is a site in Pyro: the same one serves all uses of `rows` in a run.
+            # A plate is a site in Pyro, so all uses of `rows` in a run share one.
             if name not in self.plates:
                 self.plates[name] = pyro.plate(name, rows)
             stack.enter_context(self.plates[name])
@@ -98,7 +106,22 @@ class PyroInterpretation(Interpretation):
 
 
 def as_pyro(model: Model, population: int | None = None, record: bool = True) -> Model:
-    """The model as an ordinary Pyro callable `(x, y=None)`."""
+    """The model as an ordinary Pyro callable `(x, y=None)`.
+
+    Parameters
+    ----------
+    model : callable
+        A model in the language.
+    population : int, optional
+        Number of rows to which the likelihood is scaled.
+    record : bool
+        Whether to record f as a deterministic site.
+
+    Returns
+    -------
+    callable
+        A Pyro model.
+    """
 
     @functools.wraps(getattr(model, "func", model))
     def native(x: Any, y: Any = None, **keywords: Any) -> None:
@@ -110,7 +133,7 @@ def as_pyro(model: Model, population: int | None = None, record: bool = True) ->
 
 
 class _Assign(Messenger):
-    """Latent sites and parameters take given values; unconstrained ones pass their transform, whose log det is kept."""
+    """Latent sites and parameters take given values; unconstrained ones are transformed, and their log det is kept."""
 
     def __init__(self, values: Mapping[str, Any], unconstrained: bool):
         super().__init__()
@@ -135,7 +158,7 @@ class _Assign(Messenger):
         name, init, constraint = (*msg["args"], None)[:3]
         if msg["kwargs"].get("constraint", constraint) not in (None, constraints.real):
             raise constrained_parameter(name)
-        # The store would hand out the start of the first run for ever, whatever the seed.
+        # The store would always return the start of the first run, for any seed.
         if name in self.values:
             msg["value"] = self.values[name]
         else:
@@ -144,7 +167,7 @@ class _Assign(Messenger):
 
 
 class _Generator:
-    """`Randomness` from torch's generator, which goes on from where it is."""
+    """`Randomness` from torch's generator, continuing from its state."""
 
     def normal(self, shape: tuple[int, ...], like: Any) -> Any:
         return torch.randn(shape, dtype=like.dtype, device=like.device)
@@ -222,8 +245,8 @@ class Pyro:
         seed: Any = None,
     ) -> list[TracedSite]:
         if seed is not None:
-            # Under vmap a seed has no single value; there each draw takes its own randomness from the generator
-            # that `seeds` set.
+            # Under vmap a seed has no single value; each draw then takes random numbers from the generator that
+            # `seeds` set.
             with suppress(RuntimeError):
                 _set_seed(int(seed))
         rest()
@@ -232,7 +255,7 @@ class Pyro:
             try:
                 trace = pyro.poutine.trace(typed(native)).get_trace(x, y)
             except BNNError as error:
-                # Pyro raises a copy with the shapes of all sites behind the message; the first one says what to do.
+                # Pyro raises a copy with the shapes of all sites after the message; raise the original.
                 raise error.__cause__ if isinstance(error.__cause__, BNNError) else error from None
         result = []
         nodes: dict[str, Any] = dict(trace.nodes)
@@ -270,7 +293,7 @@ class Pyro:
         return torch.tensor(np.random.default_rng(seed).integers(0, 2**31 - 1, size=count))
 
     def split(self, seed: Any, count: int) -> Any:
-        # torch has one generator; mapped functions each take their own numbers from it.
+        # torch has one generator, from which each mapped function takes its own numbers.
         return torch.zeros(count, dtype=floating())
 
     def randomness(self, seed: Any) -> _Generator:
@@ -297,7 +320,7 @@ class Pyro:
 
         @functools.wraps(function)
         def quiet(*arguments: Any) -> Any:
-            # The first forward-mode derivative of a process makes torch script its own code, which it deprecates.
+            # At the first forward-mode derivative of a process torch scripts its own code, which it deprecates.
             with ignored(category=FutureWarning), ignored(category=DeprecationWarning):
                 return inner(*arguments)
 
@@ -323,8 +346,8 @@ class Pyro:
         recorded: dict[Any, tuple[int, Callable[..., Any]] | None] = {}
 
         def filled(w: Mapping[str, Any], x: Any, into: np.ndarray) -> None:
-            # Written where it stays: pieces kept between the temporaries of later ones would leave memory that nothing
-            # can use, and memory that is new to a process costs more than the network.
+            # Results are written in place: pieces between the temporaries of later ones would fragment the memory, and
+            # new memory costs more than the network.
             target = torch.from_numpy(into)
             kept = tuple(slice(length) for length in into.shape[1:])
             done = 0
@@ -353,11 +376,11 @@ class Pyro:
     def _recorded(
         self, function: Callable[..., Any], w: Mapping[str, Any], x: Any, size: int
     ) -> tuple[int, Callable[..., Any]] | None:
-        """(draws, the operations of `function` on so many draws); None where they depend on what is in the arrays.
+        """(draws, the operations of `function` on so many draws); None if they depend on the values of arrays.
 
-        A block that stays in the cache of a core is computed sooner than Python and torch.func have found out what to
-        do with it, so that is found out once. Fake arrays have no values: nothing of a draw or a row can get into the
-        record, and operations that draw random numbers are records of drawing, not of what was drawn.
+        The record avoids the overhead of Python and torch.func for each block, which takes longer than the computation
+        of a block that fits in the cache of a core. Fake arrays have no values, so no value of a draw or a row can
+        enter the record, and operations that draw random numbers are recorded as operations, not as numbers.
         """
         # The first use of make_fx imports torch's compiler, which takes over a CPU second.
         from torch.fx.experimental.proxy_tensor import make_fx
@@ -382,7 +405,7 @@ class Pyro:
             if draws > 1:
                 found = record(draws)
         except RuntimeError:
-            # What torch raises where a fake array is asked for its values; an error of the model is one without it too.
+            # torch raises this if the values of a fake array are read; errors of the model occur without a record too.
             return None
         _overwrite(found.graph)
         found.recompile()
@@ -403,7 +426,7 @@ class Pyro:
         return self.compile(function)
 
 
-# Arrays whose elements are in no other: matrix products, and whatever goes element by element.
+# Operations whose result does not share memory with an argument: matrix products, and elementwise operations.
 _PRODUCTS = {
     torch.ops.aten.mm.default,
     torch.ops.aten.bmm.default,
@@ -414,9 +437,9 @@ _RESHAPES = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
 
 
 def _overwrite(graph: torch.fx.Graph) -> None:
-    """Write f(a, ...) where a was, if a is an array that nothing else reads, and of the shape and type of the result.
+    """Replace f(a, ...) by an in-place operation, if no other operation reads a and the result has its shape and type.
 
-    Memory that is in the cache is not left for memory that is not. torch's own `reinplace` pass is not used, because it
+    The result then uses memory that is already in the cache. torch's own `reinplace` pass is not used, because it
     compares numbers of elements, not shapes.
     """
     own: set[torch.fx.Node] = set()
@@ -442,7 +465,7 @@ def _overwrite(graph: torch.fx.Graph) -> None:
 def _run_recorded(
     draws: int, record: Callable[..., Any], w: Mapping[str, Any], x: Any, target: Any, kept: Any
 ) -> int:
-    """Fill whole blocks of `draws` from the front, and say how many draws are done."""
+    """Fill whole blocks of `draws` from the front, and return the number of finished draws."""
     done = len(target) // draws * draws
     leaves = tree_leaves(x)
     blocks = (a[:done].unbind() if draws == 1 else a[:done].split(draws) for a in (target, *w.values()))
@@ -454,7 +477,7 @@ def _run_recorded(
 
 
 def _set_seed(seed: int) -> None:
-    """Seed the generators that the session keeps: torch.manual_seed would touch those of all devices."""
+    """Seed the generators that the session saves: torch.manual_seed would change those of all devices."""
     torch.default_generator.manual_seed(seed)
     if torch.get_default_device().type == "cuda":
         torch.cuda.manual_seed(seed)

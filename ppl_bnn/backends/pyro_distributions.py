@@ -1,4 +1,4 @@
-"""Distributions of the language in Pyro: those that Pyro has, and those that are written here."""
+"""Distributions of the language in Pyro: those that Pyro has, and those that are defined here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributions import constraints
 from ppl_bnn.core.warning_filters import ignored
 
 with ignored(category=FutureWarning), ignored(category=DeprecationWarning):
-    # Pyro 1.9 compiles helpers with torch.jit.script, which torch 2.15 deprecates; a user can do nothing about it.
+    # Pyro 1.9 compiles helpers with torch.jit.script, which torch 2.15 deprecates; users cannot change that.
     import pyro
     import pyro.distributions
     import pyro.poutine
@@ -21,9 +21,16 @@ from ppl_bnn.language.modules.torch_defaults import floating
 
 
 class NormalMixture(pyro.distributions.TorchDistribution):
-    """sum_k weights_k N(0, scales_k^2), elementwise.
+    """Mixture of centred normals, sum_k weights_k N(0, scales_k^2), elementwise.
 
-    torch's MixtureSameFamily declares a support that has no bijection from the real line, so no guide accepts it.
+    The support that torch's MixtureSameFamily declares has no bijection from the real line, so no guide accepts it.
+
+    Parameters
+    ----------
+    weights : Tensor
+        Mixture weights.
+    scales : Tensor
+        Standard deviations.
     """
 
     arg_constraints: Any = {"weights": constraints.simplex, "scales": constraints.positive}
@@ -50,7 +57,19 @@ class NormalMixture(pyro.distributions.TorchDistribution):
 
 
 class MixtureOfNormals(pyro.distributions.TorchDistribution):
-    """sum_m softmax(logits)_m N(loc_m, scale_m^2) over the last axis; torch's own has the support of the one above."""
+    """Mixture of normals, sum_m softmax(logits)_m N(loc_m, scale_m^2) over the last axis.
+
+    torch's own has the support problem of `NormalMixture`.
+
+    Parameters
+    ----------
+    logits : Tensor
+        Logits of the weights.
+    loc : Tensor
+        Means.
+    scale : Tensor
+        Standard deviations.
+    """
 
     arg_constraints: Any = {
         "logits": constraints.independent(constraints.real, 1),
@@ -83,7 +102,7 @@ class MixtureOfNormals(pyro.distributions.TorchDistribution):
 
 
 class _ArrayNormal(pyro.distributions.TorchDistribution):
-    """loc + A eps over an array, eps standard normal; a subclass says what A is. One event of the shape of loc."""
+    """loc + A eps over an array, eps standard normal; a subclass defines A. One event of the shape of loc."""
 
     arg_constraints: Any = {}
     has_rsample = True
@@ -123,7 +142,15 @@ class _ArrayNormal(pyro.distributions.TorchDistribution):
 
 
 class MultivariateNormal(_ArrayNormal):
-    """A = scale_tril, on the ravelled array: torch's own has vectors for events only."""
+    """Normal distribution of an array; the distribution of torch supports vectors as events only.
+
+    Parameters
+    ----------
+    loc : Tensor
+        Mean.
+    scale_tril : Tensor
+        Cholesky factor of the covariance of the ravelled array.
+    """
 
     def __init__(self, loc: Any, scale_tril: Any, batch_shape: Any = torch.Size()):
         self.scale_tril = scale_tril
@@ -144,7 +171,17 @@ class MultivariateNormal(_ArrayNormal):
 
 
 class KroneckerNormal(_ArrayNormal):
-    """A = (Q_l (x) Q_r) diag(precisions^-1/2), never built."""
+    """Normal distribution with A = (Q_l (x) Q_r) diag(precisions^-1/2), which is never built.
+
+    Parameters
+    ----------
+    loc : Tensor
+        Mean.
+    left_vectors, right_vectors : Tensor
+        Q_l (I, I) and Q_r (O, O), orthogonal.
+    precisions : Tensor
+        Precisions, (I, O).
+    """
 
     def __init__(
         self,
@@ -176,7 +213,7 @@ class KroneckerNormal(_ArrayNormal):
 
 
 class MultivariateLogNormal(pyro.distributions.TransformedDistribution):
-    """exp of a MultivariateNormal, elementwise."""
+    """exp of a `MultivariateNormal`, elementwise."""
 
     arg_constraints: Any = {}
 
@@ -195,7 +232,7 @@ class MultivariateLogNormal(pyro.distributions.TransformedDistribution):
 
 
 class EmpiricalBayes(pyro.distributions.Normal):
-    """Normal(0, scale), from which starts are drawn; `per` says which weights share the scale that a method finds."""
+    """Normal(0, scale), from which starts are drawn; `per` defines which weights share the scale of a method."""
 
     arg_constraints: Any = {"loc": constraints.real, "scale": constraints.positive}
 
@@ -208,7 +245,7 @@ class EmpiricalBayes(pyro.distributions.Normal):
 
 
 class ImproperLogUniform(pyro.distributions.TorchDistribution):
-    """log p(w) = -log |w|, up to a constant that does not exist. Starts are drawn from Normal(0, scale)."""
+    """log p(w) = -log |w|, without a normalising constant. Starts are drawn from Normal(0, scale)."""
 
     arg_constraints: Any = {"scale": constraints.positive}
     support: Any = constraints.real
@@ -230,7 +267,7 @@ class ImproperLogUniform(pyro.distributions.TorchDistribution):
 
 
 class Censored(pyro.distributions.TorchDistribution):
-    """Rows (value, event) of a base distribution; `censored_log_prob` says what they are worth. A draw was observed."""
+    """Rows (value, event) of a base distribution, with log density `censored_log_prob`; draws have event 1."""
 
     arg_constraints: Any = {}
     support: Any = constraints.real_vector
@@ -251,7 +288,7 @@ class Censored(pyro.distributions.TorchDistribution):
         return torch.stack([value, torch.ones_like(value)], dim=-1)
 
 
-# Families that torch lacks, or has in a form that does not serve here.
+# Families that torch does not have, or has in a form that is not suitable here.
 _OWN: dict[str, Any] = {
     family.__name__: family
     for family in (
@@ -267,10 +304,27 @@ _MOST_RESOLVED = 512
 
 
 def resolve(specification: Distribution, circumstances: Any = None) -> Any:
-    """The Pyro distribution of a specification, under the `current_settings()` of a run (asked for where not given).
+    """The Pyro distribution of a specification.
 
-    A distribution whose arguments are all plain numbers is the same at every run of the model. To build it takes longer
-    than to score it, and a run of SVI would build it anew at each step, so it is kept.
+    A distribution whose arguments are all plain numbers is the same in every run of the model. Its construction takes
+    longer than the evaluation of its density, and a run of SVI would construct it at each step, so it is cached.
+
+    Parameters
+    ----------
+    specification : Distribution
+        The specification.
+    circumstances : optional
+        The `current_settings()` of a run, by default those of the call.
+
+    Returns
+    -------
+    pyro.distributions.Distribution
+        The distribution.
+
+    Raises
+    ------
+    ModelError
+        An argument is a distribution itself.
     """
     arguments = tuple(specification.arguments.values())
     if not all(map(_is_constant, arguments)):
@@ -293,7 +347,7 @@ def resolve(specification: Distribution, circumstances: Any = None) -> Any:
 
 
 def current_settings() -> Any:
-    """All that a distribution depends on besides what is written."""
+    """The global settings on which a distribution depends."""
     return (
         floating(),
         torch.get_default_device(),
@@ -307,7 +361,7 @@ def _is_constant(value: Any) -> bool:
 
 
 def _may_be_kept(fresh: torch.Tensor) -> bool:
-    """Whether tensors made now outlive what is going on: those made inside torch.func's transforms do not."""
+    """Whether tensors made now remain valid later: those made inside transforms of torch.func do not."""
     if type(fresh) is not torch.Tensor or fresh.is_inference():
         return False
     try:
@@ -319,7 +373,7 @@ def _may_be_kept(fresh: torch.Tensor) -> bool:
 
 
 def _as_tensor(value: Any) -> torch.Tensor:
-    """A bare Python number becomes a scalar tensor of the session's type and device."""
+    """A plain Python number as a scalar tensor of the session's type and device."""
     if isinstance(value, torch.Tensor):
         return value
     return torch.as_tensor(value, dtype=floating())
@@ -337,7 +391,7 @@ def _resolve(specification: Distribution) -> Any:
         concentration, logits = map(_as_tensor, specification.arguments.values())
         result = pyro.distributions.NegativeBinomial(concentration, logits=logits)
     elif specification.family == "RowNormal":
-        # Rows are the batch and one factor serves them all: torch's own, for vectors.
+        # Rows are the batch and share one factor, so torch's own distribution of vectors is enough.
         loc, scale_tril = map(_as_tensor, specification.arguments.values())
         result = pyro.distributions.MultivariateNormal(loc, scale_tril=scale_tril)
     elif specification.family == "Censored":

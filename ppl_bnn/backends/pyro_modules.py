@@ -17,11 +17,12 @@ from ppl_bnn.language.modules.torch_defaults import floating
 
 
 def in_session(model: Model) -> Model:
-    """The model itself where it is a function; a copy in the type of the session where it is a module or bound to one.
+    """The model itself if it is a function; a copy in the type of the session if it is a module or bound to one.
 
     Raises
     ------
-    ModelError: a module that cannot be copied.
+    ModelError
+        A module that cannot be copied.
     """
     import torch
 
@@ -53,7 +54,7 @@ def _copied(module: Any) -> Any:
 
 @functools.cache
 def messenger() -> Any:
-    """The class of handlers of Pyro that put every distribution in the type and on the device of the session."""
+    """The class of Pyro handlers that convert every distribution to the type and device of the session."""
     import torch
     from pyro.poutine.messenger import Messenger
 
@@ -66,7 +67,7 @@ def messenger() -> Any:
         def _pyro_sample(self, msg: Any) -> None:
             if type(msg["fn"]).__name__ == "_Subsample":
                 size, rows = msg["fn"].size, msg["fn"].subsample_size
-                # A plate of as many as there are rows scales a mini-batch to a population.
+                # A plate with as many rows as the data scales a mini-batch to a population.
                 if rows not in (None, size, self.rows):
                     raise refuse_subsample(msg["name"], size, rows)
             elif not msg["is_observed"]:
@@ -76,7 +77,7 @@ def messenger() -> Any:
 
 
 def moved(value: Any, dtype: Any, device: Any) -> Any:
-    """A tensor, distribution, transform or list of them in that type; itself where it has it already."""
+    """Convert a tensor, distribution, transform or list of them to that type; unchanged if it has it already."""
     import torch
 
     if isinstance(value, torch.Tensor):

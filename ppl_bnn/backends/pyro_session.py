@@ -1,9 +1,9 @@
-"""A session of torch and Pyro: what both keep once for all threads, and how a thread has it for itself.
+"""A session of torch and Pyro: their global state, which all threads share, and exclusive access to it.
 
-The thread of a session holds `TURN` and finds torch's generator, Pyro's parameters and handlers, the flags of
-validation and the number of threads as its fit left them. It passes all of that on where another thread has waited for
-a while, between two calls of what is computed eagerly (`rest`), and where a user's function is called (`outside`). The
-default floating type is never touched: whoever makes a tensor says of what type, and code that does not is run under
+The thread of a session holds `TURN`. It finds torch's generator, Pyro's parameters and handlers, the validation flags
+and the number of threads in the state of its own fit. It passes all of that on between two eager computations if
+another thread has waited for a while (`rest`), and where a user's function is called (`outside`). The default floating
+type is never changed: the library passes a type to every new tensor, and third-party code runs under
 `torch_defaults.defaults`.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-# Loaded by `pyro.py`, which silences what it says while it is.
+# Imported first by `pyro.py`, which silences the warnings of the import.
 import pyro
 import pyro.distributions
 import pyro.infer
@@ -35,7 +35,25 @@ _peek: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # pyright
 
 @dataclass(frozen=True)
 class Globals:
-    """What torch and Pyro keep once for all threads, as it is at some moment."""
+    """A snapshot of the global state that all threads share in torch and Pyro.
+
+    Parameters
+    ----------
+    generator : Tensor
+        State of torch's generator.
+    cuda : dict of int to Tensor
+        States of the generators of CUDA devices.
+    store : tuple of dict
+        Pyro's parameter store.
+    validation : tuple
+        Validation flags of Pyro and torch.
+    handlers : tuple of list
+        Pyro's stack of handlers, and its allocated dimensions.
+    threads : int
+        Number of threads of torch.
+    environment : dict of str to str
+        Environment variables of torch.
+    """
 
     generator: torch.Tensor
     cuda: dict[int, torch.Tensor]
@@ -47,6 +65,7 @@ class Globals:
 
     @classmethod
     def now(cls, devices: tuple[int, ...]) -> Globals:
+        """A snapshot of the current state."""
         store = pyro.get_param_store()
         return cls(
             torch.default_generator.get_state(),
@@ -60,15 +79,16 @@ class Globals:
             ),
             (list(pyro.poutine.runtime._PYRO_STACK), list(pyro.poutine.runtime._DIM_ALLOCATOR._stack)),
             torch.get_num_threads(),
-            # torch's compiler, which the first optimiser loads, notes its cache folder there.
+            # torch's compiler, which the first optimiser loads, writes its cache folder there.
             {name: value for name, value in os.environ.items() if name.startswith("TORCH")},
         )
 
     def put(self) -> None:
+        """Restore the state of this snapshot."""
         torch.default_generator.set_state(self.generator)
         for index, state in self.cuda.items():
             torch.cuda.set_rng_state(state, index)
-        # `ParamStoreDict.scope` would cut parameters off from the tensors that an optimiser has.
+        # `ParamStoreDict.scope` would separate parameters from the tensors that an optimiser has.
         store: Any = pyro.get_param_store()
         store._params, store._constraints, store._param_to_name = self.store
         of_infer, of_poutine, of_distributions, of_torch = self.validation
@@ -90,7 +110,7 @@ class Globals:
 
 @dataclass
 class _Session:
-    """devices: CUDA devices whose generators are kept. before: what was found."""
+    """The CUDA devices whose generators are saved, and the state before the session."""
 
     devices: tuple[int, ...]
     before: Globals
@@ -106,7 +126,17 @@ _LOCAL = _Local()
 
 @contextlib.contextmanager
 def opened(dtype: str, device: torch.device, threads: int | None) -> Iterator[None]:
-    """A session: inside, this thread has the globals to itself; every one of them is put back."""
+    """A session: inside, this thread has exclusive access to the global state, which is restored at the end.
+
+    Parameters
+    ----------
+    dtype : str
+        Floating type.
+    device : torch.device
+        Device.
+    threads : int or None
+        Number of threads of torch; None leaves it unchanged.
+    """
     devices = () if device.type == "cpu" else (device.index,)
     with TURN, contextlib.ExitStack() as stack:
         before = Globals.now(devices)
@@ -132,7 +162,7 @@ def opened(dtype: str, device: torch.device, threads: int | None) -> Iterator[No
 
 @contextlib.contextmanager
 def outside() -> Iterator[None]:
-    """Inside, other threads may have their turn, and this one finds the globals as they were before its session."""
+    """A context in which other threads may have their turn, and the global state is that before the session."""
     sessions = _LOCAL.sessions
     if not sessions:
         yield
@@ -148,7 +178,7 @@ def outside() -> Iterator[None]:
         interrupt = _taken_back(depth)
         _LOCAL.sessions = sessions
         set_floating(dtype)
-        # What was changed in there by the user stays changed.
+        # Changes that the user made inside are kept.
         sessions[0].before = Globals.now(sessions[0].devices)
         own.put()
         if interrupt is not None:
@@ -156,7 +186,7 @@ def outside() -> Iterator[None]:
 
 
 def _taken_back(depth: int) -> KeyboardInterrupt | None:
-    """Wait for the turn, also where the user interrupts: what follows puts the globals back, and needs it."""
+    """Wait for the turn, also if the user interrupts: the caller restores the global state and needs the turn."""
     interrupt = None
     while True:
         try:
@@ -169,7 +199,7 @@ def _taken_back(depth: int) -> KeyboardInterrupt | None:
 def rest() -> None:
     """Let a thread that has waited for a while have its turn.
 
-    Not inside of a transform of torch.func, whose levels of derivatives all threads share.
+    Not inside a transform of torch.func, whose levels of derivatives are shared by all threads.
     """
     if TURN.wanted and _LOCAL.sessions and _peek() is None:
         with outside():
@@ -177,7 +207,7 @@ def rest() -> None:
 
 
 def resting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, before each call of which other threads may have their turn."""
+    """The function with `rest()` before each call."""
 
     @functools.wraps(function)
     def rested(*arguments: Any) -> Any:
@@ -188,7 +218,7 @@ def resting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def typed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A user's function of torch or Pyro, whose tensors are of the session's type where it does not say of which."""
+    """A user's function of torch or Pyro, whose tensors have the session's type if it does not specify one."""
     if getattr(function, "says_types", False) or floating() is torch.get_default_dtype():
         return function
 

@@ -1,4 +1,4 @@
-"""The two systems by name, and which of them a model is written in."""
+"""The two systems by name, and detection of the system in which a model is written."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from ppl_bnn.core.errors import (
 
 
 def system(name: str) -> System:
-    """The system of that name, imported now.
+    """The system of that name; imports it.
 
     Raises
     ------
-    UnknownNameError: no such system. MissingFrameworkError: it cannot be imported; the other half still works.
+    UnknownNameError
+        There is no such system.
+    MissingFrameworkError
+        The system cannot be imported; the other one is not affected.
     """
     if name not in SYSTEMS:
         raise unknown_name("system", name, SYSTEMS)
@@ -48,9 +51,28 @@ def system(name: str) -> System:
 
 
 def written_in(model: Model, x: Any, y: Any, preferred: str) -> Literal["language", "numpyro", "pyro"]:
-    """Find out what a model is written in by tracing it once, without computing where the system allows.
+    """Find out in which language a model is written, by tracing it once, without computation where the system allows.
 
-    A program in the language runs in both systems; a NumPyro or Pyro model fixes the system.
+    A program in the language runs in both systems; a NumPyro or Pyro model determines the system.
+
+    Parameters
+    ----------
+    model : callable
+        The user's model.
+    x, y
+        Data.
+    preferred : str
+        The system to try first.
+
+    Returns
+    -------
+    {"language", "numpyro", "pyro"}
+        The language of the model.
+
+    Raises
+    ------
+    ModelError
+        The model has no sites, runs in neither system, or is a torch module without priors.
     """
     failures: dict[str, Exception] = {}
     candidates = _hinted(model) or [preferred, *(name for name in SYSTEMS if name != preferred)]
@@ -92,7 +114,7 @@ def written_in(model: Model, x: Any, y: Any, preferred: str) -> Literal["languag
 
 
 def _hinted(model: Model) -> list[str]:
-    """Systems that the source of the model names, so that the right one is tried first."""
+    """Systems that the source of the model names; they are tried first."""
     if is_torch_module(getattr(model, "__self__", getattr(model, "func", model))):
         return ["pyro"]
     function = inspect.unwrap(getattr(model, "func", model))
@@ -118,6 +140,7 @@ def _hinted(model: Model) -> list[str]:
 
 
 def _probe(chosen: System, model: Model, x: Any, y: Any) -> tuple[bool, int]:
+    """Whether the model uses primitives of the language, and its number of sites in a system."""
     from ppl_bnn.language.primitives import Handler, Message
 
     class Ear(Handler):
