@@ -89,17 +89,49 @@ def fit(
     model: Any,
     x: Any,
     y: Any,
-    method: Any = None,
+    method: Method | None = None,
     *,
     seed: int = 0,
     device: str = "auto",
     progress: Any = None,
     observed: str | None = None,
     standardise: bool = False,
-) -> Any:
-    """Fit a model to data by a method: `bnn.fit(model, x, y, bnn.NUTS(), seed=0)`.
+) -> Posterior:
+    """Fit a model to data by a method.
 
-    `method` defaults to `SVI()`. See `Method.fit` for the arguments and errors.
+    Parameters
+    ----------
+    model : callable
+        A function `(x, y=None)` in the language, or a NumPyro or Pyro model.
+    x : array or dict of arrays
+        Inputs; the first axis is the N rows.
+    y : array
+        Targets, (N,) or (N, K).
+    method : Method, optional
+        `SVI()` by default.
+    seed : int
+        The same seed on the same machine gives the same bits.
+    device : str
+        "auto", "cpu", "cuda" or "cuda:1".
+    progress : bool, callable or Progress, optional
+        Whether, and to whom, progress is reported.
+    observed : str, optional
+        The observed site of a NumPyro or Pyro model that has several.
+    standardise : bool
+        Fit in standardised units. Predictions and scores are in the units of the data.
+
+    Returns
+    -------
+    Posterior
+
+    Raises
+    ------
+    BNNError
+        One of `bnn.errors`; `Method.fit` lists them.
+
+    Examples
+    --------
+    >>> posterior = bnn.fit(model, x, y, bnn.NUTS(), seed=0)
     """
     from ppl_bnn.core.errors import InputError, message
     from ppl_bnn.inference.method import Method

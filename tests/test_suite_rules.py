@@ -93,3 +93,11 @@ def test_a_fault_whose_place_is_gone_or_double_is_refused() -> None:
         Fault("scores.py", "gone", "old", "new").planted_in("x = 1")
     with pytest.raises(ValueError, match="occurs 2 times"):
         Fault("scores.py", "double", "x", "y").planted_in("x = x")
+
+
+def test_the_default_tests_find_nine_of_ten_planted_faults() -> None:
+    outcomes = planted_faults.stored_outcomes()
+    assert set(outcomes) == {fault.key for fault in planted_faults.faults()}
+    assert len(outcomes) >= planted_faults.LEAST
+    found = sum(ended != "passed" for ended in outcomes.values())
+    assert found >= planted_faults.TARGET * len(outcomes)
