@@ -132,8 +132,10 @@ class _NumPyroNormal:
         size = sum(site.size for site in latents)
 
         class Noise(Messenger):
-            """AutoNormal's own draws, loc + scale * eps, with all eps out of one call: a generator per site takes
-            more time to compile and to run than everything else in a step."""
+            """The draws of AutoNormal, loc + scale * eps, with all eps from one call.
+
+            A generator per site takes more time to compile and to run than everything else in a step.
+            """
 
             def __init__(self, guide: Any, params: Mapping[str, Any], eps: Any):
                 super().__init__(guide)

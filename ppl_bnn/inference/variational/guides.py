@@ -1,9 +1,9 @@
-"""Guides: a family of distributions for each part of a model, and the approximation that a fitted guide gives.
+"""Guides: a family of distributions for each part of a model, and the approximation from a fitted guide.
 
-A guide is a list of blocks (`families/blocks.py`, `families/flows.py`), found for the sites of a program from one
-specification. It is written once over `ops`: the same lines draw and score in the loop of JAX, in that of torch, and in
-NumPy for a posterior that was stored. The systems' own AutoNormal and Trace_ELBO remain what `SVI()` uses by default;
-options that they do not offer (estimators, closed forms, other bounds) use the same family here.
+A guide is a list of blocks (`families/blocks.py`, `families/flows.py`), created for the sites of a program from one
+specification. It is written once over `ops`: the same code draws and evaluates densities in the JAX loop, in the torch
+loop, and in NumPy for a stored posterior. `SVI()` uses the systems' own AutoNormal and Trace_ELBO by default. For
+options that they do not provide (estimators, closed forms, other bounds) it uses the same family from here.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ __all__ = [
     "NeuralSpline",
     "Normal",
 ]
-# Each stratum is one pass through the network per draw.
+# Each stratum costs one pass through the network per draw.
 STRATA_LIMIT = 64
 
 
-# --- the whole --------------------------------------------------------------------------------------
+# --- the guide --------------------------------------------------------------------------------------
 
 
 def _matches(pattern: str, site: str) -> bool:
-    """Whether a pattern means a site: its name, the name of a layer it belongs to, or a glob for one of these."""
+    """Whether a pattern matches a site: its name, the name of its layer, or a glob for one of these."""
     parts = site.split(".")
     prefixes = [".".join(parts[: index + 1]) for index in range(len(parts))]
     return any(pattern == prefix or fnmatchcase(prefix, pattern) for prefix in prefixes)
@@ -67,12 +67,19 @@ def _matches(pattern: str, site: str) -> bool:
 
 @dataclass(frozen=True)
 class Guide:
-    """A distribution over all latent sites of a program: a product of blocks. Make one with `Guide.of`.
+    """A distribution over all latent sites of a program: a product of blocks. Create one with `Guide.of`.
 
     Parameters are one dict "<index of the block>:<name>" -> array. Draws are dicts site -> (..., *unconstrained shape),
     in the order of the program.
 
-    sites: the latent sites in that order. families: pairs (pattern, family), as given. blocks: what came of them.
+    Attributes
+    ----------
+    sites : tuple of Site
+        The latent sites in the order of the program.
+    families : tuple of (str, Family)
+        Pairs (pattern, family), as specified.
+    blocks : tuple of Block
+        The blocks that the families give for the sites.
     """
 
     sites: tuple[Site, ...]
@@ -81,16 +88,29 @@ class Guide:
 
     @classmethod
     def of(cls, specification: Any, sites: Iterable[Site]) -> Guide:
-        """The guide of a specification over the latent sites among `sites` (parameters without a prior are left out).
+        """Create the guide of a specification.
 
-        specification: the name of a family or a family, over all sites jointly; or a dict pattern -> family. A pattern
-        is the name of a layer ("output"), of a site ("output.bias") or a glob for these ("hidden*"); the first that
-        matches a site takes it, and the sites of one pattern are one joint distribution.
+        Parameters
+        ----------
+        specification : str, Family or dict
+            A family or its name, over all sites jointly, or a dict pattern -> family. A pattern is the name of a layer
+            ("output"), the name of a site ("output.bias") or a glob for these ("hidden*"). The first pattern that
+            matches a site applies, and the sites of one pattern have one joint distribution.
+        sites : iterable of Site
+            Sites of a program. Parameters without a prior are left out.
+
+        Returns
+        -------
+        Guide
+            The guide over the latent sites.
 
         Raises
         ------
-        UnknownNameError: no such family, or a pattern that matches no site. InputError: a site that no pattern matches,
-        a pattern whose sites earlier ones take, or a family that refuses its sites.
+        UnknownNameError
+            No such family, or a pattern that matches no site.
+        InputError
+            A site that no pattern matches, a pattern whose sites all match earlier ones, or a family that refuses its
+            sites.
         """
         sites = tuple(sites)
         latent = tuple(site for site in sites if not site.is_param)
@@ -134,7 +154,7 @@ class Guide:
             )
         return cls(latent, families, tuple(blocks))
 
-    # -- what it is made of
+    # -- sites, sizes and blocks
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -148,12 +168,12 @@ class Guide:
 
     @functools.cached_property
     def noise_size(self) -> int:
-        """E, standard normals per draw (and per stratum)."""
+        """E, the number of standard normals per draw (and per stratum)."""
         return sum(block.noise_size for block in self.blocks)
 
     @functools.cached_property
     def strata(self) -> int:
-        """S, how many stratified draws one sample is made of: the product over the blocks."""
+        """S, the number of stratified draws in one sample: the product over the blocks."""
         return math.prod(block.strata for block in self.blocks)
 
     @functools.cached_property
@@ -161,17 +181,17 @@ class Guide:
         return {name: index for index, block in enumerate(self.blocks) for name in block.names}
 
     def index_of(self, site: str) -> int:
-        """The index of the block that a site is in."""
+        """The index of the block that contains a site."""
         if site not in self._place:
             raise unknown_name("random variable", site, self._place)
         return self._place[site]
 
     def block_of(self, site: str) -> Block:
-        """The block that a site is in."""
+        """The block that contains a site."""
         return self.blocks[self.index_of(site)]
 
     def parameters_of(self, params: Parameters, index: int) -> dict[str, Array]:
-        """The parameters of one block, by the names that it knows."""
+        """The parameters of one block, under the names that the block uses."""
         prefix = f"{index}:"
         return {name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)}
 
@@ -190,15 +210,29 @@ class Guide:
         rng: np.random.Generator,
         covariances: Mapping[int, np.ndarray] | None = None,
     ) -> dict[str, np.ndarray]:
-        """Parameters at which the guide has the mean u0 and, exactly or nearly, the standard deviations `scale`.
+        """Parameters at which the guide has a given mean and, exactly or approximately, given standard deviations.
 
-        u0: site -> array. scale: a number, or site -> a number or an array. covariances: index of a full-rank block ->
-        its covariance at the start, in place of `scale`.
+        Parameters
+        ----------
+        u0 : mapping of str to array
+            The mean by site.
+        scale : float or mapping
+            The standard deviations: a number, or by site a number or an array.
+        rng : numpy.random.Generator
+            For families that must break a symmetry.
+        covariances : mapping of int to ndarray, optional
+            The initial covariance of a full-rank block, by the index of the block; it replaces `scale`.
+
+        Returns
+        -------
+        dict of str to ndarray
+            The parameters.
 
         Raises
         ------
-        InputError: a site without a value, a wrong shape, a scale that is not positive, or a covariance for a block
-        that is not full rank.
+        InputError
+            A site without a value, a wrong shape, a scale that is not positive, or a covariance for a block that is not
+            full rank.
         """
         covariances = covariances or {}
         found: dict[str, np.ndarray] = {}
@@ -222,7 +256,20 @@ class Guide:
         return found
 
     def draw_blocks(self, params: Parameters, eps: Array) -> tuple[dict[str, Array], list[Array]]:
-        """As `draw`, with log q block by block: their sum is log q."""
+        """As `draw`, with log q for each block; their sum is log q.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+        eps : array
+            Standard normals.
+
+        Returns
+        -------
+        tuple
+            (u, list of log q of the blocks).
+        """
         u: dict[str, Array] = {}
         each: list[Array] = []
         at, outer = 0, 1
@@ -239,7 +286,7 @@ class Guide:
         return self._ordered(u), each
 
     def _draw_within(self, block: Block, own: Parameters, noise: Array, outer: int) -> tuple[Array, Array]:
-        """Draws of one mixture among several: its component runs along the middle of (outer, K, inner) strata."""
+        """Draws of one mixture among several: its component varies along the middle of (outer, K, inner) strata."""
         lead, inner = tuple(noise.shape[:-2]), self.strata // (outer * block.strata)
         xp = ops.namespace(noise)
         split = noise.reshape((*lead, outer, block.strata, inner, block.noise_size))
@@ -250,23 +297,58 @@ class Guide:
         )
 
     def draw(self, params: Parameters, eps: Array) -> tuple[dict[str, Array], Array]:
-        """(u, log q(u)), differentiable in `params`, from standard normals.
+        """Draw from the guide, as a differentiable function of its parameters.
 
-        eps (..., E) gives site -> (..., *shape) and log q (...). With S > 1 strata: eps (..., S, E), site ->
-        (..., S, *shape), log q (..., S), to be weighted with exp of `log_weights`.
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+        eps : array
+            Standard normals, shape (..., E); with S > 1 strata (..., S, E).
+
+        Returns
+        -------
+        u : dict of str to array
+            Draws by site, shape (..., *shape); with strata (..., S, *shape).
+        log_q : array
+            log q(u), shape (...); with strata (..., S), to be weighted with exp of `log_weights`.
         """
         u, each = self.draw_blocks(params, eps)
         return u, functools.reduce(lambda a, b: a + b, each)
 
     def log_weights(self, params: Parameters) -> Array:
-        """Log probabilities of the strata, (S,)."""
+        """Log probabilities of the strata.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+
+        Returns
+        -------
+        array
+            Shape (S,).
+        """
         weights = [block.log_weights(own) for block, own in self._bound(params) if block.strata > 1]
         if not weights:
             return self.blocks[0].log_weights(self.parameters_of(params, 0))
         return functools.reduce(lambda a, b: (a[:, None] + b).reshape(-1), weights)
 
     def log_prob(self, params: Parameters, u: Mapping[str, Array]) -> Array:
-        """log q(u) of site -> (..., *shape): (...)."""
+        """The log density of the guide.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+        u : mapping of str to array
+            Unconstrained coordinates by site, shape (..., *shape).
+
+        Returns
+        -------
+        array
+            log q(u), shape (...).
+        """
         return functools.reduce(
             lambda a, b: a + b, [block.log_prob(own, block.join(u)) for block, own in self._bound(params)]
         )
@@ -278,19 +360,19 @@ class Guide:
         return self._ordered(found)
 
     def mean(self, params: Parameters) -> dict[str, Array | None]:
-        """Exact marginal means by site; None where they are not known (flows)."""
+        """Exact marginal means by site; None if they are not known (flows)."""
         return self._by_site(block.mean(own) for block, own in self._bound(params))
 
     def variance(self, params: Parameters) -> dict[str, Array | None]:
-        """Exact marginal variances by site; None where they are not known (flows)."""
+        """Exact marginal variances by site; None if they are not known (flows)."""
         return self._by_site(block.variance(own) for block, own in self._bound(params))
 
     def entropies(self, params: Parameters) -> list[Array | None]:
-        """The entropy of each block; None where it has no closed form (mixtures, flows)."""
+        """The entropy of each block; None if it has no closed form (mixtures, flows)."""
         return [block.entropy(own) for block, own in self._bound(params)]
 
     def entropy(self, params: Parameters) -> Array | None:
-        """The entropy of the whole, or None where a block has none in closed form."""
+        """The entropy of the guide; None if a block has none in closed form."""
         known = [value for value in self.entropies(params) if value is not None]
         return functools.reduce(lambda a, b: a + b, known) if len(known) == len(self.blocks) else None
 
@@ -312,25 +394,64 @@ class Guide:
     # -- in NumPy
 
     def sample(self, params: Parameters, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """`count` draws of u in NumPy, each array with one leading axis."""
+        """Draw from the guide in NumPy.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+        count : int
+            Number of draws.
+        rng : numpy.random.Generator
+            Random generator.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Unconstrained coordinates by site, with one leading axis.
+        """
         u: dict[str, np.ndarray] = {}
         for block, own in self._bound(params):
             u |= block.split(block.sample(own, count, rng))
         return self._ordered(u)
 
     def centre(self, params: Parameters) -> dict[str, np.ndarray]:
-        """One representative point of u in NumPy: the mean of a Gaussian, that of the heaviest part of a mixture."""
+        """One representative point in NumPy.
+
+        The mean of a Gaussian, or of the component of a mixture with the largest weight.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Unconstrained coordinates by site.
+        """
         u: dict[str, np.ndarray] = {}
         for block, own in self._bound(params):
             u |= block.split(block.centre(own))
         return self._ordered(u)
 
     def as_prior(self, params: Parameters) -> GaussianPrior:
-        """The guide as a Gaussian, from parameters in NumPy.
+        """The guide as a Gaussian.
+
+        Parameters
+        ----------
+        params : dict of str to ndarray
+            Parameters in NumPy.
+
+        Returns
+        -------
+        GaussianPrior
+            The Gaussian.
 
         Raises
         ------
-        UnsupportedError: a block that is not Gaussian, has no spread, or would need too large a matrix.
+        UnsupportedError
+            A block that is not Gaussian, has no spread, or would need too large a matrix.
         """
         parts = [block.as_prior(own) for block, own in self._bound(params)]
         mode = {name: value for part in parts for name, value in part.mode.items()}
@@ -344,7 +465,7 @@ class Guide:
     # -- in files
 
     def to_json(self) -> str:
-        """Sites and families, without parameters."""
+        """Sites and families as JSON, without parameters."""
         return json.dumps(
             {
                 "sites": [
@@ -381,7 +502,7 @@ class Guide:
 def _idle(
     pattern: str, matched: Sequence[Site], taken: Mapping[str, str], sites: Sequence[Site]
 ) -> Exception:
-    """What to say of a pattern that takes no site."""
+    """The error for a pattern that applies to no site."""
     if matched:
         earlier = sorted({taken[site.name] for site in matched})
         return InputError(
@@ -447,18 +568,26 @@ def _start_scale(site: Site, scale: Any) -> np.ndarray:
     return np.broadcast_to(value, site.unconstrained_shape)
 
 
-# --- what a fit hands over --------------------------------------------------------------------------
+# --- the approximation of a fit ---------------------------------------------------------------------
 
 
 @dataclass
 class GuideApproximation(Approximation):
     """A guide at its fitted parameters, in NumPy.
 
-    parameters: "<index of the block>:<name>" -> array. values: site -> array of the parameters without a prior,
-    constants of the fit that are repeated in draws and absent from log q, as are points of the guide. prior_scales:
-    site -> scale of its prior, where the fit found them (`priors.EmpiricalBayes`).
-
     Everything is computed in float64, whatever the floating type of the fit.
+
+    Attributes
+    ----------
+    guide : Guide
+        The guide.
+    parameters : dict of str to ndarray
+        "<index of the block>:<name>" -> array.
+    values : dict of str to ndarray
+        Parameters without a prior, by site: constants of the fit that are repeated in draws and absent from log q, as
+        are points of the guide.
+    prior_scales : dict of str to ndarray
+        The scale of the prior by site, if the fit estimated it (`priors.EmpiricalBayes`).
     """
 
     guide: Guide
@@ -468,7 +597,7 @@ class GuideApproximation(Approximation):
 
     @property
     def kind(self) -> Literal["chains", "iid", "point"]:  # type: ignore[override]
-        """ "point" where all of the guide is, else "iid"."""
+        """Whether the whole guide is a point ("point") or not ("iid")."""
         points = all(isinstance(block, DeltaBlock) for block in self.guide.blocks)
         return "point" if points else "iid"
 

@@ -1,11 +1,11 @@
 """The complexity cost of a guide: its divergence from the prior, in closed form term by term.
 
-    KL(q || p) = E_q[-log p(w(u)) - log |dw/du|] - H(q),
+    KL(q || p) = E_q[-log p(w(u)) - log |dw/du|] - H(q)
 
-a sum of one cross entropy per random variable and one entropy per block of the guide. Each term is in closed form where
-there is one and the value at the draw where there is none; both have the same expectation, so that they may be mixed.
-A term in closed form has no noise of its own, but it no longer moves with the others: at a draw log p and log q rise
-and fall together, so where the entropy has no closed form (mixtures, flows) their difference may have less variance.
+This is a sum of one cross entropy per random variable and one entropy per block of the guide. Each term is in closed
+form if there is one, and otherwise the value at the draw. Both have the same expectation, so they can be mixed. A term
+in closed form has no noise of its own, but no longer varies with the others. At a draw, log p and log q rise and fall
+together, so if the entropy has no closed form (mixtures, flows), their difference may have less variance.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ppl_bnn.language.distributions import SPECIAL, group_shape
 
 Array = Any
 Form = Literal["Normal", "LogNormal", "Laplace", "EmpiricalBayes", "ImproperLogUniform", "draw"]
-# Blocks whose coordinates are independent, and blocks of which every coordinate is normal.
+# Blocks with independent coordinates, and blocks in which every coordinate is normal.
 _INDEPENDENT = (NormalBlock, DeltaBlock)
 _NORMAL = (NormalBlock, LowRankBlock, FullRankBlock, MatrixNormalBlock)
 
@@ -43,19 +43,48 @@ _NORMAL = (NormalBlock, LowRankBlock, FullRankBlock, MatrixNormalBlock)
 
 
 def normal_cross_entropy(mean: Array, variance: Array, loc: Any, scale: Any) -> Array:
-    """Sum of E[-log N(u; loc, scale^2)] = log scale + log(2 pi) / 2 + ((mean - loc)^2 + variance) / (2 scale^2).
+    """The cross entropy of a normal prior, summed over coordinates.
 
-    For u of any distribution with these marginal means and variances (arrays of one shape).
+    Sum of E[-log N(u; loc, scale^2)] = log scale + log(2 pi) / 2 + ((mean - loc)^2 + variance) / (2 scale^2), for u of
+    any distribution with these marginal means and variances.
+
+    Parameters
+    ----------
+    mean, variance : array
+        Marginal means and variances of u, of one shape.
+    loc, scale : array
+        Location and scale of the prior.
+
+    Returns
+    -------
+    array
+        A scalar, in nats.
     """
     distance = (mean - loc) ** 2 + variance
     return ops.sum(distance / (2.0 * scale**2) + ops.log(scale)) + 0.5 * LOG_2PI * math.prod(mean.shape)
 
 
 def laplace_cross_entropy(mean: Array, variance: Array, loc: Any, scale: Any) -> Array:
-    """Sum of E[-log Laplace(u; loc, scale)] = log(2 scale) + E|u - loc| / scale for a normal u.
+    """The cross entropy of a Laplace prior for a normal u, summed over coordinates.
 
-    The mean of a folded normal: with d = mean - loc, sigma^2 = variance and z = d / sigma,
-    E|u - loc| = 2 sigma (phi(z) + z Phi(z)) - d (Leone, Nelson and Nottingham 1961).
+    Sum of E[-log Laplace(u; loc, scale)] = log(2 scale) + E|u - loc| / scale. With d = mean - loc, sigma^2 = variance
+    and z = d / sigma, the mean of the folded normal is E|u - loc| = 2 sigma (phi(z) + z Phi(z)) - d [1]_.
+
+    Parameters
+    ----------
+    mean, variance : array
+        Marginal means and variances of u, of one shape.
+    loc, scale : array
+        Location and scale of the prior.
+
+    Returns
+    -------
+    array
+        A scalar, in nats.
+
+    References
+    ----------
+    .. [1] Leone, Nelson and Nottingham (1961).
     """
     sigma = ops.sqrt(variance)
     z = (mean - loc) / sigma
@@ -66,7 +95,7 @@ def laplace_cross_entropy(mean: Array, variance: Array, loc: Any, scale: Any) ->
 
 
 def _second_moments(mean: Array, variance: Array, per: str) -> Array:
-    """Mean of E[w^2] over each group that shares a scale, flat: one entry per group."""
+    """Mean of E[w^2] over each group that shares a scale: flat, one entry per group."""
     second = mean * mean + variance
     if per == "unit":
         return ops.mean(second.reshape((-1, mean.shape[-1])), 0)
@@ -74,19 +103,44 @@ def _second_moments(mean: Array, variance: Array, per: str) -> Array:
 
 
 def empirical_scale(mean: Array, variance: Array, per: str) -> Array:
-    """s = (mean of E[w^2] over the group)^(1/2), at which E_q[-log N(w; 0, s^2)] is smallest.
+    """The scale of a normal prior that minimises its cross entropy.
 
-    per: "weight", "unit" or "tensor"; for arrays (..., I, O) the result has the shape (..., I, O), (O,) or ().
+    s = (mean of E[w^2] over the group)^(1/2), at which E_q[-log N(w; 0, s^2)] is smallest.
+
+    Parameters
+    ----------
+    mean, variance : array
+        Marginal means and variances of w, shape (..., I, O).
+    per : {"weight", "unit", "tensor"}
+        The group that shares a scale.
+
+    Returns
+    -------
+    array
+        s, shape (..., I, O), (O,) or (), by `per`.
     """
     scale = ops.sqrt(_second_moments(mean, variance, per))
     return scale.reshape(group_shape(per, tuple(mean.shape)))
 
 
 def empirical_cross_entropy(mean: Array, variance: Array, per: str) -> Array:
-    """Sum of E[-log N(w; 0, s^2)] at s of `empirical_scale`: (1 + log(2 pi) + log s^2) / 2 for each weight.
+    """The cross entropy of a normal prior at its optimal scale, summed over weights.
 
-    Minus the entropy of independent normals it is 1/2 sum_k log(s^2 / sigma_k^2), with a scale for each weight
-    1/2 sum_k log(1 + mu_k^2 / sigma_k^2). Its derivatives are those at a fixed s, because s is at its optimum.
+    Sum of E[-log N(w; 0, s^2)] at s of `empirical_scale`: (1 + log(2 pi) + log s^2) / 2 for each weight. Minus the
+    entropy of independent normals it is 1/2 sum_k log(s^2 / sigma_k^2), and with a scale for each weight 1/2 sum_k
+    log(1 + mu_k^2 / sigma_k^2). Its derivatives are those at a fixed s, because s is at its optimum.
+
+    Parameters
+    ----------
+    mean, variance : array
+        Marginal means and variances of w, shape (..., I, O).
+    per : {"weight", "unit", "tensor"}
+        The group that shares a scale.
+
+    Returns
+    -------
+    array
+        A scalar, in nats.
     """
     moments, size = _second_moments(mean, variance, per), math.prod(mean.shape)
     shared = size / int(moments.shape[0])
@@ -98,23 +152,39 @@ _K1, _K2, _K3 = 0.63576, 1.87320, 1.48695
 
 
 def log_uniform_divergence(mean: Array, variance: Array) -> Array:
-    """Sum of KL(N(mu, sigma^2) || p) for p(w) proportional to 1 / |w|, as Molchanov et al. (2017) approximate it.
+    """The divergence of independent normals from a log-uniform prior, summed over weights.
+
+    The approximation [1]_ of the sum of KL(N(mu, sigma^2) || p) for p(w) proportional to 1 / |w|:
 
         KL = k1 (1 - sigmoid(k2 + k3 log alpha)) + 1/2 log(1 + 1 / alpha),   alpha = sigma^2 / mu^2,
         k1 = 0.63576, k2 = 1.87320, k3 = 1.48695.
 
-    p has no integral, so that the divergence is known up to a constant: the one here goes to 0 as alpha grows. Against
-    the exact mean of log |w| the error is between -0.0044 and 0.0094 nats per weight over all alpha, largest near
+    Parameters
+    ----------
+    mean, variance : array
+        mu and sigma^2, of one shape.
+
+    Returns
+    -------
+    array
+        A scalar, in nats.
+
+    Notes ----- p is improper, so the divergence is known up to a constant; this one goes to 0 as alpha grows. Compared
+    with the exact mean of log |w|, the error is between -0.0044 and 0.0094 nats per weight over all alpha, largest near
     log alpha = -3.5.
+
+    References
+    ----------
+    .. [1] Molchanov, Ashukha and Vetrov (2017), equation 14.
     """
     ratio = mean * mean / variance
-    # The smallest ratio that matters is far above 1e-30, which keeps the derivative of the logarithm finite at mean 0.
+    # 1e-30 keeps the derivative of the logarithm finite at mean 0; the smallest ratio that matters is far larger.
     step = _K1 * ops.sigmoid(_K3 * ops.log(ratio + 1e-30) - _K2)
     return ops.sum(step + 0.5 * ops.log1p(ratio))
 
 
 def _log_uniform_cross_entropy(mean: Array, variance: Array) -> Array:
-    """What is left of the divergence after the entropy of independent normals has been subtracted."""
+    """The divergence plus the entropy of independent normals."""
     entropy = 0.5 * ops.sum(ops.log(variance)) + 0.5 * math.prod(mean.shape) * (1.0 + LOG_2PI)
     return log_uniform_divergence(mean, variance) + entropy
 
@@ -134,27 +204,38 @@ _FORMS: dict[str, Callable[[Any, Array, Array], Array]] = {
 }
 
 
-# --- the whole ------------------------------------------------------------------------------------------
+# --- the divergence -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """KL(q || prior) of a guide, with a plan made once of which terms are in closed form. Make one with
-    `Divergence.of`.
+    """KL(q || prior) of a guide, with a plan of which terms are in closed form. Create one with `Divergence.of`.
 
-    guide: q. crosses: site -> the family whose closed form its cross entropy has, or "draw". entropies: for each block,
-    whether its entropy is in closed form. groups: site -> "weight", "unit" or "tensor", for `priors.EmpiricalBayes`.
+    Attributes
+    ----------
+    guide : Guide
+        q.
+    crosses : mapping
+        Site to the family whose closed form its cross entropy has, or to "draw".
+    entropies : tuple of bool
+        For each block, whether its entropy is in closed form.
+    groups : mapping
+        Site to "weight", "unit" or "tensor", for `priors.EmpiricalBayes`.
 
+    Notes
+    -----
     Cross entropies in closed form:
+
     - Normal (and LogNormal) priors, with any block that knows its marginal means and variances;
     - Laplace priors, with a block whose coordinates are normal;
     - `priors.EmpiricalBayes` at its optimal scales and `priors.LogUniform` in its approximation, always: they are
-    defined
-      by these, with independent normals.
+    defined by
+      these, with independent normals.
 
-    A prior whose location or scale depends on other random variables has the closed form given their draws, provided
-    that under q the site is independent of them: it is in another block, or in one of independent coordinates. The
-    mean over the draws is then the cross entropy. Where both are in one joint block, the value at the draw is taken.
+    If the location or scale of a prior depends on other random variables, the closed form is given their draws,
+    provided that the site is independent of them under q: it is in another block, or in a block of independent
+    coordinates. The mean over the draws is then the cross entropy. If both are in one joint block, the value at the
+    draw is used.
     """
 
     guide: Guide
@@ -166,18 +247,35 @@ class Divergence:
     def of(
         cls, program: Program, guide: Guide, u: Mapping[str, Array], x: Any, y: Any, analytic: bool = True
     ) -> Divergence:
-        """Look at one run of a program, and decide. Within `System.session`; nothing is compiled.
+        """Inspect one run of a program and choose the form of each term.
 
-        u: any values of all sites, parameters included, unconstrained. x, y: a few rows, or all where they interact
-        or have random variables of their own. analytic: False takes the value at the draw for all but the two special
-        priors.
+        Call it within `System.session`. Nothing is compiled.
 
-        Dependence of a prior on sites of its own block is found by NaN in their place. What swallows NaN, a
-        comparison for instance, hides it.
+        Parameters
+        ----------
+        program : Program
+            The program.
+        guide : Guide
+            q.
+        u : mapping of str to array
+            Any unconstrained values of all sites, parameters included.
+        x, y : array
+            A few rows, or all rows if they interact or have random variables of their own.
+        analytic : bool, default True
+            False uses the value at the draw for all but the two special priors.
+
+        Returns
+        -------
+        Divergence
+            The divergence.
 
         Raises
         ------
-        UnsupportedError: one of the two special priors with other than independent normals.
+        UnsupportedError
+            One of the two special priors without independent normals.
+
+        Notes ----- Whether a prior depends on sites of its own block is determined by replacing these with NaN.
+        Operations that absorb NaN, such as a comparison, hide the dependence.
         """
         traced = {site.name: site for site in _traced(program, u, x, y)}
         crosses: dict[str, Form] = {}
@@ -211,12 +309,12 @@ class Divergence:
 
     @property
     def drawn(self) -> tuple[str, ...]:
-        """The sites for which the value at the draw is taken."""
+        """The sites whose cross entropy is the value at the draw."""
         return tuple(name for name, form in self.crosses.items() if form == "draw")
 
     @property
     def is_closed(self) -> bool:
-        """Whether no term is taken at the draw, save for what priors depend on."""
+        """Whether no term is the value at the draw, apart from what priors depend on."""
         return not self.drawn and all(self.entropies)
 
     def __call__(
@@ -226,11 +324,23 @@ class Divergence:
         log_q: Sequence[Array | None],
         row_scale: float = 1.0,
     ) -> Array:
-        """The complexity cost at one draw, a scalar; its mean over draws is KL(q || p).
+        """The complexity cost at one draw; its mean over draws is KL(q || p).
 
-        traced: the sites of a run at the draw, as `System.run` gives them (values from unconstrained coordinates).
-        params: of the guide. log_q: log q of the draw for each block, of which those with a closed entropy are not
-        read. row_scale: factor on what belongs to rows, as in `Program.log_joint`.
+        Parameters
+        ----------
+        traced : sequence of TracedSite
+            The sites of a run at the draw, from `System.run` (values from unconstrained coordinates).
+        params : dict of str to array
+            Parameters of the guide.
+        log_q : sequence of array or None
+            log q of the draw for each block; not used for blocks with a closed entropy.
+        row_scale : float, default 1
+            Factor on the terms of rows, as in `Program.log_joint`.
+
+        Returns
+        -------
+        array
+            A scalar, in nats.
         """
         mean, variance = self.guide.mean(params), self.guide.variance(params)
         total: Any = 0.0
@@ -251,9 +361,17 @@ class Divergence:
         return total
 
     def prior_scales(self, params: Parameters) -> dict[str, np.ndarray]:
-        """NumPy: the scale s at its optimum for each site with `priors.EmpiricalBayes`, for `with_prior_scales`.
+        """The optimal scale s of each site with `priors.EmpiricalBayes`, for `with_prior_scales`.
 
-        params: of the guide, in NumPy. An array of the shape of the site, (O,) or (), by the prior's `per`.
+        Parameters
+        ----------
+        params : dict of str to ndarray
+            Parameters of the guide, in NumPy.
+
+        Returns
+        -------
+        dict of str to ndarray
+            s by site, in the shape of the site, (O,) or (), by the `per` of the prior.
         """
         mean, variance = self.guide.mean(params), self.guide.variance(params)
         return {
@@ -267,14 +385,14 @@ def _traced(program: Program, u: Mapping[str, Array], x: Any, y: Any) -> list[Tr
 
 
 def _elementary(distribution: Any) -> Any:
-    """The distribution of one coordinate. A mask stays in place: with it, no closed form is known."""
+    """The distribution of one coordinate. A masked distribution is unchanged: it has no known closed form."""
     while type(distribution).__name__ in ("Independent", "ExpandedDistribution"):
         distribution = distribution.base_dist
     return distribution
 
 
 def _overrides(block: Block, name: str) -> bool:
-    """Whether the family of a block has an answer of its own, where a block in general has none."""
+    """Whether the family of a block overrides a method of `Block`."""
     return getattr(type(block), name) is not getattr(Block, name)
 
 
@@ -289,7 +407,7 @@ def _has_form(family: str, block: Block) -> bool:
 def _dependent(
     program: Program, u: Mapping[str, Array], x: Any, y: Any, block: Sequence[str], names: Sequence[str]
 ) -> list[str]:
-    """Which of `names` have a prior whose arguments depend on sites of the block: those that NaN there reaches."""
+    """The sites of `names` whose prior depends on sites of the block, found by setting these to NaN."""
     missing = {**u, **{name: u[name] * math.nan for name in block}}
     found = []
     for site in _traced(program, missing, x, y):

@@ -264,7 +264,7 @@ class MCDropout(Method):
     def _weight(
         self, problem: Problem, name: str, row: Any, w: Mapping[str, Any], uses: list[LinearUse]
     ) -> str:
-        """The site of the weight of the map `name`, if dropping its inputs is equivalent to dropping rows of that site."""
+        """The site of the weight of the map `name`, if dropping its inputs amounts to dropping rows of that site."""
         site = next(use.weight for use in uses if use.name == name)
         came = None
         if site is None:

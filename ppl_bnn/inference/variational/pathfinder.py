@@ -33,7 +33,9 @@ LINE_SEARCH = 100
 
 @dataclass
 class PathMixture(Approximation):
-    """A mixture of Gaussians with diagonal plus low-rank structure, q(u) = sum_k pi_k N(u; m_k, S_k) over the flat vector.
+    """A mixture of Gaussians over the flat vector, with covariances of diagonal plus low-rank structure.
+
+    The density is q(u) = sum_k pi_k N(u; m_k, S_k), with
 
         S_k = D_k (I + Q_k (L_k L_k' - I) Q_k') D_k,   D_k = diag(scale_k), Q_k' Q_k = I, L_k lower triangular.
 
@@ -230,9 +232,9 @@ class Pathfinder(Method):
 
     L-BFGS climbs the log joint in unconstrained coordinates from a point in the tail of the posterior. At each iterate
     u_l with gradient g_l, the inverse Hessian estimated from the last steps, S_l = diag(alpha_l) plus a rank of at most
-    2 `history`, gives the Gaussian N(u_l + S_l g_l, S_l). The path passes through good Gaussians even if there is no
-    mode at its end. The approximation is the Gaussian with the highest ELBO, estimated by `elbo_draws` draws each: the
-    closest to the posterior in KL(q || p).
+    2 `history`, gives the Gaussian N(u_l + S_l g_l, S_l). These Gaussians exist whether or not the path ends in a
+    mode. The approximation is the one with the highest ELBO, estimated by `elbo_draws` draws each: the closest to the
+    posterior in KL(q || p).
 
     Parameters
     ----------
@@ -284,9 +286,9 @@ class Pathfinder(Method):
     A path that has no finite point or no step is dropped, and named in a warning.
 
     Figures: "pareto_k", k-hat of the weights p / q over all draws of q; "elbo" of q and its standard error "elbo_se",
-    over the same draws (not those by which q was chosen); "paths", the number that is left; "converged", 0 if a path
-    was cut off by `max_iterations` at its best iterate. With k-hat of at most 0.7 also "log_evidence", log of the mean
-    weight, and "log_evidence_se"; above that there is a warning instead.
+    over the same draws (new draws, not those by which q was chosen); "paths", the number that is left; "converged", 0
+    if a path was cut off by `max_iterations` at its best iterate. With k-hat of at most 0.7 also "log_evidence", log of
+    the mean weight, and "log_evidence_se"; above that there is a warning instead.
 
     History: "elbo" along the best path, from its first iterate, and "path_elbo", the best first.
 
@@ -535,7 +537,7 @@ class _Path:
 
 
 def _gaussian(at: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...] | None:
-    """(m, scale, basis, factor) of N(u + S g, S) with S = diag(alpha) + B G B', or None if S is not positive definite."""
+    """(m, scale, basis, factor) of N(u + S g, S), S = diag(alpha) + B G B'; None if S is not positive definite."""
     alpha, beta, gamma, slope = at["alpha"], at["beta"], at["gamma"], at["slope"]
     scale = np.sqrt(alpha)
     basis, upper = np.linalg.qr(beta / scale[:, None])

@@ -325,7 +325,7 @@ class SVGD(Method):
 
 
 def _trainable(value: np.ndarray) -> np.ndarray:
-    """A draw of a weight tensor, shrunk if its root mean square exceeds fan_in^(-1/2); larger weights saturate units."""
+    """A draw of a weight tensor, shrunk if its root mean square exceeds fan_in^(-1/2); larger ones saturate units."""
     if np.ndim(value) == 0:
         return np.asarray(value)
     fan_in = int(np.prod(value.shape[:-1])) if value.ndim > 1 else 1

@@ -435,7 +435,7 @@ class _Fit:
             )
         # Shared weights that a local estimator treats as if each row used them once.
         self.shared: tuple[str, ...] = getattr(self.objective, "shared", ())
-        # Invalid starting values are refused before anything is compiled. A start that is a method would be fitted here.
+        # Invalid starting values are refused before anything is compiled. A method would be fitted here.
         given = method.start is not None and not isinstance(method.start, Method)
         shapes = self._beginning(0, progress if given else None)
         self.descent: Descent = descent(problem, self.objective, shapes, batch, method.stream)

@@ -31,16 +31,34 @@ def inverse_softplus(scale: Any) -> np.ndarray:
 
 
 def log_normal(z: Array, log_determinant: Array) -> Array:
-    """Log density of u = loc + S z for a standard normal z (..., P), log |det S| given: (...)."""
+    """Log density of u = loc + S z for a standard normal z.
+
+    Parameters
+    ----------
+    z : array
+        Shape (..., P).
+    log_determinant : array
+        log |det S|.
+
+    Returns
+    -------
+    array
+        Shape (...).
+    """
     return -0.5 * ops.sum(z * z, -1) - log_determinant - 0.5 * z.shape[-1] * LOG_2PI
 
 
 @dataclass(frozen=True)
 class Block(ABC):
-    """One family bound to sites: a distribution over their flat vector (P,), with parameters kept outside.
+    """One family bound to sites: a distribution over their flat vector (P,), whose parameters are stored outside.
 
-    `params` is a dict name -> array of NumPy, torch or JAX, unconstrained, as `start` makes them. Leading axes (...)
+    `params` is a dict name -> array of NumPy, torch or JAX, unconstrained, as created by `start`. Leading axes (...)
     are any number of draws.
+
+    Attributes
+    ----------
+    sites : tuple of Site
+        The sites, in the order of the program.
     """
 
     sites: tuple[Site, ...]
@@ -52,7 +70,7 @@ class Block(ABC):
 
     @functools.cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Their shapes in unconstrained coordinates."""
+        """The shapes of the sites in unconstrained coordinates."""
         return tuple(site.unconstrained_shape for site in self.sites)
 
     @functools.cached_property
@@ -62,7 +80,7 @@ class Block(ABC):
 
     @property
     def strata(self) -> int:
-        """K: how many stratified draws one sample is made of; more than one for a mixture only."""
+        """K, the number of stratified draws in one sample; larger than one only for a mixture."""
         return 1
 
     @property
@@ -72,42 +90,78 @@ class Block(ABC):
 
     @property
     def noise_size(self) -> int:
-        """E: standard normals per draw (and per stratum)."""
+        """E, the number of standard normals per draw (and per stratum)."""
         return self.size
 
     @abstractmethod
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Parameters at which q has the mean `loc` (P,) and, exactly or nearly, the standard deviations `scale`.
+        """Parameters at which q has a given mean and, exactly or approximately, given standard deviations.
 
-        scale: a number or (P,). rng: for families that must break a symmetry.
+        Parameters
+        ----------
+        loc : ndarray
+            The mean, shape (P,).
+        scale : float or ndarray
+            The standard deviations: a number or shape (P,).
+        rng : numpy.random.Generator
+            For families that must break a symmetry.
+
+        Returns
+        -------
+        dict of str to ndarray
+            The parameters.
         """
 
     @abstractmethod
     def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
-        """(u, log q(u)), a differentiable function of `params`, from standard normals eps.
+        """Draw from the block, as a differentiable function of its parameters.
 
-        eps (..., E) gives u (..., P) and log q (...). With K > 1 strata: eps (..., K, E) gives u (..., K, P) and log q
-        (..., K), the k-th out of component k, log q that of the whole mixture.
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+        eps : array
+            Standard normals, shape (..., E); with K > 1 strata (..., K, E).
+
+        Returns
+        -------
+        u : array
+            Draws, shape (..., P); with strata (..., K, P), the k-th from component k.
+        log_q : array
+            log q(u), shape (...); with strata (..., K), of the whole mixture.
         """
 
     @abstractmethod
     def log_prob(self, params: Parameters, u: Array) -> Array:
-        """log q(u) of u (..., P): (...)."""
+        """The log density.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+        u : array
+            Shape (..., P).
+
+        Returns
+        -------
+        array
+            log q(u), shape (...).
+        """
 
     def log_weights(self, params: Parameters) -> Array:
         """Log probabilities of the strata, (K,): E_q[h] = sum_k exp(log_weights_k) E[h(u_k)]."""
         return ops.zeros_like(next(iter(params.values())).reshape(-1)[:1])
 
     def mean(self, params: Parameters) -> Array | None:
-        """Exact marginal means (P,), or None where they are not known."""
+        """Exact marginal means (P,), or None if they are not known."""
         return None
 
     def variance(self, params: Parameters) -> Array | None:
-        """Exact marginal variances (P,), or None where they are not known."""
+        """Exact marginal variances (P,), or None if they are not known."""
         return None
 
     def entropy(self, params: Parameters) -> Array | None:
-        """-E_q[log q(u)] in closed form, or None where there is none."""
+        """-E_q[log q(u)] in closed form, or None if there is none."""
         return None
 
     def sample(self, params: Parameters, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -115,15 +169,26 @@ class Block(ABC):
         return self.draw(params, rng.standard_normal((count, self.noise_size)))[0]
 
     def centre(self, params: Parameters) -> np.ndarray:
-        """One representative point (P,) in NumPy: where no noise leads."""
+        """One representative point (P,) in NumPy: the image of zero noise."""
         return self.draw(params, np.zeros(self.noise_size))[0]
 
     def as_prior(self, params: Parameters) -> GaussianPrior:
-        """This block as a Gaussian, from parameters in NumPy.
+        """This block as a Gaussian.
+
+        Parameters
+        ----------
+        params : dict of str to ndarray
+            Parameters in NumPy.
+
+        Returns
+        -------
+        GaussianPrior
+            The Gaussian.
 
         Raises
         ------
-        UnsupportedError: a block that is not Gaussian, or has no spread.
+        UnsupportedError
+            A block that is not Gaussian, or has no spread.
         """
         raise UnsupportedError(
             "with_prior: "
@@ -135,7 +200,7 @@ class Block(ABC):
         )
 
     def split(self, flat: Array) -> dict[str, Array]:
-        """(..., P) to site -> (..., *unconstrained shape)."""
+        """Split a flat vector (..., P) into site -> (..., *unconstrained shape)."""
         found, start, lead = {}, 0, tuple(flat.shape[:-1])
         for site in self.sites:
             found[site.name] = flat[..., start : start + site.size].reshape(lead + site.unconstrained_shape)
@@ -143,7 +208,7 @@ class Block(ABC):
         return found
 
     def join(self, u: Mapping[str, Array]) -> Array:
-        """The inverse of `split`; other sites in `u` are left aside."""
+        """The inverse of `split`; other sites in `u` are ignored."""
         parts = []
         for site in self.sites:
             value = u[site.name]
@@ -154,24 +219,38 @@ class Block(ABC):
 
 @dataclass(frozen=True)
 class Family(ABC):
-    """The specification of a family: its options, before it knows its sites. Fields are plain numbers, strings, tuples.
+    """The specification of a family: its options, without sites. Fields are plain numbers, strings or tuples.
 
-    name: what it is called as a string and in files. A family of another file adds itself to `FAMILIES`.
+    Attributes
+    ----------
+    name : str
+        The name as a string specification and in files. A family of another file adds itself to `FAMILIES`.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def bind(self, sites: Sequence[Site]) -> list[Block]:
-        """Blocks that cover these sites, given in the order of the program, together.
+        """Create the blocks that together cover some sites.
+
+        Parameters
+        ----------
+        sites : sequence of Site
+            The sites, in the order of the program.
+
+        Returns
+        -------
+        list of Block
+            The blocks.
 
         Raises
         ------
-        InputError: sites that this family is not for.
+        InputError
+            The family does not support these sites.
         """
 
     def described(self) -> dict[str, Any]:
-        """Plain values from which `family_of` makes it again."""
+        """Plain values from which `family_of` creates the family again."""
         return {"family": self.name} | {
             entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)
         }

@@ -1,9 +1,9 @@
 """Families of distributions over blocks of unconstrained coordinates.
 
-A block is one family over some sites, ravelled and joined in the order of the program to a flat vector (P,). All
-mathematics is written over `ppl_bnn.language.ops`: the same lines run on NumPy, torch and JAX, with any leading axes on
-the noise and on u, and can be differentiated. Standard deviations are softplus of what is optimised, as in NumPyro, in
-Pyro and in Blundell et al. (2015); triangular factors have such a diagonal.
+A block is one family over some sites, flattened and joined in the order of the program to a flat vector (P,). All
+mathematics is written over `ppl_bnn.language.ops`: the same code runs on NumPy, torch and JAX, with any leading axes on
+the noise and on u, and is differentiable. Standard deviations are softplus of the optimised parameter, as in NumPyro,
+in Pyro and in Blundell et al. (2015). The diagonals of triangular factors are parametrised in the same way.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ from ppl_bnn.language.transforms import GaussianPrior
 
 @dataclass(frozen=True)
 class NormalBlock(Block):
-    """q(u) = prod_j N(u_j; loc_j, softplus(rho_j)^2). params: loc (P,), rho (P,)."""
+    """Independent normals, q(u) = prod_j N(u_j; loc_j, softplus(rho_j)^2).
+
+    `params`: loc (P,), rho (P,).
+    """
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return {"loc": np.array(loc), "rho": inverse_softplus(np.broadcast_to(scale, loc.shape))}
@@ -54,7 +57,7 @@ class NormalBlock(Block):
         return log_normal(self.standardised(params, u), ops.sum(ops.log(self.scale(params))))
 
     def standardised(self, params: Parameters, u: Array) -> Array:
-        """eps of u = loc + scale eps."""
+        """The noise eps with u = loc + scale eps."""
         return (u - params["loc"]) / self.scale(params)
 
     def mean(self, params: Parameters) -> Array:
@@ -73,7 +76,12 @@ class NormalBlock(Block):
 
 @dataclass(frozen=True)
 class Normal(Family):
-    """Independent normals, mean field: loc + softplus(rho) eps (Blundell et al. 2015; Kucukelbir et al. 2017)."""
+    """Independent normals (mean field): loc + softplus(rho) eps.
+
+    References
+    ----------
+    Blundell et al. (2015); Kucukelbir et al. (2017).
+    """
 
     name: ClassVar[str] = "normal"
 
@@ -85,7 +93,7 @@ class Normal(Family):
 
 
 def _unit_lower(below: Array) -> Array:
-    """The lower-triangular matrix with ones on its diagonal and what is below that of `below` (D, D)."""
+    """The lower-triangular matrix with a unit diagonal and the entries of `below` (D, D) below it."""
     return ops.namespace(below).tril(below, -1) + ops.diagonal_matrix(ops.ones_like(below[0]))
 
 
@@ -96,11 +104,20 @@ def _root_rows(lower: Array) -> Array:
 
 @dataclass(frozen=True)
 class LowRankBlock(Block):
-    """u = loc + s (F e + eps), e of R and eps of P standard normals: covariance S (I + F F') S with S = diag(s).
+    """A normal with covariance S (I + F F') S, S = diag(s): u = loc + s (F e + eps).
 
-    params: loc (P,), rho (P,) with s = softplus(rho), factor F (P, R). With C = I + F'F, whose eigenvalues are at least
-    one, log det = 2 sum log s + log det C, and the squared distance of z = (u - loc) / s is
-    |z - F c|^2 + |c|^2 with c = C^-1 F'z: a sum of squares, where Woodbury's difference |z|^2 - z'Fc would cancel.
+    e are R and eps P standard normals. `params`: loc (P,), rho (P,) with s = softplus(rho), factor F (P, R).
+
+    Attributes
+    ----------
+    rank : int
+        R.
+
+    Notes
+    -----
+    With C = I + F'F, whose eigenvalues are at least one, log det = 2 sum log s + log det C, and the squared distance of
+    z = (u - loc) / s is |z - F c|^2 + |c|^2 with c = C^-1 F'z. This is a sum of squares; the difference |z|^2 - z'Fc of
+    Woodbury's formula would cancel.
     """
 
     rank: int
@@ -110,7 +127,7 @@ class LowRankBlock(Block):
         return self.rank + self.size
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # At F = 0 the expected gradient in F is zero: it starts small, with a hundredth of the variance.
+        # At F = 0 the expected gradient in F is zero, so F starts small, with a hundredth of the variance.
         factor = 0.1 / math.sqrt(self.rank) * rng.standard_normal((self.size, self.rank))
         own = np.broadcast_to(scale, loc.shape) / np.sqrt(1.0 + _root_rows(factor))
         return {"loc": np.array(loc), "rho": inverse_softplus(own), "factor": factor}
@@ -168,10 +185,18 @@ class LowRankBlock(Block):
 
 @dataclass(frozen=True)
 class LowRank(Family):
-    """A normal with covariance of diagonal plus low rank (Ong, Nott and Smith 2018), in the coordinates of
-    AutoLowRankMultivariateNormal of NumPyro and Pyro: S (I + F F') S, one joint distribution over the sites.
+    """A normal with covariance of diagonal plus low rank [1]_, S (I + F F') S, one joint distribution over the sites.
 
-    rank: columns of F; None is the square root of the number of coordinates, as in both systems.
+    The coordinates are those of AutoLowRankMultivariateNormal of NumPyro and Pyro.
+
+    Parameters
+    ----------
+    rank : int or None
+        Columns of F. None for the square root of the number of coordinates, as in both systems.
+
+    References
+    ----------
+    .. [1] Ong, Nott and Smith (2018).
     """
 
     name: ClassVar[str] = "lowrank"
@@ -194,10 +219,10 @@ class LowRank(Family):
 
 @dataclass(frozen=True)
 class FullRankBlock(Block):
-    """u = loc + L eps, L = diag(s) (I + T), T strictly lower triangular: covariance L L'.
+    """A normal with covariance L L': u = loc + L eps, L = diag(s) (I + T), T strictly lower triangular.
 
-    params: loc (P,), rho (P,) with s = softplus(rho), lower (P, P), read only below its diagonal. So
-    a step in T means the same whatever the scale of its row.
+    `params`: loc (P,), rho (P,) with s = softplus(rho), lower (P, P), of which only the part below the diagonal is
+    used. A step in T therefore has the same meaning whatever the scale of its row.
     """
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -209,11 +234,24 @@ class FullRankBlock(Block):
         }
 
     def start_from(self, loc: np.ndarray, covariance: Any) -> dict[str, np.ndarray]:
-        """Parameters at which q is N(loc, covariance), (P,) and (P, P).
+        """Parameters at which q is N(loc, covariance).
+
+        Parameters
+        ----------
+        loc : ndarray
+            Shape (P,).
+        covariance : ndarray
+            Shape (P, P).
+
+        Returns
+        -------
+        dict of str to ndarray
+            The parameters.
 
         Raises
         ------
-        InputError: a matrix of another shape, or not symmetric and positive definite.
+        InputError
+            A matrix of another shape, or not symmetric and positive definite.
         """
         matrix = np.asarray(covariance, dtype=float)
         came = f"shape {matrix.shape}"
@@ -246,7 +284,7 @@ class FullRankBlock(Block):
         return log_normal(self.standardised(params, u), ops.sum(ops.log(ops.softplus(params["rho"]))))
 
     def standardised(self, params: Parameters, u: Array) -> Array:
-        """eps of u = loc + L eps."""
+        """The noise eps with u = loc + L eps."""
         scaled = (u - params["loc"]) / ops.softplus(params["rho"])
         return ops.solve_triangular(_unit_lower(params["lower"]), scaled)
 
@@ -268,9 +306,13 @@ class FullRankBlock(Block):
 
 @dataclass(frozen=True)
 class FullRank(Family):
-    """A normal with any covariance, jointly over the sites (Titsias and Lazaro-Gredilla 2014; Kucukelbir et al. 2017).
+    """A normal with any covariance, jointly over the sites.
 
-    Up to DENSE_LIMIT coordinates, since their factor is dense.
+    The factor is dense, so the number of coordinates is limited to DENSE_LIMIT.
+
+    References
+    ----------
+    Titsias and Lazaro-Gredilla (2014); Kucukelbir et al. (2017).
     """
 
     name: ClassVar[str] = "fullrank"
@@ -284,20 +326,22 @@ class FullRank(Family):
 
 @dataclass(frozen=True)
 class MatrixNormalBlock(Block):
-    """W = M + A E B' for one site as a matrix (I, O): covariance A A' over its rows, B B' over its columns.
+    """A matrix normal W = M + A E B' for one site as a matrix (I, O).
 
-    A = diag(a) (I + T), B = diag(b) (I + R), T and R strictly lower triangular, b_0 = 1: A and B could else exchange a
-    factor without q changing. params: loc (I * O,), rows (I,) with a = softplus(rows), rows_lower (I, I), columns
-    (O - 1,) with b_1, ... = softplus(columns), columns_lower (O, O).
+    The covariance is A A' over its rows and B B' over its columns.
+
+    A = diag(a) (I + T), B = diag(b) (I + R), with T and R strictly lower triangular. b_0 = 1, because A and B could
+    otherwise exchange a factor without a change of q. `params`: loc (I * O,), rows (I,) with a = softplus(rows),
+    rows_lower (I, I), columns (O - 1,) with b_1, ... = softplus(columns), columns_lower (O, O).
     """
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """(I, O): the last axis is O, all others together are I."""
+        """(I, O): the last axis is O, all other axes together are I."""
         return self.size // self.shapes[0][-1], self.shapes[0][-1]
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # Standard deviations are a_i b_j at the start: the nearest to what is asked for, in logarithms.
+        # The initial standard deviations a_i b_j are the closest to the requested ones, in logarithms.
         logs = np.log(np.broadcast_to(scale, loc.shape).reshape(self.matrix))
         rows, columns = logs.mean(1), logs.mean(0) - logs.mean()
         return {
@@ -358,10 +402,14 @@ class MatrixNormalBlock(Block):
 
 @dataclass(frozen=True)
 class MatrixNormal(Family):
-    """A matrix-variate normal for each weight tensor, independent of the others (Louizos and Welling 2016).
+    """A matrix-variate normal for each weight tensor, independent of the others [1]_.
 
     A site (..., O) is the matrix (I, O) with I all axes but the last: (fan_in, width), or (kh * kw * C, O) for a
-    convolution. Sites with fewer than two axes, such as biases, have a full-rank normal each.
+    convolution. Each site with fewer than two axes, such as a bias, has a full-rank normal.
+
+    References
+    ----------
+    .. [1] Louizos and Welling (2016).
     """
 
     name: ClassVar[str] = "matrixnormal"
@@ -384,10 +432,17 @@ class MatrixNormal(Family):
 
 @dataclass(frozen=True)
 class MixtureBlock(Block):
-    """q(u) = sum_k pi_k prod_j N(u_j; loc_kj, softplus(rho_kj)^2), pi = softmax(logits), of K > 1 components.
+    """A mixture of independent normals, q(u) = sum_k pi_k prod_j N(u_j; loc_kj, softplus(rho_kj)^2).
 
-    params: loc (K, P), rho (K, P), logits (K,). One sample is a draw of each component, to be weighted with pi: that is
-    differentiable in pi, where a component picked at random would not be, and its variance is lower.
+    The weights are pi = softmax(logits).
+
+    `params`: loc (K, P), rho (K, P), logits (K,). One sample is a draw of each component, weighted with pi. This is
+    differentiable in pi, unlike a component picked at random, and has a lower variance.
+
+    Attributes
+    ----------
+    components : int
+        K > 1.
     """
 
     components: int
@@ -401,7 +456,7 @@ class MixtureBlock(Block):
         return False
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # Equal components would move alike for ever: they start apart, by a quarter of the variance in each coordinate.
+        # Equal components would always move together, so they start apart, by a quarter of the variance per coordinate.
         spread = np.broadcast_to(scale, loc.shape)
         drawn = rng.standard_normal((self.components, self.size))
         apart = 0.5 * (drawn - drawn.mean(0)) / drawn.std(0)
@@ -415,14 +470,14 @@ class MixtureBlock(Block):
         return ops.log_softmax(params["logits"])
 
     def _log_density(self, params: Parameters, scale: Array, z: Array) -> Array:
-        """From z (..., K, P), the standardised distances to each component: (...)."""
+        """log q (...) from z (..., K, P), the standardised distances to each component."""
         each = log_normal(z, ops.sum(ops.log(scale), -1))
         return ops.logsumexp(self.log_weights(params) + each)
 
     def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
         loc, scale = params["loc"], ops.softplus(params["rho"])
         step = scale * eps
-        # Differences of locations first: the distance of a draw to its own component is then eps, without rounding.
+        # Differences of locations first, so that the distance of a draw to its own component is eps without rounding.
         z = (loc[:, None] - loc[None] + step[..., :, None, :]) / scale
         return loc + step, self._log_density(params, scale, z)
 
@@ -443,27 +498,37 @@ class MixtureBlock(Block):
         return params["loc"][picked] + scale[picked] * rng.standard_normal((count, self.size))
 
     def centre(self, params: Parameters) -> np.ndarray:
-        """The mean of the heaviest component: that of all of them may lie where there is no mass."""
+        """The mean of the component with the largest weight; the mean of the mixture may have no mass around it."""
         return params["loc"][int(np.argmax(params["logits"]))]
 
 
 @dataclass(frozen=True)
 class Mixture(Family):
-    """A mixture of independent normals, one joint distribution over the sites (Jaakkola and Jordan 1998), drawn by
-    strata (Morningstar et al. 2021): a step costs a pass through the network for each component.
+    """A mixture of independent normals, one joint distribution over the sites [1]_, with stratified draws [2]_.
 
-    **Its components are independent normals, and a few of them cover a correlated posterior in part.** The member of
-    the family that is nearest by KL(q || p) to a normal in four dimensions, of condition number 21 and correlations up
-    to 0.73, has these shares of the variances of the coordinates:
+    A step costs one pass through the network per component.
+
+    **The components are independent normals, so a few of them cover a correlated posterior only in part** (see Notes).
+
+    Parameters
+    ----------
+    components : int, default 3
+        K; 1 is the same as "diagonal".
+
+    Notes ----- For a normal in four dimensions with condition number 21 and correlations up to 0.73, the member of the
+    family that is closest in KL(q || p) has these shares of the variances of the coordinates::
 
         K                              1           2           3           5          10
         KL in nats                  1.08        0.68        0.53        0.34        0.17
         smallest, largest share  0.21 0.80   0.48 0.80   0.53 0.80   0.68 0.86   0.81 0.90
 
-    SVI at its defaults comes within 0.01 nats of it, so that more steps or restarts change nothing
-    (`comparisons/performance/badly_scaled.py --only mixtures`). For correlations "fullrank" is exact.
+    SVI at its defaults comes within 0.01 nats of it, so more steps or restarts change nothing
+    (`comparisons/performance/badly_scaled.py --only mixtures`). For correlations, "fullrank" is exact.
 
-    components: K; one is "diagonal".
+    References
+    ----------
+    .. [1] Jaakkola and Jordan (1998).
+    .. [2] Morningstar et al. (2021).
     """
 
     name: ClassVar[str] = "mixture"
@@ -480,8 +545,11 @@ class Mixture(Family):
 
 @dataclass(frozen=True)
 class DeltaBlock(Block):
-    """A point, u = loc (P,). It has no density: log q and the entropy are 0 by convention, and its evidence bound is
-    the log joint, its optimum a mode of that. params: loc (P,)."""
+    """A point, u = loc (P,).
+
+    It has no density. By convention log q and the entropy are 0, so its evidence bound is the log joint, with the
+    optimum at a mode. `params`: loc (P,).
+    """
 
     @property
     def noise_size(self) -> int:
@@ -491,7 +559,7 @@ class DeltaBlock(Block):
         return {"loc": np.array(loc)}
 
     def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
-        # eps (..., 0) only says how many draws are asked for; its empty sum is a zero for each.
+        # eps (..., 0) only has the number of draws; its empty sum is a zero for each.
         return ops.broadcast_to(params["loc"], (*eps.shape[:-1], self.size)), ops.sum(eps, -1)
 
     def log_prob(self, params: Parameters, u: Array) -> Array:
@@ -517,7 +585,7 @@ class Delta(Family):
         return [DeltaBlock(tuple(sites))]
 
 
-# Names usable in place of a family with its default options; a family of another file adds itself.
+# Names that can be used for a family with default options; a family of another file adds itself.
 FAMILIES: dict[str, type[Family]] = {
     "normal": Normal,
     "diagonal": Normal,
@@ -530,11 +598,24 @@ FAMILIES: dict[str, type[Family]] = {
 
 
 def family_of(specification: Any) -> Family:
-    """The family that a string, a family or what `Family.described` gave stands for.
+    """The family of a specification.
+
+    Parameters
+    ----------
+    specification : str, Family or mapping
+        A name, a family, or the result of `Family.described`.
+
+    Returns
+    -------
+    Family
+        The family.
 
     Raises
     ------
-    UnknownNameError: no such family. InputError: something else.
+    UnknownNameError
+        No such family.
+    InputError
+        Another type of value.
     """
     if isinstance(specification, Family):
         return specification

@@ -1,15 +1,15 @@
-"""Normalising flows as families of guides: standard normals through invertible networks, density in the same pass.
+"""Normalising flows as families of guides: standard normals through invertible networks, with the density in one pass.
 
-With eps ~ N(0, I) over P coordinates, z = T(eps) by a few layers and u = loc + scale A z at the end, the scale
-elementwise and A = I or lower triangular with ones on its diagonal,
+With eps ~ N(0, I) over P coordinates, z = T(eps) by a few layers and u = loc + scale A z at the end, where the scale is
+elementwise and A = I or lower triangular with a unit diagonal,
 
     log q(u) = log N(eps; 0, I) - log |det dT/deps| - sum_j log scale_j.
 
-Every layer is made so that its Jacobian is triangular: the determinant costs nothing beside the draw. Two ways to do
-so: `InverseAutoregressive` (coordinates in an order, each moved as those before it say) and `NeuralSpline` (one half of
-the coordinates moved as the other half says). All mathematics is written over `ppl_bnn.language.ops`, so the same lines
-run on NumPy, torch and JAX. A flow has no mean, variance or entropy in closed form. Its weights grow with P^2: it is
-for a few hundred coordinates, a last layer for instance, not for all the weights of a wide network.
+Every layer has a triangular Jacobian, so the determinant costs nothing beyond the draw. There are two kinds:
+`InverseAutoregressive` (each coordinate is moved depending on those before it) and `NeuralSpline` (one half of the
+coordinates is moved depending on the other half). All mathematics is written over `ppl_bnn.language.ops`, so the same
+code runs on NumPy, torch and JAX. A flow has no mean, variance or entropy in closed form. Its number of weights grows
+with P^2: it is for a few hundred coordinates, such as a last layer, not for all the weights of a wide network.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from ppl_bnn.language import ops
 
 # 160 MB in float64, and an optimiser keeps four of them.
 WEIGHT_LIMIT = 20_000_000
-# Coordinates up to which an inverse autoregressive flow is inverted, one after the other.
+# Maximum number of coordinates for inverting an inverse autoregressive flow, which takes them one after another.
 SEQUENTIAL_LIMIT = 1000
-# Units in a hidden layer where few coordinates would ask for fewer.
+# Minimum number of units in a hidden layer by default.
 LEAST_HIDDEN = 32
-# Size at the start of what the networks put out: nearly a normal, and not zero, or nothing before it would learn.
+# Initial size of the network outputs: nearly a normal, but not zero, because earlier layers would get no gradient.
 START = 0.01
-# Logit of the gate at the start, so that a layer begins by handing on most of what comes (Kingma et al. 2016).
+# Initial logit of the gate, so that a layer at first passes on most of its input (Kingma et al. 2016).
 GATE = 2.0
-# Share of the interval that the narrowest bin of a spline has, and the least of its slopes.
+# Smallest share of the interval for a bin of a spline, and its smallest slope.
 NARROWEST = 1e-3
-# What the networks of a spline put out is multiplied by this. Adam moves every weight by as much as the learning rate:
-# while the location is still on its way splines that were as quick would be bent to make up for it, and stay bent.
+# Factor on the outputs of the spline networks. Adam moves every weight by about the learning rate, so without this the
+# splines would bend to compensate for a location that has not converged yet, and stay bent.
 QUIET = 0.1
-# Bins that leave room for shares above the narrowest.
+# With more bins, NARROWEST would leave too little of the interval.
 MOST_BINS = 100
 
 
@@ -54,19 +54,38 @@ MOST_BINS = 100
 def rational_quadratic(
     x: Array, widths: Array, heights: Array, slopes: Array, bound: float
 ) -> tuple[Array, Array]:
-    """(y, log dy/dx) of a monotone rational-quadratic spline on [-bound, bound], and y = x outside of it.
+    """A monotone rational-quadratic spline on [-bound, bound], with y = x outside of it.
 
     Between knots (x_k, y_k) and (x_k+1, y_k+1), with w and h the sides of that box, s = h / w, d_k the slope at a knot
     and t = (x - x_k) / w,
 
         y     = y_k + h (s t^2 + d_k t (1 - t)) / (s + (d_k + d_k+1 - 2 s) t (1 - t))
-        dy/dx = s^2 (d_k+1 t^2 + 2 s t (1 - t) + d_k (1 - t)^2) / (s + (d_k + d_k+1 - 2 s) t (1 - t))^2,
+        dy/dx = s^2 (d_k+1 t^2 + 2 s t (1 - t) + d_k (1 - t)^2) / (s + (d_k + d_k+1 - 2 s) t (1 - t))^2.
 
-    which is increasing, continuous with its slope, and inverted by a quadratic equation (Gregory and Delbourgo 1982;
-    Durkan, Bekasov, Murray and Papamakarios 2019, section 3.1).
+    This is increasing, continuous with its slope, and inverted by a quadratic equation [1]_ [2]_.
 
-    x (...); widths, heights (..., K): shares of the interval, positive and of sum one; slopes (..., K + 1): positive;
-    ones at both ends join the tails smoothly. The leading axes are the same.
+    Parameters
+    ----------
+    x : array
+        Shape (...).
+    widths, heights : array
+        Shares of the interval, positive and with sum one, shape (..., K). The leading axes are those of `x`.
+    slopes : array
+        Slopes at the knots, positive, shape (..., K + 1). Ones at both ends join the tails smoothly.
+    bound : float
+        End of the interval.
+
+    Returns
+    -------
+    y : array
+        Shape (...).
+    log_slope : array
+        log dy/dx, shape (...).
+
+    References
+    ----------
+    .. [1] Gregory and Delbourgo (1982).
+    .. [2] Durkan, Bekasov, Murray and Papamakarios (2019), section 3.1.
     """
     inside, safe = _within(x, bound)
     across, up = _knots(widths, bound), _knots(heights, bound)
@@ -79,10 +98,24 @@ def rational_quadratic(
 def rational_quadratic_inverse(
     y: Array, widths: Array, heights: Array, slopes: Array, bound: float
 ) -> tuple[Array, Array]:
-    """(x, log dy/dx at x): the inverse of `rational_quadratic`, exact, with the same arguments.
+    """The exact inverse of `rational_quadratic`.
 
     With r = y - y_k, t is the root in [0, 1] of a t^2 + b t + c = 0 for a = h (s - d_k) + r (d_k + d_k+1 - 2 s),
     b = h d_k - r (d_k + d_k+1 - 2 s), c = -s r, in the form that does not cancel.
+
+    Parameters
+    ----------
+    y : array
+        Shape (...).
+    widths, heights, slopes, bound
+        As for `rational_quadratic`.
+
+    Returns
+    -------
+    x : array
+        Shape (...).
+    log_slope : array
+        log dy/dx at x, shape (...).
     """
     inside, safe = _within(y, bound)
     across, up = _knots(widths, bound), _knots(heights, bound)
@@ -93,20 +126,20 @@ def rational_quadratic_inverse(
 
 
 def _within(x: Array, bound: float) -> tuple[Array, Array]:
-    """Where x lies in the interval, and x with zero elsewhere: what is not taken must not make a gradient NaN."""
+    """Whether x is in the interval, and x with zero elsewhere, so that unused branches do not make a gradient NaN."""
     inside = (x > -bound) & (x < bound)
     return inside, ops.where(inside, x, ops.zeros_like(x))
 
 
 def _knots(shares: Array, bound: float) -> Array:
-    """Shares (..., K) of [-bound, bound] to its knots (..., K + 1), the two ends to the bit."""
+    """Convert shares (..., K) of [-bound, bound] to knots (..., K + 1) whose ends are exact."""
     left = ops.zeros_like(shares[..., :1]) - bound
     return ops.concatenate([left, left + 2.0 * bound * ops.cumsum(shares[..., :-1]), -left])
 
 
 @dataclass(frozen=True)
 class _Box:
-    """The piece of a spline that each number falls into, all of one shape."""
+    """The piece of a spline that contains each number; all arrays have one shape."""
 
     left: Array
     width: Array
@@ -117,7 +150,7 @@ class _Box:
 
     @classmethod
     def at(cls, where: Array, along: Array, across: Array, up: Array, slopes: Array) -> _Box:
-        """The box of each number of `where` (...), by the knots `along` (..., K + 1) of its own axis."""
+        """The box of each number of `where` (...), located by the knots `along` (..., K + 1) of the same axis."""
         index = ops.sum(where[..., None] >= along[..., 1:-1], -1)[..., None]
         left, right, bottom, top, slope, next_slope = (
             ops.take_along(values, index)[..., 0]
@@ -159,13 +192,22 @@ class _Box:
         return -2.0 * c / (b + ops.sqrt(b * b - 4.0 * a * c))
 
 
-# --- what all flows share ---------------------------------------------------------------------------
+# --- base class of flows ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class FlowBlock(Block):
-    """u = loc + softplus(rho) A T(eps). params: those of `end`, which are loc, rho and A, and the weights of the
-    layers, "<layer>.<name>"."""
+    """A flow, u = loc + softplus(rho) A T(eps).
+
+    `params`: those of `end` (loc, rho and A), and the weights of the layers, "<layer>.<name>".
+
+    Attributes
+    ----------
+    layers : int
+        Number of layers.
+    hidden : int
+        Units in each hidden layer.
+    """
 
     layers: int
     hidden: int
@@ -177,32 +219,79 @@ class FlowBlock(Block):
     @property
     @abstractmethod
     def weight_count(self) -> int:
-        """How many weights the layers have, entries under a mask included."""
+        """The number of weights of the layers, masked entries included."""
 
     @abstractmethod
     def start_layer(self, layer: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Weights at which a layer is a constant times the identity, but for terms of the order of START."""
+        """Weights at which a layer is a constant times the identity, up to terms of the order of START.
+
+        Parameters
+        ----------
+        layer : int
+            Index of the layer.
+        rng : numpy.random.Generator
+            Random generator.
+
+        Returns
+        -------
+        dict of str to ndarray
+            The weights.
+        """
 
     @abstractmethod
     def forward_layer(self, params: Parameters, layer: int, x: Array) -> tuple[Array, Array]:
-        """(y, log |det dy/dx|) of one layer, (..., P) to (..., P) and (...)."""
+        """One layer.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+        layer : int
+            Index of the layer.
+        x : array
+            Shape (..., P).
+
+        Returns
+        -------
+        y : array
+            Shape (..., P).
+        log_determinant : array
+            log |det dy/dx|, shape (...).
+        """
 
     @abstractmethod
     def inverse_layer(self, params: Parameters, layer: int, y: Array) -> tuple[Array, Array]:
-        """(x, log |det dy/dx| at x): the inverse of `forward_layer`."""
+        """The inverse of `forward_layer`.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+        layer : int
+            Index of the layer.
+        y : array
+            Shape (..., P).
+
+        Returns
+        -------
+        x : array
+            Shape (..., P).
+        log_determinant : array
+            log |det dy/dx| at x, shape (...).
+        """
 
     @property
     def gain(self) -> float:
-        """The constant that a layer multiplies by at the start."""
+        """The constant by which a layer multiplies at the start."""
         return 1.0
 
     @property
     def end(self) -> NormalBlock | FullRankBlock:
-        """What follows the layers: a normal by itself, where they do nothing."""
+        """The final affine map, as a normal block: the distribution of the flow if the layers are the identity."""
         return NormalBlock(self.sites)
 
     def _ending(self, params: Parameters) -> NormalBlock | FullRankBlock:
-        """`end`, or what a flow that was stored without A ended in."""
+        """`end`, or the final map of a flow that was stored without A."""
         return self.end if "lower" in params else NormalBlock(self.sites)
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -217,7 +306,7 @@ class FlowBlock(Block):
             z, log_det = self.forward_layer(params, layer, z)
             total = total + log_det
         u, at_z = self._ending(params).draw(params, z)
-        # The end takes z for a standard normal, which eps is.
+        # The end treats z as a standard normal, but the standard normal is eps.
         return u, at_z + 0.5 * (ops.sum(z * z, -1) - ops.sum(eps * eps, -1)) - total
 
     def log_prob(self, params: Parameters, u: Array) -> Array:
@@ -231,7 +320,7 @@ class FlowBlock(Block):
 
 
 def _checked(family: str, block: FlowBlock) -> list[Block]:
-    """The block, if its weights are not too many."""
+    """The block in a list, or an error if it has too many weights."""
     if block.weight_count > WEIGHT_LIMIT:
         raise InputError(
             f"{family}: "
@@ -266,8 +355,8 @@ def _check_network(family: str, layers: object, hidden: object) -> None:
 class InverseAutoregressiveBlock(FlowBlock):
     """An inverse autoregressive flow over P coordinates.
 
-    Weights of a layer: in.weight (P, H), in.bias (H,), out.weight (H, 2 P), out.bias (2 P,), the first P of 2 P columns
-    m and the others the gate, and direct (P, P) for m. Entries under a mask take no part and stay as they are.
+    Weights of a layer: in.weight (P, H), in.bias (H,), out.weight (H, 2 P), out.bias (2 P,), where the first P of 2 P
+    columns give m and the others the gate, and direct (P, P) for m. Masked entries are not used and do not change.
     """
 
     @property
@@ -281,12 +370,12 @@ class InverseAutoregressiveBlock(FlowBlock):
 
     @functools.cached_property
     def _degrees(self) -> np.ndarray:
-        """Of each hidden unit, how many coordinates it may see; ascending, evenly from 1 to P - 1."""
+        """The number of coordinates that each hidden unit may depend on; ascending, evenly from 1 to P - 1."""
         return np.round(np.linspace(1, max(1, self.size - 1), self.hidden)).astype(int)
 
     @functools.cached_property
     def _masks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Which entries of in.weight, out.weight and direct take part."""
+        """The unmasked entries of in.weight, out.weight and direct."""
         place = np.arange(1, self.size + 1)
         into = place[:, None] <= self._degrees
         out = self._degrees[:, None] < place
@@ -298,7 +387,7 @@ class InverseAutoregressiveBlock(FlowBlock):
         size, hidden = self.size, self.hidden
         return {
             "in.weight": rng.standard_normal((size, hidden)) * into / np.sqrt(self._degrees),
-            # Without biases every m would be an odd function of eps, and no curved posterior would be seen at first.
+            # Without biases every m would be an odd function of eps, which cannot show a curved posterior at first.
             "in.bias": rng.standard_normal(hidden),
             "out.weight": START * rng.standard_normal((hidden, 2 * size)) * out / math.sqrt(hidden),
             "out.bias": np.concatenate([np.zeros(size), np.full(size, GATE)]),
@@ -306,7 +395,7 @@ class InverseAutoregressiveBlock(FlowBlock):
         }
 
     def _ordered(self, layer: int, x: Array) -> Array:
-        """The coordinates in the order of a layer: each sees them the other way round from the one before."""
+        """The coordinates in the order of a layer, which is the reverse of that of the layer before."""
         return ops.flip(x) if layer else x
 
     def forward_layer(self, params: Parameters, layer: int, x: Array) -> tuple[Array, Array]:
@@ -325,7 +414,7 @@ class InverseAutoregressiveBlock(FlowBlock):
         out = params[f"{layer}.out.weight"].reshape(self.hidden, 2, self.size)
         out_bias = params[f"{layer}.out.bias"].reshape(2, self.size)
         direct = params[f"{layer}.direct"]
-        # Units in ascending degree: those that see the coordinates found so far are the first ones.
+        # Units are in ascending degree, so those that depend on the coordinates found so far are the first ones.
         ready = np.searchsorted(self._degrees, np.arange(self.size + 1), side="right").tolist()
         x, h, total = y[..., :0], y[..., :0], ops.zeros_like(y[..., 0])
         for place in range(self.size):
@@ -339,11 +428,26 @@ class InverseAutoregressiveBlock(FlowBlock):
         return self._ordered(layer, x), total
 
     def log_prob(self, params: Parameters, u: Array) -> Array:
-        """log q(u) (...) by inversion: the work of one draw, done in P steps per layer that follow one another.
+        """log q(u) by inversion.
+
+        It costs as much as one draw, but in P sequential steps per layer.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+        u : array
+            Shape (..., P).
+
+        Returns
+        -------
+        array
+            log q(u), shape (...).
 
         Raises
         ------
-        UnsupportedError: more than SEQUENTIAL_LIMIT coordinates.
+        UnsupportedError
+            More than SEQUENTIAL_LIMIT coordinates.
         """
         if self.size > SEQUENTIAL_LIMIT:
             raise UnsupportedError(
@@ -359,28 +463,38 @@ class InverseAutoregressiveBlock(FlowBlock):
 
 @dataclass(frozen=True)
 class InverseAutoregressive(Family):
-    """Inverse autoregressive flow: `layers` masked networks, the order of coordinates reversed between them.
+    """Inverse autoregressive flow: masked networks, with the order of the coordinates reversed between them [1]_.
 
-    In a layer the j-th coordinate is moved by what those before it say, behind a gate that keeps it stable,
+    In a layer the j-th coordinate is moved depending on those before it, with a gate for stability,
 
         y_j = sigmoid(s_j) x_j + (1 - sigmoid(s_j)) m_j,    (m_j, s_j) a function of x_1, ..., x_j-1,
 
     so the Jacobian is triangular and log |det dy/dx| = sum_j log sigmoid(s_j). (m, s) come from one network with a
-    hidden layer of tanh units, masked so that each output sees what it may (MADE), and masked linear terms in m
-    beside it, so that any covariance can be reached; s is bounded, so the inverse
-    of a point far out is finite.
+    hidden layer of tanh units, masked so that each output depends only on earlier coordinates (MADE [2]_). Masked
+    linear terms are added to m, so that any covariance can be reached. s is bounded, so that the inverse of a distant
+    point is finite.
 
-    layers: how many. hidden: units in each hidden layer; None: P, and at least 32.
-
-    Cost: about 4 P^2 weights per layer with hidden=None; a draw and its log q in one pass. log q of other points takes
-    P steps per layer that follow one another, and is refused above 1000 coordinates.
+    Parameters
+    ----------
+    layers : int, default 2
+        Number of layers.
+    hidden : int or None
+        Units in each hidden layer; None for P, and at least 32.
 
     Raises
     ------
-    InputError: impossible options; more than 20 million weights.
+    InputError
+        Impossible options, or more than 20 million weights.
 
-    Source: Kingma, Salimans, Jozefowicz, Chen, Sutskever and Welling (2016), Improving variational inference with
-    inverse autoregressive flow; Germain, Gregor, Murray and Larochelle (2015), MADE.
+    Notes
+    -----
+    About 4 P^2 weights per layer with hidden=None. A draw and its log q take one pass. log q of other points takes P
+    sequential steps per layer, and is refused above 1000 coordinates.
+
+    References ---------- .. [1] Kingma, Salimans, Jozefowicz, Chen, Sutskever and Welling (2016). Improving variational
+    inference with inverse
+       autoregressive flow.
+    .. [2] Germain, Gregor, Murray and Larochelle (2015). MADE.
     """
 
     layers: int = 2
@@ -403,8 +517,16 @@ class InverseAutoregressive(Family):
 class NeuralSplineBlock(FlowBlock):
     """A flow of coupling layers with rational-quadratic splines over P coordinates.
 
-    Weights of a layer that moves M coordinates as P - M others say: in.weight (P - M, H), in.bias (H,), out.weight
-    (H, M (3 K - 1)), out.bias (M (3 K - 1),). A single coordinate has no others: its layers have out.bias alone.
+    Weights of a layer that moves M coordinates depending on the P - M others: in.weight (P - M, H), in.bias (H,),
+    out.weight (H, M (3 K - 1)), out.bias (M (3 K - 1),). A single coordinate has no others, so its layers have only
+    out.bias.
+
+    Attributes
+    ----------
+    bins : int
+        K.
+    bound : float
+        End of the interval.
     """
 
     bins: int
@@ -415,7 +537,7 @@ class NeuralSplineBlock(FlowBlock):
         return FullRankBlock(self.sites)
 
     def _sizes(self, layer: int) -> tuple[int, int]:
-        """How many coordinates say how many others move: the first half the second half, in odd layers the reverse."""
+        """The numbers of fixed and of moved coordinates: the first half moves the second, in odd layers the reverse."""
         half = self.size // 2
         return (self.size - half, half) if layer % 2 and half else (half, self.size - half)
 
@@ -443,18 +565,18 @@ class NeuralSplineBlock(FlowBlock):
     def _spline(
         self, params: Parameters, layer: int, given: Array, moved: int
     ) -> tuple[Array, Array, Array, float]:
-        """Widths, heights, slopes (..., M, .) and the bound of the splines that `given` (..., P - M) asks for."""
+        """Widths, heights, slopes (..., M, .) and the bound of the splines, computed from `given` (..., P - M)."""
         raw, lead = params[f"{layer}.out.bias"], tuple(given.shape[:-1])
         if given.shape[-1]:
             h = ops.tanh(given @ params[f"{layer}.in.weight"] + params[f"{layer}.in.bias"])
             raw = h @ params[f"{layer}.out.weight"] + raw
-        # Flows that were stored without a matrix were fitted without this.
+        # Flows that were stored without a matrix were fitted without this factor.
         raw, bins = raw * (QUIET if "lower" in params else 1.0), self.bins
         raw = ops.broadcast_to(raw, (*lead, moved * (3 * bins - 1))).reshape((*lead, moved, 3 * bins - 1))
         room = 1.0 - NARROWEST * bins
         widths = NARROWEST + room * ops.softmax(raw[..., :bins])
         heights = NARROWEST + room * ops.softmax(raw[..., bins : 2 * bins])
-        # Shifted so that zero stands for a slope of one: a network that says nothing leaves things as they are.
+        # Shifted so that an output of zero gives a slope of one, that is, the identity.
         slopes = NARROWEST + ops.softplus(raw[..., 2 * bins :] + math.log(math.expm1(1.0 - NARROWEST)))
         end = ops.ones_like(widths[..., :1])
         return widths, heights, ops.concatenate([end, slopes, end]), self.bound
@@ -462,7 +584,7 @@ class NeuralSplineBlock(FlowBlock):
     def _coupled(
         self, params: Parameters, layer: int, x: Array, function: Callable[..., tuple[Array, Array]]
     ) -> tuple[Array, Array]:
-        """`function` on the half that moves, with the splines that the other half asks for."""
+        """Apply `function` to the half that moves, with the splines computed from the other half."""
         half = self.size // 2
         first, second = x[..., :half], x[..., half:]
         swapped = bool(layer % 2 and half)
@@ -480,31 +602,44 @@ class NeuralSplineBlock(FlowBlock):
 
 @dataclass(frozen=True)
 class NeuralSpline(Family):
-    """Neural spline flow: coupling layers whose elementwise maps are monotone rational-quadratic splines.
+    """Neural spline flow: coupling layers whose elementwise maps are monotone rational-quadratic splines [1]_.
 
-    In a layer one half of the coordinates stays, and a network with a hidden layer of tanh units reads from it a spline
-    for each coordinate of the other half: widths and heights of `bins` boxes by softmax, slopes at the knots between
-    them by softplus. Outside [-bound, bound], in units of the base normal, the map is the identity. The halves, in the
-    order of the flat vector, take turns. A single coordinate is moved by splines that nothing else enters. A lower
-    triangular matrix follows, so that a normal with any covariance is reached as fast as by a full-rank guide, and the
-    splines have to say only how the posterior differs from one. What the networks put out is multiplied by 0.1, so that
-    the splines take shape after the location and the matrix have. On a normal in four dimensions, over 20 seeds at the
-    defaults of SVI, means are off by at most 0.05 standard deviations and variances are 0.88 to 1.03 of the truth: 0.02
-    nats away, where "fullrank" is 0.002 (`comparisons/performance/badly_scaled.py`). Without these two the mean was up
-    to half a standard deviation off.
+    In a layer one half of the coordinates is fixed. A network with a hidden layer of tanh units computes from it a
+    spline for each coordinate of the other half: widths and heights of `bins` boxes by softmax, and slopes at the knots
+    between them by softplus. Outside [-bound, bound], in units of the base normal, the map is the identity. The halves,
+    in the order of the flat vector, alternate. A single coordinate is moved by splines without inputs.
 
-    layers: how many; every coordinate moves once in two of them. bins: K. bound: of the interval; beyond
-    `bound` standard deviations, before the matrix, the tails of q are those of a normal. hidden: units in each hidden
-    layer; None: half of the coordinates, at least 32.
-
-    Cost: about 3 K P^2 / 4 weights per layer with hidden=None, and P^2 of the matrix; a draw with log q, and log q of
-    any other point, in one pass each. Each draw holds 3 K numbers per coordinate.
+    Parameters
+    ----------
+    layers : int, default 4
+        Number of layers; every coordinate moves once in two of them.
+    bins : int, default 8
+        K.
+    bound : float, default 4.0
+        End of the interval. Beyond `bound` standard deviations, before the matrix, the tails of q are those of a
+        normal.
+    hidden : int or None
+        Units in each hidden layer; None for half of the coordinates, at least 32.
 
     Raises
     ------
-    InputError: impossible options; more than 20 million weights.
+    InputError
+        Impossible options, or more than 20 million weights.
 
-    Source: Durkan, Bekasov, Murray and Papamakarios (2019), Neural spline flows.
+    Notes ----- A lower-triangular matrix follows the layers. A normal with any covariance is then reached as fast as by
+    a full-rank guide, and the splines represent only the difference of the posterior from a normal. The outputs of the
+    networks are multiplied by 0.1, so that the splines take shape after the location and the matrix. On a normal in
+    four dimensions, over 20 seeds at the defaults of SVI, means are off by at most 0.05 standard deviations and
+    variances are 0.88 to 1.03 of the truth: 0.02 nats, compared with 0.002 for "fullrank"
+    (`comparisons/performance/badly_scaled.py`). Without the matrix and the factor the mean was up to half a standard
+    deviation off.
+
+    About 3 K P^2 / 4 weights per layer with hidden=None, and P^2 for the matrix. A draw with log q, and log q of any
+    other point, take one pass each. Each draw holds 3 K numbers per coordinate.
+
+    References
+    ----------
+    .. [1] Durkan, Bekasov, Murray and Papamakarios (2019). Neural spline flows.
     """
 
     layers: int = 4
