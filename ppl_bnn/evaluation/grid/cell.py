@@ -1,14 +1,14 @@
-"""A cell of a grid: one fit with its scores. What it is (its key), how it is computed, what is kept of it in a file.
+"""A cell of a grid: one fit with its scores. Its key, its computation and its file.
 
-The key is a hash of all that a result depends on and that can be known before it is computed: the source of the model,
-its bound arguments and the sites it has; the class and the fields of the method; data and rows; the seed; the versions
-of this library and of the system that runs the method. A cell with the same key is the same cell.
+The key is a hash of everything that a result depends on and that is known before it is computed: the source of the
+model, its bound arguments and its sites; the class and the fields of the method; data and rows; the seed; the versions
+of this library and of the system that runs the method. Cells with the same key are the same cell.
 
 A file `KEY.safetensors` holds a finished cell: small arrays at the test rows (`ARRAYS`), and everything else as JSON in
-its header, where its checksum is, too (`ppl_bnn.core.stored`). It appears whole or not at all; one that is damaged is
-computed again. A cell keeps numbers of its test rows (log scores, mean function, where each target falls in its
-prediction) and not its posterior. The page of a grid is drawn from these; bands, ranks of draws and loss curves need
-more and are pictures of a single comparison (`bnn.compare`) only.
+its header, including its checksum (`ppl_bnn.core.stored`). The file appears whole or not at all; a damaged one is
+computed again. A cell keeps numbers of its test rows (log scores, mean function, position of each target in its
+predictive distribution) and not its posterior. The page of a grid is drawn from these. Bands, ranks of draws and loss
+curves need more and are available for a single comparison (`bnn.compare`) only.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from ppl_bnn.zoo import Sketch
 
 FORMAT = 1
 SUFFIX = ".safetensors"
-# What is kept of a fit that no column of a comparison has.
+# Figures kept of a fit that are not columns of a comparison.
 COLUMNS: dict[str, str] = {
     "seconds": "wall time of the cell: fit, prediction, scores, diagnosis",
     "begun": "when it was begun, seconds since 1970",
@@ -64,7 +64,7 @@ ARRAYS: dict[str, str] = {
     "half_variances": "(2, ...)",
     **reliability.ARRAYS,
 }
-# What the header holds beside the parts of the key.
+# Entries of the header, besides the parts of the key.
 _SCHEMA = {
     "format": int,
     "failure": str,
@@ -78,13 +78,23 @@ _SCHEMA = {
 }
 _KEY = re.compile("[0-9a-f]{24}")
 _READER = stored.Reader("folder", "a whole cell", "running the grid again")
-# Which packages a result of a system depends on.
+# Packages that a result depends on, by system.
 _ENGINES = {"numpyro": ("numpyro", "jax"), "pyro": ("pyro-ppl", "torch")}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One fit of a grid, by the labels of what goes into it. key: what it is, and the name of its file."""
+    """One fit of a grid.
+
+    Parameters
+    ----------
+    model, data, split, method : str
+        Labels of the model, data set, split and method.
+    seed : int
+        Seed of the fit.
+    key : str
+        Hash of what the result depends on, and name of the cell's file.
+    """
 
     model: str
     data: str
@@ -95,13 +105,14 @@ class Cell:
 
     @property
     def labels(self) -> tuple[str, str, str, str, int]:
+        """The labels without the key."""
         return self.model, self.data, self.split, self.method, self.seed
 
     def __str__(self) -> str:
         return f"{self.model} on {self.data}, {self.split}, by {self.method}, seed {self.seed}"
 
 
-# --- what a cell is -----------------------------------------------------------------------------------------
+# --- the key ------------------------------------------------------------------------------------------------
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
@@ -111,11 +122,11 @@ def key_of(parts: Mapping[str, Any]) -> str:
 
 
 def of_model(model: Callable[..., Any], sketch: Sketch | None) -> dict[str, Any]:
-    """What a model is: the source of its file, what is bound to it, the sites that a run of it met.
+    """Part of the key that identifies a model: the source of its file, its bound arguments and its sites.
 
-    Comments and layout do not count. Of a model in a script (`__main__`), which also says what is to be computed, or in
-    a notebook the parts of its module that it reaches count in place of the file. What other modules it imports counts
-    as far as it shows in the sites.
+    Comments and layout do not count. For a model in a notebook, or in a script (`__main__`) that also defines the grid,
+    the parts of its module that it uses count instead of the file. Other modules that it imports count only as far as
+    they affect the sites.
     """
     function, arguments = model, {}
     while isinstance(function, functools.partial):
@@ -133,7 +144,7 @@ def of_model(model: Callable[..., Any], sketch: Sketch | None) -> dict[str, Any]
 
 
 def of_method(method: Method, ppl: str) -> dict[str, Any]:
-    """What a method is, and the versions that its results depend on in the system that runs it."""
+    """Part of the key that identifies a method, and the versions that its results depend on in its system."""
     known = versions()
     return {
         "class": f"{type(method).__module__}.{type(method).__qualname__}",
@@ -143,30 +154,46 @@ def of_method(method: Method, ppl: str) -> dict[str, Any]:
 
 
 def of_data(table: Table) -> str:
-    """What a table is: a hash of its numbers."""
+    """Part of the key that identifies a table: a hash of its numbers."""
     return checks.data_hash(table.x, table.y)
 
 
 def of_split(split: Split) -> str:
-    """What a split is: a hash of its row numbers, in their order."""
+    """Part of the key that identifies a split: a hash of its row numbers, in their order."""
     return checks.data_hash({"train": split.train, "test": split.test}, np.empty(0))
 
 
 def of_device(device: str) -> str:
-    """The kind of a device: which of several GPUs computed a number does not change it.
+    """The kind of a device; which of several GPUs computes a number does not change the number.
 
-    "auto" is what it comes to where the cells are planned.
+    "auto" is resolved on the machine where the cells are planned.
     """
     kind = resolve_device(device)[0]
     return ("cuda" if gpus() else "cpu") if kind == "auto" else kind
 
 
-# --- how it is computed ---------------------------------------------------------------------------------------
+# --- computation ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Work:
-    """What all cells of a model, a data set and a method have in common, as it is sent to other processes."""
+    """Everything that the cells of one model, data set and method have in common, as sent to other processes.
+
+    Parameters
+    ----------
+    model : callable
+        The model.
+    method : Method
+        The method.
+    standardise : bool
+        Whether to fit on standardised inputs and targets.
+    device : str
+        Device of the fit.
+    feature_names : tuple of str
+        Names of the columns of x.
+    class_names : tuple of str, optional
+        Names of the classes.
+    """
 
     model: Callable[..., Any]
     method: Method
@@ -176,11 +203,11 @@ class Work:
     class_names: tuple[str, ...] | None
 
     def written(self) -> bytes:
-        """For `computed`. Errors: whatever pickling raises where something in it cannot be sent."""
+        """Pickled bytes for `computed`; raises any error of pickling if a part cannot be pickled."""
         return processes.written(self, self.model)
 
 
-# A process that computes several cells of one model has one function for all, with what is compiled for it.
+# A process that computes several cells of one model uses one function for all, so that it is compiled once.
 _read = functools.lru_cache(maxsize=4)(processes.read)
 
 
@@ -189,10 +216,25 @@ def computed(
 ) -> bytes:
     """The content of the file of a cell.
 
-    work: what `Work.written` gives. parts: what its key is made of, as JSON. x, y: the whole table, original units.
+    Parameters
+    ----------
+    work : bytes
+        The result of `Work.written`.
+    parts : str
+        The parts of the key, as JSON.
+    x, y : np.ndarray
+        The whole table, original units.
+    train, test : np.ndarray
+        Row numbers of the split.
+    seed : int
+        Seed of the fit.
+
+    Returns
+    -------
+    bytes
     """
     begun, clock = time.time(), time.perf_counter()
-    # Another process was writing what this one read: it compiled it itself.
+    # Another process was writing the entry that this one read, so this one compiled it itself.
     with recorded() as caught, ignored("Error (reading|writing) persistent compilation cache"):
         try:
             record = _fitted(_read(work), x, y, train, test, seed)
@@ -221,12 +263,12 @@ def computed(
 
 
 def lost(reason: str, parts: str) -> bytes:
-    """The content of the file of a cell that ended its process."""
+    """The content of the file of a cell whose process ended."""
     return packed({"failure": reason}, parts, {})
 
 
 def packed(words: Mapping[str, Any], parts: str, arrays: Mapping[str, np.ndarray]) -> bytes:
-    """A file: words in the header, beside what the key is made of, and arrays."""
+    """The content of a file: words and the parts of the key in the header, and arrays."""
     said = json.dumps(encoded({"format": FORMAT, **words}), allow_nan=False)
     return stored.sealed(arrays, {"cell": said, "parts": parts})
 
@@ -254,13 +296,13 @@ def _fitted(
 
 
 def _kept(record: Record, y: np.ndarray) -> dict[str, np.ndarray]:
-    """The arrays of a finished fit; what there is none of is a note. y: the test targets."""
+    """The arrays of a finished fit; missing ones get a note. y: the test targets."""
     posterior, prediction = record.posterior, record.prediction
     if posterior is None or prediction is None:
         return {}
     arrays = {} if record.pointwise is None else {"log_score": record.pointwise}
     with suppress(UnsupportedError, InputError):
-        # Of what has a distribution function of its targets.
+        # Only for predictions that have a distribution function.
         of = reliability.Event if prediction.is_classes else reliability.Transform
         arrays |= of.of(prediction, y).arrays()
     try:
@@ -283,17 +325,29 @@ def _task(prediction: Prediction) -> str:
     return "classification" if prediction.is_classes else "regression"
 
 
-# --- how far from another -------------------------------------------------------------------------------------
+# --- distance to another cell ---------------------------------------------------------------------------------
 
 
 def gap(arrays: Mapping[str, np.ndarray], of: Mapping[str, np.ndarray], classes: bool) -> tuple[float, float]:
-    """(mean_gap, sd_ratio) of `scores.fidelity`, from "mean" and "variance" of two mean functions at the same rows.
+    """Distance between the mean functions of two cells at the same rows.
 
-    of: those of the reference. classes: whether the outcome is a label; (N, C) are then the C classes of a row.
+    The figures are those of `scores.fidelity`, from "mean" and "variance" of the two mean functions.
+
+    Parameters
+    ----------
+    arrays, of : mapping of str to np.ndarray
+        Arrays of a cell, and those of the reference.
+    classes : bool
+        Whether the outcome is a label; (N, C) are then the C classes of a row.
+
+    Returns
+    -------
+    mean_gap, sd_ratio : float
 
     Raises
     ------
-    InputError: no such arrays, other shapes, or a reference without spread.
+    InputError
+        Missing arrays, other shapes, or a reference without spread.
     """
     if "mean" not in arrays or "mean" not in of:
         raise InputError(
@@ -309,14 +363,18 @@ def gap(arrays: Mapping[str, np.ndarray], of: Mapping[str, np.ndarray], classes:
     return found["mean_gap"], found["sd_ratio"]
 
 
-# --- what is kept ---------------------------------------------------------------------------------------------
+# --- storage --------------------------------------------------------------------------------------------------
 
 
 class Store:
     """The finished cells in a folder, one file each. Only one process writes to it.
 
-    damaged: key -> what is wrong with the file of a cell; it counts as a cell that is not there. unsealed: the keys of
-    cells that an older version wrote, without a checksum.
+    Attributes
+    ----------
+    damaged : dict of str to str
+        Key -> what is wrong with the file of a cell; the cell counts as missing.
+    unsealed
+        Keys of cells that an older version wrote, without a checksum.
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
@@ -325,10 +383,11 @@ class Store:
         self.unsealed: set[str] = set()
 
     def path(self, key: str) -> Path:
+        """Path of the file of a cell."""
         return self.folder / f"{key}{SUFFIX}"
 
     def write(self, key: str, content: bytes) -> None:
-        """A file that is there whole or not at all, and stays if the machine ends."""
+        """Write the file of a cell atomically, and durably if the machine crashes."""
         part = self.folder / f".{key}.part"
         with open(part, "wb") as file:
             file.write(content)
@@ -337,17 +396,17 @@ class Store:
         os.replace(part, self.path(key))
 
     def words(self, key: str) -> dict[str, Any] | None:
-        """Everything but the arrays of a finished cell; None where there is no whole file of it."""
+        """Everything but the arrays of a finished cell; None if there is no complete file of it."""
         found = self._read(key)
         return None if found is None else found[0]
 
     def parts(self, key: str) -> dict[str, Any] | None:
-        """What the key of a finished cell is made of."""
+        """The parts of the key of a finished cell."""
         found = self._read(key)
         return None if found is None else found[1]
 
     def arrays(self, key: str) -> dict[str, np.ndarray]:
-        """The arrays of a finished cell (see `ARRAYS`), as far as it has them."""
+        """The arrays of a finished cell (see `ARRAYS`), those that it has."""
         found = self._read(key)
         return {} if found is None else found[2]
 
@@ -365,7 +424,7 @@ class Store:
             warnings.warn(f"{text}: damage to them would not be seen", UserWarning, stacklevel=3)
 
     def _read(self, key: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, np.ndarray]] | None:
-        """Words, parts of the key, and arrays."""
+        """The words, the parts of the key, and the arrays."""
         file = self.path(key)
         if not os.path.lexists(file):
             return None

@@ -1,8 +1,8 @@
-"""Clusters of Dask and of Ray, as places that pieces of work are sent to.
+"""Dask and Ray clusters to which tasks are sent.
 
-A `Cluster` sends one piece to one process and says when it is finished; everything about errors is decided in
-`computed`. What a piece itself raises comes back as a value, so whatever is raised between is the cluster's: a process
-that ended under a piece, or a connection that is gone.
+A `Cluster` sends one task to one process and reports when it is finished; errors are handled in `computed`. An error
+raised by a task itself is returned as a value, so any error raised in between comes from the cluster: a process that
+ended during a task, or a lost connection.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from typing import Any, Protocol
 from ppl_bnn.backends.protocol import resolve_device
 from ppl_bnn.core.errors import ClusterError, InputError, message
 
-# Seconds in which a cluster has to answer.
+# Seconds within which a cluster has to answer.
 PATIENCE = 10.0
-# Seconds in which a process that ended has to be replaced before the cluster is said to have none.
+# Seconds within which an ended process has to be replaced; after that the cluster counts as having none.
 RESTART = 60.0
-# How often a piece is begun before it is given up, where its process ended each time. Dask has the same number.
+# Number of times that a task is started if its process ends each time. Dask uses the same number.
 TRIES = 4
-# What Ray reads, in part when it is first imported and in part when it connects. Else it would end this process a
-# minute after its head has ended, where a call waits for the head then, and would ask a head that has ended for many
-# minutes when it connects.
+# Environment variables that Ray reads, some on import and some when it connects. Without them Ray ends this process a
+# minute after its head has ended, if a call waits for the head then, and when connecting it retries a head that has
+# ended for many minutes.
 _OF_RAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(10**6), "RAY_gcs_server_port_wait_time_s": "2"}
-# Seconds between two looks at what is finished, and between two at the cluster itself.
+# Seconds between polls for finished tasks, and between checks of the cluster itself.
 LOOK, CHECK = 0.05, 1.0
-# What is raised where a process ended under its work, and where the connection ended; by name, since each class is in a
-# package that need not be there.
+# Errors raised if a process ended during a task, and if the connection ended; by name, since each class is in an
+# optional package.
 _ENDED = frozenset(
     {"KilledWorker", "WorkerCrashedError", "OutOfMemoryError", "RayActorError", "NodeDiedError"}
 )
@@ -43,36 +43,42 @@ _CUT = frozenset({"OSError", "CancelledError", "RayError", "GetTimeoutError", "R
 
 @dataclass(frozen=True)
 class Lost:
-    """In the place of a result: the process that was to compute it ended, time and again. reason: one sentence."""
+    """Result of a task whose process ended each time that it was tried.
+
+    Parameters
+    ----------
+    reason : str
+        One sentence.
+    """
 
     reason: str
 
 
 class Disconnected(Exception):
-    """The connection to a cluster ended, which may still be there."""
+    """The connection to a cluster ended; the cluster may still be running."""
 
 
 class Cluster(Protocol):
     """A connection to a cluster."""
 
     def room(self) -> int:
-        """How many pieces are computed at once."""
+        """Number of tasks that are computed at once."""
         ...
 
     def submit(self, function: Callable[..., Any], task: tuple[Any, ...]) -> Any:
-        """Begin a piece, and give its handle."""
+        """Start a task, and return its handle."""
         ...
 
     def finished(self, handles: list[Any]) -> list[Any]:
-        """Those that are finished, after a short wait."""
+        """The handles that are finished, after a short wait."""
         ...
 
     def result(self, handle: Any) -> Any:
-        """What came of a finished piece; raises what became of its process."""
+        """The result of a finished task; raises the error if its process ended."""
         ...
 
     def forget(self, handles: list[Any]) -> None:
-        """End pieces that nobody waits for."""
+        """Cancel tasks whose results are no longer needed."""
         ...
 
     def answers(self) -> bool:
@@ -81,6 +87,7 @@ class Cluster(Protocol):
 
 
 def process_ended(error: BaseException) -> bool:
+    """Whether an error means that the process of a task ended."""
     return _is(error, _ENDED)
 
 
@@ -89,7 +96,7 @@ def _is(error: BaseException, names: frozenset[str]) -> bool:
 
 
 def why_ended(error: BaseException, detail: str | None = None) -> str:
-    """Why a process ended under its work, in one sentence. detail: what is known of it, else the words of the error."""
+    """Why a process ended during a task, in one sentence. detail: what is known, else the text of the error is used."""
     text = " ".join(str(error).split())
     detail = detail or f"{type(error).__name__}: {text.partition('. ')[0][:200]}"
     return f"its process ended under it ({detail}), as by a crash of a library or for want of memory"
@@ -97,14 +104,14 @@ def why_ended(error: BaseException, detail: str | None = None) -> str:
 
 @dataclass(frozen=True)
 class _Raised:
-    """In the place of a result: what the piece itself raised."""
+    """Result of a task that raised an error."""
 
     error: Exception
 
 
 def _called(function: Callable[..., Any], task: tuple[Any, ...]) -> Any:
     # Dask and Ray limit the threads of all libraries but XLA, which reads NPROC when it is first loaded. The process
-    # may be the caller's own, as in a Dask cluster of threads, so the variable does not stay.
+    # may be the caller's own, as in a Dask cluster of threads, so the variable is removed again.
     limited = "NPROC" in os.environ
     os.environ.setdefault("NPROC", os.environ.get("OMP_NUM_THREADS", "1"))
     try:
@@ -123,15 +130,30 @@ def computed(
     tasks: Mapping[int, tuple[Any, ...]],
     jobs: int | None,
 ) -> Generator[tuple[int, Any], None, None]:
-    """(number, `function(*task)`) for each of the tasks, as they are finished.
+    """Yield (number, `function(*task)`) for each of the tasks, as they finish.
 
-    A piece whose process ended is tried again; after `TRIES` its result is `Lost`. A connection that ends is made anew.
-    What the function raises is raised here and ends everything.
+    A task whose process ended is tried again; after `TRIES` its result is `Lost`. A lost connection is re-established.
+    An error raised by the function is raised here and ends everything.
+
+    Parameters
+    ----------
+    connect : callable
+        Opens a connection to the cluster.
+    name : str
+        Name of the cluster in messages.
+    function : callable
+        The function.
+    tasks : mapping of int to tuple
+        Number -> arguments.
+    jobs : int, optional
+        Number of tasks at once.
 
     Raises
     ------
-    ClusterError: the cluster has ended, or has had no process for a minute. InputError: it does not answer at first, or
-    has no process.
+    ClusterError
+        The cluster has ended, or has had no process for a minute.
+    InputError
+        The cluster does not answer at first, or has no process.
     """
     waiting = dict(tasks)
     tries: Counter[int] = Counter()
@@ -153,7 +175,7 @@ def computed(
                     yield number, result
             return
         except Disconnected as error:
-            # A connection is made anew as long as something comes of it.
+            # A lost connection is re-established as long as there is progress.
             losses = losses + 1 if len(waiting) == before else 1
             if losses >= TRIES:
                 raise ClusterError(_gone(name, error)) from error
@@ -218,7 +240,7 @@ def _rounds(
                     if not process_ended(error):
                         raise
                     tries[number] += 1
-                    # Dask has tried it as often itself.
+                    # Dask has already retried it as often.
                     if tries[number] < TRIES and type(error).__name__ != "KilledWorker":
                         left.append(number)
                         continue
@@ -231,7 +253,7 @@ def _rounds(
 
 @contextlib.contextmanager
 def _named() -> Iterator[None]:
-    """What the cluster raises, by a name of ours where the connection has ended."""
+    """Convert an error of the cluster to our own class if the connection has ended."""
     try:
         yield
     except Exception as error:
@@ -241,7 +263,7 @@ def _named() -> Iterator[None]:
 
 
 def reached(host: str, port: int) -> OSError | None:
-    """None where somebody listens there, else why not."""
+    """None if a server listens at the address, else the error."""
     try:
         socket.create_connection((host, port), timeout=PATIENCE).close()
     except OSError as error:
@@ -325,7 +347,7 @@ class _OnRay:
     direct: bool = False
 
     def __post_init__(self) -> None:
-        # Ray would try a piece that needs too much memory for ever, unless it is told to try nothing itself.
+        # Ray would retry a task that needs too much memory without end, unless its own retries are switched off.
         once = {"max_retries": 0} | ({"num_gpus": 1} if self.kind == "GPU" else {"num_cpus": 1})
         self._remote = self.ray.remote(**once)(_called)
 
@@ -336,7 +358,7 @@ class _OnRay:
         return self._in_time(lambda: self._remote.remote(function, task))
 
     def _in_time(self, call: Callable[[], Any]) -> Any:
-        """What a call gives that asks the head; a client gives up by itself."""
+        """The result of a call that needs the head; a Ray client times out by itself."""
         return _answered(call) if self.direct else call()
 
     def finished(self, handles: list[Any]) -> list[Any]:
@@ -372,16 +394,16 @@ def on_ray(address: str, device: str) -> Iterator[Cluster]:
         on_gpus = kind == "cuda" or (kind == "auto" and _answered(ray.cluster_resources).get("GPU", 0) >= 1)
         yield _OnRay(ray, head, "GPU" if on_gpus else "CPU", direct=address == "auto")
     finally:
-        # Also where nothing was connected: Ray goes on as a client that was refused, which spoils what comes later.
+        # Also if the connection failed: Ray stays a refused client, which breaks later connections.
         if mine:
             with contextlib.suppress(Exception):
                 ray.shutdown()
 
 
 def _answered(call: Callable[[], Any]) -> Any:
-    """What a call gives, which may wait for ever where the head of the cluster has ended.
+    """The result of a call that may never return if the head of the cluster has ended.
 
-    Raises TimeoutError after a minute. The thread then waits on: nobody can end it.
+    Raises TimeoutError after a minute. The thread then keeps waiting: it cannot be ended.
     """
     came: list[tuple[Any, BaseException | None]] = []
 
@@ -404,7 +426,7 @@ def _answered(call: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Variables that are set for a while, where they are not set already."""
+    """Set environment variables temporarily, unless they are set already."""
     mine = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(mine)
     try:
@@ -415,7 +437,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def _noted_head() -> str | None:
-    """HOST:PORT of the cluster that "auto" stands for; None where Ray does not say."""
+    """HOST:PORT of the cluster that "auto" refers to; None if Ray does not report it."""
     with contextlib.suppress(Exception):
         return importlib.import_module("ray._private.services").canonicalize_bootstrap_address("auto")
     return None

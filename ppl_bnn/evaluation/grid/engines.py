@@ -1,25 +1,24 @@
-"""Engines that run independent tasks: processes of this machine, or a cluster of Dask or of Ray.
+"""Engines that run independent tasks: processes of this machine, or a Dask or Ray cluster.
 
-`Engine.of("local")` is joblib's processes; "sequential" is this process, one piece after the other; "dask://HOST:PORT"
-is the cluster of that scheduler and "ray://HOST:PORT" (or "ray://auto", the one that runs on this machine) a cluster of
-Ray (`clusters.py`). `outcomes` computes pieces on an engine and hands them back as they are finished.
+`Engine.of("local")` is joblib's processes; "sequential" is this process, one task after the other; "dask://HOST:PORT"
+is the cluster of that scheduler and "ray://HOST:PORT" (or "ray://auto", the one that runs on this machine) a Ray
+cluster (`clusters.py`). `outcomes` computes tasks on an engine and returns results as they finish.
 
-Processes of this machine are started afresh for each call and never forked, since neither the threads of XLA nor those
-of torch survive a fork. Each has its share of the cores for all its libraries, ends when the process that started it
-does, and has a ceiling for its memory; where there are GPUs each sees one of them. What one of them compiles with JAX
-the others read, from a folder that is removed at the end (or one of the user's own, JAX_COMPILATION_CACHE_DIR). What a
-cluster's own processes may use is the business of the cluster.
+Processes of this machine are started for each call and never forked, since neither the threads of XLA nor those of
+torch survive a fork. Each has its share of the cores for all its libraries, ends when the process that started it does,
+and has a memory limit; if there are GPUs each sees one of them. Functions that one of them compiles with JAX are read
+by the others, from a folder that is removed at the end (or one of the user's own, JAX_COMPILATION_CACHE_DIR). Resources
+of a cluster's own processes are managed by the cluster.
 
-Ray's server for clients, to which "ray://HOST:PORT" leads, forks while its threads are at work in gRPC. Where gRPC's
-handlers of a fork are on, the child is aborted now and then, and the client told that it could not connect: start the
-head with GRPC_ENABLE_FORK_SUPPORT=0 in its environment.
+Ray's server for clients, to which "ray://HOST:PORT" leads, forks while its threads are at work in gRPC. If gRPC's fork
+handlers are enabled, the child is sometimes aborted, and the client reports that it could not connect: start the head
+with GRPC_ENABLE_FORK_SUPPORT=0 in its environment.
 
-Where the head of a cluster ends (Dask's scheduler, or the head of Ray), the call ends in a `ClusterError`, and what was
-finished has been handed back: within seconds where connections are refused, after half a minute through Ray's server
-for clients, after some minutes at most where Ray does not answer. Two moments are Ray's alone, which then ends the
-process with exit status 1: that in which it registers a process that joins by "ray://auto", a fraction of a second;
-and, where `ray` was imported before this engine was first used, that of a call to the head. The folder of a grid has
-all that was finished then, too.
+If the head of a cluster ends (Dask's scheduler, or the head of Ray), the call ends in a `ClusterError`, after returning
+what was finished: within seconds if connections are refused, after half a minute through Ray's server for clients,
+after some minutes at most if Ray does not answer. In two situations Ray itself ends the process with exit status 1:
+while it registers a process that joins by "ray://auto", which takes a fraction of a second; and, if `ray` was imported
+before this engine was first used, during a call to the head. The folder of a grid then still has all that was finished.
 """
 
 from __future__ import annotations
@@ -48,25 +47,33 @@ from ppl_bnn.evaluation.grid import clusters
 from ppl_bnn.evaluation.grid.clusters import Lost
 
 KINDS = ("local", "sequential", "dask", "ray")
-# What a process with a system, its compiler and a small model takes.
+# Memory of a process with a system, its compiler and a small model.
 USUAL_MEMORY = 2 * 2**30
-# The share of the machine's memory that all processes together may hold.
+# The share of the machine's memory that all processes together may use.
 SHARE = 0.9
-# Seconds between two looks of a process at its memory and at who started it.
+# Seconds between checks of a process of its memory and of the process that started it.
 INTERVAL = 0.25
-# Where the processes of this machine keep what they compile, in a folder of the call: the number of the process that
-# made it follows.
+# Prefix of the folder of a call in which the processes of this machine keep compiled functions; the id of the process
+# that made it follows.
 _FOLDER, PROGRAMS = "ppl-bnn-", "programs"
-# The exit status of a process that went over its ceiling.
+# The exit status of a process that exceeded its memory limit.
 OVER_CEILING = 77
-# What joblib raises where a process ended under its work, by name: it has them from a copy of loky.
+# Errors that joblib raises if a process ended during a task, by name: they come from joblib's copy of loky.
 _ENDED = frozenset({"TerminatedWorkerError", "BrokenProcessPool"})
 _EXTRAS = {"dask": ("distributed", "ppl-bnn[dask]"), "ray": ("ray", "ppl-bnn[ray]")}
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A place where work is done. kind: one of `KINDS`; address: of a cluster, as it is to be called there."""
+    """Where tasks are computed.
+
+    Parameters
+    ----------
+    kind : str
+        One of `KINDS`.
+    address : str
+        Address of a cluster, in the form that its client expects.
+    """
 
     kind: str
     address: str = ""
@@ -75,10 +82,23 @@ class Engine:
     def of(cls, word: str) -> Engine:
         """The engine of that name.
 
+        Parameters
+        ----------
+        word : str
+            "local", "sequential", "dask://HOST:PORT", "ray://HOST:PORT" or "ray://auto".
+
+        Returns
+        -------
+        Engine
+
         Raises
         ------
-        UnknownNameError: no such engine. InputError: a cluster without an address. MissingFrameworkError: one whose
-        package is not installed.
+        UnknownNameError
+            An engine that does not exist.
+        InputError
+            A cluster without an address.
+        MissingFrameworkError
+            An engine whose package is not installed.
         """
         kind, mark, address = str(word).partition("://")
         if kind not in KINDS:
@@ -112,10 +132,16 @@ _PORTS = {"dask": 8786, "ray": 10001}
 
 @dataclass(frozen=True)
 class Share:
-    """What each process of this machine may use.
+    """Resources of each process of this machine.
 
-    threads: of each library. memory: bytes beyond which a process is ended, or None. gpus: what CUDA_VISIBLE_DEVICES
-    calls those that the processes share, one each; () hides all, None leaves everything as it is.
+    Parameters
+    ----------
+    threads : int
+        Number of threads of each library.
+    memory : int or None
+        Bytes above which a process is ended, or None for no limit.
+    gpus : tuple of str or None
+        The GPUs that the processes share, one each, as in CUDA_VISIBLE_DEVICES; () hides all, None changes nothing.
     """
 
     threads: int
@@ -124,15 +150,30 @@ class Share:
 
 
 def share(jobs: int | None = None, device: str = "auto", memory: int | None = None) -> tuple[int, Share]:
-    """(number of processes, what each may use) on this machine.
+    """The number of processes on this machine, and the resources of each.
 
-    jobs: how many are wanted; None: one per GPU where the work goes to GPUs, else as many as there are cores and memory
-    for. device: "auto", "cpu" or "cuda[:i]". memory: bytes of each process; None: its part of 90 % of what the machine
-    (or its container) has. The cores are shared out evenly, and a GPU belongs to one process as far as they reach.
+    The cores are divided evenly, and each process has its own GPU as far as there are enough.
+
+    Parameters
+    ----------
+    jobs : int, optional
+        Number of processes. None: one per GPU if the work goes to GPUs, else as many as cores and memory allow.
+    device : str
+        "auto", "cpu" or "cuda[:i]".
+    memory : int, optional
+        Bytes of each process. None: its part of 90 % of the memory of the machine (or of its container).
+
+    Returns
+    -------
+    jobs : int
+    share : Share
 
     Raises
     ------
-    InputError: impossible numbers. DeviceError: a GPU that is not there.
+    InputError
+        Impossible numbers.
+    DeviceError
+        A GPU that does not exist.
     """
     import joblib
 
@@ -160,24 +201,24 @@ def share(jobs: int | None = None, device: str = "auto", memory: int | None = No
 
 
 def gpus() -> tuple[str, ...]:
-    """The GPUs of NVIDIA that this process may see, as CUDA_VISIBLE_DEVICES calls them, without asking a framework."""
+    """The NVIDIA GPUs that this process may see, as in CUDA_VISIBLE_DEVICES, found without importing a framework."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         found = [word.strip() for word in named.split(",") if word.strip()]
-        # CUDA reads up to the first that is none.
+        # CUDA reads the list up to the first invalid entry.
         return tuple(found[: found.index("-1")] if "-1" in found else found)
     folder = Path("/proc/driver/nvidia/gpus")
     return tuple(str(index) for index in range(len(list(folder.iterdir())))) if folder.is_dir() else ()
 
 
 def device_inside(engine: Engine, device: str) -> str:
-    """What `device` is called where the work is done: a process elsewhere sees its own GPU alone, as the first."""
+    """Name of `device` inside the process that does the work: another process sees only its own GPU, as the first."""
     kind, _ = resolve_device(device)
     return device if engine.kind == "sequential" or kind != "cuda" else kind
 
 
 def machine_memory() -> int | None:
-    """Bytes of memory of this machine, or of the container that this process is in; None where nobody says."""
+    """Bytes of memory of this machine, or of the container of this process; None if unknown."""
     try:
         whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -189,7 +230,7 @@ def machine_memory() -> int | None:
 
 
 def own_memory() -> int | None:
-    """Bytes of memory that this process alone holds; None where the system does not say (it is not Linux)."""
+    """Bytes of memory that this process alone uses; None if unknown (not Linux)."""
     try:
         _, resident, shared = Path("/proc/self/statm").read_text().split()[:3]
     except OSError:
@@ -197,11 +238,11 @@ def own_memory() -> int | None:
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
-# --- the work -----------------------------------------------------------------------------------------------
+# --- tasks --------------------------------------------------------------------------------------------------
 
 
 def check(engine: Engine, jobs: int | None = None, device: str = "auto", memory: int | None = None) -> None:
-    """Refuse at once what `outcomes` would refuse: numbers, GPUs, a cluster that does not answer."""
+    """Raise at once the errors that `outcomes` would raise: invalid numbers or GPUs, a cluster that does not answer."""
     if engine.kind == "local":
         share(jobs, device, memory)
         return
@@ -232,20 +273,33 @@ def outcomes(
     device: str = "auto",
     memory: int | None = None,
 ) -> Generator[tuple[int, Any], None, None]:
-    """(number of the task, `function(*task)`) for each of the tasks, as they are finished.
+    """Yield (number of the task, `function(*task)`) for each of the tasks, as they finish.
 
-    function, tasks: what can be pickled; large arrays among the arguments are shared between processes of this machine.
-    jobs: how many at once; None: what `share` says, or what the cluster has room for. device: where the work will be
-    done, which says what a process may see; memory: bytes of a process of this machine (see `share`).
+    If a process of this machine ends during a task, the tasks of other processes are lost, too. All tasks that were
+    running are then tried again, one at a time, and a task that ends its process again has the result `Lost`. On a
+    cluster it is tried again up to three times. An error raised by `function` ends everything and is raised here.
 
-    A process of this machine that ends under its work takes down what others were at, too. All that was begun then is
-    tried again, each piece by itself, and a piece that ends its process once more has `Lost` for its result. On a
-    cluster it is tried again up to three times. Whatever `function` raises ends everything and is raised here.
+    Parameters
+    ----------
+    engine : Engine
+        Where to compute.
+    function, tasks
+        The function and its arguments for each task, which must be picklable. Large arrays among the arguments are
+        shared between processes of this machine.
+    jobs : int, optional
+        Number of tasks at once. None: as `share` decides, or what the cluster has room for.
+    device : str
+        Device of the work, which determines the GPUs that a process sees.
+    memory : int, optional
+        Bytes of a process of this machine (see `share`).
 
     Raises
     ------
-    InputError: a cluster that does not answer, that has no process, or whose processes have several threads each (a fit
-    sets globals of torch and JAX). ClusterError: a cluster that ended meanwhile.
+    InputError
+        A cluster that does not answer, that has no process, or whose processes have several threads each (a fit sets
+        globals of torch and JAX).
+    ClusterError
+        A cluster that ended during the call.
     """
     check(engine, jobs, device, memory)
     waiting = dict(enumerate(tasks))
@@ -255,7 +309,7 @@ def outcomes(
                 lambda: _CLUSTERS[engine.kind](engine.address, device), str(engine), function, waiting, jobs
             )
         return
-    # Processes that have grown are replaced on purpose, and stopping early is what Ctrl-C asks for.
+    # joblib warns of both: processes that have grown are replaced on purpose, and Ctrl-C stops early.
     on_purpose = "A worker stopped while some jobs|.*tasks (have been successfully|which were still being)"
     with _place(engine, jobs, device, memory) as (backend, room), ignored(on_purpose, everywhere=True):
         while waiting:
@@ -331,12 +385,12 @@ def _call(number: int, function: Callable[..., Any], task: tuple[Any, ...]) -> t
     return number, function(*task)
 
 
-# --- the places ---------------------------------------------------------------------------------------------
+# --- backends -----------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _place(engine: Engine, jobs: int | None, device: str, memory: int | None) -> Iterator[tuple[Any, int]]:
-    """(a backend of joblib, how many pieces are computed at once)."""
+    """A joblib backend and the number of tasks computed at once."""
     if engine.kind == "sequential":
         yield "sequential", 1
     else:
@@ -347,7 +401,7 @@ def _place(engine: Engine, jobs: int | None, device: str, memory: int | None) ->
 
 
 def _sweep() -> None:
-    """Remove the folders of calls whose process was killed: their programs serve nobody."""
+    """Remove the cache folders of calls whose process was killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
         owner = folder.name.removeprefix(_FOLDER).partition("-")[0]
         if owner.isdigit() and not _lives(int(owner)):
@@ -355,7 +409,7 @@ def _sweep() -> None:
 
 
 def _lives(process: int) -> bool:
-    """Whether there is such a process; where nobody can say, there is."""
+    """Whether the process exists; True if that is unknown."""
     if sys.platform == "win32":
         return True
     try:
@@ -368,15 +422,15 @@ def _lives(process: int) -> bool:
 
 
 def _processes(allowed: Share, folder: str) -> Any:
-    """joblib's processes: new ones of our own, one also where one is enough."""
+    """joblib's processes, newly started for this call, also if only one is needed."""
     from joblib._parallel_backends import LokyBackend
 
-    # Processes that joblib has from an earlier call were told something else, and are not taken.
+    # Processes that joblib keeps from an earlier call have other settings and are not reused.
     told = _Told(os.getpid(), folder, uuid.uuid4().hex, allowed)
 
     class Processes(LokyBackend):
         def effective_n_jobs(self, n_jobs: Any) -> int:
-            # For a single job joblib would take this process, which would end with what it computes.
+            # For a single job joblib would use this process, which would then end if a task ends its process.
             return max(2, int(n_jobs))
 
         def configure(self, n_jobs: Any = 1, parallel: Any = None, **settings: Any) -> int:
@@ -387,7 +441,7 @@ def _processes(allowed: Share, folder: str) -> Any:
             return room
 
         def terminate(self) -> None:
-            # They hold gigabytes, and nobody else has work for them.
+            # They hold gigabytes and are not used again.
             if self._workers is not None:
                 self._workers.terminate(kill_workers=True)
                 self._workers = None
@@ -400,7 +454,7 @@ def _processes(allowed: Share, folder: str) -> Any:
 
 @dataclass(frozen=True)
 class _Told:
-    """What a process of this machine is told when it begins; `token` makes those of one call differ from others'."""
+    """Settings of a process of this machine when it starts; `token` distinguishes the processes of different calls."""
 
     parent: int
     folder: str
@@ -408,36 +462,37 @@ class _Told:
     share: Share
 
 
-# What a process keeps open for as long as it lives.
+# Files that a process keeps open until it ends.
 _HELD: list[Any] = []
 
 
 def _settle(told: _Told) -> None:
-    """The first that a process of this machine does, before any library is loaded."""
-    # Ctrl-C reaches every process of a terminal; the one that was asked hears it and ends the others.
+    """Set up a process of this machine, before any library is loaded."""
+    # Ctrl-C reaches every process of a terminal; the main process handles it and ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["NPROC"] = str(told.share.threads)
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        # Every fit binds its model anew, which is a new program to JAX: each piece would compile all of its own.
+        # Every fit binds its model again, which is a new program to JAX: without a cache each task would compile
+        # everything.
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(told.folder) / PROGRAMS)
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
     if told.share.gpus == ():
         os.environ["JAX_PLATFORMS"] = "cpu"
     elif told.share.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = told.share.gpus[_slot(told.folder) % len(told.share.gpus)]
-        # JAX would take most of the GPU's memory at once, and another process may have its work there, too.
+        # JAX would allocate most of the GPU's memory at once, and another process may use the same GPU.
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     _replace_when_grown(told.share.memory)
     threading.Thread(target=_watch, args=(told.parent, told.share.memory), daemon=True).start()
 
 
 def _slot(folder: str) -> int:
-    """A number that no other living process has, from 0 up."""
+    """The smallest number from 0 up that no other living process holds."""
     import fcntl
 
     number = 0
     while True:
-        file = open(Path(folder) / str(number), "w")  # noqa: SIM115 - locked for as long as this process lives
+        file = open(Path(folder) / str(number), "w")  # noqa: SIM115 - locked until this process ends
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -449,8 +504,11 @@ def _slot(folder: str) -> int:
 
 
 def _replace_when_grown(ceiling: int | None) -> None:
-    """joblib replaces a process that has grown by 300 MB between two pieces of work, which any compiler does: here by
-    half of what it may have. Where joblib has no such guard any more, this sets names that nobody reads."""
+    """Make joblib replace a process only after it has grown by half of its memory limit.
+
+    joblib's own threshold is 300 MB between two tasks, which any compiler exceeds. In versions of joblib without this
+    guard the names set here have no effect.
+    """
     if ceiling is None or own_memory() is None:
         return
     guard: Any = importlib.import_module("joblib.externals.loky.process_executor")
@@ -460,7 +518,7 @@ def _replace_when_grown(ceiling: int | None) -> None:
 
 
 def _watch(parent: int, ceiling: int | None) -> None:
-    """End this process once nobody waits for it, or once it holds more memory than it may."""
+    """End this process if its parent has ended or if it exceeds its memory limit."""
     while True:
         if os.getppid() != parent:
             os._exit(1)

@@ -11,9 +11,9 @@
     result = grid.run("uci", jobs=4)
     result.table()
 
-A cell is one fit with its scores. Finished cells are files of the folder and are never computed twice: a run that was
-stopped, by whatever means, goes on with those that are missing, and a grid that has grown computes what is new. A cell
-that fails is a row with its reason.
+A cell is one fit with its scores. Finished cells are files of the folder and are never computed twice: an interrupted
+run continues with the missing cells, and an extended grid computes only the new ones. A cell that fails is a row with
+its reason.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from ppl_bnn.inference.method import Method
 
 LOCK = ".lock"
 MOST_SEEDS = 10**6
-# What a run that was killed before its manifest was there can leave in a folder.
+# Files that a run killed before it wrote its manifest can leave in a folder.
 _BEGUN = re.compile(r"\.lock|\.probe-.*|\.grid\.part.*\.json")
 
 
 class GridInterrupted(KeyboardInterrupt):
-    """Ctrl-C during `Grid.run`. `partial` is the `GridResult` of the cells that had finished."""
+    """Raised on Ctrl-C during `Grid.run`. `partial` is the `GridResult` of the cells that had finished."""
 
     def __init__(self, text: str, partial: GridResult):
         super().__init__(text)
@@ -67,34 +67,39 @@ class GridInterrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """The axes of a comparison. Each is a dict label -> what it stands for, or a sequence that names itself.
+    """A comparison over models, data sets, methods, splits and seeds.
 
+    Each axis is a dict label -> value, or a sequence whose items provide their own labels. A model and a data set of
+    different tasks cannot be combined and have no cells (`left_out` lists them).
+
+    Parameters
+    ----------
     models
-        Functions, or names of the zoo. A function has its own name for a label. A model with a free parameter `classes`
-        has it bound for each data set.
+        Functions, or names of the zoo. A function is labelled by its own name. A free parameter `classes` of a model is
+        set for each data set.
     data
         Names of data sets (`ppl_bnn.data.datasets()`), or tables.
     methods
         Methods, or names of `ppl_bnn.inference.registry` such as "nuts" and "laplace-kron", at their defaults in
         NumPyro.
     splits
-        Names of splits, as `ppl_bnn.datasets.splits` reads them, or a dict label of the data -> names where they
-        differ.
+        Names of splits, as `ppl_bnn.datasets.splits` reads them, or a dict label of the data -> names if they differ.
     seeds
-        How many: 3 means 0, 1 and 2; or which. A seed is that of the fit; splits have numbers of their own.
-    reference
-        Label of the method whose posterior the others' gaps are measured against, within the same model, data, split
-        and seed. It can be chosen anew when a result is loaded.
-    standardise
-        Fit on standardised inputs and targets; scores are in original units all the same.
-    device
+        How many: 3 means 0, 1 and 2; or which. These are the seeds of the fits; splits have their own.
+    reference : str, optional
+        Label of the method whose posterior the gaps of the others are measured against, within the same model, data,
+        split and seed. Another one can be chosen when a result is loaded.
+    standardise : bool
+        Whether to fit on standardised inputs and targets. Scores are in original units in any case.
+    device : str
         "auto", "cpu" or "cuda[:i]", for every fit.
-
-    A model and a data set of different tasks do not go together and have no cells (`left_out` names them).
 
     Raises
     ------
-    InputError, UnknownNameError: an axis that is empty or of the wrong kind, a name that does not exist.
+    InputError
+        An axis that is empty or of the wrong type.
+    UnknownNameError
+        A name that does not exist.
     """
 
     models: Any
@@ -137,7 +142,17 @@ class Grid:
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Grid:
-        """The grid that a file describes (`ppl_bnn.evaluation.grid.toml_file` says how)."""
+        """The grid that a TOML file describes (format: `ppl_bnn.evaluation.grid.toml_file`).
+
+        Parameters
+        ----------
+        path : str or PathLike
+            The file.
+
+        Returns
+        -------
+        Grid
+        """
         from ppl_bnn.evaluation.grid import toml_file
 
         return toml_file.read(path, cls)
@@ -152,13 +167,16 @@ class Grid:
 
     @property
     def cells(self) -> list[Cell]:
-        """All cells, in the order in which they are computed: one split after the other, and in each all that is to be
-        compared. Tables are read for this, and models run once without a framework."""
+        """All cells, in the order in which they are computed.
+
+        The order is split by split, and within a split everything that is to be compared. Tables are read for this, and
+        models are run once without a framework.
+        """
         return [planned.cell for planned in self._plan.cells]
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Which models and data sets do not go together, in sentences."""
+        """The models and data sets that cannot be combined, one sentence each."""
         return self._plan.left_out
 
     @cached_property
@@ -176,34 +194,41 @@ class Grid:
         retry_failed: bool = False,
         memory: int | None = None,
     ) -> GridResult:
-        """Compute the cells that the folder `out` does not have, and give the result of all.
+        """Compute the cells that the folder `out` does not have, and return the result of all.
 
         Parameters
         ----------
-        out
-            A folder: new, empty, or of this grid as it was before. Each finished cell is a file there at once; when all
-            are done (or on Ctrl-C) come `cells.csv`, `table.csv` and, where pyarrow is installed, `cells.parquet`.
-        engine
+        out : str or PathLike
+            A folder: new, empty, or of an earlier state of this grid. Each finished cell is written there at once; when
+            all are done (or on Ctrl-C), `cells.csv`, `table.csv` and, if pyarrow is installed, `cells.parquet` follow.
+        engine : str
             "local" (processes of this machine), "sequential" (this process), "dask://HOST:PORT", "ray://HOST:PORT" or
             "ray://auto"; see `ppl_bnn.evaluation.grid.engines`.
-        jobs
-            How many cells at once; by default what the machine has cores and memory for, or one per GPU, or what the
-            cluster has room for.
-        resume
-            False: cells that are there are computed anew.
-        progress
+        jobs : int, optional
+            Number of cells at once. Default: as many as cores and memory of the machine allow, or one per GPU, or what
+            the cluster has room for.
+        resume : bool
+            If False, existing cells are computed again.
+        progress : bool or Progress, optional
             True for a bar over cells, with the number that failed and the minutes left.
-        retry_failed
-            Compute cells anew that have failed.
-        memory
-            Bytes that a process of this machine may hold; a cell that needs more has failed. By default a fair part of
-            the machine's.
+        retry_failed : bool
+            Whether to compute failed cells again.
+        memory : int, optional
+            Bytes that a process of this machine may use; a cell that needs more fails. Default: an equal part of the
+            memory of the machine.
+
+        Returns
+        -------
+        GridResult
 
         Raises
         ------
-        InputError, UnknownNameError, DeviceError, MissingFrameworkError: before anything is computed.
-        GridInterrupted: Ctrl-C; its `partial` holds the cells that had finished, and the next run goes on from there.
-        ClusterError: the cluster ended. The cells that had finished are in the folder; the next run goes on from there.
+        InputError, UnknownNameError, DeviceError, MissingFrameworkError
+            Raised before anything is computed.
+        GridInterrupted
+            Ctrl-C. Its `partial` holds the cells that had finished, and the next run continues from there.
+        ClusterError
+            The cluster ended. The cells that had finished are in the folder; the next run continues from there.
         """
         place = engines.Engine.of(engine)
         engines.check(place, jobs, self.device, memory)
@@ -214,14 +239,15 @@ class Grid:
         tasks = plan.tasks(engines.device_inside(place, self.device))
         folder = writable(out)
         with _locked(folder):
-            # First of all, so that a folder with anything else in it is that of a grid, whenever a kill comes.
+            # The manifest is written first, so that a folder with other files is known as that of a grid after a kill
+            # at any time.
             stored.write_manifest(folder / MANIFEST, plan.manifest(self))
             store = Store(folder / CELLS)
             store.folder.mkdir(exist_ok=True)
             waiting = plan.waiting(store, resume, retry_failed)
             store.tell_damaged("are computed again")
             if not resume:
-                # What is there would be taken for finished, should this run be stopped.
+                # Existing cells would count as finished if this run were stopped.
                 for index in waiting:
                     store.path(plan.cells[index].cell.key).unlink(missing_ok=True)
             meter = _Meter(plan, waiting, store, resolve(progress))
@@ -234,7 +260,7 @@ class Grid:
                 memory=memory,
             )
             try:
-                # Closed at once whatever ends this, so that no process goes on with cells that nobody takes.
+                # Closed at once however this ends, so that no process continues with cells that are not needed.
                 with closing(outcomes) as results:
                     for number, content in results:
                         index = waiting[number]
@@ -303,7 +329,7 @@ def _name_of_model(model: Any) -> str:
     while hasattr(model, "func"):
         model = model.func
     name = getattr(model, "__name__", type(model).__name__)
-    # A file of the zoo calls its function so.
+    # A file of the zoo gives its function this name.
     return (
         str(model.__module__).rpartition(".")[2].removeprefix("_ppl_bnn_file_") if name == "model" else name
     )
@@ -358,7 +384,7 @@ def _seeds(given: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Planned:
-    """A cell, what its key is made of (JSON), and which split of which table it is of."""
+    """A cell, the parts of its key (JSON), and its table and split."""
 
     cell: Cell
     parts: str
@@ -367,7 +393,7 @@ class _Planned:
 
 @dataclass(frozen=True)
 class _Plan:
-    """works: (model, data, method) -> what its cells have in common."""
+    """The planned cells. works: (model, data, method) -> what its cells have in common."""
 
     cells: list[_Planned]
     works: dict[tuple[str, str, str], Work]
@@ -375,7 +401,7 @@ class _Plan:
     left_out: tuple[str, ...]
 
     def waiting(self, store: Store, resume: bool, retry_failed: bool) -> list[int]:
-        """The cells to compute, by their place; of those that are one (the same fit under two labels) the first."""
+        """The cells to compute, by position; of identical cells (the same fit under two labels) only the first."""
         first: dict[str, int] = {}
         for index, planned in enumerate(self.cells):
             first.setdefault(planned.cell.key, index)
@@ -386,11 +412,9 @@ class _Plan:
         ]
 
     def tasks(self, device: str) -> list[tuple[Any, ...]]:
-        """The arguments of `cells.computed` for each cell. device: what it is called where they are computed.
+        """The arguments of `cells.computed` for each cell. device: its name where the cells are computed.
 
-        Raises
-        ------
-        InputError: a model or a method that cannot be sent to another process.
+        Raises InputError for a model or a method that cannot be sent to another process.
         """
         written = {}
         for labels, work in self.works.items():
@@ -416,7 +440,7 @@ class _Plan:
         ]
 
     def manifest(self, grid: Grid) -> dict[str, Any]:
-        """What tells the folder of this grid from others, and which files are its cells."""
+        """The data that identify the folder of this grid, and the files of its cells."""
         return {
             "kind": KIND,
             "format": FORMAT,
@@ -432,7 +456,7 @@ class _Plan:
             "left_out": list(self.left_out),
             "data": {label: table.card() for label, table in self.tables.items()},
             "cells": [list(asdict(planned.cell).values()) for planned in self.cells],
-            # Cells come one by one, and each has a checksum of its own.
+            # Cells are written one by one, and each has its own checksum.
             "files": {},
         }
 
@@ -485,7 +509,7 @@ def _planned(grid: Grid) -> _Plan:
 
 
 def _sketch(model: Any, table: Table) -> zoo.Sketch | None:
-    """The sites and the task of a model; None for one of either system's own, which a run outside of it cannot read."""
+    """The sites and the task of a model; None for one written in a system, which cannot be run outside of it."""
     try:
         return zoo.sketch(model, table.x.shape[1])
     except Exception:
@@ -493,13 +517,13 @@ def _sketch(model: Any, table: Table) -> zoo.Sketch | None:
 
 
 def _own_system(model: Any, table: Table, sketch: zoo.Sketch | None) -> str | None:
-    """The system that a model is written in, which then fits it whatever the method says; None for the language."""
+    """The system that a model is written in, which then fits it for any method; None for the language."""
     if sketch is not None:
         return None
     try:
         spoken = written_in(model, table.x, table.y, "numpyro")
     except Exception:
-        # Its cells will say why it cannot be fitted.
+        # Its cells will report why it cannot be fitted.
         return None
     return None if spoken == "language" else spoken
 
@@ -508,16 +532,19 @@ def _own_system(model: Any, table: Table, sketch: zoo.Sketch | None) -> str | No
 
 
 def _refuse_occupied(grid: Grid, out: str | os.PathLike[str]) -> None:
-    """A grid that has grown, or of which something has changed, has labels in common with what it was on each axis."""
+    """Refuse a folder of another grid.
+
+    An extended or changed grid shares labels with its earlier state on each axis.
+    """
     folder = Path(out)
     try:
-        # It is about to be written with a checksum.
+        # It will be written with a checksum.
         with ignored(".* has no checksum", UserWarning):
             before = read_manifest(out)
     except DamagedError as error:
         if not stored.claims(folder / MANIFEST, KIND):
             raise
-        # Which labels it had is not known, and cells are told apart by their keys.
+        # Its labels are not known, and cells are identified by their keys.
         warnings.warn(f"the manifest of the grid is damaged and is written anew: {error}", stacklevel=3)
         return
     if before is None:
@@ -543,7 +570,7 @@ def _unfinished(store: Store, cell: Cell, retry_failed: bool) -> bool:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One run at a time in a folder, on systems that have such locks."""
+    """Allow one run at a time in a folder, on systems with file locks."""
     try:
         import fcntl
     except ImportError:
@@ -560,19 +587,19 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-# --- what is told -----------------------------------------------------------------------------------------
+# --- progress ---------------------------------------------------------------------------------------------
 
 
 class _Meter:
-    """How many cells are finished, how many failed, and how long the rest may take.
+    """Counts finished and failed cells, and estimates the remaining time.
 
-    A cell is expected to take as long as those of its model, data and method have, or as all have where there are none;
-    as many are computed at once as were so far, on average.
+    The estimate for a cell is the mean time of the cells of its model, data and method, or of all cells if there are
+    none; the number of cells at once is taken to be its average so far.
     """
 
     def __init__(self, plan: _Plan, waiting: Sequence[int], store: Store, progress: Progress):
         self._plan, self._store = plan, store
-        # Each cell under all its labels.
+        # Each cell, under all its labels.
         self._alike: dict[str, list[int]] = {}
         for index, planned in enumerate(plan.cells):
             self._alike.setdefault(planned.cell.key, []).append(index)
@@ -600,7 +627,7 @@ class _Meter:
         self._tell()
 
     def seconds_left(self) -> float:
-        """NaN before the first cell is finished."""
+        """Estimated seconds left; NaN before the first cell is finished."""
         passed = time.monotonic() - self._begun
         if not self._left:
             return 0.0

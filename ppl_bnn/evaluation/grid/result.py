@@ -1,7 +1,7 @@
 """The result of a grid: a row for each cell, and a row for each model, data set and method.
 
 The unit of a comparison is the split. Seeds are averaged within a split first, and differences between methods are
-taken split by split, so that what a split has in common for all methods (odd test rows) is in no difference.
+taken split by split, so that effects of a split common to all methods (unusual test rows) cancel in every difference.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ppl_bnn.prediction import scores
 if TYPE_CHECKING:
     import pandas as pd
 
-# 2: a checksum.
+# Version 2 added a checksum.
 KIND, FORMAT = "ppl_bnn grid", 2
 MANIFEST, CELLS = "grid.json", "cells"
 _AXES = {"models": [str], "data": [str], "splits": [str], "methods": [str], "seeds": [int]}
@@ -46,10 +46,10 @@ _SCHEMA = {
 _READER = stored.Reader(
     "folder", "the manifest of a grid", "running the grid again, which writes it anew and keeps its cells"
 )
-# The name of a file is made of it, so that it leads nowhere else.
+# File names are made from keys, so a key must not be able to point to another folder.
 _KEY = re.compile(r"[\w-]{1,100}")
 LABELS = ("model", "data", "split", "method", "seed")
-# Which scores are compared, and whether more is better.
+# Scores that are compared, and whether larger is better.
 LARGER_IS_BETTER = {
     "log_score": True,
     "rmse": False,
@@ -60,13 +60,13 @@ LARGER_IS_BETTER = {
     "concordance": True,
     "elpd_loo": True,
 }
-# What else a table holds: the mean over splits, or the worst of all cells.
+# Further columns of a table: the mean over splits, or the worst of all cells.
 _MEANS = (
     "coverage_90", "width_90", "gap_mean", "gap_sd_ratio", "gap_mean_floor", "gap_sd_floor", "parameters",
     "compile_seconds", "run_seconds", "predict_seconds", "gradient_evaluations", "peak_memory", "seconds",
 )  # fmt: skip
 _LARGEST, _SMALLEST = ("k_hat", "r_hat", "pareto_k_loo", "pareto_k_corrected"), ("ess_min",)
-# Columns of both tables that two runs of one grid do not have alike.
+# Columns of both tables that differ between two runs of one grid.
 COSTS = (
     "compile_seconds", "run_seconds", "predict_seconds", "peak_memory", "seconds", "begun", "process",
 )  # fmt: skip
@@ -83,7 +83,7 @@ _WORDS = (
     "failure",
 )
 _GAPS = ("gap_mean", "gap_sd_ratio", "gap_mean_floor", "gap_sd_floor")
-# They rank methods of one comparison, and a grid has its own.
+# They rank methods of one comparison; a grid has its own ranking.
 _NOT_HERE = ("loo_rank", "loo_weight")
 
 
@@ -91,15 +91,30 @@ _NOT_HERE = ("loo_rank", "loo_weight")
 class GridResult:
     """The finished cells of a grid.
 
-    cells: a DataFrame with one row for each cell that is finished or has failed, in the order of the grid: the labels
-    model, data, split, method, seed; the columns of a comparison (`COLUMNS`) without its ranks; those of
-    `cells.COLUMNS`; `key`. A blank is NaN or "". `log_score_se` is the standard error over test rows here.
-    notes: key -> column -> one sentence, for blanks that need a reason and numbers that need a warning; the warnings of
-    a fit stand under "warnings".
-    axes: name of the axis -> labels, in the order of the grid. asked: how many cells the grid has. left_out: pairs of
-    models and data that do not go together, each with the reason.
-    absent: the cells that have not been computed. settings: "methods": label -> class, fields and versions; "models":
-    label -> bound arguments and likelihood; "data": label -> `Table.card`, where it was kept; "standardise", "device".
+    Parameters
+    ----------
+    cells : pd.DataFrame
+        One row for each cell that is finished or has failed, in the order of the grid: the labels model, data, split,
+        method, seed; the columns of a comparison (`COLUMNS`) without its ranks; those of `cells.COLUMNS`; `key`. A
+        blank is NaN or "". `log_score_se` is the standard error over test rows here.
+    notes : dict
+        Key -> column -> one sentence, for blanks that need a reason and numbers that need a warning; the warnings of a
+        fit are under "warnings".
+    axes : dict of str to list
+        Name of the axis -> labels, in the order of the grid.
+    reference : str, optional
+        Label of the reference method.
+    asked : int
+        Number of cells of the grid.
+    left_out : tuple of str
+        Pairs of models and data that cannot be combined, each with the reason.
+    folder : Path, optional
+        The folder of the grid.
+    absent : tuple of Cell
+        The cells that have not been computed.
+    settings : dict
+        "methods": label -> class, fields and versions; "models": label -> bound arguments and likelihood; "data": label
+        -> `Table.card`, if it was kept; "standardise", "device".
     """
 
     cells: pd.DataFrame
@@ -117,24 +132,42 @@ class GridResult:
 
     @property
     def missing(self) -> int:
-        """How many cells have not been computed."""
+        """Number of cells that have not been computed."""
         return self.asked - len(self.cells)
 
     @property
     def failures(self) -> int:
-        """How many cells have failed; the column `failure` says why."""
+        """Number of cells that have failed; the column `failure` gives the reason."""
         return int(np.count_nonzero(self.cells["failure"] != ""))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], reference: str | None = None) -> GridResult:
-        """What lies in the folder of a grid, also while it is being computed.
+        """Load the folder of a grid, also while it is being computed.
 
-        reference: another method to measure gaps against than the grid's.
+        Parameters
+        ----------
+        folder : str or PathLike
+            Folder of a grid.
+        reference : str, optional
+            Another method than the grid's to measure gaps against.
+
+        Returns
+        -------
+        GridResult
 
         Raises
         ------
-        InputError: no folder of a grid. DamagedError: a damaged manifest. UnknownNameError: a reference that is no
-        method of the grid. A cell that is damaged counts as one that is not there, with a UserWarning.
+        InputError
+            Not a folder of a grid.
+        DamagedError
+            A damaged manifest.
+        UnknownNameError
+            A reference that is not a method of the grid.
+
+        Warns
+        -----
+        UserWarning
+            A cell is damaged; it counts as missing.
         """
         manifest = read_manifest(folder)
         if manifest is None:
@@ -173,13 +206,31 @@ class GridResult:
         )
 
     def arrays(self, key: str) -> dict[str, np.ndarray]:
-        """The arrays that were kept of a cell (`cells.ARRAYS`), from the folder; none of a cell that failed."""
+        """The stored arrays of a cell (`cells.ARRAYS`), read from the folder; empty for a failed cell.
+
+        Parameters
+        ----------
+        key : str
+            Key of the cell.
+
+        Returns
+        -------
+        dict of str to np.ndarray
+        """
         return {} if self.folder is None else cells.Store(self.folder / CELLS).arrays(key)
 
     def by_split(self, score: str = "log_score") -> pd.DataFrame:
         """The mean of a column over seeds: one row for each model, data set and split, one column for each method.
 
-        NaN where a method has no result; methods without any, and splits without any, are not there.
+        Parameters
+        ----------
+        score : str
+            Name of the column.
+
+        Returns
+        -------
+        pd.DataFrame
+            NaN if a method has no result. Methods without any result, and splits without any, are left out.
         """
         import pandas as pd
 
@@ -194,24 +245,39 @@ class GridResult:
     def table(self, *, corrected: bool = True) -> pd.DataFrame:
         """One row for each model, data set and method, which are its index.
 
-        splits, cells, failures
-            How many splits and cells have a result, and how many cells have failed. Means are over what there is.
-        reference
-            "reference" where gaps are measured against this method, and what keeps it from being one in how many cells.
-        a score (log_score, rmse, crps, accuracy, brier, ece, concordance, elpd_loo), its mean over splits, and
-            `<score>_se`, its standard error over splits;
-            `<score>_to_best`, `<score>_to_best_se`: mean and standard error, over the splits that both have, of the
-            paired differences to the method whose mean is best among those with the most splits: what this one has
-            more, so negative where it is behind in a score of which more is better;
-            `<score>_to_reference`, `<score>_to_reference_se`: the same to the reference.
-        the rest
-            Means over splits; of r_hat, k_hat and the Pareto k of leave-one-out the largest, of ess_min the smallest of
-            all cells.
-            converged: the share of the chains' cells that had converged.
+        Parameters
+        ----------
+        corrected : bool
+            Splits of one table share training rows, so that their results are dependent and sd / sqrt(J) over J splits
+            is too small. If True, errors are sd sqrt(1 / J + test rows / training rows) (Nadeau and Bengio 2003). If
+            False, sd / sqrt(J), as in many published tables. With one split there is no error.
 
-        corrected: splits of one table share training rows, so that their results are dependent and sd / sqrt(J) over J
-        splits is too small; errors are then sd sqrt(1 / J + test rows / training rows) (Nadeau and Bengio 2003, Machine
-        Learning 52, 239-281). False: sd / sqrt(J), as many published tables have it. With one split there is none.
+        Returns
+        -------
+        pd.DataFrame
+            Columns:
+
+            splits, cells, failures
+                Number of splits and of cells with a result, and number of failed cells. Means are over available
+                results.
+            reference
+                "reference" if gaps are measured against this method, with the reasons why it may not be a valid
+                reference and the number of cells concerned.
+            a score (log_score, rmse, crps, accuracy, brier, ece, concordance, elpd_loo)
+                Its mean over splits, and
+                `<score>_se`, its standard error over splits;
+                `<score>_to_best`, `<score>_to_best_se`: mean and standard error, over common splits, of the paired
+                differences to the method with the best mean among those with the most splits. It is this method minus
+                the best, so negative if this one is worse in a score of which larger is better;
+                `<score>_to_reference`, `<score>_to_reference_se`: the same to the reference.
+            the rest
+                Means over splits; for r_hat, k_hat and the Pareto k of leave-one-out the largest, for ess_min the
+                smallest of all cells.
+                converged: the share of the chains' cells that converged.
+
+        References
+        ----------
+        Nadeau and Bengio (2003), Machine Learning 52, 239-281.
         """
         import pandas as pd
 
@@ -264,10 +330,24 @@ class GridResult:
         return row
 
     def save(self, folder: str | os.PathLike[str] | None = None) -> Path:
-        """Write `cells.csv` and `table.csv`, and `cells.parquet` where pyarrow is installed; gives the folder.
+        """Write `cells.csv` and `table.csv`, and `cells.parquet` if pyarrow is installed.
 
-        folder: that of the grid by default. Each file appears whole or not at all. Raises InputError where the folder
-        cannot be written.
+        Each file appears whole or not at all.
+
+        Parameters
+        ----------
+        folder : str or PathLike, optional
+            The folder; by default that of the grid.
+
+        Returns
+        -------
+        Path
+            The folder.
+
+        Raises
+        ------
+        InputError
+            The folder cannot be written.
         """
         if folder is None and self.folder is None:
             raise InputError(
@@ -282,11 +362,23 @@ class GridResult:
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The manifest of a folder of a grid; None where there is none.
+    """The manifest of a folder of a grid; None if there is none.
+
+    Parameters
+    ----------
+    folder : str or PathLike
+        The folder.
+
+    Returns
+    -------
+    dict or None
 
     Raises
     ------
-    DamagedError: a manifest of something else, or damaged. UnsupportedError: one of a newer format.
+    DamagedError
+        The manifest is damaged or not that of a grid.
+    UnsupportedError
+        The manifest has a newer format.
     """
     file = Path(folder) / MANIFEST
     words = _READER.manifest(file, KIND, FORMAT, _SCHEMA, sealed_since=2)
@@ -334,7 +426,7 @@ def _measure_gaps(
     rows: dict[tuple[Any, ...], dict[str, Any]],
     notes: dict[str, dict[str, str]],
 ) -> None:
-    """Each cell against that of the reference for the same model, data, split and seed; one such group at a time."""
+    """Measure each cell against the reference of the same model, data, split and seed, one such group at a time."""
     groups: dict[tuple[Any, ...], list[cells.Cell]] = {}
     for cell in finished:
         groups.setdefault((cell.model, cell.data, cell.split, cell.seed), []).append(cell)
@@ -359,7 +451,7 @@ def _measure_gaps(
             else:
                 row["gap_mean_floor"], row["gap_sd_floor"] = floor
             if cell is target:
-                # The same fit under another label has one, which is zero, and shares these notes.
+                # The same fit under another label has a gap, which is zero, and shares these notes.
                 if sum(other.key == cell.key for other in group) == 1:
                     said["gap_mean"] = "The reference has no gap to itself."
                 continue
@@ -370,7 +462,7 @@ def _measure_gaps(
 
 
 def _floor(of: Mapping[str, np.ndarray], classes: bool) -> tuple[float, float] | str:
-    """The gap between two halves of the reference's draws: what sampling noise alone amounts to."""
+    """The gap between two halves of the reference's draws, which is sampling noise alone."""
     if "half_means" not in of:
         return "The draws of the reference have no halves."
     first, second = (
@@ -384,8 +476,10 @@ def _floor(of: Mapping[str, np.ndarray], classes: bool) -> tuple[float, float] |
 
 
 def _settings(finished: list[cells.Cell], store: cells.Store, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What was asked of methods and models, from the first cell of each: all cells of one run have it alike; and the
-    cards of the data, which manifests of before have not."""
+    """Settings of methods and models, from the first cell of each, and the cards of the data.
+
+    All cells of one run have the same settings. Manifests of older versions have no cards.
+    """
     found: dict[str, Any] = {"methods": {}, "models": {}, "data": dict(manifest.get("data", {}))}
     for cell in finished:
         if cell.method in found["methods"] and cell.model in found["models"]:
@@ -404,13 +498,13 @@ def _settings(finished: list[cells.Cell], store: cells.Store, manifest: Mapping[
 
 
 def _by_split(block: Any, column: str) -> Any:
-    """Split x method: the mean over seeds of what is there."""
+    """Split x method: the mean over seeds of the available results."""
     done = block[(block["failure"] == "") & block[column].notna()]
     return done.pivot_table(index="split", columns="method", values=column, aggfunc="mean", sort=False)
 
 
 def best_method(by_split: Any, larger: bool) -> str:
-    """The method with the best mean, of those that have results on the most splits (rows; methods are columns)."""
+    """The method with the best mean, among those with results on the most splits (rows; methods are columns)."""
     counts = by_split.notna().sum()
     means = by_split.loc[:, counts == counts.max()].mean()
     return str(means.idxmax() if larger else means.idxmin())

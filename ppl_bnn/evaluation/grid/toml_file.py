@@ -1,4 +1,4 @@
-"""A grid written as a TOML file. Every key but `models`, `data` and `methods` may be left out.
+"""A grid written as a TOML file. Only the keys `models`, `data` and `methods` are required.
 
     models = ["regression_mlp", "mine.py"]  # names of the zoo, files beside this one
     data = ["yacht", "concrete"]            # names of data sets
@@ -9,8 +9,8 @@
     standardise = true
     device = "auto"
 
-Each axis may be a table of tables instead, whose names are the labels.
-An entry without a name has its label for one:
+Each axis may also be a table of tables, whose names are the labels.
+An entry without a name uses its label as the name:
 
     [models.wide]
     model = "regression_mlp"
@@ -65,10 +65,27 @@ _OF_METHOD = ("method", "ppl", "settings", "member", "start")
 def read(path: str | os.PathLike[str], kind: type[Grid]) -> Grid:
     """The grid of a TOML file, an instance of the class `kind`.
 
+    Each error names the file and the key.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        The file.
+    kind : type
+        `Grid` or a subclass.
+
+    Returns
+    -------
+    Grid
+
     Raises
     ------
-    InputError: no such file, no TOML, something missing or of the wrong kind. UnknownNameError: a key or a name that
-    does not exist. ModelError: a model's file that does not run. Each names the file and the key.
+    InputError
+        No such file, invalid TOML, or a value that is missing or of the wrong type.
+    UnknownNameError
+        A key or a name that does not exist.
+    ModelError
+        A model's file that cannot be run.
     """
     file = Path(path)
     return _Reader(file.name, file.parent, read_toml(file)).grid(kind)
@@ -103,7 +120,7 @@ class _Reader:
         return self._at("", lambda: kind(models, data, methods, **rest))
 
     def _axis(self, key: str, label: Callable[[str], str]) -> list[tuple[str, dict[str, Any]]]:
-        """(label, entry) of an axis; a name stands for an entry that says no more."""
+        """(label, entry) of an axis; a name stands for an entry without further settings."""
         word, given = {"models": "model", "data": "data", "methods": "method"}[key], self.content[key]
         if isinstance(given, Mapping):
             pairs = [
@@ -163,7 +180,7 @@ class _Reader:
         return self._at(where, lambda: tables.load(name, **options)) if options else name
 
     def _method(self, label: str, given: Mapping[str, Mapping[str, Any]]) -> Method:
-        """The method of that label, or of that row where the file has no such label."""
+        """The method of that label, or of that row if the file has no such label."""
         entry = given.get(label, {})
         where = f"methods.{label}"
         self._known(where, entry, _OF_METHOD)
@@ -183,7 +200,7 @@ class _Reader:
         for key in ("member", "start"):
             if key in entry:
                 other = entry[key]
-                # A row is made for the system of what it is part of.
+                # A row is made for the system of the method that it is part of.
                 part = {**given, other: {"ppl": ppl}} if other not in given else given
                 settings[key] = self._method(other, part)
         self._building.pop()
@@ -194,7 +211,7 @@ class _Reader:
         if not isinstance(name, str):
             raise InputError(message("file, a path", repr(name), "file = 'mine.csv'"))
         path = self.folder / name
-        # What is not there is told of by who reads it.
+        # A missing file is reported when it is read.
         if path.exists() and not path.is_file():
             raise InputError(message("a regular file", f"{path}, something else", "the path of a file"))
         return path
@@ -214,14 +231,14 @@ class _Reader:
         return InputError(f"{self.name}, {where}: " + message(expected, came, advice))
 
     def _at(self, where: str, action: Callable[[], Any]) -> Any:
-        """What `action` gives; an error that it raises or gives says first which file and key it is about."""
+        """The result of `action`; errors that it raises or returns are prefixed with the file and key."""
         place = ", ".join(word for word in (self.name, where) if word)
         try:
             found = action()
         except BNNError as error:
             raise type(error)(f"{place}: {error}") from error
         except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
-            # A value of a kind that a method does not reckon with.
+            # A value of a type that a method does not expect.
             raise InputError(f"{place}: {error}") from error
         return type(found)(f"{place}: {found}") if isinstance(found, BNNError) else found
 
