@@ -1,15 +1,14 @@
-"""The library as scikit-learn knows it: `BNNRegressor` and `BNNClassifier`, for pipelines and searches.
+"""Scikit-learn estimators `BNNRegressor` and `BNNClassifier`, for pipelines and searches.
 
-A model and a method are parameters of an estimator, so that a grid may run over both:
+The model and the method are parameters of an estimator, so that a grid search may run over both:
 
     GridSearchCV(BNNRegressor(), {"method": ["map", "laplace", bnn.SVI(steps=500)]}, scoring="r2")
     GridSearchCV(BNNRegressor(method="svi"), {"method__steps": [500, 2000], "model__width": [10, 50]})
 
 `method__steps` is a field of the method and `model__width` a keyword argument of the model.
 
-Inputs are tables, targets one number (or label) per row, or several numbers where the model has several outputs.
-Casting and ravelling are scikit-learn's, with its warnings, and come first; then the library refuses what it always
-refuses.
+Inputs are tables. Targets are one number (or label) per row, or several numbers if the model has several outputs.
+Casting and ravelling are done first by scikit-learn, with its warnings; then the library applies its own checks.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from ppl_bnn.zoo.support import declared
 
 
 class _Estimator(BaseEstimator):
-    """What both have in common; the parameters are told there."""
+    """Common base of both estimators; they document the parameters."""
 
     _default: ClassVar[str]
     _task: ClassVar[str]
@@ -63,12 +62,23 @@ class _Estimator(BaseEstimator):
         self.device = device
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The parameters; with `deep` also the fields of the method, as `method__steps`, and the keyword arguments of
-        the model that have a value, as `model__width`."""
+        """Parameters of this estimator.
+
+        Parameters
+        ----------
+        deep : bool
+            Whether to include the fields of the method, as `method__steps`, and the keyword arguments of the model that
+            have a value, as `model__width`.
+
+        Returns
+        -------
+        dict
+            Name -> value.
+        """
         found: dict[str, Any] = dict(super().get_params(deep=False))
         if not deep:
             return found
-        # What names no model or no method is refused by `fit`, as scikit-learn asks for.
+        # Invalid models and methods are refused by `fit`, as scikit-learn requires.
         with suppress(InputError, UnknownNameError):
             method = self._chosen_method()
             found |= {
@@ -79,11 +89,21 @@ class _Estimator(BaseEstimator):
         return found
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters, and fields of the method and keyword arguments of the model by the names of `get_params`.
+        """Set parameters, fields of the method and keyword arguments of the model, by the names of `get_params`.
+
+        Parameters
+        ----------
+        **params
+            Name -> value.
+
+        Returns
+        -------
+        Self
 
         Raises
         ------
-        UnknownNameError (a ValueError): no such parameter, field or argument.
+        UnknownNameError
+            A parameter, field or argument that does not exist. It is a ValueError.
         """
         nested: dict[str, dict[str, Any]] = {"method": {}, "model": {}}
         plain = {}
@@ -123,19 +143,30 @@ class _Estimator(BaseEstimator):
         return {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
 
     def _sizes(self) -> dict[str, Any]:
-        """The keyword arguments of the model that have a value: what was given, else their defaults."""
+        """The keyword arguments of the model that have a value: the given one, else the default."""
         # Anything else is refused by `fit`.
         given = self.model_arguments if isinstance(self.model_arguments, Mapping) else {}
         values = {name: given.get(name, default) for name, default in self._arguments().items()}
         return {name: value for name, value in values.items() if value is not inspect.Parameter.empty}
 
     def predict_distribution(self, X: Any) -> Prediction:
-        """All that is predicted at X (N, F): the `Prediction`, a mixture over draws."""
+        """The predictive distribution at X.
+
+        Parameters
+        ----------
+        X : array_like
+            Inputs (N, F).
+
+        Returns
+        -------
+        Prediction
+            A mixture over draws.
+        """
         check_is_fitted(self)
         return self.posterior_.predict(validate_data(self, X, reset=False, dtype=self._dtype()))
 
     def _dtype(self) -> Any:
-        # What is not standardised may be symbols, which are whole numbers.
+        # Inputs that are not standardised may be symbols, which are integers.
         return np.float64 if self.standardise else "numeric"
 
     def _fit(self, X: np.ndarray, y: np.ndarray, class_names: tuple[str, ...] | None = None) -> None:
@@ -195,37 +226,51 @@ class _Estimator(BaseEstimator):
 
 
 class BNNRegressor(RegressorMixin, _Estimator):
-    """Regression by a Bayesian network as a scikit-learn estimator.
+    """Regression by a Bayesian neural network, as a scikit-learn estimator.
 
     Parameters
     ----------
-    model
+    model : callable or str, optional
         A function (x, y=None), the name of a model of the zoo, or None for "regression_mlp".
-    method
-        An instance, `bnn.Laplace(structure="kron")`, or a name as `ppl-bnn models` lists them: "map", "svi",
+    method : Method or str
+        An instance, such as `bnn.Laplace(structure="kron")`, or a name as `ppl-bnn models` lists them: "map", "svi",
         "laplace", "nuts", ...
-    model_arguments
-        Keyword arguments of the model, such as {"width": 20}: a parameter to search over, too.
-    standardise
-        Whether to fit on standardised inputs and targets. Predictions are in original units all the same.
-    random_state
-        A whole number, the seed; or, as scikit-learn has them, a `RandomState` or None for another seed at each fit.
-    device
+    model_arguments : mapping, optional
+        Keyword arguments of the model, such as {"width": 20}; also a parameter to search over.
+    standardise : bool
+        Whether to fit on standardised inputs and targets. Predictions are in original units in any case.
+    random_state : int, RandomState or None
+        The seed, a `RandomState`, or None for another seed at each fit.
+    device : str
         "auto", "cpu" or "cuda[:i]".
 
     Attributes
     ----------
-    posterior_
-        The `Posterior`, with everything that it can do: `bnn.diagnose(estimator.posterior_)`.
-    n_features_in_, feature_names_in_
-        The number of columns, and their names if X was a table with names.
+    posterior_ : Posterior
+        The fitted posterior, with all its functions: `bnn.diagnose(estimator.posterior_)`.
+    n_features_in_ : int
+        Number of columns of X.
+    feature_names_in_ : np.ndarray
+        Names of the columns, if X was a table with names.
     """
 
     _default: ClassVar[str] = "regression_mlp"
     _task: ClassVar[str] = "regression"
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Fit to X (N, F) and y (N,), or (N, K) for a model of several outputs."""
+        """Fit the model.
+
+        Parameters
+        ----------
+        X : array_like
+            Inputs (N, F).
+        y : array_like
+            Targets (N,), or (N, K) for a model of several outputs.
+
+        Returns
+        -------
+        Self
+        """
         X, y = validate_data(
             self, X, y, dtype=self._dtype(), multi_output=True, y_numeric=True, ensure_min_samples=2
         )
@@ -235,38 +280,108 @@ class BNNRegressor(RegressorMixin, _Estimator):
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The mean at X, (N,) or (N, K); with `return_std` also the standard deviation of y, noise included."""
+        """Predictive mean at X.
+
+        Parameters
+        ----------
+        X : array_like
+            Inputs (N, F).
+        return_std : bool
+            Whether to return the standard deviation of y as well, noise included.
+
+        Returns
+        -------
+        np.ndarray or tuple of np.ndarray
+            The mean, (N,) or (N, K); with `return_std` (mean, standard deviation).
+        """
         prediction = self.predict_distribution(X)
         return (prediction.mean, prediction.std) if return_std else prediction.mean
 
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """(lower, upper), the central interval of probability `level` for y, each of the shape of `predict`."""
+        """Central predictive interval for y.
+
+        Parameters
+        ----------
+        X : array_like
+            Inputs (N, F).
+        level : float
+            Probability of the interval.
+
+        Returns
+        -------
+        lower, upper : np.ndarray
+            Each of the shape of `predict`.
+        """
         return self.predict_distribution(X).interval(level)
 
     def sample(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
-        """Draws of y at X, (n_samples, N) or (n_samples, N, K): each is what one network would produce."""
+        """Draws of y at X. Each is what one network would produce.
+
+        Parameters
+        ----------
+        X : array_like
+            Inputs (N, F).
+        n_samples : int
+            Number of draws.
+        random_state : int, RandomState or None
+            Seed of the draws.
+
+        Returns
+        -------
+        np.ndarray
+            (n_samples, N) or (n_samples, N, K).
+        """
         return self.predict_distribution(X).sample(n_samples, _generator(random_state))
 
 
 class BNNClassifier(ClassifierMixin, _Estimator):
-    """Classification by a Bayesian network as a scikit-learn estimator.
+    """Classification by a Bayesian neural network, as a scikit-learn estimator.
 
-    Parameters are those of `BNNRegressor`; model None is "classification_mlp". A model with a keyword-only parameter
-    `classes` is given their number.
+    Parameters
+    ----------
+    model : callable or str, optional
+        A function (x, y=None), the name of a model of the zoo, or None for "classification_mlp". A keyword-only
+        parameter `classes` of the model is set to the number of classes.
+    method : Method or str
+        An instance, such as `bnn.Laplace(structure="kron")`, or a name as `ppl-bnn models` lists them.
+    model_arguments : mapping, optional
+        Keyword arguments of the model, such as {"width": 20}; also a parameter to search over.
+    standardise : bool
+        Whether to fit on standardised inputs.
+    random_state : int, RandomState or None
+        The seed, a `RandomState`, or None for another seed at each fit.
+    device : str
+        "auto", "cpu" or "cuda[:i]".
 
     Attributes
     ----------
-    classes_
+    classes_ : np.ndarray
         The labels, sorted; columns of probabilities are in this order.
-    posterior_, n_features_in_, feature_names_in_
-        As in `BNNRegressor`; labels of the posterior are positions in `classes_`.
+    posterior_ : Posterior
+        The fitted posterior; its labels are positions in `classes_`.
+    n_features_in_ : int
+        Number of columns of X.
+    feature_names_in_ : np.ndarray
+        Names of the columns, if X was a table with names.
     """
 
     _default: ClassVar[str] = "classification_mlp"
     _task: ClassVar[str] = "classification"
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Fit to X (N, F) and labels y (N,), of at least two kinds: numbers or words."""
+        """Fit the model.
+
+        Parameters
+        ----------
+        X : array_like
+            Inputs (N, F).
+        y : array_like
+            Labels (N,), numbers or words, of at least two classes.
+
+        Returns
+        -------
+        Self
+        """
         X, y = validate_data(self, X, y, dtype=self._dtype(), ensure_min_samples=2)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
@@ -278,12 +393,34 @@ class BNNClassifier(ClassifierMixin, _Estimator):
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable label at X, (N,)."""
+        """The most probable label at X.
+
+        Parameters
+        ----------
+        X : array_like
+            Inputs (N, F).
+
+        Returns
+        -------
+        np.ndarray
+            Labels, (N,).
+        """
         check_is_fitted(self)
         return self.classes_[self.predict_proba(X).argmax(axis=1)]
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probabilities of `classes_` at X, (N, C), averaged over draws."""
+        """Class probabilities at X, averaged over draws.
+
+        Parameters
+        ----------
+        X : array_like
+            Inputs (N, F).
+
+        Returns
+        -------
+        np.ndarray
+            Probabilities of `classes_`, (N, C).
+        """
         prediction = self.predict_distribution(X)
         if prediction.classes != len(self.classes_):
             raise InputError(
@@ -296,18 +433,44 @@ class BNNClassifier(ClassifierMixin, _Estimator):
         return prediction.probabilities
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
-        """Logarithms of `predict_proba`."""
-        with np.errstate(divide="ignore"):  # a class may have no probability
+        """Logarithms of `predict_proba`.
+
+        Parameters
+        ----------
+        X : array_like
+            Inputs (N, F).
+
+        Returns
+        -------
+        np.ndarray
+            (N, C).
+        """
+        with np.errstate(divide="ignore"):  # a class may have probability zero
             return np.log(self.predict_proba(X))
 
     def sample(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
-        """Draws of the label at X, (n_samples, N)."""
+        """Draws of the label at X.
+
+        Parameters
+        ----------
+        X : array_like
+            Inputs (N, F).
+        n_samples : int
+            Number of draws.
+        random_state : int, RandomState or None
+            Seed of the draws.
+
+        Returns
+        -------
+        np.ndarray
+            (n_samples, N).
+        """
         check_is_fitted(self)
         return self.classes_[self.predict_distribution(X).sample(n_samples, _generator(random_state))]
 
 
 def _generator(random_state: Any) -> np.random.Generator:
-    """A generator from what scikit-learn takes for one."""
+    """A random number generator from any value that scikit-learn accepts as `random_state`."""
     if isinstance(random_state, int | np.integer | np.random.Generator):
         return np.random.default_rng(random_state)
     return np.random.default_rng(check_random_state(random_state).randint(2**31 - 1))

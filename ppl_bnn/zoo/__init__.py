@@ -1,11 +1,11 @@
-"""The zoo: finds the models, wherever the package lies.
+"""The zoo: finds the models in a checkout or in the installed package.
 
-One file is one model. In a checkout they lie in the repository's folder `models`; the wheel carries them as
-`ppl_bnn/_zoo`. This module has that folder for its `__path__`, so a file is imported as `ppl_bnn.zoo.<name>` and
-only so: no top-level name is taken from a user, any working folder will do, and a worker process that is sent a
-model of the zoo imports it under the same name.
+One file is one model. In a checkout they are in the repository's folder `models`; the wheel carries them as
+`ppl_bnn/_zoo`. This module has that folder as its `__path__`, so a file is imported as `ppl_bnn.zoo.<name>` and only by
+that name: no top-level name is taken, any working folder will do, and a worker process that receives a model of the zoo
+imports it under the same name.
 
-Cards are read from the syntax tree of a file: listing the zoo runs none of it.
+Cards are read from the syntax tree of a file: listing the zoo does not run any model.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ppl_bnn.language.distributions import Distribution, draw_shape
 from ppl_bnn.language.primitives import Interpretation, Message
 
 Model = Callable[..., Any]
-# What a model may infer, and of how many sites, before it is refused: beyond this no method ends.
+# Largest number of parameters and of sites of a model; for larger models no method ends.
 MOST_NUMBERS, MOST_SITES = 10**8, 10**5
 
 
 class TooLargeError(InputError):
-    """A model of more numbers than can be inferred."""
+    """A model with more parameters than can be inferred."""
 
 
 def _folder() -> Path:
@@ -51,11 +51,25 @@ __path__ = [*__path__, str(MODELS_FOLDER)]
 
 @dataclass(frozen=True)
 class Card:
-    """What is known of a model without running its file.
+    """Description of a model, read without running its file.
 
-    summary: the first line of its docstring. data: the name of its default data set, or None. arguments: its
-    keyword-only parameters with their defaults as written. example: inputs of a row or a few, where the file has such
-    a constant EXAMPLE, as lists of numbers or a dict of them; for `sketch`, where no row of numbers would do.
+    Parameters
+    ----------
+    name : str
+        Name of the model.
+    summary : str
+        The first line of its docstring.
+    docstring : str
+        The whole docstring.
+    data : str or None
+        Name of its default data set.
+    path : Path
+        The file.
+    arguments : dict of str
+        Keyword-only parameters of the model with their defaults, as written.
+    example : optional
+        Inputs of one or a few rows, if the file has a constant EXAMPLE, as lists of numbers or a dict of lists. It is
+        for `sketch`, if a row of numbers is not a valid input.
     """
 
     name: str
@@ -78,9 +92,23 @@ def models() -> dict[str, Card]:
 
 
 def load(name: str, **keywords: Any) -> Model:
-    """The model of that name, with its keyword-only parameters bound: `load("regression_mlp", width=50)`.
+    """Load a model of the zoo, with its keyword-only parameters set: `load("regression_mlp", width=50)`.
 
-    Raises `UnknownNameError` for a model or an argument that does not exist, with the nearest that does.
+    Parameters
+    ----------
+    name : str
+        Name of the model.
+    **keywords
+        Values of keyword-only parameters of the model.
+
+    Returns
+    -------
+    Model
+
+    Raises
+    ------
+    UnknownNameError
+        A model or an argument that does not exist; the message names the nearest one that does.
     """
     if name not in names():
         raise unknown_name("model", name, names())
@@ -88,18 +116,32 @@ def load(name: str, **keywords: Any) -> Model:
 
 
 def from_file(path: str | os.PathLike[str], **keywords: Any) -> Model:
-    """The function `model` of a Python file, with keyword-only parameters bound.
+    """Load the function `model` of a Python file, with keyword-only parameters set.
 
-    The module is not registered under any name, so worker processes are sent the function itself.
+    The module is not registered under any name, so worker processes receive the function itself.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        The file.
+    **keywords
+        Values of keyword-only parameters of the model.
+
+    Returns
+    -------
+    Model
 
     Raises
     ------
-    InputError: there is no such Python file.
-    ModelError: the file cannot be run, or defines no function `model`.
-    UnknownNameError: an argument that the model does not have.
+    InputError
+        There is no such Python file.
+    ModelError
+        The file cannot be run, or defines no function `model`.
+    UnknownNameError
+        An argument that the model does not have.
     """
     file = _python_file(path)
-    # A name that no one can import: cloudpickle then sends the function by value.
+    # A name that cannot be imported, so that cloudpickle sends the function by value.
     module = types.ModuleType(f"_ppl_bnn_file_{file.stem}")
     module.__file__ = str(file)
     try:
@@ -121,7 +163,21 @@ def from_file(path: str | os.PathLike[str], **keywords: Any) -> Model:
 
 
 def bind(model: Model, name: str, **keywords: Any) -> Model:
-    """`model` with keyword-only parameters bound; it is unchanged if there are none to bind."""
+    """Set keyword-only parameters of `model`; it is returned unchanged if there are none to set.
+
+    Parameters
+    ----------
+    model : Model
+        The model.
+    name : str
+        Name of the model in error messages.
+    **keywords
+        Values of keyword-only parameters.
+
+    Returns
+    -------
+    Model
+    """
     if not keywords:
         return model
     parameters = inspect.signature(model).parameters.values()
@@ -135,9 +191,21 @@ def bind(model: Model, name: str, **keywords: Any) -> Model:
 def read_card(path: str | os.PathLike[str]) -> Card:
     """The card of a model file: its docstring, `DATA`, `EXAMPLE` and the keyword-only parameters of its `model`.
 
+    Parameters
+    ----------
+    path : str or PathLike
+        The file.
+
+    Returns
+    -------
+    Card
+
     Raises
     ------
-    InputError: there is no such Python file. ModelError: it is none, or EXAMPLE is not written out.
+    InputError
+        There is no such Python file.
+    ModelError
+        The file is not a model, or EXAMPLE is not a literal.
     """
     file = _python_file(path)
     try:
@@ -186,7 +254,7 @@ def _written_out(path: str | os.PathLike[str], node: ast.expr) -> Any:
 
 
 def _arrays(inputs: Any) -> Any:
-    """Lists of numbers, or a dict of them, as arrays: whole numbers stay whole. What is an array stays what it is."""
+    """Lists of numbers, or a dict of them, as arrays. Integers stay integers and arrays stay unchanged."""
     import numpy as np
 
     if isinstance(inputs, Mapping):
@@ -196,10 +264,18 @@ def _arrays(inputs: Any) -> Any:
 
 @dataclass(frozen=True)
 class SiteSketch:
-    """A site as one run met it: what it is drawn from in words, and its shape.
+    """A site as one run of a model encountered it.
 
-    In the words a number stands as it was given, and "..." for what is computed from other sites. local: whether
-    each row has one of its own, of this shape.
+    Parameters
+    ----------
+    name : str
+        Name of the site.
+    prior : str
+        The distribution in words: numbers as they were given, and "..." for values computed from other sites.
+    shape : tuple of int
+        Shape of the site.
+    local : bool
+        Whether each row has its own value, of this shape.
     """
 
     name: str
@@ -209,15 +285,24 @@ class SiteSketch:
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """What one run of a model tells.
+    """Size, task and sites of a model, from one run. Made by `sketch`.
 
-    parameters: how many numbers it infers, with those of one row where rows have their own. task: "regression" or
-    "classification". sites: those numbers, site by site. likelihood: what the targets are drawn from, in words.
+    Parameters
+    ----------
+    parameters : int
+        Number of unknowns that the model infers, including those of one row if rows have their own.
+    task : str
+        "regression" or "classification".
+    sites : tuple of SiteSketch
+        The sites of these unknowns.
+    likelihood : str
+        Distribution of the targets, in words.
     """
 
     parameters: int
@@ -227,22 +312,31 @@ class Sketch:
 
     @property
     def per_row(self) -> int:
-        """How many of `parameters` each row has of its own."""
+        """Number of `parameters` that each row has of its own."""
         return sum(site.size for site in self.sites if site.local)
 
     @property
     def shared(self) -> int:
-        """How many of `parameters` all rows share."""
+        """Number of `parameters` that all rows share."""
         return self.parameters - self.per_row
 
 
 def sketch(model: Model, inputs: Any) -> Sketch:
-    """Run `model` once, every site one, without a framework: its size, its task and its sites.
+    """Run `model` once with every site set to one, without a framework, to find its size, its task and its sites.
 
-    inputs: how many features a table has, for one row of ones; a model of symbols, which refuses numbers that measure,
-    has them as whole numbers. Or an example of anything else: an array, or a dict of arrays with a common first axis,
-    or lists for them (`Card.example`). One row is enough, also of a model whose rows interact: it is a graph of one
-    node. Variables of the rows are counted for one row.
+    Parameters
+    ----------
+    model : Model
+        The model.
+    inputs
+        The number of features of a table, for one row of ones; a model of symbols, which refuses real-valued inputs,
+        gets them as integers. Or an example of other inputs: an array, or a dict of arrays with a common first axis, or
+        lists for them (`Card.example`). One row is enough, also for a model whose rows interact: it is a graph of one
+        node. Variables of the rows are counted for one row.
+
+    Returns
+    -------
+    Sketch
     """
     import numpy as np
 
@@ -265,7 +359,7 @@ def _sketch_at(model: Model, x: Any) -> Sketch:
 
 
 class _Sketching(Interpretation):
-    """Every site takes the value one in its shape, and is written down; one too large is refused instead."""
+    """Sets every site to one in its shape and records it; a site that is too large is refused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -321,7 +415,7 @@ def _call(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _word(value: Any) -> str:
-    """A number or a word as it was given; an array has been computed, from ones."""
+    """A number or a word as it was given; an array was computed from ones."""
     if type(value) in (list, tuple):
         return f"({', '.join(map(_word, value))})"
     if type(value) in (int, float):

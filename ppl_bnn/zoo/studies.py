@@ -1,7 +1,7 @@
-"""Finds the studies and benchmarks, wherever the package lies, and runs one by its name.
+"""Finds the studies and benchmarks in a checkout or in the installed package, and runs one by its name.
 
-A study is a script with a command line of its own, and runs in a process of its own. Where it writes is said by --out;
-benchmarks of speed print, and write nothing unless they are told to.
+A study is a script with its own command line, and runs in its own process. --out sets where it writes; speed benchmarks
+print, and write nothing unless requested.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pathlib import Path
 
 from ppl_bnn.core.errors import unknown_name
 
-# What other studies import, and what nobody runs.
+# Modules that other studies import, and that are not run themselves.
 _NOT_RUN = ("study", "problem", "ratios")
 
 
 def folder() -> Path:
-    """Where the studies lie: in a checkout, or installed."""
+    """The folder of the studies, in a checkout or installed."""
     package = Path(__file__).resolve().parents[1]
     installed, checkout = package / "_studies", package.parent / "comparisons"
     return installed if installed.is_dir() else checkout
 
 
 def studies() -> dict[str, Path]:
-    """Name -> file, sorted; benchmarks of speed are called "performance/sampling"."""
+    """Name -> file, sorted; speed benchmarks are called "performance/sampling" and similar."""
     files = [*folder().glob("*.py"), *(folder() / "performance").glob("*.py")]
     found = {file.relative_to(folder()).with_suffix("").as_posix(): file for file in files}
     return {name: found[name] for name in sorted(found) if found[name].stem not in _NOT_RUN}
@@ -40,7 +40,25 @@ def summary(file: Path) -> str:
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Run a study with arguments of its own, and give its exit status. Raises UnknownNameError: no such study."""
+    """Run a study with the given arguments.
+
+    Parameters
+    ----------
+    name : str
+        Name of the study.
+    arguments : sequence of str
+        Its command line arguments.
+
+    Returns
+    -------
+    int
+        The exit status.
+
+    Raises
+    ------
+    UnknownNameError
+        A study that does not exist.
+    """
     known = studies()
     if name not in known:
         raise unknown_name("study", name, known)

@@ -1,9 +1,9 @@
 """Which method fits which model of the zoo in which system: `models/methods.toml`, read and checked.
 
-A cell is a model, a method at settings of its own (a row of `ppl_bnn.inference.registry`, such as "laplace-kron") and
-a system. Every cell works but those that the file names: impossible ones, with the error by which the library refuses
-them and a reason in words for people, and those that depend on the data. So a new model, or a new method, works
-everywhere until somebody finds that it does not. `comparisons/zoo_matrix.py` fits every cell and stores the outcomes.
+A cell is a model, a method with certain settings (a row of `ppl_bnn.inference.registry`, such as "laplace-kron") and a
+system. Every cell works except those that the file lists: impossible ones, with the error by which the library refuses
+them and a reason in words, and those that depend on the data. A new model, or a new method, therefore counts as working
+everywhere until a failure is found. `comparisons/zoo_matrix.py` fits every cell and stores the outcomes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ppl_bnn.inference import registry
 from ppl_bnn.inference.registry import ROWS, MethodRow
 
 FILE = "methods.toml"
-# What a cell may be refused by; anything else comes out of a computation.
+# Errors by which a cell may be refused; any other error comes from a computation.
 REFUSALS = ("UnsupportedError", "InputError", "ModelError")
 _TABLES = ("impossible", "depends")
 _OF_A_RULE = ("models", "methods", "not_methods", "systems", "error", "says", "reason")
@@ -33,9 +33,20 @@ _SENTENCE = re.compile(r"[A-Z].*\.")
 
 @dataclass(frozen=True)
 class Rule:
-    """Some cells, the error that they end in and the reason for it.
+    """A set of cells, the error that they end in and its reason.
 
-    says: words of the error's message. general: it names no model, so that it is about methods and systems alone.
+    Parameters
+    ----------
+    models, methods, systems : frozenset of str
+        The cells.
+    error : type
+        The class of the error.
+    says : str
+        Words of the error's message.
+    reason : str
+        The reason, in words.
+    general : bool
+        Whether the rule names no model, so that it is about methods and systems alone.
     """
 
     models: frozenset[str]
@@ -47,16 +58,27 @@ class Rule:
     general: bool
 
     def covers(self, model: str, method: str, system: str) -> bool:
+        """Whether the rule is about this cell."""
         return model in self.models and method in self.methods and system in self.systems
 
     def explains(self, error: str, text: str) -> bool:
-        """Whether an error of that class and message is the one that this rule speaks of."""
+        """Whether an error of that class and message is the one of this rule."""
         return error == self.error.__name__ and self.says in text
 
 
 @dataclass(frozen=True)
 class Declarations:
-    """The whole table: its axes, and what is not simply working."""
+    """The whole table: its axes, and the cells that do not simply work.
+
+    Parameters
+    ----------
+    models : tuple of str
+        Names of the models.
+    methods : mapping of str to MethodRow
+        Rows of the registry, by name.
+    impossible, depends : tuple of Rule
+        Rules about impossible cells, and about cells that depend on the data.
+    """
 
     models: tuple[str, ...]
     methods: Mapping[str, MethodRow]
@@ -68,22 +90,22 @@ class Declarations:
         return ((m, row, system) for m in self.models for row in self.methods for system in SYSTEMS)
 
     def why_not(self, model: str, method: str, system: str) -> Rule | None:
-        """Why a cell is impossible; None where it is not."""
+        """The rule by which a cell is impossible, or None."""
         return _first(self.impossible, model, method, system)
 
     def doubt(self, model: str, method: str, system: str) -> Rule | None:
-        """What a cell may end in that is not impossible; None where it works."""
+        """The rule by which a cell that is not impossible may fail, or None if it works."""
         if self.why_not(model, method, system) is not None:
             return None
         return _first(self.depends, model, method, system)
 
     def served(self, method: str) -> tuple[str, ...]:
-        """The systems in which a method is there at all."""
+        """The systems in which a method exists."""
         if method not in self.methods:
             of = registry.row(method)
             if of.name in self.methods:
                 return self.served(of.name)
-            # "ensemble-swag": both what it is and what it is made of have to be there.
+            # "ensemble-swag": both the ensemble and its member have to exist.
             parts = [self.served(part) for part in (of.name.removesuffix(f"-{of.member}"), str(of.member))]
             return tuple(system for system in SYSTEMS if all(system in part for part in parts))
         return tuple(
@@ -95,14 +117,14 @@ class Declarations:
         )
 
     def missing(self, model: str) -> dict[Rule, list[str]]:
-        """Reason -> the methods that cannot fit a model because of it, where they are there at all.
+        """Reason -> the existing methods that cannot fit a model because of it.
 
         A method that is missing in one of its systems only is followed by that system: "nuts in pyro".
         """
         return self._told(model, self.why_not)
 
     def doubtful(self, model: str) -> dict[Rule, list[str]]:
-        """Reason -> the methods that may fail because of it, as `missing`."""
+        """Reason -> the methods that may fail because of it, in the form of `missing`."""
         return self._told(model, self.doubt)
 
     def _told(self, model: str, ask: Any) -> dict[Rule, list[str]]:
@@ -119,7 +141,7 @@ class Declarations:
         return {rule: self.shortened(names) for rule, names in found.items()}
 
     def summary(self, model: str) -> str:
-        """What fits a model, in few words: "all", "all but mc-dropout", "only svi"."""
+        """The methods that fit a model, in few words: "all", "all but mc-dropout", "only svi"."""
         without, parts = [], []
         for method in self.methods:
             served = self.served(method)
@@ -136,7 +158,7 @@ class Declarations:
         return words + (f" (not {', '.join(parts)})" if parts else "")
 
     def shortened(self, names: Iterable[str]) -> list[str]:
-        """The names, those of all rows of one class in one: "laplace*" for laplace, laplace-kron and so on."""
+        """The names, with those of all rows of one class as one: "laplace*" for laplace, laplace-kron and so on."""
         left = list(names)
         found: list[str] = []
         while left:
@@ -162,18 +184,33 @@ def _first(rules: tuple[Rule, ...], model: str, method: str, system: str) -> Rul
 
 @functools.cache
 def declared() -> Declarations:
-    """The declarations that lie beside the models of the zoo."""
+    """The declarations of the zoo's own file."""
     return read(zoo.MODELS_FOLDER / FILE, tuple(zoo.models()))
 
 
 def read(path: Path, models: tuple[str, ...], rows: Mapping[str, MethodRow] = ROWS) -> Declarations:
-    """The declarations of a file about these models and methods.
+    """Read the declarations of a file about these models and methods.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    models : tuple of str
+        Names of the models.
+    rows : mapping of str to MethodRow
+        Rows of the registry, by name.
+
+    Returns
+    -------
+    Declarations
 
     Raises
     ------
-    InputError: no TOML; something missing or of the wrong kind; a reason that is no sentence; a rule that decides
-    nothing.
-    UnknownNameError: a key, model, method, system or error that does not exist.
+    InputError
+        Invalid TOML; a value that is missing or of the wrong type; a reason that is not a sentence; a rule without
+        effect.
+    UnknownNameError
+        A key, model, method, system or error that does not exist.
     """
     content = read_toml(path)
     _known(f"table of {path.name}", content, _TABLES)
@@ -245,7 +282,7 @@ def _known(kind: str, names: Iterable[str], known: tuple[str, ...]) -> None:
 
 
 def _text(where: str, given: Mapping[str, Any], key: str) -> str:
-    """A value that has to be words; line breaks in them mean nothing."""
+    """A value that has to be text; line breaks in it have no meaning."""
     value = given.get(key)
     if not isinstance(value, str) or not value.strip():
         raise InputError(f"{where}, {key}: " + message("words", repr(value), f"{key} = '...'"))
