@@ -117,7 +117,7 @@ class Program:
         native = chosen.native(model, record=False) if language else chosen.plain(model)
         described, others = chosen.describe(native, x, y)
         observations = [site for site in others if site.kind == "observed"]
-        # To a system a plain factor of the density is an observed site too.
+        # To a system a plain factor of the density is an observed site too, although it observes nothing.
         names = [site.name for site in observations if type(site.distribution).__name__ != "Unit"]
         if observed is None:
             if len(names) != 1:

@@ -167,7 +167,7 @@ class System(Protocol):
     def plain(self, model: Model) -> Model:
         """A model written in the system itself as a function of (x, y), in the floating type of the session.
 
-        Inputs are passed to the parameters of those names, and plates are over all rows. The user's object is not
+        Inputs are passed to its own parameters, and plates are over all rows. The user's object is not
         changed.
         """
         ...

@@ -81,7 +81,7 @@ class StudentT:
     """Independent Student-t weights, w ~ t_df(loc, scale).
 
     The tails are heavy: a few weights may be large. `scale` is the scale of the family, not the standard deviation.
-    With `scale="fan_in"` it is sigma / sqrt(fan_in).
+    With `scale="fan_in"` the scale is sigma / sqrt(fan_in).
 
     Parameters
     ----------
@@ -332,7 +332,7 @@ class Hierarchical:
 
     References
     ----------
-    MacKay (1994), Bayesian nonlinear modeling for the prediction competition.
+    MacKay (1994), automatic relevance determination.
 
     Neal (1996), Bayesian learning for neural networks.
 
@@ -417,7 +417,7 @@ class RegularisedHorseshoe:
 
     tau and lambda as for `Horseshoe`. Where tau lambda is much below c it is the horseshoe. Where it is much above, w
     is nearly N(0, c^2), and after integration over c a Student-t with slab_df degrees of freedom and scale slab_scale.
-    A weight that the data do not determine therefore stays bounded, and a sampler meets lighter tails.
+    A weight that the data do not determine therefore stays bounded, and a sampler explores lighter tails.
 
     The form is non-centred: the latent sites are `name.global`, `name.local`, `name.slab` (c^2) and `name.base`, and
     `name` is a deterministic site.

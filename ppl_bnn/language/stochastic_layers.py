@@ -286,9 +286,9 @@ class Flipout(_PerRow):
         y_n = x_n mu + ((x_n * r_n) dw) * s_n:   row n has the weights mu_io + dw_io r_ni s_no,
 
     which are distributed as w given any signs, while those of two rows are uncorrelated. A bias is mu_o + db_o s_no.
-    There is one pattern per site and row, the same at all positions, at all positions of the kernel of a convolution (r
-    is a sign per channel) and in all maps that share the site. The joint distribution within a row is therefore that
-    under q, for shared weights too.
+    There is one pattern per site and row. It is the same at all positions of the inputs and of the kernel of a
+    convolution (r is a sign per channel), and in all maps that share the site. The joint
+    distribution within a row is therefore that under q, for shared weights too.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""Layers and networks of them."""
+"""Layers and networks."""
