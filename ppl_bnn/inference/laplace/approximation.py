@@ -1,7 +1,7 @@
-"""The Gaussian N(u_MAP, A^-1) of a Laplace approximation, and how it predicts.
+"""The Gaussian N(u_MAP, A^-1) of a Laplace approximation, and its predictions.
 
-Prediction is linearised by default (Immer et al. 2021): eta(u) = eta(u_MAP) + J (u - u_MAP), because a Gauss-Newton
-posterior is the posterior of that linear model and its draws, put through the network itself, fit badly.
+Prediction is linearised by default (Immer et al. 2021): eta(u) = eta(u_MAP) + J (u - u_MAP). A Gauss-Newton posterior
+is the posterior of that linear model, and its draws fit badly if they go through the network itself.
 """
 
 from __future__ import annotations
@@ -25,18 +25,30 @@ from ppl_bnn.language.transforms import GaussianPrior, with_precision_factors
 from ppl_bnn.posterior.approximation import Approximation
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 
-# In this order in storage: the predictives that an approximation can give are kept as numbers.
+# This order is part of the storage format: predictives are stored as numbers.
 _KINDS = (*KINDS, "sampled")
 
 
 @dataclass
 class LaplaceGaussian(Approximation):
-    """N(mode, A^-1) over some or all positions of the latent sites; everything else stays at its value.
+    """N(mode, A^-1) over some or all positions of the latent sites. Everything else stays at its value.
 
-    mode: name -> array over the latent sites in the order of the program. covariance: a Gaussian of `gaussians.py`.
-    positions (Q,): what it is over, None for the whole flat vector. held: the parameters without a prior.
-    factors: site -> factor on the precision of its prior, noise: the known noise, both where the fit tuned them.
-    predictives: kinds of prediction, the default first.
+    Parameters
+    ----------
+    mode : dict of ndarray
+        Name -> array over the latent sites, in the order of the program.
+    covariance
+        A Gaussian of `gaussians.py`.
+    held : dict of ndarray
+        The parameters without a prior.
+    positions : ndarray or None
+        The positions (Q,) that the Gaussian is over; None for the whole flat vector.
+    factors : dict of ndarray
+        Site -> factor on the precision of its prior, if the fit tuned it.
+    noise : float or None
+        The known noise, if the fit tuned it.
+    predictives : tuple of str
+        Kinds of prediction, the default first.
     """
 
     mode: dict[str, np.ndarray]
@@ -77,7 +89,7 @@ class LaplaceGaussian(Approximation):
         return flat - self.flat_mode
 
     def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
-        """log density of what the Gaussian is over; draws differ from the mode nowhere else."""
+        """Log density of the positions that the Gaussian is over; draws differ from the mode only there."""
         deviation = self._deviation(u)
         return self.covariance.log_prob(deviation if self.positions is None else deviation[:, self.positions])
 
@@ -98,7 +110,8 @@ class LaplaceGaussian(Approximation):
 
         Raises
         ------
-        UnsupportedError: one over some of the weights only, which says nothing of the others.
+        UnsupportedError
+            The Gaussian is over some of the weights only, and does not cover the others.
         """
         if self.positions is not None:
             raise UnsupportedError(
@@ -165,7 +178,7 @@ class LaplaceGaussian(Approximation):
         return np.concatenate([mean for mean, _ in parts]), np.concatenate([part for _, part in parts])
 
     def _projected(self, problem: Problem, x: Any, memory: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """eta (B, D) and J A^-1 J' (B, D, D), without a Jacobian of weights where the structure needs none."""
+        """eta (B, D) and J A^-1 J' (B, D, D), without a Jacobian of weights if the structure needs none."""
         slices = site_slices(problem)
         sites = self._whole_sites(slices)
         if sites is None or not isinstance(self.covariance, Diagonal | Kronecker):
@@ -194,7 +207,7 @@ class LaplaceGaussian(Approximation):
             yield eta, total
 
     def _whole_sites(self, slices: Mapping[str, slice]) -> tuple[str, ...] | None:
-        """The sites that the Gaussian is over, or None where it is over parts of sites."""
+        """The sites that the Gaussian is over; None if it is over parts of sites."""
         if self.positions is None:
             return tuple(slices)
         inside = np.zeros(max(at.stop for at in slices.values()), dtype=bool)
@@ -204,7 +217,7 @@ class LaplaceGaussian(Approximation):
         return tuple(name for name, at in slices.items() if inside[at].all())
 
     def _where(self, slices: Mapping[str, slice], sites: Sequence[str]) -> dict[str | None, Any]:
-        """How the covariance calls each site: its part's name, or its positions among those that it is over."""
+        """The key of each site in the covariance: the name of its part, or its positions within the Gaussian."""
         if isinstance(self.covariance, Kronecker):
             return {name: name for name in sites}
         where, start = {}, 0
@@ -215,12 +228,12 @@ class LaplaceGaussian(Approximation):
         return where
 
     def closed_form(self, problem: Problem, x: Any, kind: str, memory: int) -> Prediction | None:
-        """The prediction of the linearised predictor, without draws of weights; see `linearised.py` for the kinds."""
+        """The prediction of the linearised predictor, without draws of weights. See `linearised.py` for the kinds."""
         if kind == "sampled":
             return None
         likelihood = problem.program.likelihood
         outputs, rows = problem.program.outputs or 1, row_count(x)
-        # Means of classes can be made a few rows at a time; elsewhere the nodes of a rule are chosen for all rows.
+        # Class means can be computed a few rows at a time. Otherwise the nodes of a rule are chosen for all rows.
         separable = likelihood.task == "classification" and outputs > 1
         chunk = max(1, memory // (64 * outputs**2)) if separable else rows
         found = []
@@ -230,7 +243,7 @@ class LaplaceGaussian(Approximation):
         return found[0] if len(found) == 1 else _joined(found)
 
     def joint(self, problem: Problem, x: Any, memory: int) -> JointPrediction | None:
-        """Of the linearised predictor, in closed form."""
+        """The joint prediction of the linearised predictor, in closed form."""
         if "linearised" not in self.predictives:
             return None
         parts = list(jacobians(problem, self.centre(), x, memory, self.positions))
@@ -240,7 +253,7 @@ class LaplaceGaussian(Approximation):
 
 
 def _joined(parts: Sequence[Prediction]) -> Prediction:
-    """Predictions of pieces of the rows, in one."""
+    """Concatenate predictions of pieces of the rows."""
     within = [part.epistemic_within for part in parts if part.epistemic_within is not None]
     return replace(
         parts[0],

@@ -1,7 +1,7 @@
-"""The systems' own AutoLaplaceApproximation, as a thin wrapper: the precision at a mode, or a named error.
+"""A thin wrapper of the systems' own AutoLaplaceApproximation: the precision at a mode, or a named error.
 
-Both guides invert the exact Hessian of the log joint, and both fail on networks: NumPyro's can hand out draws without
-variance (the MAP under another name), Pyro's raises in Cholesky. Neither gets through here.
+Both guides invert the exact Hessian of the log joint, and both fail on networks: NumPyro's can return draws without
+variance (equal to the MAP), Pyro's raises in Cholesky. Here both cases raise an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ def guide_gaussian(problem: Problem, u: Mapping[str, np.ndarray]) -> Full:
 
     Raises
     ------
-    UnsupportedError: point estimates in the model. CurvatureError: a Hessian that is no precision.
+    UnsupportedError
+        Point estimates in the model.
+    CurvatureError
+        The Hessian is not positive definite.
     """
     return _GUIDES[problem.system.name](problem, u)
 
@@ -42,7 +45,7 @@ def _guide_numpyro(problem: Problem, u: Mapping[str, np.ndarray]) -> Full:
 
     @jax.jit
     def covariance(loc: Any) -> Any:
-        # Compiled, the guide is fast, and cannot hide a failure behind a warning and a zero variance.
+        # A compiled guide is fast, and cannot replace a failure by a warning and a zero variance.
         with problem.system.turn:
             return guide.get_posterior({f"{guide.prefix}_loc": loc}).covariance_matrix
 
@@ -84,7 +87,7 @@ def _guide_pyro(problem: Problem, u: Mapping[str, np.ndarray]) -> Full:
 
 
 def refuse_point_estimates(problem: Problem) -> None:
-    """Raise `UnsupportedError` where a parameter has no prior: the guides know random variables alone."""
+    """Raise `UnsupportedError` if a parameter has no prior: the guides support random variables only."""
     if problem.program.params:
         raise UnsupportedError(
             "Laplace(engine='guide'): "
@@ -103,7 +106,7 @@ def _constrained(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, Any
 
 
 def _flat_in_order_of(problem: Problem, u: Mapping[str, np.ndarray], unpack: Any) -> tuple[Any, np.ndarray]:
-    """The mode in the order of a guide's flat vector, and for each of our positions the guide's."""
+    """The mode in the order of a guide's flat vector, and for each of our positions the guide's position."""
     size = len(flat_latents(problem, u))
     places = unpack(problem.system.asarray(np.arange(size, dtype=float)))
     order = np.concatenate(

@@ -2,13 +2,13 @@
 
 `priors.Hierarchical`, `Horseshoe`, the relaxed `SpikeAndSlab`, every prior whose scale is sampled, and `noncentred`
 draw a standard variable e, the site `<name>.base`, and multiply it by scales s: the weight w = s e is the deterministic
-site `<name>`. A Gaussian over (e, log s) is one over the linearisation
+site `<name>`. A Gaussian over (e, log s) approximates the linearisation
 
     w(u) = w(u*) + J_w (u - u*)
 
-and of nothing else: where the data determine w, e and s move along the hyperbola s e = w, and the Gaussian along its
-tangent, which leaves it. Put through the product itself, draws of the Gaussian are far too wide. So weights of a
-Laplace approximation are linearised, which is the delta method, as its predictor is by default.
+but not w itself: where the data determine w, e and s move along the hyperbola s e = w, and the Gaussian along its
+tangent, which leaves the hyperbola. If draws of the Gaussian go through the product itself, weights are far too wide.
+So weights of a Laplace approximation are linearised (the delta method), as its predictor is by default.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ppl_bnn.inference.flat_vector import first_rows, somewhere, system_values
 from ppl_bnn.language.handlers import COMPUTED, recorded_values
 
 BASE = ".base"
-# Draws by which the difference between weights and their linearisation is judged.
+# Number of draws that measure the difference between weights and their linearisation.
 JUDGED = 200
 
 
@@ -84,17 +84,21 @@ def linearised_weights(
 
 
 def given(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Computed weights as values for a program, which then takes them instead of computing them."""
+    """Computed weights as values for a program, which then uses them instead of computing them."""
     return {COMPUTED + name: value for name, value in weights.items()}
 
 
 def bent(
     problem: Problem, centre: Mapping[str, np.ndarray], u: Mapping[str, np.ndarray]
 ) -> tuple[float, float]:
-    """(remainder, width): how far computed weights are from their linearisation at draws u, over all tensors the worst.
+    """How far computed weights are from their linearisation at draws u, the worst over all tensors.
 
-    remainder: the root mean square of w(u) less its linearisation, over that of the linearisation less w(centre).
-    width: the root mean square of w(u) less w(centre), over the same.
+    Returns
+    -------
+    remainder : float
+        The root mean square of w(u) minus its linearisation, over that of the linearisation minus w(centre).
+    width : float
+        The root mean square of w(u) minus w(centre), over that of the linearisation minus w(centre).
     """
     exact, linear = computed_weights(problem, u), linearised_weights(problem, centre, u)
     at = computed_weights(problem, {name: np.asarray(value)[None] for name, value in centre.items()})

@@ -5,8 +5,8 @@ prior, the Laplace approximation of the evidence (MacKay 1992; Bishop, PRML 5.7)
 
     log p(D | tau, s) = log p(D | u, s) + log p(u | tau) + P/2 log 2 pi - 1/2 log det A,    A = s H + Lambda.
 
-tau_g > 0 multiplies the prior's precision in group g and s > 0 the precision of Gaussian noise, both relative to
-the model as it is written (1 leaves it alone). With q_g = sum_{i in g} prior_i (u_i - loc_i)^2, P_g weights in
+tau_g > 0 multiplies the prior's precision in group g, and s > 0 the precision of Gaussian noise. Both are relative to
+the model as written (1 leaves it unchanged). With q_g = sum_{i in g} prior_i (u_i - loc_i)^2, P_g weights in
 group g, and gamma_g = sum_{i in g} (1 - tau_g prior_i (A^-1)_ii), its effective number of parameters,
 
     d / d log tau_g = (gamma_g - tau_g q_g) / 2,    d / d log s = (N K - sum_g gamma_g - s chi^2) / 2,
@@ -14,16 +14,19 @@ group g, and gamma_g = sum_{i in g} (1 - tau_g prior_i (A^-1)_ii), its effective
 where chi^2 = sum of (precision x squared residual) over the N K targets. MacKay's updates set these to zero one
 by one: tau_g <- gamma_g / q_g, s <- (N K - gamma) / chi^2.
 
-While u and H stay as they are and H is positive semidefinite, the function is concave in (log tau, log s): det A
-is a sum of products of principal minors of H, none negative, with powers of s and tau, so log det A is a
-log-sum-exp of linear functions. So there is one maximum, and the fixed point and direct maximisation agree about
-it. Only when u is found again for new factors (`alternate`, `marginal_mode`) do they part: the fixed point leaves
-out what the change of u does to H, which is nothing in a linear model and something in a network. Immer et al.
-(2021) take such updates during training.
+While u and H stay fixed and H is positive semidefinite, the function is concave in (log tau, log s): det A is a sum of
+products of principal minors of H, none negative, with powers of s and tau, so log det A is a log-sum-exp of linear
+functions. So there is one maximum, and the fixed point and direct maximisation agree. They differ only if u is found
+again for new factors (`alternate`, `marginal_mode`): the fixed point ignores how the change of u changes H. That effect
+is zero in a linear model but not in a network. Immer et al. (2021) take such updates during training.
 
-Everything is NumPy in float64. Sources: MacKay, "A practical Bayesian framework for backpropagation networks"
-(1992); Bishop, Pattern Recognition and Machine Learning (2006), 3.5 and 5.7; Immer et al., "Scalable marginal
-likelihood estimation for model selection in deep learning" (2021).
+Everything is NumPy in float64.
+
+References
+----------
+MacKay (1992), "A practical Bayesian framework for backpropagation networks".
+Bishop (2006), Pattern Recognition and Machine Learning, 3.5 and 5.7.
+Immer et al. (2021), "Scalable marginal likelihood estimation for model selection in deep learning".
 """
 
 from __future__ import annotations
@@ -38,20 +41,20 @@ from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError, me
 
 LIMITS = (1e-8, 1e8)
 GROUPINGS = ("global", "layer", "tensor", "weight")
-# 1 - tau prior (A^-1)_ii is a difference of numbers near one: what is smaller than this, per weight, is rounding.
+# 1 - tau prior (A^-1)_ii is a difference of numbers near one: a value below this, per weight, is rounding.
 ROUNDING = 1e-12
 # How negative a gamma per weight, or an eigenvalue relative to the largest, must be to count as more than rounding.
 INDEFINITE = 1e-8
-# Parts of a step of the alternation that are tried in turn.
+# Fractions of a step of the alternation, tried in turn.
 MONOTONE = (1.0, 0.5, 0.25, 0.125, -0.5, -0.25, -0.125)
 LOG_TWO_PI = float(np.log(2.0 * np.pi))
 
 
 class LogDeterminant(Protocol):
-    """log det(scale H + diag(factors[groups] prior)) and what tuning needs of its derivative.
+    """The function log det(scale H + diag(factors[groups] prior)), with the derivatives that tuning needs.
 
     Called with factors (G,) and scale it returns the value and gamma (G,), the effective number of parameters of each
-    group; the sum of gamma is tr(scale H A^-1). It may have `eigenvalues`, those of H relative to the prior, or None.
+    group. The sum of gamma is tr(scale H A^-1). It may have `eigenvalues`, those of H relative to the prior, or None.
     """
 
     def __call__(self, factors: np.ndarray, scale: float = 1.0) -> tuple[float, np.ndarray]: ...
@@ -60,11 +63,22 @@ class LogDeterminant(Protocol):
 def groups_of(
     sites: Sequence[tuple[str, int]], per: Literal["global", "layer", "tensor", "weight"] = "global"
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Which weights share one factor: the group of each entry of the flat vector, (P,) of int, and the groups' names.
+    """Which weights share one factor.
 
-    sites: (name, number of entries) in the order of the flat vector. per: "global" puts all into one group,
-    "tensor" each site into its own, "layer" sites whose names agree up to the last dot (`hidden0.weight` and
-    `hidden0.bias`), "weight" each entry (automatic relevance determination).
+    Parameters
+    ----------
+    sites : sequence of (str, int)
+        (name, number of entries) in the order of the flat vector.
+    per : {"global", "layer", "tensor", "weight"}
+        "global" puts all weights into one group, "tensor" each site into its own, "layer" sites whose names agree up to
+        the last dot (`hidden0.weight` and `hidden0.bias`), "weight" each entry (automatic relevance determination).
+
+    Returns
+    -------
+    groups : ndarray of int
+        The group of each entry of the flat vector, (P,).
+    names : tuple of str
+        The names of the groups.
     """
     if per not in GROUPINGS:
         raise unknown_name("grouping", per, GROUPINGS)
@@ -101,11 +115,18 @@ def groups_of(
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """What the evidence needs of Gaussian noise whose precision is scaled by s.
+    """The terms of the evidence for Gaussian noise whose precision is scaled by s.
 
-    log p(D | u, s) = -s misfit / 2 + (targets log s + log_precision - targets log 2 pi) / 2, with targets = N K,
-    misfit = chi^2 = sum of precision x squared residual, and log_precision = sum of the log precisions, each over
-    the targets at s = 1.
+    log p(D | u, s) = -s misfit / 2 + (targets log s + log_precision - targets log 2 pi) / 2.
+
+    Parameters
+    ----------
+    targets : int
+        N K.
+    misfit : float
+        chi^2, the sum over the targets of precision x squared residual at s = 1.
+    log_precision : float
+        The sum over the targets of the log precisions at s = 1.
     """
 
     targets: int
@@ -147,7 +168,7 @@ class GaussianNoise:
         return cls(residuals.size, float(np.sum(each * residuals**2)), float(np.sum(np.log(each))))
 
     def log_likelihood(self, scale: float) -> float:
-        """log p(D | u, s)."""
+        """Return log p(D | u, s)."""
         constant = self.log_precision + self.targets * (np.log(scale) - LOG_TWO_PI)
         return float(0.5 * (constant - scale * self.misfit))
 
@@ -156,11 +177,26 @@ class GaussianNoise:
 class Evidence:
     """The Laplace approximation of the log evidence at one mode, as a function of factors (G,) and noise factor s.
 
-    determinant: see `LogDeterminant`. sizes (G,), quadratics (G,): P_g and q_g. log_prior_precision: sum of log
-    prior_i over the tuned groups. likelihood: `GaussianNoise`, or log p(D | u) where there is no noise to tune.
-    held: names of groups whose factor stays 1, such as a sampled noise scale with a prior that is not Gaussian;
-    log_prior_held is their log density at the mode, all constants included. Tuned groups have the Gaussian prior
-    N(loc_i, 1 / (tau_g prior_i)).
+    Tuned groups have the Gaussian prior N(loc_i, 1 / (tau_g prior_i)).
+
+    Parameters
+    ----------
+    determinant : LogDeterminant
+        The log-determinant of A.
+    sizes : ndarray
+        P_g, (G,).
+    quadratics : ndarray
+        q_g, (G,).
+    log_prior_precision : float
+        The sum of log prior_i over the tuned groups.
+    likelihood : GaussianNoise or float
+        log p(D | u) if there is no noise to tune.
+    names : tuple of str
+        Names of the groups.
+    held : tuple of str
+        Names of groups whose factor stays 1, such as a sampled noise scale with a prior that is not Gaussian.
+    log_prior_held : float
+        The log density of the held groups at the mode, all constants included.
     """
 
     determinant: LogDeterminant
@@ -264,7 +300,7 @@ class Evidence:
 
     @property
     def tuned(self) -> np.ndarray:
-        """(G,) of bool: the groups that are not held."""
+        """The groups that are not held, (G,) of bool."""
         return np.array([name not in self.held for name in self.names])
 
     @property
@@ -273,22 +309,32 @@ class Evidence:
         return isinstance(self.likelihood, GaussianNoise)
 
     def log_likelihood(self, scale: float = 1.0) -> float:
-        """log p(D | u, s): how well the mode fits."""
+        """The log likelihood log p(D | u, s) of the mode."""
         self._check(np.ones(len(self.names)), scale)
         if isinstance(self.likelihood, GaussianNoise):
             return self.likelihood.log_likelihood(scale)
         return float(self.likelihood)
 
     def log_occam(self, factors: np.ndarray, scale: float = 1.0) -> float:
-        """The log of MacKay's Occam factor, log evidence minus log likelihood at the mode: what flexibility costs."""
+        """The log of MacKay's Occam factor: log evidence minus log likelihood at the mode."""
         return self.log_evidence(factors, scale) - self.log_likelihood(scale)
 
     def log_evidence(self, factors: np.ndarray, scale: float = 1.0) -> float:
-        """log p(D | tau, s), every constant included."""
+        """The log evidence log p(D | tau, s), all constants included."""
         return self._balance(np.asarray(factors, float), scale)[0]
 
     def value_and_gradient(self, factors: np.ndarray, scale: float = 1.0) -> tuple[float, np.ndarray, float]:
-        """log p(D | tau, s), its gradient in log tau (G,), zero for held groups, and in log s, zero without noise."""
+        """The log evidence and its gradient.
+
+        Returns
+        -------
+        value : float
+            log p(D | tau, s).
+        gradient : ndarray
+            The derivatives in log tau, (G,), zero for held groups.
+        noise_gradient : float
+            The derivative in log s, zero without noise.
+        """
         value, _, gain, loss = self._balance(np.asarray(factors, float), scale)
         gradient = 0.5 * (gain - loss)
         return value, gradient[:-1], float(gradient[-1])
@@ -328,7 +374,7 @@ class Evidence:
             )
 
     def _balance(self, factors: np.ndarray, scale: float) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
-        """Value, gamma (G,), and what pulls each log coordinate up and down, (G + 1,) each, the noise last.
+        """Value, gamma (G,), and the upward and downward terms of each log coordinate, (G + 1,) each, the noise last.
 
         Half their difference is the gradient, and their ratio is the factor by which MacKay's update changes the
         coordinate.
@@ -367,12 +413,30 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """Tuned factors, relative to the model as written, and how they came about.
+    """Tuned factors, relative to the model as written, and details of the search.
 
-    factors (G,), scale: of the prior's precision and of the noise's. gamma (G,): effective numbers of parameters.
-    at_bounds: what stopped at a limit, by name ("noise" for the scale). iterations: accepted steps (rounds, from
-    `alternate`). evaluations: of the log-determinant. history: log evidence of each iteration, the last one for
-    the factors returned.
+    Parameters
+    ----------
+    factors : ndarray
+        Factors on the prior's precision, (G,).
+    scale : float
+        Factor on the noise's precision.
+    gamma : ndarray
+        Effective numbers of parameters, (G,).
+    log_evidence : float
+        The log evidence at these factors.
+    iterations : int
+        Accepted steps (rounds, from `alternate`).
+    evaluations : int
+        Evaluations of the log-determinant.
+    converged : bool
+        Whether the search converged.
+    at_bounds : tuple of str
+        Names of the factors that stopped at a limit ("noise" for the scale).
+    warnings : tuple of str
+        Warnings.
+    history : tuple of float
+        Log evidence of each iteration, the last one for the returned factors.
     """
 
     factors: np.ndarray
@@ -388,6 +452,7 @@ class Tuned:
 
 
 def indefinite(came: str) -> CurvatureError:
+    """The `CurvatureError` of a curvature with negative eigenvalues."""
     return CurvatureError(
         "evidence: "
         + message(
@@ -399,6 +464,6 @@ def indefinite(came: str) -> CurvatureError:
 
 
 def listed(names: Sequence[str]) -> str:
-    """At most three names, and how many more there are."""
+    """At most three names, and the number of the others."""
     shown = ", ".join(repr(str(name)) for name in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -63,12 +63,12 @@ from ppl_bnn.posterior.posterior import Posterior
 if TYPE_CHECKING:
     from ppl_bnn.inference.laplace.laplace import Laplace
 
-# Nats that a Newton step may gain from a point that is taken as the mode: so much is the log evidence off.
+# Nats that a Newton step may gain from a point that is taken as the mode. This is the error of the log evidence.
 NO_MODE = 0.1
 
 
 class GaussianFit:
-    """What one fit knows as it goes along: the mode, what the Gaussian is over, curvature and prior there."""
+    """The state of one fit: the mode, the coordinates of the Gaussian, curvature and prior at the mode."""
 
     def __init__(self, method: Laplace, problem: Problem, progress: Progress, restart: int = 0):
         self.method, self.problem, self.progress, self.restart = method, problem, progress, restart
@@ -76,11 +76,11 @@ class GaussianFit:
         self.warnings: tuple[str, ...] = ()
         self.figures: dict[str, float] = {}
         self.passes = 0.0
-        # What several starts are compared by: the log evidence plus the log prior of what is held.
+        # The score that compares several starts: the log evidence plus the log prior of the held sites.
         self.standing = -np.inf
 
     def _refuse_kinks(self) -> None:
-        """An exact Hessian knows nothing of a likelihood whose log density is made of straight lines."""
+        """Refuse an exact Hessian for a likelihood whose log density is piecewise linear."""
         found = kinks(self.problem)
         if found:
             raise UnsupportedError(
@@ -109,9 +109,9 @@ class GaussianFit:
         return Mode(u, value, norm, np.zeros(0), rise is None or rise <= RISE, 0, 0.0, 0.0, rise=rise)
 
     def _judged(self, mode: Mode, covariance: Any, positions: np.ndarray) -> Mode:
-        """A point that was taken as the mode, with what a Newton step g' A^-1 g / 2 would gain in nats.
+        """A point that was taken as the mode, with the gain of a Newton step, g' A^-1 g / 2 in nats.
 
-        Where the log joint is quadratic that is what its maximum lies higher, and so the error of the log evidence.
+        If the log joint is quadratic, the gain is the distance to its maximum, and so the error of the log evidence.
         """
         if mode.rise is not None:
             return mode
@@ -128,7 +128,7 @@ class GaussianFit:
 
     @staticmethod
     def _gain(gradient: np.ndarray, covariance: Any) -> float:
-        """What a Newton step gains, g' A^-1 g / 2."""
+        """The gain of a Newton step, g' A^-1 g / 2."""
         return 0.5 * float(np.sum(covariance.whiten(gradient[None]) ** 2))
 
     def _found(self, start: Start, held: Sequence[str] = ()) -> Mode:
@@ -147,7 +147,7 @@ class GaussianFit:
         )
 
     def _check_settings(self, u: Mapping[str, np.ndarray]) -> None:
-        """Refuse what model and settings make impossible, before the mode is trained; u may be any point."""
+        """Refuse impossible combinations of model and settings before the mode is trained; u may be any point."""
         method, problem = self.method, self.problem
         positions = self._positions(u, any_largest=True)
         slices = site_slices(problem)
@@ -174,7 +174,7 @@ class GaussianFit:
             self._held_out()
         if method.structure == "kron":
             refuse_large_blocks(problem, u, positions)
-            # A mode that is given is judged by the prior there, and as soon: there is nothing to train.
+            # A given mode is checked with the prior at that point and before anything else: there is nothing to train.
             if method.prior_approximation is None and method.optimise:
                 prior = self._tensor_priors(u, positions) if tuned is None else tuned
                 self._check_kronecker_prior(u, positions, prior)
@@ -182,7 +182,7 @@ class GaussianFit:
     def _check_kronecker_prior(
         self, u: Mapping[str, np.ndarray], positions: np.ndarray, prior: np.ndarray | dict[str, TensorPrior]
     ) -> None:
-        """Refuse the prior of a weight that is no one precision at a point where no two elements are alike."""
+        """Refuse a prior of a weight that is not one precision, at a point where no two elements are equal."""
         problem, slices = self.problem, site_slices(self.problem)
         if isinstance(prior, np.ndarray):
             refuse_dependent(prior)
@@ -200,7 +200,7 @@ class GaussianFit:
             refuse_uneven(linear.weight, part, words if changing else "")
 
     def _held_out(self) -> int:
-        """How many rows validation holds out."""
+        """The number of rows that validation holds out."""
         share, rows = self.method.validation, self.problem.rows
         count = round(share * rows)
         if not 0 < count < rows:
@@ -211,7 +211,7 @@ class GaussianFit:
         return count
 
     def _marginal_mode(self) -> Mode:
-        """Sites of `marginal` at the maximum of evidence times hyper-prior, all else at its mode given them."""
+        """Set the sites of `marginal` to the maximum of evidence times hyper-prior, and all else to its mode."""
         problem, held = self.problem, tuple(self.method.marginal)
         slices = site_slices(problem)
         where = np.concatenate([np.arange(slices[name].start, slices[name].stop) for name in held])
@@ -228,7 +228,7 @@ class GaussianFit:
             return self.refinement.mode(moved, held=held)
 
         def objective(phi: np.ndarray) -> float:
-            # From the best so far: far out hidden units merge, and a mode that came from there would be a saddle.
+            # Start from the best so far: far out hidden units merge, and a search from there would end at a saddle.
             nonlocal best, highest
             u = at(phi)
             try:
@@ -272,7 +272,7 @@ class GaussianFit:
         }
 
     def _kinds(self) -> tuple[str, ...]:
-        """The kinds of prediction that there are, the default first."""
+        """The available kinds of prediction, the default first."""
         program, wanted = self.problem.program, self.method.predictive
         kinds = ("sampled",)
         if program.language:
@@ -306,7 +306,7 @@ class GaussianFit:
                     raise unknown_name("layer or site of weights", name, [*dict.fromkeys(layers), *names])
 
     def _positions(self, u: Mapping[str, np.ndarray], any_largest: bool = False) -> np.ndarray:
-        """(Q,) positions of the flat vector, increasing; any_largest: as many as asked for, whichever they are."""
+        """(Q,) positions of the flat vector, increasing; any_largest: any choice of the requested number."""
         method, problem, slices = self.method, self.problem, site_slices(self.problem)
         noise = noise_sites(problem, u)
         aside = {*method.marginal, *(noise if method.noise != "gaussian" else ())}
@@ -359,7 +359,7 @@ class GaussianFit:
         else:
             curvature = self._data_curvature(u, candidates, "diag")
             size = curvature.gaussian(self._prior(u, candidates, dense=False)).variances()
-        # Ties go to the first, so that the choice is the same at every fit.
+        # Ties go to the first, so that the choice is reproducible.
         return candidates[np.sort(np.argsort(-size, kind="stable")[:count])]
 
     def _data_curvature(
@@ -387,13 +387,13 @@ class GaussianFit:
         return curvature
 
     def _prior(self, u: Mapping[str, np.ndarray], positions: np.ndarray, dense: bool = True) -> np.ndarray:
-        """The prior's curvature over the positions, (Q,) or, where sites depend on each other, (Q, Q)."""
+        """The prior's curvature over the positions: (Q,), or (Q, Q) if sites depend on each other."""
         prior = prior_curvature(self.problem, u)
         if prior.ndim == 1:
             return prior[positions]
         prior = prior[np.ix_(positions, positions)]
         off = prior - np.diag(np.diag(prior))
-        # A scale that is held at a value makes no dependence among what it scales.
+        # A scale that is held at a value causes no dependence between the sites that it scales.
         if not dense or np.abs(off).max(initial=0.0) <= 1e-10 * np.abs(prior).max():
             return np.diag(prior).copy()
         return prior
@@ -401,7 +401,7 @@ class GaussianFit:
     def _tensor_priors(
         self, u: Mapping[str, np.ndarray], positions: np.ndarray
     ) -> np.ndarray | dict[str, TensorPrior]:
-        """The prior's curvature tensor by tensor, or (Q,) where it is a diagonal; positions of whole sites."""
+        """The prior's curvature tensor by tensor, or (Q,) if it is diagonal, for positions of whole sites."""
         inside = {name: at for name, at in site_slices(self.problem).items() if at.start in positions}
         known = site_curvatures(self.problem, u)
         if known is not None and not all(is_diagonal(known[name]) for name in inside):
@@ -429,7 +429,10 @@ class GaussianFit:
         return gaussian
 
     def _for_kronecker(self, curvature: KroneckerCurvature, prior: Any) -> Any:
-        """The prior as `prior_approximation` wants it, in writing: with "mean" one precision for each weight matrix."""
+        """The prior in the form that `prior_approximation` requires, with a warning.
+
+        For "mean" this is one precision for each weight matrix.
+        """
         weights = [block for block in curvature.blocks if isinstance(block, KroneckerBlock)]
         if self.method.prior_approximation == "mean":
             prior, averaged = (dict(prior) if isinstance(prior, Mapping) else prior.copy()), prior
@@ -490,7 +493,7 @@ class GaussianFit:
         return gaussian
 
     def _say(self, sentence: str) -> None:
-        """A warning, once, however often what it is about is computed."""
+        """Add a warning, once."""
         if sentence not in self.warnings:
             self.warnings += (sentence,)
 
@@ -505,7 +508,7 @@ def _effective_parameters(gaussian: Any, prior: np.ndarray | Mapping[str, Tensor
 
 
 def _without_upward(prior: Any) -> tuple[Any, int]:
-    """The nearest curvature of a prior without negative eigenvalues, and how many there were."""
+    """The nearest curvature of a prior without negative eigenvalues, and the number of those removed."""
     if isinstance(prior, Rotated):
         return prior, 0
     if prior.ndim == 1:
@@ -515,7 +518,7 @@ def _without_upward(prior: Any) -> tuple[Any, int]:
 
 
 def _without_negative(curvature: Any) -> tuple[Any, int]:
-    """The nearest curvature of the same structure without negative eigenvalues, and how many there were."""
+    """The nearest curvature of the same structure without negative eigenvalues, and the number of those removed."""
     if isinstance(curvature, DiagonalCurvature):
         values = curvature.diagonal()
         return DiagonalCurvature(np.maximum(values, 0.0)), int((values < 0.0).sum())

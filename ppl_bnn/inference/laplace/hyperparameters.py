@@ -1,8 +1,8 @@
-"""The evidence of a problem at a mode: from a program and its curvature to what `evidence.py` tunes.
+"""The evidence of a problem at a mode: from a program and its curvature to the inputs of `evidence.py`.
 
-Tuned are factors on the precisions of Normal priors, by groups of weights, and a factor on the precision of Gaussian
-noise. The evidence is that of what the Gaussian is over, log p(D | what is held): the prior density of sites that are
-held at a value is no part of it.
+The tuned quantities are factors on the precisions of Normal priors, by groups of weights, and a factor on the precision
+of Gaussian noise. The evidence is log p(D | held sites), that of the coordinates of the Gaussian: it does not include
+the prior density of sites that are held at a value.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ppl_bnn.language.likelihoods import Gaussian
 
 
 def log_likelihood(problem: Problem, u: Mapping[str, np.ndarray]) -> float:
-    """log p(y | x, w(u)), over all rows."""
+    """The log likelihood log p(y | x, w(u)), over all rows."""
     program, system = problem.program, problem.system
     total = program._cached(
         "log likelihood", lambda: system.compile(lambda u, x, y: program.log_likelihood(u, x, y).sum())
@@ -44,7 +44,8 @@ def log_prior(problem: Problem, u: Mapping[str, np.ndarray], positions: np.ndarr
 
     Raises
     ------
-    UnsupportedError: a part of a site whose elements depend on each other.
+    UnsupportedError
+        The positions are part of a site whose elements depend on each other.
     """
     if not len(positions):
         return 0.0
@@ -70,7 +71,7 @@ def log_prior(problem: Problem, u: Mapping[str, np.ndarray], positions: np.ndarr
 
 
 def noise_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-    """The latent sites that a Gaussian likelihood's noise is made of: they reach log noise and do not reach f."""
+    """The latent sites of a Gaussian likelihood's noise: those that affect log noise and not f."""
     program, system = problem.program, problem.system
     if not isinstance(program.likelihood, Gaussian):
         return ()
@@ -93,7 +94,7 @@ def noise_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> tuple[str, ...
         outputs = len(eta) // 2
         if eta[:outputs].all() and not eta[outputs:].all():
             found.append(name)
-    # What a site reaches is the same at every u, but where the network overflows it cannot be seen.
+    # The outputs that a site affects are the same at every u, but they cannot be detected where the network overflows.
     if finite(w).all():
         known["all"] = tuple(found)
     return tuple(found)
@@ -101,7 +102,17 @@ def noise_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> tuple[str, ...
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise of a Gaussian likelihood: the site that it is (None for a number), its value, and how the mode fits."""
+    """The noise of a Gaussian likelihood.
+
+    Parameters
+    ----------
+    site : str or None
+        The site of the noise, None for a number.
+    value : ndarray
+        Its value.
+    likelihood : GaussianNoise
+        The terms of the evidence at the mode.
+    """
 
     site: str | None
     value: np.ndarray
@@ -109,11 +120,12 @@ class Noise:
 
 
 def gaussian_noise(problem: Problem, u: Mapping[str, np.ndarray]) -> Noise:
-    """What tuning the noise needs.
+    """The noise of a Gaussian likelihood, for tuning.
 
     Raises
     ------
-    UnsupportedError: a likelihood without one noise for all rows, or a noise that is computed from sites.
+    UnsupportedError
+        A likelihood without one noise for all rows, or a noise that is computed from sites.
     """
     program, system = problem.program, problem.system
     advice = "noise='mode', or marginal= with the sites that the noise is made of"
@@ -147,9 +159,24 @@ def gaussian_noise(problem: Problem, u: Mapping[str, np.ndarray]) -> Noise:
 class Tuning:
     """Which weights of a problem share a factor, and how a mode and an evidence follow from factors.
 
-    positions (Q,): of the flat vector of latent sites, what the Gaussian is over. groups (Q,), names (G,): of each
-    position; held: groups whose priors are not Normal, and keep them. location, precision (Q,): of the Normal priors.
-    noise: whether the noise is tuned too. curvature_at(u): the data curvature over the positions, at factors of 1.
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    positions : ndarray
+        The positions of the flat vector of latent sites that the Gaussian is over, (Q,).
+    groups : ndarray
+        The group of each position, (Q,).
+    names : tuple of str
+        Names of the groups, (G,).
+    held : tuple of str
+        Groups whose priors are not Normal, and stay unchanged.
+    location, precision : ndarray
+        Of the Normal priors, (Q,).
+    noise : bool
+        Whether the noise is tuned too.
+    curvature_at : callable
+        u -> the data curvature over the positions, at factors of 1.
     """
 
     problem: Problem
@@ -172,11 +199,12 @@ class Tuning:
         noise: bool,
         curvature_at: Callable[[Mapping[str, np.ndarray]], Any],
     ) -> Tuning:
-        """Groups over the sites with Normal priors; per "none" leaves all priors alone.
+        """Groups over the sites with Normal priors; per "none" leaves all priors unchanged.
 
         Raises
         ------
-        UnsupportedError: no Normal prior to tune, or priors that depend on other sites.
+        UnsupportedError
+            No Normal prior to tune, or priors that depend on other sites.
         """
         slices, sites = site_slices(problem), problem.program.sites
         traced = traced_latents(problem, system_values(problem, u), *first_rows(problem))
@@ -247,7 +275,7 @@ class Tuning:
 
     @property
     def ones(self) -> np.ndarray:
-        """Factors (G,) that leave the model as it is written."""
+        """Factors (G,) that leave the model unchanged."""
         return np.ones(len(self.names))
 
     def evidence(self, u: Mapping[str, np.ndarray], prior: np.ndarray) -> Evidence:
@@ -289,7 +317,7 @@ class Tuning:
         return latent_places(self.problem)[self.positions]
 
     def changes(self, factors: np.ndarray, scale: float) -> Changes:
-        """What the factors do to the log joint, over the flat vector of all sites."""
+        """The changes of the log joint by the factors, over the flat vector of all sites."""
         size, at = self.problem.program.parameter_count, self.places
         penalty, location = np.zeros(size), np.zeros(size)
         penalty[at] = (factors[self.groups] - 1.0) * self.precision
@@ -297,7 +325,7 @@ class Tuning:
         return Changes(penalty, location, scale)
 
     def site_factors(self, factors: np.ndarray) -> dict[str, np.ndarray]:
-        """Site -> factor on its prior's precision: a number where it is one for the whole site, else an array."""
+        """Site -> factor on its prior's precision: a number if it is the same for the whole site, else an array."""
         each = np.ones(max(at.stop for at in site_slices(self.problem).values()))
         each[self.positions] = factors[self.groups]
         found = {}

@@ -1,10 +1,11 @@
 """The Laplace approximation: a Gaussian at the mode, with the curvature of the log joint as its precision.
 
-N(u_MAP, A^-1) with A = H + Lambda, H the curvature of the data (Gauss-Newton, empirical Fisher or Hessian) and Lambda
-that of -(log prior + log |dw/du|), in unconstrained coordinates (MacKay 1992; Daxberger et al. 2021). Noise is at its
-joint mode, tuned by the evidence, or part of the Gaussian: the predictor is (f, log noise), with its Fisher block.
-Prediction is linearised by default (Immer et al. 2021): eta(u) = eta(u_MAP) + J (u - u_MAP), because a Gauss-Newton
-posterior is the posterior of that linear model and its draws, put through the network itself, fit badly.
+The Gaussian is N(u_MAP, A^-1) with A = H + Lambda. H is the curvature of the data (Gauss-Newton, empirical Fisher or
+Hessian) and Lambda that of -(log prior + log |dw/du|), in unconstrained coordinates (MacKay 1992; Daxberger et al.
+2021). Noise is at its joint mode, tuned by the evidence, or part of the Gaussian: the predictor is (f, log noise), with
+its Fisher block. Prediction is linearised by default (Immer et al. 2021): eta(u) = eta(u_MAP) + J (u - u_MAP). A
+Gauss-Newton posterior is the posterior of that linear model, and its draws fit badly if they go through the network
+itself.
 """
 
 from __future__ import annotations
@@ -52,44 +53,107 @@ TUNINGS = ("none", *GROUPINGS)
 
 @dataclass(frozen=True)
 class Laplace(Method):
-    """A Gaussian at the mode; its precision is the curvature of the data plus the prior's own.
+    """Laplace approximation: a Gaussian at the mode, whose precision is the curvature of data and prior.
 
-    structure: "full", "kron" (K-FAC), "diag" or "lowrank" with `rank` eigenpairs, beside which the noise has a block.
-    curvature: "ggn" (Gauss-Newton, with the Fisher information of p(y | eta), "exact" or, fisher="sampled", from
-    `samples` targets drawn for each row), "empirical" (gradients at the observed targets), "hessian" (exact, it may
-    be indefinite). sharing: "expand" or "reduce", for linear maps with several places in a row (Eschenhagen et al.
-    2023); kron only.
+    The posterior is approximated by N(u_MAP, A^-1) with A = H + Lambda, in unconstrained coordinates u. H is the
+    curvature of the data at the mode and Lambda that of -(log prior + log |dw/du|). Prediction is linearised by
+    default, eta(u) = eta(u_MAP) + J (u - u_MAP).
 
-    weights: "all"; "last_layer"; names of layers or sites; "largest_variance" or "largest_magnitude", with
-    `subnetwork` the number of weights. The others stay at the mode. noise: of a Gaussian likelihood: "gaussian"
-    (sampled noise is part of the Gaussian), "mode" (it stays at the joint mode) or "evidence" (its precision is
-    tuned; a prior on it then has no say). tune: "none", or factors on the precisions of Normal priors: one
-    ("global"), one for each "layer" or "tensor", or for each "weight". objective: "evidence", or "validation" with
-    `validation` the share of the rows held out (of mode and curvature; factors change the spread alone). search:
-    MacKay's "fixed_point", or "maximise". during_training: find the mode again for the new factors, until both agree.
-    marginal: sites (scales of priors, noise) at the maximum of evidence times hyper-prior, found by an outer search.
-    prior_approximation: for a Kronecker structure and a prior that is not one precision for each weight matrix (one
-    that differs within it, or yesterday's Kronecker factors): None refuses it, "kron" takes the nearest precision with
-    Kronecker eigenvectors (see `kronecker.py`), "mean" the average of the prior's precisions; both are reported.
-    repair: None, or "clip": negative eigenvalues of the prior's Hessian (Student-t, mixtures), and those of an exact
-    Hessian, are set to zero, which widens the approximation there; reported as a warning.
+    The mode is part of the method, so prior, noise and loss agree by construction. The parameters of its training are
+    those of `MAP`.
 
-    engine: "curvature" (this one, in both systems) or "guide" (the system's AutoLaplaceApproximation, with the exact
-    Hessian; its failures become named errors, and its draws go through the network). start: where the training of the
-    mode starts; optimise=False takes it as the mode: a posterior at its centre, and one without a centre (chains,
-    particles, ensembles, mixtures) is refused. A network trained elsewhere (a `torch.nn.Module`, Flax
-    parameters; for `bnn.module` the network itself, Equinox too) is a start; what it does not have, such as the noise,
-    is optimised. restarts: so many starts from draws of the prior, of which the one with the largest log evidence plus
-    log prior of what is held is kept; history["restart_log_evidence"] and ["restart_log_joint"] have what each came to,
-    -inf where it failed. The other fields are those of `MAP`: the mode is part of the method, so prior, noise and loss
-    agree by construction.
+    Parameters
+    ----------
+    structure : {"full", "kron", "diag", "lowrank"}
+        Structure of H. "kron" is K-FAC. "lowrank" keeps `rank` eigenpairs, with a separate block for the noise.
+    curvature : {"ggn", "empirical", "hessian"}
+        "ggn" is Gauss-Newton, with the Fisher information of p(y | eta). "empirical" uses gradients at the observed
+        targets. "hessian" is exact and may be indefinite.
+    weights : str or sequence of str
+        "all"; "last_layer"; names of layers or sites; "largest_variance" or "largest_magnitude", with `subnetwork`. The
+        other weights stay at the mode.
+    subnetwork : int or None
+        The number of weights with weights="largest_variance" or "largest_magnitude".
+    fisher : {"exact", "sampled"}
+        The Fisher information of "ggn": exact, or estimated from `samples` targets drawn for each row.
+    samples : int
+        Targets per row with fisher="sampled".
+    sharing : {"expand", "reduce"}
+        For linear maps with several places in a row (Eschenhagen et al. 2023). structure="kron" only.
+    rank : int or None
+        Number of eigenpairs with structure="lowrank".
+    noise : {"gaussian", "mode", "evidence"}
+        The noise of a Gaussian likelihood. "gaussian": sampled noise is part of the Gaussian. "mode": it stays at the
+        joint mode. "evidence": its precision is tuned, and a prior on it has no effect.
+    tune : {"none", "global", "layer", "tensor", "weight"}
+        Whether to tune factors on the precisions of Normal priors: one factor, or one for each layer, tensor or weight.
+    objective : {"evidence", "validation"}
+        What factors are tuned by: the evidence, or the log score of held-out rows. Held-out rows are excluded from mode
+        and curvature, and the factors change the spread only.
+    validation : float
+        The share of rows held out with objective="validation".
+    search : {"fixed_point", "maximise"}
+        MacKay's fixed point, or direct maximisation of the evidence.
+    during_training : bool
+        Whether to find the mode again for the new factors, until both agree.
+    marginal : sequence of str
+        Sites (scales of priors, noise) that are set to the maximum of evidence times hyper-prior, by an outer search.
+    prior_approximation : {None, "mean", "kron"}
+        For a Kronecker structure and a prior that is not one precision for each weight matrix (one that differs within
+        it, or the Kronecker factors of an earlier posterior). None refuses such a prior. "kron" takes the nearest
+        precision with Kronecker eigenvectors (see `kronecker.py`). "mean" takes the average of the prior's precisions.
+        Both are reported.
+    engine : {"curvature", "guide"}
+        "curvature" is this implementation, in both systems. "guide" is the system's AutoLaplaceApproximation, with the
+        exact Hessian. Its failures become named errors, and its draws go through the network.
+    repair : {None, "clip"}
+        "clip" sets negative eigenvalues of the prior's Hessian (Student-t, mixtures), and those of an exact Hessian, to
+        zero, which widens the approximation there. This gives a warning.
+    predictive : str or None
+        Kind of prediction: "sampled", or a kind of `linearised.py`. None takes the default.
+    steps, learning_rate, tolerance, polish
+        Training of the mode, as in `MAP`.
+    start : method, posterior, dict, network or None
+        Where the training of the mode starts. A network trained elsewhere (a `torch.nn.Module`, Flax parameters; for
+        `bnn.module` the network itself, Equinox too) is a start. What it lacks, such as the noise, is optimised.
+    optimise : bool
+        False takes `start` as the mode: a posterior at its centre. A posterior without a centre (chains, particles,
+        ensembles, mixtures) is refused.
+    memory : int
+        Bytes that intermediate results may take.
+    restarts : int
+        Number of starts from prior draws. The result with the largest log evidence plus log prior of the held sites is
+        kept. history["restart_log_evidence"] and history["restart_log_joint"] have the values of all starts, -inf for
+        those that failed.
 
-    figures: "log_evidence", log p(D | what is held at a value), in the units of the fit; "effective_parameters",
-    gamma = tr(H A^-1), where tuned also "prior_factor/..." and "noise"; "newton_gain", of a start that is taken as the
-    mode, the nats by which the log evidence is off; "computed_weights_remainder", how far weights that the program
-    computes (scale times base) are from their linearisation, which draws and sampled predictions use.
-    warnings: a mode that is none, tuning that
-    did not settle.
+    Raises
+    ------
+    InputError
+        Impossible arguments.
+    UnknownNameError
+        An unknown name of an option.
+    UnsupportedError
+        Combinations of options that are not defined.
+    CurvatureError
+        The precision is not positive definite.
+    DivergenceError
+        The training of the mode failed.
+
+    Notes
+    -----
+    `info.figures` has "log_evidence", log p(D | what is held at a value), in the units of the fit;
+    "effective_parameters", gamma = tr(H A^-1); if tuned, "prior_factor/..." and "noise"; "newton_gain", for a start
+    that is taken as the mode, the error of the log evidence in nats; "computed_weights_remainder", how far weights that
+    the program computes (scale times base) are from their linearisation, which draws and sampled predictions use.
+
+    There are warnings if a point is not a mode, or if tuning did not converge.
+
+    References
+    ----------
+    MacKay (1992), "A practical Bayesian framework for backpropagation networks".
+    Daxberger et al. (2021), "Laplace redux - effortless Bayesian deep learning".
+    Immer et al. (2021), "Improving predictions of Bayesian neural nets via local linearization".
+    Eschenhagen et al. (2023), "Kronecker-factored approximate curvature for modern neural network architectures".
     """
 
     structure: str = "full"
@@ -186,7 +250,7 @@ class Laplace(Method):
             refuse_without_centre(self.start)
 
     def _check_combinations(self) -> None:
-        """Each pair that is not defined, with a way out."""
+        """Refuse each combination that is not defined, with an alternative."""
         tuned = self.tune != "none" or self.noise == "evidence"
         sub = str(self.weights).startswith("largest")
         for impossible, expected, came, advice in (
@@ -264,7 +328,7 @@ class Laplace(Method):
             if impossible:
                 raise UnsupportedError("Laplace: " + message(expected, came, advice))
 
-    # -- what it takes and what it gets wrong
+    # -- cost and weakness
 
     @property
     def weakness(self) -> str:
@@ -288,7 +352,7 @@ class Laplace(Method):
         # Passes over the rows for the curvature, and for the log evidence.
         passes = Effort(0.0, size.outputs + 2.0, 50.0 + 2.0 * size.parameters * (self.curvature == "hessian"))
         if self.tune != "none" or self.noise == "evidence" or self.marginal:
-            # Each look at other hyper-parameters may move the mode, by L-BFGS.
+            # Each evaluation of other hyper-parameters may move the mode, by L-BFGS.
             often = 50.0 if self.during_training or self.objective == "validation" else 1.0
             passes = Effort(0.0, passes.usual + 20.0 * often, passes.most + REFINING * 3.0 * often)
         whole = self.structure == "full" and self.weights == "all"
@@ -318,7 +382,7 @@ class Laplace(Method):
 
 
 def _best_of(method: Laplace, problem: Problem, progress: Progress) -> Outcome:
-    """The best of several starts, what each came to (-inf where it failed), and what all of them cost."""
+    """Run several starts and keep the best, with the values of all starts (-inf for failures) and the total cost."""
     best: tuple[float, Outcome] | None = None
     evidence, joint = (np.full(method.restarts, -np.inf) for _ in range(2))
     seconds, evaluations, failed = np.zeros(2), 0.0, []

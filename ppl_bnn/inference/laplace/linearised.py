@@ -1,27 +1,28 @@
 """Predictions from a Gaussian over the predictor: eta_n ~ N(mean_n, covariance_n), row by row.
 
-A linearised network is such a Gaussian (MacKay 1992; Immer et al. 2021); a likelihood makes it a distribution of y,
+A linearised network is such a Gaussian (MacKay 1992; Immer et al. 2021). A likelihood makes it a distribution of y,
 
     p(y_n) = integral p(y_n | eta) N(eta; mean_n, covariance_n) d eta.
 
-Kinds, the default first; all but "linearised" exist for class labels only:
+Kinds, the default first (all but "linearised" exist for class labels only):
 
 "linearised"
-    The integral itself: closed form, or a quadrature with a stated error where the integrand has one dimension (one
-    logit, one log noise), or quasi-Monte Carlo. It converges to the truth; the others do not. With uncertain noise the
-    quadrature is over log noise: given log noise both f and y are normal, and the nodes give a mixture of normals,
-    without draws, without Monte-Carlo error, and with the same bits each time.
+    The integral itself: closed form, or a quadrature with a stated error if the integrand has one dimension (one
+    logit, one log noise), or quasi-Monte Carlo. It converges to the exact integral; the others do not. With uncertain
+    noise the quadrature is over log noise: given log noise both f and y are normal, and the nodes give a mixture of
+    normals, without draws, without Monte Carlo error, and with the same bits each time.
 "probit"
     One logit: p = sigmoid(kappa(s^2) f), kappa(s^2) = (1 + pi s^2 / 8)^(-1/2) (Spiegelhalter and Lauritzen 1990; MacKay
     1992), within 0.02 of the integral. Several logits: softmax(kappa(s_c^2) f_c), with the variances alone. It
-    depends on what all logits share, though softmax does not: good where logits are nearly independent with like
-    variances; too flat where they are correlated, too sure where the largest logit is much better known than others.
+    depends on a shift that all logits share, though softmax does not. It is good if logits are nearly independent with
+    similar variances, too flat if they are correlated, and too confident if the largest logit is much better known than
+    the others.
 "probit_covariance" (several logits)
     p_c proportional to 1 / sum_j exp(-(f_c - f_j) kappa(s_cc + s_jj - 2 s_cj)): the probit approximation for each
-    difference of two logits, put together as if these were independent (Daunizeau 2017, arXiv:1703.00091; the
-    third form of Lu, Ie and Sha 2021, arXiv:2006.07584), then normalised, as it does not sum to one by itself for more
-    than two classes. Invariant under what all logits share; for two classes the probit of their difference. Good
-    where covariances matter and draws are too dear.
+    difference of two logits, combined as if these were independent (Daunizeau 2017, arXiv:1703.00091; the
+    third form of Lu, Ie and Sha 2021, arXiv:2006.07584), then normalised, because it does not sum to one for more
+    than two classes. It is invariant under a shift that all logits share. For two classes it is the probit of their
+    difference. It is good if covariances matter and draws are too expensive.
 "bridge"
     The Laplace bridge (MacKay 1998; Hobbhahn, Kristiadi and Hennig 2022): the Dirichlet whose own Laplace
     approximation in the softmax basis has this mean and these variances. The Gaussian is first conditioned on logits
@@ -29,19 +30,19 @@ Kinds, the default first; all but "linearised" exist for class labels only:
 
         alpha_c = (1 - 2 / C + exp(m_c) sum_j exp(-m_j) / C^2) / V_cc,      p = alpha / sum(alpha).
 
-    Covariances are dropped. With more than two classes a vanishing covariance does not give back softmax(f): good for
-    a distribution over p at once, in few classes. One logit is the two logits (-f/2, f/2) with variance
-    s^2 / 4 each: Beta((1 + exp(f)) / s^2, (1 + exp(-f)) / s^2), whose mean is sigmoid(f) whatever s is; only the
-    split of its entropy knows s.
+    Covariances are dropped. With more than two classes a vanishing covariance does not give softmax(f). It is good for
+    a distribution over p at once, with few classes. One logit is treated as the two logits (-f/2, f/2) with variance
+    s^2 / 4 each: Beta((1 + exp(f)) / s^2, (1 + exp(-f)) / s^2), whose mean is sigmoid(f) for any s. Only the
+    decomposition of its entropy depends on s.
 "bridge_norm"
-    "bridge" after m / sqrt(v), V / v with v = mean_c(V_cc) sqrt(2 / C), after which the mean variance is sqrt(C / 2):
-    a correction of laplace-torch's for large variances, which the bridge does not turn into flat probabilities.
-    Where variances are smaller than sqrt(C / 2) it makes logits larger, without bound: then it is the wrong kind.
+    "bridge" after m / sqrt(v), V / v with v = mean_c(V_cc) sqrt(2 / C), after which the mean variance is sqrt(C / 2).
+    This is a correction of laplace-torch for large variances, which the bridge does not turn into flat probabilities.
+    If variances are smaller than sqrt(C / 2) it makes logits larger, without bound, and should not be used.
 
 The approximations are one component of class probabilities. Its `epistemic_within` is H(p) - E[H], with the expected
 entropy E[H] of the Dirichlet in closed form, or for the probit kinds that of the Gaussian itself, by the
-quadrature or quasi-Monte Carlo of "linearised". As p is approximate there, H(p) may fall short of E[H], which
-"probit" does with several logits; all of the entropy is then aleatoric and the epistemic part 0.
+quadrature or quasi-Monte Carlo of "linearised". As p is approximate, H(p) may be smaller than E[H], which happens for
+"probit" with several logits. All of the entropy is then aleatoric and the epistemic part 0.
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 KINDS = ("linearised", "probit", "probit_covariance", "bridge", "bridge_norm")
 # Points of the quasi-Monte Carlo rule: a power of two, at which Sobol points are balanced.
 DRAWS = 1024
-# Nodes of the rule over log noise while its standard deviation is small, and the most that a rule may have.
+# Nodes of the rule over log noise for small standard deviations, and the most nodes of a rule.
 NODES = 21
 MOST_NODES = 4096
-# Variances of log noise below this are those of known noise.
+# Noise counts as known if the variance of log noise is below this.
 KNOWN = 1e-14
-# Elements of one block of (points, rows, classes) that is only averaged over.
+# Elements of one block of (points, rows, classes) in averages.
 BLOCK = 1 << 22
 
 
@@ -89,33 +90,59 @@ def predictive(
     seed: int = 0,
     class_names: Sequence[str] | None = None,
 ) -> Prediction:
-    """The prediction of y from eta ~ N(mean, covariance), row by row; the kinds are explained at the top of this file.
+    """The prediction of y from eta ~ N(mean, covariance), row by row. The module docstring explains the kinds.
 
-    mean (N, D), covariance (N, D, D) symmetric and positive semidefinite; singular is allowed. For "linearised":
+    For "linearised":
 
     - Gaussian and HeteroscedasticGaussian with known noise: one normal N(f_k, var(f_k) + noise_k^2) per output, exact.
-    - the same with uncertain noise that moves in one direction (one output, or one noise that all outputs
+    - The same with uncertain noise that moves in one direction (one output, or one noise that all outputs
       share): a mixture over log noise, f being normal given it. The distribution function is within 1e-8 of
-      the exact one; a standard deviation of log noise near 18, where the variance of y overflows, is refused.
-    - Bernoulli: a mixture over the logit; probability and expected entropy within 1e-9 for a standard deviation of the
-      logit up to 250; beyond, the 4096 nodes are kept and the error is below 1e-3.
+      the exact one. A standard deviation of log noise near 18, where the variance of y overflows, is refused.
+    - Bernoulli: a mixture over the logit. Probability and expected entropy are within 1e-9 for a standard deviation of
+      the logit up to 250. Beyond that, the 4096 nodes are kept and the error is below 1e-3.
     - Censored: as its base.
-    - all else (Categorical, several independent noises, any other likelihood): a mixture over scrambled Sobol points
-      (Owen 1998), `seed` being that of the scrambling. All rows use the same points; the error falls
-      nearly as 1 / draws.
+    - All others (Categorical, several independent noises, any other likelihood): a mixture over scrambled Sobol points
+      (Owen 1998). All rows use the same points. The error falls nearly as 1 / draws.
 
-    With several outputs the first two are exact for each output; their components leave out the correlation of the f_k,
+    With several outputs the first two are exact for each output. Their components ignore the correlation of the f_k,
     so `log_prob` of a whole row is that of independent outputs given the noise. `joint_predictive` gives the
     covariances, and `draws` a mixture that has them.
 
-    draws: points of quasi-Monte Carlo (default 1024); given, it takes the place of closed form and quadrature too.
+    Parameters
+    ----------
+    likelihood
+        The likelihood.
+    mean : array
+        (N, D).
+    covariance : array
+        (N, D, D), symmetric and positive semidefinite. It may be singular.
+    kind : str
+        The kind of prediction.
+    draws : int or None
+        Points of quasi-Monte Carlo (default 1024). If given, it also replaces closed form and quadrature.
+    seed : int
+        The seed of the scrambling of Sobol points.
+    class_names : sequence of str or None
+        Names of the classes.
 
-    Raises InputError for shapes and values that are no Gaussian, UnknownNameError for an unknown kind, UnsupportedError
-    for one that the likelihood does not have, CurvatureError for a covariance that is indefinite, or where a bridge
-    has no variance to stand on.
+    Returns
+    -------
+    Prediction
+        The prediction.
+
+    Raises
+    ------
+    InputError
+        Shapes and values that are not a Gaussian.
+    UnknownNameError
+        An unknown kind.
+    UnsupportedError
+        A kind that the likelihood does not have.
+    CurvatureError
+        A covariance that is indefinite, or a bridge without variance.
     """
     if isinstance(likelihood, likelihoods.Censored):
-        # The prediction is of the value itself, which nothing censors.
+        # The prediction is of the uncensored value itself.
         found = predictive(likelihood.base, mean, covariance, kind, draws=draws, seed=seed)
         return replace(found, censored=True)
     if kind not in KINDS:
@@ -194,7 +221,7 @@ def _checked(likelihood: Any, mean: Any, covariance: Any) -> tuple[np.ndarray, n
 
 
 def _check_matrices(mean: np.ndarray, covariance: np.ndarray) -> None:
-    """Finite values, symmetric matrices (over the last two axes) and variances that are not negative."""
+    """Check for finite values, symmetric matrices (over the last two axes) and non-negative variances."""
     if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
         raise InputError(
             message(
@@ -250,7 +277,7 @@ def _linearised(
 
 
 def _normal_over_log_noise(mean: np.ndarray, covariance: np.ndarray) -> Prediction | None:
-    """Closed form or quadrature for normal outputs; None where log noises move in more than one direction.
+    """Closed form or quadrature for normal outputs; None if log noises move in more than one direction.
 
     log noise_k = l_k + a_k z with z ~ N(0, 1); then f_k given z is N(f_k + c_k z, var(f_k) - c_k^2), c_k = cov(f_k, z).
     """
@@ -276,7 +303,7 @@ def _normal_over_log_noise(mean: np.ndarray, covariance: np.ndarray) -> Predicti
         return None
     slope_f = covariance[rows, :outputs, outputs + first] * inverse
     within = np.maximum(var_f - slope_f**2, 0.0)
-    # A density in y moves with z as f does, and is sharper in z the less spread is left given z.
+    # A density in y moves with z as f does, and is sharper in z if less spread remains given z.
     shift = 0.35 * np.abs(slope_f) / np.hypot(np.sqrt(within), np.exp(log_noise))
     nodes, log_weights = _log_noise_rule(float(sd.max()), float((sd + shift.max(axis=1)).max()))
     z = nodes[:, None, None]
@@ -297,9 +324,9 @@ def _normal_over_log_noise(mean: np.ndarray, covariance: np.ndarray) -> Predicti
 def _log_noise_rule(sd: float, sharpness: float) -> tuple[np.ndarray, np.ndarray]:
     """Nodes in units of the standard deviation of log noise, and log weights, for functions of exp(sd z).
 
-    sharpness: the inverse width in z of the densities in y; at least sd. Gauss-Hermite while it is below 0.25. Beyond,
-    those nodes are too far apart, and the trapezoidal rule, whose error falls exponentially with the spacing (Trefethen
-    and Weideman 2014), takes over; it reaches 8 standard deviations beyond 2 sd, where the variance of y has its mass.
+    sharpness: the inverse width in z of the densities in y, at least sd. Gauss-Hermite if it is below 0.25. Above that
+    its nodes are too far apart, and the trapezoidal rule is used, whose error falls exponentially with the spacing
+    (Trefethen and Weideman 2014). It reaches 8 standard deviations beyond 2 sd, where the variance of y has its mass.
     """
     if sharpness <= 0.25:
         nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
@@ -310,10 +337,10 @@ def _log_noise_rule(sd: float, sharpness: float) -> tuple[np.ndarray, np.ndarray
 def _logit_rule(sd: float) -> tuple[np.ndarray, np.ndarray]:
     """Nodes in standard deviations of a logit, and log weights, for functions of sigmoid(f + sd z).
 
-    The trapezoidal rule: with poles at distance c = pi / sd from the real axis its error is about
-    exp(c^2 / 2 - 2 pi c / spacing), here exp(-23). A Gauss-Hermite rule as good has thousands of nodes at sd = 20.
+    The trapezoidal rule: with poles at distance c = pi / sd from the real axis its error is about exp(c^2 / 2 - 2 pi c
+    / spacing), here exp(-23). An equally accurate Gauss-Hermite rule has thousands of nodes at sd = 20.
     """
-    # Beyond 6 the poles no longer matter, but exp(-x^2 / 2) itself, which needs no spacing below 0.6.
+    # Beyond 6 the error is that of exp(-x^2 / 2) and not of the poles, and needs no spacing below 0.6.
     distance = min(math.pi / sd, 6.0) if sd > 0.0 else 6.0
     return _trapezoid(min(0.6, 2.0 * math.pi * distance / (23.0 + 0.5 * distance**2)), 7.0)
 
@@ -338,7 +365,7 @@ def _normal_points(count: int, dimension: int, seed: int) -> np.ndarray:
 
 
 def _roots(covariance: np.ndarray) -> np.ndarray:
-    """L (N, D, D) with L L' = covariance; Cholesky, or by eigenvalues in rows where the matrix is singular."""
+    """L (N, D, D) with L L' = covariance, by Cholesky, or by eigenvalues in rows with a singular matrix."""
     try:
         return np.linalg.cholesky(covariance)
     except np.linalg.LinAlgError:
@@ -471,9 +498,18 @@ def _row_blocks(rows: int, per_row: int) -> Iterator[slice]:
 def joint_predictive(likelihood: Any, mean: Any, joint_covariance: Any) -> JointPrediction:
     """Mean and covariance of f, and of y for normal likelihoods, over all rows together.
 
-    mean (N, D); joint_covariance (N D, N D), position n D + d being column d of row n. Gaussian and Heteroscedastic-
-    Gaussian: f is the first half of the columns and Cov(y) = Cov(f) + diag(exp(2 l + 2 var(l))) with l the mean of log
-    noise, by the law of total variance: exact, and with known noise y is normal. Others: f is all columns.
+    For Gaussian and HeteroscedasticGaussian, f is the first half of the columns and Cov(y) = Cov(f) + diag(exp(2 l + 2
+    var(l))) with l the mean of log noise, by the law of total variance. This is exact, and with known noise y is
+    normal. For other likelihoods f is all columns.
+
+    Parameters
+    ----------
+    likelihood
+        The likelihood.
+    mean : array
+        (N, D).
+    joint_covariance : array
+        (N D, N D). Position n D + d is column d of row n.
     """
     if isinstance(likelihood, likelihoods.Censored):
         likelihood = likelihood.base
@@ -514,7 +550,7 @@ def joint_predictive(likelihood: Any, mean: Any, joint_covariance: Any) -> Joint
 
 
 def _variances(covariance: np.ndarray) -> np.ndarray:
-    """The diagonals (N, D); rounding may have left a variance of -1e-17 where there is none."""
+    """The diagonals (N, D). Rounding may leave a variance of -1e-17 instead of 0."""
     return np.maximum(np.diagonal(covariance, axis1=-2, axis2=-1), 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Hyper-parameters at the maximum of the evidence: by its gradient, by a fixed point, or in turns with the mode."""
+"""Hyper-parameters at the maximum of the evidence: by its gradient, by a fixed point, or alternating with the mode."""
 
 from __future__ import annotations
 
@@ -33,19 +33,40 @@ def fixed_point(
     iterations: int = 1000,
     limits: tuple[float, float] = LIMITS,
 ) -> Tuned:
-    """MacKay's updates, tau_g <- gamma_g / q_g and s <- (N K - gamma) / chi^2, at one mode, until they settle.
+    """MacKay's updates, tau_g <- gamma_g / q_g and s <- (N K - gamma) / chi^2, at one mode, until convergence.
 
-    In log coordinates the update has the sign of the gradient in every coordinate, so it points uphill; where it
-    overshoots, because gamma falls as tau rises, it is halved until the log evidence rises. With concavity that
-    always arrives.
+    In log coordinates the update has the sign of the gradient in every coordinate, so it points uphill. If it
+    overshoots, because gamma falls as tau rises, it is halved until the log evidence rises. With concavity this always
+    converges.
 
-    tune_noise: by default where there is Gaussian noise. tolerance: largest change of a log factor by a full
-    update. limits: of every factor and of s; what runs into them is named in `at_bounds` and in a warning: q_g =
-    0, a mode at the prior mean, sends tau_g to infinity, and weights without influence on the data (gamma_g = 0)
-    send it to 0. iterations=1 is the single update taken during training.
+    Parameters
+    ----------
+    evidence : Evidence
+        The evidence at the mode.
+    factors : ndarray or None
+        Initial factors, (G,).
+    scale : float
+        Initial noise factor s.
+    tune_noise : bool or None
+        Whether to tune s. By default if there is Gaussian noise.
+    tolerance : float
+        The largest change of a log factor by a full update at convergence.
+    iterations : int
+        The most updates. 1 is the single update taken during training.
+    limits : (float, float)
+        Limits of every factor and of s. Factors at a limit are named in `at_bounds` and in a warning: q_g = 0, a mode
+        at the prior mean, sends tau_g to infinity, and weights without influence on the data (gamma_g = 0) send it to
+        0.
 
-    Raises CurvatureError where H has negative eigenvalues, and where N K <= gamma, so that the noise update is
-    undefined.
+    Returns
+    -------
+    Tuned
+        The factors.
+
+    Raises
+    ------
+    CurvatureError
+        H has negative eigenvalues, or N K <= gamma, so that the noise update is undefined.
     """
     coordinates = _Coordinates(evidence, tune_noise, limits)
     check_effort("fixed_point", tolerance, iterations)
@@ -97,9 +118,8 @@ def maximise(
 ) -> Tuned:
     """The maximum of the log evidence at one mode by L-BFGS-B in (log tau, log s) with the exact gradient.
 
-    Arguments, result and errors are those of `fixed_point`, except that tolerance bounds the gradient, in nats
-    per unit of a log factor, and that N K <= gamma is refused at the maximum only: on the way there the gradient
-    still says what to do.
+    Arguments, result and errors are those of `fixed_point`, with two differences. `tolerance` bounds the gradient, in
+    nats per unit of a log factor. N K <= gamma is refused at the maximum only: before it the gradient is still defined.
     """
     from scipy.optimize import minimize
 
@@ -128,7 +148,7 @@ def maximise(
         )
         z = np.clip(result.x, coordinates.lowest, coordinates.highest)
         state = coordinates.evaluate(z)
-        # Where nothing pulls back, the evidence rises to the limit ever more slowly, and L-BFGS-B stops on the way.
+        # Without a downward term the evidence rises to the limit ever more slowly, and L-BFGS-B stops before it.
         ahead = z + coordinates.update(z, state)
         ends = np.where((ahead <= coordinates.lowest) | (ahead >= coordinates.highest), ahead, z)
         trial = coordinates.evaluate(ends)
@@ -139,7 +159,7 @@ def maximise(
             z, state = ends, trial
     coordinates.check_noise(state)
     inward = np.clip(z + state.gradient, coordinates.lowest, coordinates.highest) - z
-    # A value of so many digits does not show a gradient smaller than this, given about the curvature that there is.
+    # With the precision of the value and about this curvature, a smaller gradient cannot be detected.
     visible = 0.1 * np.sqrt(coordinates.rounding(state) * (state.gain + state.loss))
     converged = bool(np.all(np.abs(inward) <= np.maximum(tolerance, visible)))
     found: tuple[str, ...] = ()
@@ -154,7 +174,22 @@ def maximise(
 def profile(
     evidence: Evidence, factors: np.ndarray, scales: np.ndarray | Sequence[float] = (1.0,)
 ) -> np.ndarray:
-    """Log evidence over a grid, (M, S): factors (M,) for all tuned groups at once or (M, G), by noise factors (S,)."""
+    """Log evidence over a grid of factors and noise factors.
+
+    Parameters
+    ----------
+    evidence : Evidence
+        The evidence at the mode.
+    factors : ndarray
+        (M,) for all tuned groups at once, or (M, G).
+    scales : ndarray or sequence of float
+        Noise factors, (S,).
+
+    Returns
+    -------
+    ndarray
+        The log evidence, (M, S).
+    """
     factors = np.asarray(factors, float)
     if factors.ndim == 1:
         factors = np.where(evidence.tuned, factors[:, None], 1.0)
@@ -174,17 +209,42 @@ def alternate(
     monotone: bool = False,
     progress: Progress | None = None,
 ) -> Tuned:
-    """A mode, its tuned factors, the mode for these, and so on: MacKay's alternation, until no log factor moves.
-
-    evidence_at(factors (G,), scale) finds the mode for these hyper-parameters (from the last one, if it likes)
-    and returns the `Evidence` there; factors and scale remain relative to one fixed prior and noise. tolerance:
-    of the log factors. monotone: take of each step the first part that raises the log evidence at the mode found for
-    it, backwards if need be, and stop where none does: in a network the plain alternation can run away, trading the
-    scales of two layers for each other, and what it leaves out can turn its direction round.
+    """MacKay's alternation of a mode and its tuned factors, until no log factor moves.
 
     The result's log evidence belongs to the mode found for the result's factors. In a linear model the limit is
-    the maximum of the exact evidence. In a network the updates leave out the derivative of H, so the log evidence
-    may fall again: then the warning names the best round.
+    the maximum of the exact evidence. In a network the updates ignore the derivative of H, so the log evidence
+    may fall again. Then the warning names the best round.
+
+    Parameters
+    ----------
+    evidence_at : callable
+        (factors (G,), scale) -> the `Evidence` at the mode for these hyper-parameters. The search for the mode may
+        begin at the last one. Factors and scale are relative to one fixed prior and noise.
+    start : ndarray
+        Initial factors, (G,).
+    scale : float
+        Initial noise factor.
+    method : {"fixed_point", "maximise"}
+        The update of the factors at one mode.
+    tune_noise : bool or None
+        Whether to tune the noise factor. By default if there is Gaussian noise.
+    tolerance : float
+        Tolerance of the log factors.
+    rounds : int
+        The most rounds.
+    limits : (float, float)
+        Limits of every factor.
+    monotone : bool
+        Whether to take the first fraction of each step that raises the log evidence at the mode found for it, backwards
+        if necessary, and to stop if there is none. In a network the plain alternation can diverge, trading the scales
+        of two layers for each other, and the ignored derivative can reverse its direction.
+    progress : Progress or None
+        The progress display.
+
+    Returns
+    -------
+    Tuned
+        The factors.
     """
     if method not in ("fixed_point", "maximise"):
         raise unknown_name("update", method, ("fixed_point", "maximise"))
@@ -247,7 +307,7 @@ def alternate(
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    """The log evidence at a point of the coordinates, and what pulls each of them up and down."""
+    """The log evidence at a point of the coordinates, and the upward and downward terms of each coordinate."""
 
     value: float
     gamma: np.ndarray
@@ -260,7 +320,7 @@ class _State:
 
 
 class _Coordinates:
-    """z = (log factors of the tuned groups, log s where noise is tuned), within limits, and what to say about them."""
+    """z = (log factors of the tuned groups, log s if noise is tuned), within limits, and warnings about them."""
 
     def __init__(self, evidence: Evidence, tune_noise: bool | None, limits: tuple[float, float]):
         if not (0.0 < limits[0] < limits[1] < np.inf):
@@ -323,13 +383,13 @@ class _Coordinates:
         return state.gain > ROUNDING * np.append(self.evidence.sizes, 1)[self._chosen]
 
     def rounding(self, state: _State) -> float:
-        """Differences of the value that mean nothing: it is a sum of terms of about these sizes."""
+        """The rounding error of the value, which is a sum of terms of about these sizes."""
         likelihood = self.evidence.likelihood
         targets = likelihood.targets if isinstance(likelihood, GaussianNoise) else 0
         return 1e-12 * (abs(state.value) + float(np.sum(self.evidence.sizes)) + targets + 1.0)
 
     def check_noise(self, state: _State) -> None:
-        """Refuse N K <= gamma: nothing is left of the data to estimate noise from."""
+        """Refuse N K <= gamma: no data are left to estimate noise from."""
         likelihood = self.evidence.likelihood
         if not self._noise or not isinstance(likelihood, GaussianNoise):
             return
@@ -344,12 +404,12 @@ class _Coordinates:
             )
 
     def update(self, z: np.ndarray, state: _State) -> np.ndarray:
-        """The change of z that MacKay's update asks for, within the limits."""
+        """The change of z by MacKay's update, within the limits."""
         self.check_noise(state)
         gain = np.where(self.felt(state), state.gain, 0.0)
         with np.errstate(divide="ignore"):
             up, down = np.log(gain), np.log(state.loss)
-        # Neither up nor down: the evidence does not depend on this factor, which stays where it is.
+        # The evidence does not depend on this factor, which stays unchanged.
         flat = np.isneginf(up) & np.isneginf(down)
         ratio = np.subtract(up, down, out=np.zeros_like(z), where=~flat)
         return np.clip(z + ratio, self.lowest, self.highest) - z

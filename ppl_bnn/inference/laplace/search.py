@@ -1,7 +1,7 @@
 """Searches for hyper-parameters by values alone: by a held-out score, or by an evidence.
 
-Where `evidence.py` has derivatives at a fixed mode, here there is a function to be called: a held-out score of factors
-on prior precisions (`by_validation`), or the Laplace approximation of the log evidence, at the mode for these
+`evidence.py` has derivatives at a fixed mode. Here the objective is a function to be called: a held-out score of
+factors on prior precisions (`by_validation`), or the Laplace approximation of the log evidence, at the mode for these
 hyper-parameters, of scales that have a hyper-prior (`marginal_mode`). NumPy and SciPy only.
 """
 
@@ -18,14 +18,32 @@ from ppl_bnn.core.progress import Progress, Silent
 from ppl_bnn.inference.laplace.evidence import listed
 from ppl_bnn.inference.laplace.maximisation import check_effort
 
-# Nats over one step of an outer search that are too few to go on for.
+# An outer search stops if one step gains fewer nats than this.
 FLAT = 1e-6
 _GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
 
 
 @dataclass(frozen=True, eq=False)
 class Validated:
-    """Factors (G,) with the best held-out score, every pair that was tried, and how often the score was computed."""
+    """Factors (G,) with the best held-out score, and details of the search.
+
+    Parameters
+    ----------
+    factors : ndarray
+        The best factors, (G,).
+    score : float
+        Their score.
+    evaluations : int
+        How often the score was computed.
+    converged : bool
+        Whether the search converged.
+    at_bounds : tuple of str
+        Names of factors at a limit.
+    warnings : tuple of str
+        Warnings.
+    tried : tuple
+        Every pair of factors and score that was tried.
+    """
 
     factors: np.ndarray
     score: float
@@ -47,13 +65,35 @@ def by_validation(
     names: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> Validated:
-    """Factors by a held-out score (larger is better, such as a mean log score) instead of the evidence.
+    """Choose factors by a held-out score instead of the evidence.
 
-    A grid, then golden sections between the neighbours of its best point until the bracket of the log factor is
-    shorter than tolerance. per="global" multiplies all of `start` by one number; "group" does the same to one
-    group after another, for at most `sweeps` sweeps or until a sweep moves no log factor by more than the
-    tolerance. Never worse than the best point tried. A score of -inf is allowed (never chosen); NaN and +inf are
-    refused, as is a grid where every score is -inf.
+    The search is a grid, then golden sections between the neighbours of its best point until the bracket of the log
+    factor is shorter than `tolerance`. The result is never worse than the best point tried.
+
+    Parameters
+    ----------
+    score : callable
+        Factors (G,) -> score, larger is better, such as a mean log score. -inf is allowed (never chosen).
+    start : ndarray
+        Initial factors, (G,).
+    grid : ndarray or sequence of float
+        Multiples of the factors.
+    per : {"global", "group"}
+        "global" multiplies all of `start` by one number. "group" does the same to one group after another, for at most
+        `sweeps` sweeps or until a sweep moves no log factor by more than the tolerance.
+    tolerance : float
+        Tolerance of the log factors.
+    sweeps : int
+        The most sweeps.
+    names : sequence of str or None
+        Names of the groups.
+    progress : Progress or None
+        The progress display.
+
+    Returns
+    -------
+    Validated
+        The factors. Scores of NaN and +inf are refused, as is a grid where every score is -inf.
     """
     start = np.array(start, float)
     ratios = np.unique(np.asarray(grid, float))
@@ -110,7 +150,7 @@ def by_validation(
                     tolerance,
                 )
                 candidate = centre + offset * axis
-                # A sweep may have found better between the points of the grid than this one does.
+                # An earlier sweep may have found a better point between the points of the grid.
                 if value(candidate) >= value(best):
                     best, edges[label] = candidate, edge
             moved = float(np.max(np.abs(best - before)))
@@ -140,9 +180,24 @@ def by_validation(
 
 @dataclass(frozen=True, eq=False)
 class OuterMode:
-    """The phi (n,) that maximises a log evidence whose inner mode is found anew for each phi, and how it was reached.
+    """The phi (n,) that maximises a log evidence with an inner mode for each phi, and details of the search.
 
-    at_bounds: coordinates at a bound of `bounds`, by name. history: (evaluations, n + 1), every phi with its value.
+    Parameters
+    ----------
+    phi : ndarray
+        (n,).
+    log_evidence : float
+        The value at phi.
+    evaluations : int
+        Number of evaluations.
+    converged : bool
+        Whether the search converged.
+    at_bounds : tuple of str
+        Names of coordinates at a bound of `bounds`.
+    warnings : tuple of str
+        Warnings.
+    history : ndarray
+        (evaluations, n + 1), every phi with its value.
     """
 
     phi: np.ndarray
@@ -166,18 +221,43 @@ def marginal_mode(
     names: Sequence[str] | None = None,
     progress: Progress | None = None,
 ) -> OuterMode:
-    """Maximise a log evidence over a few hyper-parameters phi (n,), log scales as a rule: type-II maximum likelihood.
+    """Maximise a log evidence over a few hyper-parameters phi (n,), usually log scales: type-II maximum likelihood.
 
-    objective(phi) finds the inner mode for phi and returns the Laplace approximation of the log evidence there,
-    plus a log hyper-prior if there is one; unlike the fixed point this leaves nothing out. No derivatives: COBYQA
-    (Ragonneau 2022), a trust-region method with quadratic models, in a box of half-width `step` around the best
-    point, so that no inner mode is far from one already found; a best point on a face of the box becomes the
-    centre of the next.
+    No derivatives are needed: COBYQA (Ragonneau 2022), a trust-region method with quadratic models, in a box of
+    half-width `step` around the best point, so that no inner mode is far from one already found. If the best point is
+    on a face of the box, it becomes the centre of the next box. Unlike the fixed point this ignores no derivative.
 
-    tolerance: of phi. evaluations: the budget; when it is spent the best point is returned with converged=False
-    and a warning. -inf marks a phi without a mode. Raises DivergenceError at NaN or +inf, and when the best point
-    is farther than `reach` from the start in a coordinate without a bound on that side: an evidence that rises
-    without end.
+    Parameters
+    ----------
+    objective : callable
+        Finds the inner mode for phi and returns the Laplace approximation of the log evidence there, plus a log
+        hyper-prior if there is one. -inf marks a phi without a mode.
+    start : ndarray or sequence of float
+        Initial phi.
+    step : float
+        Half-width of the box.
+    reach : float
+        The largest distance from the start in a coordinate without a bound on that side.
+    bounds : sequence of (float, float) or None
+        Bounds of phi.
+    tolerance : float
+        Tolerance of phi.
+    evaluations : int
+        The budget. When it is spent the best point is returned with converged=False and a warning.
+    names : sequence of str or None
+        Names of the coordinates.
+    progress : Progress or None
+        The progress display.
+
+    Returns
+    -------
+    OuterMode
+        The maximum.
+
+    Raises
+    ------
+    DivergenceError
+        A value of NaN or +inf, or a best point farther than `reach` from the start: the evidence rises without bound.
     """
     from scipy.optimize import Bounds, minimize
 
@@ -287,7 +367,7 @@ def marginal_mode(
 def _grid_then_golden(
     function: Callable[[float], float], grid: np.ndarray, tolerance: float
 ) -> tuple[float, str]:
-    """The best of a grid, refined between its neighbours: where it is, and at which end of the grid, if at one."""
+    """The best point of a grid, refined between its neighbours, and the end of the grid that it is at, if any."""
     values = [function(point) for point in grid]
     top = int(np.argmax(values))
     best, at = values[top], float(grid[top])

@@ -1,4 +1,4 @@
-"""A Laplace approximation with its evidence, and with hyper-parameters that are chosen by it or by held-out rows."""
+"""A Laplace approximation with its evidence, and with hyper-parameters chosen by the evidence or by held-out rows."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from ppl_bnn.inference.optimisation.mode import (
     kinks,
 )
 
-# Nats of log evidence that the alternation may lose from its best round: it leaves out what a new mode does to H.
+# Nats of log evidence that the alternation may lose from its best round: it ignores how a new mode changes H.
 RUNAWAY = 1.0
-# How far computed weights may be from their linearisation, in its own standard deviations.
+# The largest accepted distance of computed weights from their linearisation, in its standard deviations.
 BENT = 0.1
 
 
@@ -51,7 +51,7 @@ class _RanAwayError(Exception):
 
 
 class Fit(GaussianFit):
-    """A fit from the mode to what it hands over: evidence, tuned hyper-parameters, warnings."""
+    """A fit from the mode to its outcome: evidence, tuned hyper-parameters, warnings."""
 
     def outcome(self) -> Outcome:
         return self.by_guide() if self.method.engine == "guide" else self.by_curvature()
@@ -143,7 +143,7 @@ class Fit(GaussianFit):
         )
 
     def _judge_weights(self, approximation: LaplaceGaussian) -> None:
-        """Say where weights that the program computes are far from their linearisation."""
+        """Warn if weights that the program computes are far from their linearisation."""
         names = computed_names(self.problem)
         if not names:
             return
@@ -159,7 +159,7 @@ class Fit(GaussianFit):
             )
 
     def _log_prior_held(self, u: Mapping[str, np.ndarray], positions: np.ndarray | None) -> float:
-        """Log prior density of what the Gaussian is not over; of a noise that the evidence chose there is none."""
+        """Log prior density of the sites outside the Gaussian; a noise that the evidence chose has none."""
         if positions is None:
             return 0.0
         outside = np.ones(self._size, dtype=bool)
@@ -180,7 +180,7 @@ class Fit(GaussianFit):
         latest: tuple[dict[str, np.ndarray], Any] | None = None
 
         def curvature_at(at: Any) -> Any:
-            # The same mode is asked about several times: for the evidence, and for the Gaussian in the end.
+            # The same mode is needed several times: for the evidence, and at the end for the Gaussian.
             nonlocal latest
             if latest is None or latest[0] is not at:
                 latest = at, self._data_curvature(at, positions)
@@ -233,11 +233,11 @@ class Fit(GaussianFit):
     def _alternated(
         self, tuning: Tuning, start: dict[str, np.ndarray], held: Sequence[str]
     ) -> tuple[Tuned, dict[str, np.ndarray]]:
-        """MacKay's alternation of modes and factors; where it runs away, only as far as the evidence rises."""
+        """MacKay's alternation of modes and factors; if it diverges, only as far as the evidence rises."""
         best, highest, patience = start, -np.inf, RUNAWAY
 
         def evidence_at(factors: np.ndarray, scale: float) -> Evidence:
-            # From the best mode so far, or a step that was too long would leave its mark on the next.
+            # Start from the best mode so far, so that a step that was too long does not affect the next.
             nonlocal best, highest
             u = self.refinement.mode(best, held=held, changes=tuning.changes(factors, scale))
             evidence = tuning.evidence(u, self._tuned_prior(tuning, u))
@@ -272,7 +272,7 @@ class Fit(GaussianFit):
         return found, u
 
     def _log_joint(self, u: Mapping[str, np.ndarray], positions: np.ndarray, covariance: Any) -> float:
-        """The log joint at u under the tuned hyper-parameters: the evidence without the volume, and what is held."""
+        """The log joint at u under the tuned hyper-parameters: the evidence without the volume, and the held sites."""
         outside = np.setdiff1d(np.arange(self._size), positions)
         volume = 0.5 * (covariance.size * np.log(2.0 * np.pi) + covariance.log_determinant)
         return float(self.figures["log_evidence"] - volume + log_prior(self.problem, u, outside))
@@ -280,7 +280,7 @@ class Fit(GaussianFit):
     def _check_mode(
         self, u: Mapping[str, np.ndarray], covariance: Any, tuning: Tuning, factors: Any, scale: float
     ) -> None:
-        """Report a mode that the tuned hyper-parameters have left behind: a Newton step gains g' A^-1 g / 2 nats."""
+        """Warn if the tuned hyper-parameters have moved the mode: a Newton step gains g' A^-1 g / 2 nats."""
         size = flat_sites(self.problem, u)
         _, gradient = self.refinement.value_and_grad(size, tuning.changes(factors, scale))
         if kinks(self.problem):
@@ -310,14 +310,14 @@ class Fit(GaussianFit):
         return problem.program.unconstrain(w, problem.x, problem.y)
 
     def _validated(self, tuning: Tuning, positions: np.ndarray) -> np.ndarray:
-        """Factors (G,) by the log score of rows that neither mode nor curvature has seen."""
+        """Factors (G,) by the log score of rows that neither the mode nor the curvature used."""
         method, problem = self.method, self.problem
         rng = np.random.default_rng(site_seed("validation", problem.seed))
         order = rng.permutation(problem.rows)
         count = self._held_out()
         out, rows = np.sort(order[:count]), np.sort(order[count:])
         part = _rows_of(problem, rows)
-        # Whatever mode was given has seen the rows that are held out: it is where training starts, and no more.
+        # A given mode was trained on the held-out rows too, so it is used only as the start of training.
         alone = replace(method, tune="none", objective="evidence", optimise=True, restarts=1)
         fit = GaussianFit(alone, part, self.progress, self.restart)
         u = fit._mode().u
