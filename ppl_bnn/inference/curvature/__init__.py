@@ -1,1 +1,1 @@
-"""Curvature of the posterior and Gaussians that are made of it."""
+"""Curvature of the posterior, and Gaussians made from it."""

@@ -1,12 +1,13 @@
 """Conditioning of the posterior at a point, a diagnostic for methods that scale each coordinate separately.
 
-With A the curvature of -log p(w(u), D) - log |dw/du| at a point, and R = diag(A)^(-1/2) A diag(A)^(-1/2), the
-eigenvalues of R say how fast a method gets along that scales each coordinate by itself, and 1 / (A_jj (A^-1)_jj) is
-the share of the variance of coordinate j that is left where all others are held: that of the best independent normals.
+Let A be the curvature of -log p(w(u), D) - log |dw/du| at a point, and R = diag(A)^(-1/2) A diag(A)^(-1/2). The
+eigenvalues of R give the convergence rate of a method that scales each coordinate by itself. 1 / (A_jj (A^-1)_jj) is
+the share of the variance of coordinate j that remains if all others are fixed, which is that of the best independent
+normals.
 
 IVON, SVGD and SWAG follow their papers and do not transform the coordinates (samplers do, see
 `ppl_bnn.inference.sampling.whitening`). They measure the curvature at the end of the fit instead, and report "not
-converged" with that reason where the posterior is too badly scaled for them.
+converged" with that reason if the posterior is too badly scaled for them.
 """
 
 from __future__ import annotations
@@ -18,16 +19,22 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 
-# Coordinates up to which the curvature is measured: it takes a product of the Hessian with a vector for each.
+# The most coordinates for which the curvature is measured: each takes a product of the Hessian with a vector.
 LARGEST = 300
-# A condition number of R that no method gets through that scales each coordinate by itself: 1e4 relaxation times of the
-# stiffest direction.
+# Above this condition number of R no method that scales each coordinate by itself converges: 1e4 relaxation times of
+# the stiffest direction.
 BAD = 1e4
 
 
 @dataclass(frozen=True)
 class Conditioning:
-    """The curvature A (P, P) at a point, positive definite."""
+    """Conditioning of a posterior.
+
+    Parameters
+    ----------
+    curvature : ndarray
+        The curvature A (P, P) at a point, positive definite.
+    """
 
     curvature: np.ndarray
 
@@ -49,7 +56,7 @@ class Conditioning:
         return float(values[-1] / values[0])
 
     def said(self) -> str:
-        """What is the matter, for a warning, and what to try."""
+        """A description of the problem for a warning, with advice."""
         return (
             f"the posterior is badly scaled: with each coordinate in units of its own curvature there, the condition "
             f"number is {self.number:.2g}, as of collinear inputs: try Laplace(), NUTS(), or inputs that are not "
@@ -58,9 +65,21 @@ class Conditioning:
 
 
 def conditioning(problem: Problem, flat: np.ndarray) -> Conditioning | None:
-    """The curvature at a flat vector of all sites; None above `LARGEST` coordinates and where it is not positive.
+    """The curvature at a flat vector of all sites.
 
     It takes P products of the Hessian with a vector, about two gradients each.
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    flat : ndarray
+        The flat vector of all sites.
+
+    Returns
+    -------
+    Conditioning or None
+        None above `LARGEST` coordinates, and if the curvature is not positive definite.
     """
     size = len(flat)
     if size > LARGEST:
@@ -87,7 +106,7 @@ def conditioning(problem: Problem, flat: np.ndarray) -> Conditioning | None:
         return None
     matrix = 0.5 * (matrix + matrix.T)
     scale = np.sqrt(np.maximum(np.diag(matrix), 0.0))
-    # Below this an eigenvalue of R is one of rounding.
+    # An eigenvalue of R below this is rounding.
     if not scale.all() or np.linalg.eigvalsh(matrix / np.outer(scale, scale))[0] < 1e-12 * size:
         return None
     return Conditioning(matrix)

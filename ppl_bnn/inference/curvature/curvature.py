@@ -1,13 +1,13 @@
 """The curvature of the data at a point, written once over the protocol.
 
-It is H = sum_n J_n' F_n J_n: J_n (D, P) is the Jacobian of the predictor eta_n in the flat vector of latent sites,
+It is H = sum_n J_n' F_n J_n. J_n (D, P) is the Jacobian of the predictor eta_n in the flat vector of latent sites, and
 F_n (D, D) the Fisher information of p(y_n | eta_n) in eta. This generalised Gauss-Newton matrix is never indefinite,
-and for canonical links it uses the Hessian of -log p(y | f) itself (Martens 2020). Taking the Fisher information in
-place of that Hessian is what keeps heteroscedastic noise positive. Beside it stand the empirical Fisher matrix,
-sum_n s_n s_n' with s_n the gradient of log p(y_n | eta_n), and the exact Hessian.
+and for canonical links it uses the Hessian of -log p(y | f) itself (Martens 2020). The Fisher information in place of
+that Hessian keeps heteroscedastic noise positive. The alternatives are the empirical Fisher matrix, sum_n s_n s_n' with
+s_n the gradient of log p(y_n | eta_n), and the exact Hessian.
 
-All but the Hessian are made of R_n' J_n with R_n R_n' = F_n (or its estimate), from the factors of `jacobian.py`. What
-the prior adds is in `prior.py`.
+All but the Hessian are computed from R_n' J_n with R_n R_n' = F_n (or its estimate), from the factors of `jacobian.py`.
+The prior's curvature is in `prior.py`.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from ppl_bnn.prediction.prediction import Prediction
 
 CURVATURES = ("ggn", "empirical", "hessian")
 STRUCTURES = ("full", "kron", "diag", "lowrank")
-# Up to this size the eigenpairs of a dense matrix are found faster than those of a product with vectors.
+# Up to this size eigenpairs are found faster from a dense matrix than from products with vectors.
 DENSE = 3000
 
 
 def gauss_newton(problem: Problem, u: Mapping[str, np.ndarray], memory: int = 2**28) -> np.ndarray:
-    """sum_n J_n' F_n J_n over the training rows, (P, P), NumPy float64."""
+    """The Gauss-Newton matrix sum_n J_n' F_n J_n over the training rows, (P, P), NumPy float64."""
     return data_curvature(problem, u, memory=memory)[0].matrix()
 
 
@@ -70,36 +70,70 @@ def data_curvature(
     seed: int = 0,
     memory: int = 2**28,
 ) -> tuple[DataCurvature, float]:
-    """The curvature of -sum_n log p(y_n | x_n, u) over the training rows at u, and what it cost.
+    """The curvature of -sum_n log p(y_n | x_n, u) over the training rows at u, and its cost.
 
-    curvature: "ggn" is sum_n J_n' F_n J_n, "empirical" sum_n s_n s_n' with the gradients s_n of log p(y_n | u),
-    "hessian" the exact Hessian, which may be indefinite.
-    fisher: "exact", or "sampled": F_n estimated without bias from `samples` scores at targets drawn from p(y |
-    eta_n).
-    structure:
-      - "full": `FactorCurvature` B'B where the rows of R' J are fewer than P, else `FullCurvature`;
-      - "kron": `KroneckerCurvature`; a block left (x) right for each weight of a linear map, left = mean of a a'
-      over rows
-        and places, right = sum of g g' over rows, cotangents and places (sharing="expand"); or, with
-        sharing="reduce", left from the mean of a and right from the sum of g over places (Eschenhagen et al. 2023;
-        Martens and Grosse 2015). Exact for one row and one place. Biases and all other sites have a dense block
-        each, exact within it;
-      - "diag": `DiagonalCurvature`, the exact diagonal;
-      - "lowrank": `FactorCurvature` with sqrt(lambda_i) v_i', the `rank` largest eigenpairs, of which those that are
-        not positive are left out. The sites of `apart` have a block of their own beside them, exact within it: what
-        the likelihood adds to the network (its noise) is one direction among many, and dropped it would have the
-        spread of its prior.
-    positions: those of the flat vector to restrict it to, in increasing order (a sub-network); of "kron", whole
-    sites only.
-    memory: bytes that may be held besides the result.
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    u : mapping
+        Unconstrained values by site.
+    curvature : {"ggn", "empirical", "hessian"}
+        "ggn" is sum_n J_n' F_n J_n, "empirical" sum_n s_n s_n' with the gradients s_n of log p(y_n | u), "hessian" the
+        exact Hessian, which may be indefinite.
+    fisher : {"exact", "sampled"}
+        "sampled": F_n estimated without bias from `samples` scores at targets drawn from p(y | eta_n).
+    samples : int
+        Targets per row with fisher="sampled".
+    structure : {"full", "kron", "diag", "lowrank"}
+        See Notes.
+    rank : int or None
+        Number of eigenpairs of structure "lowrank".
+    apart : sequence of str
+        Sites with a separate block under structure "lowrank".
+    sharing : {"expand", "reduce"}
+        Treatment of several places under structure "kron".
+    positions : ndarray or None
+        Positions of the flat vector to restrict the curvature to, in increasing order (a sub-network). For "kron",
+        whole sites only.
+    seed : int
+        Seed of sampled targets and of iterative eigenvalue solvers.
+    memory : int
+        Bytes that may be held besides the result.
 
-    Returns the curvature, float64, and the number of gradients in passes over the data.
+    Returns
+    -------
+    curvature : DataCurvature
+        The curvature, float64.
+    passes : float
+        The number of gradients in passes over the data.
 
     Raises
     ------
-    UnknownNameError, InputError: settings that do not exist. UnsupportedError: structure "kron" of a Hessian or of
-    parts of sites; rows that interact; a plain model, other than by its Hessian. CurvatureError: not finite, or no
-    convergence.
+    UnknownNameError
+        Unknown names of settings.
+    InputError
+        Impossible settings.
+    UnsupportedError
+        Structure "kron" of a Hessian or of parts of sites; rows that interact; a plain model, other than by its
+        Hessian.
+    CurvatureError
+        Values that are not finite, or no convergence.
+
+    Notes
+    -----
+    The structures are
+
+    - "full": `FactorCurvature` B'B if the rows of R' J are fewer than P, else `FullCurvature`;
+    - "kron": `KroneckerCurvature`, a block left (x) right for each weight of a linear map, left = mean of a a' over
+      rows and places, right = sum of g g' over rows, cotangents and places (sharing="expand"); or, with
+      sharing="reduce", left from the mean of a and right from the sum of g over places (Eschenhagen et al. 2023;
+      Martens and Grosse 2015). Exact for one row and one place. Biases and all other sites have a dense block each,
+      exact within it;
+    - "diag": `DiagonalCurvature`, the exact diagonal;
+    - "lowrank": `FactorCurvature` with sqrt(lambda_i) v_i', the `rank` largest eigenpairs, without those that are not
+      positive. The sites of `apart` have a separate block, exact within it. The parameters of the likelihood (its
+      noise) are one direction among many, and without a block they would have the spread of their prior.
     """
     for name, value, known in (
         ("curvature", curvature, CURVATURES),
@@ -149,10 +183,24 @@ def _of_sites(problem: Problem, where: Where, names: Sequence[str]) -> np.ndarra
 
 
 def refuse_large_blocks(problem: Problem, u: Mapping[str, np.ndarray], positions: np.ndarray) -> None:
-    """Raise `UnsupportedError` where the blocks of structure "kron" over these positions cannot fit into memory.
+    """Refuse structure "kron" over these positions if its blocks cannot fit into memory.
 
-    u: any point, so that it can be asked before there is a mode. A site that is no weight of a linear map has a dense
-    block, the square of its size: all sites of a `bnn.module` have one, and those of which weights are computed.
+    A site that is not a weight of a linear map has a dense block, the square of its size. All sites of a `bnn.module`
+    have one, and sites from which weights are computed.
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    u : mapping
+        Any point, so that the check is possible before there is a mode.
+    positions : ndarray
+        Positions of the flat vector.
+
+    Raises
+    ------
+    UnsupportedError
+        The blocks do not fit.
     """
     where = Where.of(problem, positions)
     sizes = {name: problem.program.sites[name].size for name in where.sites}
@@ -163,7 +211,7 @@ def _refuse_large(plan: Plan, sizes: Mapping[str, int]) -> None:
     shapes = {linear.weight: linear.shape for linear in plan.maps.values()}
     sides = {name: shapes.get(name, (size,)) for name, size in sizes.items()}
     numbers = {name: sum(side**2 for side in each) for name, each in sides.items()}
-    # A sum, the summand that comes to it, and later the factor of the precision.
+    # A sum, the term to be added to it, and later the factor of the precision.
     needed, held = 3 * 8 * sum(numbers.values()), _machine_memory()
     if needed <= held:
         return
@@ -183,7 +231,7 @@ def _refuse_large(plan: Plan, sizes: Mapping[str, int]) -> None:
 
 
 def _machine_memory() -> float:
-    """Bytes of memory of this machine, infinity where the system does not tell."""
+    """Bytes of memory of this machine, infinity if the system does not report it."""
     try:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (AttributeError, ValueError, OSError):
@@ -193,7 +241,7 @@ def _machine_memory() -> float:
 def _cotangents(
     problem: Problem, u: Mapping[str, np.ndarray], curvature: str, fisher: str, samples: int, seed: int
 ) -> Cotangents:
-    """R_n (D, C), with R_n R_n' the Fisher information or what stands for it."""
+    """R_n (D, C), with R_n R_n' the Fisher information or its estimate."""
     likelihood = problem.program.likelihood
     if not problem.program.language:
         likelihood.fisher(None)
@@ -279,7 +327,7 @@ class _Rows:
             yield Factors(part.rows, part.eta, maps, rest, part.active, part.resting)
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Number of rows, rows of B with gradients of weights (M, P), rows that concern the rest alone (M', R)."""
+        """Number of rows, rows of B with gradients of weights (M, P), and rows that affect only the rest (M', R)."""
         for part in self.chunks(lambda width: 2 * width * self.where.size):
             rows = len(part.eta)
             jacobian = np.zeros((rows, len(part.active), self.where.size))
@@ -290,14 +338,14 @@ class _Rows:
 
     @cached_property
     def _places(self) -> dict[str, np.ndarray]:
-        """For each site, where its coordinates lie among those that are kept, -1 where they are not."""
+        """For each site, the indices of its coordinates among those that are kept, -1 for the others."""
         place = np.full(self.where.size, -1)
         kept = np.arange(self.where.size) if self.where.kept is None else self.where.kept
         place[kept] = np.arange(len(kept))
         return {name: place[at] for name, at in site_slices(self.problem, self.where.sites).items()}
 
     def full(self) -> tuple[DataCurvature, float]:
-        """B'B, or B where that is smaller."""
+        """B'B, or B if it is smaller."""
         from scipy.linalg.blas import dsyrk  # pyright: ignore[reportAttributeAccessIssue]
 
         size = self.where.count
@@ -380,9 +428,9 @@ class _Rows:
         return KroneckerCurvature(blocks), self.passes
 
     def low_rank(self, rank: int, own: np.ndarray, seed: int) -> tuple[DataCurvature, float]:
-        """Eigenpairs from a dense matrix, or its dual, where one is small; else from products with vectors.
+        """Eigenpairs from a dense matrix, or its dual, if one is small; else from products with vectors.
 
-        own: (Q,) the positions of what has a block of its own.
+        own: (Q,) the positions with a separate block.
         """
         size = self.where.count
         width = np.asarray(self.cotangents(self.plan.eta, slice(0, 1))).shape[-1]
@@ -395,7 +443,7 @@ class _Rows:
             values, vectors = _largest(factor @ factor.T, rank)
             block = curvature.factor[:, own].T @ curvature.factor[:, own]
             return _with_block(_positive(values, vectors.T @ factor, dual=True), block, own), passes
-        # What is held fits between two products, or is made again for each.
+        # The factors fit into memory between two products, or are computed again for each.
         held = 8 * self.problem.rows * self.plan.floats(self.problem, width)
         kept = list(self.chunks()) if held <= self.memory else None
 
@@ -410,7 +458,7 @@ class _Rows:
         return _low_rank_of_products(product, rank, own, seed), self.passes
 
     def _add_product(self, total: np.ndarray, v: np.ndarray, part: Factors) -> None:
-        """total += B'(B v) for the rows of a chunk, from factors: no gradient of a weight for any row."""
+        """total += B'(B v) for the rows of a chunk, from factors, without a gradient of a weight for any row."""
         local = site_slices(self.problem, self.where.sites)
         rest = np.concatenate([v[local[name]] for name in self.plan.rest] or [np.zeros(0)])
         z = part.rest @ rest
@@ -447,7 +495,7 @@ def _squares(inputs: np.ndarray, gradients: np.ndarray, memory: int) -> np.ndarr
 
 
 def _low_rank(matrix: np.ndarray, rank: int, own: np.ndarray) -> FactorCurvature:
-    """The largest eigenpairs of what is not of its own, and the block of what is."""
+    """The largest eigenpairs of the positions without a separate block, and the block of the others."""
     rest = np.where(own | own[:, None], 0.0, matrix)
     values, vectors = _largest(rest, rank)
     return _with_block(_positive(values, vectors.T), matrix[np.ix_(own, own)], own)
@@ -456,7 +504,7 @@ def _low_rank(matrix: np.ndarray, rank: int, own: np.ndarray) -> FactorCurvature
 def _low_rank_of_products(
     product: Callable[[np.ndarray], np.ndarray], rank: int, own: np.ndarray, seed: int
 ) -> FactorCurvature:
-    """`_low_rank` of a matrix that is known by its products with vectors (Q,)."""
+    """`_low_rank` of a matrix that is given by its products with vectors (Q,)."""
     values, vectors = _arnoldi(
         lambda v: np.where(own, 0.0, product(np.where(own, 0.0, np.ravel(v)))), len(own), rank, seed
     )
@@ -517,7 +565,7 @@ def _positive(values: np.ndarray, rows: np.ndarray, dual: bool = False) -> np.nd
 class _Hessian:
     """The Hessian of -sum log p(y_n | x_n, u), by products with vectors: the pullback of the gradient.
 
-    Rows are taken in chunks, whose sum it is; directions too, as many as memory allows.
+    It is a sum over chunks of rows. Directions are taken as many at a time as memory allows.
     """
 
     problem: Problem
@@ -553,7 +601,7 @@ class _Hessian:
 
     @cached_property
     def _sizes(self) -> tuple[int, int]:
-        """Rows and directions of one call."""
+        """Rows and directions per call."""
         program = self.problem.program
         rows = self.problem.rows
         if program.coupled:
@@ -565,7 +613,7 @@ class _Hessian:
         return rows, int(np.clip(self.memory // per_direction, 1, self.where.count))
 
     def products(self, directions: np.ndarray) -> np.ndarray:
-        """H v for directions (K, P), (K, P)."""
+        """The products H v for directions (K, P), (K, P)."""
         problem, system = self.problem, self.problem.system
         function = problem.program._cached(("hessian", self.where.sites), self._build)
         rows, step = self._sizes

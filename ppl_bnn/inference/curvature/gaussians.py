@@ -1,8 +1,8 @@
 """Gaussians N(0, A^-1) over the flat vector of latent sites: sample, quadratic form, log-determinant.
 
-One class per structure of the precision matrix A; `STRUCTURES` names them. Each has a root W with W W' = A^-1 that is
-applied and never formed, so that draws are W eps and projected variances J A^-1 J' = (J W)(J W)' cannot be negative.
-Nothing of size (P, P) exists except in `Full` and in `covariance()` and `precision()`. NumPy and SciPy only. The
+There is one class per structure of the precision matrix A; `STRUCTURES` names them. Each has a root W with W W' = A^-1
+that is applied and never formed, so that draws are W eps and projected variances J A^-1 J' = (J W)(J W)' cannot be
+negative. No array has size (P, P) except in `Full` and in `covariance()` and `precision()`. NumPy and SciPy only. The
 precisions are made in `structures.py`.
 """
 
@@ -18,23 +18,23 @@ import numpy as np
 
 from ppl_bnn.core.errors import CurvatureError, InputError, message, unknown_name
 
-# Of the largest to the smallest entry on the diagonal of a Cholesky factor: the condition number is its square.
+# Largest ratio of two entries on the diagonal of a Cholesky factor: the condition number is about its square.
 CONDITION = 1e7
-# A pivot relative to its diagonal entry above which no matrix that is singular but for rounding was seen.
+# Pivot relative to its diagonal entry. No matrix that is singular up to rounding was seen with a larger one.
 SUSPICIOUS = 1e-3
 # Floats that a projection of linear maps with several positions may hold at once.
 HELD = 2**24
 
 
 class Gaussian(ABC):
-    """N(0, A^-1). Shapes: P entries of the flat vector, N rows, D outputs per row, S points."""
+    """Base class of N(0, A^-1). Shapes: P entries of the flat vector, N rows, D outputs per row, S points."""
 
     structure: ClassVar[str]
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """P."""
+        """P, the length of the flat vector."""
 
     @property
     @abstractmethod
@@ -43,7 +43,7 @@ class Gaussian(ABC):
 
     @abstractmethod
     def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """(count, P) independent draws."""
+        """Independent draws, (count, P)."""
 
     @abstractmethod
     def whiten(self, rows: np.ndarray) -> np.ndarray:
@@ -51,7 +51,7 @@ class Gaussian(ABC):
 
     @abstractmethod
     def quadratic(self, deviation: np.ndarray) -> np.ndarray:
-        """x' A x of each row of (S, P), (S,)."""
+        """The quadratic form x' A x of each row of (S, P), (S,)."""
 
     @abstractmethod
     def variances(self) -> np.ndarray:
@@ -59,19 +59,19 @@ class Gaussian(ABC):
 
     @abstractmethod
     def precision(self) -> np.ndarray:
-        """A (P, P), dense."""
+        """The precision A (P, P), dense."""
 
     @abstractmethod
     def arrays(self) -> dict[str, np.ndarray]:
-        """All that `from_arrays` needs to make the same object, to the bit."""
+        """The arrays from which `from_arrays` makes the same object, to the bit."""
 
     @classmethod
     @abstractmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Gaussian:
-        """The object whose `arrays()` these are."""
+        """The object with these `arrays()`."""
 
     def log_prob(self, deviation: np.ndarray) -> np.ndarray:
-        """log density of deviations (S, P) from the mean, (S,)."""
+        """Log density of deviations (S, P) from the mean, (S,)."""
         quadratic = self.quadratic(self._checked(deviation))
         return -0.5 * (quadratic + self.size * np.log(2.0 * np.pi) + self.log_determinant)
 
@@ -81,13 +81,13 @@ class Gaussian(ABC):
         return half @ half.transpose(0, 2, 1)
 
     def joint(self, jacobian: np.ndarray) -> np.ndarray:
-        """J A^-1 J' of a Jacobian (N, D, P) across rows too: (N D, N D), a row's outputs side by side."""
+        """J A^-1 J' of a Jacobian (N, D, P) across rows too: (N D, N D), with the outputs of a row adjacent."""
         half = self._half(jacobian)
         half = half.reshape(-1, half.shape[-1])
         return half @ half.T
 
     def covariance(self) -> np.ndarray:
-        """A^-1 (P, P), dense."""
+        """The covariance A^-1 (P, P), dense."""
         half = self.whiten(np.eye(self.size))
         return half @ half.T
 
@@ -116,13 +116,19 @@ class Gaussian(ABC):
 
 @dataclass(frozen=True)
 class Full(Gaussian):
-    """N(0, A^-1) by the Cholesky factor of its precision, A = L L', L lower triangular (P, P)."""
+    """N(0, A^-1) by the Cholesky factor of its precision.
+
+    Parameters
+    ----------
+    cholesky : ndarray
+        L, lower triangular (P, P), with A = L L'.
+    """
 
     cholesky: np.ndarray
     structure: ClassVar[str] = "full"
 
     def __post_init__(self) -> None:
-        # One order in memory, or what is read back from a file would round differently from what was written.
+        # Use one order in memory, so that arrays read from a file round in the same way as those written.
         object.__setattr__(self, "cholesky", np.asarray(self.cholesky, dtype=np.float64, order="F"))
 
     @classmethod
@@ -131,7 +137,8 @@ class Full(Gaussian):
 
         Raises
         ------
-        CurvatureError: not finite, indefinite, or so close to singular that some direction has no usable variance.
+        CurvatureError
+            The matrix is not finite, indefinite, or so close to singular that some direction has no usable variance.
         """
         from scipy.linalg import cholesky
 
@@ -206,11 +213,17 @@ class Full(Gaussian):
 
 @dataclass(frozen=True)
 class Diagonal(Gaussian):
-    """Independent entries: A = diag(a), a (P,).
+    """Independent entries: A = diag(a).
+
+    Parameters
+    ----------
+    values : ndarray
+        a, (P,).
 
     Raises
     ------
-    CurvatureError: an entry that is not positive, or not finite.
+    CurvatureError
+        An entry is not positive, or not finite.
     """
 
     values: np.ndarray
@@ -248,17 +261,25 @@ class Diagonal(Gaussian):
         return np.diag(self.values)
 
     def project_linear(self, where: np.ndarray, inputs: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-        """What the weight (I, O) of a linear map at positions `where` (I O,) adds to J A^-1 J', (N, D, D).
+        """The contribution of the weight (I, O) of a linear map to J A^-1 J', (N, D, D).
 
-        inputs (N, T, I): what the map was given at each of its T positions; gradients (N, D, T, O): of the outputs
-        in what it gave. The Jacobian sum_t a_nt (x) g_ndt is formed for T > 1 only, a few rows at a time.
+        The Jacobian sum_t a_nt (x) g_ndt is formed for T > 1 only, a few rows at a time.
+
+        Parameters
+        ----------
+        where : ndarray
+            The positions of the weight, (I O,).
+        inputs : ndarray
+            (N, T, I), the input of the map at each of its T positions.
+        gradients : ndarray
+            (N, D, T, O), of the outputs with respect to the output of the map.
         """
         inputs, gradients = _checked_linear(len(where), inputs, gradients)
         shape = (inputs.shape[-1], gradients.shape[-1])
         return _project_linear(inputs, gradients, 1.0 / self.values[where].reshape(shape))
 
     def project_part(self, where: np.ndarray, jacobian: np.ndarray) -> np.ndarray:
-        """What the entries at positions `where` (p,), with Jacobian (N, D, p), add to J A^-1 J', (N, D, D)."""
+        """The contribution of entries at positions `where` (p,), with Jacobian (N, D, p), to J A^-1 J', (N, D, D)."""
         return Diagonal(self.values[where]).project(jacobian)
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -271,13 +292,22 @@ class Diagonal(Gaussian):
 
 @dataclass(frozen=True)
 class LowRank(Gaussian):
-    """A = diag(d) + B' B, d (P,) positive, B (R, P): a dense matrix of R rows in place of P.
+    """A = diag(d) + B' B: a dense matrix of R rows instead of P.
 
-    With C = B diag(d)^-1/2 and K = I + C C' = L L', (R, R), the determinant is that of K times d, and
-    W = diag(d)^-1/2 (I - C' L'^-1 (L + I)^-1 C) is a root of A^-1: the square root of a Kalman filter's update (Andrews
-    1968). A draw and a projected row cost O(R P) each. A variance that data make k times smaller than the prior's
-    comes with a relative error of about eps sqrt(k), where subtracting by Woodbury's identity would leave eps k; the
-    rounding of K itself adds up to eps |K|, as in a Cholesky factor of A. `variances` is that subtraction.
+    With C = B diag(d)^-1/2 and K = I + C C' = L L', (R, R), the determinant is that of K times d, and W = diag(d)^-1/2
+    (I - C' L'^-1 (L + I)^-1 C) is a root of A^-1: the square root of a Kalman filter's update (Andrews 1968). A draw
+    and a projected row cost O(R P) each. A variance that data make k times smaller than the prior's has a relative
+    error of about eps sqrt(k), while subtraction by Woodbury's identity would have eps k. The rounding of K itself adds
+    up to eps |K|, as in a Cholesky factor of A. `variances` uses that subtraction.
+
+    Parameters
+    ----------
+    diagonal : ndarray
+        d (P,), positive.
+    factor : ndarray
+        B (R, P).
+    cholesky : ndarray
+        L (R, R).
     """
 
     diagonal: np.ndarray
@@ -292,11 +322,21 @@ class LowRank(Gaussian):
 
     @classmethod
     def of(cls, diagonal: np.ndarray, factor: np.ndarray, gram: np.ndarray | None = None) -> LowRank:
-        """From d (P,) and B (R, P); gram: C C' (R, R) where it is known already.
+        """From d (P,) and B (R, P).
+
+        Parameters
+        ----------
+        diagonal : ndarray
+            d (P,).
+        factor : ndarray
+            B (R, P).
+        gram : ndarray or None
+            C C' (R, R), if it is known already.
 
         Raises
         ------
-        CurvatureError: not finite, d not positive, or B' B so much larger than d that d is lost in rounding.
+        CurvatureError
+            Values are not finite, d is not positive, or B' B is so much larger than d that d is lost in rounding.
         """
         from scipy.linalg import cholesky
 
@@ -341,7 +381,8 @@ class LowRank(Gaussian):
 
         Raises
         ------
-        CurvatureError: data leave less of a prior variance than its rounding.
+        CurvatureError
+            The posterior variance is smaller than the rounding error of the prior variance.
         """
         from scipy.linalg import solve_triangular
 
@@ -382,8 +423,16 @@ class LowRank(Gaussian):
 class Rotated(Gaussian):
     """A weight (I, O), ravelled row by row, with independent entries after a rotation of its rows and its columns.
 
-    A = (Q_l (x) Q_r) diag(a) (Q_l (x) Q_r)', left Q_l (I, I) and right Q_r (O, O) orthogonal, a (I, O) positive. So
-    W eps is Q_l (eps / sqrt(a)) Q_r' for a matrix eps (I, O).
+    A = (Q_l (x) Q_r) diag(a) (Q_l (x) Q_r)'. So W eps is Q_l (eps / sqrt(a)) Q_r' for a matrix eps (I, O).
+
+    Parameters
+    ----------
+    left : ndarray
+        Q_l (I, I), orthogonal.
+    right : ndarray
+        Q_r (O, O), orthogonal.
+    values : ndarray
+        a (I, O), positive.
     """
 
     left: np.ndarray
@@ -427,7 +476,7 @@ class Rotated(Gaussian):
         return (rotation * self.values.reshape(-1)) @ rotation.T
 
     def project_linear(self, inputs: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-        """See `Diagonal.project_linear`: the same, after a rotation of inputs and of gradients."""
+        """`Diagonal.project_linear` after a rotation of inputs and gradients."""
         inputs, gradients = _checked_linear(self.size, inputs, gradients)
         return _project_linear(inputs @ self.left, gradients @ self.right, 1.0 / self.values)
 
@@ -452,7 +501,7 @@ class Part:
 
     @cached_property
     def where(self) -> Any:
-        """The positions, as a slice where they are consecutive: a view in place of a copy."""
+        """The positions, as a slice if they are consecutive: a view instead of a copy."""
         return span(self.positions)
 
 
@@ -460,7 +509,7 @@ class Part:
 class Kronecker(Gaussian):
     """Independent parts, one per tensor: a weight by Kronecker factors (`Rotated`), small tensors dense (`Full`).
 
-    The positions of the parts make up the flat vector. Nothing is larger than one factor or the flat vector.
+    The positions of the parts make up the flat vector. No array is larger than one factor or the flat vector.
     """
 
     parts: tuple[Part, ...]
@@ -510,7 +559,7 @@ class Kronecker(Gaussian):
     def project_linear(
         self, where: str | np.ndarray, inputs: np.ndarray, gradients: np.ndarray
     ) -> np.ndarray:
-        """What one linear map's weight adds to J A^-1 J': see `Diagonal.project_linear`.
+        """The contribution of one linear map's weight to J A^-1 J', see `Diagonal.project_linear`.
 
         where: the name of the part, or its positions.
         """
@@ -522,7 +571,7 @@ class Kronecker(Gaussian):
         return gaussian.project(jacobian.reshape(*jacobian.shape[:2], -1))
 
     def project_part(self, where: str | np.ndarray, jacobian: np.ndarray) -> np.ndarray:
-        """What one part (its name, or its positions) with Jacobian (N, D, p) adds to J A^-1 J', (N, D, D)."""
+        """The contribution of one part (its name, or its positions) with Jacobian (N, D, p) to J A^-1 J', (N, D, D)."""
         return self.part(where).gaussian.project(jacobian)
 
     def part(self, where: str | np.ndarray) -> Part:
@@ -530,7 +579,10 @@ class Kronecker(Gaussian):
 
         Raises
         ------
-        UnknownNameError: no part of that name. InputError: no part with just these positions.
+        UnknownNameError
+            No part has that name.
+        InputError
+            No part has these positions.
         """
         for part in self.parts:
             if part.name == where if isinstance(where, str) else np.array_equal(part.positions, where):
@@ -546,7 +598,7 @@ class Kronecker(Gaussian):
         )
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Keys are index/structure/array/name; a name may hold further slashes."""
+        """Arrays with keys index/structure/array/name. A name may contain further slashes."""
         found = {}
         for index, part in enumerate(self.parts):
             for key, value in (part.gaussian.arrays() | {"positions": part.positions}).items():
@@ -581,14 +633,14 @@ def gram_of(diagonal: np.ndarray, factor: np.ndarray) -> np.ndarray:
 
 
 def span(positions: np.ndarray) -> Any:
-    """Positions as a slice where they are consecutive."""
+    """Positions as a slice if they are consecutive."""
     if len(positions) and np.array_equal(positions, np.arange(positions[0], positions[0] + len(positions))):
         return slice(int(positions[0]), int(positions[0]) + len(positions))
     return positions
 
 
 def refuse_infinite(values: np.ndarray) -> None:
-    """A `CurvatureError` where any value is NaN or infinite."""
+    """Raise `CurvatureError` if any value is NaN or infinite."""
     if not np.all(np.isfinite(values)):
         raise CurvatureError(
             message(
@@ -600,7 +652,7 @@ def refuse_infinite(values: np.ndarray) -> None:
 
 
 def refuse_not_positive(values: np.ndarray) -> None:
-    """A `CurvatureError` where an entry of a diagonal precision is zero or negative."""
+    """Raise `CurvatureError` if an entry of a diagonal precision is zero or negative."""
     if values.min(initial=np.inf) <= 0.0:
         raise CurvatureError(
             message(
@@ -614,7 +666,7 @@ def refuse_not_positive(values: np.ndarray) -> None:
 def refuse_ill_conditioned(
     smallest: float, largest: float, advice: str = "a proper prior on every weight"
 ) -> None:
-    """A `CurvatureError` where entries of a Cholesky factor differ so much that nothing is left but rounding."""
+    """Raise `CurvatureError` if entries of a Cholesky factor differ so much that only rounding is left."""
     if smallest * CONDITION < largest:
         condition = (largest / smallest) ** 2 if smallest > 0.0 else np.inf
         raise CurvatureError(
@@ -627,10 +679,10 @@ def refuse_ill_conditioned(
 
 
 def _refuse_singular(precision: np.ndarray, factor: np.ndarray) -> None:
-    """A `CurvatureError` for a matrix that has a Cholesky factor by rounding alone.
+    """Raise `CurvatureError` for a matrix that has a Cholesky factor by rounding alone.
 
-    The pivots of a singular matrix may come out as large as 1e-4 of their diagonal entries, so that they do not
-    show it. The condition number does (an estimate in the 1-norm, of the matrix with its diagonal scaled to ones).
+    The pivots of a singular matrix may be as large as 1e-4 of their diagonal entries, so they do not show it. The
+    condition number does (an estimate in the 1-norm, of the matrix with its diagonal scaled to ones).
     """
     from scipy.linalg import get_lapack_funcs
 
@@ -645,7 +697,7 @@ def _refuse_singular(precision: np.ndarray, factor: np.ndarray) -> None:
 
 
 def _checked_linear(size: int, inputs: np.ndarray, gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """inputs (N, T, I) and gradients (N, D, T, O) that fit each other and I O = size."""
+    """Check that inputs (N, T, I) and gradients (N, D, T, O) fit each other and I O = size."""
     inputs, gradients = np.asarray(inputs, dtype=np.float64), np.asarray(gradients, dtype=np.float64)
     fits = (
         inputs.ndim == 3

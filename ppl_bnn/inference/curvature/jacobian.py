@@ -1,8 +1,8 @@
 """The Jacobian of the predictor in the flat vector, row by row, from linear maps; written once over the protocol.
 
-The gradient of a weight (I, O) of a linear map is sum_t a_t g_t', a_t (I,) what enters the map and g_t (O,) the
-gradient at what leaves it, over the T places and uses of the map in one row. `linear_factors` hands out a and g, from
-which every curvature and every projection is computed without a gradient of a weight for every row; `jacobians`
+The gradient of a weight (I, O) of a linear map is sum_t a_t g_t', with a_t (I,) the input of the map and g_t (O,) the
+gradient at its output, over the T places and uses of the map in one row. `linear_factors` returns a and g, from
+which every curvature and every projection is computed without a gradient of a weight for every row. `jacobians`
 multiplies them out. A site that is not simply the weight or the bias of linear maps is differentiated directly.
 """
 
@@ -33,9 +33,20 @@ Cotangents = Callable[[np.ndarray, slice], np.ndarray]
 class LinearMap:
     """A weight that is a site, with all its uses in a run on one row.
 
-    name: that of its first use. weight: the site, a matrix of `shape` (I, O) in C order. bias: the site added after
-    each use, or None. places: T, the number of positions and uses per row. uses: (name, number of the use under that
-    name).
+    Parameters
+    ----------
+    name : str
+        The name of its first use.
+    weight : str
+        The site, a matrix of `shape` in C order.
+    bias : str or None
+        The site added after each use.
+    shape : (int, int)
+        (I, O).
+    places : int
+        T, the number of positions and uses per row.
+    uses : tuple
+        (name, number of the use under that name) each.
     """
 
     name: str
@@ -48,12 +59,26 @@ class LinearMap:
 
 @dataclass(frozen=True)
 class Plan:
-    """How the Jacobian of some sites comes about: through linear maps, and for the rest directly.
+    """How the Jacobian of some sites is computed: through linear maps, and directly for the rest.
 
-    added: use of a linear map -> shape of its output for one row. reached: outputs (D,) that depend on a linear map
-    (on any site, where there is no map); moved: on any of the sites. activations: numbers held for one row of a
-    forward pass.
-    eta: the predictor (1, D) of one row.
+    Parameters
+    ----------
+    sites : tuple of str
+        The sites.
+    maps : dict of LinearMap
+        The linear maps.
+    rest : tuple of str
+        Sites that are differentiated directly.
+    added : dict
+        Use of a linear map -> shape of its output for one row.
+    reached : ndarray
+        Outputs (D,) that depend on a linear map (on any site, if there is no map).
+    moved : ndarray
+        Outputs (D,) that depend on any of the sites.
+    activations : int
+        Numbers held for one row of a forward pass.
+    eta : ndarray
+        The predictor (1, D) of one row.
     """
 
     sites: tuple[str, ...]
@@ -66,7 +91,7 @@ class Plan:
     eta: np.ndarray
 
     def floats(self, problem: Problem, width: int) -> int:
-        """Numbers handed out for one row with `width` cotangents, and held while they are computed."""
+        """Numbers returned for one row with `width` cotangents, and held while they are computed."""
         inputs = sum(linear.places * linear.shape[0] for linear in self.maps.values())
         outputs = sum(linear.places * linear.shape[1] for linear in self.maps.values())
         rest = sum(problem.program.sites[name].size for name in self.rest)
@@ -76,9 +101,9 @@ class Plan:
 def linear_maps(
     problem: Problem, u: Mapping[str, np.ndarray], sites: Sequence[str] | None = None
 ) -> dict[str, LinearMap]:
-    """The linear maps and convolutions whose weight is a latent site and nothing but a weight.
+    """The linear maps and convolutions whose weight is a latent site that has no other use.
 
-    sites: only maps with a weight or a bias among them, as `linear_factors` with the same `sites` hands out.
+    sites: only maps with a weight or a bias among them, as `linear_factors` with the same `sites` returns.
     """
     return dict(plan_of(problem, u, tuple(latent_names(problem) if sites is None else sites)).maps)
 
@@ -89,7 +114,7 @@ def plan_of(problem: Problem, u: Mapping[str, np.ndarray], sites: tuple[str, ...
 
 
 def refuse_interacting_rows(problem: Problem) -> None:
-    """Raise `UnsupportedError` where a row has no Jacobian of its own."""
+    """Raise `UnsupportedError` if a row has no Jacobian of its own."""
     if problem.program.coupled:
         raise UnsupportedError(
             message("rows that do not interact", "bnn.coupled() in the model", "NUTS or SVI")
@@ -97,11 +122,11 @@ def refuse_interacting_rows(problem: Problem) -> None:
 
 
 def _make_plan(problem: Problem, u: Mapping[str, np.ndarray], sites: tuple[str, ...]) -> Plan:
-    """Find out by running the model on one row.
+    """Make the plan by running the model on one row.
 
-    A weight is served by its linear maps if it is a site, is what the Gaussian is over (its transform to the
-    coordinates of the program is the identity), and is used nowhere else. A bias beside it, likewise. All else is
-    rest.
+    A weight is served by its linear maps if it is a site, is a coordinate of the Gaussian itself (its transform to the
+    coordinates of the program is the identity), and is used nowhere else. The same holds for a bias. All other sites
+    are rest.
     """
     program, system = problem.program, problem.system
     refuse_interacting_rows(problem)
@@ -154,7 +179,7 @@ def _make_plan(problem: Problem, u: Mapping[str, np.ndarray], sites: tuple[str, 
             continue
         name = uses[0][0][0]
         if name in maps:
-            # One name for two weights: the weight's own is unique.
+            # Two weights share one name: use the weight's own name, which is unique.
             name = weight
         places = sum(count for *_, count in uses)
         maps[name] = LinearMap(name, weight, bias, uses[0][2], places, tuple(use for use, *_ in uses))
@@ -172,7 +197,7 @@ def _make_plan(problem: Problem, u: Mapping[str, np.ndarray], sites: tuple[str, 
 
 
 def check_finite(expected: str, *arrays: np.ndarray) -> None:
-    """A `CurvatureError` where any array is NaN or infinite."""
+    """Raise `CurvatureError` if any array is NaN or infinite."""
     if not all(np.all(np.isfinite(array)) for array in arrays):
         raise CurvatureError(
             message(
@@ -201,7 +226,7 @@ def _nan(problem: Problem, w: Mapping[str, Any], names: Sequence[str]) -> dict[s
 
 
 def _used_elsewhere(problem: Problem, w: Mapping[str, Any], row: Any, name: str) -> bool:
-    """Whether a site has another use than in linear maps: NaN in its place then reaches the predictor."""
+    """Whether a site has a use outside linear maps. If so, NaN in its place reaches the predictor."""
     program = problem.program
     values = _nan(problem, w, [name])
     with NetworkFunction(values) as run, SubstituteLinear({name: w[name]}, values):
@@ -223,8 +248,20 @@ def _depends(problem: Problem, w: Mapping[str, Any], row: Any, names: Sequence[s
 class Factors:
     """Factors of R' J for some rows.
 
-    maps: name -> inputs (B, T, I), gradients (B, A, T, O) for the cotangents `active` (A,), those that reach a linear
-    map. rest: (B, C, R), for all C cotangents; `resting` are those that reach the rest alone.
+    Parameters
+    ----------
+    rows : slice
+        The rows.
+    eta : ndarray
+        The predictor, (B, D).
+    maps : dict
+        Name -> inputs (B, T, I), gradients (B, A, T, O) for the cotangents `active`.
+    rest : ndarray
+        (B, C, R), for all C cotangents.
+    active : ndarray
+        Cotangents (A,) that reach a linear map.
+    resting : ndarray
+        Cotangents that reach only the rest.
     """
 
     rows: slice
@@ -243,19 +280,40 @@ def linear_factors(
     memory: int = 2**28,
     sites: Sequence[str] | None = None,
 ) -> Iterator[tuple[slice, np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]], np.ndarray]]:
-    """Factors of R' J for chunks of the rows of x (NumPy): rows, eta (B, D), maps, rest (B, C, R).
+    """Factors of R' J for chunks of the rows of x (NumPy).
 
-    maps: name of a map of `linear_maps` -> inputs a (B, T, I) and gradients g (B, C, T, O). The gradient of its
-    weight in column c is sum_t a_t g_ct' (I, O), that of its bias sum_t g_ct. rest: R' J for the other sites, in
-    flat order.
+    The gradient of a map's weight in column c is sum_t a_t g_ct' (I, O), that of its bias sum_t g_ct.
 
-    cotangents: None for the identity (C = D, the Jacobian itself), else a function of eta (B, D) and the rows.
-    sites: those to differentiate in, all latent ones by default; reverse mode goes no further back than to them.
-    memory: bytes that may be held besides what is handed out.
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    u : mapping
+        Unconstrained values by site.
+    x
+        The rows.
+    cotangents : callable or None
+        None for the identity (C = D, the Jacobian itself), else a function of eta (B, D) and the rows.
+    memory : int
+        Bytes that may be held besides the result.
+    sites : sequence of str or None
+        The sites to differentiate in, all latent ones by default. Reverse mode goes back no further than to them.
+
+    Yields
+    ------
+    rows : slice
+        The rows of the chunk.
+    eta : ndarray
+        The predictor, (B, D).
+    maps : dict
+        Name of a map of `linear_maps` -> inputs a (B, T, I) and gradients g (B, C, T, O).
+    rest : ndarray
+        R' J for the other sites, in flat order, (B, C, R).
 
     Raises
     ------
-    UnsupportedError: rows that interact.
+    UnsupportedError
+        Rows that interact.
     """
     chosen = tuple(latent_names(problem) if sites is None else sites)
     for part in factors_of(problem, u, x, cotangents, memory, chosen):
@@ -279,7 +337,7 @@ def factors_of(
     sites: tuple[str, ...],
     extra: Callable[[int], int] = lambda width: 0,
 ) -> Iterator[Factors]:
-    """Factors for chunks of the rows of x (NumPy); see `linear_factors`.
+    """Factors for chunks of the rows of x (NumPy), see `linear_factors`.
 
     extra: numbers that the caller holds for each row, as a function of the width.
     """
@@ -298,10 +356,10 @@ def factors_of(
             root = np.broadcast_to(np.eye(outputs), (count, outputs, outputs))
         else:
             eta = system.to_numpy(compiled(problem, plan, "predictor")(values, part))[:count]
-            # What overflows here is judged by the gradients that come of it.
+            # Overflow here is detected later, from the gradients.
             with np.errstate(over="ignore", invalid="ignore"):
                 root = np.asarray(cotangents(eta, slice(start, stop)))
-        # Where noise is sampled, half of all cotangents concern no weight; where it is known, they concern nothing.
+        # If noise is sampled, half of all cotangents affect no weight. If it is known, they affect nothing.
         reaching = np.any(root[:, plan.reached] != 0, axis=(0, 1))
         active = np.flatnonzero(reaching) if reaching.any() else np.zeros(1, dtype=int)
         reaching[active] = True
@@ -329,8 +387,8 @@ def factors_of(
 def compiled(problem: Problem, plan: Plan, kind: str) -> Callable[..., Any]:
     """(values, rows, R) -> eta, inputs, gradients, rest; compiled once for each program, kind and choice of sites.
 
-    kind: "maps" for everything, "rest" where no linear map is reached, "predictor" for eta alone. Everything is
-    computed row by row and then mapped over rows, so that whatever a model does within a row belongs to that row.
+    kind: "maps" for everything, "rest" if no linear map is reached, "predictor" for eta alone. Everything is computed
+    row by row and then mapped over rows, so that all computation within a row belongs to that row.
     """
     program, system = problem.program, problem.system
 
@@ -396,10 +454,31 @@ def jacobians(
     memory: int,
     positions: np.ndarray | None = None,
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """Predictor eta (B, D) and its Jacobian (B, D, P) in the flat vector at u, for chunks of the rows of x (NumPy).
+    """Predictor and its Jacobian in the flat vector at u, for chunks of the rows of x (NumPy).
 
-    positions: those of the flat vector to differentiate in, in increasing order; P is then their number. One reverse
-    pass per output, vectorised over rows, so that the cost of a row is D gradients.
+    It takes one reverse pass per output, vectorised over rows, so that the cost of a row is D gradients.
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    u : mapping
+        Unconstrained values by site.
+    x
+        The rows.
+    memory : int
+        Bytes that may be held besides the result.
+    positions : ndarray or None
+        Positions of the flat vector to differentiate in, in increasing order. P is then their number.
+
+    Yields
+    ------
+    rows : slice
+        The rows of the chunk.
+    eta : ndarray
+        The predictor, (B, D).
+    jacobian : ndarray
+        (B, D, P).
     """
     where = Where.of(problem, positions)
     plan = plan_of(problem, u, where.sites)

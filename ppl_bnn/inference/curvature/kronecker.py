@@ -1,19 +1,19 @@
-"""The curvature of the data by Kronecker factors, one block for each tensor, and how it meets a prior.
+"""The curvature of the data by Kronecker factors, one block for each tensor, and its combination with a prior.
 
 K-FAC (Martens and Grosse 2015) gives a weight (I, O) the curvature L (x) R. With one prior precision delta for the
 tensor the sum A = L (x) R + delta I keeps the eigenvectors of L (x) R, and everything is exact (Ritter et al. 2018).
-Any other prior takes A out of that form: precisions that differ within a tensor, and above all the Kronecker factors
-of yesterday's posterior, because a sum of two Kronecker products is none. Then either it is refused, or (`nearest`) A
-is replaced by a matrix near it that can be held,
+With any other prior A does not have that form: with precisions that differ within a tensor, and above all with the
+Kronecker factors of an earlier posterior, because a sum of two Kronecker products is not a Kronecker product. Then
+either the prior is refused, or (`nearest`) A is replaced by a matrix near it of the form
 
     B = U diag(b) U',   U = Q_l (x) Q_r,   b_i = (U' A U)_ii,
 
-Q_l and Q_r orthogonal. For a given basis U this b is the one that minimises KL(N(0, B^-1) || N(0, A^-1)), whose value
-is then (sum_i log b_i - log det A) / 2: the better the basis, the smaller that sum. It is computed for the eigenvectors
-of the data's factors, for those of the prior, and for those of the partial traces of A, each on either side, and the
-best pair is taken. It is exact where A has such eigenvectors; and no other precision over the eigenvectors of the data
-comes closer, the one with an averaged prior included. Eigenvalues of their own in a Kronecker basis are those of George
-et al. (2018). What is between tensors is left out, which, again, minimises that divergence. NumPy and SciPy only.
+Q_l and Q_r orthogonal. For a given basis U this b minimises KL(N(0, B^-1) || N(0, A^-1)), whose value is then
+(sum_i log b_i - log det A) / 2: the better the basis, the smaller that sum. It is computed for the eigenvectors of the
+data's factors, for those of the prior, and for those of the partial traces of A, each on either side, and the best pair
+is taken. It is exact if A has such eigenvectors. No other precision over the eigenvectors of the data is closer, the
+one with an averaged prior included. Separate eigenvalues in a Kronecker basis are those of George et al. (2018). The
+curvature between tensors is ignored, which again minimises that divergence. NumPy and SciPy only.
 """
 
 from __future__ import annotations
@@ -58,7 +58,16 @@ TensorPrior = np.ndarray | Rotated
 class KroneckerBlock:
     """The curvature left (x) right of a weight of shape (I, O), ravelled row by row: index i O + o.
 
-    left (I, I) and right (O, O) symmetric, without negative eigenvalues; positions (I O,) in the flat vector.
+    Parameters
+    ----------
+    name : str
+        The name of the tensor.
+    shape : (int, int)
+        (I, O).
+    left, right : ndarray
+        (I, I) and (O, O), symmetric, without negative eigenvalues.
+    positions : ndarray
+        (I O,) in the flat vector.
     """
 
     name: str
@@ -86,7 +95,7 @@ class KroneckerBlock:
         return np.kron(self.left, self.right)
 
     def diagonal(self) -> np.ndarray:
-        """(I O,)."""
+        """The diagonal, (I O,)."""
         return np.outer(np.diag(self.left), np.diag(self.right)).reshape(-1)
 
     @cached_property
@@ -96,7 +105,7 @@ class KroneckerBlock:
 
     @cached_property
     def eigenvalues(self) -> np.ndarray:
-        """Those of left (x) right, (I, O)."""
+        """The eigenvalues of left (x) right, (I, O)."""
         return np.outer(self._decomposed[0], self._decomposed[2])
 
     @cached_property
@@ -117,14 +126,24 @@ class KroneckerBlock:
                         "sums of outer products",
                     )
                 )
-            # What is negative within the error of the decomposition is a zero.
+            # Negative values within the error of the decomposition are zero.
             found += [np.maximum(values, 0.0), vectors]
         return found[0], found[1], found[2], found[3]
 
 
 @dataclass(frozen=True)
 class DenseBlock:
-    """The curvature of a small tensor (p,), a bias or a noise scale, as a matrix (p, p); positions (p,)."""
+    """The curvature of a small tensor, a bias or a noise scale, as a dense matrix.
+
+    Parameters
+    ----------
+    name : str
+        The name of the tensor.
+    values : ndarray
+        The matrix, (p, p).
+    positions : ndarray
+        (p,) in the flat vector.
+    """
 
     name: str
     values: np.ndarray
@@ -144,11 +163,11 @@ class DenseBlock:
             )
 
     def matrix(self) -> np.ndarray:
-        """(p, p)."""
+        """The matrix, (p, p)."""
         return self.values
 
     def diagonal(self) -> np.ndarray:
-        """(p,)."""
+        """The diagonal, (p,)."""
         return np.diag(self.values)
 
 
@@ -156,14 +175,24 @@ class DenseBlock:
 class KroneckerCurvature(DataCurvature):
     """H = multiplier * a block-diagonal matrix with one block per tensor.
 
-    A prior may be given as everywhere, (P,) or (P, P), or as a dict, block -> prior of its tensor. nearest: whether
-    what Kronecker factors cannot hold is replaced, as the module says, or refused. The basis of a block is then chosen
-    for the first prior that it meets, and kept for all multiples of that one, so that the Gaussian and the
-    log-determinant are of the same matrix. Each block is decomposed once.
+    A prior is given as (P,) or (P, P), as for other structures, or as a dict, block -> prior of its tensor. Each block
+    is decomposed once.
+
+    Parameters
+    ----------
+    blocks : sequence of KroneckerBlock or DenseBlock
+        One block per tensor.
+    multiplier : float
+        The multiplier.
+    nearest : bool
+        Whether a prior that Kronecker factors cannot represent is replaced, as the module docstring explains, or
+        refused. The basis of a block is then chosen for the first prior that it meets, and kept for all multiples of
+        that one, so that the Gaussian and the log-determinant are of the same matrix.
 
     Raises
     ------
-    InputError: blocks whose positions do not make up 0 .. P - 1.
+    InputError
+        Blocks whose positions do not make up 0 .. P - 1.
     """
 
     blocks: Sequence[KroneckerBlock | DenseBlock]
@@ -205,19 +234,22 @@ class KroneckerCurvature(DataCurvature):
         return total
 
     def gaussian(self, prior: np.ndarray | Mapping[str, TensorPrior]) -> Kronecker:
-        """See `DataCurvature.gaussian`; a dense block takes any prior of its tensor."""
+        """See `DataCurvature.gaussian`. A dense block takes any prior of its tensor."""
         priors = self._by_block(prior)
         return Kronecker(tuple(self._part(block, priors[block.name]) for block in self.blocks))
 
     def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
-        """Eigenvalues of each block that lies within one group; other dense blocks by a Cholesky factor at each call.
+        """The log-determinant as a function of factors and scale.
 
-        With `nearest` it is that of the matrix in which the data's curvature, too, has no more than its diagonal in the
-        basis of the block: an upper bound of the log-determinant (Hadamard), so that the evidence is a lower one.
+        It uses the eigenvalues of each block that is within one group, and a Cholesky factor at each call for other
+        dense blocks. With `nearest` it is that of the matrix in which the data's curvature, too, is reduced to its
+        diagonal in the basis of the block. This is an upper bound of the log-determinant (Hadamard), so the evidence is
+        a lower bound.
 
         Raises
         ------
-        UnsupportedError: a `KroneckerBlock` whose prior differs, or that lies in several groups.
+        UnsupportedError
+            A `KroneckerBlock` whose prior differs within it, or that is in several groups.
         """
         prior, groups = self._prior(prior, dense=False), self._groups(groups)
         terms: list[Term] = []
@@ -245,7 +277,7 @@ class KroneckerCurvature(DataCurvature):
         return replace(self, multiplier=self.multiplier * positive_factor(factor))
 
     def _by_block(self, prior: np.ndarray | Mapping[str, TensorPrior]) -> dict[str, TensorPrior]:
-        """The prior of each block's tensor; of a matrix (P, P) the blocks on its diagonal."""
+        """The prior of each block's tensor; for a matrix (P, P) the blocks on its diagonal."""
         if isinstance(prior, Mapping):
             sizes = {
                 name: each.size if isinstance(each, Rotated) else len(each) for name, each in prior.items()
@@ -287,9 +319,7 @@ class KroneckerCurvature(DataCurvature):
     ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray | float]:
         """A basis (Q_l, Q_r) of a block, and the diagonals of H and of the prior in it, (I, O) or one number.
 
-        Raises
-        ------
-        UnsupportedError: a prior that takes A out of every such basis, where the nearest one is not asked for.
+        Raises `UnsupportedError` for a prior that has no such basis, unless `nearest` is set.
         """
         if is_one_precision(prior):
             return block.rotations, self.multiplier * block.eigenvalues, float(diagonal_of(prior)[0])
@@ -372,7 +402,7 @@ def is_diagonal(prior: TensorPrior) -> bool:
 
 
 def is_one_precision(prior: TensorPrior) -> bool:
-    """Whether the prior is one number times the identity, as Kronecker factors need it, up to rounding."""
+    """Whether the prior is one number times the identity, as Kronecker factors require, up to rounding."""
     return (
         not isinstance(prior, Rotated)
         and prior.ndim == 1
@@ -388,7 +418,7 @@ def diagonal_of(prior: TensorPrior) -> np.ndarray:
 
 
 def refuse_uneven(name: str, prior: TensorPrior, came: str = "") -> None:
-    """Raise `UnsupportedError` where the prior of the tensor `name` is not one precision; came: what it is instead."""
+    """Raise `UnsupportedError` if the prior of the tensor `name` is not one precision. came: its description."""
     if not is_one_precision(prior):
         raise UnsupportedError(
             f"block {name!r}: "
@@ -401,7 +431,7 @@ def refuse_uneven(name: str, prior: TensorPrior, came: str = "") -> None:
 
 
 def refuse_dependent(prior: np.ndarray) -> None:
-    """Raise `UnsupportedError` where the curvature of the prior of all sites is dense, (P, P)."""
+    """Raise `UnsupportedError` if the curvature of the prior of all sites is dense, (P, P)."""
     if prior.ndim == 2:
         raise UnsupportedError(
             "structure='kron': "
@@ -414,7 +444,7 @@ def refuse_dependent(prior: np.ndarray) -> None:
 
 
 def described(prior: TensorPrior) -> str:
-    """What the prior of a tensor is, in words, where it is not one precision."""
+    """A description in words of the prior of a tensor that is not one precision."""
     if isinstance(prior, Rotated):
         return "Kronecker factors of the prior's own"
     if prior.ndim == 2:
@@ -424,7 +454,7 @@ def described(prior: TensorPrior) -> str:
 
 @contextmanager
 def _named(block: KroneckerBlock | DenseBlock) -> Iterator[None]:
-    """A `CurvatureError` that is raised within says about which block it is."""
+    """Add the name of the block to a `CurvatureError` that is raised within."""
     try:
         yield
     except CurvatureError as error:

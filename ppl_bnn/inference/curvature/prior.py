@@ -1,4 +1,4 @@
-"""The curvature of the prior, and the priors that have none: written once over the protocol.
+"""The curvature of the prior, and checks for priors without one; written once over the protocol.
 
 The curvature is the Hessian of -log p(w(u)) - log |dw/du| in the flat vector of latent sites.
 """
@@ -45,7 +45,7 @@ def _prior_arguments(problem: Problem, u: Mapping[str, np.ndarray]) -> tuple[Any
     return (problem.system.asarray(flat_latents(problem, u)), system_values(problem, u), *first_rows(problem))
 
 
-# Families that are a product over elements; those of the language, by their names in both systems.
+# Families that are a product over elements: those of the language, by their names in both systems.
 _ELEMENTWISE = {
     "Normal", "StudentT", "Cauchy", "LogNormal", "HalfNormal", "HalfCauchy", "Gamma", "InverseGamma", "Exponential",
     "Beta", "Uniform", "NormalMixture", "MixtureSameFamily",
@@ -53,10 +53,10 @@ _ELEMENTWISE = {
 
 
 def prior_curvature(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Hessian of -log p(w(u)) - log |dw/du|: its diagonal (P,) where there is nothing else, otherwise (P, P).
+    """Hessian of -log p(w(u)) - log |dw/du|: its diagonal (P,) if it is diagonal, otherwise (P, P).
 
-    There is nothing else where every prior is independent over elements and depends on no other latent site. The
-    Hessian times a vector of ones is then the diagonal: one product, at the price of two gradients.
+    It is diagonal if every prior is independent over elements and depends on no other latent site. The Hessian times a
+    vector of ones is then the diagonal: one product, at the cost of two gradients.
     """
     program = problem.program
     if (
@@ -90,11 +90,15 @@ def _row_sums(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def site_curvatures(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, TensorPrior] | None:
-    """The Hessian of -log p(w(u)) - log |dw/du| site by site, where no prior depends on another site, else None.
+    """The Hessian of -log p(w(u)) - log |dw/du| site by site.
 
-    A site is its diagonal (p,) where its elements are independent, a matrix (p, p) for a multivariate normal (or
-    log-normal) prior, and a `Rotated` one for `KroneckerNormal`, read off the distribution: nothing of size (P, P)
-    exists. None also where a site has another prior.
+    A site is its diagonal (p,) if its elements are independent, a matrix (p, p) for a multivariate normal (or
+    log-normal) prior, and `Rotated` for `KroneckerNormal`, read from the distribution: no array has size (P, P).
+
+    Returns
+    -------
+    dict or None
+        Site -> curvature. None if a prior depends on another site, or a site has another prior.
     """
     program, to_numpy = problem.program, problem.system.to_numpy
     if not program.language or any(parents(problem, u).values()):
@@ -125,8 +129,8 @@ def site_curvatures(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, 
 def parents(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, set[str]]:
     """For each latent site, the latent sites on which its prior depends.
 
-    Found by evaluation, once for each program: one site is moved, and each other is scored at the coordinates that it
-    has. A dependence through data is seen, one that does not change the density at u, not.
+    They are found by evaluation, once for each program: one site is moved, and each other is scored at its own
+    coordinates. A dependence through data is detected. One that does not change the density at u is not.
     """
 
     def find() -> dict[str, set[str]]:
@@ -134,7 +138,7 @@ def parents(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, set[str]
         before = site_densities(problem, u)
         found: dict[str, set[str]] = {name: set() for name in names}
         for name in names:
-            # Not a multiple of a symmetry: each element moves by another amount.
+            # Each element moves by a different amount, to break symmetries.
             site = problem.program.sites[name]
             step = 0.1 + 0.2 * np.modf(np.arange(1, site.size + 1) * 0.6180339887498949)[0]
             moved = np.asarray(u[name]) + step.reshape(site.unconstrained_shape)
@@ -148,8 +152,9 @@ def parents(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, set[str]
 
 
 def site_densities(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """For each latent site, its log prior density element by element (one number where elements depend on each other)
-    and log |dw/du|, NumPy.
+    """Log prior density and log |dw/du| of each latent site, NumPy.
+
+    The log prior density is element by element, or one number if elements depend on each other.
     """
     program, system = problem.program, problem.system
 
@@ -170,27 +175,28 @@ def site_densities(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, t
 
 
 def traced_latents(problem: Problem, values: Mapping[str, Any], x: Any, y: Any) -> dict[str, TracedSite]:
-    """The latent sites of one run at unconstrained values, with the distributions that they have there."""
+    """The latent sites of one run at unconstrained values, with their distributions there."""
     return {site.name: site for site in problem.program._run(values, x, y) if site.kind == "latent"}
 
 
-# Coordinates at which a scale is judged: far from any mode, and with squares that no floating type loses.
+# Coordinates at which a scale is checked: far from any mode, and with squares that every floating type represents.
 _FAR = (-10.0, -20.0, -30.0, -40.0)
 
 
 def check_bounded(problem: Problem, u: Mapping[str, np.ndarray], ignore: Sequence[str] = ()) -> None:
-    """Refuse models whose joint density has no mode, because of a scale that can go to zero with what it scales.
+    """Refuse models whose joint density has no mode, because a scale can go to zero with the sites that it scales.
 
-    Where w_i ~ N(0, s^2), i = 1..K, with s sampled too, the density at w = 0 grows as s^-K when s goes to zero: with
-    log s = u and a density of s that is positive at zero it is exp(-(K - 1) u), without bound, whatever the data say.
-    Each site with dependents is moved to -10, -20, -30, -40 in its coordinates, its dependents to their locations,
-    and the log prior is unbounded if it grows by the same amount, to a hundredth, each time, and the density of the
-    dependents at their locations grows too. A site that moves locations alone leaves that density as it is: under a
-    joint normal prior, whose log density is nearly linear far from its centre, every site but the last is such a one.
+    If w_i ~ N(0, s^2), i = 1..K, with s sampled too, the density at w = 0 grows as s^-K when s goes to zero. With
+    log s = u and a density of s that is positive at zero it is exp(-(K - 1) u), without bound, whatever the data are.
+    Each site with dependents is moved to -10, -20, -30, -40 in its coordinates, and its dependents to their locations.
+    The log prior is unbounded if it grows by the same amount, to a hundredth, each time, and the density of the
+    dependents at their locations grows too. A site that affects only locations leaves that density unchanged: under a
+    joint normal prior, whose log density is nearly linear far from its centre, every site but the last is such a site.
 
     Raises
     ------
-    UnsupportedError: such a scale.
+    UnsupportedError
+        The model has such a scale.
     """
     program, system = problem.program, problem.system
     family = parents(problem, u)
@@ -203,7 +209,7 @@ def check_bounded(problem: Problem, u: Mapping[str, np.ndarray], ignore: Sequenc
         densities, heights = [], []
         for far in _FAR:
             moved = {**values, name: values[name] * 0.0 + far}
-            # In the order of the program: a location may depend on what was moved before.
+            # In the order of the program: a location may depend on sites that were moved before.
             for child in below:
                 site = traced_latents(problem, moved, x, y)[child]
                 moved[child] = system.unconstrain(site.distribution, _location(site))
@@ -238,7 +244,7 @@ def _log_density(problem: Problem, site: TracedSite) -> float:
 
 
 def _location(site: TracedSite) -> Any:
-    """The centre of a prior, shaped as its value: the location, or the scale where there is none (half-normals)."""
+    """The centre of a prior, shaped as its value: the location, or the scale if there is none (half-normals)."""
     base = site.distribution
     while hasattr(base, "base_dist") and not hasattr(base, "loc"):
         base = base.base_dist
@@ -251,11 +257,12 @@ def _location(site: TracedSite) -> Any:
 def check_smooth(problem: Problem) -> None:
     """Refuse priors that have no curvature at a mode, by name.
 
-    The edges of a uniform prior are no obstacle: in unconstrained coordinates they lie at infinity.
+    The edges of a uniform prior are allowed: in unconstrained coordinates they are at infinity.
 
     Raises
     ------
-    UnsupportedError: a Laplace prior, whose log density has a kink.
+    UnsupportedError
+        A Laplace prior, whose log density has a kink.
     """
     for site in problem.program.latents:
         if site.family in ("Laplace", "SoftLaplace", "AsymmetricLaplace"):

@@ -1,13 +1,12 @@
 """Precision matrices of Laplace approximations: from the curvature of the data to Gaussians and log-determinants.
 
 The precision of a Laplace approximation is A = H + Lambda: H, the curvature of the data (a Gauss-Newton matrix, a
-Fisher matrix, a Hessian), and Lambda, that of the prior. One class per structure of H. Each gives the Gaussian
+Fisher matrix, a Hessian), and Lambda, that of the prior. There is one class per structure of H. Each gives the Gaussian
 N(0, A^-1) (`gaussian`) and log det(s H + diag(tau Lambda)) as a function of factors s and tau (`determinant`), by which
 the evidence chooses hyper-parameters (MacKay 1992; Immer et al. 2021). Data and prior are combined only there, so that
-one decomposition of H serves all hyper-parameters. Decompositions are made when they are first needed and kept:
+one decomposition of H serves all hyper-parameters. Decompositions are computed when first needed and kept:
 eigenvalues once for all factors, Gram matrices for all priors that are multiples of each other. Several groups under a
-full matrix share no decomposition and are factorised again at each step.
-NumPy and SciPy only.
+full matrix share no decomposition and are factorised again at each step. NumPy and SciPy only.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from ppl_bnn.inference.curvature.gaussians import (
     span,
 )
 
-# Relative differences that are rounding: of a prior within a block, of two priors that are multiples of each other.
+# Relative differences up to this are rounding: within a block's prior, and between priors that are multiples.
 ROUNDING = 1e-12
-# How many times the memory of the factor B the Gram matrices of all groups may take, kept from call to call.
+# The Gram matrices of all groups, kept from call to call, may take this many times the memory of the factor B.
 KEPT = 4
 
 
@@ -41,7 +40,7 @@ KEPT = 4
 
 
 class Term(Protocol):
-    """A summand of a log-determinant: (factors (G,), scale) -> (value, gamma (G,))."""
+    """A term of a log-determinant: (factors (G,), scale) -> (value, gamma (G,))."""
 
     def __call__(self, factors: np.ndarray, scale: float) -> tuple[float, np.ndarray]: ...
 
@@ -50,13 +49,16 @@ class Term(Protocol):
 class LogDeterminant:
     """log det(scale H + diag(factors[groups] prior)) as a function of factors (G,) and scale, all positive.
 
-    Called, it returns the value and gamma (G,), the effective number of parameters of each group:
+    A call returns the value and gamma (G,), the effective number of parameters of each group:
     gamma_g = sum over i in g of 1 - factors_g prior_i (A^-1)_ii, so that the sum of gamma is tr(scale H A^-1) and
     P_g - gamma_g is the derivative of the value in log factors_g. Groups above the largest one are empty.
 
     Raises
     ------
-    InputError: factors that are too few or not positive. CurvatureError: the matrix is not positive definite.
+    InputError
+        Factors that are too few or not positive.
+    CurvatureError
+        The matrix is not positive definite.
     """
 
     terms: tuple[Term, ...]
@@ -87,9 +89,9 @@ class LogDeterminant:
 
     @cached_property
     def eigenvalues(self) -> np.ndarray | None:
-        """Eigenvalues of prior^-1/2 H prior^-1/2 where one decomposition serves every call, else None.
+        """Eigenvalues of prior^-1/2 H prior^-1/2 if one decomposition serves every call, else None.
 
-        For `FactorCurvature` those of the dual; the others are zero.
+        For `FactorCurvature` these are the eigenvalues of the dual; the others are zero.
         """
         found = [term.data / term.prior for term in self.terms if isinstance(term, Spectrum)]
         if len(found) < len(self.terms) or any(not np.all(np.isfinite(part)) for part in found):
@@ -101,7 +103,18 @@ class LogDeterminant:
 class Spectrum:
     """sum_k log(scale data_k + tau prior_k) + unseen log tau + constant.
 
-    groups: of each k, or one for all. unseen: how many directions of that one group H does not see.
+    Parameters
+    ----------
+    data : ndarray
+        The eigenvalues data_k.
+    prior : ndarray or float
+        prior_k.
+    groups : ndarray or int
+        The group of each k, or one for all.
+    unseen : int
+        The number of directions of that one group in which H is zero.
+    constant : float
+        The constant.
     """
 
     data: np.ndarray
@@ -127,7 +140,7 @@ class Spectrum:
 
 @dataclass(frozen=True)
 class _Refactorised:
-    """A Cholesky factor of multiplier * matrix (p, p), dense, at each call: for groups that share no decomposition."""
+    """A Cholesky factor of multiplier * matrix (p, p), dense, at each call, for groups that share no decomposition."""
 
     matrix: np.ndarray
     multiplier: float
@@ -170,7 +183,7 @@ class _Grams:
 
 @dataclass(frozen=True)
 class _Columns:
-    """The dual for many groups: K is made again from C = B diag(prior)^-1/2 (M, P) at each call.
+    """The dual for many groups: K is computed again from C = B diag(prior)^-1/2 (M, P) at each call.
 
     gamma_i = |L^-1 c_i|^2 for the columns c_i of the weighted C and K = L L'.
     """
@@ -196,12 +209,12 @@ class _Columns:
 
 
 class DataCurvature(ABC):
-    """H, the curvature of the data, symmetric (P, P), in one structure."""
+    """Base class of H, the curvature of the data, symmetric (P, P), in one structure."""
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """P."""
+        """P, the length of the flat vector."""
 
     @abstractmethod
     def diagonal(self) -> np.ndarray:
@@ -209,25 +222,42 @@ class DataCurvature(ABC):
 
     @abstractmethod
     def matrix(self) -> np.ndarray:
-        """H (P, P), dense."""
+        """The matrix H (P, P), dense."""
 
     @abstractmethod
     def gaussian(self, prior: np.ndarray) -> Gaussian:
-        """N(0, A^-1) with A = H + prior; prior (P,) is a diagonal, (P, P) a matrix.
+        """The Gaussian N(0, A^-1) with A = H + prior.
+
+        Parameters
+        ----------
+        prior : ndarray
+            (P,) is a diagonal, (P, P) a matrix.
 
         Raises
         ------
-        CurvatureError: A is not positive definite, or too close to singular. UnsupportedError: a prior that this
-        structure cannot hold. InputError: another shape.
+        CurvatureError
+            A is not positive definite, or too close to singular.
+        UnsupportedError
+            A prior that this structure cannot represent.
+        InputError
+            A prior of another shape.
         """
 
     @abstractmethod
     def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
-        """log det(scale H + diag(factors[groups] prior)) as a function; prior (P,), groups (P,) of int from 0."""
+        """log det(scale H + diag(factors[groups] prior)) as a function of factors and scale.
+
+        Parameters
+        ----------
+        prior : ndarray
+            (P,).
+        groups : ndarray of int
+            The group of each entry, from 0, (P,).
+        """
 
     @abstractmethod
     def scaled(self, factor: float) -> Self:
-        """factor H, factor > 0 (a noise precision, say). Decompositions that are known are shared."""
+        """factor H, with factor > 0 (such as a noise precision). Known decompositions are shared."""
 
     def _prior(self, prior: np.ndarray, dense: bool) -> np.ndarray:
         prior = np.asarray(prior, dtype=np.float64)
@@ -268,7 +298,7 @@ class DataCurvature(ABC):
 
 @dataclass(frozen=True)
 class FullCurvature(DataCurvature):
-    """H = multiplier * values, dense (P, P), of any sign."""
+    """H = multiplier * values, a dense matrix (P, P) that may be indefinite."""
 
     values: np.ndarray
     multiplier: float = 1.0
@@ -285,7 +315,7 @@ class FullCurvature(DataCurvature):
         return self.multiplier * self.values
 
     def gaussian(self, prior: np.ndarray) -> Full:
-        """By one Cholesky factor, which costs a small part of what eigenvectors would."""
+        """From one Cholesky factor, which is much cheaper than eigenvectors."""
         return full_gaussian(self.values, self.multiplier, self._prior(prior, dense=True))
 
     def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
@@ -301,8 +331,8 @@ class FullCurvature(DataCurvature):
 class FactorCurvature(DataCurvature):
     """H = multiplier * B' B with factor B (M, P): few rows of data, or few eigenpairs.
 
-    With M < P and a positive diagonal prior everything happens in M x M matrices (Woodbury); otherwise it is a
-    `FullCurvature`.
+    With M < P and a positive diagonal prior all computations are on M x M matrices (Woodbury); otherwise they are those
+    of `FullCurvature`.
     """
 
     factor: np.ndarray
@@ -315,7 +345,10 @@ class FactorCurvature(DataCurvature):
 
         Raises
         ------
-        CurvatureError: a negative eigenvalue. InputError: shapes that do not fit.
+        CurvatureError
+            A negative eigenvalue.
+        InputError
+            Shapes that do not fit.
         """
         values, vectors = np.asarray(values, dtype=np.float64), np.asarray(vectors, dtype=np.float64)
         if values.ndim != 1 or vectors.ndim != 2 or vectors.shape[1] != len(values):
@@ -349,7 +382,7 @@ class FactorCurvature(DataCurvature):
         return self.multiplier * self._dense
 
     def gaussian(self, prior: np.ndarray) -> Full | LowRank:
-        """`LowRank` where M < P and the prior is a positive diagonal, else `Full`."""
+        """`LowRank` if M < P and the prior is a positive diagonal, else `Full`."""
         prior = self._prior(prior, dense=True)
         if not self._has_dual(prior):
             return full_gaussian(self._dense, self.multiplier, prior)
@@ -359,7 +392,7 @@ class FactorCurvature(DataCurvature):
         return LowRank.of(prior, factor, self.multiplier / ratio * gram)
 
     def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
-        """One group: eigenvalues of the Gram matrix (M, M). More: a Cholesky factor (M, M) at each call."""
+        """For one group eigenvalues of the Gram matrix (M, M); for more a Cholesky factor (M, M) at each call."""
         prior, groups = self._prior(prior, dense=False), self._groups(groups)
         if not self._has_dual(prior):
             return dense_determinant(self._dense, self.multiplier, prior, groups, self._known)
@@ -372,7 +405,7 @@ class FactorCurvature(DataCurvature):
         if count == 1:
             gram, ratio = self._gram(prior)
             if "eigenvalues" not in self._known:
-                # A Gram matrix has no negative eigenvalues but by rounding.
+                # Negative eigenvalues of a Gram matrix are rounding.
                 self._known["eigenvalues"] = np.maximum(_eigenvalues(gram.copy()), 0.0)
             values = self.multiplier / ratio * self._known["eigenvalues"]
             term: Term = Spectrum(values, 1.0, 0, unseen=self.size - rows, constant=log_prior)
@@ -431,7 +464,7 @@ class DiagonalCurvature(DataCurvature):
         return Diagonal(self.diagonal() + self._prior(prior, dense=False))
 
     def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
-        """Entry by entry, whatever the groups."""
+        """Entry by entry, for any groups."""
         prior, groups = self._prior(prior, dense=False), self._groups(groups)
         return LogDeterminant((Spectrum(self.diagonal(), prior, groups),), int(groups.max()) + 1)
 
@@ -450,7 +483,7 @@ def positive_factor(factor: float) -> float:
 
 
 def ratio_of(prior: np.ndarray, known: np.ndarray | None) -> float | None:
-    """c where prior = c known, else None."""
+    """c if prior = c known, else None."""
     if known is None:
         return None
     ratio = prior / known
@@ -458,7 +491,7 @@ def ratio_of(prior: np.ndarray, known: np.ndarray | None) -> float | None:
 
 
 def full_gaussian(matrix: np.ndarray, multiplier: float, prior: np.ndarray) -> Full:
-    """`Full` of multiplier * matrix + prior, and an error of its own where an improper prior is to blame."""
+    """`Full` of multiplier * matrix + prior, with a separate error if an improper prior is the cause."""
     total = multiplier * matrix
     diagonal = prior if prior.ndim == 1 else np.diag(prior)
     if prior.ndim == 1:
@@ -475,7 +508,7 @@ def full_gaussian(matrix: np.ndarray, multiplier: float, prior: np.ndarray) -> F
 
 
 def improper(flat: int, size: int) -> CurvatureError:
-    """The `CurvatureError` of a prior without precision where the data say nothing either."""
+    """The `CurvatureError` of a prior without precision in directions that the data do not determine."""
     return CurvatureError(
         message(
             "a proper prior, or data that determine every weight",
@@ -486,7 +519,7 @@ def improper(flat: int, size: int) -> CurvatureError:
 
 
 def _eigenvalues(symmetric: np.ndarray) -> np.ndarray:
-    """Eigenvalues alone, in ascending order; overwrites what it is given."""
+    """Eigenvalues alone, in ascending order; overwrites its argument."""
     from scipy.linalg import eigh
 
     refuse_infinite(symmetric)
@@ -496,7 +529,10 @@ def _eigenvalues(symmetric: np.ndarray) -> np.ndarray:
 def dense_determinant(
     matrix: np.ndarray, multiplier: float, prior: np.ndarray, groups: np.ndarray, known: dict[str, np.ndarray]
 ) -> LogDeterminant:
-    """Of multiplier * matrix; known keeps the eigenvalues (of the matrix itself) and their prior between calls."""
+    """The log-determinant for multiplier * matrix.
+
+    `known` keeps the eigenvalues (of the matrix itself) and their prior between calls.
+    """
     group = int(groups[0])
     if not (np.all(groups == group) and np.all(prior > 0.0)):
         return LogDeterminant((_Refactorised(matrix, multiplier, prior, groups),), int(groups.max()) + 1)
