@@ -23,7 +23,25 @@ if TYPE_CHECKING:
 
 
 def checked_log_weights(prediction: Prediction, given: Any) -> np.ndarray:
-    """Checked log weights, (S,) or (S, N)."""
+    """Checked log weights.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        The prediction that they belong to.
+    given
+        Logarithms of weights, (S,) or (S, N).
+
+    Returns
+    -------
+    ndarray
+        The log weights, read-only.
+
+    Raises
+    ------
+    InputError
+        For another shape, NaN or infinity, or weights that do not sum to one.
+    """
     log_weights = frozen_array("log_weights", given, finite=False)
     if log_weights.shape not in ((prediction.draws,), (prediction.draws, prediction.rows)):
         raise InputError(
@@ -50,7 +68,27 @@ def checked_log_weights(prediction: Prediction, given: Any) -> np.ndarray:
 
 
 def checked_within(prediction: Prediction, given: Any) -> np.ndarray:
-    """Checked `epistemic_within`."""
+    """Checked `epistemic_within`.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        The prediction that it belongs to.
+    given
+        Values of the shape of `loc`, or (S, N) for classes.
+
+    Returns
+    -------
+    ndarray
+        The values, read-only.
+
+    Raises
+    ------
+    UnsupportedError
+        For a family that is neither a location-scale family nor one of classes.
+    InputError
+        For another shape, or values outside the range from 0 to the component's variance or entropy.
+    """
     if not prediction.is_classes and prediction.family not in LOCATION_SCALE:
         raise UnsupportedError(
             message(
@@ -89,7 +127,27 @@ def checked_within(prediction: Prediction, given: Any) -> np.ndarray:
 
 
 def checked_class_names(prediction: Prediction, given: Sequence[str]) -> tuple[str, ...]:
-    """Checked class names, as strings."""
+    """Checked class names, as strings.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        A prediction of classes.
+    given : sequence of str
+        The names.
+
+    Returns
+    -------
+    tuple of str
+        The names.
+
+    Raises
+    ------
+    InputError
+        If there is not one name per class.
+    UnsupportedError
+        For a prediction of numbers.
+    """
     prediction._need_classes("class_names")
     names = tuple(str(name) for name in given)
     if len(names) != prediction.classes:
@@ -98,7 +156,27 @@ def checked_class_names(prediction: Prediction, given: Sequence[str]) -> tuple[s
 
 
 def checked_y(prediction: Prediction, given: Any, leading: bool = False) -> np.ndarray:
-    """Checked targets of the prediction's shape; `leading` allows one more axis in front."""
+    """Checked targets of the prediction's shape.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        The prediction.
+    given
+        Targets, or labels of the prediction.
+    leading : bool, default False
+        Whether one more axis in front is allowed. Values of counts and classes are then not checked.
+
+    Returns
+    -------
+    ndarray
+        Float64, or int64 for labels.
+
+    Raises
+    ------
+    InputError
+        For another shape or type, values that are not finite, or invalid counts or labels.
+    """
     y = np.asarray(given)
     if prediction.labels is not None:
         y = checks.label_codes(y, prediction.labels)
@@ -135,7 +213,25 @@ def checked_y(prediction: Prediction, given: Any, leading: bool = False) -> np.n
 
 
 def checked_targets(prediction: Prediction, given: Any) -> np.ndarray:
-    """Checked targets as `log_prob` takes them: values and events (N, 2) where rows may be censored."""
+    """Checked targets as `log_prob` takes them.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        The prediction.
+    given
+        Targets; values and events (N, 2) where rows may be censored.
+
+    Returns
+    -------
+    ndarray
+        The targets.
+
+    Raises
+    ------
+    InputError
+        For invalid targets.
+    """
     if not prediction.censored:
         return checked_y(prediction, given)
     y = np.asarray(given)
@@ -154,7 +250,25 @@ def checked_targets(prediction: Prediction, given: Any) -> np.ndarray:
 
 
 def checked_units(prediction: Prediction, location: Any, scale: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Checked location and scale, numbers or of shape (K,), for `Prediction.rescale`."""
+    """Checked location and scale for `Prediction.rescale`.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        The prediction.
+    location, scale
+        Numbers or of shape (K,). Where rows may be censored also (2,), of which the second is 0 and 1.
+
+    Returns
+    -------
+    location, scale : ndarray
+        Those of the values.
+
+    Raises
+    ------
+    InputError
+        For another shape, values that are not finite, or a scale that is not positive.
+    """
     location = np.asarray(location, dtype=np.float64)
     scale = np.asarray(scale, dtype=np.float64)
     if prediction.censored and location.shape == scale.shape == (2,):

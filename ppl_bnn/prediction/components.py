@@ -28,7 +28,22 @@ if TYPE_CHECKING:
 
 
 def component_log_prob(prediction: Prediction, y: np.ndarray, rows: slice) -> np.ndarray:
-    """log p(y | theta) of each component at these rows."""
+    """log p(y | theta) of each component.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        The prediction.
+    y : ndarray
+        Targets of these rows.
+    rows : slice
+        The rows.
+
+    Returns
+    -------
+    ndarray
+        Log densities.
+    """
     parameters = {name: value[:, rows] for name, value in prediction.parameters.items()}
     if prediction.censored:
         with np.errstate(over="ignore", under="ignore"):
@@ -65,7 +80,27 @@ def component_log_prob(prediction: Prediction, y: np.ndarray, rows: slice) -> np
 
 
 def component_absolute_deviation(prediction: Prediction, y: np.ndarray, rows: slice) -> np.ndarray:
-    """E|Y - y| of each component at these rows."""
+    """E|Y - y| of each component.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        The prediction.
+    y : ndarray
+        Values at these rows.
+    rows : slice
+        The rows.
+
+    Returns
+    -------
+    ndarray
+        Units of y.
+
+    Raises
+    ------
+    UnsupportedError
+        If there is no closed form.
+    """
     parameters = {name: value[:, rows] for name, value in prediction.parameters.items()}
     if prediction._by_scipy:
         raise UnsupportedError(
@@ -93,7 +128,22 @@ def component_absolute_deviation(prediction: Prediction, y: np.ndarray, rows: sl
 def component_quantile_range(
     prediction: Prediction, level: float, rows: slice
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The least and the greatest of the components' quantiles, which enclose the mixture's quantile."""
+    """The least and the greatest of the components' quantiles, which enclose the mixture's quantile.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        The prediction.
+    level : float
+        Level of the quantile.
+    rows : slice
+        The rows.
+
+    Returns
+    -------
+    least, greatest : ndarray
+        One value per row.
+    """
     if prediction._by_scipy:
         values = prediction._law(rows).inverse(level)
         if values.ndim == 3:
@@ -107,7 +157,22 @@ def component_quantile_range(
 
 
 def continuous_quantile(prediction: Prediction, level: float, rows: slice) -> np.ndarray:
-    """Quantile of a mixture of continuous components at these rows."""
+    """Quantile of a mixture of continuous components.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        The prediction.
+    level : float
+        Level of the quantile.
+    rows : slice
+        The rows.
+
+    Returns
+    -------
+    ndarray
+        One value per row.
+    """
     low, high = component_quantile_range(prediction, level, rows)
     target = normal_inverse(level)
 
@@ -120,7 +185,22 @@ def continuous_quantile(prediction: Prediction, level: float, rows: slice) -> np
 
 
 def integer_quantile(prediction: Prediction, level: float, rows: slice) -> np.ndarray:
-    """Quantile of a mixture of counts at these rows: the least whole number with F(y) >= level."""
+    """Quantile of a mixture of counts: the least whole number with F(y) >= level.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        The prediction.
+    level : float
+        Level of the quantile.
+    rows : slice
+        The rows.
+
+    Returns
+    -------
+    ndarray
+        One value per row.
+    """
     if prediction._by_scipy:
         low, high = component_quantile_range(prediction, level, rows)
         return _least_integer(prediction, low - 1.0, high, level, rows)

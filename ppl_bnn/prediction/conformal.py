@@ -152,8 +152,8 @@ def conformal(
     score : str, optional
         Numbers, m the mean, d the standard deviation, [a, b] the central interval of probability `level`:
 
-        - "absolute", |y - m|: intervals of one width;
-        - "normalised", |y - m| / d, the default: m -+ q d (Lei et al. 2018);
+        - "absolute", ``|y - m|``: intervals of one width;
+        - "normalised", ``|y - m| / d``, the default: m -+ q d (Lei et al. 2018);
         - "quantile", max(a - y, y - b): [a - q, b + q] (Romano, Patterson and Candes 2019).
 
         Classes:

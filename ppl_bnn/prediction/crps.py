@@ -48,11 +48,12 @@ def crps(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.
     UnsupportedError
         For classes, and for StudentT with df <= 1.
 
-    Notes ----- E|Y - y| is a closed form, O(S). E|Y - Y'| = 2 integral F (1 - F) dt is integrated by the trapezium
-    rule, refined until its relative change is below 1e-5. For mixtures of normals it converges faster than any power of
-    the step, and the remaining error is far smaller. Where that would cost more than the closed form over all pairs of
-    components (few components, or narrow ones far apart), the pairs are summed. For counts it is a sum over the
-    integers.
+    Notes
+    -----
+    E|Y - y| is a closed form, O(S). E|Y - Y'| = 2 integral F (1 - F) dt is integrated by the trapezium rule, refined
+    until its relative change is below 1e-5. For mixtures of normals it converges faster than any power of the step, and
+    the remaining error is far smaller. Where that would cost more than the closed form over all pairs of components
+    (few components, or narrow ones far apart), the pairs are summed. For counts it is a sum over the integers.
 
     References
     ----------

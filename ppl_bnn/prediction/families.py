@@ -320,12 +320,42 @@ def standardised(parameters: Mapping[str, np.ndarray], y: np.ndarray) -> np.ndar
 
 
 def refuse_values(expected: str, values: np.ndarray, advice: str) -> NoReturn:
-    """Raise an `InputError` that states the range of the values."""
+    """Raise an error that states the range of the values.
+
+    Parameters
+    ----------
+    expected : str
+        Description of valid values.
+    values : ndarray
+        The values.
+    advice : str
+        What to try.
+
+    Raises
+    ------
+    InputError
+        Always.
+    """
     raise InputError(message(expected, f"values from {values.min():.6g} to {values.max():.6g}", advice))
 
 
 def count_log_mass(family: str, parameters: Mapping[str, np.ndarray], count: np.ndarray) -> np.ndarray:
-    """log P(Y = count), for Poisson and NegativeBinomial."""
+    """log P(Y = count), for Poisson and NegativeBinomial.
+
+    Parameters
+    ----------
+    family : str
+        The family.
+    parameters : mapping of str to ndarray
+        Its parameters by name.
+    count : ndarray
+        Whole numbers from 0.
+
+    Returns
+    -------
+    ndarray
+        Log probabilities.
+    """
     from scipy.special import betaln, gammaln, xlog1py, xlogy
 
     rate = parameters["rate"]
@@ -339,7 +369,22 @@ def count_log_mass(family: str, parameters: Mapping[str, np.ndarray], count: np.
 
 
 def count_distribution(family: str, parameters: Mapping[str, np.ndarray], count: np.ndarray) -> np.ndarray:
-    """P(Y <= count) for whole numbers from 0, for Poisson and NegativeBinomial."""
+    """P(Y <= count), for Poisson and NegativeBinomial.
+
+    Parameters
+    ----------
+    family : str
+        The family.
+    parameters : mapping of str to ndarray
+        Its parameters by name.
+    count : ndarray
+        Whole numbers from 0.
+
+    Returns
+    -------
+    ndarray
+        Probabilities.
+    """
     from scipy.special import betainc, pdtr
 
     if family == "Poisson":
@@ -349,7 +394,20 @@ def count_distribution(family: str, parameters: Mapping[str, np.ndarray], count:
 
 
 def draw_categories(shares: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw an index of the last axis with the given probabilities."""
+    """Draw an index of the last axis.
+
+    Parameters
+    ----------
+    shares : ndarray
+        Probabilities along the last axis.
+    rng : numpy.random.Generator
+        Generator of the random numbers.
+
+    Returns
+    -------
+    ndarray
+        Indices, int64, without the last axis.
+    """
     upto = np.cumsum(shares, axis=-1)
     position = rng.random((*upto.shape[:-1], 1)) * upto[..., -1:]
     return np.sum(position >= upto, axis=-1).astype(np.int64)

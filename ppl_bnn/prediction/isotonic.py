@@ -28,7 +28,20 @@ STRAIGHT = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
 
 
 def tails(prediction: Prediction, y: Any) -> tuple[np.ndarray, np.ndarray]:
-    """F(y) and 1 - F(y), each with full relative precision (for Weibull the second is the difference)."""
+    """F(y) and 1 - F(y), each with full relative precision (for Weibull the second is the difference).
+
+    Parameters
+    ----------
+    prediction : Prediction
+        A prediction of one continuous number per row.
+    y
+        Values as in `Prediction.cdf`.
+
+    Returns
+    -------
+    below, above : ndarray
+        F(y) and 1 - F(y).
+    """
     below = prediction.cdf(y)
     mirror = _mirrored(prediction)
     return below, 1.0 - below if mirror is None else mirror.cdf(-np.asarray(y, dtype=np.float64))

@@ -197,7 +197,22 @@ def law(family: str, parameters: Parameters) -> Law:
 
 
 def marginal(family: str, parameters: Parameters) -> tuple[str, dict[str, np.ndarray]]:
-    """Family and parameters of the distribution of a single output of a family of `VECTORS`."""
+    """The distribution of a single output of a family of `VECTORS`.
+
+    Parameters
+    ----------
+    family : str
+        The family.
+    parameters : mapping of str to ndarray
+        Its parameters by name.
+
+    Returns
+    -------
+    family : str
+        Family of the marginal distribution.
+    parameters : dict of str to ndarray
+        Its parameters by name.
+    """
     if family == "Dirichlet":
         shares = parameters["concentration"]
         return "Beta", {"concentration1": shares, "concentration0": shares.sum(-1, keepdims=True) - shares}

@@ -114,7 +114,7 @@ def rmse(prediction: Prediction, y: Any) -> float:
 
 
 def mean_absolute_error(prediction: Prediction, y: Any) -> float:
-    """Mean of |median - y| over rows and outputs, in units of y.
+    """Mean of ``|median - y|`` over rows and outputs, in units of y.
 
     The predictive median, not the mean, is the optimal point prediction for this error.
 
@@ -175,8 +175,10 @@ def concordance_index(prediction: Prediction, y: Any) -> float:
     UnsupportedError
         For classes, for several outputs, and if no pair has a known order.
 
-    Notes ----- The index looks only at the order, and at the pairs of known order, which depend on the censoring.
-    `log_score` is the proper score.
+    Notes
+    -----
+    The index looks only at the order, and at the pairs of known order, which depend on the censoring. `log_score` is
+    the proper score.
 
     References
     ----------
@@ -345,14 +347,16 @@ def pit_uniformity(prediction: Prediction, y: Any, seed: int = 0) -> tuple[float
     Returns
     -------
     statistic : float
-        The largest |share of rows with PIT <= u, minus u| over u, from 0 to 1.
+        The largest absolute difference of u and the share of rows with PIT <= u, over u, from 0 to 1.
     p_value : float
         The p value, which assumes that rows (and outputs) are independent.
 
-    Notes ----- The test is not exact. All rows were predicted by one posterior and share its error, and outputs of a
-    row are dependent. The test rejects a calibrated method too often, the more so the more rows there are relative to
-    those of the fit. For a single fit the p value says whether the distance exceeds the noise of these rows. The
-    statistic is the distance itself.
+    Notes
+    -----
+    The test is not exact. All rows were predicted by one posterior and share its error, and outputs of a row are
+    dependent. The test rejects a calibrated method too often, the more so the more rows there are relative to those of
+    the fit. For a single fit the p value says whether the distance exceeds the noise of these rows. The statistic is
+    the distance itself.
     """
     from scipy.stats import kstest
 
@@ -398,7 +402,7 @@ def reliability(prediction: Prediction, y: Any, bins: int = 15) -> dict[str, np.
 
 
 def expected_calibration_error(prediction: Prediction, y: Any, bins: int = 15) -> float:
-    """Expected calibration error, sum_b (n_b / N) |accuracy_b - confidence_b|. Lower is better.
+    """Expected calibration error, ``sum_b (n_b / N) |accuracy_b - confidence_b|``. Lower is better.
 
     Biased upwards where bins hold few rows.
 
@@ -721,23 +725,25 @@ def fidelity(prediction: Prediction, reference: Prediction) -> dict[str, float]:
     Returns
     -------
     dict of str to float
-        - `mean_gap`: sqrt(sum_n a_n (m_n - m*_n)^2 / v*_n), error of the mean in EPISTEMIC standard deviations of the
-          reference.
-        - `sd_ratio`, `sd_log_ratio_spread`: exp of the mean, and the standard deviation, with weights a_n, of log
-          sqrt(v_n / v*_n): 1 and 0 where the epistemic standard deviations agree. A point estimate has no spread: 0 and
-          infinity.
+        - `mean_gap`: ``sqrt(sum_n a_n (m_n - m*_n)^2 / v*_n)``, error of the mean in EPISTEMIC standard deviations of
+          the reference.
+        - `sd_ratio`, `sd_log_ratio_spread`: exp of the mean, and the standard deviation, with weights a_n, of ``log
+          sqrt(v_n / v*_n)``: 1 and 0 where the epistemic standard deviations agree. A point estimate has no spread: 0
+          and infinity.
         - `wasserstein` (numbers): mean over rows of the 1-Wasserstein distance of the two predictive distributions of
-          y, the integral of |F - F*|, in PREDICTIVE standard deviations of the reference.
+          y, the integral of ``|F - F*|``, in PREDICTIVE standard deviations of the reference.
         - `agreement`, `total_variation` (classes): share of rows with the same most probable class; mean over rows of
-          sum_c |P_c - P*_c| / 2.
+          ``sum_c |P_c - P*_c| / 2``.
 
     Raises
     ------
     InputError
         If family of outcome, shape or classes differ, or the reference has no spread.
 
-    Notes ----- The weights a_n are equal for numbers. For classes they are in proportion to v*_n: where the reference
-    is certain its standard deviation is nearly zero, and ratios to it would dominate the rows that matter.
+    Notes
+    -----
+    The weights a_n are equal for numbers. For classes they are in proportion to ``v*_n``: where the reference is
+    certain its standard deviation is nearly zero, and ratios to it would dominate the rows that matter.
     """
     _check_comparable(prediction, reference)
     figures = mean_function_gap(
@@ -879,8 +885,8 @@ def halves(reference: Prediction, groups: Any = None) -> tuple[Prediction, Predi
 def wasserstein(prediction: Prediction, reference: Prediction) -> np.ndarray:
     """1-Wasserstein distance of the predictive distributions, per row and output.
 
-    W_1 = integral |F(t) - G(t)| dt, by the trapezium rule on 257 nodes between the outermost 1e-6 quantiles of the two,
-    dense around the reference's median. For counts it is a sum over the integers.
+    ``W_1 = integral |F(t) - G(t)| dt``, by the trapezium rule on 257 nodes between the outermost 1e-6 quantiles of the
+    two, dense around the reference's median. For counts it is a sum over the integers.
 
     Parameters
     ----------

@@ -123,13 +123,40 @@ class Standardisation:
         return _standardised("x", x, self.x_mean, self.x_scale)
 
     def targets(self, y: Any) -> np.ndarray:
-        """y in standard units; y itself where targets keep their units."""
+        """y in standard units.
+
+        Parameters
+        ----------
+        y
+            Targets in original units.
+
+        Returns
+        -------
+        ndarray
+            Standardised targets; y itself if targets keep their units.
+
+        Raises
+        ------
+        InputError
+            If the columns are not those of the training rows.
+        """
         if self.y_mean is None or self.y_scale is None:
             return np.asarray(y)
         return _standardised("y", y, self.y_mean, self.y_scale)
 
     def original_targets(self, y: Any) -> np.ndarray:
-        """Targets in original units: the inverse of `targets`."""
+        """Targets in original units, the inverse of `targets`.
+
+        Parameters
+        ----------
+        y
+            Targets in standard units.
+
+        Returns
+        -------
+        ndarray
+            Targets in original units.
+        """
         if self.y_mean is None or self.y_scale is None:
             return np.asarray(y)
         return np.asarray(y) * self.y_scale + self.y_mean
@@ -174,7 +201,18 @@ class Standardisation:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Standardisation:
-        """The standardisation with these `arrays`."""
+        """The standardisation with these arrays.
+
+        Parameters
+        ----------
+        arrays : mapping of str to ndarray
+            Arrays as `arrays` returns them.
+
+        Returns
+        -------
+        Standardisation
+            The standardisation.
+        """
 
         def part(name: str) -> Inputs:
             if name in arrays:
