@@ -202,7 +202,7 @@ class Approximation(ABC):
         Returns
         -------
         dict of str to ndarray
-            name -> (S, *shape).
+            name -> ``(S, *shape)``.
         """
         return {}
 
@@ -290,7 +290,7 @@ class Chains(Approximation):
     Parameters
     ----------
     u : dict of str to ndarray
-        name -> (chain, draw, *unconstrained shape).
+        name -> ``(chain, draw, *unconstrained shape)``.
     weights : ndarray, optional
         Weights of the components. None if equal.
     groups : int, optional
@@ -413,7 +413,18 @@ class Point(Approximation):
 
 
 def flat_draws(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Draws with the chain and draw axes merged."""
+    """Draws with the chain and draw axes merged.
+
+    Parameters
+    ----------
+    draws : mapping of str to ndarray
+        name -> arrays with leading axes (chain, draw).
+
+    Returns
+    -------
+    dict of str to ndarray
+        name -> arrays with one leading axis, chain after chain.
+    """
     return {name: value.reshape(-1, *value.shape[2:]) for name, value in draws.items()}
 
 
@@ -452,7 +463,20 @@ def checked_weights(weights: Any, count: int) -> np.ndarray:
 
 
 def per_draw(weights: np.ndarray, draws: int) -> np.ndarray:
-    """Weights per draw, (draws,): each component, in order, shares its weight (K,) equally among its draws."""
+    """Weights per draw: each component shares its weight equally among its draws.
+
+    Parameters
+    ----------
+    weights : ndarray
+        Weights of the components, (K,).
+    draws : int
+        Total number of draws.
+
+    Returns
+    -------
+    ndarray
+        Shape (draws,), one component after the other.
+    """
     each = draws // len(weights)
     shared = np.repeat(weights / each, each)
     return shared / shared.sum()

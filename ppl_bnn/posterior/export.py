@@ -230,10 +230,10 @@ def posterior_datatree(
 
     Groups, with S = chain x draw and N training rows; y in original units throughout:
 
-    - `posterior`: draws of all sites in the program's coordinates (chain, draw, *shape), and for a Laplace
+    - `posterior`: draws of all sites in the program's coordinates ``(chain, draw, *shape)``, and for a Laplace
       approximation the weights that the program computes from other sites, linearised about the mode;
-    - `sample_stats`: statistics recorded by the sampler; `lp`, the log joint in unconstrained coordinates, log p(w, D)
-      + log |dw/du|; for an approximation with a density, `log_q`; for stacked chains or members `log_weight`, the
+    - `sample_stats`: statistics recorded by the sampler; `lp`, the log joint in unconstrained coordinates, ``log p(w,
+      D) + log |dw/du|``; for an approximation with a density, `log_q`; for stacked chains or members `log_weight`, the
       logarithm of the weight of each draw (weights sum to 1). The functions of ArviZ do not use it: the attribute
       `draws_are_weighted` says that it exists, `weights` gives those of the parts;
     - `log_prior`: log p(site) of each site at the constrained draws, without Jacobian, as power-scaling needs it;
@@ -270,10 +270,12 @@ def posterior_datatree(
     InputError
         For impossible `draws`, or `x` unlike the training inputs.
 
-    Notes ----- Weights `hidden0.weight` have the dimensions (hidden0_in, hidden0_out), rows `obs`, several outputs
-    `output`, other sites `<site>_dim_0`, ... The inputs of the first layer have the names of the features as
-    coordinates, the outputs of the last layer those of the classes. A "/" in the name of a site is written "." (netCDF
-    reserves it). The attributes of the root and of `posterior` record the fit.
+    Notes
+    -----
+    Weights `hidden0.weight` have the dimensions (hidden0_in, hidden0_out), rows `obs`, several outputs `output`, other
+    sites `<site>_dim_0`, ... The inputs of the first layer have the names of the features as coordinates, the outputs
+    of the last layer those of the classes. A "/" in the name of a site is written "." (netCDF reserves it). The
+    attributes of the root and of `posterior` record the fit.
 
     lp and log_prior are in the units of the model, standardised if the fit standardises.
     """
@@ -349,7 +351,18 @@ def log_likelihood_tree(posterior: Any) -> Any:
 
 
 def original_inputs(posterior: Any) -> Any:
-    """The training inputs in original units (up to rounding, if the fit standardises)."""
+    """The training inputs in original units (up to rounding, if the fit standardises).
+
+    Parameters
+    ----------
+    posterior : Posterior
+        The posterior.
+
+    Returns
+    -------
+    ndarray or dict of str to ndarray
+        The inputs.
+    """
     units, inputs = posterior.standardisation, posterior.inputs
     if units is None:
         return inputs
@@ -362,7 +375,18 @@ def original_inputs(posterior: Any) -> Any:
 
 
 def original_targets(posterior: Any) -> np.ndarray:
-    """The training targets in original units; class labels as integers."""
+    """The training targets in original units.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        The posterior.
+
+    Returns
+    -------
+    ndarray
+        The targets; class labels as integers (N,).
+    """
     units, targets = posterior.standardisation, np.asarray(posterior.targets)
     if units is not None:
         targets = units.original_targets(targets)

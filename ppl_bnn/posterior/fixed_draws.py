@@ -19,7 +19,7 @@ class Drawn(Approximation):
     Parameters
     ----------
     u : dict of str to ndarray
-        name -> (S, *unconstrained shape).
+        name -> ``(S, *unconstrained shape)``.
     log_q : ndarray, optional
         Log density of the draws, (S,).
     """

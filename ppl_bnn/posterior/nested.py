@@ -29,8 +29,8 @@ def nested_rhat(draws: np.ndarray, superchains: int) -> np.ndarray:
         nested R-hat = sqrt(1 + B / W)  >=  1
 
     The values x are those of Vehtari et al. (2021): the halves of each chain are two chains of the same superchain (so
-    M doubles), and the ranks of all draws are turned into normal scores. The same is computed for the ranks of |x -
-    median|. The result is the larger of the two values.
+    M doubles), and the ranks of all draws are turned into normal scores. The same is computed for the ranks of ``|x -
+    median|``. The result is the larger of the two values.
 
     Parameters
     ----------
@@ -51,10 +51,12 @@ def nested_rhat(draws: np.ndarray, superchains: int) -> np.ndarray:
     InputError
         For another shape, fewer than 2 superchains, or a number of chains that is not a multiple of them.
 
-    Notes ----- At stationarity B / W is about 1 / (M ESS of one chain). If chains have forgotten their starting points,
-    it falls to 0 as chains are added to superchains. So it shows whether the end of a chain depends on its start, and
-    no more. Chains may fall by chance into modes that they never leave. If the chains of each superchain fall into the
-    modes in the same proportions, they agree by nested R-hat and disagree by plain R-hat.
+    Notes
+    -----
+    At stationarity B / W is about 1 / (M ESS of one chain). If chains have forgotten their starting points, it falls to
+    0 as chains are added to superchains. So it shows whether the end of a chain depends on its start, and no more.
+    Chains may fall by chance into modes that they never leave. If the chains of each superchain fall into the modes in
+    the same proportions, they agree by nested R-hat and disagree by plain R-hat.
 
     References
     ----------

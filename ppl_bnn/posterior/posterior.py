@@ -189,7 +189,7 @@ class Posterior:
 
     @property
     def draw_weights(self) -> np.ndarray | None:
-        """Weights of `draws`, flattened (chains * draws,), summing to 1. None if all are equal.
+        """Weights of `draws`, flattened ``(chains * draws,)``, summing to 1. None if all are equal.
 
         Each component shares its weight equally among its draws. Draws made on demand already come from the weighted
         mixture, and have equal weights.
@@ -216,7 +216,7 @@ class Posterior:
     def unconstrained_draws(self) -> dict[str, np.ndarray]:
         """Draws of the unconstrained coordinates u, the same at every call.
 
-        A dict of name -> (chain, draw, *unconstrained shape).
+        A dict of name -> ``(chain, draw, *unconstrained shape)``.
         """
         if isinstance(self.approximation, Chains):
             return self.approximation.u
@@ -230,7 +230,7 @@ class Posterior:
 
     @cached_property
     def draws(self) -> dict[str, np.ndarray]:
-        """Draws of all latent sites and parameters in the program's coordinates, name -> (chain, draw, *shape).
+        """Draws of all latent sites and parameters in the program's coordinates, name -> ``(chain, draw, *shape)``.
 
         They do not depend on weights; see `draw_weights`. A Laplace approximation adds the weights that the program
         computes from other sites (scale times base), linearised about the mode: computed directly from the draws of
@@ -459,7 +459,7 @@ class Posterior:
         return values.reshape(*self.shape, -1) if u is None else values
 
     def log_joint(self, u: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
-        """log p(w, D) + log |dw/du| of draws u.
+        """``log p(w, D) + log |dw/du|`` of draws u.
 
         Parameters
         ----------
@@ -475,7 +475,7 @@ class Posterior:
         return self._with(lambda problem: problem.log_joint_draws(values))
 
     def log_prior(self, u: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
-        """log p(w) + log |dw/du| of draws u.
+        """``log p(w) + log |dw/du|`` of draws u.
 
         Parameters
         ----------
