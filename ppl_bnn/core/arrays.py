@@ -13,7 +13,20 @@ Array = Any
 
 
 def map_data(function: Callable[[Any], Any], x: Any) -> Any:
-    """Apply a function to an array, or to each array of a dict of inputs."""
+    """Apply a function to an array, or to each array of a dict of inputs.
+
+    Parameters
+    ----------
+    function : callable
+        The function.
+    x
+        An array, or a dict of arrays.
+
+    Returns
+    -------
+    object
+        The result, or a dict of results.
+    """
     return {name: function(value) for name, value in x.items()} if isinstance(x, Mapping) else function(x)
 
 
@@ -38,19 +51,60 @@ def cores() -> int:
 
 
 def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of consecutive chunks of at most `size`."""
+    """Consecutive chunks of at most `size`.
+
+    Parameters
+    ----------
+    total : int
+        Length of the whole.
+    size : int
+        Largest length of a chunk.
+
+    Yields
+    ------
+    start, stop : int
+        Ends of the chunk.
+    """
     for start in range(0, total, size):
         yield start, min(start + size, total)
 
 
 def padded(array: np.ndarray, size: int) -> np.ndarray:
-    """Pad the last chunk to the common size by repeating its first entry, so that nothing is compiled a second time."""
+    """Pad the last chunk to the common size by repeating its first entry, so that nothing is compiled a second time.
+
+    Parameters
+    ----------
+    array : ndarray
+        The last chunk.
+    size : int
+        The common size.
+
+    Returns
+    -------
+    ndarray
+        The padded chunk.
+    """
     missing = size - len(array)
     return array if missing == 0 else np.concatenate([array, np.repeat(array[:1], missing, axis=0)])
 
 
 def padded_seeds(seeds: Any, start: int, stop: int, size: int) -> Any:
-    """Seeds start..stop, padded to the common size."""
+    """Seeds of a chunk, padded to the common size by repeating the last one.
+
+    Parameters
+    ----------
+    seeds
+        All seeds.
+    start, stop : int
+        Ends of the chunk.
+    size : int
+        The common size.
+
+    Returns
+    -------
+    object
+        `size` seeds.
+    """
     index = np.minimum(np.arange(start, start + size), stop - 1)
     return seeds[index]
 
@@ -62,5 +116,18 @@ def iterate_seeds(seeds: Any) -> Iterator[Any]:
 
 
 def site_seed(name: str, seed: int) -> int:
-    """A separate seed for each name."""
+    """A separate seed for each name.
+
+    Parameters
+    ----------
+    name : str
+        Name of a site or of a purpose.
+    seed : int
+        The common seed.
+
+    Returns
+    -------
+    int
+        The seed.
+    """
     return zlib.crc32(f"{name}:{seed}".encode())

@@ -185,7 +185,7 @@ def text_labels(y: Any) -> tuple[Any, tuple[str, ...] | None]:
     Raises
     ------
     InputError
-        For text that cannot be a label.
+        For a label with characters that files or terminals cannot show.
     """
     array = np.asarray(y) if isinstance(y, list | tuple | np.ndarray) or hasattr(y, "to_numpy") else None
     if array is None or array.dtype.kind not in "UOT" or array.ndim != 1 or np.ma.isMaskedArray(y):
@@ -271,7 +271,18 @@ def warn_of_labels(labels: Sequence[Any]) -> None:
 
 
 def check_times(y: np.ndarray) -> None:
-    """Raise an `InputError` unless all times are positive."""
+    """Check that times are positive.
+
+    Parameters
+    ----------
+    y : ndarray
+        Times.
+
+    Raises
+    ------
+    InputError
+        If a time is not positive.
+    """
     wrong = np.flatnonzero(~(y > 0))
     if len(wrong):
         raise InputError(
@@ -371,7 +382,20 @@ def warn_constant_columns(x: Any) -> None:
 
 
 def data_hash(x: Any, y: np.ndarray) -> str:
-    """SHA-256 over shapes, types and bytes of the data."""
+    """SHA-256 over shapes, types and bytes of the data.
+
+    Parameters
+    ----------
+    x
+        Inputs, an array or a dict of arrays.
+    y : ndarray
+        Targets.
+
+    Returns
+    -------
+    str
+        The hash.
+    """
     digest = hashlib.sha256()
     arrays = {**x, "y": y} if isinstance(x, Mapping) else {"x": x, "y": y}
     for name in sorted(arrays):

@@ -56,7 +56,18 @@ def clean_all(names: Iterable[object] | None) -> tuple[str, ...] | None:
 
 
 def clean_lines(text: object) -> str:
-    """`clean` line by line, with blanks kept: for messages that quote names from outside."""
+    """`clean` line by line, with blanks kept, for messages that quote names from outside.
+
+    Parameters
+    ----------
+    text
+        The text.
+
+    Returns
+    -------
+    str
+        The cleaned text.
+    """
     return "".join(
         REPLACED if letter not in "\n\t" and _is_unseen(letter) else letter for letter in str(text)
     )
@@ -67,7 +78,18 @@ def _is_unseen(letter: str) -> bool:
 
 
 def for_figure(text: object) -> str:
-    """Text that Matplotlib draws literally: no mathematics between two dollar signs, no hidden label."""
+    """Text that Matplotlib draws literally: no mathematics between two dollar signs, no hidden label.
+
+    Parameters
+    ----------
+    text
+        The text.
+
+    Returns
+    -------
+    str
+        The escaped text.
+    """
     shown = clean_lines(text).replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
 
@@ -110,6 +132,17 @@ def _guarded(value: Any) -> Any:
 
 
 def for_file(name: object) -> str:
-    """A name as part of a file name: characters that are special to a system or a shell become "_"."""
+    """A name as part of a file name: characters that are special to a system or a shell become "_".
+
+    Parameters
+    ----------
+    name
+        The name.
+
+    Returns
+    -------
+    str
+        Part of a file name.
+    """
     kept = re.sub(r"[^\w.+=@ ()-]|\s", "_", clean(name)).lstrip(".-")
     return kept.encode()[:LONGEST_FILE].decode(errors="ignore") or "_"

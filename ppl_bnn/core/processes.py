@@ -40,7 +40,7 @@ def unordered(
     workers: int,
     meanwhile: Callable[[], None] | None = None,
 ) -> Generator[tuple[int, Any]]:
-    """(n, function(*calls[n])) in the order in which the calls finish, from worker processes.
+    """Pairs ``(n, function(*calls[n]))`` in the order in which the calls finish, from worker processes.
 
     The processes are started for this generator and end with it. They share the cores of this process and ignore
     Ctrl-C, which reaches every process of a terminal. They are killed if a call raises an error, which is raised here,

@@ -15,7 +15,11 @@ from ppl_bnn.core.errors import InputError, message
 
 
 class Task(Protocol):
-    """One progress bar. Call `update` any number of times and `close` once."""
+    """One progress bar.
+
+    Call ``update(done, **figures)`` any number of times, with the number of finished units and current figures, and
+    `close` once.
+    """
 
     def update(self, done: int, **figures: float) -> None: ...
 

@@ -45,7 +45,20 @@ def digest(path: Path) -> str:
 
 
 def claims(file: Path, kind: str) -> bool:
-    """Whether a manifest claims to be of that kind, damaged or not."""
+    """Whether a manifest claims to be of a kind, damaged or not.
+
+    Parameters
+    ----------
+    file : Path
+        The manifest.
+    kind : str
+        The kind.
+
+    Returns
+    -------
+    bool
+        Whether it claims the kind.
+    """
     try:
         return json.dumps(kind).encode() in bounded(regular(file), MOST_JSON)
     except (OSError, ValueError):
@@ -132,7 +145,20 @@ def write_sealed(path: Path, arrays: Mapping[str, np.ndarray], words: Mapping[st
 
 
 def sealed(arrays: Mapping[str, np.ndarray], words: Mapping[str, str]) -> bytes:
-    """Content of the file that `write_sealed` writes."""
+    """Content of the file that `write_sealed` writes.
+
+    Parameters
+    ----------
+    arrays : mapping of str to ndarray
+        The arrays.
+    words : mapping of str to str
+        The text entries.
+
+    Returns
+    -------
+    bytes
+        The content.
+    """
     from safetensors.numpy import save
 
     file = io.BytesIO(save(in_order(arrays), metadata={**words, **_OWN}))
@@ -184,7 +210,20 @@ class Reader:
     advice: str
 
     def damaged(self, file: Path, why: object) -> DamagedError:
-        """The error that states which file is damaged, and why."""
+        """The error that states which file is damaged, and why.
+
+        Parameters
+        ----------
+        file : Path
+            The file.
+        why
+            The reason.
+
+        Returns
+        -------
+        DamagedError
+            The error.
+        """
         text = message(self.expected, f"{file}, damaged: {why}", self.advice)
         return DamagedError(f"{self.argument}: {text}")
 
