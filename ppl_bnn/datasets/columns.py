@@ -120,13 +120,37 @@ def _refuse_other_marks(header: Sequence[str]) -> None:
 
 
 def header_of(path: Path) -> list[str]:
-    """Names of the columns of a CSV file. Only its first line is read."""
+    """Names of the columns of a CSV file. Only its first line is read.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Returns
+    -------
+    list of str
+        The names.
+    """
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
         return [clean(name) for name in next(csv.reader([file.readline(MOST_HEADER)]), [])]
 
 
 def refuse_duplicates(names: Sequence[str], where: str) -> None:
-    """Raise an `InputError` if a name occurs twice."""
+    """Check that names are different.
+
+    Parameters
+    ----------
+    names : sequence of str
+        The names.
+    where : str
+        Their place, for the message.
+
+    Raises
+    ------
+    InputError
+        If a name occurs twice.
+    """
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise refusal(f"column names that differ in {where}", f"{twice} more than once", "renaming them")

@@ -376,7 +376,18 @@ def read_csv(
 
 
 def name_of(path: str | os.PathLike[str]) -> str:
-    """Name of a table from a file: the file's name without its extension, or its folder's for a data.csv."""
+    """Name of a table from a file.
+
+    Parameters
+    ----------
+    path : str or path-like
+        The file.
+
+    Returns
+    -------
+    str
+        The file's name without its extension, or its folder's name for a data.csv.
+    """
     file = Path(path)
     folder = file.resolve().parent.name
     return clean(folder if file.stem.lower() == "data" and folder else file.stem)
@@ -670,8 +681,10 @@ def mackey_glass() -> tuple[np.ndarray, np.ndarray]:
     y : ndarray
         Shape (400,).
 
-    Notes ----- Rows overlap: the target of one row is a lag of the next eight, and neighbours of a test row in a random
-    split contain its target. `Table.split` splits this table in time.
+    Notes
+    -----
+    Rows overlap: the target of one row is a lag of the next eight, and neighbours of a test row in a random split
+    contain its target. `Table.split` splits this table in time.
 
     References
     ----------
