@@ -1,7 +1,7 @@
 """Figures of a comparison: one function for each, from a `Comparison` to a matplotlib Figure.
 
-They are made of panels (`comparison.panels`). What ArviZ draws itself it draws from the trees of a comparison, and from
-`function_draws` in function space.
+They are made of panels (`comparison.panels`). ArviZ's own plots can be drawn from the trees of a comparison, and in
+function space from `function_draws`.
 """
 
 from __future__ import annotations
@@ -72,11 +72,22 @@ BINS_OF_PIT = 10
 
 
 def cost_figure(comparison: Comparison) -> Figure:
-    """How far each method is behind the best one, against the seconds that it took, with the Pareto front."""
+    """Distance of each method to the best one against its fitting time, with the Pareto front.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        The comparison.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
     return together(cost(Findings(comparison)))
 
 
 def cost(found: Findings) -> Picture:
+    """The picture of `cost_figure`."""
     comparison, scored = found.comparison, found.row_scores
     columns = [("log_score", "log score", "nats per row")]
     if comparison.task == "classification":
@@ -122,13 +133,24 @@ def cost(found: Findings) -> Picture:
 
 
 def beside_reference_figure(comparison: Comparison) -> Figure:
-    """Predictions of each method beside the reference: bands along a single input, maps of classes over two inputs,
-    else row by row.
+    """Predictions of each method beside the reference.
+
+    Bands along a single input, class maps over two inputs, else row by row.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        The comparison.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
     """
     return together(beside_reference(Findings(comparison)))
 
 
 def beside_reference(found: Findings) -> Picture:
+    """The picture of `beside_reference_figure`."""
     comparison = found.comparison
     x, y = comparison.test_inputs, comparison.test_targets
     classes = comparison.task == "classification"
@@ -283,7 +305,7 @@ def _maps(found: Findings) -> Picture:
 
 
 def _draw_borders(axes: Axes, across: np.ndarray, up: np.ndarray, prediction: Prediction) -> None:
-    """Where the most probable class changes: for each class the line on which it is level with the best other."""
+    """Draw where the most probable class changes: the line on which each class is level with the best other."""
     probabilities = prediction.probabilities
     classes = range(1, 2) if prediction.classes == 2 else range(prediction.classes)
     for index in classes:
@@ -302,7 +324,7 @@ def _draw_borders(axes: Axes, across: np.ndarray, up: np.ndarray, prediction: Pr
 
 
 def _against_reference(found: Findings) -> Picture:
-    """Where inputs cannot be drawn: the mean function of each method against that of the reference, row by row."""
+    """For inputs that cannot be drawn: the mean function of each method against that of the reference, row by row."""
     comparison, reference = found.comparison, found.reference
     assert reference is not None
     theirs = comparison.predictions[reference]
@@ -454,13 +476,25 @@ def _intervals(found: Findings) -> Picture:
 
 
 def calibration_figure(comparison: Comparison) -> Figure:
-    """Reliability diagrams of classes; of numbers the coverage of central intervals at every level, and histograms of
-    the probability integral transform, which is randomised where the numbers are counts.
+    """Calibration of each method.
+
+    For classes, reliability diagrams. For numbers, the coverage of central intervals at every level, and histograms of
+    the probability integral transform, which is randomised if the numbers are counts.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        The comparison.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
     """
     return together(calibration(Findings(comparison)))
 
 
 def calibration(found: Findings) -> Picture:
+    """The picture of `calibration_figure`."""
     return _reliability(found) if found.comparison.task == "classification" else _pit(found)
 
 
@@ -602,6 +636,6 @@ PICTURES: dict[str, Callable[[Findings], Picture]] = {
 
 
 def title(comparison: Comparison, name: str) -> str:
-    """A method with its standing."""
+    """The name of a method with its status."""
     standing = comparison.table.loc[name, "reference"]
     return f"{name}: {standing}" if standing else name

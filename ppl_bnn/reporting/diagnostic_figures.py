@@ -45,45 +45,46 @@ if TYPE_CHECKING:
     from ppl_bnn.evaluation.comparison.comparison import Comparison
 
 
-# More marks than these are drawn as pixels.
+# Above this number, marks are drawn as pixels.
 MANY = 400
-# Rows whose mean function is looked at for the worst R-hat; simulated runs behind the band of ranks.
+# Rows whose mean function is searched for the worst R-hat; number of simulations for the band of ranks.
 ROWS_RANKED, SIMULATIONS = 100, 1000
-# Of ranks: fewest draws of a chain for a band, and its level. An alarm by chance should be rare.
+# For ranks: fewest draws of a chain for a band, and the level of the band. False alarms should be rare.
 FEWEST_RANKS, BAND = 20, 0.99
 STEPS_DRAWN = 200
 
 
 class Findings:
-    """What several figures read off a comparison, computed when it is first wanted."""
+    """Figures computed from a comparison and shared by several pictures; each is computed on first use."""
 
     def __init__(self, comparison: Comparison):
         self.comparison = comparison
 
     @property
     def names(self) -> list[str]:
-        """The methods that gave predictions, in the order of the table."""
+        """The methods with predictions, in the order of the table."""
         return [str(name) for name in self.comparison.table.index if name in self.comparison.predictions]
 
     @property
     def reference(self) -> str | None:
-        """The reference, if it gave predictions."""
+        """The reference, if it has predictions."""
         name = self.comparison.reference
         return name if name in self.comparison.predictions else None
 
     @cached_property
     def row_scores(self) -> dict[str, dict[str, np.ndarray]]:
+        """The scores of each test row, see `verdict.row_scores`."""
         return row_scores(self.comparison)
 
     @cached_property
     def left_out(self) -> dict[str, LeaveOneOut]:
-        """PSIS-LOO of each tree of which rows can be left out."""
+        """PSIS-LOO of each tree for which leave-one-out is defined."""
         found = {name: leave_one_out(tree) for name, tree in self.comparison.trees.items()}
         return {name: loo for name, loo in found.items() if not loo.reason}
 
     @cached_property
     def transforms(self) -> tuple[dict[str, Transform], str]:
-        """Where the test targets fell in the predictions of each method that are numbers; and why not, for the rest."""
+        """Probability integral transforms of each method that predicts numbers; and why others have none."""
         made, refused = {}, ""
         for name in self.names:
             try:
@@ -94,8 +95,10 @@ class Findings:
 
     @cached_property
     def intervals(self) -> pd.DataFrame:
-        """A row for each method whose predictions are numbers: `coverage_50`, `width_50` and so on, of central
-        intervals at `LEVELS`, and the `pit_distance` and `pit_p` of `scores.pit_uniformity`."""
+        """Intervals and PIT of each method that predicts numbers, one row each.
+
+        Columns: `coverage_50`, `width_50` and so on at `LEVELS`, `pit_distance` and `pit_p` of `scores.pit_uniformity`.
+        """
         rows = []
         for name in self.transforms[0]:
             prediction, y = self.comparison.predictions[name], self.comparison.test_targets
@@ -111,7 +114,7 @@ class Findings:
         return frame_of(rows)
 
     def at(self, name: str, x: np.ndarray) -> Prediction | None:
-        """The prediction of a method at the inputs of a picture; None if it has no posterior, and none was kept."""
+        """The prediction of a method at the inputs of a picture; None if it has no posterior and none was stored."""
         posterior = self.comparison.posteriors.get(name)
         if posterior is not None:
             return predicted_for_drawing(posterior, x, self.comparison.data.get("seed", 0))
@@ -120,7 +123,7 @@ class Findings:
 
 
 def behind(values: Mapping[str, np.ndarray], name: str, column: str) -> tuple[float, float]:
-    """By how much the best method is ahead of `name`, and its standard error, in the units of the column."""
+    """Lead of the best method over `name`, and its standard error, in the units of the column."""
     best = max(values, key=lambda other: float(np.mean(values[other])))
     gap, error = paired_difference(values[best], values[name])
     if name == best:
@@ -138,6 +141,7 @@ def elpd_figure(comparison: Comparison) -> Figure:
 
 
 def elpd(found: Findings) -> Picture:
+    """The picture of `elpd_figure`."""
     scored = found.row_scores["log_score"]
     panels, rows = [], []
     entries = []
@@ -204,12 +208,25 @@ def ranks_figure(comparison: Comparison) -> Figure:
 
 
 def function_draws(comparison: Comparison, name: str) -> Any:
-    """What a network computes, draw by draw, as a DataTree for ArviZ: `arviz_plots.plot_rank(function_draws(...))`.
+    """Outputs of a network, draw by draw, as a DataTree for ArviZ: `arviz_plots.plot_rank(function_draws(...))`.
 
-    `f` (chain, draw, row): the mean of each draw at up to 100 test rows (for classes the probability of what occurred);
-    `log_likelihood` (chain, draw): the sum over training rows.
+    Parameters
+    ----------
+    comparison : Comparison
+        The comparison.
+    name : str
+        Name of the method.
 
-    Raises UnsupportedError for a method that is not of chains, or whose predictions are not those of its draws.
+    Returns
+    -------
+    xarray.DataTree
+        `f` (chain, draw, row): the mean of each draw at up to 100 test rows (for classes the probability of the class
+        that occurred). `log_likelihood` (chain, draw): the sum over training rows.
+
+    Raises
+    ------
+    UnsupportedError
+        A method that is not one of chains, or whose predictions are not those of its draws.
     """
     fit, tree = comparison.fits.get(name), comparison.trees.get(name)
     if fit is None or comparison.table.loc[name, "kind"] != "chains":
@@ -245,11 +262,12 @@ def function_draws(comparison: Comparison, name: str) -> Any:
     sets = {key: Dataset({key: value}) for key, value in found.items()}
     if len({value[1].shape[:2] for value in found.values()}) == 1:
         return DataTree.from_dict({"posterior": Dataset(found)})
-    # A tree that was thinned has fewer draws than the prediction.
+    # A thinned tree has fewer draws than the prediction.
     return DataTree.from_dict({"posterior": sets["f"], "log_likelihood": sets["log_likelihood"]})
 
 
 def ranks(found: Findings) -> Picture:
+    """The picture of `ranks_figure`."""
     comparison = found.comparison
     panels, rows = [], []
     for name in found.names:
@@ -319,7 +337,19 @@ def _ranked_quantities(tree: Any) -> Iterable[tuple[str, np.ndarray]]:
 
 @dataclass(frozen=True)
 class RankCurves:
-    """ECDF of ranks minus uniform: `at` (n,), `curves` (chain, n), half-width of the `band` (n,) or None."""
+    """ECDF of ranks minus uniform, made by `rank_curves`.
+
+    Parameters
+    ----------
+    at : np.ndarray
+        (n,), the points of the curves.
+    curves : np.ndarray
+        (chain, n), the differences.
+    band : np.ndarray, optional
+        (n,), half-width of the band, or None.
+    draws : int
+        Number of draws.
+    """
 
     at: np.ndarray
     curves: np.ndarray
@@ -335,14 +365,28 @@ class RankCurves:
 
 
 def rank_curves(values: np.ndarray, seed: int = 0) -> RankCurves:
-    """Fractional ranks of draws (chain, draw) among all, as differences of distributions (Säilynoja, Bürkner and
-    Vehtari 2022, Statistics and Computing 32).
+    """Fractional ranks of draws among those of all chains, as differences of distributions.
 
     Draws are thinned to about the effective sample size of single chains (ArviZ's bulk ESS, the median over chains:
-    that of all together is small just where they disagree). The band is simultaneous: ranks of chains that agree are a
-    random division of all ranks, of which 1000 are simulated; in 99 % of them no chain leaves the band anywhere. Its
-    width is in proportion to the pointwise standard deviation sqrt(u (1 - u) (1 - 1 / m) / n). Where fewer than 20
-    draws of a chain are left there is no band, and nothing is thinned.
+    that of all chains together is small exactly when they disagree). The band is simultaneous: ranks of chains that
+    agree are a random division of all ranks, of which 1000 are simulated; in 99 % of them no chain leaves the band
+    anywhere. Its width is proportional to the pointwise standard deviation sqrt(u (1 - u) (1 - 1 / m) / n). If fewer
+    than 20 draws of a chain are left there is no band, and nothing is thinned.
+
+    Parameters
+    ----------
+    values : np.ndarray
+        Draws (chain, draw).
+    seed : int
+        Seed of the simulations.
+
+    Returns
+    -------
+    RankCurves
+
+    References
+    ----------
+    Säilynoja, Bürkner and Vehtari (2022), Statistics and Computing 32.
     """
     from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
     from scipy.stats import rankdata
@@ -410,6 +454,7 @@ def losses_figure(comparison: Comparison) -> Figure:
 
 
 def losses(found: Findings) -> Picture:
+    """The picture of `losses_figure`."""
     panels, rows = [], []
     for name in found.names:
         fit = found.comparison.fits.get(name)
@@ -448,7 +493,7 @@ def losses(found: Findings) -> Picture:
 
 
 def _binned(curve: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(last step of each stretch, mean, lowest, highest) of finite losses, in at most STEPS_DRAWN stretches."""
+    """(last step of each bin, mean, lowest, highest) of finite losses, in at most STEPS_DRAWN bins."""
     steps = np.flatnonzero(np.isfinite(curve))
     parts = np.array_split(steps, min(STEPS_DRAWN, len(steps))) if len(steps) else []
     columns = [(part[-1] + 1, curve[part].mean(), curve[part].min(), curve[part].max()) for part in parts]
@@ -486,11 +531,12 @@ def _losses_drawer(made: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, np.n
 
 
 def gap_figure(comparison: Comparison) -> Figure:
-    """How far the mean function and the spread of each method are from the reference, beside sampling noise alone."""
+    """Distance of the mean function and the spread of each method to the reference, beside sampling noise alone."""
     return together(gap(Findings(comparison)))
 
 
 def gap(found: Findings) -> Picture:
+    """The picture of `gap_figure`."""
     comparison, reference = found.comparison, found.reference
     heading = "Gap to the reference, and the noise floor"
     if reference is None:
@@ -554,6 +600,7 @@ def pareto_k_figure(comparison: Comparison) -> Figure:
 
 
 def pareto_k_picture(found: Findings) -> Picture:
+    """The picture of `pareto_k_figure`."""
     table, panels, rows = found.comparison.table, [], []
     hats = [
         (name, float(table.loc[name, "k_hat"]))  # type: ignore[arg-type]
@@ -623,7 +670,7 @@ def _draw_row_ks(axes: Axes, per_row: Mapping[str, np.ndarray]) -> None:
     axes.set_xlim(low, high)
     axes.axvline(K_LIMIT, color=GREY, linewidth=1.0, linestyle="--", label="limit 0.7", zorder=1)
     for place, ks in enumerate(per_row.values()):
-        # Rows of equal k side by side: a fixed zigzag, so that the same comparison is the same picture.
+        # Rows of equal k are drawn side by side in a fixed zigzag, so that the picture is reproducible.
         beside = place + 0.3 * (np.arange(len(ks)) * 0.618034 % 1.0 - 0.5)
         bad = ~(ks <= K_LIMIT)
         at = np.clip(np.nan_to_num(ks, nan=high, posinf=high), low, high)

@@ -50,12 +50,24 @@ if TYPE_CHECKING:
 
 
 def cost_figure(result: GridResult) -> Figure:
-    """The mean log score of each method against the seconds of a fit, with the Pareto front: a panel for each model and
-    data set."""
+    """Mean log score of each method against the seconds of a fit, with the Pareto front.
+
+    There is a panel for each model and data set.
+
+    Parameters
+    ----------
+    result : GridResult
+        The result of a grid.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
     return together(cost(GridFindings(result)))
 
 
 def cost(found: GridFindings) -> Picture:
+    """The picture of `cost_figure`."""
     panels, rows = [], []
     for pair, block in found.blocks.items():
         lags, best = found.behind(pair, SCORE), found.best(pair, SCORE)
@@ -115,12 +127,27 @@ def _labels(pair: Pair, name: str) -> dict[str, str]:
 def differences_figure(result: GridResult, to: str = "best", score: str = SCORE) -> Figure:
     """Differences of a score, paired over splits, with two standard errors: a forest plot for each model and data set.
 
-    to: "best", the method with the best mean there, or "reference", that of the grid. score: a column that is compared
-    (`grid_result.LARGER_IS_BETTER`); below zero is always worse.
+    Below zero is always worse.
+
+    Parameters
+    ----------
+    result : GridResult
+        The result of a grid.
+    to : {"best", "reference"}
+        What the differences are taken to: the method with the best mean there, or the reference of the grid.
+    score : str
+        A column that is compared (`grid_result.LARGER_IS_BETTER`).
+
+    Returns
+    -------
+    matplotlib.figure.Figure
 
     Raises
     ------
-    InputError: another `to`, or a result without a reference. UnknownNameError: another score.
+    InputError
+        Another `to`, or a result without a reference.
+    UnknownNameError
+        Another score.
     """
     if to not in ("best", "reference"):
         raise InputError("to: " + message("'best' or 'reference'", repr(to), "to='best'"))
@@ -133,10 +160,12 @@ def differences_figure(result: GridResult, to: str = "best", score: str = SCORE)
 
 
 def differences(found: GridFindings) -> Picture:
+    """The picture of `differences_figure` to the best method."""
     return _differences(found, "best", SCORE)
 
 
 def differences_to_reference(found: GridFindings) -> Picture:
+    """The picture of `differences_figure` to the reference."""
     return _differences(found, "reference", SCORE)
 
 
@@ -177,8 +206,10 @@ def _differences(found: GridFindings, to: str, score: str) -> Picture:
 
 
 def _paired(found: GridFindings, pair: Pair, base: str, to: str, score: str) -> list[dict[str, Any]]:
-    """Method by method, the best first, the difference to `base` (above zero is better), its standard error and over
-    how many splits it is; "few": whether `base` has more."""
+    """Difference of each method to `base` (above zero is better), its standard error and number of splits, best first.
+
+    "few": whether `base` has more splits.
+    """
     block, splits = found.blocks[pair], found.splits(pair, score)
     sign = 1.0 if LARGER_IS_BETTER[score] else -1.0
     rows = []
@@ -207,12 +238,25 @@ def _paired(found: GridFindings, pair: Pair, base: str, to: str, score: str) -> 
 
 
 def elpd_figure(result: GridResult) -> Figure:
-    """Differences of the leave-one-out ELPD to the best method, paired over splits, with two standard errors: a forest
-    plot for each model and data set, with hollow marks where Pareto k says that it is not to be relied on."""
+    """Differences of the leave-one-out ELPD to the best method, paired over splits, with two standard errors.
+
+    There is a forest plot for each model and data set, with hollow marks if Pareto k shows that the value is not
+    reliable.
+
+    Parameters
+    ----------
+    result : GridResult
+        The result of a grid.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
     return together(elpd(GridFindings(result)))
 
 
 def elpd(found: GridFindings) -> Picture:
+    """The picture of `elpd_figure`."""
     score, panels, rows = "elpd_loo", [], []
     for pair, block in found.blocks.items():
         base = found.best(pair, score)
@@ -245,12 +289,25 @@ def elpd(found: GridFindings) -> Picture:
 
 
 def calibration_figure(result: GridResult) -> Figure:
-    """For each model and data set: of classes a reliability diagram; of numbers the coverage of central intervals at
-    every level and the distribution of the probability integral transform, minus what they are where calibrated."""
+    """Calibration of the methods, for each model and data set.
+
+    For classes, a reliability diagram. For numbers, the coverage of central intervals at every level and the
+    distribution of the probability integral transform, minus their values under calibration.
+
+    Parameters
+    ----------
+    result : GridResult
+        The result of a grid.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
     return together(calibration(GridFindings(result)))
 
 
 def calibration(found: GridFindings) -> Picture:
+    """The picture of `calibration_figure`."""
     panels, rows = [], []
     for pair in found.blocks:
         transforms, events = found.calibrations(pair)
@@ -344,12 +401,25 @@ def _of_classes(name: str, binned: Mapping[str, Mapping[str, np.ndarray]]) -> Pa
 
 
 def ranks_figure(result: GridResult) -> Figure:
-    """Mean ranks of methods by log score over data sets and splits, with half of Nemenyi's critical difference on
-    either side where a Friedman test can be made (`reporting.grid_verdict.mean_ranks`)."""
+    """Mean ranks of methods by log score over data sets and splits.
+
+    If a Friedman test can be made, with half of Nemenyi's critical difference on either side
+    (`reporting.grid_verdict.mean_ranks`).
+
+    Parameters
+    ----------
+    result : GridResult
+        The result of a grid.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
     return together(ranks(GridFindings(result)))
 
 
 def ranks(found: GridFindings) -> Picture:
+    """The picture of `ranks_figure`."""
     made = found.ranks
     missing = "" if len(made.mean) > 1 and made.blocks else "There are no two methods to rank in one block."
     known = math.isfinite(made.critical)
@@ -409,12 +479,24 @@ _GAPS = ("gap_mean", "gap_mean_floor", "gap_sd_ratio", "gap_sd_floor")
 
 
 def gap_figure(result: GridResult) -> Figure:
-    """How far the mean function and the spread of each method are from the reference, in means over splits, beside
-    sampling noise alone: two panels for each model and data set."""
+    """Distance of the mean function and the spread of each method to the reference, in means over splits.
+
+    It is drawn beside sampling noise alone, in two panels for each model and data set.
+
+    Parameters
+    ----------
+    result : GridResult
+        The result of a grid.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
     return together(gap(GridFindings(result)))
 
 
 def gap(found: GridFindings) -> Picture:
+    """The picture of `gap_figure`."""
     reference, heading = found.result.reference, "Gap to the reference, and the noise floor"
     if reference is None:
         return Picture("gap", heading, "", missing="No reference was named.")
@@ -428,7 +510,7 @@ def gap(found: GridFindings) -> Picture:
         if not made:
             continue
         made.sort(key=lambda row: row["gap_mean"])
-        # The floor is that of the reference, which all splits have on which anything was measured.
+        # The floor is that of the reference, which every split with a measured gap has.
         owner = reference if reference in block.index else made[0]["method"]
         floor, ratio = (_number(block, owner, column) for column in ("gap_mean_floor", "gap_sd_floor"))
         rows += made
@@ -486,12 +568,24 @@ def _draw_gap(
 
 
 def k_hat_figure(result: GridResult) -> Figure:
-    """k-hat of each approximation as an importance proposal, its mean over splits and its largest value in any cell: a
-    panel for each model and data set."""
+    """k-hat of each approximation as an importance proposal: its mean over splits and its largest value in any cell.
+
+    There is a panel for each model and data set.
+
+    Parameters
+    ----------
+    result : GridResult
+        The result of a grid.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
     return together(k_hat(GridFindings(result)))
 
 
 def k_hat(found: GridFindings) -> Picture:
+    """The picture of `k_hat_figure`."""
     panels, rows = [], []
     for pair, block in found.blocks.items():
         splits = found.splits(pair, "k_hat")

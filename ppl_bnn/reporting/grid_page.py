@@ -1,7 +1,7 @@
-"""The result of a grid as one self-contained page: verdicts in words, a table for each model and data set, pictures,
-what failed and what is missing, and where it all comes from.
+"""The result of a grid as one self-contained page.
 
-`reporting.page.report` writes it; what it is made of is `reporting.html`.
+It has verdicts in words, a table for each model and data set, pictures, failures and missing cells, and the origin of
+the numbers. `reporting.page.report` writes it, from the parts in `reporting.html`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ppl_bnn.reporting.terminal import Column, number
 if TYPE_CHECKING:
     import pandas as pd
 
-# What a table shows, as far as there is any of it; `GridResult.table` has more.
+# Columns of a table, if they have values; `GridResult.table` has more.
 SHOWN = (
     Column("splits", "splits", 0),
     Column("log score ↑", "log_score", 3, "log_score_se"),
@@ -71,12 +71,12 @@ MEANINGS = {
     "_to_reference": "mean over splits of the paired differences to the reference: what this one has more",
     "_to_reference_se": "standard error of that mean",
 }
-# Rows of a list that a page shows; more are in the file of all cells.
+# Largest number of rows of a list on a page; the file of all cells has the rest.
 MOST_LISTED = 100
 
 
 def write(result: GridResult, target: Path, title: str | None, numbers: str | None) -> None:
-    """Write the page of a result, and with `numbers` all that it shows beside it (see `reporting.page.report`)."""
+    """Write the page of a result, and with `numbers` its numbers as files beside it (see `reporting.page.report`)."""
     findings = GridFindings(result)
     pictures = pictures_of(PICTURES, findings)
     content = page(result, title=title, pictures=pictures, findings=findings).encode()
@@ -138,7 +138,7 @@ def page(
 
 
 def _sheet(findings: GridFindings, pair: Pair) -> Sheet:
-    """One model on one data set. The best method has no difference to itself, and says so in place of a blank."""
+    """The table of one model on one data set. The best method has no difference to itself; its cell says so."""
     block = findings.blocks[pair]
     columns = [column for column in SHOWN if column.source in block and block[column.source].notna().any()]
     marks = {
@@ -183,19 +183,19 @@ def _cell(row: Any, column: Column, mark: str) -> Cell:
 
 
 def _meaning(column: str) -> str:
-    """What a column of the table is."""
-    # First the errors, which in a single comparison are over test rows.
+    """Explanation of a column of the table."""
+    # Standard errors first, because in a single comparison they are over test rows.
     for ending in ("_to_reference_se", "_to_best_se", "_to_reference", "_to_best", "_se"):
         if column.removesuffix(ending) in LARGER_IS_BETTER and column.endswith(ending):
             return f"{column.removesuffix(ending)}: {MEANINGS[ending]}"
     return (COLUMNS | cells.COLUMNS | MEANINGS).get(column, "")
 
 
-# --- what is not there ------------------------------------------------------------------------------------
+# --- failures and missing cells ---------------------------------------------------------------------------
 
 
 def _failed(result: GridResult) -> tuple[Sheet | None, int]:
-    """The cells that failed, each with its reason, and how many are too many to be listed."""
+    """The cells that failed, each with its reason, and the number of those beyond the limit of the list."""
     every: Any = result.cells
     failed = every[every["failure"] != ""]
     if not len(failed):
@@ -226,7 +226,7 @@ def _absent(result: GridResult) -> list[str]:
 
 
 def _notes(result: GridResult) -> tuple[list[str], int]:
-    """What is noted of cells, each sentence once with how many it is about, and how many sentences are left out."""
+    """The notes of cells, each sentence once with the number of its cells, and how many sentences are left out."""
     every: Any = result.cells
     methods = dict(zip(every["key"], every["method"], strict=True))
     count: Counter[tuple[str, str]] = Counter()
@@ -245,7 +245,7 @@ def _notes(result: GridResult) -> tuple[list[str], int]:
     return listed, len(count) - len(listed)
 
 
-# --- where it comes from ----------------------------------------------------------------------------------
+# --- origin -----------------------------------------------------------------------------------------------
 
 
 def _title(result: GridResult) -> str:
@@ -293,7 +293,7 @@ def _methods(result: GridResult) -> list[dict[str, Any]]:
 
 
 def _models(result: GridResult) -> list[tuple[str, str]]:
-    """The arguments that were bound, and the likelihood."""
+    """The bound arguments and the likelihood."""
     return [
         (
             name,
@@ -312,7 +312,7 @@ def _versions(result: GridResult) -> list[tuple[str, str]]:
 
 
 def _origin(result: GridResult) -> list[tuple[str, str]]:
-    """Hosts, devices, dates and what it took."""
+    """Hosts, devices, dates and computing time."""
     return list(_origins(result))
 
 

@@ -1,10 +1,10 @@
-"""A verdict on the result of a grid in words: one for each model and data set, and one over all.
+"""Verdict on the result of a grid in words: one for each model and data set, and one over all.
 
-Methods are compared on the same splits: seeds are averaged within a split, and of the differences between two methods
-the mean over splits and its corrected standard error count (`GridResult.table`). A method is behind the best one where
-that mean exceeds both twice its standard error and a practical margin, 0.01 nats per row for log scores
-(`summary.is_difference`); those that are not behind are level with it. Where the quickest of these is far from a
-reference that is itself level, converged and cheap (`verdict.is_far`), the reference is what is recommended.
+Methods are compared on the same splits: seeds are averaged within a split, and a comparison of two methods uses the
+mean over splits of their differences and its corrected standard error (`GridResult.table`). A method is behind the best
+one if that mean exceeds both twice its standard error and a practical margin, 0.01 nats per row for log scores
+(`summary.is_difference`); those that are not behind are level with it. If the fastest of these is far from a reference
+that is itself level, converged and cheap (`verdict.is_far`), the reference is recommended.
 """
 
 from __future__ import annotations
@@ -41,10 +41,28 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class PairVerdict:
-    """What is said of one model on one data set. method: the one to use, None where none can be named.
+    """Verdict on one model and one data set.
 
-    level: the methods that are level with the best log score, itself among them. sound: of these, those of which
-    nothing is known to be amiss. behind: method -> by how much it is behind the best, and the standard error.
+    Parameters
+    ----------
+    pair : tuple
+        Model and data set.
+    name : str
+        Their name in the text.
+    method : str or None
+        The recommended method, None if none can be named.
+    headline, because : str
+        The recommendation in one sentence, and its reason.
+    why, doubts : tuple of str
+        What it is based on, and what speaks against it.
+    best : str
+        The method with the best mean log score.
+    level : tuple of str
+        The methods that are level with the best log score, including itself.
+    sound : tuple of str
+        Those of `level` without known problems.
+    behind : mapping
+        Method -> by how much it is behind the best, and the standard error.
     """
 
     pair: Pair
@@ -62,11 +80,24 @@ class PairVerdict:
 
 @dataclass(frozen=True)
 class GridVerdict:
-    """What the result of a grid says, in sentences (see `grid_verdict`).
+    """Verdict on the result of a grid, in sentences (see `grid_verdict`).
 
-    method: the one to use over all. pairs: one verdict for each model and data set. reference_doubt: where gaps to the
-    reference are not gaps to the posterior, "" for nowhere. failures, missing: what there is no result of. limits: what
-    these numbers cannot tell.
+    Parameters
+    ----------
+    method : str or None
+        The recommended method over all, None if none can be named.
+    headline, because : str
+        The recommendation in one sentence, and its reason.
+    why : tuple of str
+        What it is based on.
+    pairs : tuple of PairVerdict
+        One verdict for each model and data set.
+    reference_doubt : str
+        Where gaps to the reference are not gaps to the posterior, or "".
+    failures, missing : tuple of str
+        What has no result.
+    limits : tuple of str
+        What these numbers cannot show.
     """
 
     method: str | None
@@ -81,7 +112,7 @@ class GridVerdict:
 
 
 class GridFindings:
-    """What verdict, tables and figures read off a result, computed when it is first wanted."""
+    """Figures computed from a result and shared by verdict, tables and pictures; each is computed on first use."""
 
     def __init__(self, result: GridResult):
         self.result = result
@@ -89,6 +120,7 @@ class GridFindings:
 
     @cached_property
     def table(self) -> pd.DataFrame:
+        """The table of the result."""
         return self.result.table()
 
     @cached_property
@@ -109,19 +141,20 @@ class GridFindings:
         return {(str(model), str(data)): block for (model, data), block in grouped}
 
     def name(self, pair: Pair) -> str:
-        """A model and its data set, without what all have in common."""
+        """Name of a model and its data set, without the part common to all."""
         several = [len({each[place] for each in self.blocks}) > 1 for place in (0, 1)]
         if several[0] is several[1]:
             return f"{pair[0]} on {pair[1]}"
         return pair[0] if several[0] else pair[1]
 
     def by_split(self, score: str) -> Any:
+        """`GridResult.by_split` of a score."""
         if score not in self._splits:
             self._splits[score] = self.result.by_split(score)
         return self._splits[score]
 
     def splits(self, pair: Pair, score: str) -> Any:
-        """Split x method of one model and data set: what has a score."""
+        """Split x method of one model and data set, where a score exists."""
         every = self.by_split(score)
         of_pair = every[
             (every.index.get_level_values("model") == pair[0])
@@ -130,14 +163,14 @@ class GridFindings:
         return of_pair.droplevel(["model", "data"]).dropna(axis=1, how="all")
 
     def best(self, pair: Pair, score: str) -> str | None:
-        """The method with the best mean, of those with the most splits."""
+        """The method with the best mean, among those with the most splits."""
         found = self.splits(pair, score)
         return best_method(found, LARGER_IS_BETTER[score]) if len(found.columns) else None
 
     def behind(self, pair: Pair, score: str) -> dict[str, tuple[float, float]]:
         """Method -> (by how much it is behind the best, standard error), the best first with (0, 0).
 
-        Methods that have no split in common with the best one are not there.
+        Methods that have no split in common with the best one are left out.
         """
         best, block = self.best(pair, score), self.blocks[pair]
         if best is None:
@@ -151,10 +184,10 @@ class GridFindings:
         return found
 
     def standing(self, pair: Pair, score: str) -> dict[str, str]:
-        """Method -> BEST where it is ahead of all others, LEVEL where it is level with the best and another is behind.
+        """Method -> BEST if it is ahead of all others, LEVEL if it is level with the best and another is behind.
 
-        Nothing is marked where no difference exceeds both twice its standard error and the practical margin (1 % of the
-        best value for scores other than the log score), or there is nothing to compare.
+        Nothing is marked if no difference exceeds both twice its standard error and the practical margin (1 % of the
+        best value for scores other than the log score), or if there is nothing to compare.
         """
         found = self.behind(pair, score)
         margin = MARGIN
@@ -171,15 +204,17 @@ class GridFindings:
         return math.inf if math.isnan(value) else value
 
     def amiss(self, pair: Pair, name: str) -> str:
-        """What is known to be wrong with the fits of a method, as the end of a sentence; "" for nothing."""
+        """Known problems of the fits of a method, as the end of a sentence; "" if there are none."""
         return " and ".join(filter(None, (self.failed(pair, name), self.not_converged(pair, name))))
 
     def failed(self, pair: Pair, name: str) -> str:
+        """How many fits of a method failed, as the end of a sentence; "" if none did."""
         block = self._cells_of(pair, name)
         count = int((block["failure"] != "").sum())
         return f"failed in {count} of {len(block)} cells" if count else ""
 
     def not_converged(self, pair: Pair, name: str) -> str:
+        """How many fits of a method did not converge, as the end of a sentence; "" if all did."""
         block = self._cells_of(pair, name)
         done = block[block["failure"] == ""]
         bad = (done["kind"] == "chains") & (done["converged"] != "yes") | (done["converged"] == "no")
@@ -187,9 +222,9 @@ class GridFindings:
         return f"cannot be said to have converged in {count} of {len(done)} cells" if count else ""
 
     def unsettled(self, pair: Pair, name: str) -> str:
-        """In how many cells the diagnostics of an approximation decide nothing, in a sentence; "" for none.
+        """In how many cells the diagnostics of an approximation are undecided, in a sentence; "" if in none.
 
-        It is no bar to a recommendation: an approximation may predict well and be far from the posterior.
+        This does not rule out a recommendation: an approximation may predict well and be far from the posterior.
         """
         block = self._cells_of(pair, name)
         if "k_hat" not in block:
@@ -204,7 +239,7 @@ class GridFindings:
         )
 
     def calibrations(self, pair: Pair) -> tuple[dict[str, Transform], dict[str, Event]]:
-        """Where the test rows of all cells fell in the predictions of each method: of numbers, and of classes."""
+        """Calibration of each method over the test rows of all cells: transforms for numbers, events for classes."""
         transforms, events = {}, {}
         for name in self.blocks[pair].index:
             kept = [self.result.arrays(key) for key in self._cells_of(pair, name)["key"]]
@@ -219,6 +254,7 @@ class GridFindings:
 
     @cached_property
     def ranks(self) -> Ranks:
+        """Mean ranks of the methods."""
         return mean_ranks(self)
 
 
@@ -226,10 +262,19 @@ class GridFindings:
 
 
 def grid_verdict(result: GridResult | GridFindings) -> GridVerdict:
-    """Which method to use, for each model and data set and over all, why, and what stands against it.
+    """Which method to use, for each model and data set and over all, why, and what speaks against it.
 
-    Of the methods that are level with the best log score and of which nothing is known to be amiss, the one whose fits
-    took least time is named. Over all it is the one that is among these most often; of several, the quickest.
+    Among the methods that are level with the best log score and have no known problems, the one with the fastest fits
+    is recommended. Over all it is the method that is most often among these; if there are several, the fastest.
+
+    Parameters
+    ----------
+    result : GridResult or GridFindings
+        The result of a grid.
+
+    Returns
+    -------
+    GridVerdict
     """
     findings = result if isinstance(result, GridFindings) else GridFindings(result)
     doubts = _reference_doubts(findings)
@@ -251,7 +296,7 @@ def grid_verdict(result: GridResult | GridFindings) -> GridVerdict:
 def _of_pair(findings: GridFindings, pair: Pair, reference_doubts: Mapping[Any, str]) -> PairVerdict:
     name, block = findings.name(pair), findings.blocks[pair]
     lags = findings.behind(pair, SCORE)
-    # Failures of a single pair are told over all, with their reasons.
+    # Failures of a single pair are listed in the overall verdict, with their reasons.
     told = findings.amiss if len(findings.blocks) > 1 else findings.not_converged
     methods = [str(method) for method in block.index]
     doubts = tuple(f"{method} {amiss}." for method in methods if (amiss := told(pair, method)))
@@ -302,7 +347,7 @@ def _choice(
     sound: tuple[str, ...],
     splits: int,
 ) -> tuple[str, str]:
-    """What to use, and how it came to be this."""
+    """The recommended method and the reason."""
     chosen = min(sound, key=lambda method: findings.seconds(pair, method))
     point = findings.blocks[pair].loc[chosen, "kind"] == "point"
     alone = "As a point it has no epistemic uncertainty."
@@ -341,7 +386,7 @@ def _choice(
 def _exact_instead(
     findings: GridFindings, pair: Pair, sound: tuple[str, ...], chosen: str
 ) -> tuple[str, str, str] | None:
-    """(reference, headline, because) where the reference is level and cheap, and `chosen` far from it; else None."""
+    """(reference, headline, because) if the reference is level and cheap and `chosen` is far from it; else None."""
     reference = findings.result.reference
     if reference is None or reference not in sound or reference == chosen:
         return None
@@ -415,7 +460,7 @@ def _others(
 def _gap(
     findings: GridFindings, pair: Pair, chosen: str, reference_doubts: Mapping[Any, str]
 ) -> tuple[str, ...]:
-    """How near the method is to the posterior, where there is a reference to measure it by."""
+    """How close the method is to the posterior, if there is a reference to measure it by."""
     reference = findings.result.reference
     row = findings.blocks[pair].loc[chosen]
     gap, ratio = (float(row.get(name, math.nan)) for name in ("gap_mean", "gap_sd_ratio"))
@@ -504,7 +549,7 @@ def _pairs_in_words(findings: GridFindings) -> str:
 
 
 def _counts(findings: GridFindings, compared: Iterable[PairVerdict]) -> tuple[str, ...]:
-    """How often each method is level with the best, and where it is not, by how much at most."""
+    """How often each method is level with the best, and by how much at most it is behind otherwise."""
     compared, found = list(compared), []
     for name in findings.result.axes["methods"]:
         there = [verdict for verdict in compared if name in verdict.level or name in verdict.behind]
@@ -539,7 +584,7 @@ def _typical_seconds(findings: GridFindings, verdicts: Iterable[PairVerdict], na
     return math.exp(sum(map(math.log, found)) / len(found)) if found else math.inf
 
 
-# --- what stands against it -------------------------------------------------------------------------------
+# --- doubts -----------------------------------------------------------------------------------------------
 
 
 def _reference_doubts(findings: GridFindings) -> dict[Pair, str]:
@@ -594,7 +639,7 @@ def _short(reason: str, most: int = 200) -> str:
 
 
 def _missing(findings: GridFindings) -> tuple[str, ...]:
-    """What was asked for and is not there, by method."""
+    """What was requested and is missing, by method."""
     result = findings.result
     if not result.missing:
         return ()

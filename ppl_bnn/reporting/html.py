@@ -1,9 +1,9 @@
-"""The parts of HTML pages: one self-contained file with tables, pictures as inline SVG, and downloads.
+"""Parts of HTML pages: one self-contained file with tables, pictures as inline SVG, and downloads.
 
 Everything is in the file: pictures as SVG that takes its colours from the page (so that one picture serves a light
-screen, a dark one and paper), numbers as downloads made of the file itself, some forty lines of script for sorting and
-for the theme. A content security policy forbids a page to ask for anything else. The templates beside this file have
-`base.html` (head, style, script), `parts.html` (tables, pictures) and one file for each kind of page.
+screen, a dark one and paper), numbers as downloads made from the file itself, some forty lines of script for sorting
+and for the theme. A content security policy forbids all other requests. The templates in this folder are `base.html`
+(head, style, script), `parts.html` (tables, pictures) and one file for each kind of page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ppl_bnn.reporting.terminal import Column, number
 if TYPE_CHECKING:
     import pandas as pd
 
-# What a picture is drawn in -> what the page calls it: one picture for light, dark and paper.
+# Colour in a picture -> variable of the page: one picture for light, dark and paper.
 THEME = {
     "#000000": "ink",
     "#ebebeb": "grid",
@@ -46,9 +46,9 @@ THEME = {
     CLASS_COLOURS[7].lower(): "yellow",
 }
 DOTS_PER_INCH = 150
-# Rows of a table that goes into the page for download; a larger one is for `numbers`.
+# Largest number of rows of a table that the page offers for download; larger ones need `numbers`.
 MOST_ROWS = 4000
-# Names of features that a card of data shows.
+# Largest number of feature names that a card of data shows.
 MOST_NAMES = 40
 FORMATS = ("csv", "parquet")
 _STYLE: Any = {
@@ -66,7 +66,13 @@ _STYLE: Any = {
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
-    """A path that can be written, its folder made; InputError where it cannot, or does not end in .html."""
+    """A path that can be written, with its folder made.
+
+    Raises
+    ------
+    InputError
+        The path cannot be written, or does not end in .html.
+    """
     target = Path(path)
     if target.suffix.lower() not in (".html", ".htm"):
         raise InputError(
@@ -92,7 +98,7 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
 
 
 def check_format(numbers: str | None) -> None:
-    """Refuse a format of numbers that is unknown, or that nothing here can write."""
+    """Refuse a format of numbers that is unknown, or that no installed package can write."""
     if numbers is not None and numbers not in FORMATS:
         raise InputError("numbers: " + message("None, 'csv' or 'parquet'", repr(numbers), "numbers='csv'"))
     engines = ("pyarrow", "fastparquet")
@@ -108,7 +114,7 @@ def check_format(numbers: str | None) -> None:
 
 
 def write_numbers(target: Path, frames: Mapping[str, pd.DataFrame], form: str) -> None:
-    """Tables beside a page: that called "table" as `<stem>.<form>`, any other as `<stem>-<name>.<form>`."""
+    """Write tables beside a page: the one called "table" as `<stem>.<form>`, any other as `<stem>-<name>.<form>`."""
     for name, frame in frames.items():
         buffer = io.BytesIO()
         if form == "csv":
@@ -123,7 +129,7 @@ def write_numbers(target: Path, frames: Mapping[str, pd.DataFrame], form: str) -
 
 
 def rendered(template: str, **values: Any) -> str:
-    """A page from a template of this room."""
+    """A page from a template of this folder."""
     import jinja2
     from markupsafe import Markup
 
@@ -138,7 +144,7 @@ def rendered(template: str, **values: Any) -> str:
     assert loader is not None
     style, script = (loader.get_source(environment, name)[0] for name in ("page.css", "page.js"))
     return environment.get_template(template).render(
-        # Of exactly this text: no other script can run.
+        # The hash of exactly this text: no other script can run.
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         style=Markup(style),
         script=Markup(script),
@@ -151,7 +157,21 @@ def rendered(template: str, **values: Any) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """text: what is shown. order: what is sorted by, "" for a blank. mark: "best", "level" or "". notes: numbers."""
+    """One cell of a table.
+
+    Parameters
+    ----------
+    text : str
+        The text shown.
+    order : str
+        The value to sort by, "" for a blank.
+    mark : str
+        "best", "level" or "".
+    notes : tuple of int
+        Numbers of notes.
+    alarm : bool
+        Whether the value is highlighted as a problem.
+    """
 
     text: str
     order: str = ""
@@ -162,8 +182,23 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sheet:
-    """One sortable table: its heading, what its first column has, (heading, explanation) of each other column, rows of
-    a name, a remark and cells, a foot of one text for each column, and a sentence below."""
+    """One sortable table.
+
+    Parameters
+    ----------
+    heading : str
+        Heading of the table.
+    columns : sequence of tuple
+        (heading, explanation) of each column but the first.
+    rows : sequence of tuple
+        Name, remark and cells of each row.
+    foot : sequence of str
+        One text for each column.
+    first : str
+        Heading of the first column.
+    below : str
+        A sentence below the table.
+    """
 
     heading: str
     columns: Sequence[tuple[str, str]]
@@ -192,7 +227,7 @@ def cell_of(row: Mapping[Any, Any], column: Column, mark: str = "", notes: tuple
 
 
 def order_of(value: float) -> str:
-    """A number as the script of a page reads it, to which "inf" would be none."""
+    """A number in the form that the script of a page reads; it would not read "inf" as a number."""
     return repr(value) if math.isfinite(value) else "Infinity" if value > 0.0 else "-Infinity"
 
 
@@ -204,7 +239,7 @@ def minus(text: str) -> str:
 
 
 def pictures_of(functions: Mapping[str, Callable[[Any], Picture]], findings: Any) -> list[Picture]:
-    """All pictures; one that cannot be drawn says why, and the others are drawn all the same."""
+    """All pictures. One that cannot be drawn holds the reason, and the others are still drawn."""
     made = []
     for key, function in functions.items():
         try:
@@ -222,7 +257,7 @@ def _failed(key: str, title: str, error: Exception) -> Picture:
 
 
 def shown(picture: Picture) -> dict[str, Any]:
-    """A picture as the templates take it."""
+    """A picture in the form that the templates use."""
     from markupsafe import Markup
 
     panels, entries, drawn = [], {}, []
@@ -254,7 +289,7 @@ def _drawn(panel: Panel, prefix: str) -> tuple[str, dict[str, str]]:
     """A panel as SVG that takes its colours from the page, and label -> SVG of each entry of its legend."""
     import matplotlib
 
-    # Letters that matplotlib's font does not have are drawn by whoever shows the page.
+    # Characters that matplotlib's font does not have are drawn by the browser.
     with matplotlib.rc_context(_STYLE), ignored("Glyph .* missing from"):
         figure = new_figure(WIDTH, panel.height)
         axes = figure.subplots()
@@ -273,7 +308,7 @@ def _drawn(panel: Panel, prefix: str) -> tuple[str, dict[str, str]]:
 
 
 def _svg(figure: Any, prefix: str, attributes: str) -> str:
-    """A figure as an <svg> element to stand inside a page: no namespaces, ids of its own, colours by name."""
+    """A figure as an <svg> element for a page: no namespaces, unique ids, colours by name."""
     buffer = io.StringIO()
     figure.savefig(
         buffer, format="svg", transparent=True, dpi=DOTS_PER_INCH, metadata={"Date": None, "Creator": None}
@@ -288,7 +323,7 @@ def _svg(figure: Any, prefix: str, attributes: str) -> str:
 
 
 def _themed(tag: str, prefix: str) -> str:
-    """One tag: shorter numbers, the page's colours and letters, ids that no other picture has."""
+    """One tag with shorter numbers, the page's colours and fonts, and ids that no other picture has."""
     if tag.startswith("<svg"):
         return tag
     tag = tag.replace("xlink:href", "href")
@@ -302,7 +337,7 @@ def _themed(tag: str, prefix: str) -> str:
         lambda found: f"var(--{THEME[found.group()]})" if found.group() in THEME else found.group(),
         tag,
     )
-    # "font: 8px 'DejaVu Sans', ..." or "font-family: 'DejaVu Sans', ...", as the version of matplotlib has it.
+    # "font: 8px 'DejaVu Sans', ..." or "font-family: 'DejaVu Sans', ...", depending on the version of matplotlib.
     tag = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--letters)", tag)
     return re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found.group()):.2f}", tag)
 
@@ -314,7 +349,7 @@ def _attribute(text: str) -> str:
 
 
 def download(frame: pd.DataFrame, *, exact: bool = False) -> str:
-    """A table as the address of a download that is made of the page itself; eight digits, or with `exact` all."""
+    """A table as a data URL for download, with eight digits, or with `exact` all."""
     content = for_spreadsheet(frame).to_csv(index=False, float_format=None if exact else "%.8g").encode()
     return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(content).decode()}"
 
@@ -331,7 +366,7 @@ _CALLED = {
 
 
 def data_card(words: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What is known of data, such as `Table.card`: name and text of each; of many names the first."""
+    """Description of data, such as `Table.card`, as (name, text) pairs; of many feature names the first."""
     return [
         (_CALLED.get(name, name.replace("_", " ")), _shortened(value))
         for name, value in words.items()
@@ -348,7 +383,7 @@ def _shortened(value: Any) -> str:
 
 
 def in_words(value: Any) -> str:
-    """A plain value, or one made of such, as text."""
+    """A plain value, or a container of plain values, as text."""
     if value is None:
         return "none"
     if isinstance(value, Mapping):

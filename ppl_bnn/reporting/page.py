@@ -1,7 +1,7 @@
-"""A comparison as one self-contained page: a verdict in words, the table, pictures, and where it all comes from.
+"""A comparison as one self-contained page: a verdict in words, the table, pictures, and the origin of the numbers.
 
-`report` writes the page of a comparison, and of the result of a grid (`reporting.grid_page`); what both are made of
-is `reporting.html`.
+`report` writes the page of a comparison, or of the result of a grid (`reporting.grid_page`); the parts of both are in
+`reporting.html`.
 """
 
 from __future__ import annotations
@@ -53,27 +53,36 @@ def report(
     title: str | None = None,
     numbers: str | None = None,
 ) -> Path:
-    """Write a comparison, or the result of a grid, as one HTML file that needs no other, and give its path.
+    """Write a comparison, or the result of a grid, as one self-contained HTML file.
 
-    First a verdict in words (`reporting.verdict`, `reporting.grid_verdict`), then the tables, in which a value is
-    marked only where its difference from the others exceeds twice its standard error; then the pictures of
-    `reporting.comparison_figures` or `reporting.grid_figures`, the data, the settings and the versions; of a grid also
-    what failed and what is missing. It is for screens of any width, light or dark, and for paper.
+    The page begins with a verdict in words (`reporting.verdict`, `reporting.grid_verdict`). Then follow the tables, in
+    which a value is marked only if its difference from the others exceeds twice its standard error; the pictures of
+    `reporting.comparison_figures` or `reporting.grid_figures`; the data, the settings and the versions; and for a grid
+    also failures and missing cells. The page suits screens of any width, light or dark, and paper.
 
     Parameters
     ----------
-    path
-        A file whose name ends in .html; its folder is made if need be, and the file appears whole or not at all.
-    title
-        The heading; default the target and the methods, or the models and the data.
-    numbers
-        "csv" or "parquet": also write all numbers (`all_numbers`, `grid_page.all_numbers`) beside the page, the table
-        to `<stem>.csv` and what each picture shows to `<stem>-<picture>.csv`. (The page itself carries most of it.)
+    result : Comparison or GridResult
+        What to report.
+    path : str or PathLike
+        A file whose name ends in .html. Its folder is made if needed, and the file appears whole or not at all.
+    title : str, optional
+        The heading. Default: the target and the methods, or the models and the data.
+    numbers : {"csv", "parquet"}, optional
+        Also write all numbers (`all_numbers`, `grid_page.all_numbers`) beside the page, the table to `<stem>.csv` and
+        the numbers of each picture to `<stem>-<picture>.csv`. (The page itself has most of them.)
+
+    Returns
+    -------
+    Path
+        The file.
 
     Raises
     ------
-    InputError: something that is neither, a path that cannot be written, an unknown format. UnsupportedError:
-    "parquet" where pandas finds nothing to write it with. All before anything is drawn.
+    InputError
+        Another type of result, a path that cannot be written, or an unknown format; before anything is drawn.
+    UnsupportedError
+        "parquet" without a package with which pandas can write it; before anything is drawn.
     """
     if not isinstance(result, Comparison | GridResult):
         raise InputError(
@@ -103,8 +112,24 @@ def all_numbers(
     pictures: Sequence[Picture] | None = None,
     findings: Findings | None = None,
 ) -> dict[str, pd.DataFrame]:
-    """Everything that a report shows, as tables: "table", "rows" (scores of each test row), of numbers "intervals"
-    (coverage and width at several levels, and how far PIT is from uniform) and one for each picture."""
+    """Everything that a report shows, as tables.
+
+    They are "table", "rows" (scores of each test row), for numbers "intervals" (coverage and width at several levels,
+    and the distance of PIT from uniform) and one for each picture.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        The comparison.
+    pictures : sequence of Picture, optional
+        The pictures, if they have been made already.
+    findings : Findings, optional
+        The findings, if they have been made already.
+
+    Returns
+    -------
+    dict of str to pd.DataFrame
+    """
     import pandas as pd
 
     findings = Findings(comparison) if findings is None else findings
@@ -115,7 +140,7 @@ def all_numbers(
         for column, by_method in findings.row_scores.items()
         for name, values in by_method.items()
     }
-    # Row by row rmse is a squared error, and what is smaller the better has lost the sign that made it larger.
+    # By row, rmse is a squared error, and scores of which smaller is better get their original sign back.
     signs = {"log_score": 1.0, "accuracy": 1.0}
     called = {"rmse": "squared_error", "accuracy": "correct"}
     found["rows"] = pd.concat(
@@ -176,7 +201,7 @@ def page(
 
 
 def _interrupted(comparison: Comparison) -> str:
-    """What is missing of a comparison that was interrupted, in a sentence or two; "" where nothing is."""
+    """What is missing from an interrupted comparison, in a sentence or two; "" if it is complete."""
     if not comparison.missing:
         return ""
     return (
@@ -194,7 +219,7 @@ def _pictures(findings: Findings) -> list[Picture]:
 
 @dataclass
 class _Notes:
-    """Notes by number, in the order in which they are first referred to; the same text of one method is one note."""
+    """Notes by number, in the order of first reference; equal texts of one method are one note."""
 
     comparison: Comparison
     listed: list[dict[str, Any]] = field(default_factory=list)
@@ -215,7 +240,7 @@ class _Notes:
 
 
 def _tables(comparison: Comparison, findings: Findings, notes: _Notes) -> list[Sheet]:
-    """What a terminal shows, too: how well each predicts, then how far it is from the reference and what it cost."""
+    """The tables of the terminal: how well each method predicts, then its distance to the reference and its cost."""
     table = comparison.table
     marks = {
         column: standing(values, margin_of(column, values)) for column, values in findings.row_scores.items()
@@ -280,7 +305,7 @@ def _sheet(
 
 
 def _intervals(findings: Findings) -> Sheet | None:
-    """Coverage and width of central intervals, and whether PIT is uniform; None where nothing predicts numbers."""
+    """Coverage and width of central intervals, and whether PIT is uniform; None if no method predicts numbers."""
     frame = findings.intervals
     if not len(frame):
         return None
@@ -321,7 +346,7 @@ def _intervals(findings: Findings) -> Sheet | None:
 
 
 def _whole_table(comparison: Comparison, notes: _Notes) -> dict[str, Any]:
-    """All columns: one line for each, one column for each method."""
+    """All columns: one line for each column, one column for each method."""
     names = [str(name) for name in comparison.table.index]
     lines = []
     for column in comparison.table.columns:
@@ -334,7 +359,7 @@ def _whole_table(comparison: Comparison, notes: _Notes) -> dict[str, Any]:
     return {"names": names, "lines": lines}
 
 
-# --- where it comes from ----------------------------------------------------------------------------------
+# --- origin -----------------------------------------------------------------------------------------------
 
 
 def _title(comparison: Comparison) -> str:
@@ -354,7 +379,7 @@ def _subtitle(comparison: Comparison) -> str:
 
 
 def _fits(comparison: Comparison) -> list[dict[str, Any]]:
-    """How each posterior came about: where, under which seed, its settings, its figures, what it warned of."""
+    """How each posterior was fitted: device, seed, settings, figures and warnings."""
     found = []
     for name, fit in comparison.fits.items():
         info, diagnosis = fit.info, comparison.diagnoses.get(name)
@@ -380,7 +405,7 @@ def _fits(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _versions(comparison: Comparison) -> list[tuple[str, str]]:
-    """Package -> version; where fits differ (they were made at different times) all of them."""
+    """Package -> version; all of them if fits differ because they were made at different times."""
     found: dict[str, dict[str, None]] = {}
     for fit in comparison.fits.values():
         for package, version in fit.info.versions.items():

@@ -1,4 +1,4 @@
-"""What a model expects before it has seen a target, as a figure."""
+"""The prior predictive distribution of a model as a figure."""
 
 from __future__ import annotations
 
@@ -38,14 +38,31 @@ def prior_figure(
     target_name: str = "y",
     feature_names: Sequence[str] | None = None,
 ) -> Figure:
-    """What a model expects before it has seen a target, beside the targets y (N,) at inputs x (N, F).
+    """Prior predictive distribution of a model beside the targets y at inputs x.
 
-    predict: inputs (M, F) -> the prior predictive there, a mixture with one component for each draw.
+    For a single input: the mean functions of some draws as curves, over the 90 % band of observations. For classes of
+    two inputs: class maps of some draws, paler where they are less certain. For other numbers: the intervals of the
+    rows, and the predicted distribution of observations beside the observed one. For other classes: how certain draws
+    are, and the share of rows that they give to each class. Axes are in original units.
 
-    A single input: the mean functions of some draws as curves, over the 90 % band of observations. Classes of two
-    inputs: maps of what some draws call each place, paler where they are less sure. Other numbers: the intervals of the
-    rows, and what would be observed beside what was. Other classes: how sure draws are, and the share of rows that they
-    give to each class. Axes are in original units.
+    Parameters
+    ----------
+    predict : callable
+        Inputs (M, F) -> the prior predictive there, a mixture with one component for each draw.
+    x : np.ndarray
+        Inputs (N, F).
+    y : np.ndarray
+        Targets (N,).
+    title : str
+        Title of the figure.
+    target_name : str
+        Name of the target.
+    feature_names : sequence of str, optional
+        Names of the inputs.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
     """
     figure = new_figure()
     first = predict(x[:1])
@@ -125,7 +142,7 @@ def _draw_prior_maps(
 def _draw_prior_rows(figure: Figure, prediction: Prediction, y: np.ndarray, target: str) -> None:
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[2.0, 1.0])
     if prediction.censored:
-        # A bound is not what was observed of a row.
+        # The bound of a censored row is not an observed value.
         seen = np.flatnonzero(y[:, 1] == 1)
         prediction, y = prediction.take(seen), y[seen, 0]
     shown = evenly(y)
@@ -139,7 +156,7 @@ def _draw_prior_rows(figure: Figure, prediction: Prediction, y: np.ndarray, targ
     left.plot(at, truth, ".", color="black", markersize=4.0, label="what was observed", zorder=3)
     left.set_xlabel("rows, in the order of what was observed")
     left.set_ylabel(for_figure(target))
-    # The far tails of a heavy prior would flatten all the rest.
+    # The far tails of a heavy-tailed prior would compress everything else.
     values = np.ravel(part.sample(200, 0))
     low, high = np.quantile(values, [0.005, 0.995])
     low, high = min(float(low), float(truth.min())), max(float(high), float(truth.max()))

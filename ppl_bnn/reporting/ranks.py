@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ppl_bnn.reporting.grid_verdict import GridFindings
 
 
-# What is compared first. SciPy calls the p value of Friedman's test reliable for more than ten blocks.
+# The main score. SciPy calls the p value of Friedman's test reliable for more than ten blocks.
 SCORE = "log_score"
 FEWEST_BLOCKS, FEWEST_METHODS = 11, 3
 SIGNIFICANCE = 0.05
@@ -23,11 +23,26 @@ SIGNIFICANCE = 0.05
 
 @dataclass(frozen=True)
 class Ranks:
-    """Mean ranks of methods by log score over blocks, 1 being the best (see `mean_ranks`).
+    """Mean ranks of methods by log score over blocks, 1 being the best. Made by `mean_ranks`.
 
-    mean: method -> mean rank, in order of it. unit: what a block is. left_out: methods with too many gaps. dropped: how
-    many blocks have gaps of the others. statistic, p: of Friedman's test; critical: the difference of two mean ranks
-    that is one at 5 % (Nemenyi); NaN, with a reason in `no_test`, where there is no test.
+    Parameters
+    ----------
+    mean : mapping of str to float
+        Method -> mean rank, sorted.
+    unit : str
+        What a block is.
+    blocks : int
+        Number of blocks.
+    left_out : tuple of str
+        Methods with too many missing results.
+    dropped : int
+        Number of blocks in which another method has no result.
+    statistic, p : float
+        Of Friedman's test; NaN, with a reason in `no_test`, if there is no test.
+    critical : float
+        Critical difference of two mean ranks at 5 % (Nemenyi); NaN if there is no test.
+    no_test : str
+        Why there is no test.
     """
 
     mean: Mapping[str, float]
@@ -42,15 +57,29 @@ class Ranks:
 
 
 def mean_ranks(findings: GridFindings) -> Ranks:
-    """Methods ranked by log score within each block, and whether the ranks differ (Demsar 2006, JMLR 7, 1-30).
+    """Rank methods by log score within each block, and test whether the ranks differ.
 
-    A block is a model on a data set, with means over its splits, where there are more than ten of these; else it is a
-    split of one, and blocks are then not independent, as splits share rows: p is too small. Blocks in which a method
-    has no result are dropped; where that would drop more than half, methods with the most gaps are left out first.
+    A block is a model on a data set, with means over its splits, if there are more than ten of these. Else it is a
+    split of one; blocks are then not independent, as splits share rows, and p is too small. Blocks in which a method
+    has no result are dropped. If that would drop more than half, methods with the most missing results are left out
+    first.
 
     Friedman's test by SciPy, for three methods or more and more than ten blocks. Two mean ranks of k methods over n
-    blocks differ at 5 % by more than q sqrt(k (k + 1) / (6 n)), q being the quantile of the studentised range for k
+    blocks differ at 5 % by more than q sqrt(k (k + 1) / (6 n)), where q is the quantile of the studentised range for k
     groups and infinitely many degrees of freedom, divided by sqrt(2) (Nemenyi).
+
+    Parameters
+    ----------
+    findings : GridFindings
+        The findings of a grid.
+
+    Returns
+    -------
+    Ranks
+
+    References
+    ----------
+    Demsar (2006), Journal of Machine Learning Research 7, 1-30.
     """
     frame = findings.by_split(SCORE)
     left_out: list[str] = []
@@ -89,7 +118,7 @@ def mean_ranks(findings: GridFindings) -> Ranks:
 
 
 def words_of_ranks(ranks: Ranks) -> str:
-    """What the test says, and what it takes for granted."""
+    """The result of the test and its assumptions, in words."""
     if not ranks.mean:
         return "No method has a log score."
     over = f"{ranks.blocks} {ranks.unit}"

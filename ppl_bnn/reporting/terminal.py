@@ -1,7 +1,7 @@
-"""A comparison in a terminal: its table in two halves, what blanks and doubts are, and what it all means.
+"""A comparison in a terminal: its table in two halves, blanks and doubts, and conclusions.
 
-`ppl_bnn.evaluation.comparison.comparison.COLUMNS` says what each column is; here they get short headings and few
-digits. Where a terminal is too narrow, the columns marked `spare` are left out from the last to the first.
+`ppl_bnn.evaluation.comparison.comparison.COLUMNS` describes each column; here they get short headings and few digits.
+If a terminal is too narrow, the columns marked `spare` are left out from the last to the first.
 """
 
 from __future__ import annotations
@@ -16,15 +16,26 @@ if TYPE_CHECKING:
 
     from ppl_bnn.evaluation.comparison.comparison import Comparison
 
-# How much of what is noted about one method is shown; a file has the rest.
+# Largest number of clauses of the notes shown about one method; a file has the rest.
 CLAUSES = 3
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column as it is shown: its heading, its name in the table, digits after the point, and its standard error.
+    """A column as it is shown.
 
-    A negative number of digits means so many significant ones.
+    Parameters
+    ----------
+    heading : str
+        Its heading.
+    source : str
+        Its name in the table.
+    digits : int
+        Digits after the point; a negative number means significant digits.
+    error : str
+        Name of the column of its standard error.
+    spare : bool
+        Whether it may be left out on a narrow terminal.
     """
 
     heading: str
@@ -77,7 +88,17 @@ _LEGENDS = {
 
 
 def show(console: Console, comparison: Comparison, elsewhere: str = "comparison.notes") -> None:
-    """Print `comparison`. `elsewhere` is where all of its notes are to be found."""
+    """Print a comparison.
+
+    Parameters
+    ----------
+    console : Console
+        Where to print.
+    comparison : Comparison
+        The comparison.
+    elsewhere : str
+        Where all of its notes can be found.
+    """
     from rich.text import Text
 
     task, rows = comparison.task, comparison.data["test_rows"]
@@ -121,7 +142,7 @@ def show(console: Console, comparison: Comparison, elsewhere: str = "comparison.
 def notes_by_method(
     notes: Mapping[tuple[str, str], str], shown: set[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Method -> what is noted about its shown columns, each clause once; and the methods of which some was left out."""
+    """Method -> the notes about its shown columns, each clause once; and the methods of which some were left out."""
     found: dict[str, list[list[str]]] = {}
     for (name, column), note in notes.items():
         if column in shown:
@@ -206,7 +227,7 @@ def cell(row: Mapping[Any, Any], column: Column) -> str:
 
 
 def number(value: float, digits: int) -> str:
-    """`value` with so many digits after the point, or as many significant ones for a negative number."""
+    """`value` with this many digits after the point, or significant digits for a negative number."""
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
     if digits < 0:

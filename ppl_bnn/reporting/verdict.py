@@ -1,14 +1,14 @@
-"""A verdict on a comparison in words, and which values of its table may be called best.
+"""Verdict on a comparison in words, and which values of its table may be called best.
 
-Two methods are compared on the same test rows, so what counts is the mean of the paired differences and its standard
-error (`scores.paired_difference`). A method is behind another where that mean exceeds both twice its standard error and
-a practical margin, 0.01 nats per row for log scores (`summary.is_difference`); those that are not behind the nominally
+Two methods are compared on the same test rows, by the mean of the paired differences and its standard error
+(`scores.paired_difference`). A method is behind another if that mean exceeds both twice its standard error and a
+practical margin, 0.01 nats per row for log scores (`summary.is_difference`); those that are not behind the nominally
 best one are level with it.
 
 An approximation that is level in log score may still be far from the posterior. Its gap to the reference is of
-practical size where the mean function is off by more than a quarter of the reference's epistemic standard deviation
-(and by more than sampling noise), or its spread by more than a factor of 1.25. Where that is so, and the reference has
-converged in no more than a minute, the reference is what is recommended.
+practical size if the mean function is off by more than a quarter of the reference's epistemic standard deviation (and
+by more than sampling noise), or its spread by more than a factor of 1.25. If so, and if the reference converged in no
+more than a minute, the reference is recommended.
 """
 
 from __future__ import annotations
@@ -40,24 +40,35 @@ if TYPE_CHECKING:
     from ppl_bnn.evaluation.comparison.comparison import Comparison
 
 BEST, LEVEL = "best", "level"
-# Up to two that cost about the same are told apart by no one's clock.
+# Costs that differ by less than this factor are not distinguishable by wall time.
 ABOUT_AS_LONG = 1.25
-# From where on a gap to the reference is of practical size: the mean function in epistemic standard deviations of the
+# Thresholds of a gap to the reference of practical size: the mean function in epistemic standard deviations of the
 # reference, and the factor between the spreads.
 GAP_IN_SD, GAP_IN_SPREAD = 0.25, 1.25
-# Seconds up to which a reference costs so little that no approximation of it is needed.
+# Seconds up to which a reference is so cheap that no approximation of it is needed.
 CHEAP = 60.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a comparison says, in sentences (see `verdict`).
+    """Verdict on a comparison, in sentences (see `verdict`).
 
-    method: the one to use here, None where none can be named. headline: that in one sentence. because: how it came to
-    be this one. why: what it rests on.
-    doubts: what has not converged, failed, or aimed at something else, the reference first. reference_doubt: why the
-    gaps to the reference are not to be believed, "" where they are or there is none. limits: what these numbers cannot
-    tell.
+    Parameters
+    ----------
+    method : str or None
+        The recommended method, None if none can be named.
+    headline : str
+        The recommendation in one sentence.
+    because : str
+        Why it is this one.
+    why : tuple of str
+        What it is based on.
+    doubts : tuple of str
+        What has not converged, failed, or has another target, the reference first.
+    reference_doubt : str
+        Why the gaps to the reference are not reliable; "" if they are or there is no reference.
+    limits : tuple of str
+        What these numbers cannot show.
     """
 
     method: str | None
@@ -69,14 +80,24 @@ class Verdict:
     limits: tuple[str, ...]
 
 
-# --- which values are best --------------------------------------------------------------------------------
+# --- best values ------------------------------------------------------------------------------------------
 
 
 def row_scores(comparison: Comparison) -> dict[str, dict[str, np.ndarray]]:
-    """Column of the table -> method -> (N,) what the column is the mean of, row by row, larger being better.
+    """Scores of each test row: column of the table -> method -> (N,), larger being better.
 
-    log_score; for numbers rmse (by squared errors, which have the same order) and crps; for classes accuracy and brier.
-    Columns that are not means over test rows (ece, coverage, widths) and those of censored rows are left out.
+    Each column of the table is the mean of these: log_score; for numbers rmse (by squared errors, which have the same
+    order) and crps; for classes accuracy and brier. Columns that are not means over test rows (ece, coverage, widths)
+    and those of censored rows are left out.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        The comparison.
+
+    Returns
+    -------
+    dict
     """
     y = comparison.test_targets
     found: dict[str, dict[str, np.ndarray]] = {"log_score": comparison.pointwise_log_scores()}
@@ -105,11 +126,21 @@ def _of_rows(values: float | np.ndarray) -> np.ndarray:
 
 
 def standing(values: Mapping[str, np.ndarray], margin: float = MARGIN) -> dict[str, str]:
-    """Method -> BEST where it is ahead of all others, LEVEL where it is level with the best and another is behind.
+    """Method -> BEST if it is ahead of all others, LEVEL if it is level with the best and another is behind.
 
-    values: method -> (N,), larger is better, the same rows. margin: the practical margin, in the units of the values.
-    Methods that may not be marked are not in the result: those that are behind, and all of them where no difference
+    Methods that may not be marked are not in the result: those that are behind, and all of them if no difference
     exceeds both twice its standard error and the margin.
+
+    Parameters
+    ----------
+    values : mapping of str to np.ndarray
+        Method -> (N,), larger is better, the same rows.
+    margin : float
+        The practical margin, in the units of the values.
+
+    Returns
+    -------
+    dict of str to str
     """
     if len(values) < 2:
         return {}
@@ -127,7 +158,7 @@ def margin_of(column: str, values: Mapping[str, np.ndarray]) -> float:
 
 
 def _level(values: Mapping[str, np.ndarray], margin: float = MARGIN) -> tuple[str, list[str]]:
-    """The nominally best method, and those that are not behind it (itself among them)."""
+    """The nominally best method, and those that are not behind it (including itself)."""
     best = max(values, key=lambda name: float(np.mean(values[name])))
     level = [
         name
@@ -141,11 +172,20 @@ def _level(values: Mapping[str, np.ndarray], margin: float = MARGIN) -> tuple[st
 
 
 def verdict(comparison: Comparison) -> Verdict:
-    """Which method to use on these data, why, and what stands against it.
+    """Which method to use on these data, why, and what speaks against it.
 
-    Of the methods that are level with the best log score and of which nothing is known to be amiss, the one that took
-    least time is named. Where that is a point, the cheapest one with a spread is named beside it. Where that is an
-    approximation far from a reference that is itself level, converged and cheap, the reference is named.
+    Among the methods that are level with the best log score and have no known problems, the fastest is recommended. If
+    that is a point, the cheapest method with a spread is named beside it. If that is an approximation far from a
+    reference that is itself level, converged and cheap, the reference is recommended.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        The comparison.
+
+    Returns
+    -------
+    Verdict
     """
     doubt = _reference_doubt(comparison)
     doubts = _doubts(comparison, doubt)
@@ -191,7 +231,7 @@ def _choice(
     sound: Sequence[str],
     chosen: str,
 ) -> tuple[str, str]:
-    """What to use, and how it came to be this."""
+    """The recommended method and the reason."""
     point = comparison.table.loc[chosen, "kind"] == "point"
     if len(level) == 1:
         because = f"Its log score is ahead of every other method's by more than {IN_WORDS}"
@@ -241,7 +281,7 @@ def _certain(values: Mapping[str, np.ndarray]) -> bool:
 
 
 def _exact_instead(comparison: Comparison, sound: Sequence[str], chosen: str) -> tuple[str, str, str] | None:
-    """(reference, headline, because) where the reference is level and cheap, and `chosen` far from it; else None."""
+    """(reference, headline, because) if the reference is level and cheap and `chosen` is far from it; else None."""
     reference = comparison.reference
     if reference is None or reference not in sound or reference == chosen:
         return None
@@ -260,12 +300,23 @@ def _exact_instead(comparison: Comparison, sound: Sequence[str], chosen: str) ->
 
 
 def is_far(gap: float, floor: float, ratio: float) -> str:
-    """In what an approximation is far from the reference, in words; "" where the gap is of no practical size.
+    """In what respect an approximation is far from the reference, in words; "" if the gap is not of practical size.
 
-    gap, ratio: `gap_mean` and `gap_sd_ratio` of the table; floor: `gap_mean_floor`, what sampling noise amounts to.
+    Parameters
+    ----------
+    gap : float
+        `gap_mean` of the table.
+    floor : float
+        `gap_mean_floor` of the table, the size of sampling noise.
+    ratio : float
+        `gap_sd_ratio` of the table.
+
+    Returns
+    -------
+    str
     """
     words = []
-    # NaN, where there is no floor, is below nothing.
+    # The floor may be NaN, for which every comparison is False.
     if gap > GAP_IN_SD and not gap <= floor:
         words.append(f"its mean function is off by {gap:.2f} epistemic standard deviations")
     if ratio == 0.0:
@@ -278,7 +329,7 @@ def is_far(gap: float, floor: float, ratio: float) -> str:
 def _unsound(
     comparison: Comparison, values: Mapping[str, np.ndarray], best: str, level: Sequence[str]
 ) -> tuple[str, str]:
-    """Where nothing that is level with the best is sound: that, and what there is instead."""
+    """If no method that is level with the best is sound: that, and the alternative."""
     headline = "None can be recommended yet: run longer first."
     because = (
         f"Of {best}, which has the best log score, it cannot be said that it has converged."
@@ -347,7 +398,7 @@ def _others(
 
 
 def _gap(comparison: Comparison, chosen: str, doubt: str) -> tuple[str, ...]:
-    """How near the method is to the posterior, where there is a reference to measure it by."""
+    """How close the method is to the posterior, if there is a reference to measure it by."""
     reference, row = comparison.reference, comparison.table.loc[chosen]
     if reference is None or reference not in comparison.predictions or chosen == reference or doubt:
         return ()
@@ -371,7 +422,7 @@ def _gap(comparison: Comparison, chosen: str, doubt: str) -> tuple[str, ...]:
 
 
 def _coverage(comparison: Comparison, name: str) -> tuple[str, ...]:
-    """Whether the 90 % intervals hold what they promise, by a binomial standard error."""
+    """Whether the 90 % intervals have their nominal coverage, by a binomial standard error."""
     if not _has(comparison, name, "coverage_90"):
         return ()
     covered = float(comparison.table.loc[name, "coverage_90"])  # type: ignore[arg-type]
@@ -388,11 +439,11 @@ def _coverage(comparison: Comparison, name: str) -> tuple[str, ...]:
     )
 
 
-# --- what stands against it -------------------------------------------------------------------------------
+# --- doubts -----------------------------------------------------------------------------------------------
 
 
 def _amiss(comparison: Comparison, name: str) -> str:
-    """What is known to be wrong with a fit, as the end of a sentence that begins with its name; "" for nothing."""
+    """Known problems of a fit, as the end of a sentence that begins with its name; "" if there are none."""
     row = comparison.table.loc[name]
     converged, chains = row["converged"], row["kind"] == "chains"
     if converged == "no":
@@ -407,7 +458,7 @@ def _amiss(comparison: Comparison, name: str) -> str:
 
 
 def _reference_doubt(comparison: Comparison) -> str:
-    """Why gaps to the reference are not gaps to the posterior, in a sentence; "" where they are, or there is none."""
+    """Why gaps to the reference are not gaps to the posterior, in a sentence; "" if they are, or if there is none."""
     reference = comparison.reference
     if reference is None or reference not in comparison.predictions:
         return ""
@@ -457,7 +508,7 @@ def _doubts(comparison: Comparison, reference_doubt: str) -> tuple[str, ...]:
 def _unsettled(comparison: Comparison, name: str) -> str:
     """What the diagnosis of an approximation leaves open or finds wrong, as the end of a sentence; "" for neither.
 
-    It is no bar to a recommendation: an approximation may predict well and be far from the posterior.
+    This does not rule out a recommendation: an approximation may predict well and be far from the posterior.
     """
     diagnosis = comparison.diagnoses.get(name)
     if diagnosis is None or diagnosis.verdict not in (UNDECIDED, INADEQUATE):
@@ -474,7 +525,7 @@ def _unsettled(comparison: Comparison, name: str) -> str:
 
 
 def _reasons(comparison: Comparison, name: str, most: int = 2) -> str:
-    """The first reasons of a diagnosis, all of which the page has below its fits."""
+    """The first reasons of a diagnosis; the page lists all of them below its fits."""
     diagnosis = comparison.diagnoses.get(name)
     reasons = [] if diagnosis is None else [str(reason).rstrip(".") for reason in diagnosis.reasons]
     more = f"; and {len(reasons) - most} more, in its diagnosis" if len(reasons) > most else ""
