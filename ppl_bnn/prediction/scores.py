@@ -727,9 +727,9 @@ def fidelity(prediction: Prediction, reference: Prediction) -> dict[str, float]:
     dict of str to float
         - `mean_gap`: ``sqrt(sum_n a_n (m_n - m*_n)^2 / v*_n)``, error of the mean in EPISTEMIC standard deviations of
           the reference.
-        - `sd_ratio`, `sd_log_ratio_spread`: exp of the mean, and the standard deviation, with weights a_n, of ``log
-          sqrt(v_n / v*_n)``: 1 and 0 where the epistemic standard deviations agree. A point estimate has no spread: 0
-          and infinity.
+        - `sd_ratio`, `sd_log_ratio_spread`: exp of the mean, and the standard deviation, with weights a_n, of
+          ``log sqrt(v_n / v*_n)``: 1 and 0 where the epistemic standard deviations agree. A point estimate has no
+          spread: 0 and infinity.
         - `wasserstein` (numbers): mean over rows of the 1-Wasserstein distance of the two predictive distributions of
           y, the integral of ``|F - F*|``, in PREDICTIVE standard deviations of the reference.
         - `agreement`, `total_variation` (classes): share of rows with the same most probable class; mean over rows of
