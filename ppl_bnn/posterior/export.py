@@ -232,10 +232,10 @@ def posterior_datatree(
 
     - `posterior`: draws of all sites in the program's coordinates ``(chain, draw, *shape)``, and for a Laplace
       approximation the weights that the program computes from other sites, linearised about the mode;
-    - `sample_stats`: statistics recorded by the sampler; `lp`, the log joint in unconstrained coordinates, ``log p(w,
-      D) + log |dw/du|``; for an approximation with a density, `log_q`; for stacked chains or members `log_weight`, the
-      logarithm of the weight of each draw (weights sum to 1). The functions of ArviZ do not use it: the attribute
-      `draws_are_weighted` says that it exists, `weights` gives those of the parts;
+    - `sample_stats`: statistics recorded by the sampler; `lp`, the log joint in unconstrained coordinates,
+      ``log p(w, D) + log |dw/du|``; for an approximation with a density, `log_q`; for stacked chains or members
+      `log_weight`, the logarithm of the weight of each draw (weights sum to 1). The functions of ArviZ do not use it:
+      the attribute `draws_are_weighted` says that it exists, `weights` gives those of the parts;
     - `log_prior`: log p(site) of each site at the constrained draws, without Jacobian, as power-scaling needs it;
     - `log_likelihood`: `y`, log p(y_i | x_i, draw), under the predictive that `predict` uses by default; absent where
       no row can be left out (a point, fewer than 25 draws, a few distinct values), so that `arviz_stats.loo` and

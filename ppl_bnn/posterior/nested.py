@@ -29,8 +29,8 @@ def nested_rhat(draws: np.ndarray, superchains: int) -> np.ndarray:
         nested R-hat = sqrt(1 + B / W)  >=  1
 
     The values x are those of Vehtari et al. (2021): the halves of each chain are two chains of the same superchain (so
-    M doubles), and the ranks of all draws are turned into normal scores. The same is computed for the ranks of ``|x -
-    median|``. The result is the larger of the two values.
+    M doubles), and the ranks of all draws are turned into normal scores. The same is computed for the ranks of
+    ``|x - median|``. The result is the larger of the two values.
 
     Parameters
     ----------
