@@ -1,4 +1,4 @@
-"""Commands that fit nothing: `advise`, `bench`, `models`, `show`, `prior`, `data`."""
+"""Commands that do not fit a model: `advise`, `bench`, `models`, `show`, `prior`, `data`."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def _show_sites(console: Console, sketch: Sketch, title: str) -> None:
 
 
 def _show_methods(console: Console, name: str) -> None:
-    """What fits a model of the zoo, and why the rest does not."""
+    """The methods that fit a model of the zoo, and why the others do not."""
     from rich.text import Text
 
     from ppl_bnn.zoo.support import declared
@@ -315,7 +315,7 @@ def prior(
     from ppl_bnn.diagnostics.prior_draws import prior_predictive
     from ppl_bnn.reporting.prior_figures import prior_figure
 
-    # Pyro draws at once what JAX would compile first; a model of NumPyro's own runs there all the same.
+    # Pyro draws without compiling first, unlike JAX; a plain NumPyro model runs in NumPyro in any case.
     drawn = prior_predictive(
         plan.model,
         table.x,
@@ -346,7 +346,7 @@ def prior(
 
 
 def _expected(prediction: Prediction, table: Table) -> str:
-    """The prior predictive of the rows of `table` in a sentence, beside what was observed."""
+    """The prior predictive of the rows of `table` in a sentence, beside the observed values."""
     import numpy as np
 
     if prediction.is_classes:
@@ -362,7 +362,7 @@ def _expected(prediction: Prediction, table: Table) -> str:
         )
     y = table.y
     if prediction.censored:
-        # A bound is not what was observed of a row.
+        # The bound of a censored row is not an observed value.
         seen = np.flatnonzero(y[:, 1] == 1)
         prediction, y = prediction.take(seen), y[seen, 0]
     lower, upper = prediction.interval(0.9)

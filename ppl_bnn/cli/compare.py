@@ -200,7 +200,7 @@ def _fit_and_show(
     quick: bool,
     report: bool,
 ) -> bool:
-    """Fit, show and keep what was planned; whether a method failed."""
+    """Fit, show and save what was planned; returns whether a method failed."""
     from ppl_bnn.evaluation.comparison.folder import ComparisonNotWrittenError
     from ppl_bnn.evaluation.comparison.run import compare as run
     from ppl_bnn.reporting.terminal import show
@@ -255,7 +255,7 @@ def _fit_and_show(
         kept.append(REPORT)
     if quick:
         console.print("[yellow]--quick: nothing here is expected to have converged, or to mean anything.[/]")
-    # A path that is broken into lines cannot be copied; a list of names can.
+    # A path is not wrapped, because it could not be copied; a list of names is.
     console.print(f"[bold]Kept in {escape(str(plan.out))}/[/]", soft_wrap=True)
     console.print(", ".join(kept))
     return bool(result.failures)
@@ -269,7 +269,7 @@ def _write_report(errors: Console, result: Comparison | GridResult, folder: Path
 
 
 def _check_grid_options(context: typer.Context, grid: Path | None) -> None:
-    """Refuse what would not count: options of a single comparison beside --grid, those of a grid without it."""
+    """Refuse options without effect: those of a single comparison with --grid, and those of a grid without it."""
     found = [name for name in context.params if typed(context, name)]
     of_grid = ("engine", "jobs", "resume", "retry_failed", "memory")
     of_both = ("grid", "out", "report")
@@ -287,6 +287,7 @@ def _check_grid_options(context: typer.Context, grid: Path | None) -> None:
 
 
 def typed(context: typer.Context, name: str) -> bool:
+    """Whether an option was given on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -330,12 +331,12 @@ def _run_grid(
             raise typer.Exit(1)
 
 
-# Bytes of a unit, as it is written: MB and mB are two things, and a size without a unit is a guess.
+# Bytes of a unit, case-sensitive: MB and mB are different, and a size without a unit is ambiguous.
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 def _ceiling(memory: str, engine: str) -> int:
-    """The bytes of a size such as 4GB, for a grid whose processes are of this machine."""
+    """The bytes of a size such as 4GB, for a grid that runs in processes of this machine."""
     found = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})", memory.strip(), re.ASCII)
     count = 0 if found is None else int(float(found[1]) * _UNITS[found[2]])
     if count < _UNITS["MiB"]:
@@ -421,7 +422,7 @@ def _plain(value: float, digits: int) -> str:
 
 
 def _with_error(row: Any, column: str) -> str:
-    # A table has no column that would be blank in all its rows, as differences to the best of a single method are.
+    # Columns that are blank in all rows are left out, such as differences to the best if there is a single method.
     value, error = row.get(column, math.nan), row.get(f"{column}_se", math.nan)
     return _plain(value, 3) + ("" if math.isnan(error) else f" ± {_plain(error, 3)}")
 
@@ -436,7 +437,7 @@ def _failures(result: GridResult) -> dict[str, str]:
     }
 
 
-# --- what is said ---------------------------------------------------------------------------------------
+# --- text -----------------------------------------------------------------------------------------------
 
 
 def _announce(console: Console, plan: Plan, methods: dict[str, Method], quick: bool) -> None:
@@ -469,7 +470,7 @@ def called(method: Method) -> str:
 
 
 def _keep_notes(folder: Path, result: Comparison) -> None:
-    """All that is too long for a terminal, beside the other files."""
+    """Write the texts that are too long for a terminal to a file beside the others."""
     (folder / NOTES).write_text(result.markdown(), encoding="utf-8")
 
 

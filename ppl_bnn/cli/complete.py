@@ -1,4 +1,4 @@
-"""What the Tab key offers: models, methods, data sets, columns. Nothing here imports a framework or reads a table."""
+"""Shell completion: models, methods, data sets, columns. Nothing here imports a framework or reads a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ppl_bnn.inference.registry import ROWS
 
 
 def models(incomplete: str) -> list[str]:
-    """Models of the zoo. A shell offers files by itself where nothing here fits."""
+    """Models of the zoo. The shell itself offers files if nothing here matches."""
     from ppl_bnn import zoo
 
     return _beginning(zoo.names(), incomplete)
@@ -40,7 +40,7 @@ def method(incomplete: str) -> list[str]:
 
 
 def methods(incomplete: str) -> list[str]:
-    """The last of several methods, those before it kept."""
+    """The last of several methods; those before it are kept."""
     before, comma, last = incomplete.rpartition(",")
     rest = [name for name in ROWS if name not in before.split(",")]
     return [f"{before}{comma}{name}" for name in _beginning(rest, last)]
@@ -63,7 +63,7 @@ def tasks(incomplete: str) -> list[str]:
 
 
 def columns(context: typer.Context, incomplete: str) -> list[str]:
-    """The columns of the CSV file that the line names."""
+    """The columns of the CSV file named on the command line."""
     from ppl_bnn.datasets.columns import header_of
 
     source = context.params.get("data")
@@ -74,7 +74,7 @@ def columns(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def settings(context: typer.Context, incomplete: str) -> list[str]:
-    """NAME= for each argument of the model that the line names."""
+    """NAME= for each argument of the model named on the command line."""
     with contextlib.suppress(BNNError, OSError):
         card, _ = card_of(str(context.params.get("model") or "regression_mlp"), "show")
         return _beginning([f"{name}=" for name in card.arguments], incomplete)

@@ -1,4 +1,4 @@
-"""What all commands share: the application, its console, its errors, its options of one meaning, and its lists."""
+"""Parts shared by all commands: the application, its console, errors, common options and lists."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ app = typer.Typer(
 
 
 def new_console(error: bool = False) -> Console:
-    """Standard output, or the error stream; 100 columns where it is no terminal and COLUMNS does not say otherwise."""
+    """A console for standard output, or for the error stream.
+
+    It has 100 columns if it is not a terminal and COLUMNS is not set.
+    """
     from rich.console import Console
 
     console = Console(stderr=error, highlight=False)
@@ -50,7 +53,10 @@ def new_console(error: bool = False) -> Console:
 
 
 def told(command: Callable[..., None]) -> Callable[..., None]:
-    """Errors raised on purpose become one red line and exit code 2; Ctrl-C ends with 130, SIGTERM with 143."""
+    """Report the library's own errors as one red line.
+
+    The exit code is then 2; after Ctrl-C it is 130, after SIGTERM 143.
+    """
 
     @functools.wraps(command)
     def told(*args: Any, **kwargs: Any) -> None:
@@ -75,13 +81,13 @@ def told(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def _ended_as_by_ctrl_c(signals: list[int]) -> Iterator[None]:
-    """Have SIGTERM end a command as Ctrl-C does, so that what is finished is kept. It is noted in `signals`."""
+    """Make SIGTERM end a command like Ctrl-C, so that finished results are kept. It is recorded in `signals`."""
 
     def interrupt(number: int, frame: Any) -> None:
         signals.append(number)
         raise KeyboardInterrupt
 
-    # Python hears signals in its main thread alone; whoever handles SIGTERM already goes on to do so.
+    # Python receives signals in its main thread only; an existing handler of SIGTERM is kept.
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
@@ -97,7 +103,7 @@ def _ended_as_by_ctrl_c(signals: list[int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keeping(folder: Path) -> Iterator[None]:
-    """Have Ctrl-C that does not say itself what was kept name the folder in which it lies, if anything does."""
+    """On Ctrl-C, name the folder with the finished results, if there are any and the error does not name it itself."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -107,7 +113,7 @@ def keeping(folder: Path) -> Iterator[None]:
 
 
 def in_options(text: str) -> str:
-    """Advice of the library, which speaks Python, in the words of the command line."""
+    """The library's advice, which is written for Python, in terms of command line options."""
     text = re.sub(r"""\b(task|device)=["'](\w+)["']""", r"--\1 \2", text)
     return re.sub(r"""\bdrop=\[(["'].*?["'])\]""", r"--drop \1", text)
 
@@ -205,16 +211,16 @@ def check_seed(seed: int) -> None:
 
 
 def tell_of_reading(console: Console, table: Table) -> None:
-    """A line of what each column of a file was read as."""
+    """Print one line on how each column of a file was read."""
     if table.reading:
         console.print(f"read: {in_options(table.reading)}", markup=False, style="dim", soft_wrap=True)
 
 
-# --- while something is computed --------------------------------------------------------------------------
+# --- progress and warnings --------------------------------------------------------------------------------
 
 
 def remember_compilations() -> None:
-    """Keep JAX's compiled programs on disk; where there is no JAX or no room, do without."""
+    """Keep JAX's compiled programs on disk; without JAX or disk space nothing happens."""
     with contextlib.suppress(ImportError, OSError):
         from ppl_bnn.backends.numpyro import enable_compilation_cache
 
@@ -223,7 +229,7 @@ def remember_compilations() -> None:
 
 @contextlib.contextmanager
 def warnings_told(console: Console) -> Iterator[None]:
-    """Warnings meant for a person, each once and in one line; what libraries mutter among themselves is left out."""
+    """Show warnings meant for the user, each once and in one line; internal warnings of libraries are left out."""
     said: set[str] = set()
 
     def show(text: Any, category: type[Warning], *_: Any, **__: Any) -> None:
@@ -238,7 +244,7 @@ def warnings_told(console: Console) -> Iterator[None]:
 
 
 class StatusBars(Bars):
-    """Bars, and between two of them a word that predictions and diagnoses are being computed."""
+    """Progress bars, and between two of them a status text while predictions and diagnoses are computed."""
 
     def __init__(self, console: Console):
         self._console = console
@@ -258,7 +264,7 @@ class StatusBars(Bars):
         return _Closing(bar.update, close)
 
     def rest(self) -> None:
-        """Clear the word."""
+        """Clear the status text."""
         if self._status is not None:
             self._status.stop()
             self._status = None
@@ -280,12 +286,12 @@ def in_seconds(seconds: float) -> str:
 
 
 def digits(number: int) -> str:
-    """Thousands apart."""
+    """A number with separated thousands."""
     return f"{number:,}".replace(",", " ")
 
 
 def literal(words: str) -> Any:
-    """Words in which brackets are brackets."""
+    """Text in which brackets are not markup."""
     from rich.text import Text
 
     return Text(words)

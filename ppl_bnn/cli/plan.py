@@ -1,6 +1,6 @@
 """From the arguments of the command line to methods, systems, models, data and folders.
 
-What can be refused without reading data is refused first, and data before a framework is imported.
+Arguments that can be checked without reading data are checked first, and data before a framework is imported.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from ppl_bnn.zoo import Card, Sketch
 
 DEFAULT = ("nuts", "svi", "laplace", "map")
-# What runs in Pyro unless told otherwise, so that the main job shows both systems; the others run in NumPyro.
+# Methods that run in Pyro by default, so that the main command shows both systems; the others run in NumPyro.
 IN_PYRO = ("svi", "laplace")
 REFERENCE = "nuts"
 _DEFAULT_MODEL = {"regression": "regression_mlp", "classification": "classification_mlp"}
-# Enough to run every line of every method within seconds, and far from enough to believe the result: of these sizes
-# what a method has, and what some methods need besides.
+# Sizes that run every line of every method within seconds; the results are meaningless. Each method takes those of
+# the fields that it has, and some methods need further ones.
 QUICK: dict[str, Any] = {"draws": 25, "warmup": 25, "chains": 2, "steps": 100}
 _QUICK_BESIDES: dict[str, dict[str, Any]] = {
     "NUTS": {"max_tree_depth": 4},
     "HMC": {"num_steps": 4},
     "ChEES": {"chains": 8, "superchains": 4, "max_steps": 16},
-    # Its tuning has to come down from draws of the prior: with a warm-up of 50 one chain in five had not.
+    # Its tuning starts at draws from the prior and has to converge: with a warm-up of 50 one chain in five had not.
     "MCLMC": {"warmup": 200},
     "MEADS": {"chains": 8, "superchains": 4, "folds": 2},
     "SMC": {"particles": 50, "runs": 2, "moves": 2, "max_leapfrog": 8},
@@ -47,15 +47,30 @@ _QUICK_BESIDES: dict[str, dict[str, Any]] = {
     "Ensemble": {"size": 3},
 }
 QUICK_ROWS = {"train": 100, "test": 50}
-# The largest whole number that an argument may be: a list of so many layers is built before any of them is seen.
+# The largest integer that an argument may be: a list of as many layers is built before the model can be checked.
 MOST_WHOLE = 10**6
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be run: everything that the words of the command line stand for.
+    """What will be run, from the arguments of the command line.
 
-    unread: why the number of parameters is not known, where it is not.
+    Parameters
+    ----------
+    name : str
+        Name of the model.
+    model : callable
+        The model.
+    table : Table
+        The data.
+    train, test
+        The rows of the split.
+    out : Path
+        The folder of the results.
+    parameters : int or None
+        Number of parameters of the model.
+    unread : str
+        Why the number of parameters is not known, if it is not.
     """
 
     name: str
@@ -78,7 +93,7 @@ def method_names(methods: str) -> list[str]:
 
 
 def systems_of(names: list[str], ppl: str | None) -> dict[str, str]:
-    """Method -> system. `ppl`: one system for all, `svi=pyro,nuts=numpyro`, or both; the later word counts."""
+    """Method -> system. `ppl`: one system for all, `svi=pyro,nuts=numpyro`, or both; the later entry counts."""
     from ppl_bnn.backends.protocol import SYSTEMS
 
     systems = {name: "pyro" if name in IN_PYRO else "numpyro" for name in names}
@@ -112,7 +127,7 @@ def systems_of(names: list[str], ppl: str | None) -> dict[str, str]:
 
 
 def reference_of(names: list[str], wanted: str | None) -> str | None:
-    """The method that the others are measured against; None for none."""
+    """The method that the others are measured against, or None."""
     if wanted is None:
         return REFERENCE if REFERENCE in names else None
     name = row(wanted).name
@@ -129,13 +144,13 @@ def _class(name: str) -> type[Method]:
 
 
 def _served(name: str) -> tuple[str, ...]:
-    """The systems of a method, which are those of what it is made of."""
+    """The systems of a method, which are those of its parts."""
     member = row(name).member
     return _class(name).systems if member is None else _served(member)
 
 
 def method_of(name: str, system: str, quick: bool, sizes: Mapping[str, Any] | None = None) -> Method:
-    """The method of that name at its defaults, or at tiny sizes; with what it has of `sizes`."""
+    """The method of that name with default settings, or with tiny sizes; `sizes` sets the fields that it has."""
     chosen = row(name)
     has = {field.name for field in dataclasses.fields(_class(name))}
     settings: dict[str, Any] = {}
@@ -166,7 +181,7 @@ def methods_of(systems: Mapping[str, str], quick: bool, sizes: Mapping[str, Any]
 
 
 def _sizes_of(name: str) -> set[str]:
-    """The fields of a method and of what it is made of."""
+    """The fields of a method and of its parts."""
     own, member = {field.name for field in dataclasses.fields(_class(name))}, row(name).member
     return own | (set() if member is None else _sizes_of(member))
 
@@ -183,7 +198,7 @@ def plan_of(
     out: Path | None,
     keeps: bool = True,
 ) -> Plan:
-    """Everything that the words stand for; what can be refused without reading data is refused first.
+    """Make the plan; arguments that can be checked without reading data are checked first.
 
     keeps: whether anything will be written to the folder.
     """
@@ -206,7 +221,7 @@ def plan_of(
     _check_source(source, is_csv, target, drop, task)
     arguments = settings_of(settings)
 
-    # Only now are files read and run; first the model, which says how a column of whole numbers is to be read.
+    # Files are read and run only from here on; first the model, which decides how a column of integers is read.
     known_task = task if is_csv else tables.datasets()[source].task
     if model is None and known_task is not None:
         model = _DEFAULT_MODEL[known_task]
@@ -258,7 +273,7 @@ def card_of(model: str, command: str) -> tuple[Card, bool]:
 
 
 def load_model(model: str, is_file: bool, arguments: Mapping[str, Any]) -> Callable[..., Any]:
-    """A model of the zoo, or of a file, with its arguments; InputError for a number that no model can be made of."""
+    """A model of the zoo, or of a file, with its arguments; InputError for a number from which no model can be made."""
     from ppl_bnn import zoo
 
     card = zoo.read_card(model) if is_file else zoo.models().get(model)
@@ -274,11 +289,11 @@ def load_model(model: str, is_file: bool, arguments: Mapping[str, Any]) -> Calla
 
 
 def sketch_of(model: Callable[..., Any], inputs: Any, strict: bool = False) -> tuple[Sketch | None, str]:
-    """Size and task of a model; or None, as for one of either system's own, and in a line what failed.
+    """Size and task of a model; or None, for example for a plain model of a system, and in one line what failed.
 
-    A file of anybody's is run here, so any exception may come. `compare` goes on without: a fit says what is wrong.
-    strict: a model of the zoo, which is in order: what fails is one of its arguments, and is raised. What is too large
-    is raised always.
+    A user's file is run here, so any exception may be raised. `compare` continues without a sketch: a fit reports the
+    error. strict: for a model of the zoo, which is known to run: a failure is caused by one of its arguments, and is
+    raised. A model that is too large is always refused.
     """
     from ppl_bnn import zoo
 
@@ -358,7 +373,7 @@ def _folder(out: Path | None, model: str, source: str, quick: bool) -> Path:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be written, and leave no trace of having tried."""
+    """Refuse a folder that cannot be written, without leaving files behind."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -380,7 +395,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def settings_of(settings: list[str]) -> dict[str, Any]:
-    """NAME=VALUE, each name once; a value that is no literal of Python is a word."""
+    """NAME=VALUE, each name once; a value that is not a Python literal is a string."""
     found: dict[str, Any] = {}
     for setting in settings:
         name, equals, value = (part.strip() for part in setting.partition("="))
@@ -398,9 +413,9 @@ def settings_of(settings: list[str]) -> dict[str, Any]:
 
 
 def tell_of_prior(console: Console, plan: Plan) -> None:
-    """A line for each thing about the prior that no one can have meant; what else is wrong, the fit will say."""
+    """Print one line for each problem of the prior; other errors are reported by the fit."""
     if plan.parameters is None:
-        # A model of a system's own would have to be compiled for this.
+        # A plain model of a system would have to be compiled for this.
         return
     from ppl_bnn.diagnostics.prior_check import check_prior
 

@@ -56,7 +56,7 @@ def report(
 
 
 def _read(folder: Path, reference: str | None) -> Comparison | GridResult:
-    """What lies in a folder: the result of a grid, or a comparison."""
+    """The content of a folder: the result of a grid, or a comparison."""
     from ppl_bnn.evaluation.comparison import comparison
     from ppl_bnn.evaluation.grid import result as grid_result
 
