@@ -70,11 +70,35 @@ class Effort:
 
     @classmethod
     def exactly(cls, gradients: float, **more: Any) -> Effort:
-        """An effort whose number of gradients is known; `more` are the other attributes."""
+        """An effort whose number of gradients is known.
+
+        Parameters
+        ----------
+        gradients : float
+            Value of `fewest`, `usual` and `most`.
+        **more
+            The other attributes.
+
+        Returns
+        -------
+        Effort
+            The effort.
+        """
         return cls(gradients, gradients, gradients, **more)
 
     def times(self, count: float) -> Effort:
-        """The effort of `count` fits, one after another. `numbers` does not grow: one fit holds memory at a time."""
+        """The effort of several fits, one after another.
+
+        Parameters
+        ----------
+        count : float
+            Number of fits.
+
+        Returns
+        -------
+        Effort
+            The effort. `numbers` does not grow, because one fit holds memory at a time.
+        """
         return replace(
             self,
             fewest=self.fewest * count,

@@ -50,8 +50,10 @@ def identity(value: Any) -> Any:
     object
         Numbers, strings, lists and dicts with string keys.
 
-    Notes ----- Functions of installed packages count by their names, because the versions of packages are recorded
-    elsewhere. An object whose state cannot be read counts by its class.
+    Notes
+    -----
+    Functions of installed packages count by their names, because the versions of packages are recorded elsewhere. An
+    object whose state cannot be read counts by its class.
     """
     return _identity(value, ())
 

@@ -236,5 +236,16 @@ class Where:
         return self.size if self.kept is None else len(self.kept)
 
     def chosen(self, array: np.ndarray) -> np.ndarray:
-        """Select the positions along the last axis of an array."""
+        """Select the positions along the last axis.
+
+        Parameters
+        ----------
+        array : ndarray
+            Its last axis is the flat vector of `sites`.
+
+        Returns
+        -------
+        ndarray
+            The last axis has length Q.
+        """
         return array if self.kept is None else array[..., self.kept]

@@ -308,8 +308,10 @@ class Method(ABC):
         BNNError or None
             The error; None if the fit would begin.
 
-        Notes ----- This runs `fit` up to its first random draw or its first report of progress, so its answer is always
-        that of `fit`. A method must therefore refuse before its first report of progress.
+        Notes
+        -----
+        This runs `fit` up to its first random draw or its first report of progress, so its answer is always that of
+        `fit`. A method must therefore refuse before its first report of progress.
         """
         method = dataclasses.replace(self, checkpoint=None) if hasattr(self, "checkpoint") else self
         token = _ONLY_ASKED.set(True)

@@ -138,7 +138,18 @@ def as_array(name: str, value: Any) -> np.ndarray:
 
 
 def finite_numbers(value: Any) -> np.ndarray:
-    """The value as a NumPy array; floating types that NumPy does not know become float64."""
+    """Convert an array of any framework to NumPy.
+
+    Parameters
+    ----------
+    value : array
+        An array of NumPy, torch or JAX.
+
+    Returns
+    -------
+    ndarray
+        The numbers; floating types that NumPy does not know become float64.
+    """
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         return (value if value.is_complex() else value.double()).numpy()

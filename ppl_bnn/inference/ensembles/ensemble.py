@@ -80,9 +80,11 @@ class Ensemble(Method):
     UnsupportedError
         Bootstrap with a model whose rows cannot be separated.
 
-    Notes ----- An ensemble of `MAP()` is a deep ensemble [1]_ in which the prior replaces weight decay. An ensemble of
-    `SWAG()` is MultiSWAG [2]_. An ensemble of `Laplace()` is a mixture of Laplace approximations [2]_ [3]_. An ensemble
-    of a sampler that starts from a mode, such as `Ensemble(MCLMC(start=MAP()), 10)`, is a sampling ensemble.
+    Notes
+    -----
+    An ensemble of `MAP()` is a deep ensemble [1]_ in which the prior replaces weight decay. An ensemble of `SWAG()` is
+    MultiSWAG [2]_. An ensemble of `Laplace()` is a mixture of Laplace approximations [2]_ [3]_. An ensemble of a
+    sampler that starts from a mode, such as `Ensemble(MCLMC(start=MAP()), 10)`, is a sampling ensemble.
 
     An ensemble of modes is not an approximation of the posterior with a bound on any error. Each member has found one
     mode by optimisation, and all modes have the same weight whatever mass is around them. Members can be weighted

@@ -31,7 +31,9 @@ class Members(Approximation):
     weights : ndarray or None
         w, shape (K,); None for equal weights.
 
-    Notes ----- Members that are points are a fixed set of K draws (`held`). Other members are drawn from on demand: of
+    Notes
+    -----
+    Members that are points are a fixed set of K draws (`held`). Other members are drawn from on demand: of
     `draw(count)` each gets its share, in the order of the members, to the nearest whole number. Predictions are
     mixtures of what each member predicts by default: closed forms are combined as components, and linearised draws use
     the mode of their own member.
@@ -213,7 +215,7 @@ class Members(Approximation):
         seed : int
             Seed of random numbers.
         memory : int
-            Limit on memory.
+            Bytes held in addition to inputs and result.
 
         Returns
         -------
@@ -282,7 +284,7 @@ class Members(Approximation):
         kind : str
             The kind of prediction.
         memory : int
-            Limit on memory.
+            Bytes held in addition to inputs and result.
 
         Returns
         -------
@@ -307,7 +309,7 @@ class Members(Approximation):
         x : array or dict of arrays
             Inputs.
         memory : int
-            Limit on memory.
+            Bytes held in addition to inputs and result.
 
         Returns
         -------

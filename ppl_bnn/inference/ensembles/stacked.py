@@ -50,7 +50,9 @@ class Stacked(Method):
     UnsupportedError
         A posterior without parts, or "loo" with points.
 
-    Notes ----- Errors of `member` are raised unchanged. Figures and warnings are those of `member` and of `stack`.
+    Notes
+    -----
+    Errors of `member` are raised unchanged. Figures and warnings are those of `member` and of `stack`.
     `gradient_evaluations` is that of `member`; a gradient over the rows that it was fitted to counts as their share of
     all rows.
 

@@ -105,7 +105,15 @@ class Descent(Protocol):
         """Everything that the next step depends on."""
         ...
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None: ...
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from a state that `state` returned.
+
+        Parameters
+        ----------
+        state : mapping of str to ndarray
+            The state.
+        """
+        ...
 
 
 def descent(

@@ -202,7 +202,18 @@ def schedule(rate: float, total: int, final: float = FINAL_RATE) -> np.ndarray:
 
 
 def first_half(total: int) -> int:
-    """The number of steps at the full learning rate."""
+    """The number of steps at the full learning rate.
+
+    Parameters
+    ----------
+    total : int
+        Number of steps.
+
+    Returns
+    -------
+    int
+        Half of them, rounded up.
+    """
     return total - total // 2
 
 
@@ -234,7 +245,22 @@ def settled(losses: np.ndarray, total: int) -> bool:
 
 
 def unsettled_warning(method: str, steps: int, learning_rate: float) -> str:
-    """The warning for a loss that was not on a plateau."""
+    """The warning for a loss that was not on a plateau.
+
+    Parameters
+    ----------
+    method : str
+        Name of the method.
+    steps : int
+        Number of steps.
+    learning_rate : float
+        Learning rate.
+
+    Returns
+    -------
+    str
+        The warning.
+    """
     return (
         f"{method} has not converged: of {steps} steps the loss was still falling or rising after the "
         f"{first_half(steps)} at the full learning_rate={learning_rate:g}; try steps={2 * steps} or a larger learning "

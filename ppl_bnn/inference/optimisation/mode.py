@@ -251,7 +251,13 @@ class Plateau:
         self._best, self._stale = np.inf, 0
 
     def see(self, mean: float) -> None:
-        """Record the mean loss of a chunk and adapt the rate."""
+        """Record the mean loss of a chunk and adapt the rate.
+
+        Parameters
+        ----------
+        mean : float
+            The mean loss.
+        """
         if mean < self._best - self._tolerance:
             self._best, self._stale = mean, 0
             return
@@ -262,6 +268,7 @@ class Plateau:
 
 
 def diverged(title: str, mean: float, done: int, learning_rate: float) -> DivergenceError:
+    """The error for a mean loss that is not finite."""
     return DivergenceError(
         f"{title}: "
         + message(
@@ -294,8 +301,10 @@ def starting_point(
     dict of str to ndarray
         Unconstrained coordinates by site.
 
-    Notes ----- From the prior, scalars start at the median of 15 draws. A weight tensor starts at a draw, shrunk if its
-    root mean square exceeds fan_in^(-1/2), because a draw from a wide prior saturates every unit.
+    Notes
+    -----
+    From the prior, scalars start at the median of 15 draws. A weight tensor starts at a draw, shrunk if its root mean
+    square exceeds fan_in^(-1/2), because a draw from a wide prior saturates every unit.
     """
     if isinstance(start, Posterior) and start.approximation.has_centre:
         return central_start(problem, start)

@@ -191,11 +191,13 @@ class SWAG(Method):
     UnsupportedError
         A parameter without a prior, or a model whose rows cannot be separated.
 
-    Notes ----- Iterates at a constant rate reach a stationary distribution around the mode. Its covariance S satisfies
-    A S + S A = rate C / B to first order in the rate, where A is the Hessian of l / N and C the covariance of the
-    gradients of single rows. S equals the posterior covariance A^-1 / N only if C is a multiple of the identity and the
-    rate is the right one. If the model is true, C is close to A, and S is close to rate / (2 B) in every direction: too
-    narrow where the data say little, too wide where they say much.
+    Notes
+    -----
+    Iterates at a constant rate reach a stationary distribution around the mode. Its covariance S satisfies A S + S A =
+    rate C / B to first order in the rate, where A is the Hessian of l / N and C the covariance of the gradients of
+    single rows. S equals the posterior covariance A^-1 / N only if C is a multiple of the identity and the rate is the
+    right one. If the model is true, C is close to A, and S is close to rate / (2 B) in every direction: too narrow
+    where the data say little, too wide where they say much.
 
     A rate of None is that of the stationary Gaussian closest to the posterior, 2 P B / (N trace C) ([2]_, theorem 1,
     with C at the start). It is limited to 1 / (largest eigenvalue of C + trace C / B), beyond which steps overshoot. If
@@ -216,9 +218,13 @@ class SWAG(Method):
     - for up to 300 coordinates and a curvature that is positive at the mean, the variances of the iterates are in the
       median at least a tenth of those from the curvature.
 
-    References ---------- .. [1] Maddox, Izmailov, Garipov, Vetrov and Wilson (2019). A simple baseline for Bayesian
-    uncertainty in deep learning. .. [2] Mandt, Hoffman and Blei (2017). .. [3] Wilson and Izmailov (2020). .. [4]
-    Izmailov et al. (2018).
+    References
+    ----------
+    .. [1] Maddox, Izmailov, Garipov, Vetrov and Wilson (2019). A simple baseline for Bayesian uncertainty in deep
+       learning.
+    .. [2] Mandt, Hoffman and Blei (2017).
+    .. [3] Wilson and Izmailov (2020).
+    .. [4] Izmailov et al. (2018).
     """
 
     collections: int = 100
@@ -586,7 +592,18 @@ def gradient_noise(problem: Problem, flat: np.ndarray) -> tuple[float, float]:
 
 
 def batch_generator(problem: Problem) -> np.random.Generator:
-    """The random generator of the rows of all batches."""
+    """The random generator of the rows of all batches.
+
+    Parameters
+    ----------
+    problem : Problem
+        Its seed is used.
+
+    Returns
+    -------
+    numpy.random.Generator
+        The generator.
+    """
     return np.random.default_rng(site_seed("batches with replacement", problem.seed))
 
 

@@ -51,7 +51,20 @@ class SystemGuide(Protocol):
         self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any
     ) -> tuple[Any, tuple[Any, Any]]: ...
 
-    def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation: ...
+    def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
+        """The approximation at fitted parameters.
+
+        Parameters
+        ----------
+        parameters : mapping of str to ndarray
+            The parameters.
+
+        Returns
+        -------
+        Approximation
+            The approximation, in NumPy.
+        """
+        ...
 
 
 def system_guide(

@@ -181,17 +181,52 @@ class Guide:
         return {name: index for index, block in enumerate(self.blocks) for name in block.names}
 
     def index_of(self, site: str) -> int:
-        """The index of the block that contains a site."""
+        """The index of the block that contains a site.
+
+        Parameters
+        ----------
+        site : str
+            Name of the site.
+
+        Returns
+        -------
+        int
+            The index.
+        """
         if site not in self._place:
             raise unknown_name("random variable", site, self._place)
         return self._place[site]
 
     def block_of(self, site: str) -> Block:
-        """The block that contains a site."""
+        """The block that contains a site.
+
+        Parameters
+        ----------
+        site : str
+            Name of the site.
+
+        Returns
+        -------
+        Block
+            The block.
+        """
         return self.blocks[self.index_of(site)]
 
     def parameters_of(self, params: Parameters, index: int) -> dict[str, Array]:
-        """The parameters of one block, under the names that the block uses."""
+        """The parameters of one block, under the names that the block uses.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters of the guide.
+        index : int
+            Index of the block.
+
+        Returns
+        -------
+        dict of str to array
+            Parameters of the block.
+        """
         prefix = f"{index}:"
         return {name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)}
 
@@ -360,19 +395,63 @@ class Guide:
         return self._ordered(found)
 
     def mean(self, params: Parameters) -> dict[str, Array | None]:
-        """Exact marginal means by site; None if they are not known (flows)."""
+        """Exact marginal means.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+
+        Returns
+        -------
+        dict of str to array or None
+            Means by site; None if they are not known (flows).
+        """
         return self._by_site(block.mean(own) for block, own in self._bound(params))
 
     def variance(self, params: Parameters) -> dict[str, Array | None]:
-        """Exact marginal variances by site; None if they are not known (flows)."""
+        """Exact marginal variances.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+
+        Returns
+        -------
+        dict of str to array or None
+            Variances by site; None if they are not known (flows).
+        """
         return self._by_site(block.variance(own) for block, own in self._bound(params))
 
     def entropies(self, params: Parameters) -> list[Array | None]:
-        """The entropy of each block; None if it has no closed form (mixtures, flows)."""
+        """The entropy of each block.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+
+        Returns
+        -------
+        list of array or None
+            In nats; None if a block has no closed form (mixtures, flows).
+        """
         return [block.entropy(own) for block, own in self._bound(params)]
 
     def entropy(self, params: Parameters) -> Array | None:
-        """The entropy of the guide; None if a block has none in closed form."""
+        """The entropy of the guide.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+
+        Returns
+        -------
+        array or None
+            In nats; None if a block has no closed form.
+        """
         known = [value for value in self.entropies(params) if value is not None]
         return functools.reduce(lambda a, b: a + b, known) if len(known) == len(self.blocks) else None
 
@@ -382,7 +461,18 @@ class Guide:
         return tuple(name for name in self.names if isinstance(self.block_of(name), NormalBlock))
 
     def loc_scale(self, params: Parameters) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Means and standard deviations of `normal_sites`, in unconstrained shapes."""
+        """Means and standard deviations of `normal_sites`.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+
+        Returns
+        -------
+        loc, scale : dict of str to array
+            By site, in unconstrained shapes.
+        """
         loc: dict[str, Array] = {}
         scale: dict[str, Array] = {}
         for block, own in self._bound(params):
@@ -484,7 +574,18 @@ class Guide:
 
     @classmethod
     def from_json(cls, text: str) -> Guide:
-        """The inverse of `to_json`."""
+        """The inverse of `to_json`.
+
+        Parameters
+        ----------
+        text : str
+            Result of `to_json`.
+
+        Returns
+        -------
+        Guide
+            The guide.
+        """
         found = json.loads(text)
         sites = [
             Site(

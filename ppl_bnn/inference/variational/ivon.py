@@ -76,10 +76,12 @@ class IVON(Method):
     UnsupportedError
         A parameter without a prior, or mini-batches of a model whose rows cannot be separated.
 
-    Notes ----- The last term of the update of s [2]_ keeps s above half of its previous value for any e. The update is
-    that of the paper with the whole log joint in the loss and no weight decay. The paper adds a Gaussian prior delta /
-    2 |m|^2 by hand, with s = lambda (h + delta). Here the gradient includes the prior of the model, whatever it is, and
-    log |dw/du|.
+    Notes
+    -----
+    The last term of the update of s [2]_ keeps s above half of its previous value for any e. The update is that of the
+    paper with the whole log joint in the loss and no weight decay. The paper adds a Gaussian prior delta / 2 |m|^2 by
+    hand, with s = lambda (h + delta). Here the gradient includes the prior of the model, whatever it is, and log
+    |dw/du|.
 
     At first 1 - b2 is 2 / (t + 1), at most a tenth, while that is larger than its later value. The initial scale is
     then forgotten as t^-2, not over several times 1 / (1 - b2) steps.

@@ -169,9 +169,11 @@ def log_uniform_divergence(mean: Array, variance: Array) -> Array:
     array
         A scalar, in nats.
 
-    Notes ----- p is improper, so the divergence is known up to a constant; this one goes to 0 as alpha grows. Compared
-    with the exact mean of log |w|, the error is between -0.0044 and 0.0094 nats per weight over all alpha, largest near
-    log alpha = -3.5.
+    Notes
+    -----
+    p is improper, so the divergence is known up to a constant; this one goes to 0 as alpha grows. Compared with the
+    exact mean of log |w|, the error is between -0.0044 and 0.0094 nats per weight over all alpha, largest near log
+    alpha = -3.5.
 
     References
     ----------
@@ -229,8 +231,7 @@ class Divergence:
     - Normal (and LogNormal) priors, with any block that knows its marginal means and variances;
     - Laplace priors, with a block whose coordinates are normal;
     - `priors.EmpiricalBayes` at its optimal scales and `priors.LogUniform` in its approximation, always: they are
-    defined by
-      these, with independent normals.
+      defined by these, with independent normals.
 
     If the location or scale of a prior depends on other random variables, the closed form is given their draws,
     provided that the site is independent of them under q: it is in another block, or in a block of independent
@@ -274,8 +275,10 @@ class Divergence:
         UnsupportedError
             One of the two special priors without independent normals.
 
-        Notes ----- Whether a prior depends on sites of its own block is determined by replacing these with NaN.
-        Operations that absorb NaN, such as a comparison, hide the dependence.
+        Notes
+        -----
+        Whether a prior depends on sites of its own block is determined by replacing these with NaN. Operations that
+        absorb NaN, such as a comparison, hide the dependence.
         """
         traced = {site.name: site for site in _traced(program, u, x, y)}
         crosses: dict[str, Form] = {}

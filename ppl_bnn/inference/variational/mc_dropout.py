@@ -133,11 +133,13 @@ class MCDropout(Method):
         A layer whose weight is not a site of its own, has another use, or is constrained; a plain model of a system;
         mini-batches of a model whose rows cannot be separated.
 
-    Notes ----- The paper has E_q log p(w) instead of log p(M). Under the prior N(0, s^2) that is the penalty |M|^2 / (2
-    s^2 (1 - r)) on dropped weights, which is this objective with the prior standard deviation s (1 - r)^(1/2). The two
-    differ by a factor near 1 in the strength of the prior, and log p(M) is defined for every prior. Neither is a bound
-    on the evidence, because q has no density. The rate is not learned, and it sets the spread: the data do not widen or
-    narrow it [2]_.
+    Notes
+    -----
+    The paper has E_q log p(w) instead of log p(M). Under the prior N(0, s^2) that is the penalty |M|^2 / (2 s^2 (1 -
+    r)) on dropped weights, which is this objective with the prior standard deviation s (1 - r)^(1/2). The two differ by
+    a factor near 1 in the strength of the prior, and log p(M) is defined for every prior. Neither is a bound on the
+    evidence, because q has no density. The rate is not learned, and it sets the spread: the data do not widen or narrow
+    it [2]_.
 
     History: "loss", one estimate of minus the objective per step. Figures: "converged", 1 if the loss was on a plateau
     when the learning rate began to fall, otherwise 0.

@@ -24,8 +24,10 @@ class MeanField(Approximation):
     scale : dict of str to ndarray
         Standard deviations by site, for latent sites.
 
-    Notes ----- A site without a scale is a parameter without a prior: a constant of the fit, repeated in draws and
-    absent from log q. The same holds for a coordinate of scale zero, as `pruned` produces.
+    Notes
+    -----
+    A site without a scale is a parameter without a prior: a constant of the fit, repeated in draws and absent from log
+    q. The same holds for a coordinate of scale zero, as `pruned` produces.
     """
 
     loc: dict[str, np.ndarray]

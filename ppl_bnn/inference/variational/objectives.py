@@ -225,6 +225,18 @@ class Objective:
     # -- the result
 
     def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
+        """The guide at fitted parameters.
+
+        Parameters
+        ----------
+        parameters : mapping of str to ndarray
+            Parameters of the guide, and "param:<site>" for each parameter without a prior.
+
+        Returns
+        -------
+        Approximation
+            The approximation, in NumPy.
+        """
         params = {name: value for name, value in parameters.items() if not name.startswith("param:")}
         held = {name[6:]: value for name, value in parameters.items() if name.startswith("param:")}
         scales = self.divergence.prior_scales(params)

@@ -52,8 +52,10 @@ class PathMixture(Approximation):
     weights : ndarray or None
         pi, shape (K,); None for equal weights.
 
-    Notes ----- A draw is m + D (z + Q (L - I) Q' z) with z of P independent normals. Neither draws nor densities form a
-    matrix (P, P).
+    Notes
+    -----
+    A draw is m + D (z + Q (L - I) Q' z) with z of P independent normals. Neither draws nor densities form a matrix (P,
+    P).
     """
 
     location: dict[str, np.ndarray]
@@ -271,13 +273,15 @@ class Pathfinder(Method):
     UnsupportedError
         A parameter without a prior.
 
-    Notes ----- Accuracy: S_l reproduces the curvature along the steps that were taken, and is extrapolated from their
-    size elsewhere. On a Gaussian posterior the mean is as exact as the optimum, since the step to it is a Newton step.
-    The covariance is not exact in any direction, because line searches end before the minimum along a line. Over 20
-    starts on a Gaussian in four dimensions, means were within 0.04 standard deviations, KL(q || p) was between 0.0007
-    and 0.2, and entries of the covariance were off by 1 to 67 % of the variances. In twenty dimensions, with a history
-    of 10, KL was about 5. In hundreds of dimensions most directions are never visited, and the spread in these is that
-    of `alpha`.
+    Notes
+    -----
+    Accuracy: S_l reproduces the curvature along the steps that were taken, and is extrapolated from their size
+    elsewhere. On a Gaussian posterior the mean is as exact as the optimum, since the step to it is a Newton step. The
+    covariance is not exact in any direction, because line searches end before the minimum along a line. Over 20 starts
+    on a Gaussian in four dimensions, means were within 0.04 standard deviations, KL(q || p) was between 0.0007 and 0.2,
+    and entries of the covariance were off by 1 to 67 % of the variances. In twenty dimensions, with a history of 10, KL
+    was about 5. In hundreds of dimensions most directions are never visited, and the spread in these is that of
+    `alpha`.
 
     With several paths, q in the weights is the mixture of the Gaussians of all paths, not (as in the paper) the
     Gaussian of the draw. Paths that end in one mode then count once, and no weight is large only because one path is

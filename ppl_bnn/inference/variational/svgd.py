@@ -141,9 +141,11 @@ class SVGD(Method):
     UnsupportedError
         A parameter without a prior, or mini-batches of a model whose rows cannot be separated.
 
-    Notes ----- On a standard normal in P dimensions, n particles converge to these variances per coordinate instead of
-    1 (with the median bandwidth, measured by `comparisons/performance/badly_scaled.py --only particles`; for the
-    collapse in general see [2]_)::
+    Notes
+    -----
+    On a standard normal in P dimensions, n particles converge to these variances per coordinate instead of 1 (with the
+    median bandwidth, measured by `comparisons/performance/badly_scaled.py --only particles`; for the collapse in
+    general see [2]_)::
 
         n          P = 1     2      4      8      20
         20         0.86   0.76   0.45   0.32   0.14

@@ -54,14 +54,12 @@ class SVI(Method):
         The family of q, in unconstrained coordinates.
 
         - "normal": independent normals. This is the AutoNormal of the system under its own Trace_ELBO [1]_; if an
-        option
-          below needs more than these provide, it is the same family implemented here.
+          option below needs more than these provide, it is the same family implemented here.
         - "diagonal": the same family, always implemented here.
         - "lowrank", "fullrank", "matrixnormal", "mixture", "iaf", "spline", "delta", or one of these with options
           (`bnn.guides.LowRank(rank=5)`).
         - A dict gives each part its own family: {"output": "fullrank", "*": "normal"}. Keys are names of layers, names
-        of
-          sites, or patterns. The first match counts, and the sites of one entry are joint.
+          of sites, or patterns. The first match counts, and the sites of one entry are joint.
         - A function (x, y=None) written in the system `ppl`, with the latent sites of the model.
     steps : int, default 10000
         Number of steps.
@@ -86,9 +84,8 @@ class SVI(Method):
 
         - "plain": one draw of the weights for all rows (reparameterisation).
         - "local": the output of a linear map is drawn for each row (local reparameterisation [2]_). For weights that
-        are
-          used once per row; refused for shared weights unless `approximate`, in which case the objective is not the
-          ELBO.
+          are used once per row; refused for shared weights unless `approximate`, in which case the objective is not
+          the ELBO.
         - "flipout": one draw with random signs per row [3]_; valid for shared weights.
 
         "local" and "flipout" need independent normals on the weights that they apply to; other weights are drawn as in
@@ -129,9 +126,11 @@ class SVI(Method):
         Mini-batches of a model whose rows cannot be separated, a local estimator for shared weights, or a combination
         of options that is not defined; the message names it.
 
-    Notes ----- Adam holds its learning rate for the first half of the steps and lowers it linearly to a tenth over the
-    second. The fit is the mean of the iterates of the second half (Polyak-Ruppert averaging; for variational inference
-    see [7]_). On a Gaussian posterior, mean-field variances then scatter, relative to the optimum, by 2 (steps *
+    Notes
+    -----
+    Adam holds its learning rate for the first half of the steps and lowers it linearly to a tenth over the second. The
+    fit is the mean of the iterates of the second half (Polyak-Ruppert averaging; for variational inference see [7]_).
+    On a Gaussian posterior, mean-field variances then scatter, relative to the optimum, by 2 (steps *
     particles)^(-1/2), which is the accuracy of that many draws, around a bias of the order of -learning_rate / 2.
 
     Plateau: of the steps at the full learning rate, the mean loss over the last window (a tenth of `steps`) is no more

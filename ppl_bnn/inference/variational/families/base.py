@@ -25,7 +25,18 @@ DENSE_LIMIT = 3000
 
 
 def inverse_softplus(scale: Any) -> np.ndarray:
-    """rho with softplus(rho) = scale."""
+    """The inverse of softplus.
+
+    Parameters
+    ----------
+    scale : float or array
+        Positive numbers.
+
+    Returns
+    -------
+    ndarray
+        rho with softplus(rho) = scale.
+    """
     scale = np.asarray(scale, dtype=float)
     return scale + np.log(-np.expm1(-scale))
 
@@ -149,27 +160,97 @@ class Block(ABC):
         """
 
     def log_weights(self, params: Parameters) -> Array:
-        """Log probabilities of the strata, (K,): E_q[h] = sum_k exp(log_weights_k) E[h(u_k)]."""
+        """Log probabilities of the strata.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+
+        Returns
+        -------
+        array
+            Shape (K,): E_q[h] = sum_k exp(log_weights_k) E[h(u_k)].
+        """
         return ops.zeros_like(next(iter(params.values())).reshape(-1)[:1])
 
     def mean(self, params: Parameters) -> Array | None:
-        """Exact marginal means (P,), or None if they are not known."""
+        """Exact marginal means.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+
+        Returns
+        -------
+        array or None
+            Shape (P,); None if they are not known.
+        """
         return None
 
     def variance(self, params: Parameters) -> Array | None:
-        """Exact marginal variances (P,), or None if they are not known."""
+        """Exact marginal variances.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+
+        Returns
+        -------
+        array or None
+            Shape (P,); None if they are not known.
+        """
         return None
 
     def entropy(self, params: Parameters) -> Array | None:
-        """-E_q[log q(u)] in closed form, or None if there is none."""
+        """The entropy -E_q[log q(u)] in closed form.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+
+        Returns
+        -------
+        array or None
+            In nats; None if there is no closed form.
+        """
         return None
 
     def sample(self, params: Parameters, count: int, rng: np.random.Generator) -> np.ndarray:
-        """`count` draws (count, P) in NumPy."""
+        """Draw from the block in NumPy.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+        count : int
+            Number of draws.
+        rng : numpy.random.Generator
+            Random generator.
+
+        Returns
+        -------
+        ndarray
+            Shape (count, P).
+        """
         return self.draw(params, rng.standard_normal((count, self.noise_size)))[0]
 
     def centre(self, params: Parameters) -> np.ndarray:
-        """One representative point (P,) in NumPy: the image of zero noise."""
+        """One representative point in NumPy: the image of zero noise.
+
+        Parameters
+        ----------
+        params : dict of str to array
+            Parameters.
+
+        Returns
+        -------
+        ndarray
+            Shape (P,).
+        """
         return self.draw(params, np.zeros(self.noise_size))[0]
 
     def as_prior(self, params: Parameters) -> GaussianPrior:
@@ -200,7 +281,18 @@ class Block(ABC):
         )
 
     def split(self, flat: Array) -> dict[str, Array]:
-        """Split a flat vector (..., P) into site -> (..., *unconstrained shape)."""
+        """Split a flat vector by site.
+
+        Parameters
+        ----------
+        flat : array
+            Shape (..., P).
+
+        Returns
+        -------
+        dict of str to array
+            By site, shape (..., *unconstrained shape).
+        """
         found, start, lead = {}, 0, tuple(flat.shape[:-1])
         for site in self.sites:
             found[site.name] = flat[..., start : start + site.size].reshape(lead + site.unconstrained_shape)
@@ -208,7 +300,18 @@ class Block(ABC):
         return found
 
     def join(self, u: Mapping[str, Array]) -> Array:
-        """The inverse of `split`; other sites in `u` are ignored."""
+        """The inverse of `split`.
+
+        Parameters
+        ----------
+        u : mapping of str to array
+            By site, shape (..., *unconstrained shape). Other sites are ignored.
+
+        Returns
+        -------
+        array
+            Shape (..., P).
+        """
         parts = []
         for site in self.sites:
             value = u[site.name]
@@ -257,6 +360,7 @@ class Family(ABC):
 
 
 def whole_sites(family: str, what: str, value: object, least: int) -> None:
+    """Raise `InputError` unless an option is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise InputError(
             f"{family} {what}: "
@@ -265,6 +369,7 @@ def whole_sites(family: str, what: str, value: object, least: int) -> None:
 
 
 def too_large(family: str, what: str, size: int) -> InputError:
+    """The error for a block with more coordinates than a dense factor allows."""
     return InputError(
         f"{family}: "
         + message(

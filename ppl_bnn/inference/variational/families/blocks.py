@@ -515,8 +515,10 @@ class Mixture(Family):
     components : int, default 3
         K; 1 is the same as "diagonal".
 
-    Notes ----- For a normal in four dimensions with condition number 21 and correlations up to 0.73, the member of the
-    family that is closest in KL(q || p) has these shares of the variances of the coordinates::
+    Notes
+    -----
+    For a normal in four dimensions with condition number 21 and correlations up to 0.73, the member of the family that
+    is closest in KL(q || p) has these shares of the variances of the coordinates::
 
         K                              1           2           3           5          10
         KL in nats                  1.08        0.68        0.53        0.34        0.17

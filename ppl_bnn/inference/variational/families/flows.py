@@ -491,9 +491,10 @@ class InverseAutoregressive(Family):
     About 4 P^2 weights per layer with hidden=None. A draw and its log q take one pass. log q of other points takes P
     sequential steps per layer, and is refused above 1000 coordinates.
 
-    References ---------- .. [1] Kingma, Salimans, Jozefowicz, Chen, Sutskever and Welling (2016). Improving variational
-    inference with inverse
-       autoregressive flow.
+    References
+    ----------
+    .. [1] Kingma, Salimans, Jozefowicz, Chen, Sutskever and Welling (2016). Improving variational inference with
+       inverse autoregressive flow.
     .. [2] Germain, Gregor, Murray and Larochelle (2015). MADE.
     """
 
@@ -626,13 +627,14 @@ class NeuralSpline(Family):
     InputError
         Impossible options, or more than 20 million weights.
 
-    Notes ----- A lower-triangular matrix follows the layers. A normal with any covariance is then reached as fast as by
-    a full-rank guide, and the splines represent only the difference of the posterior from a normal. The outputs of the
-    networks are multiplied by 0.1, so that the splines take shape after the location and the matrix. On a normal in
-    four dimensions, over 20 seeds at the defaults of SVI, means are off by at most 0.05 standard deviations and
-    variances are 0.88 to 1.03 of the truth: 0.02 nats, compared with 0.002 for "fullrank"
-    (`comparisons/performance/badly_scaled.py`). Without the matrix and the factor the mean was up to half a standard
-    deviation off.
+    Notes
+    -----
+    A lower-triangular matrix follows the layers. A normal with any covariance is then reached as fast as by a full-rank
+    guide, and the splines represent only the difference of the posterior from a normal. The outputs of the networks are
+    multiplied by 0.1, so that the splines take shape after the location and the matrix. On a normal in four dimensions,
+    over 20 seeds at the defaults of SVI, means are off by at most 0.05 standard deviations and variances are 0.88 to
+    1.03 of the truth: 0.02 nats, compared with 0.002 for "fullrank" (`comparisons/performance/badly_scaled.py`).
+    Without the matrix and the factor the mean was up to half a standard deviation off.
 
     About 3 K P^2 / 4 weights per layer with hidden=None, and P^2 for the matrix. A draw with log q, and log q of any
     other point, take one pass each. Each draw holds 3 K numbers per coordinate.
