@@ -120,7 +120,7 @@ def weights_of(module: Any, problem: Problem) -> dict[str, np.ndarray]:
 
     Parameters
     ----------
-    module : network, mapping
+    module : network or mapping
         In a program with a `bnn.module`: a module of the same framework, or its parameters (a torch `state_dict()`, or
         nested dicts of arrays). A dict {name of a module: network} selects the module, and may also have values of
         other sites.

@@ -52,7 +52,7 @@ class Mode:
         Minus the log joint at each step of Adam.
     converged : bool
         Whether the loss reached a plateau at the smallest learning rate before the steps ran out. With early stopping:
-        whether the steps waited for brought no better score.
+        whether the last `WAIT` steps gave no better score.
     evaluations : int
         Number of gradients.
     compile_seconds, run_seconds : float

@@ -1,1 +1,1 @@
-"""Variational inference and its relatives."""
+"""Variational inference and related methods."""

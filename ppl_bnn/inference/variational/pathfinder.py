@@ -599,7 +599,7 @@ def _path(method: Pathfinder, problem: Problem) -> Callable[..., dict[str, Any]]
                 jax.random.fold_in(key, index),
                 method.elbo_draws,
                 path.x[index],
-                # The history has the gradients of a descent.
+                # The history is that of a descent, hence the minus sign.
                 -path.g[index],
                 path.alpha[index],
                 *factors(index),
