@@ -177,7 +177,17 @@ class Run:
 
 
 def layout(kernel: Kernel, chain_method: str, device: str) -> str:
-    """The method that "auto" means: vectorised for pooled chains or on CUDA, else threads over the cores."""
+    """The method that "auto" means: vectorised for pooled chains or on CUDA, else threads over the cores.
+
+    Parameters
+    ----------
+    kernel : Kernel
+        The Markov kernel.
+    chain_method : str
+        The requested method.
+    device : str
+        The device of the fit.
+    """
     if kernel.pooled:
         return "vectorised"
     if chain_method == "auto":
@@ -756,6 +766,15 @@ def in_threads(
 
     The calling thread passes on what the threads report through `tell`. An error in one thread, or an interrupt of the
     calling thread, stops the others at their next call and is raised.
+
+    Parameters
+    ----------
+    strands : sequence
+        The units of work.
+    work : callable
+        The work on a strand, with the functions `tell` and `stopped`.
+    told : callable
+        Called by this thread with what `work` reports.
     """
     reports: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
     stop = threading.Event()

@@ -116,7 +116,19 @@ def beginning(problem: Problem, start: Start, progress: Progress, count: int) ->
 
 
 def beginnings(problems: Sequence[Problem], start: Start, progress: Progress, count: int) -> list[Beginning]:
-    """`beginning` for each of several problems of one program, with one loop for all modes if possible."""
+    """`beginning` for each of several problems of one program, with one loop for all modes if possible.
+
+    Parameters
+    ----------
+    problems : sequence of Problem
+        Problems of one program.
+    start : method, posterior, dict or None
+        The start.
+    progress : Progress
+        The progress display.
+    count : int
+        Number of starting points per problem.
+    """
     if isinstance(start, Method):
         found = _together([each for problem in problems for each in _seeded(problem, count)], start, progress)
         if found is not None:
@@ -250,6 +262,15 @@ def within_reach(
     own density is that of the posterior's bulk. So chains begin as far apart as possible.
 
     Chains, and draws without a density, are unchanged.
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    approximation : Approximation
+        The approximation.
+    u : mapping
+        Draws with one leading axis.
     """
     drawn = dict(u)
     if approximation.kind != "iid" or approximation.log_prob(drawn) is None:
@@ -383,6 +404,16 @@ def shrunk_covariance(deviations: np.ndarray) -> np.ndarray:
     The result is (1 - a) C + a diag(C), with the a of Ledoit and Wolf for the correlations, whose target is the
     identity: a = min(1, b / d), d = |R - I|^2 the distance to the target and b = (sum_s |z_s z_s' - R|^2) / S^2 the
     error of R, in squared Frobenius norms, z_s the deviations in units of their standard deviations.
+
+    Parameters
+    ----------
+    deviations : ndarray
+        (S, P).
+
+    Returns
+    -------
+    ndarray
+        (P, P).
 
     References
     ----------

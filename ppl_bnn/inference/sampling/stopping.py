@@ -94,6 +94,17 @@ class Rule:
 def check_until(method: str, until: Any, budget: Any, names: Collection[str] = tuple(FIGURES)) -> Rule | None:
     """The rule of a method, or None.
 
+    Parameters
+    ----------
+    method : str
+        The name of the method, for messages.
+    until
+        The rule as text, or None.
+    budget
+        The budget in seconds, or None.
+    names : collection of str
+        Figures that the rule may name.
+
     Raises
     ------
     InputError
@@ -125,6 +136,15 @@ def watched(
     the `quantities` at up to 50 training rows; the log likelihood is that of all rows. Each draw is predicted once: a
     later evaluation, with more draws of the same chains or more chains, adds only the new ones. Keyword arguments
     `others` of the function are figures from elsewhere, which the rule may name too.
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    rule : Rule
+        The rule.
+    superchains : int or None
+        Number of superchains, for nested R-hat.
     """
     watch = _Watch(problem, superchains)
 

@@ -89,6 +89,15 @@ def curvature(gradient_of: Callable[[Any], Any], flat: Any, key: Any) -> Whiteni
 
     The stiffest directions are found by subspace iteration, exactly for at most `RANK` coordinates. The scale of the
     other directions is that of a random one among them.
+
+    Parameters
+    ----------
+    gradient_of : callable
+        The gradient of the log density.
+    flat : array
+        The point, (P,).
+    key
+        Random key of JAX.
     """
     import jax
     import jax.numpy as jnp
@@ -137,6 +146,15 @@ def brought_in(
     unchanged. Along the others it moves to that edge, by a Newton step, halved until the log density rises, and again
     from there. On a Gaussian one step arrives. So chains begin as far apart as the posterior is wide, and no farther.
     If no step raises the density the chain stays.
+
+    Parameters
+    ----------
+    value_and_gradient : callable
+        The log density and its gradient.
+    flat : array
+        The starting point, (P,).
+    key
+        Random key of JAX.
 
     Returns
     -------
@@ -194,7 +212,13 @@ def brought_in(
 
 
 def pooled(whitenings: Whitening) -> Whitening:
-    """One S for chains that share their steps, of the mean of their curvatures S^-2 over the leading axis."""
+    """One S for chains that share their steps, of the mean of their curvatures S^-2 over the leading axis.
+
+    Parameters
+    ----------
+    whitenings : Whitening
+        With a leading axis over chains.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -218,6 +242,13 @@ def whitened(target: Target, make: Callable[[Any], Kernel]) -> Kernel:
 
     S goes into the state under "whitening", beside the kernel's own state, which must be a dict. The gradients for it
     go under "whitening_gradients".
+
+    Parameters
+    ----------
+    target : Target
+        The target.
+    make : callable
+        Makes a kernel for a target.
     """
     import jax
 
