@@ -20,6 +20,13 @@ from ppl_bnn.inference.flat_vector import flat_latents, latent_names
 def guide_gaussian(problem: Problem, u: Mapping[str, np.ndarray]) -> Full:
     """The Gaussian over the flat vector that the system's own guide has at the mode u.
 
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    u : mapping
+        The mode.
+
     Raises
     ------
     UnsupportedError

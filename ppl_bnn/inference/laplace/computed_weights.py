@@ -48,7 +48,15 @@ def _values(problem: Problem, u: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def computed_weights(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The computed weights at draws u with one leading axis, name -> (S, *shape), as the program computes them."""
+    """The computed weights at draws u with one leading axis, name -> (S, *shape), as the program computes them.
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    u : mapping
+        Draws with one leading axis.
+    """
     names, system = computed_names(problem), problem.system
 
     def one(u: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,7 +71,17 @@ def computed_weights(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str,
 def linearised_weights(
     problem: Problem, centre: Mapping[str, np.ndarray], u: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """w(centre) + J_w (u - centre) at draws u with one leading axis, name -> (S, *shape)."""
+    """w(centre) + J_w (u - centre) at draws u with one leading axis, name -> (S, *shape).
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    centre : mapping
+        The point of the linearisation.
+    u : mapping
+        Draws with one leading axis.
+    """
     names, program, system = computed_names(problem), problem.program, problem.system
     moving = [site.name for site in program.latents]
 
@@ -92,6 +110,15 @@ def bent(
     problem: Problem, centre: Mapping[str, np.ndarray], u: Mapping[str, np.ndarray]
 ) -> tuple[float, float]:
     """How far computed weights are from their linearisation at draws u, the worst over all tensors.
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    centre : mapping
+        The point of the linearisation.
+    u : mapping
+        Draws with one leading axis.
 
     Returns
     -------

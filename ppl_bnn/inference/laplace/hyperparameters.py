@@ -31,7 +31,15 @@ from ppl_bnn.language.likelihoods import Gaussian
 
 
 def log_likelihood(problem: Problem, u: Mapping[str, np.ndarray]) -> float:
-    """The log likelihood log p(y | x, w(u)), over all rows."""
+    """The log likelihood log p(y | x, w(u)), over all rows.
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    u : mapping
+        Unconstrained values by site.
+    """
     program, system = problem.program, problem.system
     total = program._cached(
         "log likelihood", lambda: system.compile(lambda u, x, y: program.log_likelihood(u, x, y).sum())
@@ -41,6 +49,15 @@ def log_likelihood(problem: Problem, u: Mapping[str, np.ndarray]) -> float:
 
 def log_prior(problem: Problem, u: Mapping[str, np.ndarray], positions: np.ndarray) -> float:
     """The log prior density (with log |dw/du|) of the positions of the flat vector, at u.
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    u : mapping
+        Unconstrained values by site.
+    positions : ndarray
+        Positions of the flat vector.
 
     Raises
     ------
@@ -71,7 +88,15 @@ def log_prior(problem: Problem, u: Mapping[str, np.ndarray], positions: np.ndarr
 
 
 def noise_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-    """The latent sites of a Gaussian likelihood's noise: those that affect log noise and not f."""
+    """The latent sites of a Gaussian likelihood's noise: those that affect log noise and not f.
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    u : mapping
+        Unconstrained values by site.
+    """
     program, system = problem.program, problem.system
     if not isinstance(program.likelihood, Gaussian):
         return ()
@@ -121,6 +146,13 @@ class Noise:
 
 def gaussian_noise(problem: Problem, u: Mapping[str, np.ndarray]) -> Noise:
     """The noise of a Gaussian likelihood, for tuning.
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    u : mapping
+        Unconstrained values by site.
 
     Raises
     ------

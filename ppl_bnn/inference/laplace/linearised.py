@@ -71,7 +71,15 @@ BLOCK = 1 << 22
 
 
 def kinds_of(likelihood: Any, outputs: int) -> tuple[str, ...]:
-    """The kinds of prediction that a likelihood has for a predictor with `outputs` columns, the default first."""
+    """The kinds of prediction that a likelihood has for a predictor with `outputs` columns, the default first.
+
+    Parameters
+    ----------
+    likelihood
+        The likelihood.
+    outputs : int
+        Number of columns of the predictor.
+    """
     _check_outputs(likelihood, outputs)
     if isinstance(likelihood, likelihoods.Bernoulli):
         return ("linearised", "probit", "bridge", "bridge_norm")

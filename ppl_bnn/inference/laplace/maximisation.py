@@ -120,6 +120,22 @@ def maximise(
 
     Arguments, result and errors are those of `fixed_point`, with two differences. `tolerance` bounds the gradient, in
     nats per unit of a log factor. N K <= gamma is refused at the maximum only: before it the gradient is still defined.
+
+    Parameters
+    ----------
+    evidence : Evidence
+        The evidence at the mode.
+    factors, scale, tune_noise, limits
+        As in `fixed_point`.
+    tolerance : float
+        Bound of the gradient at convergence, in nats per unit of a log factor.
+    iterations : int
+        The most iterations.
+
+    Returns
+    -------
+    Tuned
+        The factors.
     """
     from scipy.optimize import minimize
 
@@ -468,7 +484,17 @@ class _Coordinates:
 
 
 def check_effort(name: str, tolerance: float, count: int) -> None:
-    """Refuse a tolerance or a number of steps with which no search can work."""
+    """Refuse a tolerance or a number of steps with which no search can work.
+
+    Parameters
+    ----------
+    name : str
+        The name of the search.
+    tolerance : float
+        The tolerance.
+    count : int
+        The number of steps.
+    """
     if not (np.isfinite(tolerance) and tolerance > 0.0):
         raise InputError(f"{name}: " + message("a positive tolerance", repr(tolerance), "the default"))
     if not isinstance(count, int) or count < 1:

@@ -93,7 +93,14 @@ def by_validation(
     Returns
     -------
     Validated
-        The factors. Scores of NaN and +inf are refused, as is a grid where every score is -inf.
+        The factors.
+
+    Raises
+    ------
+    InputError
+        Impossible factors or grid.
+    DivergenceError
+        A score of NaN or +inf, or a grid where every score is -inf.
     """
     start = np.array(start, float)
     ratios = np.unique(np.asarray(grid, float))
