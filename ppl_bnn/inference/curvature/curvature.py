@@ -51,7 +51,17 @@ DENSE = 3000
 
 
 def gauss_newton(problem: Problem, u: Mapping[str, np.ndarray], memory: int = 2**28) -> np.ndarray:
-    """The Gauss-Newton matrix sum_n J_n' F_n J_n over the training rows, (P, P), NumPy float64."""
+    """The Gauss-Newton matrix sum_n J_n' F_n J_n over the training rows, (P, P), NumPy float64.
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    u : mapping
+        Unconstrained values by site.
+    memory : int
+        Bytes that may be held besides the result.
+    """
     return data_curvature(problem, u, memory=memory)[0].matrix()
 
 

@@ -561,7 +561,12 @@ class Kronecker(Gaussian):
     ) -> np.ndarray:
         """The contribution of one linear map's weight to J A^-1 J', see `Diagonal.project_linear`.
 
-        where: the name of the part, or its positions.
+        Parameters
+        ----------
+        where : str or ndarray
+            The name of the part, or its positions.
+        inputs, gradients : ndarray
+            As in `Diagonal.project_linear`.
         """
         gaussian = self.part(where).gaussian
         if isinstance(gaussian, Rotated):
@@ -626,7 +631,15 @@ STRUCTURES: dict[str, type[Gaussian]] = {
 
 
 def gram_of(diagonal: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    """B diag(d)^-1 B', (R, R), of d (P,) and B (R, P)."""
+    """B diag(d)^-1 B', (R, R), of d (P,) and B (R, P).
+
+    Parameters
+    ----------
+    diagonal : ndarray
+        d (P,).
+    factor : ndarray
+        B (R, P).
+    """
     scaled = factor / np.sqrt(diagonal)
     # A product of an array with its own transpose is computed as one triangle.
     return scaled @ scaled.T
@@ -666,7 +679,15 @@ def refuse_not_positive(values: np.ndarray) -> None:
 def refuse_ill_conditioned(
     smallest: float, largest: float, advice: str = "a proper prior on every weight"
 ) -> None:
-    """Raise `CurvatureError` if entries of a Cholesky factor differ so much that only rounding is left."""
+    """Raise `CurvatureError` if entries of a Cholesky factor differ so much that only rounding is left.
+
+    Parameters
+    ----------
+    smallest, largest : float
+        The smallest and the largest entry.
+    advice : str
+        The advice of the error message.
+    """
     if smallest * CONDITION < largest:
         condition = (largest / smallest) ** 2 if smallest > 0.0 else np.inf
         raise CurvatureError(

@@ -103,13 +103,35 @@ def linear_maps(
 ) -> dict[str, LinearMap]:
     """The linear maps and convolutions whose weight is a latent site that has no other use.
 
-    sites: only maps with a weight or a bias among them, as `linear_factors` with the same `sites` returns.
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    u : mapping
+        Unconstrained values by site.
+    sites : sequence of str or None
+        Return only maps with a weight or a bias among these sites, as `linear_factors` with the same `sites` does.
+
+    Returns
+    -------
+    dict of LinearMap
+        Name -> map.
     """
     return dict(plan_of(problem, u, tuple(latent_names(problem) if sites is None else sites)).maps)
 
 
 def plan_of(problem: Problem, u: Mapping[str, np.ndarray], sites: tuple[str, ...]) -> Plan:
-    """The plan of some sites, made once for each program."""
+    """The plan of some sites, made once for each program.
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    u : mapping
+        Unconstrained values by site.
+    sites : tuple of str
+        The sites.
+    """
     return problem.program._cached(("linear plan", sites), lambda: _make_plan(problem, u, sites))
 
 
@@ -197,7 +219,15 @@ def _make_plan(problem: Problem, u: Mapping[str, np.ndarray], sites: tuple[str, 
 
 
 def check_finite(expected: str, *arrays: np.ndarray) -> None:
-    """Raise `CurvatureError` if any array is NaN or infinite."""
+    """Raise `CurvatureError` if any array is NaN or infinite.
+
+    Parameters
+    ----------
+    expected : str
+        What the error message expects.
+    *arrays : ndarray
+        The arrays.
+    """
     if not all(np.all(np.isfinite(array)) for array in arrays):
         raise CurvatureError(
             message(
@@ -339,7 +369,22 @@ def factors_of(
 ) -> Iterator[Factors]:
     """Factors for chunks of the rows of x (NumPy), see `linear_factors`.
 
-    extra: numbers that the caller holds for each row, as a function of the width.
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    u : mapping
+        Unconstrained values by site.
+    x
+        The rows.
+    cotangents : callable or None
+        As in `linear_factors`.
+    memory : int
+        Bytes that may be held besides the result.
+    sites : tuple of str
+        The sites to differentiate in.
+    extra : callable
+        Numbers that the caller holds for each row, as a function of the width.
     """
     system = problem.system
     plan = plan_of(problem, u, sites)
@@ -385,10 +430,24 @@ def factors_of(
 
 
 def compiled(problem: Problem, plan: Plan, kind: str) -> Callable[..., Any]:
-    """(values, rows, R) -> eta, inputs, gradients, rest; compiled once for each program, kind and choice of sites.
+    """The function that computes the factors, compiled once for each program, kind and choice of sites.
 
-    kind: "maps" for everything, "rest" if no linear map is reached, "predictor" for eta alone. Everything is computed
-    row by row and then mapped over rows, so that all computation within a row belongs to that row.
+    Everything is computed row by row and then mapped over rows, so that all computation within a row belongs to that
+    row.
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    plan : Plan
+        The plan of the sites.
+    kind : {"maps", "rest", "predictor"}
+        "maps" for everything, "rest" if no linear map is reached, "predictor" for eta alone.
+
+    Returns
+    -------
+    callable
+        (values, rows, R) -> eta, inputs, gradients, rest.
     """
     program, system = problem.program, problem.system
 
@@ -493,7 +552,23 @@ def jacobians(
 def fill(
     jacobian: np.ndarray, columns: np.ndarray, active: bool, problem: Problem, plan: Plan, part: Factors
 ) -> None:
-    """Write columns of R' J (B, C, P) from its factors: outer products of inputs and gradients, summed over places."""
+    """Write columns of R' J (B, C, P) from its factors: outer products of inputs and gradients, summed over places.
+
+    Parameters
+    ----------
+    jacobian : ndarray
+        R' J (B, C, P), which is written.
+    columns : ndarray
+        The columns to write.
+    active : bool
+        Whether the columns include cotangents that reach a linear map.
+    problem : Problem
+        The model and its data.
+    plan : Plan
+        The plan of the sites.
+    part : Factors
+        The factors.
+    """
     local = site_slices(problem, plan.sites)
     rows = len(jacobian)
     if active:

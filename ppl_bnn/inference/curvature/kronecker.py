@@ -365,7 +365,15 @@ class KroneckerCurvature(DataCurvature):
 
 
 def prior_in(prior: TensorPrior, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The diagonal of U' Lambda U with U = left (x) right, (I, O), of the prior of one tensor."""
+    """The diagonal of U' Lambda U with U = left (x) right, (I, O), of the prior of one tensor.
+
+    Parameters
+    ----------
+    prior : TensorPrior
+        The prior of one tensor.
+    left, right : ndarray
+        The factors of the basis, (I, I) and (O, O).
+    """
     shape = (len(left), len(right))
     if isinstance(prior, Rotated):
         return (left.T @ prior.left) ** 2 @ prior.values @ ((right.T @ prior.right) ** 2).T
@@ -377,7 +385,15 @@ def prior_in(prior: TensorPrior, left: np.ndarray, right: np.ndarray) -> np.ndar
 
 
 def prior_share(gaussian: Kronecker, prior: Mapping[str, TensorPrior]) -> float:
-    """tr(Lambda A^-1) over the tensors: how many parameters the prior determines."""
+    """tr(Lambda A^-1) over the tensors: how many parameters the prior determines.
+
+    Parameters
+    ----------
+    gaussian : Kronecker
+        N(0, A^-1).
+    prior : mapping
+        The prior of each tensor.
+    """
     total = 0.0
     for part in gaussian.parts:
         each = prior[part.name]
@@ -418,7 +434,17 @@ def diagonal_of(prior: TensorPrior) -> np.ndarray:
 
 
 def refuse_uneven(name: str, prior: TensorPrior, came: str = "") -> None:
-    """Raise `UnsupportedError` if the prior of the tensor `name` is not one precision. came: its description."""
+    """Raise `UnsupportedError` if the prior of the tensor `name` is not one precision.
+
+    Parameters
+    ----------
+    name : str
+        The name of the tensor.
+    prior : TensorPrior
+        Its prior.
+    came : str
+        A description of the prior for the message.
+    """
     if not is_one_precision(prior):
         raise UnsupportedError(
             f"block {name!r}: "

@@ -20,7 +20,15 @@ from ppl_bnn.language import ops
 
 
 def prior_hessian(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Hessian of -log p(w(u)) - log |dw/du| in the flat vector of latent sites, (P, P), NumPy float64."""
+    """Hessian of -log p(w(u)) - log |dw/du| in the flat vector of latent sites, (P, P), NumPy float64.
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    u : mapping
+        Unconstrained values by site.
+    """
     system = problem.system
 
     def build() -> Callable[..., Any]:
@@ -57,6 +65,13 @@ def prior_curvature(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray
 
     It is diagonal if every prior is independent over elements and depends on no other latent site. The Hessian times a
     vector of ones is then the diagonal: one product, at the cost of two gradients.
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    u : mapping
+        Unconstrained values by site.
     """
     program = problem.program
     if (
@@ -95,6 +110,13 @@ def site_curvatures(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, 
     A site is its diagonal (p,) if its elements are independent, a matrix (p, p) for a multivariate normal (or
     log-normal) prior, and `Rotated` for `KroneckerNormal`, read from the distribution: no array has size (P, P).
 
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    u : mapping
+        Unconstrained values by site.
+
     Returns
     -------
     dict or None
@@ -131,6 +153,13 @@ def parents(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, set[str]
 
     They are found by evaluation, once for each program: one site is moved, and each other is scored at its own
     coordinates. A dependence through data is detected. One that does not change the density at u is not.
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    u : mapping
+        Unconstrained values by site.
     """
 
     def find() -> dict[str, set[str]]:
@@ -155,6 +184,18 @@ def site_densities(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, t
     """Log prior density and log |dw/du| of each latent site, NumPy.
 
     The log prior density is element by element, or one number if elements depend on each other.
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    u : mapping
+        Unconstrained values by site.
+
+    Returns
+    -------
+    dict
+        Site -> (log prior density, log
     """
     program, system = problem.program, problem.system
 
@@ -192,6 +233,15 @@ def check_bounded(problem: Problem, u: Mapping[str, np.ndarray], ignore: Sequenc
     The log prior is unbounded if it grows by the same amount, to a hundredth, each time, and the density of the
     dependents at their locations grows too. A site that affects only locations leaves that density unchanged: under a
     joint normal prior, whose log density is nearly linear far from its centre, every site but the last is such a site.
+
+    Parameters
+    ----------
+    problem : Problem
+        The model and its data.
+    u : mapping
+        Unconstrained values by site.
+    ignore : sequence of str
+        Sites that are not checked.
 
     Raises
     ------

@@ -483,7 +483,20 @@ def positive_factor(factor: float) -> float:
 
 
 def ratio_of(prior: np.ndarray, known: np.ndarray | None) -> float | None:
-    """c if prior = c known, else None."""
+    """The factor c with prior = c known, if there is one.
+
+    Parameters
+    ----------
+    prior : ndarray
+        A prior.
+    known : ndarray or None
+        Another prior.
+
+    Returns
+    -------
+    float or None
+        c if prior = c known, else None.
+    """
     if known is None:
         return None
     ratio = prior / known
@@ -491,7 +504,17 @@ def ratio_of(prior: np.ndarray, known: np.ndarray | None) -> float | None:
 
 
 def full_gaussian(matrix: np.ndarray, multiplier: float, prior: np.ndarray) -> Full:
-    """`Full` of multiplier * matrix + prior, with a separate error if an improper prior is the cause."""
+    """`Full` of multiplier * matrix + prior, with a separate error if an improper prior is the cause.
+
+    Parameters
+    ----------
+    matrix : ndarray
+        (P, P).
+    multiplier : float
+        The multiplier of the matrix.
+    prior : ndarray
+        (P,) or (P, P).
+    """
     total = multiplier * matrix
     diagonal = prior if prior.ndim == 1 else np.diag(prior)
     if prior.ndim == 1:
@@ -531,7 +554,18 @@ def dense_determinant(
 ) -> LogDeterminant:
     """The log-determinant for multiplier * matrix.
 
-    `known` keeps the eigenvalues (of the matrix itself) and their prior between calls.
+    Parameters
+    ----------
+    matrix : ndarray
+        (P, P).
+    multiplier : float
+        The multiplier of the matrix.
+    prior : ndarray
+        (P,).
+    groups : ndarray of int
+        The group of each entry, (P,).
+    known : dict of ndarray
+        Keeps the eigenvalues (of the matrix itself) and their prior between calls.
     """
     group = int(groups[0])
     if not (np.all(groups == group) and np.all(prior > 0.0)):
