@@ -192,7 +192,7 @@ class Hamiltonian(Sampler):
             if known is not None:
                 known = {(key,): part for key, part in zip(keys, known, strict=True)}
         else:
-            # With one flat vector, building the tree of a trajectory saves one small operation per site.
+            # One flat vector saves one small operation per site in the tree of a trajectory.
             split = join = _same
             if known is not None:
                 known = known[0]
@@ -321,6 +321,13 @@ def mass_blocks(program: Program, structure: str) -> list[Block]:
 
     There is one block over everything, or a dense block per layer and a diagonal block for the rest. The rest are
     layers of one coordinate, such as a noise, and latent variables of rows, which grow with the data.
+
+    Parameters
+    ----------
+    program : Program
+        The model.
+    structure : {"diagonal", "dense", "block"}
+        Structure of the mass matrix.
     """
     names = latent_names(program)
     slices = _slices(program, names)

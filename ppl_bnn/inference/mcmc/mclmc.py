@@ -3,9 +3,9 @@
 A particle of unit speed moves over U(x) = -log p(x | D) in P dimensions: x' = v, v' = -(1 - v v') grad U / (P - 1). Its
 direction v decorrelates over a path of length L. The long-run distribution of x is the posterior at any rate of
 decorrelation. An integrator conserves the energy of the motion only approximately. Without a Metropolis test that
-error is the only source of bias in the draws, and the step size is tuned to its size.
+error is the only source of bias in the draws, and the step size is tuned to keep it at a given size.
 
-Two pieces are BlackJAX's: how a gradient turns the direction (`esh_dynamics_momentum_update_one_step`) and the
+Two pieces are from BlackJAX: how a gradient turns the direction (`esh_dynamics_momentum_update_one_step`) and the
 coefficients of the integrator (`mclachlan_coefficients`). The count of steps, the refreshment of the direction, the
 Metropolis test and the tuning are implemented here. The tuning is part of the state of the kernel, transition by
 transition, so that a run can be watched, interrupted and resumed to the same bits.
@@ -73,9 +73,9 @@ class MCLMC(Sampler):
     The draws have a bias that no number of draws removes, and that falls with `energy_variance`: see `bias_allowance`
     for how large the error of variances may be.
 
-    Adjusted, each draw is the end of a trajectory of random length in a new direction, accepted with probability min(1,
-    exp(-dE)). The draws are exact, and e is tuned until the mean acceptance is `target_accept`. For wide networks this
-    costs about twice as many gradients.
+    Adjusted, each draw is the end of a trajectory of random length in a new direction. It is accepted with probability
+    min(1, exp(-dE)). The draws are exact, and e is tuned until the mean acceptance is `target_accept`. For wide
+    networks this costs about twice as many gradients.
 
     Parameters
     ----------
@@ -132,8 +132,9 @@ class MCLMC(Sampler):
     ----------
     Robnik, De Luca, Silverstein and Seljak (2023), "Microcanonical Hamiltonian Monte Carlo".
     Robnik and Seljak (2024), "Fluctuation without dissipation: microcanonical Langevin Monte Carlo".
-    Robnik, Cohn-Gordon and Seljak (2025), the Metropolis-adjusted method.
-    McLachlan (1995), the minimal-norm integrator.
+    Robnik, Cohn-Gordon and Seljak (2025), "Metropolis adjusted microcanonical Hamiltonian Monte Carlo".
+    McLachlan (1995), "On the numerical integration of ordinary differential equations by symmetric composition
+    methods".
     """
 
     adjusted: bool = False
@@ -473,8 +474,7 @@ class _Chain:
         move = _integrator(lambda u: self.target.log_density(u, data), state.variances)
         key, long, turning, judging = jax.random.split(state.key, 4)
         step_size = jnp.exp(jnp.where(tuning, state.tuner.log_step, state.tuner.mean))
-        # 1 .. 2 l / e - 1, l / e on average, independent of the position: random lengths avoid resonance with the
-        # target.
+        # 1 .. 2 l / e - 1, l / e on average, for any position: random lengths avoid resonance with the target.
         most = jnp.clip(2.0 * self._length(state) / step_size - 1.0, 1.0, 1.0 * MOST_STEPS)
         steps = jnp.ceil(most * (1.0 - jax.random.uniform(long, dtype=most.dtype))).astype(jnp.int32)
         start = state.here._replace(momentum=_direction(turning, state.here.position))

@@ -124,7 +124,7 @@ class NUTS(Hamiltonian):
 
     def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
         most = 2.0**self.max_tree_depth - 1.0
-        # Networks of 80 to 600 weights took at most one to three times as many gradients per draw as they have weights.
+        # Networks of 80 to 600 weights took up to three times as many gradients per draw as they have weights.
         return 1.0, min(float(max(15, min(size.parameters, 500))), most), most
 
     def trajectory(self) -> dict[str, Any]:
