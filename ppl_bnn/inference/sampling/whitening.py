@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ppl_bnn.inference.sampling.chains import Kernel
 from ppl_bnn.inference.sampling.sampler import Target
 
-# Number of directions of the curvature that are found. The others share one scale.
+# Number of directions of the curvature that are found, all if there are no more. The others share one scale.
 RANK = 32
 # Number of multiplications by the Hessian that turn random directions to the stiffest ones.
 POWERS = 4
