@@ -136,7 +136,17 @@ def pareto_k(posterior: Any, draws: int | None = None) -> ParetoK:
 
 
 def kept_draws(approximation: Any) -> int | None:
-    """Number of draws of an approximation that can make no new ones (a hand-written guide), else None."""
+    """Number of draws of an approximation that can make no new ones (a hand-written guide), else None.
+
+    Parameters
+    ----------
+    approximation
+        The approximation of a posterior.
+
+    Returns
+    -------
+    int or None
+    """
     first = next(iter(getattr(approximation, "members", None) or [approximation]))
     return getattr(first, "count", None)
 
@@ -387,7 +397,17 @@ def _leave_out(log_likelihood: np.ndarray, log_ratios: np.ndarray) -> tuple[np.n
 
 
 def held_coordinates(posterior: Any) -> int:
-    """Number of coordinates of latent sites that are the same in every draw, although they have a prior."""
+    """Number of coordinates of latent sites that are the same in every draw, although they have a prior.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        The posterior.
+
+    Returns
+    -------
+    int
+    """
     draws = posterior.approximation.draw(3, np.random.default_rng(0))
     sites = posterior._with(lambda problem: problem.program.sites)
     return sum(

@@ -345,6 +345,27 @@ class PriorDraws:
 
 
 def draws_at(model: Model, x: Any, count: int, seed: int, *handlers: Handler) -> PriorDraws:
+    """Draws from the prior of a model, and their predictions at the inputs x.
+
+    Draws that are not finite are left out and counted.
+
+    Parameters
+    ----------
+    model : Model
+        The model.
+    x
+        Inputs, N rows.
+    count : int
+        Number of draws.
+    seed : int
+        Seed of the draws.
+    *handlers : Handler
+        Further handlers that the model runs under.
+
+    Returns
+    -------
+    PriorDraws
+    """
     etas, form = [], None
     for rng in np.random.default_rng(seed).spawn(count):
         run = PriorDraw(rng)

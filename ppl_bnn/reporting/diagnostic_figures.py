@@ -348,7 +348,7 @@ class RankCurves:
     band : np.ndarray, optional
         (n,), half-width of the band, or None.
     draws : int
-        Number of draws.
+        Number of draws of a chain, after thinning.
     """
 
     at: np.ndarray

@@ -76,7 +76,19 @@ MOST_LISTED = 100
 
 
 def write(result: GridResult, target: Path, title: str | None, numbers: str | None) -> None:
-    """Write the page of a result, and with `numbers` its numbers as files beside it (see `reporting.page.report`)."""
+    """Write the page of a result, and with `numbers` its numbers as files beside it (see `reporting.page.report`).
+
+    Parameters
+    ----------
+    result : GridResult
+        The result of a grid.
+    target : Path
+        The file of the page.
+    title : str or None
+        The heading.
+    numbers : {"csv", "parquet", None}
+        Format of the numbers.
+    """
     findings = GridFindings(result)
     pictures = pictures_of(PICTURES, findings)
     content = page(result, title=title, pictures=pictures, findings=findings).encode()
@@ -86,7 +98,19 @@ def write(result: GridResult, target: Path, title: str | None, numbers: str | No
 
 
 def all_numbers(result: GridResult, pictures: Sequence[Picture] | None = None) -> dict[str, pd.DataFrame]:
-    """Everything that a report shows, as tables: "table", "cells" and one for each picture."""
+    """Everything that a report shows, as tables: "table", "cells" and one for each picture.
+
+    Parameters
+    ----------
+    result : GridResult
+        The result of a grid.
+    pictures : sequence of Picture, optional
+        The pictures, if they have been made already.
+
+    Returns
+    -------
+    dict of str to pd.DataFrame
+    """
     pictures = pictures_of(PICTURES, GridFindings(result)) if pictures is None else pictures
     found = {"table": result.table().reset_index(), "cells": result.cells}
     for picture in pictures:
@@ -102,7 +126,23 @@ def page(
     pictures: Sequence[Picture] | None = None,
     findings: GridFindings | None = None,
 ) -> str:
-    """The page of the result of a grid as text (see `reporting.page.report`)."""
+    """The page of the result of a grid as text (see `reporting.page.report`).
+
+    Parameters
+    ----------
+    result : GridResult
+        The result of a grid.
+    title : str, optional
+        The heading.
+    pictures : sequence of Picture, optional
+        The pictures, if they have been made already.
+    findings : GridFindings, optional
+        The findings, if they have been made already.
+
+    Returns
+    -------
+    str
+    """
     findings = GridFindings(result) if findings is None else findings
     pictures = pictures_of(PICTURES, findings) if pictures is None else pictures
     failed, not_listed = _failed(result)

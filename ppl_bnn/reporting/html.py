@@ -68,6 +68,15 @@ _STYLE: Any = {
 def checked_path(path: str | os.PathLike[str]) -> Path:
     """A path that can be written, with its folder made.
 
+    Parameters
+    ----------
+    path : str or PathLike
+        The path.
+
+    Returns
+    -------
+    Path
+
     Raises
     ------
     InputError
@@ -114,7 +123,17 @@ def check_format(numbers: str | None) -> None:
 
 
 def write_numbers(target: Path, frames: Mapping[str, pd.DataFrame], form: str) -> None:
-    """Write tables beside a page: the one called "table" as `<stem>.<form>`, any other as `<stem>-<name>.<form>`."""
+    """Write tables beside a page: the one called "table" as `<stem>.<form>`, any other as `<stem>-<name>.<form>`.
+
+    Parameters
+    ----------
+    target : Path
+        The file of the page.
+    frames : mapping of str to pd.DataFrame
+        Name -> table.
+    form : {"csv", "parquet"}
+        The format.
+    """
     for name, frame in frames.items():
         buffer = io.BytesIO()
         if form == "csv":
@@ -129,7 +148,19 @@ def write_numbers(target: Path, frames: Mapping[str, pd.DataFrame], form: str) -
 
 
 def rendered(template: str, **values: Any) -> str:
-    """A page from a template of this folder."""
+    """A page from a template of this folder.
+
+    Parameters
+    ----------
+    template : str
+        Name of the template.
+    **values
+        Values for the template.
+
+    Returns
+    -------
+    str
+    """
     import jinja2
     from markupsafe import Markup
 
@@ -214,6 +245,7 @@ def heading_of(column: Column) -> str:
 
 
 def cell_of(row: Mapping[Any, Any], column: Column, mark: str = "", notes: tuple[int, ...] = ()) -> Cell:
+    """The cell of a row of the table in a column, with its standard error if the column has one."""
     value = row[column.source]
     if isinstance(value, str):
         return Cell(value or "–", value, mark, notes, alarm=value not in ("", "yes"))
@@ -232,6 +264,7 @@ def order_of(value: float) -> str:
 
 
 def minus(text: str) -> str:
+    """The text with minus signs instead of hyphens."""
     return text.replace("-", "−")
 
 
@@ -349,7 +382,19 @@ def _attribute(text: str) -> str:
 
 
 def download(frame: pd.DataFrame, *, exact: bool = False) -> str:
-    """A table as a data URL for download, with eight digits, or with `exact` all."""
+    """A table as a data URL for download.
+
+    Parameters
+    ----------
+    frame : pd.DataFrame
+        The table.
+    exact : bool
+        Whether to write all digits instead of eight.
+
+    Returns
+    -------
+    str
+    """
     content = for_spreadsheet(frame).to_csv(index=False, float_format=None if exact else "%.8g").encode()
     return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(content).decode()}"
 

@@ -175,7 +175,23 @@ def page(
     pictures: Sequence[Picture] | None = None,
     findings: Findings | None = None,
 ) -> str:
-    """The page of a comparison as text (see `report`)."""
+    """The page of a comparison as text (see `report`).
+
+    Parameters
+    ----------
+    comparison : Comparison
+        The comparison.
+    title : str, optional
+        The heading.
+    pictures : sequence of Picture, optional
+        The pictures, if they have been made already.
+    findings : Findings, optional
+        The findings, if they have been made already.
+
+    Returns
+    -------
+    str
+    """
     findings = Findings(comparison) if findings is None else findings
     pictures = _pictures(findings) if pictures is None else pictures
     notes = _Notes(comparison)

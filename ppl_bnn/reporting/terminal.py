@@ -227,7 +227,19 @@ def cell(row: Mapping[Any, Any], column: Column) -> str:
 
 
 def number(value: float, digits: int) -> str:
-    """`value` with this many digits after the point, or significant digits for a negative number."""
+    """A number as text.
+
+    Parameters
+    ----------
+    value : float
+        The number.
+    digits : int
+        Digits after the point, or significant digits if negative.
+
+    Returns
+    -------
+    str
+    """
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
     if digits < 0:

@@ -90,11 +90,33 @@ class Declarations:
         return ((m, row, system) for m in self.models for row in self.methods for system in SYSTEMS)
 
     def why_not(self, model: str, method: str, system: str) -> Rule | None:
-        """The rule by which a cell is impossible, or None."""
+        """The rule by which a cell is impossible.
+
+        Parameters
+        ----------
+        model, method, system : str
+            The cell.
+
+        Returns
+        -------
+        Rule or None
+            None if the cell is not impossible.
+        """
         return _first(self.impossible, model, method, system)
 
     def doubt(self, model: str, method: str, system: str) -> Rule | None:
-        """The rule by which a cell that is not impossible may fail, or None if it works."""
+        """The rule by which a cell that is not impossible may fail.
+
+        Parameters
+        ----------
+        model, method, system : str
+            The cell.
+
+        Returns
+        -------
+        Rule or None
+            None if the cell works.
+        """
         if self.why_not(model, method, system) is not None:
             return None
         return _first(self.depends, model, method, system)

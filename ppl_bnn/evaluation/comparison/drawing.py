@@ -36,7 +36,20 @@ SIZE = (12.0, 8.0)
 
 
 def draw_marks(axes: Axes, rows: list[tuple[str, Mixing, bool]], pairs: Any, limit: float) -> None:
-    """One line of marks per quantity on a logarithmic axis that holds all finite values and the limit."""
+    """Draw one line of marks per quantity on a logarithmic axis that holds all finite values and the limit.
+
+    Parameters
+    ----------
+    axes : Axes
+        The axes to draw on.
+    rows : sequence of tuple
+        The quantities; the second entry of each holds its figures.
+    pairs : sequence of tuple
+        The marks of each quantity: label, function that reads the value from the figures, colour, marker, whether
+        filled.
+    limit : float
+        The limit of the values.
+    """
     values = [[read(figures) for _, figures, _ in rows] for _, read, _, _, _ in pairs]
     usable = [value for line in values for value in line if math.isfinite(value) and value > 0.0]
     low, high = min([limit, *usable]) / 2.0, max([limit, *usable]) * 2.0
@@ -146,18 +159,50 @@ def _mean_interval(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
 
 
 def grid_points(across: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """The inputs (A B, 2) at which `draw_class_map` needs predictions: all grid points, row after row from below."""
+    """The inputs at which `draw_class_map` needs predictions.
+
+    Parameters
+    ----------
+    across, up : np.ndarray
+        (A,) and (B,), points along the two inputs.
+
+    Returns
+    -------
+    np.ndarray
+        (A B, 2), all grid points, row after row from below.
+    """
     return np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
 
 
 def drawn_along(x: np.ndarray) -> np.ndarray:
-    """Points of a curve over a single input x (N, 1), extended slightly beyond its rows on either side."""
+    """Points of a curve over a single input, extended slightly beyond its rows on either side.
+
+    Parameters
+    ----------
+    x : np.ndarray
+        Inputs (N, 1).
+
+    Returns
+    -------
+    np.ndarray
+    """
     margin = 0.15 * float(x[:, 0].max() - x[:, 0].min())
     return np.linspace(x[:, 0].min() - margin, x[:, 0].max() + margin, ALONG)
 
 
 def drawn_over(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Points of a map over two inputs x (N, 2): along the first, and along the second."""
+    """Points of a map over two inputs.
+
+    Parameters
+    ----------
+    x : np.ndarray
+        Inputs (N, 2).
+
+    Returns
+    -------
+    across, up : np.ndarray
+        Points along the first and along the second input.
+    """
     low, high = x.min(axis=0), x.max(axis=0)
     margin = np.where(high > low, 0.15 * (high - low), 1.0)
     across, up = (np.linspace(low[i] - margin[i], high[i] + margin[i], SIDE) for i in (0, 1))
@@ -239,7 +284,21 @@ def draw_class_map(
 
 
 def draw_classes(axes: Axes, x: np.ndarray, y: np.ndarray, names: Sequence[str], size: float = 4.0) -> None:
-    """Draw rows x (N, 2) with a mark and a colour for each of their labels y (N,), which are named `names` (C,)."""
+    """Draw rows with a mark and a colour for each of their labels.
+
+    Parameters
+    ----------
+    axes : Axes
+        The axes to draw on.
+    x : np.ndarray
+        Rows (N, 2).
+    y : np.ndarray
+        Labels (N,).
+    names : sequence of str
+        Names of the labels, (C,).
+    size : float
+        Size of the marks.
+    """
     for label, name in enumerate(names):
         rows = y == label
         axes.plot(
@@ -259,13 +318,24 @@ def _class_colour(label: int) -> str:
 
 
 def predicted_event(prediction: Prediction) -> str:
+    """The event whose probability a reliability diagram shows, in words."""
     if prediction.classes > 2:
         return "probability of the most probable class"
     return f"probability of {prediction.class_names[1] if prediction.class_names else 'class 1'}"
 
 
 def draw_reliability(axes: Axes, prediction: Prediction, labels: np.ndarray) -> None:
-    """Draw `reliability.Event` of a prediction in bins, with 90 % Clopper-Pearson intervals of the shares."""
+    """Draw `reliability.Event` of a prediction in bins, with 90 % Clopper-Pearson intervals of the shares.
+
+    Parameters
+    ----------
+    axes : Axes
+        The axes to draw on.
+    prediction : Prediction
+        A prediction of classes.
+    labels : np.ndarray
+        The true labels, one for each row.
+    """
     from scipy.stats import beta
 
     found = Event.of(prediction, labels).binned()
@@ -311,6 +381,7 @@ def label_bottom(panels: Mapping[str, Axes], text: str) -> None:
 
 
 def add_legend(figure: Figure, panels: Mapping[str, Axes]) -> None:
+    """Add one legend below the figure, with each label of the panels once."""
     found: dict[str, Any] = {}
     for axes in panels.values():
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -327,6 +398,7 @@ def add_legend(figure: Figure, panels: Mapping[str, Axes]) -> None:
 
 
 def single_input(x: Any) -> bool:
+    """Whether x is a table of one column with more than two different values."""
     return not isinstance(x, Mapping) and x.ndim == 2 and x.shape[1] == 1 and len(np.unique(x)) > 2
 
 

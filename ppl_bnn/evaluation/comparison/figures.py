@@ -189,7 +189,20 @@ def running_score_figure(running: RunningScore, title: str = "Log score of the f
 
 
 def drawn_at(x: Any, y: np.ndarray, prediction: Prediction) -> np.ndarray | None:
-    """Inputs for the curves or maps of a comparison with test rows x, y; None if only the rows are drawn."""
+    """Inputs for the curves or maps of a comparison.
+
+    Parameters
+    ----------
+    x, y
+        Test rows and their targets.
+    prediction : Prediction
+        A prediction of the test rows.
+
+    Returns
+    -------
+    np.ndarray or None
+        None if only the rows are drawn.
+    """
     if isinstance(x, Mapping) or x.ndim != 2:
         return None
     if prediction.is_classes:
@@ -198,7 +211,21 @@ def drawn_at(x: Any, y: np.ndarray, prediction: Prediction) -> np.ndarray | None
 
 
 def predicted_for_drawing(posterior: Posterior, x: np.ndarray, seed: int) -> Prediction:
-    """The prediction for a figure, with no more draws than needed; for classes only their probabilities."""
+    """The prediction for a figure, with no more draws than needed; for classes only their probabilities.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        The posterior.
+    x : np.ndarray
+        Inputs.
+    seed : int
+        Seed of the prediction.
+
+    Returns
+    -------
+    Prediction
+    """
     held = posterior.approximation.draws_held
     few = posterior.approximation.kinds[0] in DRAWN and held is not None and held > ENOUGH
     found = posterior.predict(x, draws=ENOUGH if few else None, seed=seed)

@@ -92,10 +92,12 @@ def writable(out: str | os.PathLike[str]) -> Path:
 
 
 def write_method_tree(folder: stored.Folder, name: str, tree: Any) -> None:
+    """Write the tree of a method."""
     folder.write(f"{name}.nc", lambda path: write_tree(path, tree))
 
 
 def write_table(folder: Path, table: pd.DataFrame) -> None:
+    """Write the table as CSV."""
     write_whole(folder / "comparison.csv", lambda path: for_spreadsheet(table).to_csv(path))
 
 
@@ -156,6 +158,7 @@ def _storable(value: Any) -> Any:
 
 
 def write_test_rows(folder: stored.Folder, x: Any, y: np.ndarray) -> None:
+    """Write the test rows."""
     inputs = {f"inputs/{name}": value for name, value in x.items()} if isinstance(x, Mapping) else {"x": x}
     _write_arrays(folder, TEST_ROWS, {**inputs, "targets": y}, {})
 

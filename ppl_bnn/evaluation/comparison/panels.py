@@ -80,7 +80,17 @@ class Picture:
 
 
 def together(picture: Picture) -> Figure:
-    """All panels of a picture in one figure, with one legend; without panels, the reason."""
+    """All panels of a picture in one figure, with one legend; without panels, the reason.
+
+    Parameters
+    ----------
+    picture : Picture
+        The picture.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
     if not picture.panels:
         figure = new_figure(2.0 * WIDTH, HEIGHT)
         figure.text(0.5, 0.5, for_figure(picture.missing), ha="center", va="center", wrap=True, fontsize=9)
@@ -199,7 +209,17 @@ def cost_drawer(
 
 
 def pareto_front(seconds: np.ndarray, losses: np.ndarray) -> np.ndarray:
-    """Indices of the points for which no other point is both faster and better, from fast to slow."""
+    """Indices of the points for which no other point is both faster and better, from fast to slow.
+
+    Parameters
+    ----------
+    seconds, losses : np.ndarray
+        Seconds and losses of the points; smaller is better.
+
+    Returns
+    -------
+    np.ndarray
+    """
     order = np.lexsort((losses, seconds))
     kept, least = [], math.inf
     for index in order:
@@ -284,7 +304,19 @@ def forest_panel(
 
 
 def draw_gaps(axes: Axes, names: Sequence[str], values: Sequence[float], floor: float | None) -> None:
-    """Draw the distance of mean functions from that of a reference, and the gap that is sampling noise alone."""
+    """Draw the distance of mean functions from that of a reference, and the gap that is sampling noise alone.
+
+    Parameters
+    ----------
+    axes : Axes
+        The axes to draw on.
+    names : sequence of str
+        Names of the methods.
+    values : sequence of float
+        Their gaps.
+    floor : float or None
+        The gap below which there is only sampling noise, if known.
+    """
     usable = [value for value in [*values, floor or 0.0] if value > 0.0 and math.isfinite(value)]
     low, high = min(usable, default=0.1) / 2.0, max(usable, default=1.0) * 2.0
     axes.set_xscale("log")
@@ -299,7 +331,19 @@ def draw_gaps(axes: Axes, names: Sequence[str], values: Sequence[float], floor: 
 
 
 def draw_ratios(axes: Axes, names: Sequence[str], values: Sequence[float], floor: float | None) -> None:
-    """Draw spreads over that of a reference, and the ratios up to which there is only sampling noise."""
+    """Draw spreads over that of a reference, and the ratios up to which there is only sampling noise.
+
+    Parameters
+    ----------
+    axes : Axes
+        The axes to draw on.
+    names : sequence of str
+        Names of the methods.
+    values : sequence of float
+        Their ratios.
+    floor : float or None
+        The ratio that sampling noise alone reaches on either side, if known.
+    """
     usable = [abs(math.log(value)) for value in [*values, floor or 1.0] if 0.0 < value < math.inf]
     reach = math.exp(max(*usable, math.log(2.0))) * 1.2
     axes.set_xscale("log")
@@ -318,7 +362,14 @@ def draw_ratios(axes: Axes, names: Sequence[str], values: Sequence[float], floor
 def draw_coverages(axes: Axes, values: Mapping[str, Transform], counted: bool) -> None:
     """Draw the share of targets inside central intervals minus the nominal level, at every level.
 
-    counted: whether targets are counts, whose intervals may hold more than the nominal level.
+    Parameters
+    ----------
+    axes : Axes
+        The axes to draw on.
+    values : mapping of str to Transform
+        Method -> transforms of the targets.
+    counted : bool
+        Whether targets are counts, whose intervals may hold more than the nominal level.
     """
     _draw_shares(axes, values, lambda each, level: each.covered(level), band=not counted)
     axes.set_xlabel("probability of the interval")
@@ -326,7 +377,15 @@ def draw_coverages(axes: Axes, values: Mapping[str, Transform], counted: bool) -
 
 
 def draw_transforms(axes: Axes, values: Mapping[str, Transform]) -> None:
-    """Draw the distribution of each probability integral transform minus the uniform one; zero if calibrated."""
+    """Draw the distribution of each probability integral transform minus the uniform one; zero if calibrated.
+
+    Parameters
+    ----------
+    axes : Axes
+        The axes to draw on.
+    values : mapping of str to Transform
+        Method -> transforms of the targets.
+    """
     _draw_shares(axes, values, lambda each, level: float(np.mean(each.pit <= level)), band=True)
     axes.set_xlabel("predicted probability of less\nthan what was observed (PIT)")
     axes.set_ylabel("share of rows below, minus that")
@@ -386,28 +445,33 @@ def short(name: str) -> str:
 
 
 def frame_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """A table of these rows."""
     import pandas as pd
 
     return pd.DataFrame.from_records(list(rows))
 
 
 def height_for(entries: int) -> float:
+    """Height in inches of a panel with this number of entries."""
     return max(1.5, 0.85 + 0.27 * entries)
 
 
 def round_duration(seconds: float) -> str:
+    """A round number of seconds as text."""
     if seconds < 0.95:
         return f"{1000 * seconds:g} ms"
     return f"{seconds:g} s" if seconds < 950.0 else f"{seconds:.0e} s".replace("e+0", "e")
 
 
 def with_error(value: float, error: float) -> str:
+    """A value with its standard error, as text."""
     if not math.isfinite(error) or error == 0.0:
         return f"{value:.3g}"
     return f"{value:.3g} (standard error {error:.2g})"
 
 
 def plain_axes(axes: Axes) -> None:
+    """Style axes: grid, no upper and right spines, small labels."""
     axes.grid(color=LINES_OF_GRID, zorder=0)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -439,7 +503,17 @@ def log_ticks(axes: Axes, which: str, text: Callable[[float], str]) -> None:
 
 
 def label_points(axes: Axes, x: np.ndarray, y: np.ndarray, names: Sequence[str]) -> None:
-    """Put names beside points, each where it overlaps others least (in points, for a panel of the usual size)."""
+    """Put names beside points, each where it overlaps others least.
+
+    Parameters
+    ----------
+    axes : Axes
+        The axes to draw on.
+    x, y : np.ndarray
+        The points.
+    names : sequence of str
+        Their names. Overlaps are measured in points (1/72 inch), for a panel of the usual size.
+    """
     wide, tall, line, letter = 205.0, 150.0, 9.5, 4.5
     left, right = np.log(axes.get_xlim())
     bottom, top = axes.get_ylim()

@@ -82,6 +82,23 @@ def fitted(
     """All results of one method that do not need another method.
 
     An error of the fit or prediction becomes the reason of the row.
+
+    Parameters
+    ----------
+    name : str
+        Name of the method.
+    fit : callable
+        Fits the method.
+    x_test, y_test
+        Test rows and their targets, original units.
+    seed : int
+        Seed of the fit.
+    device : str
+        Device of the fit.
+
+    Returns
+    -------
+    Record
     """
     with peak_memory() as peak:
         record = _fitted(name, fit, x_test, y_test, seed, device)
@@ -141,7 +158,20 @@ def _fitted(
 
 
 def chain_of_draws(posterior: Posterior, prediction: Prediction) -> np.ndarray | None:
-    """The chain of each draw of a prediction, (S,); None if it was not made from all draws of the posterior."""
+    """The chain of each draw of a prediction.
+
+    Parameters
+    ----------
+    posterior : Posterior
+        The posterior.
+    prediction : Prediction
+        A prediction made from it.
+
+    Returns
+    -------
+    np.ndarray or None
+        (S,); None if the prediction was not made from all draws of the posterior.
+    """
     chains, draws = posterior.shape
     return np.repeat(np.arange(chains), draws) if prediction.draws == chains * draws else None
 
@@ -264,7 +294,17 @@ _PARTS = (
 
 
 def standard_error(values: np.ndarray) -> float:
-    """Standard error of the mean; NaN for one value, and if a value is infinite."""
+    """Standard error of the mean; NaN for one value, and if a value is infinite.
+
+    Parameters
+    ----------
+    values : np.ndarray
+        The values.
+
+    Returns
+    -------
+    float
+    """
     if len(values) < 2 or not np.isfinite(values).all():
         return math.nan
     return float(np.std(values, ddof=1) / math.sqrt(len(values)))

@@ -52,7 +52,18 @@ def is_difference(difference: float, error: float, margin: float = MARGIN) -> bo
 
 
 def sentences(comparison: Comparison) -> str:
-    """Three sentences: the best prediction, distance to the reference and cost, status of the reference."""
+    """Conclusions of a comparison: the best prediction, distance to the reference and cost, status of the reference.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        The comparison.
+
+    Returns
+    -------
+    str
+        Three sentences.
+    """
     return " ".join((_best(comparison), _distance(comparison), _standing(comparison)))
 
 

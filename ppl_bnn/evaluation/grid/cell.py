@@ -127,6 +127,17 @@ def of_model(model: Callable[..., Any], sketch: Sketch | None) -> dict[str, Any]
     Comments and layout do not count. For a model in a notebook, or in a script (`__main__`) that also defines the grid,
     the parts of its module that it uses count instead of the file. Other modules that it imports count only as far as
     they affect the sites.
+
+    Parameters
+    ----------
+    model : callable
+        The model.
+    sketch : Sketch, optional
+        Its sketch, if it has one.
+
+    Returns
+    -------
+    dict
     """
     function, arguments = model, {}
     while isinstance(function, functools.partial):
@@ -144,7 +155,19 @@ def of_model(model: Callable[..., Any], sketch: Sketch | None) -> dict[str, Any]
 
 
 def of_method(method: Method, ppl: str) -> dict[str, Any]:
-    """Part of the key that identifies a method, and the versions that its results depend on in its system."""
+    """Part of the key that identifies a method, and the versions that its results depend on in its system.
+
+    Parameters
+    ----------
+    method : Method
+        The method.
+    ppl : str
+        The system that runs it.
+
+    Returns
+    -------
+    dict
+    """
     known = versions()
     return {
         "class": f"{type(method).__module__}.{type(method).__qualname__}",
@@ -166,7 +189,14 @@ def of_split(split: Split) -> str:
 def of_device(device: str) -> str:
     """The kind of a device; which of several GPUs computes a number does not change the number.
 
-    "auto" is resolved on the machine where the cells are planned.
+    Parameters
+    ----------
+    device : str
+        "auto", "cpu" or "cuda[:i]". "auto" is resolved on the machine where the cells are planned.
+
+    Returns
+    -------
+    str
     """
     kind = resolve_device(device)[0]
     return ("cuda" if gpus() else "cpu") if kind == "auto" else kind
@@ -268,7 +298,21 @@ def lost(reason: str, parts: str) -> bytes:
 
 
 def packed(words: Mapping[str, Any], parts: str, arrays: Mapping[str, np.ndarray]) -> bytes:
-    """The content of a file: words and the parts of the key in the header, and arrays."""
+    """The content of a file: words and the parts of the key in the header, and arrays.
+
+    Parameters
+    ----------
+    words : mapping
+        Plain values for the header.
+    parts : str
+        The parts of the key, as JSON.
+    arrays : mapping of str to np.ndarray
+        The arrays.
+
+    Returns
+    -------
+    bytes
+    """
     said = json.dumps(encoded({"format": FORMAT, **words}), allow_nan=False)
     return stored.sealed(arrays, {"cell": said, "parts": parts})
 
@@ -411,7 +455,7 @@ class Store:
         return {} if found is None else found[2]
 
     def tell_damaged(self, what_then: str) -> None:
-        """Warn of the damaged cells, in one line."""
+        """Warn of the damaged cells, in one line. what_then: the consequence, as part of the message."""
         if self.damaged:
             key, why = next(iter(self.damaged.items()))
             more = f" and {len(self.damaged) - 1} more" if len(self.damaged) > 1 else ""

@@ -96,7 +96,19 @@ def _is(error: BaseException, names: frozenset[str]) -> bool:
 
 
 def why_ended(error: BaseException, detail: str | None = None) -> str:
-    """Why a process ended during a task, in one sentence. detail: what is known, else the text of the error is used."""
+    """Why a process ended during a task, in one sentence.
+
+    Parameters
+    ----------
+    error : BaseException
+        The error.
+    detail : str, optional
+        What is known of the reason; else the text of the error is used.
+
+    Returns
+    -------
+    str
+    """
     text = " ".join(str(error).split())
     detail = detail or f"{type(error).__name__}: {text.partition('. ')[0][:200]}"
     return f"its process ended under it ({detail}), as by a crash of a library or for want of memory"
@@ -319,6 +331,7 @@ class _OnDask:
 
 @contextlib.contextmanager
 def on_dask(address: str, device: str) -> Iterator[Cluster]:
+    """Connect to the Dask cluster at an address."""
     distributed: Any = importlib.import_module("distributed")
     try:
         client = distributed.Client(address, timeout=PATIENCE, set_as_default=False)
@@ -378,6 +391,7 @@ class _OnRay:
 
 @contextlib.contextmanager
 def on_ray(address: str, device: str) -> Iterator[Cluster]:
+    """Connect to the Ray cluster at an address."""
     with _environment(_OF_RAY):
         ray: Any = importlib.import_module("ray")
     mine = not ray.is_initialized()

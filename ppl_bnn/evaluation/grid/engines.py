@@ -212,7 +212,19 @@ def gpus() -> tuple[str, ...]:
 
 
 def device_inside(engine: Engine, device: str) -> str:
-    """Name of `device` inside the process that does the work: another process sees only its own GPU, as the first."""
+    """Name of `device` inside the process that does the work: another process sees only its own GPU, as the first.
+
+    Parameters
+    ----------
+    engine : Engine
+        Where the work is done.
+    device : str
+        "auto", "cpu" or "cuda[:i]".
+
+    Returns
+    -------
+    str
+    """
     kind, _ = resolve_device(device)
     return device if engine.kind == "sequential" or kind != "cuda" else kind
 
@@ -242,7 +254,15 @@ def own_memory() -> int | None:
 
 
 def check(engine: Engine, jobs: int | None = None, device: str = "auto", memory: int | None = None) -> None:
-    """Raise at once the errors that `outcomes` would raise: invalid numbers or GPUs, a cluster that does not answer."""
+    """Raise at once the errors that `outcomes` would raise: invalid numbers or GPUs, a cluster that does not answer.
+
+    Parameters
+    ----------
+    engine : Engine
+        Where the work is done.
+    jobs, device, memory
+        As for `outcomes`.
+    """
     if engine.kind == "local":
         share(jobs, device, memory)
         return

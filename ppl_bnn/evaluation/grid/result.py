@@ -504,7 +504,19 @@ def _by_split(block: Any, column: str) -> Any:
 
 
 def best_method(by_split: Any, larger: bool) -> str:
-    """The method with the best mean, among those with results on the most splits (rows; methods are columns)."""
+    """The method with the best mean, among those with results on the most splits.
+
+    Parameters
+    ----------
+    by_split : pd.DataFrame
+        A score; rows are splits and columns are methods.
+    larger : bool
+        Whether larger is better.
+
+    Returns
+    -------
+    str
+    """
     counts = by_split.notna().sum()
     means = by_split.loc[:, counts == counts.max()].mean()
     return str(means.idxmax() if larger else means.idxmin())
