@@ -69,8 +69,8 @@ class HMC(Hamiltonian):
 
     References
     ----------
-    Duane, Kennedy, Pendleton and Roweth (1987), "Hybrid Monte Carlo".
-    Neal (2011), "MCMC using Hamiltonian dynamics".
+    - Duane, Kennedy, Pendleton and Roweth (1987), "Hybrid Monte Carlo".
+    - Neal (2011), "MCMC using Hamiltonian dynamics".
     """
 
     trajectory_length: float | None = None

@@ -130,11 +130,11 @@ class MCLMC(Sampler):
 
     References
     ----------
-    Robnik, De Luca, Silverstein and Seljak (2023), "Microcanonical Hamiltonian Monte Carlo".
-    Robnik and Seljak (2024), "Fluctuation without dissipation: microcanonical Langevin Monte Carlo".
-    Robnik, Cohn-Gordon and Seljak (2025), "Metropolis adjusted microcanonical Hamiltonian Monte Carlo".
-    McLachlan (1995), "On the numerical integration of ordinary differential equations by symmetric composition
-    methods".
+    - Robnik, De Luca, Silverstein and Seljak (2023), "Microcanonical Hamiltonian Monte Carlo".
+    - Robnik and Seljak (2024), "Fluctuation without dissipation: microcanonical Langevin Monte Carlo".
+    - Robnik, Cohn-Gordon and Seljak (2025), "Metropolis adjusted microcanonical Hamiltonian Monte Carlo".
+    - McLachlan (1995), "On the numerical integration of ordinary differential equations by symmetric composition
+      methods".
     """
 
     adjusted: bool = False

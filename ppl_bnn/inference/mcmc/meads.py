@@ -110,8 +110,8 @@ class MEADS(ManyChains):
 
     References
     ----------
-    Hoffman and Sountsov (2022), "Tuning-free generalized Hamiltonian Monte Carlo", AISTATS.
-    Neal (2020), "Non-reversibly updating a uniform [0,1] value for Metropolis accept/reject decisions".
+    - Hoffman and Sountsov (2022), "Tuning-free generalized Hamiltonian Monte Carlo", AISTATS.
+    - Neal (2020), "Non-reversibly updating a uniform [0,1] value for Metropolis accept/reject decisions".
     """
 
     thinning: int = 10

@@ -100,8 +100,8 @@ class NUTS(Hamiltonian):
 
     References
     ----------
-    Hoffman and Gelman (2014), "The No-U-Turn Sampler: adaptively setting path lengths in Hamiltonian Monte Carlo".
-    Betancourt (2017), "A conceptual introduction to Hamiltonian Monte Carlo".
+    - Hoffman and Gelman (2014), "The No-U-Turn Sampler: adaptively setting path lengths in Hamiltonian Monte Carlo".
+    - Betancourt (2017), "A conceptual introduction to Hamiltonian Monte Carlo".
     """
 
     max_tree_depth: int = 10

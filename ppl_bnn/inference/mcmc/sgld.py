@@ -88,9 +88,10 @@ class SGLD(StochasticGradient):
 
     References
     ----------
-    Welling and Teh (2011), "Bayesian learning via stochastic gradient Langevin dynamics".
-    Li, Chen, Carlson and Carin (2016), "Preconditioned stochastic gradient Langevin dynamics for deep neural networks".
-    Roberts and Tweedie (1996), "Exponential convergence of Langevin distributions and their discrete approximations".
+    - Welling and Teh (2011), "Bayesian learning via stochastic gradient Langevin dynamics".
+    - Li, Chen, Carlson and Carin (2016), "Preconditioned stochastic gradient Langevin dynamics for deep neural
+      networks".
+    - Roberts and Tweedie (1996), "Exponential convergence of Langevin distributions and their discrete approximations".
     """
 
     correction: str | None = None

@@ -76,8 +76,8 @@ class SMC(Method):
         "log_evidence_se<0.1" (also ess_bulk, ess_tail, mcse; of a tempered target "log_normaliser_se"). "rhat" is
         refused in a rule: it compares runs, and does not fall with more of them.
     budget : float or None
-        Seconds, compilation included, after which no further run is made. A run that the budget interrupts is left out;
-        a checkpoint keeps it. `until` and `budget` change the number of runs only: the runs are the first of those of a
+        Seconds, compilation included, after which the fit stops. A run that the budget interrupts is left out; a
+        checkpoint keeps it. `until` and `budget` change the number of runs only: the runs are the first of those of a
         longer fit.
 
     Raises
@@ -118,8 +118,8 @@ class SMC(Method):
 
     References
     ----------
-    Del Moral, Doucet and Jasra (2006), "Sequential Monte Carlo samplers".
-    Beskos, Jasra, Kantas and Thiery (2016), "On the convergence of adaptive sequential Monte Carlo methods".
+    - Del Moral, Doucet and Jasra (2006), "Sequential Monte Carlo samplers".
+    - Beskos, Jasra, Kantas and Thiery (2016), "On the convergence of adaptive sequential Monte Carlo methods".
     """
 
     particles: int = 1000
