@@ -24,9 +24,9 @@ Everything is NumPy in float64.
 
 References
 ----------
-MacKay (1992), "A practical Bayesian framework for backpropagation networks".
-Bishop (2006), Pattern Recognition and Machine Learning, 3.5 and 5.7.
-Immer et al. (2021), "Scalable marginal likelihood estimation for model selection in deep learning".
+- MacKay (1992), "A practical Bayesian framework for backpropagation networks".
+- Bishop (2006), Pattern Recognition and Machine Learning, 3.5 and 5.7.
+- Immer et al. (2021), "Scalable marginal likelihood estimation for model selection in deep learning".
 """
 
 from __future__ import annotations

@@ -150,10 +150,10 @@ class Laplace(Method):
 
     References
     ----------
-    MacKay (1992), "A practical Bayesian framework for backpropagation networks".
-    Daxberger et al. (2021), "Laplace redux - effortless Bayesian deep learning".
-    Immer et al. (2021), "Improving predictions of Bayesian neural nets via local linearization".
-    Eschenhagen et al. (2023), "Kronecker-factored approximate curvature for modern neural network architectures".
+    - MacKay (1992), "A practical Bayesian framework for backpropagation networks".
+    - Daxberger et al. (2021), "Laplace redux - effortless Bayesian deep learning".
+    - Immer et al. (2021), "Improving predictions of Bayesian neural nets via local linearization".
+    - Eschenhagen et al. (2023), "Kronecker-factored approximate curvature for modern neural network architectures".
     """
 
     structure: str = "full"
