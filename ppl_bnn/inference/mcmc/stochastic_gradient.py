@@ -144,11 +144,11 @@ class StochasticGradient(Sampler):
 
     References
     ----------
-    - Welling and Teh (2011), "Bayesian learning via stochastic gradient Langevin dynamics". Dubey, Reddi, Williamson,
-    - Poczos, Smola and Xing (2016), "Variance reduction in stochastic gradient Langevin dynamics". Zhang, Li, Zhang,
-      Chen
-    - and Wilson (2020), "Cyclical stochastic gradient MCMC for Bayesian deep learning". Lamberton and Pages (2002),
-      "Recursive computation of the invariant distribution of a diffusion".
+    - Welling and Teh (2011), "Bayesian learning via stochastic gradient Langevin dynamics".
+    - Dubey, Reddi, Williamson, Poczos, Smola and Xing (2016), "Variance reduction in stochastic gradient Langevin
+      dynamics".
+    - Zhang, Li, Zhang, Chen and Wilson (2020), "Cyclical stochastic gradient MCMC for Bayesian deep learning".
+    - Lamberton and Pages (2002), "Recursive computation of the invariant distribution of a diffusion".
     """
 
     batch_size: int | None = None
