@@ -25,8 +25,8 @@ class SGHMC(StochasticGradient):
     Steps are not accepted or rejected, so the draws have a bias. On a Gaussian with precision A, and gradient noise of
     covariance V that commutes with it, their covariance is A^-1 (1 + h V / (2 a)) (1 - h A / (4 - 2 a))^-1. Variances
     are too large by shares of about h A / (4 - 2 a) for the step and h V / (2 a) for the batches. The chain moves as
-    far in a step as that of SGLD with h / a: the bias from batches is the same there, that from the step much less. On
-    any target, at stationarity,
+    far in a step as that of SGLD with h / a. The bias from batches is then the same for both, and the bias from the
+    step is much smaller for SGHMC. On any target, at stationarity,
 
         E[-(u - m)' grad log p] / P = 1 + variance_excess,        variance_excess = (2 - a) E[v' v] / (2 h P) - 1,
 
