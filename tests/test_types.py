@@ -26,18 +26,19 @@ prediction = posterior.predict(x)
 result = bnn.compare(model, (x, y), (x, y), {"map": bnn.MAP()})
 grid = bnn.Grid(models=["linear_regression"], data=["diabetes"], methods=["map"])
 """
+ARRAY = "ndarray[tuple[Any, ...], dtype[Any]]"
 REVEALED = {
     "table": "Table",
-    "table.split(seed=0)": "tuple[NDArray[Any], NDArray[Any]]",
+    "table.split(seed=0)": "tuple[array, array]",
     "bnn.NUTS()": "NUTS",
     "posterior": "Posterior",
     "posterior.info": "FitInfo",
-    "posterior.draws": "dict[str, NDArray[Any]]",
+    "posterior.draws": "dict[str, array]",
     "prediction": "Prediction",
-    "prediction.mean": "NDArray[Any]",
-    "prediction.std": "NDArray[Any]",
-    "prediction.interval(0.9)": "tuple[NDArray[Any], NDArray[Any]]",
-    "prediction.log_prob(y)": "NDArray[Any]",
+    "prediction.mean": "array",
+    "prediction.std": "array",
+    "prediction.interval(0.9)": "tuple[array, array]",
+    "prediction.log_prob(y)": "array",
     "posterior.save('kept')": "Path",
     "bnn.load('kept', model)": "Posterior",
     "bnn.extend(posterior, 10)": "Posterior",
@@ -62,9 +63,6 @@ def test_an_editor_knows_what_the_public_calls_return(tmp_path: Path) -> None:
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     said = json.loads(ended.stdout)["generalDiagnostics"]
     assert [each["message"] for each in said if each["severity"] == "error"] == []
-    revealed = [
-        each["message"].partition(' is "')[2].removesuffix('"')
-        for each in said
-        if each["severity"] == "information"
-    ]
+    types = [each["message"].partition(' is "')[2] for each in said if each["severity"] == "information"]
+    revealed = [each.removesuffix('"').replace(ARRAY, "array") for each in types]
     assert dict(zip(REVEALED, revealed, strict=True)) == REVEALED
