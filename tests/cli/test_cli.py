@@ -814,13 +814,14 @@ def test_quick_comparison_of_all_methods_in_both_systems() -> None:
 
 @pytest.mark.slow
 def test_quick_comparison_of_all_other_methods(csv: Path) -> None:
-    others = [name for name in ROWS if name not in plan.DEFAULT]
+    # NumPyro's own guide finds no spread for a network, and says so.
+    others = [name for name in ROWS if name not in (*plan.DEFAULT, "laplace-guide")]
     code, out, err = invoke(
         "compare", "--data", csv, "--target", "y", "--quick", "--out", "others", "--set", "width=3",
         "--methods", ",".join(others), "--reference", "mclmc",
     )  # fmt: skip
     assert code == 0, out + err
-    assert "by HMC (numpyro), ChEES (numpyro)" in err
+    assert "HMC (numpyro), ChEES (numpyro)" in err
     assert "How far it is from mclmc" in out
     assert max(len(line) for line in out.splitlines()) <= 100
     assert {f"{name}.nc" for name in others} <= {entry.name for entry in Path("others").iterdir()}
