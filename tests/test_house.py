@@ -28,7 +28,7 @@ BOUNDS = {
     "modules at the root": 4,
     "modules in a folder": 12,
     "arrows between rooms": 80,
-    "lines of a file": 700,
+    "lines of code of a file": 550,
 }
 # The tables that name modules as text: the public names, and the registry of methods and approximations.
 TABLES = {"ppl_bnn", "ppl_bnn.inference.registry"}
@@ -150,6 +150,24 @@ def violations(module: str, found: list[tuple[str, str]], rooms: list[str]) -> l
     return wrong
 
 
+def code_lines(file: Path) -> int:
+    """Lines of a file that hold code: without docstrings, comments and blanks."""
+    text = file.read_text(encoding="utf-8")
+    lines = {
+        number
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip() and not line.strip().startswith("#")
+    }
+    for node in ast.walk(ast.parse(text)):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
 def circles(graph: Mapping[str, Iterable[str]]) -> set[str]:
     """The nodes that lie on a circle: leaving out again and again what imports nothing that is left."""
     left = {node: set(others) & set(graph) - {node} for node, others in graph.items()}
@@ -214,7 +232,7 @@ def test_the_bounds_of_the_house():
         "modules at the root": folders.pop(ROOT / "ppl_bnn", 0) + 1,
         "modules in a folder": max(folders.values()),
         "arrows between rooms": sum(len(others) for others in arrows.values()),
-        "lines of a file": max(len(TREE[name].read_text(encoding="utf-8").splitlines()) for name in inside),
+        "lines of code of a file": max(code_lines(TREE[name]) for name in inside),
     }
     assert {name: (found[name], most) for name, most in BOUNDS.items() if found[name] > most} == {}
 
