@@ -535,7 +535,7 @@ def test_processes_find_what_can_be_imported_only_since_they_began(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     calibrated(Conjugate(ppl="pyro"), simulations=4, jobs=2)
-    body = "import test_calibration\n\n\nclass Method(test_calibration.Conjugate):\n    pass\n"
+    body = "import test_sbc\n\n\nclass Method(test_sbc.Conjugate):\n    pass\n"
     (tmp_path / "written_later.py").write_text(body)
     monkeypatch.syspath_prepend(str(tmp_path))
     method = importlib.import_module("written_later").Method(ppl="pyro")
