@@ -338,7 +338,7 @@ def ray(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "--disable-usage-stats",
     ]
     # Its processes find the functions of this file by name.
-    folders = [str(Path(__file__).parents[2]), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    folders = [str(Path(__file__).parent), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(folders),
