@@ -122,7 +122,7 @@ class PriorCheck:
         """The whole result as text."""
         where = f"{self.draws} draws from the prior at {self.rows} rows"
         if self.sound:
-            return f"{where}: nothing that no one can have meant"
+            return f"{where}: no problems found"
         return "\n".join([f"{where}:", *(f"  - {line}" for line in self.warnings)])
 
     def __str__(self) -> str:

@@ -204,7 +204,7 @@ def test_a_sound_prior_is_called_nothing() -> None:
     found = check_prior(network, X, Y)
     assert found.sound
     assert found.warnings == ()
-    assert found.summary == "100 draws from the prior at 50 rows: nothing that no one can have meant"
+    assert found.summary == "100 draws from the prior at 50 rows: no problems found"
     assert str(found) == found.summary
 
 
