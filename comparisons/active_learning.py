@@ -198,15 +198,7 @@ def tasks(sizes: Sizes) -> dict[str, Task]:
             sizes.digits_labels,
             sizes.batch,
         ),
-        Task(
-            "diabetes",
-            "diabetes",
-            diabetes,
-            known_noise,
-            (INFORMATION, RANDOM),
-            sizes.diabetes_labels,
-            3,
-        ),
+        Task("diabetes", "diabetes", diabetes, known_noise, (INFORMATION, RANDOM), sizes.diabetes_labels, 3),
     )
     return {task.name: task for task in found}
 

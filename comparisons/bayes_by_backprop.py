@@ -59,7 +59,7 @@ import ppl_bnn as bnn
 from ppl_bnn import dist, guides, likelihoods, priors, scores
 from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.backends.systems import system
-from ppl_bnn.core.errors import DivergenceError, message
+from ppl_bnn.core.errors import DivergenceError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.diagnostics.function_space import convergence
 from ppl_bnn.diagnostics.importance import pareto_k
@@ -273,8 +273,8 @@ class Source(bnn.Method):
                 found = loop.advance(Stretch(rates, np.zeros(count, bool), np.ones(count)))
                 trail = np.concatenate([trail, found])
                 if not math.isfinite(trail[-1, 0]):
-                    raise DivergenceError(
-                        message("a finite loss", f"{trail[-1, 0]} at step {len(trail) - 1}", "another seed")
+                    raise DivergenceError.of(
+                        "", "a finite loss", f"{trail[-1, 0]} at step {len(trail) - 1}", "another seed"
                     )
                 task.update(len(trail), elbo=-float(found[:, 0].mean()))
         finally:
@@ -1271,12 +1271,7 @@ def minibatches(study: Study, mode: Any) -> None:
         (f"{count} mini-batches, KL 1/{count}", sizes.batch, 1.0),
         (f"{count} mini-batches, KL in full", sizes.batch, float(count)),
     ):
-        posterior = bnn.fit(
-            model,
-            x,
-            y,
-            from_the_mode(sizes, mode, batch_size=batch, kl_weight=weight),
-        )
+        posterior = bnn.fit(model, x, y, from_the_mode(sizes, mode, batch_size=batch, kl_weight=weight))
         rows.append(
             {"batches": name}
             | costs(posterior, sizes.elbo_draws)

@@ -1132,12 +1132,7 @@ def choices(study: Study, restarted: Mapping[str, Any], flat: Mapping[str, np.nd
     add("restarts weighted by evidence", "linearised", np.asarray(mixed))
     maximised = bnn.fit(model, x, y, evidence(study, search="maximise", start=start))
     add_laplace("maximised at each mode", maximised, ("linearised",))
-    direct = bnn.fit(
-        scaled,
-        x,
-        y,
-        laplace(study, marginal=("scale",), start={**start, "scale": alpha**-0.5}),
-    )
+    direct = bnn.fit(scaled, x, y, laplace(study, marginal=("scale",), start={**start, "scale": alpha**-0.5}))
     direct_alpha = float(direct.draws["scale"][0, 0] ** -2.0)
     add_laplace("direct, mode found again", direct, ("linearised",), alpha=f"{direct_alpha:.4g}")
     for tune in sizes.tunes:
@@ -1286,11 +1281,7 @@ def judge_variational(factorised: Mapping[str, Any], full: Mapping[str, Any], fl
         f"ELBO {full['elbo']:.2f} against {factorised['elbo']:.2f}, test log score {full['log_score']:.4f} against "
         f"{factorised['log_score']:.4f}"
     )
-    return Verdict(
-        claim,
-        REPRODUCED if nearer else NOT_REPRODUCED,
-        numbers,
-    )
+    return Verdict(claim, REPRODUCED if nearer else NOT_REPRODUCED, numbers)
 
 
 def judge_hessian(ggn: Mapping[str, Any], exact: Mapping[str, Any], floor: float) -> Verdict:

@@ -216,11 +216,7 @@ def part_cell(sizes: Sizes, kind: str, prior: str, temperature: float, index: in
     """Chains at one temperature: what they predict of the test rows, and whether they converged."""
     data = split(index, sizes.rows, sizes.test_rows)
     method = bnn.MCLMC(
-        chains=sizes.chains,
-        warmup=sizes.warmup,
-        draws=sizes.draws,
-        temperature=temperature,
-        dtype=DTYPE,
+        chains=sizes.chains, warmup=sizes.warmup, draws=sizes.draws, temperature=temperature, dtype=DTYPE
     )
     model = network(sizes, kind, PRIORS[prior], data.classes)
     # Of this process, which alone computes: others may have the machine, too.
@@ -258,12 +254,7 @@ def part_nuts(sizes: Sizes, cell: np.ndarray) -> Part:
     cell: mean probabilities of that cell. The total variation between chains of NUTS says what is noise.
     """
     data = split(0, sizes.rows, sizes.test_rows)
-    method = bnn.NUTS(
-        chains=2,
-        warmup=sizes.nuts_draws,
-        draws=sizes.nuts_draws,
-        max_tree_depth=8,
-    )
+    method = bnn.NUTS(chains=2, warmup=sizes.nuts_draws, draws=sizes.nuts_draws, max_tree_depth=8)
     model = network(sizes, DENSE, PRIORS[FAN_IN], data.classes)
     posterior = bnn.fit(model, data.x, data.y, method, seed=0)
     prediction = posterior.predict(data.test_x)

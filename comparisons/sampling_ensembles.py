@@ -742,11 +742,7 @@ def draw_coverage(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
             label=name,
         )
     panel.plot(
-        LEVELS,
-        np.array(RERUN["coverage"]) - LEVELS,
-        "x--",
-        color=GREY,
-        label="rerun of the source's package",
+        LEVELS, np.array(RERUN["coverage"]) - LEVELS, "x--", color=GREY, label="rerun of the source's package"
     )
     panel.axhline(0.0, color=BLACK, linewidth=0.8)
     panel.set(xlabel="probability of the central interval", ylabel="share of test rows inside, less this")
@@ -854,10 +850,7 @@ def part_tuned(sizes: Sizes, data: Split, index: int) -> Part:
     """The deep ensemble, and what it chose from."""
     found, tuning = tuned_deep_ensemble(sizes, data, index)
     return Part(
-        {
-            "scores": [row_of(index, name, each, data.test_y) for name, each in found.items()],
-            "tuning": tuning,
-        }
+        {"scores": [row_of(index, name, each, data.test_y) for name, each in found.items()], "tuning": tuning}
     )
 
 

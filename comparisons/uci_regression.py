@@ -65,7 +65,7 @@ from study import (
 )
 
 import ppl_bnn as bnn
-from ppl_bnn.core.errors import InputError, message, unknown_name
+from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.datasets.tables import Table
 from ppl_bnn.evaluation.grid.result import COSTS, GridResult
 
@@ -140,13 +140,7 @@ class Sizes:
 
 STORED = Sizes()
 FULL = replace(
-    STORED,
-    tables=tuple(WIDTHS),
-    splits=20,
-    large_splits=20,
-    on_large=None,
-    nuts_draws=1000,
-    nuts_depth=10,
+    STORED, tables=tuple(WIDTHS), splits=20, large_splits=20, on_large=None, nuts_draws=1000, nuts_depth=10
 )
 TINY = Sizes(
     tables=("diabetes",),
@@ -236,10 +230,7 @@ def methods(sizes: Sizes, rows: int) -> dict[str, Any]:
         LAST: laplace(sizes, weights="last_layer"),
         MEAN_FIELD: mean_field(sizes, batch),
         FULL_RANK: bnn.SVI(
-            guide="fullrank",
-            steps=sizes.svi_steps,
-            learning_rate=sizes.full_rank_rate,
-            batch_size=batch,
+            guide="fullrank", steps=sizes.svi_steps, learning_rate=sizes.full_rank_rate, batch_size=batch
         ),
         ENSEMBLE: bnn.Ensemble(early(sizes), size=sizes.members),
         SWAG: bnn.SWAG(start=early(sizes), collections=sizes.collections),
@@ -614,7 +605,7 @@ def main(
     on this machine meanwhile, so that seconds and memory are left out. device: "auto", "cpu" or "cuda[:i]".
     """
     if splits is not None and splits < 2:
-        raise InputError("splits: " + message("two at least, for a standard error", repr(splits), "splits=3"))
+        raise InputError.of("splits", "two at least, for a standard error", repr(splits), "splits=3")
     sizes = TINY if tiny else FULL if full else STORED
     asked = chosen(tables, sizes.tables if tiny else tuple(WIDTHS)) or sizes.tables
     sizes = replace(sizes, tables=asked)

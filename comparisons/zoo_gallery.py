@@ -636,14 +636,7 @@ def forecast(
     """
     linear, inner, bias, outer, offset, noise = (
         draws[name]
-        for name in (
-            "lags.weight",
-            "hidden0.weight",
-            "hidden0.bias",
-            "output.weight",
-            "output.bias",
-            "noise",
-        )
+        for name in ("lags.weight", "hidden0.weight", "hidden0.bias", "output.weight", "output.bias", "noise")
     )
     window = np.repeat(lags[None], len(noise), axis=0)
     values = np.empty((len(noise), steps))

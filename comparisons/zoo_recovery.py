@@ -64,7 +64,7 @@ from study import (
 import ppl_bnn as bnn
 from ppl_bnn.backends.program import Program
 from ppl_bnn.backends.systems import system
-from ppl_bnn.core.errors import BNNError, InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.errors import BNNError, InputError, UnsupportedError, unknown_name
 from ppl_bnn.diagnostics.calibration import Calibration
 from ppl_bnn.diagnostics.function_space import convergence
 
@@ -290,9 +290,8 @@ def within(ranks: np.ndarray, draws: int, level: float) -> np.ndarray:
     """
     edge = 0.5 * (1.0 - level) * (draws + 1)
     if abs(edge - round(edge)) > 1e-9:
-        raise InputError(
-            "ranked: "
-            + message(f"a number for which {edge:.4g} is whole", f"ranked={draws}", "ranked=19, 39, 199, ...")
+        raise InputError.of(
+            "ranked", f"a number for which {edge:.4g} is whole", f"ranked={draws}", "ranked=19, 39, 199, ..."
         )
     return (ranks >= round(edge)) & (ranks < draws + 1 - round(edge))
 
@@ -454,10 +453,7 @@ def recovered(
             row["scale"] = quantity
         for part in parts:
             if part.quantity == quantity:
-                row |= {
-                    f"{name}_{part.level:.0%}": part.share,
-                    f"{name}_{part.level:.0%}_error": part.error,
-                }
+                row |= {f"{name}_{part.level:.0%}": part.share, f"{name}_{part.level:.0%}_error": part.error}
     if parts:
         row |= {"least_p": min(part.p for part in parts), "threshold": ERROR_RATE / len(parts)}
     reasons = sorted(set(found.failures.values()))
@@ -569,11 +565,7 @@ def one(
 
 
 def part_of(
-    subject: Subject,
-    sizes: Sizes,
-    folder: Path,
-    checkpoint: Path | None,
-    say: Callable[[str], None],
+    subject: Subject, sizes: Sizes, folder: Path, checkpoint: Path | None, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """What is kept of a model, computed where it is not there or its file, or what is asked of chains, has changed."""
     stored = stored_part(subject, folder)

@@ -37,13 +37,7 @@ DATA = "iris"
 
 
 def model(
-    x: Any,
-    y: Any = None,
-    *,
-    classes: int = 3,
-    width: int = 8,
-    radius: float = 0.3,
-    sigma: float = 1.0,
+    x: Any, y: Any = None, *, classes: int = 3, width: int = 8, radius: float = 0.3, sigma: float = 1.0
 ) -> None:
     """Two graph convolutions with `width` tanh units between and `classes` logits.
 

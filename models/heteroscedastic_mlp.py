@@ -28,13 +28,7 @@ DATA = "diabetes"
 
 
 def model(
-    x: Any,
-    y: Any = None,
-    *,
-    width: int = 10,
-    depth: int = 1,
-    activation: str = "tanh",
-    sigma: float = 1.0,
+    x: Any, y: Any = None, *, width: int = 10, depth: int = 1, activation: str = "tanh", sigma: float = 1.0
 ) -> None:
     """A network of `depth` hidden layers of `width` units with two outputs: the mean and the noise before softplus.
 

@@ -30,13 +30,7 @@ DATA = "diabetes"
 
 
 def model(
-    x: Any,
-    y: Any = None,
-    *,
-    latents: int = 1,
-    width: int = 10,
-    sigma: float = 1.0,
-    noise_scale: float = 0.5,
+    x: Any, y: Any = None, *, latents: int = 1, width: int = 10, sigma: float = 1.0, noise_scale: float = 0.5
 ) -> None:
     """One hidden layer of `width` tanh units over the features and `latents` numbers of each row's own.
 

@@ -141,13 +141,11 @@ def fit(
 
         method = SVI()
     if isinstance(method, type) and issubclass(method, Method):
-        raise InputError(
-            message("an instance of a method", f"the class {method.__name__}", f"bnn.{method.__name__}()")
+        raise InputError.of(
+            "", "an instance of a method", f"the class {method.__name__}", f"bnn.{method.__name__}()"
         )
     if not isinstance(method, Method):
-        raise InputError(
-            message("a method", repr(method), "bnn.NUTS(), bnn.SVI(), bnn.Laplace() or bnn.MAP()")
-        )
+        raise InputError.of("", "a method", repr(method), "bnn.NUTS(), bnn.SVI(), bnn.Laplace() or bnn.MAP()")
     return method.fit(
         model, x, y, seed=seed, device=device, progress=progress, observed=observed, standardise=standardise
     )

@@ -28,7 +28,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from ppl_bnn import zoo
 from ppl_bnn.backends.protocol import Model
 from ppl_bnn.backends.systems import written_in
-from ppl_bnn.core.errors import InputError, UnknownNameError, message, unknown_name
+from ppl_bnn.core.errors import InputError, UnknownNameError, unknown_name
 from ppl_bnn.evaluation.comparison.run import bind_classes
 from ppl_bnn.inference import registry
 from ppl_bnn.inference.method import Method
@@ -195,8 +195,8 @@ class _Estimator(BaseEstimator):
     def _check_task(self, task: str) -> None:
         if task != self._task:
             other = "BNNRegressor" if self._task == "classification" else "BNNClassifier"
-            raise InputError(
-                f"{type(self).__name__}: " + message(f"a model for {self._task}", f"one for {task}", other)
+            raise InputError.of(
+                f"{type(self).__name__}", f"a model for {self._task}", f"one for {task}", other
             )
 
     def _chosen_model(self) -> Model:
@@ -204,13 +204,11 @@ class _Estimator(BaseEstimator):
         if self.model is None or isinstance(self.model, str):
             return zoo.load(self.model or self._default, **arguments)
         if not callable(self.model):
-            raise InputError(
-                "model: "
-                + message(
-                    "a function (x, y=None), the name of a model of the zoo, or None",
-                    type(self.model).__name__,
-                    f"model={self._default!r}",
-                )
+            raise InputError.of(
+                "model",
+                "a function (x, y=None), the name of a model of the zoo, or None",
+                type(self.model).__name__,
+                f"model={self._default!r}",
             )
         return zoo.bind(self.model, getattr(self.model, "__name__", "model"), **arguments)
 
@@ -220,9 +218,7 @@ class _Estimator(BaseEstimator):
         if isinstance(self.method, Method):
             return self.method
         came = f"the class {self.method.__name__}" if isinstance(self.method, type) else repr(self.method)
-        raise InputError(
-            "method: " + message("a method or the name of one", came, "method='svi' or method=bnn.SVI()")
-        )
+        raise InputError.of("method", "a method or the name of one", came, "method='svi' or method=bnn.SVI()")
 
 
 class BNNRegressor(RegressorMixin, _Estimator):
@@ -386,8 +382,8 @@ class BNNClassifier(ClassifierMixin, _Estimator):
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise InputError(
-                "y: " + message("at least two classes", f"the one class {self.classes_[0]!r}", "data of both")
+            raise InputError.of(
+                "y", "at least two classes", f"the one class {self.classes_[0]!r}", "data of both"
             )
         self._fit(X, labels, tuple(map(str, self.classes_)))
         return self
@@ -423,12 +419,11 @@ class BNNClassifier(ClassifierMixin, _Estimator):
         """
         prediction = self.predict_distribution(X)
         if prediction.classes != len(self.classes_):
-            raise InputError(
-                message(
-                    f"a model of {len(self.classes_)} classes, as many as labels were seen",
-                    f"one of {prediction.classes}",
-                    "a keyword-only parameter `classes` of the model",
-                )
+            raise InputError.of(
+                "",
+                f"a model of {len(self.classes_)} classes, as many as labels were seen",
+                f"one of {prediction.classes}",
+                "a keyword-only parameter `classes` of the model",
             )
         return prediction.probabilities
 

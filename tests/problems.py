@@ -180,34 +180,13 @@ METHODS: dict[str, Row] = {
     "laplace-diag": Row("laplace-diag", "mean field", {}),
     # As many eigenpairs as there are weights: nothing is left out.
     "laplace-lowrank": Row("laplace-lowrank", "posterior", {"rank": 4}),
-    "nuts": Row(
-        "nuts",
-        "posterior",
-        {"draws": 400, "warmup": 300, "chains": 2},
-    ),
-    "hmc": Row(
-        "hmc",
-        "posterior",
-        {"draws": 600, "warmup": 300, "chains": 1, "num_steps": 4},
-    ),
-    "chees": Row(
-        "chees",
-        "posterior",
-        {"draws": 100, "warmup": 200, "chains": 32},
-        ("numpyro",),
-    ),
-    "meads": Row(
-        "meads",
-        "posterior",
-        {"draws": 100, "warmup": 200, "chains": 32},
-        ("numpyro",),
-    ),
+    "nuts": Row("nuts", "posterior", {"draws": 400, "warmup": 300, "chains": 2}),
+    "hmc": Row("hmc", "posterior", {"draws": 600, "warmup": 300, "chains": 1, "num_steps": 4}),
+    "chees": Row("chees", "posterior", {"draws": 100, "warmup": 200, "chains": 32}, ("numpyro",)),
+    "meads": Row("meads", "posterior", {"draws": 100, "warmup": 200, "chains": 32}, ("numpyro",)),
     "mclmc": Row("mclmc", "property", {}, ("numpyro",)),
     "mclmc-adjusted": Row(
-        "mclmc-adjusted",
-        "posterior",
-        {"draws": 1000, "warmup": 300, "chains": 4},
-        ("numpyro",),
+        "mclmc-adjusted", "posterior", {"draws": 1000, "warmup": 300, "chains": 4}, ("numpyro",)
     ),
     "sgld": Row("sgld", "property", {}, ("numpyro",)),
     "sgld-metropolis": Row(
@@ -218,12 +197,7 @@ METHODS: dict[str, Row] = {
     ),
     "sghmc": Row("sghmc", "property", {}, ("numpyro",)),
     "pathfinder": Row("pathfinder", "property", {}, systems=("numpyro",)),
-    "smc": Row(
-        "smc",
-        "posterior",
-        {"particles": 500, "runs": 4, "moves": 5},
-        systems=("numpyro",),
-    ),
+    "smc": Row("smc", "posterior", {"particles": 500, "runs": 4, "moves": 5}, systems=("numpyro",)),
     "svgd": Row("svgd", "property", {}),
     "ivon": Row("ivon", "mean field", {}),
     "mc-dropout": Row("mc-dropout", "property", {}),

@@ -323,10 +323,7 @@ def globals_of_all_threads(source: str) -> list[str]:
 
 def test_no_module_changes_what_other_threads_see():
     # The command line is a program of its own; the entry that one filter makes is taken out at once.
-    allowed = {
-        "ppl_bnn.cli.console": ["catch_warnings"],
-        "ppl_bnn.core.warning_filters": ["simplefilter"],
-    }
+    allowed = {"ppl_bnn.cli.console": ["catch_warnings"], "ppl_bnn.core.warning_filters": ["simplefilter"]}
     for module, file in TREE.items():
         found = globals_of_all_threads(file.read_text(encoding="utf-8"))
         assert found == allowed.get(module, []), module

@@ -300,10 +300,7 @@ def timed(
         )
     print(ratio, flush=True)
     if not tiny:
-        assert ours.evidence > theirs.evidence - 0.01 * abs(theirs.evidence), (
-            ours.evidence,
-            theirs.evidence,
-        )
+        assert ours.evidence > theirs.evidence - 0.01 * abs(theirs.evidence), (ours.evidence, theirs.evidence)
     facts[f"{name}: log evidence tuned, ours and theirs"] = f"{ours.evidence:.2f} and {theirs.evidence:.2f}"
     facts[f"{name}: ours with compiling, seconds"] = round(ours.first, 2)
     facts[f"{name}: theirs, seconds"] = ", ".join(f"{k} {v:.3g}" for k, v in theirs.seconds.items())

@@ -47,10 +47,7 @@ def main(tiny: bool = False, rounds: int = 5, store: bool = False) -> dict[str, 
             posterior = bnn.fit(model, x, y, method, seed=seed, progress=False)
             return posterior.predict(x).mean
 
-        calls = [
-            lambda first=first, one=one: one(first, 0),
-            lambda second=second, one=one: one(second, 1),
-        ]
+        calls = [lambda first=first, one=one: one(first, 0), lambda second=second, one=one: one(second, 1)]
         alone, together = [call() for call in calls], at_once(calls)
         for expected, found in zip(alone, together, strict=True):
             np.testing.assert_array_equal(expected, found)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, ModelError, UnsupportedError, message
+from ppl_bnn.core.errors import InputError, ModelError, UnsupportedError
 from ppl_bnn.language import ops
 from ppl_bnn.prediction import scipy_families as families
 
@@ -70,13 +70,11 @@ def named_inputs(model: Model, x: Any) -> Any:
         return dict(zip(names, x, strict=True))
     if len(names) == 1:
         return {str(index): value for index, value in enumerate(x)}
-    raise InputError(
-        "x: "
-        + message(
-            f"{len(names)} inputs, for the parameters {', '.join(names)}",
-            f"a tuple of {len(x)}",
-            "one array per parameter before the targets",
-        )
+    raise InputError.of(
+        "x",
+        f"{len(names)} inputs, for the parameters {', '.join(names)}",
+        f"a tuple of {len(x)}",
+        "one array per parameter before the targets",
     )
 
 
@@ -112,26 +110,24 @@ def _signature(model: Model) -> inspect.Signature:
 
 def refuse_discrete(name: str, family: str) -> UnsupportedError:
     """The error for a latent site with a discrete support, which would require enumeration."""
-    return UnsupportedError(
-        f"site {name!r}: "
-        + message(
-            "continuous latent variables: enumeration of discrete ones is not supported",
-            f"a latent {family}",
-            "summing it out in the model, as with MixtureSameFamily",
-        )
+    return UnsupportedError.of(
+        f"site {name!r}",
+        "continuous latent variables: enumeration of discrete ones is not supported",
+        f"a latent {family}",
+        "summing it out in the model, as with MixtureSameFamily",
     )
 
 
 def refuse_subsample(name: str, size: int, rows: int) -> UnsupportedError:
     """The error for a plate of Pyro that draws a subsample: its size cannot be changed from outside."""
-    return UnsupportedError(
-        f"plate {name!r}: "
-        + message(
-            "a plate over all rows in Pyro",
-            f"subsample_size={rows} of {size}",
+    return UnsupportedError.of(
+        f"plate {name!r}",
+        "a plate over all rows in Pyro",
+        f"subsample_size={rows} of {size}",
+        (
             f"pyro.plate({name!r}, {size}), and mini-batches by SVI(batch_size={rows}) with a parameter "
-            "population=None of the model",
-        )
+            "population=None of the model"
+        ),
     )
 
 
@@ -155,13 +151,11 @@ def check_observation(name: str, distribution: Any, targets: tuple[int, ...]) ->
         together = ()
     if together != targets:
         column = shape == (*targets, 1) or (len(shape) == 2 and shape[1] == 1 and len(targets) == 1)
-        raise ModelError(
-            f"site {name!r}: "
-            + message(
-                f"an observed distribution of the shape of y, {targets}",
-                f"shape {shape}" + (f", which broadcasts to {together}" if together else ""),
-                ".squeeze(-1) of its parameters" if column else "one distribution per row of y",
-            )
+        raise ModelError.of(
+            f"site {name!r}",
+            f"an observed distribution of the shape of y, {targets}",
+            f"shape {shape}" + (f", which broadcasts to {together}" if together else ""),
+            ".squeeze(-1) of its parameters" if column else "one distribution per row of y",
         )
 
 
@@ -216,12 +210,11 @@ class NativeLikelihood:
         return self.family, found
 
     def fisher(self, eta: Any) -> Any:
-        raise UnsupportedError(
-            message(
-                "a model in the language, whose likelihood has a Fisher information",
-                "a plain NumPyro or Pyro model",
-                "writing it with bnn.observe, or Laplace(curvature='hessian')",
-            )
+        raise UnsupportedError.of(
+            "",
+            "a model in the language, whose likelihood has a Fisher information",
+            "a plain NumPyro or Pyro model",
+            "writing it with bnn.observe, or Laplace(curvature='hessian')",
         )
 
 
@@ -347,12 +340,11 @@ def _found(distribution: Any) -> tuple[str, dict[str, Callable[[], Any]]]:
     found = _recognised(distribution)
     if found is None or not (found[0] in (*_SAME, *_OURS) or families.known(found[0])):
         known = sorted({*_SAME, *_NAMED, "OrderedLogistic", "MixtureSameFamily", "TruncatedNormal"})
-        raise UnsupportedError(
-            message(
-                f"an observed distribution among {', '.join(known)}, or a zero-inflated one of these",
-                type(unwrap(distribution)).__name__,
-                "one of these",
-            )
+        raise UnsupportedError.of(
+            "",
+            f"an observed distribution among {', '.join(known)}, or a zero-inflated one of these",
+            type(unwrap(distribution)).__name__,
+            "one of these",
         )
     return found
 
@@ -399,12 +391,11 @@ def native_likelihood(distribution: Any, targets: tuple[int, ...]) -> NativeLike
         or (not single and (classes is not None or _is_mixture(family)))
         or (single and family in _VECTORS)
     ):
-        raise UnsupportedError(
-            message(
-                "one vector per row" if family in _VECTORS else "one observation per row, shape (N,)",
-                f"{family} with an observed site of shape {targets}",
-                "bnn.observe",
-            )
+        raise UnsupportedError.of(
+            "",
+            "one vector per row" if family in _VECTORS else "one observation per row, shape (N,)",
+            f"{family} with an observed site of shape {targets}",
+            "bnn.observe",
         )
     names = {"TruncatedNormal": families.names("TruncatedNormal")}.get(family) or tuple(parameters)
     if classes is not None:

@@ -36,7 +36,7 @@ from ppl_bnn.backends.protocol import (
 )
 from ppl_bnn.backends.turns import Turn
 from ppl_bnn.core.arrays import cores, row_count
-from ppl_bnn.core.errors import DeviceError, message
+from ppl_bnn.core.errors import DeviceError
 from ppl_bnn.core.processes import refuse_forked
 from ppl_bnn.language.distributions import Distribution, censored_log_prob, check_no_nested
 from ppl_bnn.language.primitives import Interpretation, Message
@@ -478,12 +478,11 @@ class NumPyro:
         if kind == "cpu" or (kind == "auto" and not available):
             return jax.devices("cpu")[0]
         if (index or 0) >= len(available):
-            raise DeviceError(
-                message(
-                    f"a CUDA device for device={device!r} in JAX",
-                    f"{len(available)} of them",
-                    "device='cpu' or the 'cuda' extra",
-                )
+            raise DeviceError.of(
+                "",
+                f"a CUDA device for device={device!r} in JAX",
+                f"{len(available)} of them",
+                "device='cpu' or the 'cuda' extra",
             )
         return available[index or 0]
 

@@ -13,12 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.backends.native import (
-    check_observation,
-    native_eta,
-    native_likelihood,
-    unwrap,
-)
+from ppl_bnn.backends.native import check_observation, native_eta, native_likelihood, unwrap
 from ppl_bnn.backends.protocol import Model, Site, System, TracedSite
 from ppl_bnn.core.arrays import (
     Array,
@@ -31,11 +26,7 @@ from ppl_bnn.core.arrays import (
     padded_seeds,
     row_count,
 )
-from ppl_bnn.core.errors import (
-    ModelError,
-    message,
-    unknown_name,
-)
+from ppl_bnn.core.errors import ModelError, unknown_name
 from ppl_bnn.language.handlers import network_output, recorded_linear
 
 # Bytes and rows of a chunk of predictions on a CPU, where the budget allows more.
@@ -121,19 +112,18 @@ class Program:
         names = [site.name for site in observations if type(site.distribution).__name__ != "Unit"]
         if observed is None:
             if len(names) != 1:
-                raise ModelError(
-                    message(
-                        "exactly one observed site",
-                        f"{len(names)}: {names}",
-                        "observed='name of the site', or passing y to it",
-                    )
+                raise ModelError.of(
+                    "",
+                    "exactly one observed site",
+                    f"{len(names)}: {names}",
+                    "observed='name of the site', or passing y to it",
                 )
             observed = names[0]
         elif observed not in names:
             raise unknown_name("observed site", observed, names)
         if not described:
-            raise ModelError(
-                message("at least one random variable or parameter", "none", "a prior over the weights")
+            raise ModelError.of(
+                "", "at least one random variable or parameter", "none", "a prior over the weights"
             )
         sites = {site.name: site for site in described}
         outputs, coupled, deterministic = None, False, ()

@@ -17,17 +17,10 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from ppl_bnn.backends.native import (
-    refuse_discrete,
-    unwrap,
-)
+from ppl_bnn.backends.native import refuse_discrete, unwrap
 from ppl_bnn.backends.turns import Turn
 from ppl_bnn.core.arrays import Array
-from ppl_bnn.core.errors import (
-    InputError,
-    UnsupportedError,
-    message,
-)
+from ppl_bnn.core.errors import InputError, UnsupportedError
 
 Model = Callable[..., Any]
 SYSTEMS = ("numpyro", "pyro")
@@ -267,13 +260,11 @@ class System(Protocol):
 
 def constrained_parameter(name: str) -> UnsupportedError:
     """The error for a parameter with a constraint: parameters are optimised without transformation."""
-    return UnsupportedError(
-        f"param {name!r}: "
-        + message(
-            "a parameter without a constraint",
-            "a constrained one",
-            "transforming a free parameter in the model",
-        )
+    return UnsupportedError.of(
+        f"param {name!r}",
+        "a parameter without a constraint",
+        "a constrained one",
+        "transforming a free parameter in the model",
     )
 
 
@@ -323,5 +314,5 @@ def resolve_device(device: str) -> tuple[str, int | None]:
     """
     kind, _, index = str(device).partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and not index.isdigit()) or (index and kind != "cuda"):
-        raise InputError("device: " + message("'auto', 'cpu' or 'cuda[:i]'", repr(device), "device='auto'"))
+        raise InputError.of("device", "'auto', 'cpu' or 'cuda[:i]'", repr(device), "device='auto'")
     return kind, int(index) if index else None

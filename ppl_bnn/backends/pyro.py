@@ -35,7 +35,7 @@ from ppl_bnn.backends.pyro_distributions import current_settings, resolve
 from ppl_bnn.backends.pyro_modules import in_session, messenger
 from ppl_bnn.backends.pyro_session import TURN, opened, outside, rest, resting, typed
 from ppl_bnn.core.arrays import row_count
-from ppl_bnn.core.errors import BNNError, DeviceError, message
+from ppl_bnn.core.errors import BNNError, DeviceError
 from ppl_bnn.core.processes import refuse_forked
 from ppl_bnn.language.distributions import Distribution
 from ppl_bnn.language.modules.torch_defaults import floating
@@ -202,12 +202,11 @@ class Pyro:
         if kind == "cpu" or (kind == "auto" and not available):
             return torch.device("cpu")
         if (index or 0) >= available:
-            raise DeviceError(
-                message(
-                    f"a CUDA device for device={device!r} in torch",
-                    f"{available} of them",
-                    "device='cpu' or the 'cuda' extra",
-                )
+            raise DeviceError.of(
+                "",
+                f"a CUDA device for device={device!r} in torch",
+                f"{available} of them",
+                "device='cpu' or the 'cuda' extra",
             )
         return torch.device("cuda", index or 0)
 

@@ -348,11 +348,7 @@ def resolve(specification: Distribution, circumstances: Any = None) -> Any:
 
 def current_settings() -> Any:
     """The global settings on which a distribution depends."""
-    return (
-        floating(),
-        torch.get_default_device(),
-        torch.distributions.Distribution._validate_args,
-    )
+    return (floating(), torch.get_default_device(), torch.distributions.Distribution._validate_args)
 
 
 def _is_constant(value: Any) -> bool:

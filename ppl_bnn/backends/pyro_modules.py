@@ -12,7 +12,7 @@ import types
 from typing import Any
 
 from ppl_bnn.backends.native import Model, refuse_subsample
-from ppl_bnn.core.errors import ModelError, message
+from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language.modules.torch_defaults import floating
 
 
@@ -42,12 +42,11 @@ def _copied(module: Any) -> Any:
     try:
         copied = copy.deepcopy(module)
     except Exception as error:
-        raise ModelError(
-            message(
-                "a module that copy.deepcopy can copy, since a fit does not change the user's own",
-                f"{type(error).__name__}: {error}",
-                "a module whose tensors are parameters or buffers",
-            )
+        raise ModelError.of(
+            "",
+            "a module that copy.deepcopy can copy, since a fit does not change the user's own",
+            f"{type(error).__name__}: {error}",
+            "a module whose tensors are parameters or buffers",
         ) from error
     return copied.to(dtype=floating(), device=torch.get_default_device())
 

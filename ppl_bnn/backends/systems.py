@@ -6,18 +6,10 @@ import inspect
 from contextlib import suppress
 from typing import Any, Literal
 
-from ppl_bnn.backends.native import (
-    is_torch_module,
-)
+from ppl_bnn.backends.native import is_torch_module
 from ppl_bnn.backends.protocol import SYSTEMS, Model, System
 from ppl_bnn.core.arrays import map_data
-from ppl_bnn.core.errors import (
-    BNNError,
-    MissingFrameworkError,
-    ModelError,
-    message,
-    unknown_name,
-)
+from ppl_bnn.core.errors import BNNError, MissingFrameworkError, ModelError, unknown_name
 
 
 def system(name: str) -> System:
@@ -41,12 +33,11 @@ def system(name: str) -> System:
     except ImportError as error:
         package = {"numpyro": "numpyro and jax", "pyro": "pyro-ppl and torch"}[name]
         other = "pyro" if name == "numpyro" else "numpyro"
-        raise MissingFrameworkError(
-            message(
-                f"{package} for ppl={name!r}",
-                f"{type(error).__name__}: {error}",
-                f"ppl={other!r} or installing {package}",
-            )
+        raise MissingFrameworkError.of(
+            "",
+            f"{package} for ppl={name!r}",
+            f"{type(error).__name__}: {error}",
+            f"ppl={other!r} or installing {package}",
         ) from error
 
 
@@ -94,22 +85,20 @@ def written_in(model: Model, x: Any, y: Any, preferred: str) -> Literal["languag
         if sites:
             return "numpyro" if name == "numpyro" else "pyro"
     if is_torch_module(model):
-        raise ModelError(
-            message(
-                "a PyroModule whose weights are PyroSample, or a function (x, y=None)",
-                f"the torch module {type(model).__name__}, whose weights have no priors",
-                "bnn.module('net', x, network) in a model that ends with bnn.observe",
-            )
+        raise ModelError.of(
+            "",
+            "a PyroModule whose weights are PyroSample, or a function (x, y=None)",
+            f"the torch module {type(model).__name__}, whose weights have no priors",
+            "bnn.module('net', x, network) in a model that ends with bnn.observe",
         ) from next(iter(failures.values()), None)
     if failures:
         name, error = next(iter(failures.items()))
         raise ModelError(f"running the model in {name} failed: {type(error).__name__}: {error}") from error
-    raise ModelError(
-        message(
-            "a model written with bnn.sample and bnn.observe, or in NumPyro or Pyro",
-            f"{getattr(model, '__name__', type(model).__name__)}, which has no sites",
-            "ending the model with bnn.observe(y, f, likelihood)",
-        )
+    raise ModelError.of(
+        "",
+        "a model written with bnn.sample and bnn.observe, or in NumPyro or Pyro",
+        f"{getattr(model, '__name__', type(model).__name__)}, which has no sites",
+        "ending the model with bnn.observe(y, f, likelihood)",
     )
 
 

@@ -28,7 +28,7 @@ from ppl_bnn.cli.console import (
     told,
 )
 from ppl_bnn.cli.plan import card_of, load_model, plan_of, settings_of, sketch_of, tell_of_prior
-from ppl_bnn.core.errors import InputError, message, unknown_name
+from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.core.files import write_whole
 from ppl_bnn.core.warning_filters import ignored
 
@@ -306,7 +306,7 @@ def prior(
 
     check_seed(seed)
     if draws < 2:
-        raise InputError("--draws: " + message("a whole number of at least 2", str(draws), "--draws 500"))
+        raise InputError.of("--draws", "a whole number of at least 2", str(draws), "--draws 500")
     is_picture = out is not None and out.suffix.lower() == ".png" and not out.is_dir()
     folder = out.parent if out is not None and is_picture else out
     plan = plan_of(model, data, target, drop or [], task, set_ or [], seed, False, folder)

@@ -45,7 +45,7 @@ from ppl_bnn.cli.plan import (
     systems_of,
     tell_of_prior,
 )
-from ppl_bnn.core.errors import ClusterError, InputError, message
+from ppl_bnn.core.errors import ClusterError, InputError
 from ppl_bnn.core.progress import Bars
 from ppl_bnn.inference.registry import ROWS
 
@@ -134,8 +134,7 @@ def compare(
         ),
     ] = None,
     engine: Annotated[
-        str,
-        typer.Option(help="For a grid: local, sequential, dask://HOST:PORT or ray://HOST:PORT."),
+        str, typer.Option(help="For a grid: local, sequential, dask://HOST:PORT or ray://HOST:PORT.")
     ] = "local",
     jobs: Annotated[
         int | None,
@@ -146,8 +145,7 @@ def compare(
         typer.Option("--resume/--anew", help="For a grid: go on with what is there, or compute it anew."),
     ] = True,
     retry_failed: Annotated[
-        bool,
-        typer.Option("--retry-failed", help="For a grid: compute cells anew that have failed."),
+        bool, typer.Option("--retry-failed", help="For a grid: compute cells anew that have failed.")
     ] = False,
     memory: Annotated[
         str | None,
@@ -280,9 +278,9 @@ def _check_grid_options(context: typer.Context, grid: Path | None) -> None:
         f"--{name.strip('_').replace('_', '-')}" if name != "model" else "MODEL" for name in wrong
     )
     if grid is None:
-        raise InputError("--grid: " + message(f"a grid, which {called} is about", "none", "--grid FILE.toml"))
-    raise InputError(
-        "--grid: " + message("a file that says all that is fitted", f"{called} beside it", "keys of the file")
+        raise InputError.of("--grid", f"a grid, which {called} is about", "none", "--grid FILE.toml")
+    raise InputError.of(
+        "--grid", "a file that says all that is fitted", f"{called} beside it", "keys of the file"
     )
 
 
@@ -340,20 +338,17 @@ def _ceiling(memory: str, engine: str) -> int:
     found = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})", memory.strip(), re.ASCII)
     count = 0 if found is None else int(float(found[1]) * _UNITS[found[2]])
     if count < _UNITS["MiB"]:
-        raise InputError(
-            "--memory: "
-            + message(
-                f"a size of 1MiB or more with its unit, one of {', '.join(_UNITS)}",
-                repr(memory),
-                "--memory 4GB",
-            )
+        raise InputError.of(
+            "--memory",
+            f"a size of 1MiB or more with its unit, one of {', '.join(_UNITS)}",
+            repr(memory),
+            "--memory 4GB",
         )
     from ppl_bnn.evaluation.grid.engines import Engine
 
     if Engine.of(engine).kind != "local":
-        raise InputError(
-            "--memory: "
-            + message("processes of this machine to hold to it", f"--engine {engine}", "no --memory")
+        raise InputError.of(
+            "--memory", "processes of this machine to hold to it", f"--engine {engine}", "no --memory"
         )
     return count
 

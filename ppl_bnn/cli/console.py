@@ -18,7 +18,7 @@ import typer
 
 from ppl_bnn import __version__
 from ppl_bnn.cli import complete
-from ppl_bnn.core.errors import BNNError, InputError, message
+from ppl_bnn.core.errors import BNNError, InputError
 from ppl_bnn.core.names import clean, clean_lines
 from ppl_bnn.core.progress import Bars, Task
 
@@ -207,7 +207,7 @@ OutOption = Annotated[
 
 def check_seed(seed: int) -> None:
     if not 0 <= seed < 2**31:
-        raise InputError("--seed: " + message("a whole number from 0 to 2**31 - 1", str(seed), "--seed 0"))
+        raise InputError.of("--seed", "a whole number from 0 to 2**31 - 1", str(seed), "--seed 0")
 
 
 def tell_of_reading(console: Console, table: Table) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppl_bnn.core.errors import BNNError, InputError, message, unknown_name
+from ppl_bnn.core.errors import BNNError, InputError, unknown_name
 from ppl_bnn.core.names import clean, for_file
 from ppl_bnn.inference.registry import ROWS, method_class, row
 
@@ -86,9 +86,7 @@ class Plan:
 def method_names(methods: str) -> list[str]:
     names = [row(word).name for word in methods.split(",") if word.strip()]
     if not names or len(set(names)) < len(names):
-        raise InputError(
-            "--methods: " + message("each method once", repr(methods), f"--methods {','.join(DEFAULT)}")
-        )
+        raise InputError.of("--methods", "each method once", repr(methods), f"--methods {','.join(DEFAULT)}")
     return names
 
 
@@ -109,19 +107,19 @@ def systems_of(names: list[str], ppl: str | None) -> dict[str, str]:
             continue
         method = row(method).name
         if method not in systems:
-            raise InputError(
-                "--ppl: "
-                + message(
-                    f"methods among {', '.join(names)}", method, f"--methods {','.join([*names, method])}"
-                )
+            raise InputError.of(
+                "--ppl",
+                f"methods among {', '.join(names)}",
+                method,
+                f"--methods {','.join([*names, method])}",
             )
         systems[method] = system
     for name, system in systems.items():
         served = _served(name)
         if system not in served:
             advice = f"--ppl {ppl},{name}={served[0]}"
-            raise InputError(
-                "--ppl: " + message(f"{name} in {' or '.join(served)}, where alone it runs", system, advice)
+            raise InputError.of(
+                "--ppl", f"{name} in {' or '.join(served)}, where alone it runs", system, advice
             )
     return systems
 
@@ -132,9 +130,11 @@ def reference_of(names: list[str], wanted: str | None) -> str | None:
         return REFERENCE if REFERENCE in names else None
     name = row(wanted).name
     if name not in names:
-        raise InputError(
-            "--reference: "
-            + message(f"one of the methods {', '.join(names)}", name, f"--methods {','.join([*names, name])}")
+        raise InputError.of(
+            "--reference",
+            f"one of the methods {', '.join(names)}",
+            name,
+            f"--methods {','.join([*names, name])}",
         )
     return name
 
@@ -169,13 +169,11 @@ def methods_of(systems: Mapping[str, str], quick: bool, sizes: Mapping[str, Any]
     for size in given:
         if not any(size in _sizes_of(name) for name in systems):
             having = [name for name in ROWS if size in _sizes_of(name)]
-            raise InputError(
-                f"--{size}: "
-                + message(
-                    f"a method that has {size} ({', '.join(having)})",
-                    ", ".join(systems),
-                    f"no --{size}, or another of --methods",
-                )
+            raise InputError.of(
+                f"--{size}",
+                f"a method that has {size} ({', '.join(having)})",
+                ", ".join(systems),
+                f"no --{size}, or another of --methods",
             )
     return {name: method_of(name, system, quick, given) for name, system in systems.items()}
 
@@ -209,13 +207,11 @@ def plan_of(
     card, is_file = (None, False) if model is None else card_of(model, "compare")
     source = data or (card.data if card is not None else "diabetes")
     if source is None:
-        raise InputError(
-            "--data: "
-            + message(
-                f"data for {model}, which has no DATA of its own",
-                "none",
-                "--data NAME or --data FILE.csv --target COLUMN",
-            )
+        raise InputError.of(
+            "--data",
+            f"data for {model}, which has no DATA of its own",
+            "none",
+            "--data NAME or --data FILE.csv --target COLUMN",
         )
     is_csv = source.lower().endswith(".csv") or "/" in source
     _check_source(source, is_csv, target, drop, task)
@@ -268,7 +264,7 @@ def card_of(model: str, command: str) -> tuple[Card, bool]:
         return known[model], False
     if model in tables.datasets():
         advice = f"ppl-bnn {command}{' MODEL' if command == 'show' else ''} --data {model}"
-        raise InputError("MODEL: " + message("a model or a file.py", f"the data set {model!r}", advice))
+        raise InputError.of("MODEL", "a model or a file.py", f"the data set {model!r}", advice)
     raise unknown_name("model", model, known)
 
 
@@ -281,9 +277,8 @@ def load_model(model: str, is_file: bool, arguments: Mapping[str, Any]) -> Calla
         default = "" if card is None else card.arguments.get(name) or ""
         whole = re.fullmatch(r"-?\d+", default) is not None
         if whole and isinstance(value, int) and abs(value) > MOST_WHOLE:
-            raise InputError(
-                f"--set {name}: "
-                + message(f"a whole number up to {MOST_WHOLE}", str(value), f"--set {name}={default}")
+            raise InputError.of(
+                f"--set {name}", f"a whole number up to {MOST_WHOLE}", str(value), f"--set {name}={default}"
             )
     return zoo.from_file(model, **arguments) if is_file else zoo.load(model, **arguments)
 
@@ -309,13 +304,11 @@ def sketch_of(model: Callable[..., Any], inputs: Any, strict: bool = False) -> t
         if strict:
             given = getattr(model, "keywords", {})
             words = ", ".join(f"{name}={value!r}" for name, value in given.items() if name != "classes")
-            raise InputError(
-                "--set: "
-                + message(
-                    "values that the model takes",
-                    f"{words}, with which it ends in {found}",
-                    "`ppl-bnn show MODEL`, which lists its arguments",
-                )
+            raise InputError.of(
+                "--set",
+                "values that the model takes",
+                f"{words}, with which it ends in {found}",
+                "`ppl-bnn show MODEL`, which lists its arguments",
             ) from error
         return None, found
 
@@ -323,8 +316,8 @@ def sketch_of(model: Callable[..., Any], inputs: Any, strict: bool = False) -> t
 def _check_task(name: str, sketch: Sketch | None, table: str, task: str | None) -> None:
     if task is not None and sketch is not None and sketch.task != task:
         came = f"{name}, a model for {sketch.task}"
-        raise InputError(
-            "MODEL: " + message(f"a model for {task}, as {table} is meant for", came, _DEFAULT_MODEL[task])
+        raise InputError.of(
+            "MODEL", f"a model for {task}, as {table} is meant for", came, _DEFAULT_MODEL[task]
         )
 
 
@@ -338,30 +331,27 @@ def _check_source(source: str, is_csv: bool, target: str | None, drop: list[str]
             raise type(error)(f"{error}; a file is given as FILE.csv")
         for option, value in (("--target", target), ("--drop", drop), ("--task", task)):
             if value:
-                raise InputError(
-                    f"{option}: "
-                    + message(
-                        "a CSV file to go with it", f"data set {source!r}", f"--data FILE.csv, or no {option}"
-                    )
+                raise InputError.of(
+                    f"{option}",
+                    "a CSV file to go with it",
+                    f"data set {source!r}",
+                    f"--data FILE.csv, or no {option}",
                 )
         return
     if not Path(source).is_file():
-        raise InputError(
-            "--data: "
-            + message(
-                "a CSV file",
-                f"{source}, which does not exist",
-                "its full path, or a name from `ppl-bnn data`",
-            )
+        raise InputError.of(
+            "--data",
+            "a CSV file",
+            f"{source}, which does not exist",
+            "its full path, or a name from `ppl-bnn data`",
         )
     if target is None:
         from ppl_bnn.datasets.columns import header_of
 
         columns = header_of(Path(source))
         shown = ", ".join(columns[:30]) + (", ..." if len(columns) > 30 else "")
-        raise InputError(
-            "--target: "
-            + message(f"the column of {source} to predict", "none", f"--target COLUMN, one of: {shown}")
+        raise InputError.of(
+            "--target", f"the column of {source} to predict", "none", f"--target COLUMN, one of: {shown}"
         )
 
 
@@ -380,13 +370,11 @@ def _check_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise InputError(
-            "--out: "
-            + message(
-                "a folder that can be written",
-                f"{folder} ({error.strerror or error})",
-                "another folder with --out DIR",
-            )
+        raise InputError.of(
+            "--out",
+            "a folder that can be written",
+            f"{folder} ({error.strerror or error})",
+            "another folder with --out DIR",
         ) from None
     finally:
         for path in missing:
@@ -400,11 +388,9 @@ def settings_of(settings: list[str]) -> dict[str, Any]:
     for setting in settings:
         name, equals, value = (part.strip() for part in setting.partition("="))
         if not (equals and name.isidentifier()):
-            raise InputError("--set: " + message("NAME=VALUE", repr(setting), "--set width=20"))
+            raise InputError.of("--set", "NAME=VALUE", repr(setting), "--set width=20")
         if name in found:
-            raise InputError(
-                "--set: " + message("each name once", f"{name} twice", f"one --set {name}=VALUE")
-            )
+            raise InputError.of("--set", "each name once", f"{name} twice", f"one --set {name}=VALUE")
         try:
             found[name] = ast.literal_eval(value)
         except (SyntaxError, ValueError, MemoryError, RecursionError):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppl_bnn.cli.console import REPORT, app, new_console, told, warnings_told
-from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.names import clean
 
 if TYPE_CHECKING:
@@ -69,15 +69,14 @@ def _read(folder: Path, reference: str | None) -> Comparison | GridResult:
             came = f"{folder}, whose comparison was kept before its predictions were"
         else:
             came = f"{folder}, without {grid_result.MANIFEST} and {comparison.MANIFEST}"
-        raise InputError(
-            "DIR: "
-            + message("the folder of a comparison or of a grid", came, "the --out of `ppl-bnn compare`")
+        raise InputError.of(
+            "DIR", "the folder of a comparison or of a grid", came, "the --out of `ppl-bnn compare`"
         )
     if reference is not None:
-        raise InputError(
-            "--reference: "
-            + message(
-                "a grid to go with it", f"{folder}, a comparison, whose gaps are measured", "no --reference"
-            )
+        raise InputError.of(
+            "--reference",
+            "a grid to go with it",
+            f"{folder}, a comparison, whose gaps are measured",
+            "no --reference",
         )
     return comparison.Comparison.load(folder)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, ModelError, message
+from ppl_bnn.core.errors import InputError, ModelError
 from ppl_bnn.core.names import clean_lines
 
 
@@ -42,40 +42,33 @@ def check_inputs(x: Any, features: Any = None, flat: bool = False) -> Any:
     """
     if isinstance(x, Mapping):
         if not x:
-            raise InputError("x: " + message("at least one array", "an empty dict", "{'name': array}"))
+            raise InputError.of("x", "at least one array", "an empty dict", "{'name': array}")
         arrays = {str(name): _numeric(f"x[{name!r}]", value) for name, value in x.items()}
         lengths = {name: len(array) for name, array in arrays.items() if array.ndim}
         if len(lengths) < len(arrays) or len(set(lengths.values())) != 1:
-            raise InputError(
-                "x: "
-                + message("arrays with a common first axis", f"lengths {lengths}", "one row per observation")
+            raise InputError.of(
+                "x", "arrays with a common first axis", f"lengths {lengths}", "one row per observation"
             )
         if next(iter(lengths.values())) == 0:
-            raise InputError("x: " + message("at least one row", "no rows", "data"))
+            raise InputError.of("x", "at least one row", "no rows", "data")
         checked: Any = arrays
     else:
         checked = _numeric("x", x)
         if checked.ndim < (1 if flat else 2):
-            raise InputError(
-                "x: "
-                + message(
-                    "an array of shape (N, features)",
-                    f"shape {checked.shape}",
-                    "x[:, None] for a single feature",
-                )
+            raise InputError.of(
+                "x",
+                "an array of shape (N, features)",
+                f"shape {checked.shape}",
+                "x[:, None] for a single feature",
             )
         if len(checked) == 0 or 0 in checked.shape:
-            raise InputError(
-                "x: " + message("at least one row and one column", f"shape {checked.shape}", "data")
-            )
+            raise InputError.of("x", "at least one row and one column", f"shape {checked.shape}", "data")
     if features is not None and describe_inputs(checked) != features:
-        raise InputError(
-            "x: "
-            + message(
-                f"inputs like those of the training, {features}",
-                str(describe_inputs(checked)),
-                "the same columns",
-            )
+        raise InputError.of(
+            "x",
+            f"inputs like those of the training, {features}",
+            str(describe_inputs(checked)),
+            "the same columns",
         )
     return checked
 
@@ -111,15 +104,13 @@ def check_targets(y: Any, rows: int, column: bool = False) -> np.ndarray:
     """
     y = _numeric("y", y)
     if y.ndim == 2 and y.shape[1] == 1 and not column:
-        raise InputError("y: " + message("targets of shape (N,)", f"shape {y.shape}", "y[:, 0]"))
+        raise InputError.of("y", "targets of shape (N,)", f"shape {y.shape}", "y[:, 0]")
     if y.ndim not in (1, 2):
-        raise InputError(
-            "y: " + message("targets of shape (N,) or (N, K)", f"shape {y.shape}", "one row per row of x")
+        raise InputError.of(
+            "y", "targets of shape (N,) or (N, K)", f"shape {y.shape}", "one row per row of x"
         )
     if len(y) != rows:
-        raise InputError(
-            "y: " + message(f"{rows} rows, as many as x", f"{len(y)}", "the same rows in x and y")
-        )
+        raise InputError.of("y", f"{rows} rows, as many as x", f"{len(y)}", "the same rows in x and y")
     return y
 
 
@@ -144,25 +135,21 @@ def check_labels(y: np.ndarray, classes: int) -> np.ndarray:
         For invalid labels.
     """
     if y.ndim != 1:
-        raise InputError(
-            "y: " + message("class labels of shape (N,)", f"shape {y.shape}", "labels, not one-hot rows")
-        )
+        raise InputError.of("y", "class labels of shape (N,)", f"shape {y.shape}", "labels, not one-hot rows")
     broken = y[np.floor(y) != y]
     if len(broken):
-        raise InputError("y: " + message("whole numbers as class labels", f"{broken[0]}", "labels 0, 1, ..."))
+        raise InputError.of("y", "whole numbers as class labels", f"{broken[0]}", "labels 0, 1, ...")
     found = np.unique(y)
     if found[0] < 0 or found[-1] >= classes:
-        raise InputError(
-            "y: "
-            + message(
-                f"labels 0..{classes - 1}",
-                f"labels {found[0]:g}..{found[-1]:g}",
-                "labels from 0, or a model with as many classes",
-            )
+        raise InputError.of(
+            "y",
+            f"labels 0..{classes - 1}",
+            f"labels {found[0]:g}..{found[-1]:g}",
+            "labels from 0, or a model with as many classes",
         )
     if len(found) < 2:
-        raise InputError(
-            "y: " + message("at least two classes", f"the single class {found[0]:g}", "data of both classes")
+        raise InputError.of(
+            "y", "at least two classes", f"the single class {found[0]:g}", "data of both classes"
         )
     return y.astype(np.int64)
 
@@ -196,11 +183,8 @@ def text_labels(y: Any) -> tuple[Any, tuple[str, ...] | None]:
     for label in labels:
         # Predictions keep the labels, so they are not changed. Labels that files or terminals cannot show are refused.
         if clean_lines(label) != label:
-            raise InputError(
-                "y: "
-                + message(
-                    "labels without control characters and half characters", repr(str(label)), "other labels"
-                )
+            raise InputError.of(
+                "y", "labels without control characters and half characters", repr(str(label)), "other labels"
             )
     return codes.astype(np.int64), tuple(str(label) for label in labels)
 
@@ -251,11 +235,8 @@ def label_codes(y: np.ndarray, labels: Sequence[Any]) -> np.ndarray:
     values = y.tolist() if y.ndim == 1 else y.reshape(-1).tolist()
     unknown = [value for value in values if value not in known]
     if unknown:
-        raise InputError(
-            "y: "
-            + message(
-                f"labels among {', '.join(map(repr, list(labels)[:10]))}", repr(unknown[0]), "one of these"
-            )
+        raise InputError.of(
+            "y", f"labels among {', '.join(map(repr, list(labels)[:10]))}", repr(unknown[0]), "one of these"
         )
     return np.array([known[value] for value in values], dtype=np.int64).reshape(y.shape)
 
@@ -285,13 +266,11 @@ def check_times(y: np.ndarray) -> None:
     """
     wrong = np.flatnonzero(~(y > 0))
     if len(wrong):
-        raise InputError(
-            "y: "
-            + message(
-                "positive times",
-                f"{y[wrong[0]]:g} in row {wrong[0]} and {len(wrong) - 1} more",
-                "the time since what starts the clock, or Censored(Gaussian(noise)) of values of any sign",
-            )
+        raise InputError.of(
+            "y",
+            "positive times",
+            f"{y[wrong[0]]:g} in row {wrong[0]} and {len(wrong) - 1} more",
+            "the time since what starts the clock, or Censored(Gaussian(noise)) of values of any sign",
         )
 
 
@@ -311,23 +290,19 @@ def check_censored(y: np.ndarray, positive: bool = False) -> None:
         For invalid values or events.
     """
     if y.ndim != 2 or y.shape[1] != 2:
-        raise InputError(
-            "y: "
-            + message(
-                "values and events of shape (N, 2)",
-                f"shape {y.shape}",
-                "np.column_stack([y, np.ones(len(y))]) where every row was observed",
-            )
+        raise InputError.of(
+            "y",
+            "values and events of shape (N, 2)",
+            f"shape {y.shape}",
+            "np.column_stack([y, np.ones(len(y))]) where every row was observed",
         )
     wrong = np.flatnonzero(~np.isin(y[:, 1], (-1.0, 0.0, 1.0)))
     if len(wrong):
-        raise InputError(
-            "y: "
-            + message(
-                "events 1 (observed), 0 (right-censored) or -1 (left-censored) in column 1",
-                f"{y[wrong[0], 1]:g} in row {wrong[0]} and {len(wrong) - 1} more",
-                "values in column 0, np.column_stack([value, event])",
-            )
+        raise InputError.of(
+            "y",
+            "events 1 (observed), 0 (right-censored) or -1 (left-censored) in column 1",
+            f"{y[wrong[0], 1]:g} in row {wrong[0]} and {len(wrong) - 1} more",
+            "values in column 0, np.column_stack([value, event])",
         )
     if positive:
         check_times(y[:, 0])
@@ -358,12 +333,11 @@ def foreign_function(error: BaseException) -> ModelError | None:
     jax_on_torch = "Error interpreting argument to" in said and "torch" in said
     if not jax_on_torch and not any(words in said for words in _FOREIGN):
         return None
-    return ModelError(
-        message(
-            "functions that take the arrays of both systems",
-            f"a function of torch, JAX or NumPy on arrays of another: {type(error).__name__}: {said.splitlines()[0]}",
-            "bnn.ops (bnn.ops.tanh, bnn.ops.where, ...) in the model",
-        )
+    return ModelError.of(
+        "",
+        "functions that take the arrays of both systems",
+        f"a function of torch, JAX or NumPy on arrays of another: {type(error).__name__}: {said.splitlines()[0]}",
+        "bnn.ops (bnn.ops.tanh, bnn.ops.where, ...) in the model",
     )
 
 
@@ -407,38 +381,33 @@ def data_hash(x: Any, y: np.ndarray) -> str:
 
 def _numeric(name: str, value: Any) -> np.ndarray:
     if np.ma.isMaskedArray(value) and np.ma.is_masked(value):
-        raise InputError(
-            f"{name}: "
-            + message(
-                "finite numbers", f"{np.ma.count_masked(value)} masked values", "removing or imputing them"
-            )
+        raise InputError.of(
+            name, "finite numbers", f"{np.ma.count_masked(value)} masked values", "removing or imputing them"
         )
     tensor: Any = value
     try:
         array = np.asarray(tensor.detach().cpu() if hasattr(value, "detach") else value)
     except ValueError as error:
-        raise InputError(
-            f"{name}: " + message("a rectangular array of numbers", str(error), "rows of equal length")
+        raise InputError.of(
+            name, "a rectangular array of numbers", str(error), "rows of equal length"
         ) from error
     if array.dtype.kind not in "fiub":
-        raise InputError(
-            f"{name}: "
-            + message(
-                "numbers", f"an array of {array.dtype}", "encoding text columns (ppl_bnn.data.read_csv does)"
-            )
+        raise InputError.of(
+            name,
+            "numbers",
+            f"an array of {array.dtype}",
+            "encoding text columns (ppl_bnn.data.read_csv does)",
         )
     if array.dtype.kind in "f":
         bad = ~np.isfinite(array)
         if bad.any():
             first = tuple(int(i) for i in np.argwhere(bad)[0])
             kind = "NaN" if np.isnan(array[first]) else "an infinity"
-            raise InputError(
-                f"{name}: "
-                + message(
-                    "finite numbers",
-                    f"{kind} at {first} and {int(bad.sum()) - 1} more",
-                    "removing or imputing them",
-                )
+            raise InputError.of(
+                name,
+                "finite numbers",
+                f"{kind} at {first} and {int(bad.sum()) - 1} more",
+                "removing or imputing them",
             )
         return array.astype(np.float64) if array.dtype != np.float64 else array
     return array.astype(np.int64)

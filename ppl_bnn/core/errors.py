@@ -8,11 +8,45 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Self
+
+
+def message(expected: str, got: str, advice: str) -> str:
+    """The text of an error message: what was expected, what was given, what to try.
+
+    Parameters
+    ----------
+    expected, got, advice : str
+        The three parts.
+
+    Returns
+    -------
+    str
+        The text.
+    """
+    return f"expected {expected}; got {got}; try {advice}"
 
 
 class BNNError(Exception):
     """Base class of all errors raised on purpose by ppl_bnn."""
+
+    @classmethod
+    def of(cls, where: str, expected: str, got: str, advice: str) -> Self:
+        """An error with the text of `message`.
+
+        Parameters
+        ----------
+        where : str
+            The argument, site or file that is wrong, which begins the text; may be empty.
+        expected, got, advice : str
+            What was expected, what was given, what to try.
+
+        Returns
+        -------
+        BNNError
+            The error, of this class.
+        """
+        return cls((f"{where}: " if where else "") + message(expected, got, advice))
 
 
 class InputError(BNNError, ValueError):
@@ -65,22 +99,6 @@ class ClusterError(BNNError, ConnectionError):
 
 class MissingFrameworkError(BNNError, ImportError):
     """A system (NumPyro with JAX, or Pyro with torch) that cannot be imported."""
-
-
-def message(expected: str, came: str, advice: str) -> str:
-    """The text of an error message: what was expected, what was given, what to try.
-
-    Parameters
-    ----------
-    expected, came, advice : str
-        The three parts.
-
-    Returns
-    -------
-    str
-        The text.
-    """
-    return f"expected {expected}; came {came}; try {advice}"
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.files import bounded, regular
 
 MOST_TOML = 2**18
@@ -52,8 +52,8 @@ def encoded(value: Any) -> Any:
         return {"float": repr(value)}
     if isinstance(value, bool | int | float | str) or value is None:
         return value
-    raise UnsupportedError(
-        "save: " + message("plain values in the settings of a fit", repr(value), "numbers, strings and lists")
+    raise UnsupportedError.of(
+        "save", "plain values in the settings of a fit", repr(value), "numbers, strings and lists"
     )
 
 
@@ -121,9 +121,9 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         # A link is allowed here: the user named the file.
         content = bounded(regular(file.resolve()), MOST_TOML)
     except OSError as error:
-        raise InputError(message("a TOML file", f"{path} ({error.strerror})", "its full path")) from error
+        raise InputError.of("", "a TOML file", f"{path} ({error.strerror})", "its full path") from error
     except ValueError as error:
-        raise InputError(message("a TOML file", f"{path}, {error}", "another file")) from error
+        raise InputError.of("", "a TOML file", f"{path}, {error}", "another file") from error
     try:
         text = content.decode("utf-8").replace("\r\n", "\n")
         if any(line.count(".") > MOST_DOTS for line in text.split("\n")):
@@ -133,7 +133,7 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     # RecursionError: the parser is recursive. AttributeError, KeyError, TypeError: bugs of the parser.
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
         why = "values nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InputError(message(f"a TOML file, {path}", why, "correcting it")) from error
+        raise InputError.of("", f"a TOML file, {path}", why, "correcting it") from error
     return found
 
 

@@ -20,7 +20,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from functools import partial
 from typing import Any
 
-from ppl_bnn.core.errors import UnsupportedError, message
+from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.core.warning_filters import ignored
 
 # Seconds after which an idle process ends, so that none outlives a killed program.
@@ -169,11 +169,12 @@ def refuse_forked() -> None:
     if not _first:
         _first.append(os.getpid())
     elif _first[0] != os.getpid():
-        raise UnsupportedError(
-            message(
-                "a process that was started afresh",
+        raise UnsupportedError.of(
+            "",
+            "a process that was started afresh",
+            (
                 f"process {os.getpid()}, which was forked from {_first[0]} after a fit there: the threads of JAX and "
-                "torch do not survive a fork",
-                "multiprocessing.get_context('spawn'), joblib, or forking before the first fit",
-            )
+                "torch do not survive a fork"
+            ),
+            "multiprocessing.get_context('spawn'), joblib, or forking before the first fit",
         )

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.errors import InputError
 
 
 class Task(Protocol):
@@ -143,11 +143,9 @@ def resolve(progress: Any) -> Progress:
         return progress
     if callable(progress) and not isinstance(progress, type):
         return _Told(progress)
-    raise InputError(
-        "progress: "
-        + message(
-            "True, False, a function (title, done, total, figures) or a Progress",
-            repr(progress),
-            "progress=True",
-        )
+    raise InputError.of(
+        "progress",
+        "True, False, a function (title, done, total, figures) or a Progress",
+        repr(progress),
+        "progress=True",
     )

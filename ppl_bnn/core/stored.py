@@ -335,16 +335,16 @@ class Reader:
             raise error if isinstance(error, DamagedError) else self.damaged(file, error) from error
         if not isinstance(words, dict) or words.get("kind") != kind:
             came = f"{file}, of something else"
-            raise DamagedError(
-                f"{self.argument}: " + message(f"the manifest of a {kind}", came, "another folder")
-            )
+            raise DamagedError.of(f"{self.argument}", f"the manifest of a {kind}", came, "another folder")
         version = words.get("format")
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise self.damaged(file, "it has no format number")
         if version > newest:
-            raise UnsupportedError(
-                f"{self.argument}: "
-                + message(f"format {newest} or older", f"{file}, of format {version}", "a newer ppl-bnn")
+            raise UnsupportedError.of(
+                f"{self.argument}",
+                f"format {newest} or older",
+                f"{file}, of format {version}",
+                "a newer ppl-bnn",
             )
         whole_schema = {"kind": str, "format": int, **schema}
         if version >= sealed_since:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.names import clean, clean_lines
 
 MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "<na>"})
@@ -68,7 +68,7 @@ _UNIT = re.compile(r"[-+−]?(\d+(?:[.,]\d+)?)\s*([^\W\d]{1,4}|°[cfk]?)", re.IG
 
 def refusal(expected: str, came: str, advice: str) -> InputError:
     """An `InputError` with the parts of its message."""
-    return InputError(message(expected, came, advice))
+    return InputError.of("", expected, came, advice)
 
 
 def read_cells(path: Path) -> dict[str, list[str]]:

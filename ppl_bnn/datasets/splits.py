@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.datasets.tables import Table
 
 _NAME = re.compile(
@@ -71,7 +71,7 @@ def check(names: str | Sequence[str]) -> tuple[str, ...]:
     """
     found = (names,) if isinstance(names, str) else tuple(names)
     if not found or len(set(found)) < len(found):
-        raise InputError("splits: " + message("one name or more, each once", repr(names), _EXAMPLE))
+        raise InputError.of("splits", "one name or more, each once", repr(names), _EXAMPLE)
     for name in found:
         _read(name)
     return found
@@ -102,16 +102,14 @@ def splits_of(table: Table, names: str | Sequence[str]) -> list[Split]:
     called = [split.name for split in found]
     for name in called:
         if called.count(name) > 1:
-            raise InputError(
-                "splits: " + message("each split once", f"{name} twice", "ranges that do not overlap")
-            )
+            raise InputError.of("splits", "each split once", f"{name} twice", "ranges that do not overlap")
     return found
 
 
 def _read(name: str) -> _Wanted:
     match = _NAME.fullmatch(name) if isinstance(name, str) else None
     if match is None:
-        raise InputError("splits: " + message("the name of splits", repr(name), _EXAMPLE))
+        raise InputError.of("splits", "the name of splits", repr(name), _EXAMPLE)
     kind, first, last, share = match["kind"], match["first"], match["last"], match["share"]
     numbers = None
     if first is not None:
@@ -119,11 +117,11 @@ def _read(name: str) -> _Wanted:
     needs = {"random": (True, True), "published": (None, False), "time": (False, True)}
     for needed, given in zip(needs[kind], (numbers is not None, share is not None), strict=True):
         if needed is not None and needed != given:
-            raise InputError("splits: " + message("the name of splits", repr(name), _EXAMPLE))
+            raise InputError.of("splits", "the name of splits", repr(name), _EXAMPLE)
     if numbers is not None and len(numbers) == 0:
-        raise InputError("splits: " + message("one split or more", repr(name), _EXAMPLE))
+        raise InputError.of("splits", "one split or more", repr(name), _EXAMPLE)
     if share is not None and not 0.0 < float(share) < 1.0:
-        raise InputError("splits: " + message("a share strictly between 0 and 1", repr(name), _EXAMPLE))
+        raise InputError.of("splits", "a share strictly between 0 and 1", repr(name), _EXAMPLE)
     return _Wanted(kind, numbers, None if share is None else float(share))
 
 
@@ -139,13 +137,11 @@ def _splits(table: Table, wanted: _Wanted) -> list[Split]:
         rows = np.arange(len(table.y))
         return [Split(f"time@{wanted.share:g}", rows[:train], rows[train:])]
     if table.ordered:
-        raise InputError(
-            "splits: "
-            + message(
-                f"a split in time of {table.name!r}, whose rows are in time order and share values",
-                "random splits",
-                f"'time@{wanted.share:g}'",
-            )
+        raise InputError.of(
+            "splits",
+            f"a split in time of {table.name!r}, whose rows are in time order and share values",
+            "random splits",
+            f"'time@{wanted.share:g}'",
         )
     assert wanted.numbers is not None
     return [

@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppl_bnn.core.arrays import site_seed
-from ppl_bnn.core.errors import (
-    InputError,
-    message,
-    unknown_name,
-)
+from ppl_bnn.core.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -211,7 +207,7 @@ class Calibration:
             rows = {name: {key: getattr(test, key) for key in columns} for name, test in self.tests.items()}
             return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("function")
         if per != "simulation":
-            raise InputError("per: " + message("'function' or 'simulation'", repr(per), "per='function'"))
+            raise InputError.of("per", "'function' or 'simulation'", repr(per), "per='function'")
         return pd.DataFrame(
             {
                 "simulation": np.repeat(self.numbers, len(self.names)),
@@ -249,8 +245,8 @@ class Calibration:
         if kind not in _DRAWN:
             raise unknown_name("kind of figure", kind, _DRAWN)
         if not self.ranks.size:
-            raise InputError(
-                "figure: " + message("ranks", f"none in {self.simulations} simulations", "more simulations")
+            raise InputError.of(
+                "figure", "ranks", f"none in {self.simulations} simulations", "more simulations"
             )
         count = len(self.names)
         columns = min(count, 3)
@@ -427,8 +423,8 @@ def uniformity(ranks: Any, draws: int, *, null_draws: int = NULL_DRAWS, seed: in
         or array.max() > draws
     ):
         came = f"{array.dtype} of shape {array.shape}"
-        raise InputError(
-            "ranks: " + message(f"whole numbers from 0 to {draws}, shape (S,)", came, "Calibration.ranks")
+        raise InputError.of(
+            "ranks", f"whole numbers from 0 to {draws}, shape (S,)", came, "Calibration.ranks"
         )
     count, size = len(array), draws + 1
     counts = np.bincount(array, minlength=size)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.diagnostics.calibration import MISCALIBRATED, Calibration
 from ppl_bnn.diagnostics.function_space import RESTART_LIMIT, Convergence, agreement, convergence, probe_rows
@@ -148,13 +148,11 @@ def diagnose(
         A reference for other data, or a calibration of another type.
     """
     if not isinstance(calibration, Calibration | Method | None):
-        raise InputError(
-            "calibration: "
-            + message(
-                "a Calibration, or a method to calibrate",
-                repr(calibration),
-                "bnn.simulation_based_calibration(model, x, method)",
-            )
+        raise InputError.of(
+            "calibration",
+            "a Calibration, or a method to calibrate",
+            repr(calibration),
+            "bnn.simulation_based_calibration(model, x, method)",
         )
     found = _Findings(compared=reference is not None)
     verdict = {"chains": _chains, "iid": _approximation, "point": _point}[posterior.kind](posterior, found)
@@ -552,13 +550,11 @@ def _point(posterior: Any, found: _Findings) -> str:
 def _against(posterior: Any, reference: Any, found: _Findings) -> str | None:
     """The gap to a reference; None if the reference cannot decide."""
     if reference.kind != "chains":
-        raise UnsupportedError(
-            "diagnose: "
-            + message(
-                "a reference of chains, whose convergence can be judged",
-                f"{reference.info.method}, of kind {reference.kind!r}",
-                "a NUTS posterior of the same model and data",
-            )
+        raise UnsupportedError.of(
+            "diagnose",
+            "a reference of chains, whose convergence can be judged",
+            f"{reference.info.method}, of kind {reference.kind!r}",
+            "a NUTS posterior of the same model and data",
         )
     judged = convergence(reference)
     found.figures |= {f"reference_{name}": value for name, value in judged.figures.items()}

@@ -25,7 +25,7 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import chunks, map_data, row_count, site_seed
-from ppl_bnn.core.errors import UnsupportedError, message
+from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.posterior.convergence import (
     FEWEST_DRAWS,
     LOG_LIKELIHOOD,
@@ -188,13 +188,11 @@ def convergence(
     Margossian et al. (2024), nested R-hat.
     """
     if posterior.kind != "chains":
-        raise UnsupportedError(
-            "convergence: "
-            + message(
-                "a posterior of chains, whose draws depend on each other",
-                f"{posterior.info.method}, of kind {posterior.kind!r}",
-                "bnn.diagnose, or diagnostics.importance.pareto_k for an approximation",
-            )
+        raise UnsupportedError.of(
+            "convergence",
+            "a posterior of chains, whose draws depend on each other",
+            f"{posterior.info.method}, of kind {posterior.kind!r}",
+            "bnn.diagnose, or diagnostics.importance.pareto_k for an approximation",
         )
     probe = probe_rows(posterior, max_rows) if probe is None else probe
     chains, draws = posterior.shape
@@ -559,13 +557,11 @@ def agreement(posterior: Any, max_rows: int = PROBES, draws: int = RESTART_DRAWS
     """
     members = list(getattr(posterior.approximation, "members", None) or ())
     if len(members) < 2:
-        raise UnsupportedError(
-            "agreement: "
-            + message(
-                "an approximation with at least two members, one per restart",
-                f"{posterior.info.method} with {len(members)}",
-                "SVI(restarts=5)",
-            )
+        raise UnsupportedError.of(
+            "agreement",
+            "an approximation with at least two members, one per restart",
+            f"{posterior.info.method} with {len(members)}",
+            "SVI(restarts=5)",
         )
     chosen = _chosen_rows(posterior, max_rows)
     x = map_data(lambda array: np.asarray(array)[chosen], posterior.inputs)

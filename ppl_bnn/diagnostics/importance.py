@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.core.arrays import chunks, row_count, site_seed
-from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.posterior.export import log_likelihood_tree, no_leave_one_out
 from ppl_bnn.posterior.pareto import K_LIMIT, smoothed
@@ -103,7 +103,7 @@ def pareto_k(posterior: Any, draws: int | None = None) -> ParetoK:
     """
     whole = isinstance(draws, int | np.integer) and not isinstance(draws, bool)
     if draws is not None and (not whole or draws < 25):
-        raise InputError("draws: " + message("a whole number of at least 25", repr(draws), f"draws={DRAWS}"))
+        raise InputError.of("draws", "a whole number of at least 25", repr(draws), f"draws={DRAWS}")
     rng = np.random.default_rng(site_seed("pareto_k", posterior.info.seed))
     one: dict[str, np.ndarray] = {}
     density = False
@@ -111,13 +111,11 @@ def pareto_k(posterior: Any, draws: int | None = None) -> ParetoK:
         one = posterior.approximation.draw(1, np.random.default_rng(0))
         density = posterior.approximation.log_prob(one) is not None
     if not density:
-        raise UnsupportedError(
-            "pareto_k: "
-            + message(
-                "an approximation with a density, such as SVI or Laplace",
-                f"{posterior.info.method}, of kind {posterior.kind!r}",
-                "bnn.diagnose, which chooses what is defined",
-            )
+        raise UnsupportedError.of(
+            "pareto_k",
+            "an approximation with a density, such as SVI or Laplace",
+            f"{posterior.info.method}, of kind {posterior.kind!r}",
+            "bnn.diagnose, which chooses what is defined",
         )
     size = sum(value.size for value in one.values())
     if draws is None:

@@ -13,7 +13,7 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import Model
 from ppl_bnn.core.arrays import row_count
-from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.loops import check_whole
@@ -169,9 +169,8 @@ def drawn_in_numpy(
     """
     family = specification.family
     if family not in _SAMPLERS:
-        raise UnsupportedError(
-            "a draw in NumPy: "
-            + message(f"a family among {', '.join(_SAMPLERS)}", family, "bnn.prior_predictive")
+        raise UnsupportedError.of(
+            "a draw in NumPy", f"a family among {', '.join(_SAMPLERS)}", family, "bnn.prior_predictive"
         )
     check_no_nested(specification)
     given: dict[str, Any] = {

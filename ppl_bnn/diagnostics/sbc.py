@@ -145,13 +145,11 @@ def simulation_based_calibration(
     """
     for name, value, least in (("simulations", simulations, 1), ("draws", draws, 1), ("jobs", jobs, 1)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise InputError(
-                f"{name}: " + message(f"a whole number of at least {least}", repr(value), f"{name}=100")
-            )
+            raise InputError.of(name, f"a whole number of at least {least}", repr(value), f"{name}=100")
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**31:
-        raise InputError("seed: " + message("a whole number from 0 to 2**31 - 1", repr(seed), "seed=0"))
+        raise InputError.of("seed", "a whole number from 0 to 2**31 - 1", repr(seed), "seed=0")
     if not isinstance(method, Method):
-        raise InputError("method: " + message("a method", repr(method), "bnn.SVI() or bnn.Laplace()"))
+        raise InputError.of("method", "a method", repr(method), "bnn.SVI() or bnn.Laplace()")
     if getattr(method, "checkpoint", None) is not None:
         raise InputError(
             "method: "
@@ -162,19 +160,17 @@ def simulation_based_calibration(
             )
         )
     if not callable(model):
-        raise InputError(
-            "model: " + message("a function (x, y=None)", type(model).__name__, "the model itself")
-        )
+        raise InputError.of("model", "a function (x, y=None)", type(model).__name__, "the model itself")
     if functions is not None and (not functions or not all(callable(each) for each in functions.values())):
-        raise InputError(
-            "functions: "
-            + message(
-                "a dict of name -> function(w, eta, y)", repr(functions), "functions=None for the usual ones"
-            )
+        raise InputError.of(
+            "functions",
+            "a dict of name -> function(w, eta, y)",
+            repr(functions),
+            "functions=None for the usual ones",
         )
     if figures is not None and not callable(figures):
-        raise InputError(
-            "figures: " + message("a function posterior -> name -> number", repr(figures), "figures=None")
+        raise InputError.of(
+            "figures", "a function posterior -> name -> number", repr(figures), "figures=None"
         )
     x = checks.check_inputs(x)
     if probe is not None:
@@ -363,9 +359,11 @@ class _Simulator:
         except Exception as error:
             return _Record(failure=f"{type(error).__name__}: {error}")
         if posterior.kind == "point":
-            raise UnsupportedError(
-                "simulation_based_calibration: "
-                + message("a method with draws that differ", f"{self.method.name}, a point", "bnn.Laplace()")
+            raise UnsupportedError.of(
+                "simulation_based_calibration",
+                "a method with draws that differ",
+                f"{self.method.name}, a point",
+                "bnn.Laplace()",
             )
         record = self._ranked(*self._evaluated(posterior, truth, index), index)
         asked = {} if self.figures is None else self.figures(posterior)
@@ -431,11 +429,11 @@ class _Simulator:
             self._refuse([site for site in sites if site.name != observed])
             y = next((site.value for site in sites if site.name == observed), None)
             if y is None:
-                raise ModelError(
-                    "simulation_based_calibration: "
-                    + message(
-                        "a model that draws y where it is None", "one that does not", "bnn.observe(y, f, ...)"
-                    )
+                raise ModelError.of(
+                    "simulation_based_calibration",
+                    "a model that draws y where it is None",
+                    "one that does not",
+                    "bnn.observe(y, f, ...)",
                 )
             truth = {
                 site.name: np.array(chosen.to_numpy(site.value))
@@ -451,13 +449,11 @@ class _Simulator:
         ):
             names = [site.name for site in sites if site.kind == kind]
             if names:
-                raise UnsupportedError(
-                    "simulation_based_calibration: "
-                    + message(
-                        "a model that draws all its unknowns from a prior, and y given them",
-                        f"{came}: {', '.join(names[:3])}",
-                        "a model with a proper prior over each",
-                    )
+                raise UnsupportedError.of(
+                    "simulation_based_calibration",
+                    "a model that draws all its unknowns from a prior, and y given them",
+                    f"{came}: {', '.join(names[:3])}",
+                    "a model with a proper prior over each",
                 )
 
     def _evaluated(
@@ -507,20 +503,17 @@ class _Simulator:
         probe = problem.inputs if self.probe is None else self.probe
         if self.functions is None:
             return self._usual(
-                problem.program,
-                quantities(problem, w, predictor, probe, problem.inputs, problem.targets),
+                problem.program, quantities(problem, w, predictor, probe, problem.inputs, problem.targets)
             )
         eta, found = predictor(probe), {}
         for name, function in self.functions.items():
             value = np.asarray(function(w, eta, problem.targets))
             if value.ndim not in (1, 2) or len(value) != len(eta):
-                raise InputError(
-                    f"functions[{name!r}]: "
-                    + message(
-                        f"a function that gives ({len(eta)},) or ({len(eta)}, K) for {len(eta)} draws",
-                        f"shape {value.shape}",
-                        "working over the leading axis",
-                    )
+                raise InputError.of(
+                    f"functions[{name!r}]",
+                    f"a function that gives ({len(eta)},) or ({len(eta)}, K) for {len(eta)} draws",
+                    f"shape {value.shape}",
+                    "working over the leading axis",
                 )
             if value.ndim == 1:
                 found[name] = value

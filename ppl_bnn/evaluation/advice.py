@@ -24,7 +24,7 @@ from ppl_bnn.backends.protocol import SYSTEMS, Model
 from ppl_bnn.backends.systems import system, written_in
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import cores, map_data, row_count
-from ppl_bnn.core.errors import BNNError, InputError, ModelError, UnsupportedError, message
+from ppl_bnn.core.errors import BNNError, InputError, ModelError, UnsupportedError
 from ppl_bnn.evaluation.grid.engines import machine_memory
 from ppl_bnn.inference import registry
 from ppl_bnn.inference.cost import Effort, Size
@@ -180,7 +180,7 @@ def advise(
     certain, and so are refusals.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.0 < seconds < math.inf:
-        raise InputError("seconds: " + message("a positive number", repr(seconds), "seconds=300"))
+        raise InputError.of("seconds", "a positive number", repr(seconds), "seconds=300")
     checked = checks.check_inputs(x)
     targets = checks.check_targets(y, row_count(checked))
     spoken = written_in(model, checked, targets, SYSTEMS[0])
@@ -241,9 +241,8 @@ def _methods(given: Any, spoken: str) -> dict[str, Any]:
     if given is None:
         given = list(registry.ROWS)
     if isinstance(given, str) or not isinstance(given, Mapping | Sequence) or not given:
-        raise InputError(
-            "methods: "
-            + message("a dict of labels, or a list of methods or names", repr(given), "methods=['nuts']")
+        raise InputError.of(
+            "methods", "a dict of labels, or a list of methods or names", repr(given), "methods=['nuts']"
         )
     if isinstance(given, Mapping):
         entries = list(given.items())
@@ -253,10 +252,10 @@ def _methods(given: Any, spoken: str) -> dict[str, Any]:
     for called, each in entries:
         value = _named(each, spoken) if isinstance(each, str) else each
         if isinstance(value, type) or not isinstance(value, Method | BNNError):
-            raise InputError("methods: " + message("methods, or their names", repr(value), "bnn.NUTS()"))
+            raise InputError.of("methods", "methods, or their names", repr(value), "bnn.NUTS()")
         label = value.name.lower() if called is None and isinstance(value, Method) else str(called)
         if label in found:
-            raise InputError("methods: " + message("labels that differ", f"{label!r} twice", "a dict"))
+            raise InputError.of("methods", "labels that differ", f"{label!r} twice", "a dict")
         found[label] = value
     return found
 

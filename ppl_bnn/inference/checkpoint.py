@@ -17,7 +17,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core import stored
-from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.plain_values import encoded
 from ppl_bnn.inference.fingerprint import identity
 from ppl_bnn.inference.pretrained import is_network, weights_of
@@ -78,8 +78,8 @@ class Checkpoint:
             if not os.access(path, os.W_OK):
                 raise PermissionError(f"no permission to write to {path}")
         except OSError as error:
-            raise InputError(
-                "checkpoint: " + message("a folder that can be written", str(error), "another folder")
+            raise InputError.of(
+                "checkpoint", "a folder that can be written", str(error), "another folder"
             ) from error
         return cls(path / f"{name}.safetensors", json.loads(json.dumps(dict(fingerprint))))
 
@@ -106,13 +106,11 @@ class Checkpoint:
         arrays, words = found
         before = READER.json(self.path, words["fingerprint"], {str: object})
         if before != self.fingerprint:
-            raise InputError(
-                "checkpoint: "
-                + message(
-                    "the checkpoint of the same fit",
-                    f"{self.path}, which differs in {_difference(before, self.fingerprint)}",
-                    "the same model, data, seed and settings, or another folder",
-                )
+            raise InputError.of(
+                "checkpoint",
+                "the checkpoint of the same fit",
+                f"{self.path}, which differs in {_difference(before, self.fingerprint)}",
+                "the same model, data, seed and settings, or another folder",
             )
         return arrays
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data
-from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.errors import InputError, UnsupportedError
 
 
 def latent_names(problem: Problem) -> list[str]:
@@ -37,7 +37,7 @@ def latent_names(problem: Problem) -> list[str]:
     """
     names = [site.name for site in problem.program.latents]
     if not names:
-        raise UnsupportedError(message("at least one site with a prior", "point estimates only", "MAP()"))
+        raise UnsupportedError.of("", "at least one site with a prior", "point estimates only", "MAP()")
     return names
 
 
@@ -215,13 +215,11 @@ class Where:
             or positions[0] < 0
             or positions[-1] >= total
         ):
-            raise InputError(
-                "positions: "
-                + message(
-                    f"increasing whole numbers from 0 to {total - 1}",
-                    f"{positions.dtype} of shape {positions.shape}",
-                    "np.flatnonzero(mask) with a mask over the flat vector",
-                )
+            raise InputError.of(
+                "positions",
+                f"increasing whole numbers from 0 to {total - 1}",
+                f"{positions.dtype} of shape {positions.shape}",
+                "np.flatnonzero(mask) with a mask over the flat vector",
             )
         inside = {name: (positions >= at.start) & (positions < at.stop) for name, at in every.items()}
         sites = tuple(name for name in every if inside[name].any())

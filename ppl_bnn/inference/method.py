@@ -23,7 +23,7 @@ from ppl_bnn.backends.systems import system, written_in
 from ppl_bnn.backends.turns import told_outside
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import map_data, row_count
-from ppl_bnn.core.errors import BNNError, InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.errors import BNNError, InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.names import clean_all
 from ppl_bnn.core.progress import Progress, resolve
 from ppl_bnn.core.warning_filters import ignored
@@ -125,9 +125,8 @@ class Method(ABC):
         if self.ppl not in SYSTEMS:
             raise unknown_name("system", self.ppl, SYSTEMS)
         if self.ppl not in self.systems:
-            raise UnsupportedError(
-                f"{self.name}: "
-                + message(f"ppl in {self.systems}", repr(self.ppl), f"ppl={self.systems[0]!r}")
+            raise UnsupportedError.of(
+                self.name, f"ppl in {self.systems}", repr(self.ppl), f"ppl={self.systems[0]!r}"
             )
         if self.dtype not in ("auto", "float64", "float32"):
             raise unknown_name("dtype", self.dtype, ("auto", "float64", "float32"))
@@ -246,16 +245,15 @@ class Method(ABC):
             The device is not available. Raised before anything is compiled.
         """
         if not callable(model):
-            raise InputError(
-                "model: "
-                + message("a function (x, y=None)", type(model).__name__, "the model itself, not its name")
+            raise InputError.of(
+                "model", "a function (x, y=None)", type(model).__name__, "the model itself, not its name"
             )
         x = checks.check_inputs(named_inputs(model, x), flat=True)
         y, text = checks.text_labels(y)
         y = checks.check_targets(y, row_count(x), column=True)
         refusal = _refused_in_the_language(x, y)
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**31:
-            raise InputError("seed: " + message("a whole number from 0 to 2**31 - 1", repr(seed), "seed=0"))
+            raise InputError.of("seed", "a whole number from 0 to 2**31 - 1", repr(seed), "seed=0")
         resolve_device(device)
         try:
             spoken = written_in(model, x, y, self.ppl)
@@ -266,9 +264,8 @@ class Method(ABC):
         method = self
         if spoken not in ("language", self.ppl):
             if spoken not in self.systems:
-                raise UnsupportedError(
-                    f"{self.name}: "
-                    + message(f"a model for {self.systems}", f"a {spoken} model", "bnn.observe")
+                raise UnsupportedError.of(
+                    self.name, f"a model for {self.systems}", f"a {spoken} model", "bnn.observe"
                 )
             method = dataclasses.replace(self, ppl=spoken)
         try:
@@ -355,16 +352,14 @@ class Method(ABC):
                 observed=observed,
             )
         if sketch.has_local and not self.serves_local:
-            raise UnsupportedError(
-                f"{self.name}: "
-                + message("a model without per-row latent variables", "bnn.rows in the model", "NUTS")
+            raise UnsupportedError.of(
+                self.name, "a model without per-row latent variables", "bnn.rows in the model", "NUTS"
             )
         self._check_priors(sketch)
         regression = sketch.likelihood.task == "regression"
         if regression and named is not None:
-            raise InputError(
-                "y: "
-                + message("numbers, for a regression", f"text, such as {named[0]!r}", "a model of classes")
+            raise InputError.of(
+                "y", "numbers, for a regression", f"text, such as {named[0]!r}", "a model of classes"
             )
         if not regression:
             y, named = _coded(sketch, y, named)
@@ -427,9 +422,11 @@ class Method(ABC):
         for site in program.latents if program.language else ():
             if site.family in SPECIAL and site.family not in self.serves_priors:
                 prior, advice = SPECIAL[site.family]
-                raise UnsupportedError(
-                    f"{self.name}, site {site.name!r}: "
-                    + message("a prior that this method knows the meaning of", prior, advice)
+                raise UnsupportedError.of(
+                    f"{self.name}, site {site.name!r}",
+                    "a prior that this method knows the meaning of",
+                    prior,
+                    advice,
                 )
 
     def _dtype(self, chosen: Any, device: str) -> str:
@@ -457,13 +454,11 @@ def _coded(
     if named is None:
         y, named = checks.labels_from_one(y, classes)
     elif len(named) > 1 and len(named) != classes:
-        raise InputError(
-            "y: "
-            + message(
-                f"{classes} different labels, as many as the model has classes",
-                f"{len(named)}: {', '.join(map(repr, named[:10]))}",
-                "a model with as many classes",
-            )
+        raise InputError.of(
+            "y",
+            f"{classes} different labels, as many as the model has classes",
+            f"{len(named)}: {', '.join(map(repr, named[:10]))}",
+            "a model with as many classes",
         )
     if named is not None:
         checks.warn_of_labels(named)
@@ -628,22 +623,22 @@ def resolve_start(
     if is_network(start, problem):
         start = weights_of(start, problem)
     if not isinstance(start, Mapping):
-        raise InputError(
-            "start: "
-            + message(
-                "a method, a posterior, a dict of arrays or a network of torch, Flax or Equinox",
-                type(start).__name__,
-                "start=MAP()",
-            )
+        raise InputError.of(
+            "start",
+            "a method, a posterior, a dict of arrays or a network of torch, Flax or Equinox",
+            type(start).__name__,
+            "start=MAP()",
         )
     sites = problem.program.sites
     for name, value in start.items():
         if name not in sites:
             raise unknown_name("site", name, sites)
         if np.shape(value) != sites[name].shape:
-            raise InputError(
-                f"start[{name!r}]: "
-                + message(f"shape {sites[name].shape}", f"shape {np.shape(value)}", "the shape of the site")
+            raise InputError.of(
+                f"start[{name!r}]",
+                f"shape {sites[name].shape}",
+                f"shape {np.shape(value)}",
+                "the shape of the site",
             )
     if set(start) == set(sites):
         w = {name: np.asarray(value, float) for name, value in start.items()}
@@ -734,13 +729,11 @@ def refuse_without_centre(start: Any) -> None:
     else:
         good, came = getattr(start, "finds_centre", True), getattr(start, "name", "")
     if not good:
-        raise UnsupportedError(
-            "start: "
-            + message(
-                "a start with a centre, to be taken as the mode",
-                f"{came}, whose draws, members or components have none in common",
-                "start=MAP(), or optimise=True, which begins at a draw and finds the mode",
-            )
+        raise UnsupportedError.of(
+            "start",
+            "a start with a centre, to be taken as the mode",
+            f"{came}, whose draws, members or components have none in common",
+            "start=MAP(), or optimise=True, which begins at a draw and finds the mode",
         )
 
 
@@ -771,9 +764,7 @@ def _matching(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, np.nda
     wanted = {name: site.unconstrained_shape for name, site in problem.program.sites.items()}
     came = {name: np.shape(value) for name, value in u.items()}
     if wanted != came:
-        raise InputError(
-            "start: " + message(f"sites {wanted}", f"sites {came}", "a posterior of the same model")
-        )
+        raise InputError.of("start", f"sites {wanted}", f"sites {came}", "a posterior of the same model")
     return dict(u)
 
 

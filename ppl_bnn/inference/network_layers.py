@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.warning_filters import ignored
 
 # ((stride down, across), ((top, bottom), (left, right))) of a convolution.
@@ -133,7 +133,7 @@ def as_array(name: str, value: Any) -> np.ndarray:
     """
     array = finite_numbers(value)
     if array.dtype.kind not in "fiu" or not np.isfinite(array).all():
-        raise InputError(f"start: {name}: " + message("finite numbers", _unfit(array), "a trained network"))
+        raise InputError.of(f"start: {name}", "finite numbers", _unfit(array), "a trained network")
     return np.array(array, dtype=np.float64)
 
 
@@ -164,13 +164,11 @@ def _unfit(array: np.ndarray) -> str:
 
 def _unknown(tensors: Mapping[str, Any]) -> InputError:
     listed = ", ".join(f"{name} {tuple(np.shape(value))}" for name, value in tensors.items())
-    return InputError(
-        "start: "
-        + message(
-            "linear layers and convolutions in one or two dimensions only",
-            f"{listed}, which is the weight or the bias of neither",
-            ADVICE,
-        )
+    return InputError.of(
+        "start",
+        "linear layers and convolutions in one or two dimensions only",
+        f"{listed}, which is the weight or the bias of neither",
+        ADVICE,
     )
 
 
@@ -231,9 +229,8 @@ def torch_layers(module: Any, problem: Problem, convolutional: bool) -> list[Lay
 def _torch_geometry(name: str, part: Any) -> Geometry:
     for what, plain in (("groups", 1), ("dilation", (1,) * len(part.kernel_size)), ("padding_mode", "zeros")):
         if getattr(part, what) != plain:
-            raise InputError(
-                f"start: {name}: "
-                + message(f"a convolution with {what}={plain!r}", repr(getattr(part, what)), ADVICE)
+            raise InputError.of(
+                f"start: {name}", f"a convolution with {what}={plain!r}", repr(getattr(part, what)), ADVICE
             )
     if isinstance(part.padding, str):
         total = [size - 1 if part.padding == "same" else 0 for size in part.kernel_size]
@@ -385,13 +382,13 @@ def _number_in(group: list[Layer]) -> Any:
     stems = {re.sub(r"\d+", "#", layer.name) for layer in group}
     numbers = {layer.name: tuple(map(int, re.findall(r"\d+", layer.name))) for layer in group}
     if len(stems) > 1 or len(set(numbers.values())) < len(group):
-        raise InputError(
-            "start: "
-            + message(
+        raise InputError.of(
+            "start",
+            (
                 "names that tell the order of layers of one shape, such as Dense_0 and Dense_1, since dicts of "
-                "parameters are sorted on their way",
-                ", ".join(map(str, group)),
-                "the names of the program's layers, or start={'site': array}",
-            )
+                "parameters are sorted on their way"
+            ),
+            ", ".join(map(str, group)),
+            "the names of the program's layers, or start={'site': array}",
         )
     return lambda layer: numbers[layer.name]

@@ -35,7 +35,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data
-from ppl_bnn.core.errors import InputError, message, unknown_name
+from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.inference.network_layers import (
     ADVICE,
     Layer,
@@ -152,13 +152,11 @@ def weights_of(module: Any, problem: Problem) -> dict[str, np.ndarray]:
     if modules:
         if has_layers:
             name = next(iter(modules))
-            raise InputError(
-                "start: "
-                + message(
-                    "a network for all of the program",
-                    f"one for modules ({_quoted(modules)}) and other layers",
-                    f"start={{{name!r}: network}} for a module alone, or start={{'site': array}}",
-                )
+            raise InputError.of(
+                "start",
+                "a network for all of the program",
+                f"one for modules ({_quoted(modules)}) and other layers",
+                f"start={{{name!r}: network}} for a module alone, or start={{'site': array}}",
             )
         return _parameters_for(_meant(modules, module), module)
     return _of_layers(module, problem)
@@ -167,13 +165,11 @@ def weights_of(module: Any, problem: Problem) -> dict[str, np.ndarray]:
 def _of_layers(module: Any, problem: Problem) -> dict[str, np.ndarray]:
     framework = framework_of(module)
     if framework is not None and framework.library == "jax" and not isinstance(framework, Nnx):
-        raise InputError(
-            "start: "
-            + message(
-                "a network of torch or Flax for layers of the language",
-                f"{type(module).__name__}, {framework.kind}",
-                "bnn.module('net', x, network) in the model, or start={'site': array}",
-            )
+        raise InputError.of(
+            "start",
+            "a network of torch or Flax for layers of the language",
+            f"{type(module).__name__}, {framework.kind}",
+            "bnn.module('net', x, network) in the model, or start={'site': array}",
         )
     wanted = _maps(problem)
     if is_torch_module(module):
@@ -282,13 +278,11 @@ def _maps(problem: Problem) -> list[ProgramMap]:
     network_output(recorded, values, x)
     found = list(record.found.values())
     if not found:
-        raise InputError(
-            "start: "
-            + message(
-                "a program with linear maps, or with a module that has priors",
-                "neither",
-                "bnn.dense, bnn.conv2d, bnn.linear or bnn.module in the model",
-            )
+        raise InputError.of(
+            "start",
+            "a program with linear maps, or with a module that has priors",
+            "neither",
+            "bnn.dense, bnn.conv2d, bnn.linear or bnn.module in the model",
         )
     computed = [each.name for each in found if each.weight is None or (each.has_bias and each.bias is None)]
     _refuse_computed(computed)
@@ -297,25 +291,21 @@ def _maps(problem: Problem) -> list[ProgramMap]:
 
 def _refuse_computed(computed: list[str]) -> None:
     if computed:
-        raise InputError(
-            "start: "
-            + message(
-                "weights and biases that are sites of the program",
-                f"{computed}, which it computes from other sites",
-                "a prior that samples the weights themselves, or start={'site': array}",
-            )
+        raise InputError.of(
+            "start",
+            "weights and biases that are sites of the program",
+            f"{computed}, which it computes from other sites",
+            "a prior that samples the weights themselves, or start={'site': array}",
         )
 
 
 def _refuse_plain(problem: Problem) -> None:
     if not problem.program.language:
-        raise InputError(
-            "start: "
-            + message(
-                "a model in the language, whose linear maps are known",
-                "a plain NumPyro or Pyro model",
-                "start={'site': array}",
-            )
+        raise InputError.of(
+            "start",
+            "a model in the language, whose linear maps are known",
+            "a plain NumPyro or Pyro model",
+            "start={'site': array}",
         )
 
 
@@ -372,9 +362,11 @@ def _by_name(start: Mapping[str, Any], modules: Mapping[str, ProgramModule]) -> 
             raise unknown_name("module of the model in start", name, modules)
         for site, value in _parameters_for(modules[name], network).items():
             if site in found:
-                raise InputError(
-                    f"start[{site!r}]: "
-                    + message("each site once", f"an array, and the network {name!r}", "one of the two")
+                raise InputError.of(
+                    f"start[{site!r}]",
+                    "each site once",
+                    f"an array, and the network {name!r}",
+                    "one of the two",
                 )
             found[site] = value
     return found
@@ -389,13 +381,11 @@ def _meant(modules: Mapping[str, ProgramModule], start: Any) -> ProgramModule:
         if _is_of_its_kind(each, start) and not any(_differences(each, _given(each, start))):
             fitting.append(name)
     if len(fitting) != 1:
-        raise InputError(
-            "start: "
-            + message(
-                f"a network with the parameters of exactly one module of {_quoted(modules)}",
-                f"one with those of {_quoted(fitting) if fitting else 'none'}",
-                f"start={{{(fitting or list(modules))[0]!r}: network, ...}}",
-            )
+        raise InputError.of(
+            "start",
+            f"a network with the parameters of exactly one module of {_quoted(modules)}",
+            f"one with those of {_quoted(fitting) if fitting else 'none'}",
+            f"start={{{(fitting or list(modules))[0]!r}: network, ...}}",
         )
     return modules[fitting[0]]
 
@@ -407,26 +397,22 @@ def _parameters_for(module: ProgramModule, start: Any) -> dict[str, np.ndarray]:
     if not _is_of_its_kind(module, start):
         kind = framework_of(start)
         came = type(start).__name__ if kind is None else f"{type(start).__name__}, {kind.kind}"
-        raise InputError(
-            f"{word}: "
-            + message(
-                f"{use.framework.kind}, as in the model, or the parameters of one in a dict",
-                came,
-                "the module of the model, or a trained copy of it",
-            )
+        raise InputError.of(
+            f"{word}",
+            f"{use.framework.kind}, as in the model, or the parameters of one in a dict",
+            came,
+            "the module of the model, or a trained copy of it",
         )
     given = _given(module, start)
     expected, came = _differences(module, given)
     if expected or came:
-        raise InputError(
-            f"{word}: "
-            + message(
-                f"its parameters, among them {_some(expected)}"
-                if expected
-                else f"its {len(use.parameters)} parameters alone",
-                _some(came),
-                "a trained network of the class and the sizes of the one in the model, or start={'site': array}",
-            )
+        raise InputError.of(
+            f"{word}",
+            f"its parameters, among them {_some(expected)}"
+            if expected
+            else f"its {len(use.parameters)} parameters alone",
+            _some(came),
+            "a trained network of the class and the sizes of the one in the model, or start={'site': array}",
         )
     values: dict[str, np.ndarray] = {}
     computed, moved = [], []
@@ -443,25 +429,23 @@ def _parameters_for(module: ProgramModule, start: Any) -> dict[str, np.ndarray]:
     further, constants = use.framework.further_names(use.network), use.framework.constants(use.network)
     for name, value in given.items():
         if name in further and not _same(value, given[further[name]]):
-            raise InputError(
-                f"{word}: "
-                + message(
-                    f"one value of {further[name]!r}, which the model has as {name!r} again",
-                    "two",
-                    "a network that shares it",
-                )
+            raise InputError.of(
+                f"{word}",
+                f"one value of {further[name]!r}, which the model has as {name!r} again",
+                "two",
+                "a network that shares it",
             )
         if name in constants and not _same(value, constants[name]):
             moved.append(name)
     if moved:
-        raise InputError(
-            f"{word}: "
-            + message(
-                "the values that the model holds, which are those of its own module",
-                f"others of {_some(map(repr, moved))}",
+        raise InputError.of(
+            f"{word}",
+            "the values that the model holds, which are those of its own module",
+            f"others of {_some(map(repr, moved))}",
+            (
                 f"the trained network itself in bnn.module({use.name!r}, x, network, ...), or for a parameter "
-                "a prior or priors.Point(), which begins at the start",
-            )
+                "a prior or priors.Point(), which begins at the start"
+            ),
         )
     return values
 
@@ -484,11 +468,11 @@ def _named(framework: Framework, network: Any) -> dict[str, Any]:
     found = {}
     for parameter in framework.parameters("start", network):
         if parameter.own is None:
-            raise InputError(
-                "start: "
-                + message(
-                    f"a value of {parameter.name!r}", "a shape only", "a network that has been initialised"
-                )
+            raise InputError.of(
+                "start",
+                f"a value of {parameter.name!r}",
+                "a shape only",
+                "a network that has been initialised",
             )
         found[parameter.name] = parameter.own
     shared = {name: found[listed] for name, listed in framework.further_names(network).items()}
@@ -552,13 +536,11 @@ def _check(wanted: list[ProgramMap], layers: list[Layer]) -> None:
 
     if len(wanted) == len(layers) and all(map(fits, wanted, layers)):
         return
-    raise InputError(
-        "start: "
-        + message(
-            f"the layers of the program in order, [{'; '.join(map(str, wanted))}]",
-            f"[{'; '.join(map(str, layers))}]",
-            ADVICE,
-        )
+    raise InputError.of(
+        "start",
+        f"the layers of the program in order, [{'; '.join(map(str, wanted))}]",
+        f"[{'; '.join(map(str, layers))}]",
+        ADVICE,
     )
 
 
@@ -567,14 +549,14 @@ def _reordered(each: ProgramMap, layer: Layer) -> np.ndarray:
     if not layer.flattens_channels_first or each.after_channels is None:
         return np.ascontiguousarray(layer.weight)
     if each.channels_first is None:
-        raise InputError(
-            f"start: {layer.name}: "
-            + message(
+        raise InputError.of(
+            f"start: {layer.name}",
+            (
                 f"a program that flattens an image of {each.after_channels} channels before {each.name!r}, so that "
-                "the order of the rows of its weight is known",
-                f"inputs of shape ({each.shape[0]},) that are no flattened image",
-                f"start={{{each.weight!r}: array}} with rows in the order of the program",
-            )
+                "the order of the rows of its weight is known"
+            ),
+            f"inputs of shape ({each.shape[0]},) that are no flattened image",
+            f"start={{{each.weight!r}: array}} with rows in the order of the program",
         )
     if each.channels_first:
         return np.ascontiguousarray(layer.weight)

@@ -44,7 +44,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, ModelError, message, unknown_name
+from ppl_bnn.core.errors import InputError, ModelError, unknown_name
 from ppl_bnn.language import ops
 
 # Family -> its arguments in order, with a default where the field has one; `...` means required.
@@ -203,13 +203,11 @@ def check_no_nested(specification: Distribution) -> None:
     """
     for name, value in specification.arguments.items():
         if isinstance(value, Distribution):
-            raise ModelError(
-                f"{specification.family}: "
-                + message(
-                    f"a number or an array as {name}",
-                    f"the distribution {value.family}",
-                    f"drawing it first, bnn.sample('{name}', dist.{value.family}(...)), or priors.Hierarchical",
-                )
+            raise ModelError.of(
+                f"{specification.family}",
+                f"a number or an array as {name}",
+                f"the distribution {value.family}",
+                f"drawing it first, bnn.sample('{name}', dist.{value.family}(...)), or priors.Hierarchical",
             )
 
 
@@ -228,10 +226,10 @@ def _check(family: str, name: str, value: Any) -> None:
         if not isinstance(number, int | float) or isinstance(number, bool):
             continue
         if not math.isfinite(number):
-            raise InputError(f"{family}: " + message(f"a finite {name}", repr(number), "a number"))
+            raise InputError.of(f"{family}", f"a finite {name}", repr(number), "a number")
         if name in POSITIVE and number <= 0:
-            raise InputError(
-                f"{family}: " + message(f"a positive {name}", repr(number), f"{name}={abs(number) or 1.0}")
+            raise InputError.of(
+                f"{family}", f"a positive {name}", repr(number), f"{name}={abs(number) or 1.0}"
             )
 
 
@@ -261,8 +259,8 @@ def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
         raise unknown_name("distribution", family, FAMILIES)
     wanted = FAMILIES[family]
     if len(args) > len(wanted):
-        raise InputError(
-            f"{family}: " + message(f"at most {len(wanted)} arguments", str(len(args)), ", ".join(wanted))
+        raise InputError.of(
+            f"{family}", f"at most {len(wanted)} arguments", str(len(args)), ", ".join(wanted)
         )
     given = dict(zip(wanted, args, strict=False))
     for name, value in kwargs.items():
@@ -275,9 +273,7 @@ def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
     for name, default in wanted.items():
         value = given.get(name, default)
         if value is ...:
-            raise InputError(
-                f"{family}: " + message(f"an argument {name!r}", "none", f"{family}({name}=...)")
-            )
+            raise InputError.of(f"{family}", f"an argument {name!r}", "none", f"{family}({name}=...)")
         _check(family, name, value)
         arguments[name] = value
     if family == "NormalMixture":
@@ -293,9 +289,7 @@ def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
     if family == "Uniform":
         low, high = arguments["low"], arguments["high"]
         if isinstance(low, int | float) and isinstance(high, int | float) and not low < high:
-            raise InputError(
-                "Uniform: " + message("low < high", f"{low!r} and {high!r}", "Uniform(0.0, 1.0)")
-            )
+            raise InputError.of("Uniform", "low < high", f"{low!r} and {high!r}", "Uniform(0.0, 1.0)")
     return Distribution(family, arguments)
 
 
@@ -339,22 +333,22 @@ def group_shape(per: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _check_dimension(dimension: Any) -> None:
     if isinstance(dimension, bool) or not isinstance(dimension, int) or dimension < 2:
-        raise InputError(
-            "LKJCholesky: "
-            + message("a dimension, a whole number from 2", repr(dimension), "the number of outputs")
+        raise InputError.of(
+            "LKJCholesky", "a dimension, a whole number from 2", repr(dimension), "the number of outputs"
         )
 
 
 def _check_mixture(weights: Any, scales: Any) -> None:
     if len(weights) != len(scales):
-        raise InputError(
-            "NormalMixture: "
-            + message("as many weights as scales", f"{len(weights)} and {len(scales)}", "weights=(0.5, 0.5)")
+        raise InputError.of(
+            "NormalMixture",
+            "as many weights as scales",
+            f"{len(weights)} and {len(scales)}",
+            "weights=(0.5, 0.5)",
         )
     if isinstance(weights, list | tuple | np.ndarray) and abs(math.fsum(weights) - 1.0) > 1e-9:
-        raise InputError(
-            "NormalMixture: "
-            + message("positive weights with sum 1", str(tuple(weights)), "weights=(0.5, 0.5)")
+        raise InputError.of(
+            "NormalMixture", "positive weights with sum 1", str(tuple(weights)), "weights=(0.5, 0.5)"
         )
 
 
@@ -363,31 +357,27 @@ def _check_multivariate(family: str, arguments: Mapping[str, Any]) -> None:
     shapes = {name: _shape(value) for name, value in arguments.items()}
     size = math.prod(shapes["loc"])
     if not shapes["loc"]:
-        raise InputError(
-            f"{family}: " + message("a loc with at least one axis", "a number", "Normal for a single number")
+        raise InputError.of(
+            f"{family}", "a loc with at least one axis", "a number", "Normal for a single number"
         )
     if family == "KroneckerNormal":
         given = shapes["precisions"]
         wanted = {"left_vectors": given[:1] * 2, "right_vectors": given[1:] * 2}
         fits = len(given) == 2 and math.prod(given) == size
         if not fits or any(shapes[name] != shape for name, shape in wanted.items()):
-            raise InputError(
-                f"{family}: "
-                + message(
-                    f"precisions (I, O) with I * O = {size}, left_vectors (I, I) and right_vectors (O, O)",
-                    ", ".join(f"{name} {shape}" for name, shape in shapes.items()),
-                    "the eigenvectors of both factors",
-                )
+            raise InputError.of(
+                f"{family}",
+                f"precisions (I, O) with I * O = {size}, left_vectors (I, I) and right_vectors (O, O)",
+                ", ".join(f"{name} {shape}" for name, shape in shapes.items()),
+                "the eigenvectors of both factors",
             )
         return
     if shapes["scale_tril"] != (size, size):
-        raise InputError(
-            f"{family}: "
-            + message(
-                f"scale_tril of shape {(size, size)} for loc of shape {shapes['loc']}",
-                f"shape {shapes['scale_tril']}",
-                "the Cholesky factor of the covariance of the ravelled array",
-            )
+        raise InputError.of(
+            f"{family}",
+            f"scale_tril of shape {(size, size)} for loc of shape {shapes['loc']}",
+            f"shape {shapes['scale_tril']}",
+            "the Cholesky factor of the covariance of the ravelled array",
         )
     check_factor(family, arguments["scale_tril"])
 
@@ -408,13 +398,11 @@ def check_factor(of: str, factor: Any) -> None:
         The matrix is not lower triangular with a positive diagonal.
     """
     if isinstance(factor, np.ndarray) and (np.any(np.triu(factor, 1)) or np.any(np.diag(factor) <= 0)):
-        raise InputError(
-            f"{of}: "
-            + message(
-                "scale_tril lower triangular, with a positive diagonal",
-                "another matrix",
-                "np.linalg.cholesky(covariance)",
-            )
+        raise InputError.of(
+            f"{of}",
+            "scale_tril lower triangular, with a positive diagonal",
+            "another matrix",
+            "np.linalg.cholesky(covariance)",
         )
 
 
@@ -427,8 +415,8 @@ CENSORED = ("Normal", "Laplace", "Weibull")
 def _check_censored(base: Any) -> None:
     if not isinstance(base, Distribution) or base.family not in CENSORED:
         came = base.family if isinstance(base, Distribution) else type(base).__name__
-        raise InputError(
-            "Censored: " + message(f"a distribution among {', '.join(CENSORED)}", came, "dist.Normal(f, 1.0)")
+        raise InputError.of(
+            "Censored", f"a distribution among {', '.join(CENSORED)}", came, "dist.Normal(f, 1.0)"
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ppl_bnn.core.errors import ModelError, message
+from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import ops
 from ppl_bnn.language.primitives import Handler, Interpretation, Message
 
@@ -67,13 +67,11 @@ class NetworkFunction(Interpretation):
                 msg.answer(msg.arguments["obs"])
                 return
             if msg.name not in self.values:
-                raise ModelError(
-                    "network function: "
-                    + message(
-                        f"a value for site {msg.name!r}",
-                        f"values for {sorted(self.values)}",
-                        "all latent sites",
-                    )
+                raise ModelError.of(
+                    "network function",
+                    f"a value for site {msg.name!r}",
+                    f"values for {sorted(self.values)}",
+                    "all latent sites",
                 )
             msg.answer(self.values[msg.name])
         elif msg.kind == "deterministic" and COMPUTED + msg.name in self.values:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ppl_bnn.core.errors import ModelError, message, unknown_name
+from ppl_bnn.core.errors import ModelError, unknown_name
 
 Array = Any
 # An image is (N, H, W, C); a kernel and a stride are one number or (height, width).
@@ -408,9 +408,8 @@ def _whole_pair(word: str, what: str, value: Any) -> tuple[int, int]:
         or len(pair) != 2
         or not all(hasattr(each, "__index__") and not isinstance(each, bool) and each > 0 for each in pair)
     ):
-        raise ModelError(
-            f"{word}: "
-            + message(f"a positive whole number as {what}, or (height, width)", repr(value), f"{what}=2")
+        raise ModelError.of(
+            f"{word}", f"a positive whole number as {what}, or (height, width)", repr(value), f"{what}=2"
         )
     return operator.index(pair[0]), operator.index(pair[1])
 
@@ -437,13 +436,11 @@ def _margins(
     except (TypeError, ValueError):
         whole = []
     if len(whole) != 4 or min(whole) < 0:
-        raise ModelError(
-            f"{word}: "
-            + message(
-                "padding 'valid', 'same', a whole number from 0, or ((top, bottom), (left, right))",
-                repr(padding),
-                "padding='same'",
-            )
+        raise ModelError.of(
+            f"{word}",
+            "padding 'valid', 'same', a whole number from 0, or ((top, bottom), (left, right))",
+            repr(padding),
+            "padding='same'",
         )
     return (whole[0], whole[1]), (whole[2], whole[3])
 
@@ -474,21 +471,18 @@ def windows(
     """
     shape = tuple(x.shape)
     if len(shape) != 4:
-        raise ModelError(
-            f"{word}: "
-            + message("images of shape (N, height, width, channels)", f"shape {shape}", "x[..., None]")
+        raise ModelError.of(
+            f"{word}", "images of shape (N, height, width, channels)", f"shape {shape}", "x[..., None]"
         )
     kernel, stride = _whole_pair(word, "kernel", kernel), _whole_pair(word, "stride", stride)
     margins = _margins(word, (shape[1], shape[2]), kernel, stride, padding)
     inside = [shape[axis + 1] + builtins.sum(margins[axis]) - kernel[axis] for axis in (0, 1)]
     if min(inside) < 0:
-        raise ModelError(
-            f"{word}: "
-            + message(
-                f"an image of at least the size {kernel} of the kernel, padding included",
-                f"height and width {shape[1:3]} with padding {padding!r}",
-                "padding='same' or a smaller kernel",
-            )
+        raise ModelError.of(
+            f"{word}",
+            f"an image of at least the size {kernel} of the kernel, padding included",
+            f"height and width {shape[1:3]} with padding {padding!r}",
+            "padding='same' or a smaller kernel",
         )
     return kernel, stride, margins, (inside[0] // stride[0] + 1, inside[1] // stride[1] + 1)
 
@@ -543,16 +537,14 @@ def sequence_as_image(
     """
     shape = tuple(x.shape)
     if len(shape) != 3:
-        raise ModelError(
-            f"{word}: " + message("sequences of shape (N, time, channels)", f"shape {shape}", "x[..., None]")
+        raise ModelError.of(
+            f"{word}", "sequences of shape (N, time, channels)", f"shape {shape}", "x[..., None]"
         )
     sizes = []
     for what, value in (("kernel", kernel), ("stride", stride)):
         number: Any = value[0] if isinstance(value, tuple | list) and len(value) == 1 else value
         if not hasattr(number, "__index__") or isinstance(number, bool) or number < 1:
-            raise ModelError(
-                f"{word}: " + message(f"a positive whole number as {what}", repr(value), f"{what}=2")
-            )
+            raise ModelError.of(f"{word}", f"a positive whole number as {what}", repr(value), f"{what}=2")
         sizes.append(operator.index(number))
     width, step = sizes
     around: Any = padding
@@ -571,23 +563,19 @@ def sequence_as_image(
     elif padding not in ("valid", "same"):
         around = None
     if around is None:
-        raise ModelError(
-            f"{word}: "
-            + message(
-                "padding 'valid', 'same', a whole number from 0, or (before, after)",
-                repr(padding),
-                "padding='same'",
-            )
+        raise ModelError.of(
+            f"{word}",
+            "padding 'valid', 'same', a whole number from 0, or (before, after)",
+            repr(padding),
+            "padding='same'",
         )
     margins = _margins(word, (1, shape[1]), (1, width), (1, step), around)
     if shape[1] + builtins.sum(margins[1]) < width:
-        raise ModelError(
-            f"{word}: "
-            + message(
-                f"a sequence of at least the length {width} of the kernel, padding included",
-                f"length {shape[1]} with padding {padding!r}",
-                "padding='same' or a smaller kernel",
-            )
+        raise ModelError.of(
+            f"{word}",
+            f"a sequence of at least the length {width} of the kernel, padding included",
+            f"length {shape[1]} with padding {padding!r}",
+            "padding='same' or a smaller kernel",
         )
     return x[:, None], (1, width), (1, step), margins
 
@@ -650,13 +638,11 @@ def conv2d(x: Array, weight: Array, stride: Pair = 1, padding: Padding = "valid"
         Shapes, stride or padding do not fit.
     """
     if len(weight.shape) != 4 or (len(x.shape) == 4 and weight.shape[2] != x.shape[3]):
-        raise ModelError(
-            "ops.conv2d: "
-            + message(
-                f"a weight of shape (kh, kw, {x.shape[-1]}, channels) for images {tuple(x.shape)}",
-                f"shape {tuple(weight.shape)}",
-                "the channels of the images as third axis",
-            )
+        raise ModelError.of(
+            "ops.conv2d",
+            f"a weight of shape (kh, kw, {x.shape[-1]}, channels) for images {tuple(x.shape)}",
+            f"shape {tuple(weight.shape)}",
+            "the channels of the images as third axis",
         )
     kernel, stride, margins, _ = windows("ops.conv2d", x, tuple(weight.shape[:2]), stride, padding)
     xp = namespace(x, weight)
@@ -702,13 +688,11 @@ def conv1d(x: Array, weight: Array, stride: int = 1, padding: SequencePadding = 
         Shapes, stride or padding do not fit.
     """
     if len(weight.shape) != 3 or (len(x.shape) == 3 and weight.shape[1] != x.shape[2]):
-        raise ModelError(
-            "ops.conv1d: "
-            + message(
-                f"a weight of shape (k, {x.shape[-1]}, channels) for sequences {tuple(x.shape)}",
-                f"shape {tuple(weight.shape)}",
-                "the channels of the sequences as second axis",
-            )
+        raise ModelError.of(
+            "ops.conv1d",
+            f"a weight of shape (k, {x.shape[-1]}, channels) for sequences {tuple(x.shape)}",
+            f"shape {tuple(weight.shape)}",
+            "the channels of the sequences as second axis",
         )
     image, _, steps, margins = sequence_as_image("ops.conv1d", x, int(weight.shape[0]), stride, padding)
     return conv2d(image, weight[None], steps, margins)[:, 0]
@@ -723,13 +707,11 @@ def _check_pooling(word: str, x: Array, kernel: Any, stride: Any, padding: Any) 
     """Refuse padding with which a window would contain no part of the image."""
     kernel, _, margins, _ = windows(word, x, kernel, stride, padding)
     if any(max(margins[axis]) >= kernel[axis] for axis in (0, 1)):
-        raise ModelError(
-            f"{word}: "
-            + message(
-                f"padding smaller than the kernel {kernel}, or a window would hold nothing of the image",
-                repr(padding),
-                "padding='same'",
-            )
+        raise ModelError.of(
+            f"{word}",
+            f"padding smaller than the kernel {kernel}, or a window would hold nothing of the image",
+            repr(padding),
+            "padding='same'",
         )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ppl_bnn.core.errors import ModelError, message
+from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
 
@@ -104,29 +104,24 @@ class Interpretation(Handler):
     def process(self, msg: Message) -> None:
         if msg.kind in ("sample", "deterministic", "param"):
             if msg.name in RESERVED:
-                raise ModelError(
-                    f"site {msg.name!r}: "
-                    + message(
-                        f"a name other than {', '.join(RESERVED)}, which the language uses itself",
-                        repr(msg.name),
-                        "another name",
-                    )
+                raise ModelError.of(
+                    f"site {msg.name!r}",
+                    f"a name other than {', '.join(RESERVED)}, which the language uses itself",
+                    repr(msg.name),
+                    "another name",
                 )
             if msg.name in self.names:
-                raise ModelError(
-                    message(
-                        "a different name for every site",
-                        f"two sites named {msg.name!r}",
-                        "renaming one of them",
-                    )
+                raise ModelError.of(
+                    "",
+                    "a different name for every site",
+                    f"two sites named {msg.name!r}",
+                    "renaming one of them",
                 )
             self.names.add(msg.name)
         elif msg.kind == "observe":
             if self.observed:
-                raise ModelError(
-                    message(
-                        "exactly one `observe` in a model", "a second one", "one likelihood over all outputs"
-                    )
+                raise ModelError.of(
+                    "", "exactly one `observe` in a model", "a second one", "one likelihood over all outputs"
                 )
             self.observed = True
             self._check_rows(int(msg.arguments["f"].shape[0]))
@@ -136,13 +131,11 @@ class Interpretation(Handler):
     def _check_rows(self, n: int) -> None:
         """Refuse a plate of another size, which would be broadcast against the rows or have draws for other rows."""
         if self.row_count is not None and self.row_count != n:
-            raise ModelError(
-                "rows: "
-                + message(
-                    "the number of rows of x, the same throughout",
-                    f"{self.row_count} and {n}",
-                    "bnn.rows(x.shape[0])",
-                )
+            raise ModelError.of(
+                "rows",
+                "the number of rows of x, the same throughout",
+                f"{self.row_count} and {n}",
+                "bnn.rows(x.shape[0])",
             )
         if self.row_count is None:
             self.row_count = n
@@ -150,12 +143,11 @@ class Interpretation(Handler):
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
         if exception[0] is None and not self.observed:
-            raise ModelError(
-                message(
-                    "exactly one `observe` in a model",
-                    "none",
-                    "ending the model with bnn.observe(y, f, likelihood)",
-                )
+            raise ModelError.of(
+                "",
+                "exactly one `observe` in a model",
+                "none",
+                "ending the model with bnn.observe(y, f, likelihood)",
             )
 
 
@@ -185,13 +177,11 @@ def send(msg: Message) -> Any:
     """
     stack = _stack()
     if not stack:
-        raise ModelError(
-            f"bnn.{msg.kind}({msg.name!r}): "
-            + message(
-                "a running interpretation",
-                "a call of the model as a bare function",
-                "bnn.fit, bnn.as_numpyro(model) or bnn.as_pyro(model)",
-            )
+        raise ModelError.of(
+            f"bnn.{msg.kind}({msg.name!r})",
+            "a running interpretation",
+            "a call of the model as a bare function",
+            "bnn.fit, bnn.as_numpyro(model) or bnn.as_pyro(model)",
         )
     reached = 0
     for handler in reversed(stack):
@@ -250,9 +240,11 @@ def sample(name: str, distribution: Distribution, obs: Any = None) -> Any:
         `distribution` is not a distribution of `ppl_bnn.dist`.
     """
     if not isinstance(distribution, Distribution):
-        raise ModelError(
-            f"sample({name!r}): "
-            + message("a distribution of ppl_bnn.dist", type(distribution).__name__, "dist.Normal(0.0, 1.0)")
+        raise ModelError.of(
+            f"sample({name!r})",
+            "a distribution of ppl_bnn.dist",
+            type(distribution).__name__,
+            "dist.Normal(0.0, 1.0)",
         )
     return send(Message("sample", name, {"distribution": distribution, "obs": obs}))
 
@@ -382,14 +374,11 @@ def observe(y: Any, f: Any, likelihood: Any) -> None:
     """
     if isinstance(likelihood, type) or not hasattr(likelihood, "predictor"):
         came = f"the class {likelihood.__name__}" if isinstance(likelihood, type) else repr(likelihood)
-        raise ModelError(
-            "observe: " + message("an instance of a likelihood", came, "bnn.likelihoods.Gaussian(noise)")
-        )
+        raise ModelError.of("observe", "an instance of a likelihood", came, "bnn.likelihoods.Gaussian(noise)")
     shape = tuple(getattr(f, "shape", ()))
     if len(shape) != 2:
-        raise ModelError(
-            "observe: "
-            + message("a network output f of shape (N, K)", f"shape {shape}", "f[:, None] for one output")
+        raise ModelError.of(
+            "observe", "a network output f of shape (N, K)", f"shape {shape}", "f[:, None] for one output"
         )
     likelihood.check(shape, None if y is None else tuple(y.shape))
     send(Message("observe", "y", {"y": y, "f": f, "likelihood": likelihood}))

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language.primitives import deterministic, sample
 
@@ -41,30 +41,28 @@ def check_scale(prior: str, scale: Scale, sampled: bool = False) -> None:
     """
     if isinstance(scale, dist.Distribution):
         if not sampled:
-            raise InputError(
-                f"priors.{prior}: "
-                + message(
-                    "a number here", f"the distribution {scale.family}", "priors.Hierarchical(scale=...)"
-                )
+            raise InputError.of(
+                f"priors.{prior}",
+                "a number here",
+                f"the distribution {scale.family}",
+                "priors.Hierarchical(scale=...)",
             )
         check_hyper_prior(prior, scale)
     elif isinstance(scale, str):
         if scale != "fan_in":
-            raise InputError(
-                f"priors.{prior}: " + message("a scale that is a number or 'fan_in'", repr(scale), "'fan_in'")
+            raise InputError.of(
+                f"priors.{prior}", "a scale that is a number or 'fan_in'", repr(scale), "'fan_in'"
             )
     elif isinstance(scale, int | float | np.floating | np.integer) and not (
         scale > 0 and math.isfinite(scale)
     ):
-        raise InputError(
-            f"priors.{prior}: " + message("a positive scale", repr(scale), "scale=1.0 or scale='fan_in'")
-        )
+        raise InputError.of(f"priors.{prior}", "a positive scale", repr(scale), "scale=1.0 or scale='fan_in'")
 
 
 def check_number(prior: str, value: Any) -> None:
     """Refuse a value that is not a positive number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise InputError(f"priors.{prior}: " + message("a positive number", repr(value), "1.0"))
+        raise InputError.of(f"priors.{prior}", "a positive number", repr(value), "1.0")
 
 
 def check_scales(prior: str, scale: Scale, sigma: Scale, sampled: bool = False) -> None:
@@ -72,11 +70,13 @@ def check_scales(prior: str, scale: Scale, sigma: Scale, sampled: bool = False) 
     check_scale(prior, scale, sampled)
     check_scale(prior, sigma, sampled)
     if isinstance(sigma, str):
-        raise InputError(f"priors.{prior}: " + message("a number as sigma", repr(sigma), "sigma=1.0"))
+        raise InputError.of(f"priors.{prior}", "a number as sigma", repr(sigma), "sigma=1.0")
     if not isinstance(scale, str) and sigma != 1.0:
-        raise InputError(
-            f"priors.{prior}: "
-            + message("sigma with scale='fan_in' only", f"scale={scale!r} and sigma={sigma!r}", "one of them")
+        raise InputError.of(
+            f"priors.{prior}",
+            "sigma with scale='fan_in' only",
+            f"scale={scale!r} and sigma={sigma!r}",
+            "one of them",
         )
 
 
@@ -112,9 +112,7 @@ def check_hyper_prior(of: str, given: Any, positive: bool = True) -> None:
                 check_hyper_prior(f"{of}, {name} of {given.family}", value, name in dist.POSITIVE)
         return
     number = "positive number as scale" if positive else "number"
-    raise InputError(
-        f"priors.{of}: " + message(f"a distribution of one {number}", came, "scale=dist.HalfNormal(1.0)")
-    )
+    raise InputError.of(f"priors.{of}", f"a distribution of one {number}", came, "scale=dist.HalfNormal(1.0)")
 
 
 def draw(name: str, specification: dist.Distribution) -> Any:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, ModelError, message, unknown_name
+from ppl_bnn.core.errors import InputError, ModelError, unknown_name
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.primitives import deterministic, param, sample
@@ -179,20 +179,17 @@ class ScaleMixture:
 
     def __post_init__(self) -> None:
         if len(self.weights) != len(self.scales) or len(self.weights) < 1:
-            raise InputError(
-                "priors.ScaleMixture: "
-                + message(
-                    "as many weights as scales",
-                    f"{len(self.weights)} and {len(self.scales)}",
-                    "weights=(0.5, 0.5)",
-                )
+            raise InputError.of(
+                "priors.ScaleMixture",
+                "as many weights as scales",
+                f"{len(self.weights)} and {len(self.scales)}",
+                "weights=(0.5, 0.5)",
             )
         for scale in self.scales:
             check_scale("ScaleMixture", scale)
         if min(self.weights) <= 0 or abs(sum(self.weights) - 1.0) > 1e-9:
-            raise InputError(
-                "priors.ScaleMixture: "
-                + message("positive weights with sum 1", str(self.weights), "weights=(0.5, 0.5)")
+            raise InputError.of(
+                "priors.ScaleMixture", "positive weights with sum 1", str(self.weights), "weights=(0.5, 0.5)"
             )
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
@@ -259,32 +256,30 @@ class SpikeAndSlab:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.probability < 1.0:
-            raise InputError(
-                "priors.SpikeAndSlab: "
-                + message("a probability between 0 and 1", repr(self.probability), "probability=0.5")
+            raise InputError.of(
+                "priors.SpikeAndSlab",
+                "a probability between 0 and 1",
+                repr(self.probability),
+                "probability=0.5",
             )
         unused, value = ("spike", self.spike) if self.relaxed else ("temperature", self.temperature)
         if value is not None:
-            raise InputError(
-                "priors.SpikeAndSlab: "
-                + message(
-                    f"no {unused} with relaxed={self.relaxed}",
-                    f"{unused}={value!r}",
-                    f"relaxed={not self.relaxed}, or leaving {unused} out",
-                )
+            raise InputError.of(
+                "priors.SpikeAndSlab",
+                f"no {unused} with relaxed={self.relaxed}",
+                f"{unused}={value!r}",
+                f"relaxed={not self.relaxed}, or leaving {unused} out",
             )
         for number in (self.slab, self.spike, self.temperature):
             if number is not None:
                 check_number("SpikeAndSlab", number)
         check_scale("SpikeAndSlab", self.scale)
         if self.spike is not None and self.spike >= self.slab:
-            raise InputError(
-                "priors.SpikeAndSlab: "
-                + message(
-                    "a spike narrower than the slab",
-                    f"spike={self.spike!r} and slab={self.slab!r}",
-                    "spike=0.01 * slab",
-                )
+            raise InputError.of(
+                "priors.SpikeAndSlab",
+                "a spike narrower than the slab",
+                f"spike={self.spike!r} and slab={self.slab!r}",
+                "spike=0.01 * slab",
             )
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
@@ -481,25 +476,21 @@ def _covariance_eigen(prior: str, given: Any, size: int) -> tuple[np.ndarray, np
     matrix = given(size) if callable(given) else np.eye(size) if given is None else given
     matrix = np.asarray(matrix, dtype=float)
     if matrix.shape != (size, size):
-        raise ModelError(
-            f"priors.{prior}: "
-            + message(
-                f"a covariance of shape {(size, size)}",
-                f"shape {matrix.shape}",
-                "one prior per layer, or a function that makes it from the size",
-            )
+        raise ModelError.of(
+            f"priors.{prior}",
+            f"a covariance of shape {(size, size)}",
+            f"shape {matrix.shape}",
+            "one prior per layer, or a function that makes it from the size",
         )
     finite = np.isfinite(matrix).all() and np.allclose(matrix, matrix.T, rtol=1e-10, atol=0.0)
     values, vectors = np.linalg.eigh(matrix) if finite else (np.zeros(1), matrix)
     # Smaller eigenvalues are lost in the rounding of the matrix.
     if not values.min() > 1e-14 * values.max():
-        raise InputError(
-            f"priors.{prior}: "
-            + message(
-                "a covariance, symmetric and positive definite",
-                f"eigenvalues from {values.min():.3g} to {values.max():.3g}" if finite else "another matrix",
-                "a shorter length scale, or something added to the diagonal",
-            )
+        raise InputError.of(
+            f"priors.{prior}",
+            "a covariance, symmetric and positive definite",
+            f"eigenvalues from {values.min():.3g} to {values.max():.3g}" if finite else "another matrix",
+            "a shorter length scale, or something added to the diagonal",
         )
     return vectors, values
 
@@ -570,13 +561,11 @@ class MatrixNormal:
         check_scales("MatrixNormal", self.scale, self.sigma, sampled=True)
         for given in (self.rows, self.columns):
             if given is not None and not callable(given) and len(np.shape(given)) != 2:
-                raise InputError(
-                    "priors.MatrixNormal: "
-                    + message(
-                        "a square matrix, a function of its size, a CovarianceFactor or None",
-                        f"shape {np.shape(given)}",
-                        "rows=None for independent inputs",
-                    )
+                raise InputError.of(
+                    "priors.MatrixNormal",
+                    "a square matrix, a function of its size, a CovarianceFactor or None",
+                    f"shape {np.shape(given)}",
+                    "rows=None for independent inputs",
                 )
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
@@ -711,9 +700,11 @@ class CovarianceFactor:
     def __call__(self, name: str, size: int) -> Any:
         if self.scale is None:
             if size < 2:
-                raise ModelError(
-                    "priors.CovarianceFactor: "
-                    + message("a scale for a single number", "scale=None", "scale=dist.HalfNormal(1.0)")
+                raise ModelError.of(
+                    "priors.CovarianceFactor",
+                    "a scale for a single number",
+                    "scale=None",
+                    "scale=dist.HalfNormal(1.0)",
                 )
             return deterministic(name, self._correlation(name, size))
         scale = draw(f"{name}.scale", self.scale.expand((size,)).to_event())
@@ -754,8 +745,8 @@ class CutPoints:
 
     def __call__(self, name: str, classes: int) -> Any:
         if isinstance(classes, bool) or not isinstance(classes, int) or classes < 2:
-            raise InputError(
-                "priors.CutPoints: " + message("at least 2 classes", repr(classes), "the number of labels")
+            raise InputError.of(
+                "priors.CutPoints", "at least 2 classes", repr(classes), "the number of labels"
             )
         concentration = (float(self.concentration),) * classes
         p = sample(f"{name}.probabilities", dist.distribution("Dirichlet", concentration))

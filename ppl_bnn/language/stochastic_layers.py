@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ppl_bnn.core.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import ON_REALS
 from ppl_bnn.language.handlers import NetworkFunction, RecordLinear, SubstituteLinear
@@ -77,11 +77,11 @@ class _PerRow(Handler):
             return
         given, shape = tuple(self.loc[msg.name].shape), tuple(msg.value.shape)
         if given != shape:
-            raise InputError(
-                f"{self.estimator}: "
-                + message(
-                    f"loc of shape {shape} for site {msg.name!r}", f"shape {given}", "that of the guide"
-                )
+            raise InputError.of(
+                f"{self.estimator}",
+                f"loc of shape {shape} for site {msg.name!r}",
+                f"shape {given}",
+                "that of the guide",
             )
         self.sites[id(msg.value)] = (msg.name, msg.value)
 
@@ -156,7 +156,7 @@ class _PerRow(Handler):
 
 
 def _shared_error(estimator: str, expected: str, came: str, advice: str) -> UnsupportedError:
-    return UnsupportedError(f"{estimator}: " + message(expected, came, advice))
+    return UnsupportedError.of(f"{estimator}", expected, came, advice)
 
 
 def _root(variance: Array) -> Array:
@@ -233,11 +233,7 @@ class LocalReparameterisation(_PerRow):
     estimator = "local reparameterisation"
 
     def __init__(
-        self,
-        loc: Mapping[str, Array],
-        scale: Mapping[str, Array],
-        normal: Source,
-        approximate: bool = False,
+        self, loc: Mapping[str, Array], scale: Mapping[str, Array], normal: Source, approximate: bool = False
     ):
         super().__init__(loc, approximate)
         self.scale = scale
@@ -568,11 +564,10 @@ class DroppedInputs(Handler):
         by_name = isinstance(rates, Mapping)
         for rate in rates.values() if by_name else (rates,):
             if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0.0 <= rate < 1.0:
-                raise InputError("dropout: " + message("a rate from 0 to below 1", repr(rate), "rate=0.1"))
+                raise InputError.of("dropout", "a rate from 0 to below 1", repr(rate), "rate=0.1")
         if skip is not None and (by_name or isinstance(skip, str)):
-            raise InputError(
-                "dropout: "
-                + message("one rate for all maps but the names in `skip`", repr(skip), "rates by name alone")
+            raise InputError.of(
+                "dropout", "one rate for all maps but the names in `skip`", repr(skip), "rates by name alone"
             )
         self.rates = rates
         self.keep = keep
@@ -588,13 +583,11 @@ class DroppedInputs(Handler):
             return
         x = msg.arguments["x"]
         if len(x.shape) < 2:
-            raise UnsupportedError(
-                "dropout: "
-                + message(
-                    f"inputs (N, ..., I) of the map {msg.name!r}",
-                    f"shape {tuple(x.shape)}",
-                    "leaving that map out",
-                )
+            raise UnsupportedError.of(
+                "dropout",
+                f"inputs (N, ..., I) of the map {msg.name!r}",
+                f"shape {tuple(x.shape)}",
+                "leaving that map out",
             )
         mask = self.keep(_across(x, int(x.shape[-1])), x, 1.0 - rate)
         msg.arguments["x"] = x * mask / (1.0 - rate)

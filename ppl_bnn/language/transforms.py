@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, ModelError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.errors import InputError, ModelError, UnsupportedError, unknown_name
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import ON_POSITIVES, ON_REALS, Distribution, draw_shape
 from ppl_bnn.language.likelihoods import Gaussian
@@ -61,9 +61,8 @@ class _NamedSites(Handler):
             return
         if msg.kind == "param" or msg.arguments["obs"] is not None:
             came = "a parameter without a prior" if msg.kind == "param" else "an observation"
-            raise ModelError(
-                f"{self.transform}: "
-                + message(f"a random variable at site {msg.name!r}", came, "leaving that site out")
+            raise ModelError.of(
+                f"{self.transform}", f"a random variable at site {msg.name!r}", came, "leaving that site out"
             )
         self.change(msg, msg.arguments["distribution"])
 
@@ -97,37 +96,31 @@ class _PrecisionFactors(_NamedSites):
                 described = type(came).__name__
                 if isinstance(came, Gaussian):
                     described = "Gaussian with a noise that is a random variable or an array"
-                raise UnsupportedError(
-                    "with_precision_factors: "
-                    + message(
-                        "the likelihood Gaussian(noise) with a plain number as noise, where noise= is given",
-                        described,
-                        "noise=None",
-                    )
+                raise UnsupportedError.of(
+                    "with_precision_factors",
+                    "the likelihood Gaussian(noise) with a plain number as noise, where noise= is given",
+                    described,
+                    "noise=None",
                 )
             msg.arguments["likelihood"] = self.likelihood
 
     def change(self, msg: Message, specification: Distribution) -> None:
         if specification.family != "Normal":
-            raise UnsupportedError(
-                "with_precision_factors: "
-                + message(
-                    f"a Normal prior at site {msg.name!r}, which has a precision",
-                    specification.family,
-                    "factors for sites with Normal priors only",
-                )
+            raise UnsupportedError.of(
+                "with_precision_factors",
+                f"a Normal prior at site {msg.name!r}, which has a precision",
+                specification.family,
+                "factors for sites with Normal priors only",
             )
         root, scale = self.roots[msg.name], specification.arguments["scale"]
         if isinstance(root, np.ndarray):
             shape = draw_shape(specification)
             if root.shape != shape:
-                raise InputError(
-                    f"with_precision_factors, site {msg.name!r}: "
-                    + message(
-                        f"one factor, or factors of shape {shape}",
-                        f"shape {root.shape}",
-                        "the shape of the site",
-                    )
+                raise InputError.of(
+                    f"with_precision_factors, site {msg.name!r}",
+                    f"one factor, or factors of shape {shape}",
+                    f"shape {root.shape}",
+                    "the shape of the site",
                 )
         if isinstance(scale, list | tuple):
             scale = np.asarray(scale, dtype=float)
@@ -175,14 +168,13 @@ def with_precision_factors(
         array = np.asarray(factor)
         real = np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer)
         if not real or not array.size or not np.all(np.isfinite(array) & (array > 0)):
-            raise InputError(
-                f"with_precision_factors, site {name!r}: "
-                + message("positive factors", repr(factor), "a factor of 1.0")
+            raise InputError.of(
+                f"with_precision_factors, site {name!r}", "positive factors", repr(factor), "a factor of 1.0"
             )
         # A number stays a number, so that the system can keep the distribution from run to run.
         roots[name] = math.sqrt(array) if array.ndim == 0 else np.sqrt(array.astype(float))
     if noise is not None and (isinstance(noise, bool) or not isinstance(noise, int | float)):
-        raise InputError("with_precision_factors: " + message("a number as noise", repr(noise), "noise=1.0"))
+        raise InputError.of("with_precision_factors", "a number as noise", repr(noise), "noise=1.0")
     likelihood = None if noise is None else Gaussian(float(noise))
     return _transformed(model, functools.partial(_PrecisionFactors, roots, likelihood))
 
@@ -199,23 +191,19 @@ class _PriorScales(_NamedSites):
 
     def change(self, msg: Message, specification: Distribution) -> None:
         if specification.family != "EmpiricalBayes":
-            raise UnsupportedError(
-                "with_prior_scales: "
-                + message(
-                    f"the prior EmpiricalBayes at site {msg.name!r}",
-                    specification.family,
-                    "scales for sites with that prior only",
-                )
+            raise UnsupportedError.of(
+                "with_prior_scales",
+                f"the prior EmpiricalBayes at site {msg.name!r}",
+                specification.family,
+                "scales for sites with that prior only",
             )
         scale, shape = self.scales[msg.name], draw_shape(specification)
         if np.shape(scale) not in ((), shape[-1:], shape):
-            raise InputError(
-                f"with_prior_scales, site {msg.name!r}: "
-                + message(
-                    f"one scale, scales of shape {shape[-1:]}, one per output unit, or of shape {shape}",
-                    f"shape {np.shape(scale)}",
-                    "the scales that the method found",
-                )
+            raise InputError.of(
+                f"with_prior_scales, site {msg.name!r}",
+                f"one scale, scales of shape {shape[-1:]}, one per output unit, or of shape {shape}",
+                f"shape {np.shape(scale)}",
+                "the scales that the method found",
             )
         arguments = {"loc": 0.0, "scale": scale}
         msg.arguments["distribution"] = Distribution("Normal", arguments, shape, specification.event_dims)
@@ -256,9 +244,8 @@ def with_prior_scales(model: Model, scales: Mapping[str, float | np.ndarray]) ->
         array = np.asarray(scale)
         real = np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer)
         if not real or not array.size or not np.all(np.isfinite(array) & (array > 0)):
-            raise InputError(
-                f"with_prior_scales, site {name!r}: "
-                + message("positive scales", repr(scale), "a scale of 1.0")
+            raise InputError.of(
+                f"with_prior_scales, site {name!r}", "positive scales", repr(scale), "a scale of 1.0"
             )
         # A copy in C order, because torch does not share read-only arrays, such as those from JAX.
         kept[name] = float(array) if array.ndim == 0 else np.array(array, dtype=float, order="C")
@@ -295,13 +282,11 @@ class _NonCentred(_NamedSites):
 
     def change(self, msg: Message, specification: Distribution) -> None:
         if specification.family not in LOCATION_SCALE:
-            raise UnsupportedError(
-                "noncentred: "
-                + message(
-                    f"a prior among {', '.join(LOCATION_SCALE)} at site {msg.name!r}",
-                    specification.family,
-                    "leaving that site out",
-                )
+            raise UnsupportedError.of(
+                "noncentred",
+                f"a prior among {', '.join(LOCATION_SCALE)} at site {msg.name!r}",
+                specification.family,
+                "leaving that site out",
             )
         arguments = dict(specification.arguments)
         base = f"{msg.name}.base"
@@ -368,7 +353,7 @@ def noncentred(model: Model, sites: Iterable[str] | None = None) -> Model:
     Papaspiliopoulos, Roberts and Skold (2007), A general framework for the parametrization of hierarchical models.
     """
     if isinstance(sites, str):
-        raise InputError("noncentred: " + message("a list of sites", repr(sites), f"sites=[{sites!r}]"))
+        raise InputError.of("noncentred", "a list of sites", repr(sites), f"sites=[{sites!r}]")
     names = frozenset(sites or ())
     return _transformed(model, functools.partial(_NonCentred, names, sites is None))
 
@@ -453,7 +438,7 @@ class GaussianPrior:
 
     @staticmethod
     def _wrong(expected: str, came: str) -> InputError:
-        return InputError("GaussianPrior: " + message(expected, came, "as_prior() of a fitted approximation"))
+        return InputError.of("GaussianPrior", expected, came, "as_prior() of a fitted approximation")
 
 
 @dataclass(frozen=True)
@@ -480,13 +465,11 @@ def _conditionals(prior: GaussianPrior) -> dict[str, _Conditional]:
             # The Cholesky factor of the matrix in reversed order, reversed again, is R'.
             root = cholesky(precision[::-1, ::-1], lower=True)[::-1, ::-1].T
         except np.linalg.LinAlgError:
-            raise InputError(
-                "with_prior: "
-                + message(
-                    f"a positive definite precision for sites {names}",
-                    "an indefinite or singular one",
-                    "a posterior with a proper Gaussian",
-                )
+            raise InputError.of(
+                "with_prior",
+                f"a positive definite precision for sites {names}",
+                "an indefinite or singular one",
+                "a posterior with a proper Gaussian",
             ) from None
         start = 0
         for index, name in enumerate(names):
@@ -534,21 +517,19 @@ class _WithPrior(_NamedSites):
     def change(self, msg: Message, specification: Distribution) -> None:
         name, family = msg.name, specification.family
         if family not in ON_REALS and family not in ON_POSITIVES:
-            raise UnsupportedError(
-                "with_prior: "
-                + message(
-                    f"a site {name!r} on the real line or on the positive numbers",
-                    family,
-                    "a prior with one of these supports, on a transformed variable",
-                )
+            raise UnsupportedError.of(
+                "with_prior",
+                f"a site {name!r} on the real line or on the positive numbers",
+                family,
+                "a prior with one of these supports, on a transformed variable",
             )
         mode, shape = self.prior.mode[name], draw_shape(specification)
         if mode.shape != shape:
-            raise InputError(
-                f"with_prior, site {name!r}: "
-                + message(
-                    f"a posterior over shape {shape}", f"shape {mode.shape}", "a posterior of this model"
-                )
+            raise InputError.of(
+                f"with_prior, site {name!r}",
+                f"a posterior over shape {shape}",
+                f"shape {mode.shape}",
+                "a posterior of this model",
             )
         if family in ON_POSITIVES:
             self.positive.add(name)
@@ -561,13 +542,11 @@ class _WithPrior(_NamedSites):
             return self._elementwise(number, mode, self.prior.scale[name], specification)
         if name in self.prior.kronecker:
             if positive:
-                raise UnsupportedError(
-                    "with_prior: "
-                    + message(
-                        f"a Kronecker-factored Gaussian over a site on the real line, {name!r}",
-                        specification.family,
-                        "a full or diagonal structure",
-                    )
+                raise UnsupportedError.of(
+                    "with_prior",
+                    f"a Kronecker-factored Gaussian over a site on the real line, {name!r}",
+                    specification.family,
+                    "a full or diagonal structure",
                 )
             left, right, precisions = self.prior.kronecker[name]
             arguments = {"loc": mode, "left_vectors": left, "right_vectors": right, "precisions": precisions}
@@ -575,13 +554,11 @@ class _WithPrior(_NamedSites):
         conditional = self.conditionals[name]
         for earlier in conditional.before:
             if earlier not in self.deviations:
-                raise ModelError(
-                    "with_prior: "
-                    + message(
-                        f"site {earlier!r} before site {name!r}, as in the program of the posterior",
-                        "the other order",
-                        "the model that the posterior is of",
-                    )
+                raise ModelError.of(
+                    "with_prior",
+                    f"site {earlier!r} before site {name!r}, as in the program of the posterior",
+                    "the other order",
+                    "the model that the posterior is of",
                 )
         if mode.size == 1:
             scale = conditional.scale_tril.reshape(mode.shape)
@@ -665,20 +642,18 @@ def with_prior(model: Model, prior: Any) -> Model:
         as_prior = getattr(getattr(prior, "approximation", None), "as_prior", None)
         if as_prior is None:
             came = type(getattr(prior, "approximation", prior)).__name__
-            raise UnsupportedError(
-                "with_prior: "
-                + message(
-                    "a posterior whose approximation is a Gaussian", came, "a posterior by Laplace or SVI"
-                )
+            raise UnsupportedError.of(
+                "with_prior",
+                "a posterior whose approximation is a Gaussian",
+                came,
+                "a posterior by Laplace or SVI",
             )
         if prior.standardisation is not None:
-            raise UnsupportedError(
-                "with_prior: "
-                + message(
-                    "a posterior in the units of the data",
-                    "one fitted with standardise=True, whose units are those of its own rows",
-                    "standardising both parts of the data alike beforehand",
-                )
+            raise UnsupportedError.of(
+                "with_prior",
+                "a posterior in the units of the data",
+                "one fitted with standardise=True, whose units are those of its own rows",
+                "standardising both parts of the data alike beforehand",
             )
         prior = as_prior()
     return _transformed(model, functools.partial(_WithPrior, prior, _conditionals(prior)))

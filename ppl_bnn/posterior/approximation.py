@@ -14,7 +14,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import Model
-from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 
 # Prefix of the names of a sampler's state among those of the sites.
@@ -65,13 +65,11 @@ class Approximation(ABC):
         UnsupportedError
             For an approximation without components.
         """
-        raise UnsupportedError(
-            "weights: "
-            + message(
-                "several chains, or an ensemble with members",
-                f"{type(self).__name__}, which has no parts",
-                "NUTS(chains=4) or an ensemble",
-            )
+        raise UnsupportedError.of(
+            "weights",
+            "several chains, or an ensemble with members",
+            f"{type(self).__name__}, which has no parts",
+            "NUTS(chains=4) or an ensemble",
         )
 
     @property
@@ -92,8 +90,8 @@ class Approximation(ABC):
         UnsupportedError
             If draws are made on demand.
         """
-        raise UnsupportedError(
-            f"{type(self).__name__}: " + message("draws that are held", "draws on demand", "draw(count, rng)")
+        raise UnsupportedError.of(
+            f"{type(self).__name__}", "draws that are held", "draws on demand", "draw(count, rng)"
         )
 
     @abstractmethod
@@ -277,9 +275,11 @@ class Approximation(ABC):
         UnsupportedError
             If the approximation is not Gaussian.
         """
-        raise UnsupportedError(
-            "with_prior: "
-            + message("a posterior that is Gaussian", type(self).__name__, "Laplace() or SVI(guide='normal')")
+        raise UnsupportedError.of(
+            "with_prior",
+            "a posterior that is Gaussian",
+            type(self).__name__,
+            "Laplace() or SVI(guide='normal')",
         )
 
 
@@ -309,11 +309,11 @@ class Chains(Approximation):
 
     def __post_init__(self) -> None:
         if self.groups is not None and (self.groups < 1 or self.shape[0] % self.groups):
-            raise InputError(
-                "groups: "
-                + message(
-                    f"a divisor of the {self.shape[0]} chains", repr(self.groups), "groups of equal size"
-                )
+            raise InputError.of(
+                "groups",
+                f"a divisor of the {self.shape[0]} chains",
+                repr(self.groups),
+                "groups of equal size",
             )
         if self.weights is not None:
             self.weights = checked_weights(self.weights, self.groups or self.shape[0])
@@ -451,13 +451,11 @@ def checked_weights(weights: Any, count: int) -> np.ndarray:
     array = np.array(weights, dtype=np.float64)
     good = array.shape == (count,) and np.isfinite(array).all() and (array >= 0.0).all()
     if not good or abs(float(array.sum()) - 1.0) > 1e-8:
-        raise InputError(
-            "weights: "
-            + message(
-                f"{count} weights of at least 0 that sum to 1",
-                f"shape {array.shape}, sum {float(array.sum()):.6g}",
-                "one per chain or member, divided by their sum",
-            )
+        raise InputError.of(
+            "weights",
+            f"{count} weights of at least 0 that sum to 1",
+            f"shape {array.shape}, sum {float(array.sum()):.6g}",
+            "one per chain or member, divided by their sum",
         )
     return array
 

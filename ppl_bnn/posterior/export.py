@@ -15,7 +15,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data, row_count, site_seed
-from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.posterior.pareto import FEWEST_DRAWS
 from ppl_bnn.prediction.prediction import Prediction
 
@@ -467,13 +467,11 @@ def _draw_index(posterior: Any, draws: int | None) -> np.ndarray:
         or not isinstance(draws, int | np.integer)
         or not chains <= draws <= chains * length
     ):
-        raise InputError(
-            "draws: "
-            + message(
-                f"a whole number from {chains} (one per chain) to {chains * length}",
-                repr(draws),
-                "draws=None",
-            )
+        raise InputError.of(
+            "draws",
+            f"a whole number from {chains} (one per chain) to {chains * length}",
+            repr(draws),
+            "draws=None",
         )
     return np.linspace(0, length - 1, int(draws) // chains).round().astype(int)
 
@@ -564,9 +562,8 @@ def _sample_stats(
     if weights is not None:
         kept = weights.reshape(posterior.shape)[:, index]
         if not kept.sum() > 0.0:
-            raise InputError(
-                "draws: "
-                + message("draws with some weight among those kept", f"{kept.size} without", "draws=None")
+            raise InputError.of(
+                "draws", "draws with some weight among those kept", f"{kept.size} without", "draws=None"
             )
         with np.errstate(divide="ignore"):  # a part without weight has none
             statistics["log_weight"] = np.log(kept / kept.sum())

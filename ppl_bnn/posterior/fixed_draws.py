@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.posterior.approximation import Approximation
 
 
@@ -43,9 +43,8 @@ class Drawn(Approximation):
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         if count > self.count:
-            raise InputError(
-                "draws: "
-                + message(f"at most the {self.count} that were kept", str(count), f"draws={self.count}")
+            raise InputError.of(
+                "draws", f"at most the {self.count} that were kept", str(count), f"draws={self.count}"
             )
         return {name: value[:count] for name, value in self.u.items()}
 

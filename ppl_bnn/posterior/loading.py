@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.backends.systems import system
-from ppl_bnn.core.errors import DeviceError, InputError, ModelError, message
+from ppl_bnn.core.errors import DeviceError, InputError, ModelError
 from ppl_bnn.core.files import left_by_a_kill
 from ppl_bnn.posterior.approximation import Chains
 from ppl_bnn.posterior.posterior import FitInfo, Posterior
@@ -75,16 +75,14 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         left = left_by_a_kill(path)
         advice = f"renaming {left}, which a save that was killed has left" if left else "posterior.save(path)"
-        raise InputError(
-            "path: " + message("the folder of a saved posterior", f"{path}, which is no folder", advice)
-        )
+        raise InputError.of("path", "the folder of a saved posterior", f"{path}, which is no folder", advice)
     manifest = READER.manifest(path / MANIFEST, KIND, FORMAT, SCHEMA, sealed_since=3)
     if manifest is None:
-        raise InputError(
-            "path: "
-            + message(
-                "the folder of a saved posterior", f"{path}, without {MANIFEST}", "the folder given to save"
-            )
+        raise InputError.of(
+            "path",
+            "the folder of a saved posterior",
+            f"{path}, without {MANIFEST}",
+            "the folder given to save",
         )
     return manifest
 
@@ -168,9 +166,8 @@ def _on_device(posterior: Posterior, device: str) -> Posterior:
 
 def _check_model(posterior: Posterior, signature: dict[str, Any], probe: dict[str, np.ndarray]) -> None:
     if not callable(posterior.model):
-        raise InputError(
-            "model: "
-            + message("the function that was fitted", type(posterior.model).__name__, "load(path, model)")
+        raise InputError.of(
+            "model", "the function that was fitted", type(posterior.model).__name__, "load(path, model)"
         )
     name = signature["name"]
     try:
@@ -202,11 +199,9 @@ def _check_model(posterior: Posterior, signature: dict[str, Any], probe: dict[st
                 f"the log joint of a stored draw was {before:.6g}, is {after:.6g} (another prior, activation or noise)"
             )
     if differences:
-        raise ModelError(
-            "model: "
-            + message(
-                f"the model that was saved, {name}",
-                f"another one: {'; '.join(differences)}",
-                "the function as it was when it was fitted",
-            )
+        raise ModelError.of(
+            "model",
+            f"the model that was saved, {name}",
+            f"another one: {'; '.join(differences)}",
+            "the function as it was when it was fitted",
         )

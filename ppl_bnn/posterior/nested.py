@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.errors import InputError
 
 # ArviZ returns no value for fewer.
 FEWEST_DRAWS = 4
@@ -65,19 +65,15 @@ def nested_rhat(draws: np.ndarray, superchains: int) -> np.ndarray:
     """
     draws = np.asarray(draws)
     if draws.ndim != 3:
-        raise InputError(
-            "draws: " + message("(chain, draw, components)", f"shape {draws.shape}", "draws[..., None]")
-        )
+        raise InputError.of("draws", "(chain, draw, components)", f"shape {draws.shape}", "draws[..., None]")
     chains = draws.shape[0]
     if isinstance(superchains, bool) or not isinstance(superchains, int | np.integer) or superchains < 2:
-        raise InputError(
-            "superchains: "
-            + message("a whole number of at least 2", repr(superchains), "8, of several chains each")
+        raise InputError.of(
+            "superchains", "a whole number of at least 2", repr(superchains), "8, of several chains each"
         )
     if chains % superchains:
-        raise InputError(
-            "superchains: "
-            + message(f"a divisor of the {chains} chains", repr(superchains), "groups of equal size")
+        raise InputError.of(
+            "superchains", f"a divisor of the {chains} chains", repr(superchains), "groups of equal size"
         )
     from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
 

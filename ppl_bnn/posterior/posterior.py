@@ -26,7 +26,7 @@ from ppl_bnn.backends.protocol import Model
 from ppl_bnn.backends.systems import system
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import map_data, row_count, site_seed
-from ppl_bnn.core.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
 from ppl_bnn.posterior.approximation import Approximation, Chains, flat_draws, per_draw
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 from ppl_bnn.prediction.standardisation import Standardisation
@@ -161,8 +161,8 @@ class Posterior:
             If the method does not estimate it.
         """
         if "log_evidence" not in self.info.figures:
-            raise UnsupportedError(
-                "log_evidence: " + message("a method with an evidence", self.info.method, "Laplace()")
+            raise UnsupportedError.of(
+                "log_evidence", "a method with an evidence", self.info.method, "Laplace()"
             )
         return self.info.figures["log_evidence"]
 
@@ -294,9 +294,8 @@ class Posterior:
         """
         kind = self._kind(kind)
         if draws is not None and kind not in DRAWN:
-            raise InputError(
-                "draws: "
-                + message(f"no number of draws for kind={kind!r}, which has none", repr(draws), "draws=None")
+            raise InputError.of(
+                "draws", f"no number of draws for kind={kind!r}, which has none", repr(draws), "draws=None"
             )
         x = self._inputs(x)
 
@@ -382,8 +381,8 @@ class Posterior:
             if found is not None:
                 return self._joint_in_original_units(found)
         if self.kind == "point":
-            raise UnsupportedError(
-                "joint: " + message("a posterior with a spread", f"{self.info.method}, a point", "Laplace()")
+            raise UnsupportedError.of(
+                "joint", "a posterior with a spread", f"{self.info.method}, a point", "Laplace()"
             )
         weights = self.draw_weights if draws is None else None
         if self.task == "classification":
@@ -435,7 +434,7 @@ class Posterior:
             For a kind without draws.
         """
         if (x is None) != (y is None):
-            raise InputError(message("both x and y, or neither", "one of them", "log_likelihood(x, y)"))
+            raise InputError.of("", "both x and y, or neither", "one of them", "log_likelihood(x, y)")
         units = self.standardisation
         if x is None:
             inputs = self.inputs
@@ -547,8 +546,8 @@ class Posterior:
     def _drawn_kind(self, kind: str | None) -> str:
         kind = self._kind(kind)
         if kind not in DRAWN:
-            raise UnsupportedError(
-                message(f"a kind with draws, {' or '.join(DRAWN)}", kind, "predict(x, kind=...)")
+            raise UnsupportedError.of(
+                "", f"a kind with draws, {' or '.join(DRAWN)}", kind, "predict(x, kind=...)"
             )
         return kind
 
@@ -561,7 +560,7 @@ class Posterior:
         if count is None:
             return flat_draws(self.unconstrained_draws)
         if count < 1:
-            raise InputError("draws: " + message("a positive number", repr(count), "draws=1000"))
+            raise InputError.of("draws", "a positive number", repr(count), "draws=1000")
         total = self.shape[0] * self.shape[1]
         if self.kind == "iid" and (self.approximation.draws_held is None or count > total):
             return self.approximation.draw(count, np.random.default_rng(site_seed("draws", self.info.seed)))
@@ -570,8 +569,8 @@ class Posterior:
             upto = np.cumsum(weights)
             index = np.searchsorted(upto, upto[-1] * (np.arange(count) + 0.5) / count, side="right")
         elif count > total:
-            raise InputError(
-                "draws: " + message(f"at most the {total} there are", repr(count), "fewer, or a longer fit")
+            raise InputError.of(
+                "draws", f"at most the {total} there are", repr(count), "fewer, or a longer fit"
             )
         else:
             index = np.linspace(0, total - 1, count).round().astype(int)
@@ -649,13 +648,11 @@ def check_importable(model: Model) -> None:
         found = getattr(found, part, None)
     if found is function or _in_cloudpickle():
         return
-    raise UnsupportedError(
-        "pickle: "
-        + message(
-            "a posterior whose model can be imported, a function at the top of a module",
-            f"{home}.{name}",
-            "moving the model to a module, or posterior.save(folder) and bnn.load(folder, model)",
-        )
+    raise UnsupportedError.of(
+        "pickle",
+        "a posterior whose model can be imported, a function at the top of a module",
+        f"{home}.{name}",
+        "moving the model to a module, or posterior.save(folder) and bnn.load(folder, model)",
     )
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import row_count
-from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError, message
+from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError
 from ppl_bnn.posterior.approximation import Approximation
 from ppl_bnn.posterior.pareto import FEWEST_DRAWS, K_LIMIT
 from ppl_bnn.posterior.posterior import Posterior
@@ -71,16 +71,14 @@ def stack(posterior: Posterior, x: Any = None, y: Any = None) -> Posterior:
         If only one of x and y is given, for rows of the fit itself, or for a row to which no part gives any density.
     """
     if (x is None) != (y is None):
-        raise InputError("stack: " + message("both x and y, or neither", "one of them", "stack(posterior)"))
+        raise InputError.of("stack", "both x and y, or neither", "one of them", "stack(posterior)")
     parts = posterior.approximation.components
     if len(parts) < 2:
-        raise UnsupportedError(
-            "stack: "
-            + message(
-                "several chains, or an ensemble with members",
-                f"{posterior.info.method} with {len(parts) or 1} of them",
-                "NUTS(chains=4), or an ensemble of several members",
-            )
+        raise UnsupportedError.of(
+            "stack",
+            "several chains, or an ensemble with members",
+            f"{posterior.info.method} with {len(parts) or 1} of them",
+            "NUTS(chains=4), or an ensemble of several members",
         )
     figures: dict[str, float] = {}
     warnings: tuple[str, ...] = ()
@@ -99,13 +97,11 @@ def stack(posterior: Posterior, x: Any = None, y: Any = None) -> Posterior:
         x = checks.check_inputs(x)
         y = checks.check_targets(y, row_count(x))
         if checks.data_hash(x, y) == posterior.info.data_hash:
-            raise InputError(
-                "stack: "
-                + message(
-                    "rows that the fit has not seen",
-                    "the rows that it was fitted to",
-                    "stack(posterior), which leaves each row out, or a validation part",
-                )
+            raise InputError.of(
+                "stack",
+                "rows that the fit has not seen",
+                "the rows that it was fitted to",
+                "stack(posterior), which leaves each row out, or a validation part",
             )
         log_densities = np.stack([_alone(posterior, part).predict(x).log_prob(y) for part in parts], axis=1)
     weights = stacking_weights(log_densities)
@@ -162,24 +158,20 @@ def stacking_weights(log_densities: np.ndarray) -> np.ndarray:
     """
     values = np.asarray(log_densities, dtype=np.float64)
     if values.ndim != 2 or 0 in values.shape:
-        raise InputError(
-            "log_densities: "
-            + message("an array (rows, parts)", f"shape {values.shape}", "one column per part")
+        raise InputError.of(
+            "log_densities", "an array (rows, parts)", f"shape {values.shape}", "one column per part"
         )
     if np.isnan(values).any() or (values == np.inf).any():
-        raise InputError(
-            "log_densities: "
-            + message("numbers below infinity", "NaN or +inf", "parts whose predictions are finite")
+        raise InputError.of(
+            "log_densities", "numbers below infinity", "NaN or +inf", "parts whose predictions are finite"
         )
     top = values.max(axis=1)
     if not np.isfinite(top).all():
-        raise InputError(
-            "log_densities: "
-            + message(
-                "some part that gives each row a density",
-                f"row {int(np.argmin(top))}, which has none under any",
-                "leaving it out, or parts that are not so sure",
-            )
+        raise InputError.of(
+            "log_densities",
+            "some part that gives each row a density",
+            f"row {int(np.argmin(top))}, which has none under any",
+            "leaving it out, or parts that are not so sure",
         )
     densities = np.exp(values - top[:, None])
     rows, parts = densities.shape
@@ -203,13 +195,11 @@ def stacking_weights(log_densities: np.ndarray) -> np.ndarray:
         ):
             size *= 0.5
         weights, multipliers = weights + size * step, multipliers + size * turn
-    raise DivergenceError(
-        "stacking: "
-        + message(
-            f"weights within {TOLERANCE} nats of the best",
-            f"a bound of {float(slopes.max() * weights.sum() - 1.0):.2g} after {STEPS} steps",
-            "fewer parts",
-        )
+    raise DivergenceError.of(
+        "stacking",
+        f"weights within {TOLERANCE} nats of the best",
+        f"a bound of {float(slopes.max() * weights.sum() - 1.0):.2g} after {STEPS} steps",
+        "fewer parts",
     )
 
 
@@ -291,11 +281,9 @@ def _left_out(part: Posterior, index: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _refused(index: int, came: str) -> UnsupportedError:
-    return UnsupportedError(
-        "stack by leave-one-out: "
-        + message(
-            f"parts of at least {FEWEST_DRAWS} draws that differ",
-            f"part {index} with {came}" if came[0].isdigit() else f"part {index}: {came}",
-            "rows that were held out, stack(posterior, x, y) or Stacked(member, by='validation')",
-        )
+    return UnsupportedError.of(
+        "stack by leave-one-out",
+        f"parts of at least {FEWEST_DRAWS} draws that differ",
+        f"part {index} with {came}" if came[0].isdigit() else f"part {index}: {came}",
+        "rows that were held out, stack(posterior, x, y) or Stacked(member, by='validation')",
     )

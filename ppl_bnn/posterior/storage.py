@@ -22,7 +22,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Program
 from ppl_bnn.core import stored
-from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.files import staged, write_arrays, write_tree
 from ppl_bnn.posterior.export import posterior_datatree
 from ppl_bnn.posterior.registered import APPROXIMATIONS, approximation_class
@@ -97,13 +97,11 @@ def save(posterior: Posterior, path: str | Path) -> Path:
     path = Path(path)
     name = type(posterior.approximation).__name__
     if name not in APPROXIMATIONS or approximation_class(name) is not type(posterior.approximation):
-        raise UnsupportedError(
-            "save: "
-            + message(
-                f"an approximation among {', '.join(sorted(APPROXIMATIONS))}",
-                name,
-                "a row for it in ppl_bnn.inference.registry",
-            )
+        raise UnsupportedError.of(
+            "save",
+            f"an approximation among {', '.join(sorted(APPROXIMATIONS))}",
+            name,
+            "a row for it in ppl_bnn.inference.registry",
         )
     _refuse_occupied(path)
     arrays, manifest = _arrays(posterior), _manifest(posterior, name)
@@ -112,8 +110,8 @@ def save(posterior: Posterior, path: str | Path) -> Path:
         with staged(path) as folder:
             _write(folder, arrays, manifest, tree)
     except OSError as error:
-        raise InputError(
-            "path: " + message("a folder that can be written", f"{path}: {error}", "another folder")
+        raise InputError.of(
+            "path", "a folder that can be written", f"{path}: {error}", "another folder"
         ) from error
     return path
 
@@ -223,14 +221,12 @@ def _refuse_occupied(path: Path) -> None:
         try:
             free = not any(path.iterdir()) or _is_saved(path)
         except OSError as error:
-            raise InputError(
-                "path: " + message("a folder that can be read", str(error), "another")
-            ) from error
+            raise InputError.of("path", "a folder that can be read", str(error), "another") from error
         if free:
             return
     what = "a folder with other things in it" if path.is_dir() else "a file or a link"
-    raise InputError(
-        "path: " + message("a new folder, or a saved posterior to replace", f"{path}: {what}", "another name")
+    raise InputError.of(
+        "path", "a new folder, or a saved posterior to replace", f"{path}: {what}", "another name"
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ppl_bnn.core.errors import UnsupportedError, message
+from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.language.distributions import censored_log_prob
 from ppl_bnn.prediction import scipy_families as families
 from ppl_bnn.prediction.families import (
@@ -103,13 +103,14 @@ def component_absolute_deviation(prediction: Prediction, y: np.ndarray, rows: sl
     """
     parameters = {name: value[:, rows] for name, value in prediction.parameters.items()}
     if prediction._by_scipy:
-        raise UnsupportedError(
-            message(
+        raise UnsupportedError.of(
+            "",
+            (
                 "a family with a closed form of E|Y - y|: Normal, StudentT, Laplace, Weibull, Poisson or "
-                "NegativeBinomial",
-                prediction.family,
-                "log_prob, or draws of y: prediction.sample(n, seed)",
-            )
+                "NegativeBinomial"
+            ),
+            prediction.family,
+            "log_prob, or draws of y: prediction.sample(n, seed)",
         )
     if prediction.is_counts:
         rate, count = parameters["rate"], np.floor(np.maximum(y, 0.0))

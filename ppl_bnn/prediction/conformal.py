@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
 from ppl_bnn.prediction.arguments import checked_y
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.recalibration import held_out_prediction, predicted
@@ -89,7 +89,7 @@ class Conformal:
             For classes.
         """
         if self.score in CLASSES:
-            raise UnsupportedError("interval: " + message("numbers", f"classes ({self.score})", "sets(x)"))
+            raise UnsupportedError.of("interval", "numbers", f"classes ({self.score})", "sets(x)")
         prediction = predicted(self.source, x, self.keywords)
         prediction._need_numbers("an interval")
         lower, upper, unit = _ends(prediction, self.score, self.level)
@@ -120,7 +120,7 @@ class Conformal:
             For numbers.
         """
         if self.score not in CLASSES:
-            raise UnsupportedError("sets: " + message("classes", f"numbers ({self.score})", "interval(x)"))
+            raise UnsupportedError.of("sets", "classes", f"numbers ({self.score})", "interval(x)")
         prediction = predicted(self.source, x, self.keywords)
         return (
             _strangeness(prediction, self.score, _uniform(self.randomise, 1, prediction.rows))
@@ -193,14 +193,14 @@ def conformal(
     JASA 114. Romano, Sesia and Candes 2020, NeurIPS.
     """
     if not 0.0 < float(level) < 1.0:
-        raise InputError("level: " + message("a number strictly between 0 and 1", repr(level), "level=0.9"))
+        raise InputError.of("level", "a number strictly between 0 and 1", repr(level), "level=0.9")
     prediction = held_out_prediction("conformal", source, x, y, keywords)
     known = CLASSES if prediction.is_classes else NUMBERS
     score = score or ("lac" if prediction.is_classes else "normalised")
     if score not in known:
         raise unknown_name("score", score, known)
     if randomise is not None and score != "aps":
-        raise InputError("randomise: " + message("score='aps' to randomise", repr(score), "randomise=None"))
+        raise InputError.of("randomise", "score='aps' to randomise", repr(score), "randomise=None")
     if prediction.is_classes:
         labels = checked_y(prediction, y)
         each = _strangeness(prediction, score, _uniform(randomise, 0, prediction.rows))
@@ -241,12 +241,11 @@ def _ends(prediction: Prediction, score: str, level: float) -> tuple[np.ndarray,
     if score == "absolute":
         return mean, mean, 1.0
     if not np.isfinite(prediction.std).all():
-        raise UnsupportedError(
-            message(
-                "a finite standard deviation for score='normalised'",
-                f"{np.count_nonzero(~np.isfinite(prediction.std))} values without",
-                "score='quantile'",
-            )
+        raise UnsupportedError.of(
+            "",
+            "a finite standard deviation for score='normalised'",
+            f"{np.count_nonzero(~np.isfinite(prediction.std))} values without",
+            "score='quantile'",
         )
     return mean, mean, prediction.std
 

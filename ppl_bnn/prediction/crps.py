@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.prediction.components import component_quantile_range
 from ppl_bnn.prediction.families import _normal_absolute_deviation
 from ppl_bnn.prediction.isotonic import MappedPrediction
@@ -130,15 +130,14 @@ def energy_score(
     Gneiting and Raftery 2007, JASA 102, 359-378, section 4.3.
     """
     if prediction.is_classes or len(prediction.shape) != 2:
-        raise UnsupportedError(
-            message(
-                "a prediction of several outputs for energy_score",
-                repr(prediction),
-                "brier" if prediction.is_classes else "crps, which is the energy score of one output",
-            )
+        raise UnsupportedError.of(
+            "",
+            "a prediction of several outputs for energy_score",
+            repr(prediction),
+            "brier" if prediction.is_classes else "crps, which is the energy score of one output",
         )
     if draws < 2:
-        raise InputError("draws: " + message("at least 2, to have a pair", repr(draws), "draws=2000"))
+        raise InputError.of("draws", "at least 2, to have a pair", repr(draws), "draws=2000")
     y = checked_numbers(prediction, y)
     import scoringrules
 
@@ -237,12 +236,11 @@ def _integrated_mean_difference(prediction: Prediction, panels: int) -> np.ndarr
         if panels >= limit and not converged.all():
             if normal:
                 break
-            raise UnsupportedError(
-                message(
-                    f"a {prediction.family} mixture whose distribution function can be integrated",
-                    f"no convergence with {panels} nodes",
-                    "log_score, or fewer components of very different scales",
-                )
+            raise UnsupportedError.of(
+                "",
+                f"a {prediction.family} mixture whose distribution function can be integrated",
+                f"no convergence with {panels} nodes",
+                "log_score, or fewer components of very different scales",
             )
     # The parts beyond the ends are E(low - Y)+ and E(Y - high)+, in closed form.
     below = 0.5 * (prediction.absolute_deviation(low) + low - prediction.mean)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.language.distributions import CENSORED
 from ppl_bnn.prediction import scipy_families as families
 
@@ -220,17 +220,14 @@ def frozen_array(name: str, given: Any, finite: bool = True) -> np.ndarray:
     """
     array = np.asarray(given)
     if array.dtype.kind not in "biuf":
-        raise InputError(
-            message(f"{name} as an array of numbers", f"{array.dtype}", "a NumPy array of floats")
-        )
+        raise InputError.of("", f"{name} as an array of numbers", f"{array.dtype}", "a NumPy array of floats")
     array = array.astype(np.float64, copy=False).view()
     if finite and not np.isfinite(array).all():
-        raise InputError(
-            message(
-                f"finite {name}",
-                f"{np.count_nonzero(~np.isfinite(array))} values of NaN or infinity",
-                "looking at the draws: a chain or an optimisation has left the finite numbers",
-            )
+        raise InputError.of(
+            "",
+            f"finite {name}",
+            f"{np.count_nonzero(~np.isfinite(array))} values of NaN or infinity",
+            "looking at the draws: a chain or an optimisation has left the finite numbers",
         )
     array.flags.writeable = False
     return array
@@ -277,15 +274,14 @@ def check_parameters(family: str, parameters: Mapping[str, np.ndarray]) -> None:
     first = shapes[parameter_names(family)[-1]]
     wanted = {name: first + first[-1:] if name == "scale_tril" else first for name in shapes}
     if len(first) not in dimensions or shapes != wanted:
-        raise InputError(
-            message(
-                f"parameters of {family} that all have one shape {layout}",
-                ", ".join(f"{name} {shape}" for name, shape in shapes.items()),
-                "adding the axis of the draws in front, or np.broadcast_to",
-            )
+        raise InputError.of(
+            "",
+            f"parameters of {family} that all have one shape {layout}",
+            ", ".join(f"{name} {shape}" for name, shape in shapes.items()),
+            "adding the axis of the draws in front, or np.broadcast_to",
         )
     if 0 in first:
-        raise InputError(message("at least one draw and one row", f"shape {first}", "rows to predict"))
+        raise InputError.of("", "at least one draw and one row", f"shape {first}", "rows to predict")
     for name in ("df", "scale", "concentration"):
         if name in parameters and not (parameters[name] > 0.0).all():
             refuse_values(
@@ -336,7 +332,7 @@ def refuse_values(expected: str, values: np.ndarray, advice: str) -> NoReturn:
     InputError
         Always.
     """
-    raise InputError(message(expected, f"values from {values.min():.6g} to {values.max():.6g}", advice))
+    raise InputError.of("", expected, f"values from {values.min():.6g} to {values.max():.6g}", advice)
 
 
 def count_log_mass(family: str, parameters: Mapping[str, np.ndarray], count: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.prediction.arguments import checked_y
 from ppl_bnn.prediction.prediction import Prediction
 
@@ -89,12 +89,11 @@ class MappedPrediction(Prediction):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.family not in CONTINUOUS or len(self.shape) != 1:
-            raise UnsupportedError(
-                message(
-                    f"one continuous number per row ({', '.join(CONTINUOUS)}) for a map of its distribution function",
-                    super().__repr__(),
-                    "each output by itself" if len(self.shape) == 2 else "a temperature for classes",
-                )
+            raise UnsupportedError.of(
+                "",
+                f"one continuous number per row ({', '.join(CONTINUOUS)}) for a map of its distribution function",
+                super().__repr__(),
+                "each output by itself" if len(self.shape) == 2 else "a temperature for classes",
             )
         knots = np.array(self.knots, dtype=np.float64)
         good = knots.ndim == 2 and len(knots) == 3 and knots.shape[1] >= 2 and np.isfinite(knots).all()
@@ -105,13 +104,11 @@ class MappedPrediction(Prediction):
                 knots[0] + knots[1], 1.0, atol=1e-12
             )
         if not good:
-            raise InputError(
-                "knots: "
-                + message(
-                    "F, 1 - F and R(F) at points from (0, 1, 0) to (1, 0, 1), (3, M)",
-                    f"shape {knots.shape}",
-                    "recalibrate(posterior, x, y, kind='isotonic')",
-                )
+            raise InputError.of(
+                "knots",
+                "F, 1 - F and R(F) at points from (0, 1, 0) to (1, 0, 1), (3, M)",
+                f"shape {knots.shape}",
+                "recalibrate(posterior, x, y, kind='isotonic')",
             )
         knots.flags.writeable = False
         object.__setattr__(self, "knots", knots)
@@ -299,21 +296,19 @@ class MappedPrediction(Prediction):
         raise self._without_components("aleatoric")
 
     def _without_density(self) -> UnsupportedError:
-        return UnsupportedError(
-            message(
-                "a prediction with a density for log_prob",
-                "a mixture after an isotonic map, an empirical distribution function, whose slopes are noise",
-                "crps, or kind='spread', which keeps a density",
-            )
+        return UnsupportedError.of(
+            "",
+            "a prediction with a density for log_prob",
+            "a mixture after an isotonic map, an empirical distribution function, whose slopes are noise",
+            "crps, or kind='spread', which keeps a density",
         )
 
     def _without_components(self, what: str) -> UnsupportedError:
-        return UnsupportedError(
-            message(
-                f"a mixture of components for {what}",
-                "one whose distribution function was mapped: what its draws disagree in is not known any more",
-                f"{what} of `before`, the prediction as it was",
-            )
+        return UnsupportedError.of(
+            "",
+            f"a mixture of components for {what}",
+            "one whose distribution function was mapped: what its draws disagree in is not known any more",
+            f"{what} of `before`, the prediction as it was",
         )
 
     def _marginals(self) -> Prediction:

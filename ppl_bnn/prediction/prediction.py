@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
 from ppl_bnn.language.distributions import CENSORED
 from ppl_bnn.prediction import scipy_families as families
 from ppl_bnn.prediction.arguments import (
@@ -141,23 +141,21 @@ class Prediction:
             raise unknown_name("family", self.family, (*PARAMETERS, *families.FAMILIES, *families.VECTORS))
         names = parameter_names(self.family)
         if set(self.parameters) != set(names):
-            raise InputError(
-                message(
-                    f"the parameters {', '.join(names)} for {self.family}",
-                    ", ".join(map(str, self.parameters)) or "none",
-                    "passing exactly these by name",
-                )
+            raise InputError.of(
+                "",
+                f"the parameters {', '.join(names)} for {self.family}",
+                ", ".join(map(str, self.parameters)) or "none",
+                "passing exactly these by name",
             )
         parameters = {name: frozen_array(name, self.parameters[name]) for name in names}
         check_parameters(self.family, parameters)
         object.__setattr__(self, "parameters", parameters)
         if self.censored and (self.family not in CENSORED or len(self.shape) != 1):
-            raise InputError(
-                message(
-                    f"one number per row of a family among {', '.join(CENSORED)} where rows may be censored",
-                    f"{self.family} of shape {self.shape}",
-                    "censored=False",
-                )
+            raise InputError.of(
+                "",
+                f"one number per row of a family among {', '.join(CENSORED)} where rows may be censored",
+                f"{self.family} of shape {self.shape}",
+                "censored=False",
             )
         if self.log_weights is not None:
             object.__setattr__(self, "log_weights", checked_log_weights(self, self.log_weights))
@@ -228,22 +226,20 @@ class Prediction:
 
     def _need_classes(self, what: str) -> None:
         if not self.is_classes:
-            raise UnsupportedError(
-                message(
-                    f"Bernoulli or Categorical for {what}",
-                    self.family,
-                    "mean, std, quantile or cdf, which are defined for numbers",
-                )
+            raise UnsupportedError.of(
+                "",
+                f"Bernoulli or Categorical for {what}",
+                self.family,
+                "mean, std, quantile or cdf, which are defined for numbers",
             )
 
     def _need_numbers(self, what: str) -> None:
         if self.is_classes:
-            raise UnsupportedError(
-                message(
-                    f"a prediction of numbers for {what}: class labels have no order",
-                    self.family,
-                    "probabilities, entropy or log_prob",
-                )
+            raise UnsupportedError.of(
+                "",
+                f"a prediction of numbers for {what}: class labels have no order",
+                self.family,
+                "probabilities, entropy or log_prob",
             )
 
     # --- weights ---
@@ -284,18 +280,17 @@ class Prediction:
             If the distribution has no mean, such as StudentT with at most 1 degree of freedom.
         """
         if self.family == "StudentT" and (self.parameters["df"] <= 1.0).any():
-            raise UnsupportedError(
-                message(
-                    "StudentT with more than 1 degree of freedom, without which there is no mean",
-                    f"df = {self.parameters['df'].min():.6g}",
-                    "quantile(0.5), or a prior that keeps df above 2",
-                )
+            raise UnsupportedError.of(
+                "",
+                "StudentT with more than 1 degree of freedom, without which there is no mean",
+                f"df = {self.parameters['df'].min():.6g}",
+                "quantile(0.5), or a prior that keeps df above 2",
             )
         if self._by_scipy:
             mean = self._law().mean()
             if not np.isfinite(mean).all():
-                raise UnsupportedError(
-                    message(f"a distribution with a mean, unlike {self.family}", "none", "quantile(0.5)")
+                raise UnsupportedError.of(
+                    "", f"a distribution with a mean, unlike {self.family}", "none", "quantile(0.5)"
                 )
             return mean
         if self.family == "NormalMixture":
@@ -340,12 +335,11 @@ class Prediction:
             For classes with `epistemic_within`: a mutual information within components does not determine a variance.
         """
         if self.is_classes and self.epistemic_within is not None:
-            raise UnsupportedError(
-                message(
-                    "draws of the class probabilities for their variance",
-                    "components that are averages already (epistemic_within)",
-                    "epistemic, in nats, or a prediction made of draws",
-                )
+            raise UnsupportedError.of(
+                "",
+                "draws of the class probabilities for their variance",
+                "components that are averages already (epistemic_within)",
+                "epistemic, in nats, or a prediction made of draws",
             )
         spread = self._average((self.component_mean() - self.mean) ** 2)
         return spread if self.epistemic_within is None else spread + self._average(self.epistemic_within)
@@ -387,8 +381,8 @@ class Prediction:
     def covariance(self) -> np.ndarray:
         """Cov(y_n) between the outputs of each row, (N, K, K), in squared units of y. Its diagonal is `variance`."""
         if len(self.shape) != 2:
-            raise UnsupportedError(
-                message("a prediction of several outputs for their covariance", repr(self), "variance")
+            raise UnsupportedError.of(
+                "", "a prediction of several outputs for their covariance", repr(self), "variance"
             )
         means = self.component_mean()
         deviation = means - self.mean
@@ -491,12 +485,11 @@ class Prediction:
         y = checked_targets(self, y)
         bounds = int(np.count_nonzero(y[:, 1] != 1.0))
         if bounds:
-            raise UnsupportedError(
-                message(
-                    "targets that were all observed, for a score of values",
-                    f"{bounds} of {len(y)} rows censored",
-                    "log_score or concordance_index, which take them",
-                )
+            raise UnsupportedError.of(
+                "",
+                "targets that were all observed, for a score of values",
+                f"{bounds} of {len(y)} rows censored",
+                "log_score or concordance_index, which take them",
             )
         return y[:, 0]
 
@@ -607,12 +600,11 @@ class Prediction:
         self._need_numbers("quantile")
         levels = np.asarray(q, dtype=np.float64)
         if levels.ndim > 1 or levels.size == 0 or not ((levels > 0.0) & (levels < 1.0)).all():
-            raise InputError(
-                message(
-                    "q strictly between 0 and 1, a number or a sequence",
-                    f"{q!r}",
-                    "for example q=[0.05, 0.95]",
-                )
+            raise InputError.of(
+                "",
+                "q strictly between 0 and 1, a number or a sequence",
+                f"{q!r}",
+                "for example q=[0.05, 0.95]",
             )
         marginal = self._marginals()
         invert = integer_quantile if self.is_counts else continuous_quantile
@@ -636,9 +628,7 @@ class Prediction:
             Each of the shape `shape`.
         """
         if not 0.0 < float(level) < 1.0:
-            raise InputError(
-                message("a level strictly between 0 and 1", f"{level!r}", "for example level=0.9")
-            )
+            raise InputError.of("", "a level strictly between 0 and 1", f"{level!r}", "for example level=0.9")
         lower, upper = self.quantile([0.5 * (1.0 - level), 0.5 * (1.0 + level)])
         return lower, upper
 
@@ -699,7 +689,7 @@ class Prediction:
             Shape (n, N) or (n, N, K). Labels are integers.
         """
         if n < 1:
-            raise InputError(message("n of at least 1", f"{n}", "the number of samples wanted"))
+            raise InputError.of("", "n of at least 1", f"{n}", "the number of samples wanted")
         if self.labels is not None:
             return np.asarray(self.labels)[replace(self, labels=None).sample(n, seed)]
         rng = np.random.default_rng(seed)
@@ -739,12 +729,11 @@ class Prediction:
             For counts, classes and Weibull times.
         """
         if self.family not in FAMILIES_WITH_UNITS:
-            raise UnsupportedError(
-                message(
-                    f"a location-scale family to rescale ({', '.join(FAMILIES_WITH_UNITS)})",
-                    self.family,
-                    "leaving counts and labels in their own units when fitting",
-                )
+            raise UnsupportedError.of(
+                "",
+                f"a location-scale family to rescale ({', '.join(FAMILIES_WITH_UNITS)})",
+                self.family,
+                "leaving counts and labels in their own units when fitting",
             )
         location, scale = checked_units(self, location, scale)
         parameters = dict(self.parameters)
@@ -795,8 +784,8 @@ class Prediction:
         if weights is not None:
             total = log_sum_exp(weights[draws])
             if not np.isfinite(total).all():
-                raise InputError(
-                    message("draws with some weight in every row", "weights that sum to zero", "other draws")
+                raise InputError.of(
+                    "", "draws with some weight in every row", "weights that sum to zero", "other draws"
                 )
             weights = weights[draws] - total
         return replace(
@@ -827,14 +816,12 @@ class Prediction:
             If weights differ between rows, which have no common order.
         """
         if count < 1:
-            raise InputError(message("count of at least 1", f"{count}", "the number of draws to keep"))
+            raise InputError.of("", "count of at least 1", f"{count}", "the number of draws to keep")
         if count >= self.draws:
             return self
         if self.weights.ndim == 2:
-            raise UnsupportedError(
-                message(
-                    "weights of shape (S,) to thin", "weights per row", "take_draws with draws of your choice"
-                )
+            raise UnsupportedError.of(
+                "", "weights of shape (S,) to thin", "weights per row", "take_draws with draws of your choice"
             )
         upto = np.cumsum(self.weights)
         chosen = np.searchsorted(upto, (np.arange(count) + 0.5) / count * upto[-1], side="right")

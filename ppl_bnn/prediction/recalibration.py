@@ -25,7 +25,7 @@ import numpy as np
 
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import row_count
-from ppl_bnn.core.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
 from ppl_bnn.prediction.arguments import checked_targets
 from ppl_bnn.prediction.isotonic import STRAIGHT, MappedPrediction, tails
 from ppl_bnn.prediction.prediction import Prediction
@@ -153,7 +153,7 @@ def recalibrate(
     if kind not in KINDS:
         raise unknown_name("kind of recalibration", kind, KINDS)
     if pooled and kind != "temperature":
-        raise InputError("pooled: " + message("kind='temperature' to pool draws", repr(kind), "pooled=False"))
+        raise InputError.of("pooled", "kind='temperature' to pool draws", repr(kind), "pooled=False")
     value: float | np.ndarray
     if kind == "temperature":
         value = _temperature(prediction, y, pooled)
@@ -191,12 +191,11 @@ def tempered(prediction: Prediction, temperature: float, pooled: bool = False) -
     if not prediction.is_classes:
         raise _refused("temperature", "classes", prediction, "kind='spread' or 'isotonic'")
     if prediction.epistemic_within is not None and not pooled:
-        raise UnsupportedError(
-            message(
-                "draws of the class probabilities for a temperature of each",
-                "components that are averages already (epistemic_within)",
-                "pooled=True, or a prediction made of draws",
-            )
+        raise UnsupportedError.of(
+            "",
+            "draws of the class probabilities for a temperature of each",
+            "components that are averages already (epistemic_within)",
+            "pooled=True, or a prediction made of draws",
         )
     probabilities = prediction.mean[None] if pooled else prediction.parameters["probs"]
     with np.errstate(divide="ignore"):  # 0 stays 0
@@ -248,9 +247,7 @@ def spread(prediction: Prediction, factors: np.ndarray) -> Prediction:
         parameters["scale"] = factors * parameters["scale"]
     within = prediction.epistemic_within
     return replace(
-        prediction,
-        parameters=parameters,
-        epistemic_within=None if within is None else factors**2 * within,
+        prediction, parameters=parameters, epistemic_within=None if within is None else factors**2 * within
     )
 
 
@@ -315,15 +312,13 @@ def held_out_prediction(what: str, source: Any, x: Any, y: Any, keywords: Mappin
     """
     if isinstance(source, Prediction):
         if x is not None:
-            raise InputError(
-                f"{what}: "
-                + message("x=None beside a prediction", type(x).__name__, f"{what}(prediction, None, y)")
+            raise InputError.of(
+                what, "x=None beside a prediction", type(x).__name__, f"{what}(prediction, None, y)"
             )
         return predicted(None, source, keywords)
     if not callable(getattr(source, "predict", None)):
-        raise InputError(
-            f"{what}: "
-            + message("a posterior or a prediction", type(source).__name__, "bnn.fit(model, x, y)")
+        raise InputError.of(
+            what, "a posterior or a prediction", type(source).__name__, "bnn.fit(model, x, y)"
         )
     x = checks.check_inputs(x)
     y = checks.check_targets(y, row_count(x))
@@ -331,9 +326,8 @@ def held_out_prediction(what: str, source: Any, x: Any, y: Any, keywords: Mappin
     while not hasattr(fitted, "info") and hasattr(fitted, "source"):
         fitted = fitted.source
     if hasattr(fitted, "info") and checks.data_hash(x, y) == fitted.info.data_hash:
-        raise InputError(
-            f"{what}: "
-            + message("rows that the fit has not seen", "the rows that it was fitted to", "a part held out")
+        raise InputError.of(
+            what, "rows that the fit has not seen", "the rows that it was fitted to", "a part held out"
         )
     return predicted(source, x, keywords)
 
@@ -362,19 +356,16 @@ def predicted(source: Any, x: Any, keywords: Mapping[str, Any]) -> Prediction:
     """
     if isinstance(x, Prediction):
         if keywords:
-            raise InputError(
-                message(
-                    "no arguments of predict beside a prediction", ", ".join(keywords), "leaving them out"
-                )
+            raise InputError.of(
+                "", "no arguments of predict beside a prediction", ", ".join(keywords), "leaving them out"
             )
         return x
     if source is None:
-        raise InputError(
-            message(
-                "a prediction, as it was made from one without a posterior",
-                type(x).__name__,
-                "predict(posterior.predict(x))",
-            )
+        raise InputError.of(
+            "",
+            "a prediction, as it was made from one without a posterior",
+            type(x).__name__,
+            "predict(posterior.predict(x))",
         )
     return source.predict(x, **keywords)
 
@@ -383,12 +374,11 @@ def _temperature(prediction: Prediction, y: Any, pooled: bool = False) -> float:
     if prediction.is_classes:
         impossible = np.count_nonzero(prediction.log_prob(y) == -np.inf)
         if impossible:
-            raise InputError(
-                message(
-                    "some probability for each held-out label",
-                    f"none for {impossible} of {prediction.rows}",
-                    "more draws, or a model that rules nothing out",
-                )
+            raise InputError.of(
+                "",
+                "some probability for each held-out label",
+                f"none for {impossible} of {prediction.rows}",
+                "more draws, or a model that rules nothing out",
             )
     return _most_likely("temperature", lambda t: float(tempered(prediction, t, pooled).log_prob(y).mean()))
 
@@ -421,12 +411,11 @@ def _knots(prediction: Prediction, y: Any) -> np.ndarray:
     below, above = tails(prediction, prediction.observed_values(y))
     lost = np.count_nonzero((below <= 0.0) | (above <= 0.0))
     if lost:
-        raise InputError(
-            message(
-                "held-out targets that the distribution function can tell from infinity",
-                f"{lost} of {len(below)} where it is 0 or 1 to all its digits",
-                "kind='spread' first: recalibrate(recalibrate(posterior, x, y, 'spread'), x, y, 'isotonic')",
-            )
+        raise InputError.of(
+            "",
+            "held-out targets that the distribution function can tell from infinity",
+            f"{lost} of {len(below)} where it is 0 or 1 to all its digits",
+            "kind='spread' first: recalibrate(recalibrate(posterior, x, y, 'spread'), x, y, 'isotonic')",
         )
     _, first, count = np.unique(np.log(below) - np.log(above), return_index=True, return_counts=True)
     ranks = np.cumsum(count) - 0.5 * (count - 1)
@@ -442,12 +431,11 @@ def _most_likely(what: str, log_score: Callable[[float], float]) -> float:
     values = np.array([log_score(math.exp(at)) for at in grid])
     best = int(np.argmax(values))
     if best in (0, len(grid) - 1) or values[best] in (values[0], values[-1]):
-        raise InputError(
-            message(
-                f"a {what} between {1.0 / WIDEST:g} and {WIDEST:g} that makes the held-out rows most likely",
-                f"a likelihood that still rises, or is level, at {math.exp(grid[best]):g}",
-                "more held-out rows, of which some are right and some are wrong, or no recalibration",
-            )
+        raise InputError.of(
+            "",
+            f"a {what} between {1.0 / WIDEST:g} and {WIDEST:g} that makes the held-out rows most likely",
+            f"a likelihood that still rises, or is level, at {math.exp(grid[best]):g}",
+            "more held-out rows, of which some are right and some are wrong, or no recalibration",
         )
     found: Any = minimize_scalar(
         lambda at: -log_score(math.exp(at)),
@@ -459,4 +447,4 @@ def _most_likely(what: str, log_score: Callable[[float], float]) -> float:
 
 
 def _refused(kind: str, expected: str, prediction: Prediction, advice: str) -> UnsupportedError:
-    return UnsupportedError(f"kind={kind!r}: " + message(expected, repr(prediction), advice))
+    return UnsupportedError.of(f"kind={kind!r}", expected, repr(prediction), advice)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
 from ppl_bnn.prediction.arguments import checked_targets, checked_y
 from ppl_bnn.prediction.crps import checked_numbers, row_cdf
 from ppl_bnn.prediction.crps import crps as crps
@@ -186,8 +186,8 @@ def concordance_index(prediction: Prediction, y: Any) -> float:
     """
     prediction._need_numbers("concordance_index")
     if len(prediction.shape) != 1:
-        raise UnsupportedError(
-            message("one number per row for concordance_index", repr(prediction), "each output by itself")
+        raise UnsupportedError.of(
+            "", "one number per row for concordance_index", repr(prediction), "each output by itself"
         )
     if prediction.censored and np.ndim(y) == 2:
         value, event = checked_targets(prediction, y).T
@@ -208,12 +208,11 @@ def concordance_index(prediction: Prediction, y: Any) -> float:
         pairs += gap.size
         right += np.count_nonzero(gap > 0.0) + 0.5 * np.count_nonzero(gap == 0.0)
     if pairs == 0:
-        raise UnsupportedError(
-            message(
-                "two rows of which one is known to be the smaller",
-                f"none among {len(value)}",
-                "rows that were observed",
-            )
+        raise UnsupportedError.of(
+            "",
+            "two rows of which one is known to be the smaller",
+            f"none among {len(value)}",
+            "rows that were observed",
         )
     return float(right / pairs)
 
@@ -286,8 +285,8 @@ def coverages(
     y = checked_numbers(prediction, y)
     at = np.asarray(levels, dtype=np.float64)
     if at.ndim != 1 or at.size == 0 or not ((at > 0.0) & (at < 1.0)).all():
-        raise InputError(
-            message("levels strictly between 0 and 1", f"{at.tolist()}", "levels=(0.5, 0.8, 0.9, 0.95)")
+        raise InputError.of(
+            "", "levels strictly between 0 and 1", f"{at.tolist()}", "levels=(0.5, 0.8, 0.9, 0.95)"
         )
     lower = prediction.quantile(0.5 * (1.0 - at))
     upper = prediction.quantile(0.5 * (1.0 + at))
@@ -386,7 +385,7 @@ def reliability(prediction: Prediction, y: Any, bins: int = 15) -> dict[str, np.
         which that class is the label; `count`, their number. The first two are NaN in a bin without rows.
     """
     if bins < 1:
-        raise InputError(message("at least 1 bin", f"{bins}", "15, the usual number"))
+        raise InputError.of("", "at least 1 bin", f"{bins}", "15, the usual number")
     labels = _labels(prediction, y)
     confidence = prediction.probabilities.max(axis=1)
     correct = prediction.probabilities.argmax(axis=1) == labels
@@ -473,12 +472,11 @@ def uncertainty(prediction: Prediction, measure: str | None = None) -> np.ndarra
         values = prediction.mean_function_variance
     values = values if values.ndim == 1 else values.sum(axis=-1)
     if not np.isfinite(values).all():
-        raise UnsupportedError(
-            message(
-                f"a finite {measure} in every row",
-                f"{np.count_nonzero(~np.isfinite(values))} rows without",
-                "measure='epistemic_variance', which heavy tails of the noise do not enter",
-            )
+        raise UnsupportedError.of(
+            "",
+            f"a finite {measure} in every row",
+            f"{np.count_nonzero(~np.isfinite(values))} rows without",
+            "measure='epistemic_variance', which heavy tails of the noise do not enter",
         )
     return values
 
@@ -520,12 +518,11 @@ def out_of_distribution(
     Hendrycks and Gimpel 2017, ICLR.
     """
     if _outcome(inside) != _outcome(outside):
-        raise InputError(
-            message(
-                f"predictions of one target, as {inside!r}",
-                f"{outside!r}",
-                "the same posterior at both inputs",
-            )
+        raise InputError.of(
+            "",
+            f"predictions of one target, as {inside!r}",
+            f"{outside!r}",
+            "the same posterior at both inputs",
         )
     from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
@@ -570,9 +567,8 @@ def selective(
     Geifman and El-Yaniv 2017, NeurIPS.
     """
     if (y is None) == (losses is None):
-        raise InputError(
-            "selective: "
-            + message("y or losses", "neither" if y is None else "both", "selective(prediction, y)")
+        raise InputError.of(
+            "selective", "y or losses", "neither" if y is None else "both", "selective(prediction, y)"
         )
     if losses is None:
         if prediction.is_classes:
@@ -582,22 +578,16 @@ def selective(
             losses = losses.reshape(prediction.rows, -1).mean(axis=1)
     losses = np.asarray(losses, dtype=np.float64)
     if losses.shape != (prediction.rows,) or not np.isfinite(losses).all():
-        raise InputError(
-            "losses: "
-            + message(
-                f"finite numbers of shape ({prediction.rows},)",
-                f"shape {losses.shape}, {np.count_nonzero(~np.isfinite(losses))} not finite",
-                "one loss per row",
-            )
+        raise InputError.of(
+            "losses",
+            f"finite numbers of shape ({prediction.rows},)",
+            f"shape {losses.shape}, {np.count_nonzero(~np.isfinite(losses))} not finite",
+            "one loss per row",
         )
     _, which, size = np.unique(uncertainty(prediction, measure), return_inverse=True, return_counts=True)
     equal = np.bincount(which, weights=losses) / size
     risk = np.cumsum(np.repeat(equal, size)) / np.arange(1, len(losses) + 1)
-    return {
-        "coverage": np.arange(1, len(losses) + 1) / len(losses),
-        "risk": risk,
-        "aurc": float(risk.mean()),
-    }
+    return {"coverage": np.arange(1, len(losses) + 1) / len(losses), "risk": risk, "aurc": float(risk.mean())}
 
 
 # --- several scores, and differences of scores ----------------------------------------------------------------
@@ -635,17 +625,15 @@ def paired_difference(first: Any, second: Any, *, test_to_train: float | None = 
     """
     first, second = (np.asarray(values, dtype=np.float64) for values in (first, second))
     if first.ndim != 1 or first.shape != second.shape or first.size == 0:
-        raise InputError(
-            "paired_difference: "
-            + message(
-                "two arrays of one shape (J,), the same rows or splits in the same order",
-                f"{first.shape} and {second.shape}",
-                "log_score(prediction, y, pointwise=True), or one score per split",
-            )
+        raise InputError.of(
+            "paired_difference",
+            "two arrays of one shape (J,), the same rows or splits in the same order",
+            f"{first.shape} and {second.shape}",
+            "log_score(prediction, y, pointwise=True), or one score per split",
         )
     if test_to_train is not None and not 0.0 < test_to_train < math.inf:
-        raise InputError(
-            "test_to_train: " + message("a positive number", repr(test_to_train), "len(test) / len(train)")
+        raise InputError.of(
+            "test_to_train", "a positive number", repr(test_to_train), "len(test) / len(train)"
         )
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
         best, worst = float(np.mean(first)), float(np.mean(second))
@@ -697,12 +685,7 @@ def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
     score["rmse"] = rmse(prediction, y)
     with suppress(UnsupportedError):
         score["crps"] = float(np.mean(crps(prediction, y)))
-    return {
-        **score,
-        "coverage_90": _covered(interval, checked_numbers(prediction, y)),
-        **width,
-        **extra,
-    }
+    return {**score, "coverage_90": _covered(interval, checked_numbers(prediction, y)), **width, **extra}
 
 
 # --- distance to a reference ------------------------------------------------------------------------------
@@ -795,12 +778,11 @@ def mean_function_gap(
         )
     spread = reference_variance > 0.0
     if not (spread.any() if classes else spread.all()):
-        raise InputError(
-            message(
-                "a reference with epistemic spread in every row",
-                f"one whose draws agree exactly in {np.count_nonzero(~spread)} rows",
-                "a reference posterior of several draws",
-            )
+        raise InputError.of(
+            "",
+            "a reference with epistemic spread in every row",
+            f"one whose draws agree exactly in {np.count_nonzero(~spread)} rows",
+            "a reference posterior of several draws",
         )
     weights = reference_variance / reference_variance.sum() if classes else 1.0 / spread.size
     if classes:
@@ -860,21 +842,18 @@ def halves(reference: Prediction, groups: Any = None) -> tuple[Prediction, Predi
         If there are fewer than 4 draws, or `groups` has another shape.
     """
     if reference.draws < 4:
-        raise InputError(
-            message(
-                "a reference of at least 4 draws", f"{reference.draws}", "more draws: halves of two or more"
-            )
+        raise InputError.of(
+            "", "a reference of at least 4 draws", f"{reference.draws}", "more draws: halves of two or more"
         )
     first = np.arange(reference.draws) < reference.draws // 2
     if groups is not None:
         groups = np.asarray(groups)
         if groups.shape != (reference.draws,):
-            raise InputError(
-                message(
-                    f"groups of shape ({reference.draws},)",
-                    f"shape {groups.shape}",
-                    "one chain number per draw",
-                )
+            raise InputError.of(
+                "",
+                f"groups of shape ({reference.draws},)",
+                f"shape {groups.shape}",
+                "one chain number per draw",
             )
         names = np.unique(groups)
         if len(names) > 1:
@@ -941,10 +920,9 @@ def _outcome(prediction: Prediction) -> tuple[Any, ...]:
 
 def _check_comparable(prediction: Prediction, reference: Prediction) -> None:
     if (prediction.rows, _outcome(prediction)) != (reference.rows, _outcome(reference)):
-        raise InputError(
-            message(
-                f"a prediction comparable to the reference {reference!r}",
-                f"{prediction!r}",
-                "predicting the same rows and the same target with both",
-            )
+        raise InputError.of(
+            "",
+            f"a prediction comparable to the reference {reference!r}",
+            f"{prediction!r}",
+            "predicting the same rows and the same target with both",
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 
 Inputs = np.ndarray | Mapping[str, np.ndarray]
@@ -105,12 +105,11 @@ class Standardisation:
         if isinstance(self.x_mean, Mapping) and isinstance(self.x_scale, Mapping):
             if not isinstance(x, Mapping) or not set(self.x_mean) <= set(x):
                 came = f"a dict with {', '.join(x)}" if isinstance(x, Mapping) else type(x).__name__
-                raise InputError(
-                    message(
-                        f"x as a dict with {', '.join(self.x_mean)}",
-                        came,
-                        "the entries of the training inputs",
-                    )
+                raise InputError.of(
+                    "",
+                    f"x as a dict with {', '.join(self.x_mean)}",
+                    came,
+                    "the entries of the training inputs",
                 )
             return {
                 name: _standardised(f"x[{name!r}]", value, self.x_mean[name], self.x_scale[name])
@@ -119,7 +118,7 @@ class Standardisation:
                 for name, value in x.items()
             }
         if isinstance(x, Mapping) or isinstance(self.x_mean, Mapping) or isinstance(self.x_scale, Mapping):
-            raise InputError(message("x as one array", "a dict", "the array form of the training inputs"))
+            raise InputError.of("", "x as one array", "a dict", "the array form of the training inputs")
         return _standardised("x", x, self.x_mean, self.x_scale)
 
     def targets(self, y: Any) -> np.ndarray:
@@ -241,12 +240,11 @@ def _columns(name: str, given: Any) -> tuple[np.ndarray, np.ndarray]:
     """Mean and scale over the rows, with scale 1 for columns that do not vary."""
     values = np.asarray(given)
     if values.dtype.kind not in "biuf" or values.ndim < 1 or len(values) == 0:
-        raise InputError(
-            message(
-                f"{name} as an array of numbers with at least one row",
-                f"{values.dtype} of shape {values.shape}",
-                "encoding categories as numbers first",
-            )
+        raise InputError.of(
+            "",
+            f"{name} as an array of numbers with at least one row",
+            f"{values.dtype} of shape {values.shape}",
+            "encoding categories as numbers first",
         )
     values = values.astype(np.float64, copy=False)
     mean, scale = np.asarray(values.mean(axis=0)), np.asarray(values.std(axis=0))
@@ -260,9 +258,7 @@ def _columns(name: str, given: Any) -> tuple[np.ndarray, np.ndarray]:
         )
         columns = f"column {which} of {name}" if which else name
         warnings.warn(
-            f"zero variance in the training rows: {columns}; kept, with scale 1",
-            UserWarning,
-            stacklevel=4,
+            f"zero variance in the training rows: {columns}; kept, with scale 1", UserWarning, stacklevel=4
         )
         scale = np.where(constant, 1.0, scale)
     return mean, scale
@@ -271,12 +267,11 @@ def _columns(name: str, given: Any) -> tuple[np.ndarray, np.ndarray]:
 def _standardised(name: str, given: Any, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
     values = np.asarray(given)
     if values.shape[1:] != mean.shape or values.ndim != mean.ndim + 1:
-        raise InputError(
-            message(
-                f"{name} of shape {('N', *mean.shape)}".replace("'", ""),
-                f"shape {values.shape}",
-                "the columns of the training rows, in their order",
-            )
+        raise InputError.of(
+            "",
+            f"{name} of shape {('N', *mean.shape)}".replace("'", ""),
+            f"shape {values.shape}",
+            "the columns of the training rows, in their order",
         )
     dtype = values.dtype if values.dtype.kind == "f" else np.float64
     return ((values - mean) / scale).astype(dtype, copy=False)

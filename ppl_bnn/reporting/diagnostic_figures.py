@@ -10,14 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.diagnostics.importance import K_LIMIT, LeaveOneOut, leave_one_out
-from ppl_bnn.evaluation.comparison.drawing import (
-    BLUE,
-    GREY,
-    SKY,
-    VERMILION,
-)
+from ppl_bnn.evaluation.comparison.drawing import BLUE, GREY, SKY, VERMILION
 from ppl_bnn.evaluation.comparison.figures import predicted_for_drawing
 from ppl_bnn.evaluation.comparison.panels import (
     Panel,
@@ -230,9 +225,8 @@ def function_draws(comparison: Comparison, name: str) -> Any:
     """
     fit, tree = comparison.fits.get(name), comparison.trees.get(name)
     if fit is None or comparison.table.loc[name, "kind"] != "chains":
-        raise UnsupportedError(
-            "function_draws: "
-            + message("a method of chains", f"{name!r}, which is none", "NUTS or another sampler")
+        raise UnsupportedError.of(
+            "function_draws", "a method of chains", f"{name!r}, which is none", "NUTS or another sampler"
         )
     from xarray import Dataset, DataTree
 
@@ -255,9 +249,11 @@ def function_draws(comparison: Comparison, name: str) -> Any:
         total = tree["log_likelihood"]["y"].values
         found["log_likelihood"] = (("chain", "draw"), total.reshape(*total.shape[:2], -1).sum(axis=-1))
     if not found:
-        raise UnsupportedError(
-            "function_draws: "
-            + message("predictions of each draw, or a tree", repr(prediction), "a prediction of all draws")
+        raise UnsupportedError.of(
+            "function_draws",
+            "predictions of each draw, or a tree",
+            repr(prediction),
+            "a prediction of all draws",
         )
     sets = {key: Dataset({key: value}) for key, value in found.items()}
     if len({value[1].shape[:2] for value in found.values()}) == 1:

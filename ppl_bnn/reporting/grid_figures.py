@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ppl_bnn.core.errors import InputError, message, unknown_name
+from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.core.names import for_figure
 from ppl_bnn.diagnostics.importance import K_LIMIT
 from ppl_bnn.evaluation.comparison.drawing import BLUE, GREY
@@ -150,12 +150,12 @@ def differences_figure(result: GridResult, to: str = "best", score: str = SCORE)
         Another score.
     """
     if to not in ("best", "reference"):
-        raise InputError("to: " + message("'best' or 'reference'", repr(to), "to='best'"))
+        raise InputError.of("to", "'best' or 'reference'", repr(to), "to='best'")
     if score not in LARGER_IS_BETTER:
         raise unknown_name("score", score, LARGER_IS_BETTER)
     if to == "reference" and result.reference is None:
         advice = "GridResult.load(folder, reference='nuts')"
-        raise InputError("to: " + message("a result with a reference", "one without", advice))
+        raise InputError.of("to", "a result with a reference", "one without", advice)
     return together(_differences(GridFindings(result), to, score))
 
 
@@ -555,11 +555,7 @@ def _number(block: Any, name: str, column: str) -> float:
 
 
 def _draw_gap(
-    draw: Callable[..., None],
-    names: Sequence[str],
-    values: Sequence[float],
-    floor: float | None,
-    axes: Axes,
+    draw: Callable[..., None], names: Sequence[str], values: Sequence[float], floor: float | None, axes: Axes
 ) -> None:
     draw(axes, names, values, floor)
 

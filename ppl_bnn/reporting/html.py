@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.files import part_of, write_whole
 from ppl_bnn.core.names import for_spreadsheet, from_figure
 from ppl_bnn.core.warning_filters import ignored
@@ -84,9 +84,7 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
     """
     target = Path(path)
     if target.suffix.lower() not in (".html", ".htm"):
-        raise InputError(
-            "path: " + message("a file name that ends in .html", f"{str(path)!r}", f"{target.stem}.html")
-        )
+        raise InputError.of("path", "a file name that ends in .html", f"{str(path)!r}", f"{target.stem}.html")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
@@ -95,13 +93,11 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
-        raise InputError(
-            "path: "
-            + message(
-                "a file that can be written",
-                f"{target} ({type(error).__name__}: {error.strerror or error})",
-                "another folder",
-            )
+        raise InputError.of(
+            "path",
+            "a file that can be written",
+            f"{target} ({type(error).__name__}: {error.strerror or error})",
+            "another folder",
         ) from error
     return target
 
@@ -109,16 +105,14 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
 def check_format(numbers: str | None) -> None:
     """Refuse a format of numbers that is unknown, or that no installed package can write."""
     if numbers is not None and numbers not in FORMATS:
-        raise InputError("numbers: " + message("None, 'csv' or 'parquet'", repr(numbers), "numbers='csv'"))
+        raise InputError.of("numbers", "None, 'csv' or 'parquet'", repr(numbers), "numbers='csv'")
     engines = ("pyarrow", "fastparquet")
     if numbers == "parquet" and not any(importlib.util.find_spec(name) for name in engines):
-        raise UnsupportedError(
-            "numbers: "
-            + message(
-                "pyarrow or fastparquet, with which pandas writes Parquet",
-                "neither",
-                "pip install pyarrow, or numbers='csv'",
-            )
+        raise UnsupportedError.of(
+            "numbers",
+            "pyarrow or fastparquet, with which pandas writes Parquet",
+            "neither",
+            "pip install pyarrow, or numbers='csv'",
         )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.files import write_whole
 from ppl_bnn.evaluation.comparison.comparison import COLUMNS, Comparison
 from ppl_bnn.evaluation.comparison.panels import Picture
@@ -85,13 +85,11 @@ def report(
         "parquet" without a package with which pandas can write it; before anything is drawn.
     """
     if not isinstance(result, Comparison | GridResult):
-        raise InputError(
-            "report: "
-            + message(
-                "a Comparison or a GridResult",
-                type(result).__name__,
-                "the result of bnn.compare(...) or of a grid's run(...)",
-            )
+        raise InputError.of(
+            "report",
+            "a Comparison or a GridResult",
+            type(result).__name__,
+            "the result of bnn.compare(...) or of a grid's run(...)",
         )
     target = checked_path(path)
     check_format(numbers)
@@ -108,9 +106,7 @@ def report(
 
 
 def all_numbers(
-    comparison: Comparison,
-    pictures: Sequence[Picture] | None = None,
-    findings: Findings | None = None,
+    comparison: Comparison, pictures: Sequence[Picture] | None = None, findings: Findings | None = None
 ) -> dict[str, pd.DataFrame]:
     """Everything that a report shows, as tables.
 
@@ -313,10 +309,7 @@ def _sheet(
         ]
         rows.append((name, str(row["reference"]), cells))
     return Sheet(
-        heading,
-        [(heading_of(column), COLUMNS.get(column.source, "")) for column in columns],
-        rows,
-        foot,
+        heading, [(heading_of(column), COLUMNS.get(column.source, "")) for column in columns], rows, foot
     )
 
 

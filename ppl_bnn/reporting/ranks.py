@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ppl_bnn.evaluation.comparison.summary import (
-    listed,
-)
+from ppl_bnn.evaluation.comparison.summary import listed
 
 if TYPE_CHECKING:
     from ppl_bnn.reporting.grid_verdict import GridFindings

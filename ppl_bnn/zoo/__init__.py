@@ -153,12 +153,12 @@ def from_file(path: str | os.PathLike[str], **keywords: Any) -> Model:
         if isinstance(problem, ModuleNotFoundError):
             advice = f"installing {problem.name!r}, or PYTHONPATH={file.parent} if it lies beside the file"
         came = f"{type(problem).__name__}: {problem}"
-        raise ModelError(message(f"a Python file that runs, {path}", came, advice)) from problem
+        raise ModelError.of("", f"a Python file that runs, {path}", came, advice) from problem
     found = getattr(module, "model", None)
     if not callable(found):
         functions = [n for n, value in vars(module).items() if inspect.isfunction(value)]
         came = f"functions {', '.join(functions)}" if functions else "no function at all"
-        raise ModelError(message(f"a function `model(x, y=None)` in {path}", came, "naming it `model`"))
+        raise ModelError.of("", f"a function `model(x, y=None)` in {path}", came, "naming it `model`")
     return bind(found, file.name, **keywords)
 
 
@@ -211,8 +211,8 @@ def read_card(path: str | os.PathLike[str]) -> Card:
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except SyntaxError as problem:
-        raise ModelError(
-            message(f"a Python file, {path}", f"{problem.msg} in line {problem.lineno}", "correcting it")
+        raise ModelError.of(
+            "", f"a Python file, {path}", f"{problem.msg} in line {problem.lineno}", "correcting it"
         ) from problem
     data, example = None, None
     arguments: dict[str, str | None] = {}
@@ -243,13 +243,11 @@ def _written_out(path: str | os.PathLike[str], node: ast.expr) -> Any:
         problem = None
     except (ValueError, TypeError) as error:
         problem = error
-    raise ModelError(
-        f"EXAMPLE of {path}: "
-        + message(
-            "lists of numbers, with rows of one length, or a dict of such lists",
-            ast.unparse(node)[:80],
-            "one row, written out, as in {'tokens': [[0, 1, 2]], 'length': [3]}",
-        )
+    raise ModelError.of(
+        f"EXAMPLE of {path}",
+        "lists of numbers, with rows of one length, or a dict of such lists",
+        ast.unparse(node)[:80],
+        "one row, written out, as in {'tokens': [[0, 1, 2]], 'length': [3]}",
     ) from problem
 
 
@@ -430,5 +428,5 @@ def _python_file(path: str | os.PathLike[str]) -> Path:
     file = Path(path).expanduser().resolve()
     if file.suffix != ".py" or not file.is_file():
         came = str(path) if file.is_file() else f"{path}, which is no file"
-        raise InputError(message("a Python file with a function `model(x, y=None)`", came, "its full path"))
+        raise InputError.of("", "a Python file with a function `model(x, y=None)`", came, "its full path")
     return file

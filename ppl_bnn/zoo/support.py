@@ -18,7 +18,7 @@ from typing import Any
 from ppl_bnn import zoo
 from ppl_bnn.backends.protocol import SYSTEMS
 from ppl_bnn.core import errors
-from ppl_bnn.core.errors import BNNError, InputError, message, unknown_name
+from ppl_bnn.core.errors import BNNError, InputError, unknown_name
 from ppl_bnn.core.plain_values import read_toml
 from ppl_bnn.inference import registry
 from ppl_bnn.inference.registry import ROWS, MethodRow
@@ -252,13 +252,11 @@ def read(path: Path, models: tuple[str, ...], rows: Mapping[str, MethodRow] = RO
     }
     for rule in (*found["impossible"], *found["depends"]):
         if rule not in deciding:
-            raise InputError(
-                f"{path.name}: "
-                + message(
-                    "rules that decide a cell",
-                    f"one whose cells all fall to rules before it: {rule.reason!r}",
-                    "leaving it out, or moving it up",
-                )
+            raise InputError.of(
+                f"{path.name}",
+                "rules that decide a cell",
+                f"one whose cells all fall to rules before it: {rule.reason!r}",
+                "leaving it out, or moving it up",
             )
     return declarations
 
@@ -268,14 +266,12 @@ def _rule(
 ) -> Rule:
     _known(f"key of {where}", given, _OF_A_RULE)
     if "methods" in given and "not_methods" in given:
-        raise InputError(f"{where}: " + message("methods or not_methods", "both", "one of them"))
+        raise InputError.of(where, "methods or not_methods", "both", "one of them")
     chosen = {}
     for key, every in (("models", models), ("methods", rows), ("not_methods", rows), ("systems", SYSTEMS)):
         names = given.get(key, [] if key == "not_methods" else list(every))
         if not isinstance(names, list) or len(set(names)) < len(names) or (key in given and not names):
-            raise InputError(
-                f"{where}, {key}: " + message("a list of names", repr(names), f"{key} = ['...']")
-            )
+            raise InputError.of(f"{where}, {key}", "a list of names", repr(names), f"{key} = ['...']")
         _known(f"name in {key} of {where}", names, every)
         chosen[key] = frozenset(names)
     error = _text(where, given, "error")
@@ -283,9 +279,7 @@ def _rule(
     _known(f"error of {where}", [error], known)
     reason = _text(where, given, "reason")
     if not _SENTENCE.fullmatch(reason) or len(reason.split()) < 5:
-        raise InputError(
-            f"{where}, reason: " + message("a sentence", repr(reason), "a capital and a full stop")
-        )
+        raise InputError.of(f"{where}, reason", "a sentence", repr(reason), "a capital and a full stop")
     return Rule(
         chosen["models"],
         chosen["methods"] - chosen["not_methods"],
@@ -307,5 +301,5 @@ def _text(where: str, given: Mapping[str, Any], key: str) -> str:
     """A value that has to be text; line breaks in it have no meaning."""
     value = given.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise InputError(f"{where}, {key}: " + message("words", repr(value), f"{key} = '...'"))
+        raise InputError.of(f"{where}, {key}", "words", repr(value), f"{key} = '...'")
     return " ".join(value.split())

@@ -444,16 +444,7 @@ def transforms_of_torch() -> dict[str, Any]:
     }
 
 
-TRANSFORMS = (
-    "vmap",
-    "grad",
-    "grad alone",
-    "vmap of grad",
-    "jvp",
-    "jacrev",
-    "hessian",
-    "vmap of hessian",
-)
+TRANSFORMS = ("vmap", "grad", "grad alone", "vmap of grad", "jvp", "jacrev", "hessian", "vmap of hessian")
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")

@@ -18,14 +18,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parents[2] / "comparisons"
-TABLES = (
-    "empirical_bayes",
-    "departures",
-    "classic",
-    "baselines",
-    "reference",
-    "correlations",
-)
+TABLES = ("empirical_bayes", "departures", "classic", "baselines", "reference", "correlations")
 FIGURES = ("loss", "roc_auc", "correlation", "departures")
 
 

@@ -90,12 +90,7 @@ def test_what_is_at_work_at_a_kill_is_read_from_the_log(study: Any, tmp_path: Pa
 
 def test_tables_differ_by_a_bit_but_not_by_their_costs(study: Any) -> None:
     one = pd.DataFrame(
-        {
-            "model": ["a", "b"],
-            "rmse": [0.1, float("nan")],
-            "seconds": [1.0, 2.0],
-            "failure": ["", "x"],
-        }
+        {"model": ["a", "b"], "rmse": [0.1, float("nan")], "seconds": [1.0, 2.0], "failure": ["", "x"]}
     )
     assert study.differences(one, one.copy()) == []
     assert study.differences(one, one.assign(seconds=[3.0, 4.0])) == []

@@ -196,10 +196,7 @@ def scores_of(script: Any, **changed: Any) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize(
-    "worse",
-    [{"log_score": -1.40}, {"rmse": 0.85}, {"log_score": -1.4, "rmse": 0.85}],
-)
+@pytest.mark.parametrize("worse", [{"log_score": -1.40}, {"rmse": 0.85}, {"log_score": -1.4, "rmse": 0.85}])
 def test_mc_dropout_is_met_in_both_scores_or_not(script: Any, worse: dict[str, float]) -> None:
     good = script.judge_dropout(scores_of(script), "yacht")
     assert good.verdict == script.REPRODUCED

@@ -192,11 +192,7 @@ def test_a_label_of_a_method_is_refused_before_the_fit(name: str) -> None:
 def test_names_given_to_a_fit_are_clean(tmp_path: Path) -> None:
     (x, y), _ = rows("classification", 2)
     posterior = bnn.MAP(steps=5).fit(
-        partial(classes, classes=3),
-        x,
-        y,
-        feature_names=("a\0", "b\x1b"),
-        class_names=("\ud800", "b", "c"),
+        partial(classes, classes=3), x, y, feature_names=("a\0", "b\x1b"), class_names=("\ud800", "b", "c")
     )
     assert posterior.feature_names == ("a\ufffd", "b\ufffd")
     posterior.to_datatree().to_netcdf(tmp_path / "x.nc", engine="h5netcdf")

@@ -430,10 +430,7 @@ def test_csv_refuses_by_name(tmp_path, text, complaint):
 @pytest.mark.parametrize(
     ("cells", "complaint"),
     [
-        (
-            ["3.1%", "4 %"],
-            r"column 'b'; came 6 that look like percentages, .*\('3\.1%'\); .*such as 3\.1;",
-        ),
+        (["3.1%", "4 %"], r"column 'b'; came 6 that look like percentages, .*\('3\.1%'\); .*such as 3\.1;"),
         (["1,5", "2,25"], r"numbers with a decimal comma.*try a decimal point, such as 1\.5"),
         (["1.234,5", "2,25"], r"decimal comma.*such as 1234\.5"),
         (["1,234", "2,345,678.9"], r"marks between thousands.*such as 1234"),

@@ -523,11 +523,7 @@ MOMENTS: dict[str, tuple[Any, Callable[[Sites], np.ndarray], float]] = {
         lambda w: np.log(np.abs(w["w"])),
         log_product(2.0, (0.5, 3.0)) + LOG_NORMAL,
     ),
-    "starts under empirical Bayes": (
-        priors.EmpiricalBayes("tensor", start=0.7),
-        lambda w: w["w"] ** 2,
-        0.49,
-    ),
+    "starts under empirical Bayes": (priors.EmpiricalBayes("tensor", start=0.7), lambda w: w["w"] ** 2, 0.49),
     "starts under a log-uniform prior": (priors.LogUniform(), lambda w: w["w"] ** 2, 1.0 / INPUTS),
 }
 

@@ -592,12 +592,7 @@ def test_multinomial_counts_of_pyro_have_one_total(rng: np.random.Generator) -> 
 @pytest.mark.parametrize("end", ["low", "high"])
 def test_normal_distributions_that_are_truncated_at_one_end(end: str, rng: np.random.Generator) -> None:
     p = first(parameters_of("TruncatedNormal", rng))
-    ours = read(
-        "numpyro",
-        lambda d, p: d.TruncatedNormal(p["loc"], p["scale"], **{end: p[end]}),
-        p,
-        (ROWS,),
-    )
+    ours = read("numpyro", lambda d, p: d.TruncatedNormal(p["loc"], p["scale"], **{end: p[end]}), p, (ROWS,))
     y = p[end] + (0.3 if end == "low" else -0.3)
     with session("numpyro") as (d, asarray, to_numpy):
         theirs = d.TruncatedNormal(asarray(p["loc"]), asarray(p["scale"]), **{end: asarray(p[end])})

@@ -701,13 +701,7 @@ def test_a_grid_of_the_command_line_has_its_page(csv: Path) -> None:
     assert text == page(result)
     said = Read(text).said
     assert "9 of 9 cells have a result" in said
-    for name in (
-        "linear_regression on small",
-        "laplace: Laplace",
-        "map: MAP",
-        "nuts: NUTS",
-        "warmup",
-    ):
+    for name in ("linear_regression on small", "laplace: Laplace", "map: MAP", "nuts: NUTS", "warmup"):
         assert name in said
     assert "The reference laplace is not one throughout" in said
     assert result.settings["methods"]["nuts"]["fields"]["draws"] == 3

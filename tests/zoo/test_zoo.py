@@ -99,12 +99,7 @@ def test_a_model_of_symbols_is_sketched_on_whole_numbers() -> None:
 def test_a_model_of_a_dict_and_of_rows_that_interact_is_sketched_on_an_example() -> None:
     model = zoo.load("graph_convolution", width=4)
     graph = {"features": np.ones((3, 5)), "adjacency": np.ones((3, 3), int) - np.eye(3, dtype=int)}
-    wanted = {
-        "hidden0.weight": (5, 4),
-        "hidden0.bias": (4,),
-        "output.weight": (4, 3),
-        "output.bias": (3,),
-    }
+    wanted = {"hidden0.weight": (5, 4), "hidden0.bias": (4,), "output.weight": (4, 3), "output.bias": (3,)}
     for inputs in (graph, np.zeros((3, 5)), 5):
         assert sites_of(zoo.sketch(model, inputs)) == wanted
 

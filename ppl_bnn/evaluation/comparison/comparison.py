@@ -18,12 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppl_bnn.core import stored
-from ppl_bnn.core.errors import (
-    BNNError,
-    DamagedError,
-    InputError,
-    message,
-)
+from ppl_bnn.core.errors import BNNError, DamagedError, InputError
 from ppl_bnn.core.files import left_by_a_kill, staged, staged_within
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.evaluation.comparison.folder import (
@@ -194,8 +189,8 @@ class Comparison:
             advice = "the `out` of `compare`"
             if left is not None:
                 advice = f"{left}, which a save that was killed has left"
-            raise InputError(
-                "folder: " + message("the folder of a comparison", f"{folder}, without {MANIFEST}", advice)
+            raise InputError.of(
+                "folder", "the folder of a comparison", f"{folder}, without {MANIFEST}", advice
             )
         try:
             return cls(**read_folder(Path(folder), words))
@@ -284,9 +279,8 @@ class Comparison:
                 write_figure(stage, self)
                 write_words(written, self)
         except OSError as error:
-            raise InputError(
-                "folder: "
-                + message("a folder that can be written", f"{folder} ({reason(error)})", "another folder")
+            raise InputError.of(
+                "folder", "a folder that can be written", f"{folder} ({reason(error)})", "another folder"
             ) from error
         return folder
 
@@ -329,8 +323,8 @@ def _own_files(entries: Sequence[Path], comparison: Comparison) -> set[str]:
             if strange
             else f"{', '.join(sorted(own))} of something else in {entries[0].parent}"
         )
-        raise InputError(
-            "folder: " + message("a new folder, or that of a comparison to replace", came, "another folder")
+        raise InputError.of(
+            "folder", "a new folder, or that of a comparison to replace", came, "another folder"
         )
     return own
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.names import for_figure
 from ppl_bnn.posterior.convergence import Mixing
 from ppl_bnn.prediction.prediction import Prediction
@@ -108,26 +108,20 @@ def draw_curve(axes: Axes, x: np.ndarray, prediction: Prediction) -> None:
         A prediction of classes or of several outputs.
     """
     if prediction.is_classes or len(prediction.shape) != 1:
-        raise UnsupportedError(
-            "draw_curve: "
-            + message(
-                "a prediction of one number for each row", repr(prediction), "draw_class_map for classes"
-            )
+        raise UnsupportedError.of(
+            "draw_curve",
+            "a prediction of one number for each row",
+            repr(prediction),
+            "draw_class_map for classes",
         )
     x = np.asarray(x)
     if x.shape != prediction.shape:
-        raise InputError("draw_curve: " + message(f"x of shape {prediction.shape}", f"{x.shape}", "x[:, 0]"))
+        raise InputError.of("draw_curve", f"x of shape {prediction.shape}", f"{x.shape}", "x[:, 0]")
     order = np.argsort(x, kind="stable")
     lower, upper = prediction.interval(LEVEL)
     mean, (least, most) = prediction.mean, _mean_interval(prediction)
     axes.fill_between(
-        x[order],
-        lower[order],
-        upper[order],
-        color=SKY,
-        alpha=0.35,
-        linewidth=0,
-        label="90 % of observations",
+        x[order], lower[order], upper[order], color=SKY, alpha=0.35, linewidth=0, label="90 % of observations"
     )
     axes.fill_between(
         x[order],
@@ -245,13 +239,11 @@ def draw_class_map(
 
     classes, probabilities = prediction.classes, prediction.probabilities
     if len(prediction) != len(across) * len(up):
-        raise InputError(
-            "draw_class_map: "
-            + message(
-                f"a prediction of {len(across)} x {len(up)} places",
-                f"{len(prediction)} rows",
-                "grid_points(across, up)",
-            )
+        raise InputError.of(
+            "draw_class_map",
+            f"a prediction of {len(across)} x {len(up)} places",
+            f"{len(prediction)} rows",
+            "grid_points(across, up)",
         )
     colours = np.array([to_rgb(_class_colour(label)) for label in range(classes)])
     best = probabilities.argmax(axis=1)

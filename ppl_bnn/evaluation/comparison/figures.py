@@ -315,10 +315,7 @@ def _draw_curves(figure: Figure, comparison: Comparison) -> None:
         axes.grid(color="0.92", zorder=0)
     label_bottom(panels, for_figure(names[0]) if names else "x")
     figure.supylabel(target, fontsize=11)
-    figure.suptitle(
-        f"Predictions of {target}, with bands of 90 %, and {len(x)} test rows",
-        fontsize=13,
-    )
+    figure.suptitle(f"Predictions of {target}, with bands of 90 %, and {len(x)} test rows", fontsize=13)
     add_legend(figure, panels)
 
 

@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppl_bnn.core import stored
-from ppl_bnn.core.errors import (
-    BNNError,
-    InputError,
-    UnsupportedError,
-    message,
-)
+from ppl_bnn.core.errors import BNNError, InputError, UnsupportedError
 from ppl_bnn.core.files import write_arrays, write_tree, write_whole
 from ppl_bnn.core.names import for_spreadsheet
 from ppl_bnn.core.plain_values import encoded
@@ -80,13 +75,11 @@ def writable(out: str | os.PathLike[str]) -> Path:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as probe:
             probe.write(b"0")
     except OSError as error:
-        raise InputError(
-            "out: "
-            + message(
-                "a folder that can be written",
-                f"{folder} ({type(error).__name__}: {error.strerror or error})",
-                "another folder",
-            )
+        raise InputError.of(
+            "out",
+            "a folder that can be written",
+            f"{folder} ({type(error).__name__}: {error.strerror or error})",
+            "another folder",
         ) from error
     return folder
 

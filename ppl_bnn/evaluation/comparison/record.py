@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.core.arrays import row_count
-from ppl_bnn.core.errors import (
-    InputError,
-)
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.memory import peak_memory
 from ppl_bnn.core.names import clean
 from ppl_bnn.posterior.posterior import FitInfo, Posterior

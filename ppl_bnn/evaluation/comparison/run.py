@@ -141,12 +141,11 @@ def compare(
     if reference is not None and reference not in methods:
         raise unknown_name("reference", reference, methods)
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**31:
-        raise InputError("seed: " + message("a whole number from 0 to 2**31 - 1", repr(seed), "seed=0"))
+        raise InputError.of("seed", "a whole number from 0 to 2**31 - 1", repr(seed), "seed=0")
     resolve_device(device)
     if not callable(model):
-        raise InputError(
-            "model: "
-            + message("a function (x, y=None)", type(model).__name__, "the model itself, not its name")
+        raise InputError.of(
+            "model", "a function (x, y=None)", type(model).__name__, "the model itself, not its name"
         )
     x, y = _checked_rows("train", train)
     x_test, y_test = _checked_rows("test", test, like=(x, y))
@@ -242,49 +241,45 @@ def bind_classes(model: Model, y: np.ndarray, class_names: Sequence[str] | None 
 
 def _checked_methods(methods: Mapping[str, Method]) -> dict[str, Method]:
     if not isinstance(methods, Mapping) or not methods:
-        raise InputError(
-            "methods: "
-            + message("a dict of at least one name and method", repr(methods), "methods={'nuts': bnn.NUTS()}")
+        raise InputError.of(
+            "methods", "a dict of at least one name and method", repr(methods), "methods={'nuts': bnn.NUTS()}"
         )
     for name, method in methods.items():
         if isinstance(method, type) and issubclass(method, Method):
-            raise InputError(
-                f"methods[{name!r}]: "
-                + message("an instance of a method", f"the class {method.__name__}", f"{method.__name__}()")
+            raise InputError.of(
+                f"methods[{name!r}]",
+                "an instance of a method",
+                f"the class {method.__name__}",
+                f"{method.__name__}()",
             )
         if not isinstance(method, Method):
-            raise InputError(f"methods[{name!r}]: " + message("a method", repr(method), "bnn.NUTS()"))
+            raise InputError.of(f"methods[{name!r}]", "a method", repr(method), "bnn.NUTS()")
         # A name is used as a file name, and as the first cell of a row in a table that spreadsheets open.
         plain = isinstance(name, str) and clean(name) == name and name and name[0] not in ".=+-@"
         if not plain or len(name.encode()) > LONGEST_FILE or any(mark in name for mark in '/\\:*?"<>|'):
-            raise InputError(
-                "methods: " + message("names that can be file names", repr(name), "letters and digits")
-            )
+            raise InputError.of("methods", "names that can be file names", repr(name), "letters and digits")
     folded = [name.casefold() for name in methods]
     if len(set(folded)) < len(folded):
-        raise InputError(
-            "methods: "
-            + message("names that differ in more than case", ", ".join(methods), "names that are file names")
+        raise InputError.of(
+            "methods", "names that differ in more than case", ", ".join(methods), "names that are file names"
         )
     return dict(methods)
 
 
 def _checked_rows(name: str, rows: Any, like: tuple[Any, np.ndarray] | None = None) -> tuple[Any, np.ndarray]:
     if not isinstance(rows, tuple | list) or len(rows) != 2:
-        raise InputError(f"{name}: " + message("a pair (x, y)", type(rows).__name__, f"{name}=(x, y)"))
+        raise InputError.of(name, "a pair (x, y)", type(rows).__name__, f"{name}=(x, y)")
     try:
         x = checks.check_inputs(rows[0], None if like is None else checks.describe_inputs(like[0]))
         y = checks.check_targets(rows[1], row_count(x))
     except InputError as error:
         raise InputError(f"{name} {error}") from error
     if like is not None and y.shape[1:] != like[1].shape[1:]:
-        raise InputError(
-            f"{name} y: "
-            + message(
-                f"targets of shape (N, *{like[1].shape[1:]}) as in training",
-                f"{y.shape}",
-                "the same outputs",
-            )
+        raise InputError.of(
+            f"{name} y",
+            f"targets of shape (N, *{like[1].shape[1:]}) as in training",
+            f"{y.shape}",
+            "the same outputs",
         )
     return x, y
 
@@ -293,9 +288,11 @@ def _check_names(x: Any, feature_names: Sequence[str] | None) -> None:
     if feature_names is None or isinstance(x, Mapping) or x.ndim != 2:
         return
     if len(feature_names) != x.shape[1]:
-        raise InputError(
-            "feature_names: "
-            + message(f"{x.shape[1]} names, one per column of x", f"{len(feature_names)}", "the same columns")
+        raise InputError.of(
+            "feature_names",
+            f"{x.shape[1]} names, one per column of x",
+            f"{len(feature_names)}",
+            "the same columns",
         )
 
 
@@ -336,13 +333,11 @@ def _check_model(
             classes = program.classes(y)
         checks.check_labels(y, classes)
         if (y_test != np.floor(y_test)).any() or y_test.min() < 0 or y_test.max() >= classes:
-            raise InputError(
-                "test y: "
-                + message(
-                    f"labels 0..{classes - 1}",
-                    f"values from {y_test.min()} to {y_test.max()}",
-                    "the labels of training, or a model with as many classes",
-                )
+            raise InputError.of(
+                "test y",
+                f"labels 0..{classes - 1}",
+                f"values from {y_test.min()} to {y_test.max()}",
+                "the labels of training, or a model with as many classes",
             )
         return "classification"
     assert failure is not None

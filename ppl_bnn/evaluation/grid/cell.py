@@ -34,7 +34,7 @@ import numpy as np
 
 from ppl_bnn.backends.protocol import resolve_device
 from ppl_bnn.core import checks, processes, stored
-from ppl_bnn.core.errors import BNNError, DamagedError, InputError, UnsupportedError, message
+from ppl_bnn.core.errors import BNNError, DamagedError, InputError, UnsupportedError
 from ppl_bnn.core.plain_values import encoded
 from ppl_bnn.core.warning_filters import ignored, recorded
 from ppl_bnn.datasets.splits import Split
@@ -394,14 +394,12 @@ def gap(arrays: Mapping[str, np.ndarray], of: Mapping[str, np.ndarray], classes:
         Missing arrays, other shapes, or a reference without spread.
     """
     if "mean" not in arrays or "mean" not in of:
-        raise InputError(
-            message("two mean functions with their variances", "one at most", "a prediction of draws")
+        raise InputError.of(
+            "", "two mean functions with their variances", "one at most", "a prediction of draws"
         )
     if arrays["mean"].shape != of["mean"].shape:
-        raise InputError(
-            message(
-                f"a mean function of shape {of['mean'].shape}", f"{arrays['mean'].shape}", "the same rows"
-            )
+        raise InputError.of(
+            "", f"a mean function of shape {of['mean'].shape}", f"{arrays['mean'].shape}", "the same rows"
         )
     found = scores.mean_function_gap(arrays["mean"], arrays["variance"], of["mean"], of["variance"], classes)
     return found["mean_gap"], found["sd_ratio"]

@@ -177,9 +177,7 @@ def computed(
                 with _named():
                     room = cluster.room()
                 if room < 1 and not losses:
-                    raise InputError(
-                        "engine: " + message("a cluster with processes", f"{name}, without", "some")
-                    )
+                    raise InputError.of("engine", "a cluster with processes", f"{name}, without", "some")
                 for number, result in _rounds(cluster, jobs, function, waiting, tries):
                     del waiting[number]
                     if isinstance(result, _Raised):
@@ -299,13 +297,11 @@ class _OnDask:
     def room(self) -> int:
         threads = self.client.nthreads()
         if any(count != 1 for count in threads.values()):
-            raise InputError(
-                "engine: "
-                + message(
-                    "processes of one thread each, as a fit sets globals of torch and JAX",
-                    f"dask://{self.address}, with up to {max(threads.values())} threads in one",
-                    "dask worker --nthreads 1 --nworkers N",
-                )
+            raise InputError.of(
+                "engine",
+                "processes of one thread each, as a fit sets globals of torch and JAX",
+                f"dask://{self.address}, with up to {max(threads.values())} threads in one",
+                "dask worker --nthreads 1 --nworkers N",
             )
         return len(threads)
 
@@ -336,9 +332,8 @@ def on_dask(address: str, device: str) -> Iterator[Cluster]:
     try:
         client = distributed.Client(address, timeout=PATIENCE, set_as_default=False)
     except OSError as error:
-        raise InputError(
-            "engine: "
-            + message("a cluster that answers", f"dask://{address}: {error}", "its scheduler's address")
+        raise InputError.of(
+            "engine", "a cluster that answers", f"dask://{address}: {error}", "its scheduler's address"
         ) from error
     try:
         with contextlib.suppress(TimeoutError):
@@ -397,9 +392,7 @@ def on_ray(address: str, device: str) -> Iterator[Cluster]:
     mine = not ray.is_initialized()
     if not mine and address != "auto":
         came = f"ray://{address}, while this process is connected to another already"
-        raise InputError(
-            "engine: " + message("the cluster of this process", came, "'ray://auto', or ray.shutdown()")
-        )
+        raise InputError.of("engine", "the cluster of this process", came, "'ray://auto', or ray.shutdown()")
     try:
         if mine:
             _connect(ray, address)
@@ -466,11 +459,9 @@ def _connect(ray: Any, address: str) -> None:
         with _environment(_OF_RAY):
             ray.init(address=where, log_to_driver=False, logging_level="ERROR")
     except ConnectionError as error:
-        raise InputError(
-            "engine: "
-            + message(
-                "a cluster that answers",
-                f"ray://{address.removeprefix('ray://')}: {error}",
-                "GRPC_ENABLE_FORK_SUPPORT=0 ray start --head",
-            )
+        raise InputError.of(
+            "engine",
+            "a cluster that answers",
+            f"ray://{address.removeprefix('ray://')}: {error}",
+            "GRPC_ENABLE_FORK_SUPPORT=0 ray start --head",
         ) from error

@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from ppl_bnn.backends.protocol import resolve_device
-from ppl_bnn.core.errors import DeviceError, InputError, MissingFrameworkError, message, unknown_name
+from ppl_bnn.core.errors import DeviceError, InputError, MissingFrameworkError, unknown_name
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.evaluation.grid import clusters
 from ppl_bnn.evaluation.grid.clusters import Lost
@@ -105,21 +105,20 @@ class Engine:
             raise unknown_name("engine", word, ("local", "sequential", "dask://HOST:PORT", "ray://HOST:PORT"))
         if kind not in _EXTRAS:
             if mark:
-                raise InputError("engine: " + message(kind, repr(word), f"engine={kind!r}"))
+                raise InputError.of("engine", kind, repr(word), f"engine={kind!r}")
             return cls(kind)
         if not re.fullmatch(r"(\w+://)?[^/:\s]+:\d+" + ("|auto" if kind == "ray" else ""), address):
             came = repr(word)
-            raise InputError(
-                "engine: "
-                + message(f"{kind}://HOST:PORT", came, f"engine='{kind}://127.0.0.1:{_PORTS[kind]}'")
+            raise InputError.of(
+                "engine", f"{kind}://HOST:PORT", came, f"engine='{kind}://127.0.0.1:{_PORTS[kind]}'"
             )
         package, extra = _EXTRAS[kind]
         if importlib.util.find_spec(package) is None:
-            raise MissingFrameworkError(
-                "engine: "
-                + message(
-                    f"the package {package} for {word}", "none", f"pip install '{extra}', or engine='local'"
-                )
+            raise MissingFrameworkError.of(
+                "engine",
+                f"the package {package} for {word}",
+                "none",
+                f"pip install '{extra}', or engine='local'",
             )
         return cls(kind, address)
 
@@ -179,15 +178,13 @@ def share(jobs: int | None = None, device: str = "auto", memory: int | None = No
 
     for name, value, least in (("jobs", jobs, 1), ("memory", memory, 2**20)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise InputError(
-                f"{name}: " + message(f"a whole number of at least {least}", repr(value), f"{name}=None")
-            )
+            raise InputError.of(name, f"a whole number of at least {least}", repr(value), f"{name}=None")
     cores, whole = joblib.cpu_count(), machine_memory()
     there = gpus()
     kind, index = resolve_device(device)
     if kind == "cuda" and (index or 0) >= len(there):
-        raise DeviceError(
-            message(f"a CUDA device for device={device!r}", f"{len(there)} of them", "device='cpu' or 'auto'")
+        raise DeviceError.of(
+            "", f"a CUDA device for device={device!r}", f"{len(there)} of them", "device='cpu' or 'auto'"
         )
     if index is not None:
         there = (there[index],)
@@ -269,18 +266,16 @@ def check(engine: Engine, jobs: int | None = None, device: str = "auto", memory:
     resolve_device(device)
     share(jobs)
     if engine.kind == "sequential" and jobs not in (None, 1):
-        raise InputError("jobs: " + message("one at a time in this process", repr(jobs), "engine='local'"))
+        raise InputError.of("jobs", "one at a time in this process", repr(jobs), "engine='local'")
     if memory is not None:
-        raise InputError(
-            "memory: "
-            + message(f"no ceiling on {engine.kind}, which has its own", repr(memory), "memory=None")
+        raise InputError.of(
+            "memory", f"no ceiling on {engine.kind}, which has its own", repr(memory), "memory=None"
         )
     if engine.address and engine.address != "auto":
         host, _, port = engine.address.rpartition("://")[2].partition(":")
         if (error := clusters.reached(host, int(port))) is not None:
-            raise InputError(
-                "engine: "
-                + message("a cluster that answers", f"{engine}: {error}", "its scheduler's address")
+            raise InputError.of(
+                "engine", "a cluster that answers", f"{engine}: {error}", "its scheduler's address"
             ) from error
 
 
@@ -362,11 +357,7 @@ def _computed(
             begun.append(number)
             yield delayed(_call)(number, function, tasks[number])
 
-    one_by_one: dict[str, Any] = {
-        "batch_size": 1,
-        "pre_dispatch": room,
-        "return_as": "generator_unordered",
-    }
+    one_by_one: dict[str, Any] = {"batch_size": 1, "pre_dispatch": room, "return_as": "generator_unordered"}
     results: Any = Parallel(n_jobs=room, backend=backend, **one_by_one)(calls())
     try:
         yield from results
@@ -374,12 +365,7 @@ def _computed(
         results.close()
 
 
-def _alone(
-    backend: Any,
-    function: Callable[..., Any],
-    tasks: dict[int, tuple[Any, ...]],
-    number: int,
-) -> Any:
+def _alone(backend: Any, function: Callable[..., Any], tasks: dict[int, tuple[Any, ...]], number: int) -> Any:
     try:
         ((_, result),) = _computed(backend, 1, function, tasks, [number], [])
     except Exception as error:

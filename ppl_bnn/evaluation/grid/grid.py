@@ -37,7 +37,7 @@ from ppl_bnn import zoo
 from ppl_bnn.backends.protocol import resolve_device
 from ppl_bnn.backends.systems import written_in
 from ppl_bnn.core import stored
-from ppl_bnn.core.errors import ClusterError, DamagedError, InputError, message, unknown_name
+from ppl_bnn.core.errors import ClusterError, DamagedError, InputError, unknown_name
 from ppl_bnn.core.progress import Progress, Task, resolve
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.datasets import splits, tables
@@ -126,16 +126,14 @@ class Grid:
             for label in known:
                 if label not in self.splits:
                     came = f"none for {label!r}"
-                    raise InputError("splits: " + message("splits for each data set", came, "'random:5@0.9'"))
+                    raise InputError.of("splits", "splits for each data set", came, "'random:5@0.9'")
             settled["splits"] = {label: splits.check(self.splits[label]) for label in known}
         else:
             settled["splits"] = splits.check(self.splits)
         if self.reference is not None and self.reference not in settled["methods"]:
             raise unknown_name("reference", self.reference, settled["methods"])
         if not isinstance(self.standardise, bool):
-            raise InputError(
-                "standardise: " + message("True or False", repr(self.standardise), "standardise=True")
-            )
+            raise InputError.of("standardise", "True or False", repr(self.standardise), "standardise=True")
         resolve_device(self.device)
         for name, value in settled.items():
             object.__setattr__(self, name, value)
@@ -233,7 +231,7 @@ class Grid:
         place = engines.Engine.of(engine)
         engines.check(place, jobs, self.device, memory)
         if not isinstance(resume, bool):
-            raise InputError("resume: " + message("True or False", repr(resume), "resume=True"))
+            raise InputError.of("resume", "True or False", repr(resume), "resume=True")
         _refuse_occupied(self, out)
         plan = self._plan
         tasks = plan.tasks(engines.device_inside(place, self.device))
@@ -293,9 +291,8 @@ def _axis(
     name: str, given: Any, checked: Callable[[str, Any], Any], label: Callable[[Any], str]
 ) -> dict[str, Any]:
     if isinstance(given, str) or not isinstance(given, Mapping | Sequence) or not given:
-        raise InputError(
-            f"{name}: "
-            + message("a dict of labels, or a list, with one entry or more", repr(given), f"{name}=[...]")
+        raise InputError.of(
+            name, "a dict of labels, or a list, with one entry or more", repr(given), f"{name}=[...]"
         )
     if isinstance(given, Mapping):
         entries = list(given.items())
@@ -306,11 +303,9 @@ def _axis(
         value = checked(f"{name}[{called!r}]" if called is not None else name, each)
         called = label(value) if called is None else called
         if not isinstance(called, str) or not called.strip() or called != " ".join(called.split()):
-            raise InputError(f"{name}: " + message("labels that are words", repr(called), "'nuts'"))
+            raise InputError.of(name, "labels that are words", repr(called), "'nuts'")
         if called in found:
-            raise InputError(
-                f"{name}: " + message("labels that differ", f"{called!r} twice", "a dict of labels")
-            )
+            raise InputError.of(name, "labels that differ", f"{called!r} twice", "a dict of labels")
         found[called] = value
     return found
 
@@ -319,9 +314,7 @@ def _model(where: str, given: Any) -> Any:
     if isinstance(given, str):
         return zoo.load(given)
     if not callable(given) or isinstance(given, type | Method):
-        raise InputError(
-            f"{where}: " + message("a function (x, y=None), or a name", repr(given), "'regression_mlp'")
-        )
+        raise InputError.of(where, "a function (x, y=None), or a name", repr(given), "'regression_mlp'")
     return given
 
 
@@ -341,9 +334,8 @@ def _data(where: str, given: Any) -> Any:
             raise unknown_name("data set", given, tables.datasets())
         return given
     if not isinstance(given, Table):
-        raise InputError(
-            f"{where}: "
-            + message("a table, or a name", type(given).__name__, "ppl_bnn.data.read_csv(path, target)")
+        raise InputError.of(
+            where, "a table, or a name", type(given).__name__, "ppl_bnn.data.read_csv(path, target)"
         )
     return given
 
@@ -354,13 +346,10 @@ def _method(where: str, given: Any) -> Method:
 
         return registry.row(given).build(declared().served(given)[0])
     if isinstance(given, type) or not isinstance(given, Method):
-        raise InputError(f"{where}: " + message("a method, or a name", repr(given), "bnn.NUTS()"))
+        raise InputError.of(where, "a method, or a name", repr(given), "bnn.NUTS()")
     if getattr(given, "checkpoint", None) is not None:
-        raise InputError(
-            f"{where}: "
-            + message(
-                "a method without a checkpoint, as each cell is another fit", "one with", "checkpoint=None"
-            )
+        raise InputError.of(
+            where, "a method without a checkpoint, as each cell is another fit", "one with", "checkpoint=None"
         )
     return given
 
@@ -372,9 +361,8 @@ def _seeds(given: Any) -> tuple[int, ...]:
         whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
         good = good and whole and 0 <= int(seed) < 2**31
     if not good or len(set(found)) < len(found):
-        raise InputError(
-            "seeds: "
-            + message("a number of seeds, or whole numbers from 0 that differ", repr(given), "seeds=3")
+        raise InputError.of(
+            "seeds", "a number of seeds, or whole numbers from 0 that differ", repr(given), "seeds=3"
         )
     return tuple(int(seed) for seed in found)
 
@@ -422,9 +410,11 @@ class _Plan:
                 written[labels] = replace(work, device=device).written()
             except Exception as error:
                 what = f"{type(error).__name__}: {error}"
-                raise InputError(
-                    f"{labels[0]} by {labels[2]}: "
-                    + message("what can be sent to another process", what, "a model at the top of a module")
+                raise InputError.of(
+                    f"{labels[0]} by {labels[2]}",
+                    "what can be sent to another process",
+                    what,
+                    "a model at the top of a module",
                 ) from error
         return [
             (
@@ -483,8 +473,8 @@ def _planned(grid: Grid) -> _Plan:
                     bound, method, grid.standardise, grid.device, names, table.class_names
                 )
     if not pairs:
-        raise InputError(
-            "models, data: " + message("a model for the task of a data set", " ".join(left_out), "others")
+        raise InputError.of(
+            "models, data", "a model for the task of a data set", " ".join(left_out), "others"
         )
     planned = []
     for position in range(max(map(len, parted.values()))):
@@ -550,16 +540,16 @@ def _refuse_occupied(grid: Grid, out: str | os.PathLike[str]) -> None:
     if before is None:
         if folder.is_dir() and not all(_BEGUN.fullmatch(entry.name) for entry in folder.iterdir()):
             came = f"{folder}, with other files"
-            raise InputError(
-                "out: " + message("a new or an empty folder, or that of this grid", came, "another folder")
+            raise InputError.of(
+                "out", "a new or an empty folder, or that of this grid", came, "another folder"
             )
         return
     axes = before["axes"]
     for name in ("models", "data", "methods", "seeds"):
         if not set(axes[name]) & set(getattr(grid, name)):
             there = f"whose {name} are {', '.join(map(str, axes[name]))}"
-            raise InputError(
-                "out: " + message("the folder of this grid", f"{out}, that of one {there}", "another folder")
+            raise InputError.of(
+                "out", "the folder of this grid", f"{out}, that of one {there}", "another folder"
             )
 
 
@@ -580,9 +570,8 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise InputError(
-                "out: "
-                + message("a folder where nothing runs", f"{folder}, with a run at work", "waiting for it")
+            raise InputError.of(
+                "out", "a folder where nothing runs", f"{folder}, with a run at work", "waiting for it"
             ) from error
         yield
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppl_bnn.core import stored
-from ppl_bnn.core.errors import InputError, message, unknown_name
+from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.core.files import write_whole
 from ppl_bnn.core.names import for_spreadsheet
 from ppl_bnn.core.plain_values import shown
@@ -171,11 +171,8 @@ class GridResult:
         """
         manifest = read_manifest(folder)
         if manifest is None:
-            raise InputError(
-                "folder: "
-                + message(
-                    "the folder of a grid", f"{folder}, without {MANIFEST}", "the folder given to `run`"
-                )
+            raise InputError.of(
+                "folder", "the folder of a grid", f"{folder}, without {MANIFEST}", "the folder given to `run`"
             )
         axes = manifest["axes"]
         if reference is not None and reference not in axes["methods"]:
@@ -350,9 +347,7 @@ class GridResult:
             The folder cannot be written.
         """
         if folder is None and self.folder is None:
-            raise InputError(
-                "folder: " + message("a folder", "none, for a result that has none", "save(folder)")
-            )
+            raise InputError.of("folder", "a folder", "none, for a result that has none", "save(folder)")
         place = writable(folder if folder is not None else str(self.folder))
         write_whole(place / "cells.csv", lambda path: for_spreadsheet(self.cells).to_csv(path, index=False))
         write_whole(place / "table.csv", lambda path: for_spreadsheet(self.table()).to_csv(path))

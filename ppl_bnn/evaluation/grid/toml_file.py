@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppl_bnn import zoo
 from ppl_bnn.backends.protocol import SYSTEMS
-from ppl_bnn.core.errors import BNNError, InputError, message, unknown_name
+from ppl_bnn.core.errors import BNNError, InputError, unknown_name
 from ppl_bnn.core.plain_values import read_toml
 from ppl_bnn.datasets import tables
 from ppl_bnn.inference import registry
@@ -102,9 +102,7 @@ class _Reader:
         self._known("", self.content, _KEYS)
         for key in _KEYS[:3]:
             if key not in self.content:
-                raise InputError(
-                    f"{self.name}, {key}: " + message(f"the {key} of the grid", "none", f"{key} = [...]")
-                )
+                raise InputError.of(f"{self.name}, {key}", f"the {key} of the grid", "none", f"{key} = [...]")
         models = {
             label: self._model(f"models.{label}", entry) for label, entry in self._axis("models", _stem)
         }
@@ -131,18 +129,17 @@ class _Reader:
             pairs = [(label(name) if isinstance(name, str) else "", {word: name}) for name in names]
         for name, entry in pairs:
             if not isinstance(entry, dict) or not isinstance(entry.get(word, ""), str) or not name:
-                raise InputError(
-                    f"{self.name}, {key}: "
-                    + message(
-                        f"a list of names, or tables [{key}.LABEL]", repr(entry), f"[{key}.{name or 'LABEL'}]"
-                    )
+                raise InputError.of(
+                    f"{self.name}, {key}",
+                    f"a list of names, or tables [{key}.LABEL]",
+                    repr(entry),
+                    f"[{key}.{name or 'LABEL'}]",
                 )
         labels = [name for name, _ in pairs]
         for name in labels:
             if labels.count(name) > 1:
-                raise InputError(
-                    f"{self.name}, {key}: "
-                    + message("labels that differ", f"{name!r} twice", f"[{key}.LABEL]")
+                raise InputError.of(
+                    f"{self.name}, {key}", "labels that differ", f"{name!r} twice", f"[{key}.LABEL]"
                 )
         return pairs
 
@@ -209,11 +206,11 @@ class _Reader:
     def _file(self, name: Any) -> Path:
         """The path of a file that the grid names; a folder, a pipe or a device is refused."""
         if not isinstance(name, str):
-            raise InputError(message("file, a path", repr(name), "file = 'mine.csv'"))
+            raise InputError.of("", "file, a path", repr(name), "file = 'mine.csv'")
         path = self.folder / name
         # A missing file is reported when it is read.
         if path.exists() and not path.is_file():
-            raise InputError(message("a regular file", f"{path}, something else", "the path of a file"))
+            raise InputError.of("", "a regular file", f"{path}, something else", "the path of a file")
         return path
 
     def _table(self, where: str, entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -228,7 +225,7 @@ class _Reader:
                 raise self._at(where, lambda name=name: unknown_name("key", name, known))
 
     def _wrong(self, where: str, expected: str, came: str, advice: str) -> InputError:
-        return InputError(f"{self.name}, {where}: " + message(expected, came, advice))
+        return InputError.of(f"{self.name}, {where}", expected, came, advice)
 
     def _at(self, where: str, action: Callable[[], Any]) -> Any:
         """The result of `action`; errors that it raises or returns are prefixed with the file and key."""

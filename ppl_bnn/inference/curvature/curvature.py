@@ -23,7 +23,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import chunks, map_data, padded
-from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError, unknown_name
 from ppl_bnn.inference.curvature.jacobian import (
     Cotangents,
     Factors,
@@ -157,18 +157,16 @@ def data_curvature(
     own = _of_sites(problem, where, apart if structure == "lowrank" else ())
     most = int(np.count_nonzero(~own))
     if structure == "lowrank" and (rank is None or not 1 <= rank <= most):
-        raise InputError("rank: " + message(f"a rank from 1 to {most}", repr(rank), "rank=20"))
+        raise InputError.of("rank", f"a rank from 1 to {most}", repr(rank), "rank=20")
     if fisher == "sampled" and samples < 1:
-        raise InputError("samples: " + message("at least one sample", repr(samples), "samples=1"))
+        raise InputError.of("samples", "at least one sample", repr(samples), "samples=1")
     if curvature == "hessian":
         if structure == "kron":
-            raise UnsupportedError(
-                "curvature='hessian' with structure='kron': "
-                + message(
-                    "a curvature that is a sum over rows of products of gradients",
-                    "a Hessian, which has no Kronecker factors",
-                    "curvature='ggn', or structure='full', 'diag' or 'lowrank'",
-                )
+            raise UnsupportedError.of(
+                "curvature='hessian' with structure='kron'",
+                "a curvature that is a sum over rows of products of gradients",
+                "a Hessian, which has no Kronecker factors",
+                "curvature='ggn', or structure='full', 'diag' or 'lowrank'",
             )
         return _Hessian(problem, u, where, memory).structured(structure, rank, own, seed)
     rows = _Rows(problem, u, where, _cotangents(problem, u, curvature, fisher, samples, seed), memory)
@@ -228,15 +226,13 @@ def _refuse_large(plan: Plan, sizes: Mapping[str, int]) -> None:
     largest = max(numbers, key=lambda name: numbers[name])
     blocks = " and ".join(f"{side:,} x {side:,}" for side in sides[largest])
     inside = largest in shapes or largest not in plan.rest
-    raise UnsupportedError(
-        f"structure='kron', site {largest!r}: "
-        + message(
-            f"blocks that fit into the {held / 1e9:,.3g} GB of memory of this machine",
-            f"{'factors' if inside else 'a dense block'} of {blocks} numbers, and {needed / 1e9:,.3g} GB in all"
-            + ("" if inside else "; no linear map of this site is seen, as inside of bnn.module"),
-            ("" if inside else "the layer in the language (bnn.dense, bnn.conv2d), ")
-            + "weights= with the names of smaller layers, or structure='diag' or 'lowrank'",
-        )
+    raise UnsupportedError.of(
+        f"structure='kron', site {largest!r}",
+        f"blocks that fit into the {held / 1e9:,.3g} GB of memory of this machine",
+        f"{'factors' if inside else 'a dense block'} of {blocks} numbers, and {needed / 1e9:,.3g} GB in all"
+        + ("" if inside else "; no linear map of this site is seen, as inside of bnn.module"),
+        ("" if inside else "the layer in the language (bnn.dense, bnn.conv2d), ")
+        + "weights= with the names of smaller layers, or structure='diag' or 'lowrank'",
     )
 
 
@@ -260,13 +256,11 @@ def _cotangents(
         return lambda eta, rows: np.asarray(likelihood.score(eta, targets[rows]))[:, :, None]
     seen = getattr(likelihood, "information_root", None)
     if seen is not None and fisher == "sampled":
-        raise UnsupportedError(
-            "fisher='sampled': "
-            + message(
-                "targets that can be drawn as they came about",
-                f"{type(likelihood).__name__} ones, of which what censors them is not known",
-                "fisher='exact', or curvature='empirical'",
-            )
+        raise UnsupportedError.of(
+            "fisher='sampled'",
+            "targets that can be drawn as they came about",
+            f"{type(likelihood).__name__} ones, of which what censors them is not known",
+            "fisher='exact', or curvature='empirical'",
         )
     if seen is not None:
         targets = np.asarray(problem.targets)
@@ -400,13 +394,11 @@ class _Rows:
     def kronecker(self, sharing: str) -> tuple[DataCurvature, float]:
         parted = [name for name, place in self._places.items() if np.any(place < 0)]
         if parted:
-            raise UnsupportedError(
-                "structure='kron': "
-                + message(
-                    "positions that make up whole sites",
-                    f"a part of {parted[0]!r}",
-                    "structure='full' or 'diag'",
-                )
+            raise UnsupportedError.of(
+                "structure='kron'",
+                "positions that make up whole sites",
+                f"a part of {parted[0]!r}",
+                "structure='full' or 'diag'",
             )
         _refuse_large(self.plan, {name: len(place) for name, place in self._places.items()})
         left: dict[str, Any] = {}
@@ -557,9 +549,11 @@ def _arnoldi(
     try:
         values, vectors = eigsh(operator, k=rank, which="LA", v0=start)
     except ArpackNoConvergence as error:
-        raise CurvatureError(
-            "structure='lowrank': "
-            + message(f"{rank} eigenpairs", f"{len(error.eigenvalues)} that converged", "a smaller rank")
+        raise CurvatureError.of(
+            "structure='lowrank'",
+            f"{rank} eigenpairs",
+            f"{len(error.eigenvalues)} that converged",
+            "a smaller rank",
         ) from error
     order = np.argsort(values)[::-1]
     return values[order], vectors[:, order]

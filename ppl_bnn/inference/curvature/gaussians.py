@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ppl_bnn.core.errors import CurvatureError, InputError, message, unknown_name
+from ppl_bnn.core.errors import CurvatureError, InputError, unknown_name
 
 # Largest ratio of two entries on the diagonal of a Cholesky factor: the condition number is about its square.
 CONDITION = 1e7
@@ -93,9 +93,11 @@ class Gaussian(ABC):
 
     def _half(self, jacobian: np.ndarray) -> np.ndarray:
         if np.ndim(jacobian) != 3:
-            raise InputError(
-                "jacobian: "
-                + message("three axes (N, D, P)", f"shape {np.shape(jacobian)}", "jacobian[None] for one row")
+            raise InputError.of(
+                "jacobian",
+                "three axes (N, D, P)",
+                f"shape {np.shape(jacobian)}",
+                "jacobian[None] for one row",
             )
         rows, outputs, size = jacobian.shape
         half = self.whiten(self._checked(jacobian.reshape(rows * outputs, size)))
@@ -104,12 +106,11 @@ class Gaussian(ABC):
     def _checked(self, rows: np.ndarray) -> np.ndarray:
         rows = np.asarray(rows, dtype=np.float64)
         if rows.ndim != 2 or rows.shape[1] != self.size:
-            raise InputError(
-                message(
-                    f"rows over {self.size} entries of the flat vector",
-                    f"shape {rows.shape}",
-                    "the latent sites that this Gaussian is about, ravelled in the order of the program",
-                )
+            raise InputError.of(
+                "",
+                f"rows over {self.size} entries of the flat vector",
+                f"shape {rows.shape}",
+                "the latent sites that this Gaussian is about, ravelled in the order of the program",
             )
         return rows
 
@@ -148,12 +149,11 @@ class Full(Gaussian):
             factor = cholesky(precision.T, lower=True, check_finite=False)
         except np.linalg.LinAlgError:
             lowest = float(np.linalg.eigvalsh(precision)[0])
-            raise CurvatureError(
-                message(
-                    "a positive definite curvature at the mode",
-                    f"a smallest eigenvalue of {lowest:.3g}",
-                    "repair='clip' where the prior curves upwards, more steps if this is no mode, or a tighter prior",
-                )
+            raise CurvatureError.of(
+                "",
+                "a positive definite curvature at the mode",
+                f"a smallest eigenvalue of {lowest:.3g}",
+                "repair='clip' where the prior curves upwards, more steps if this is no mode, or a tighter prior",
             ) from None
         diagonal = np.diag(factor)
         refuse_ill_conditioned(float(diagonal.min(initial=np.inf)), float(diagonal.max(initial=0.0)))
@@ -594,12 +594,11 @@ class Kronecker(Gaussian):
                 return part
         if isinstance(where, str):
             raise unknown_name("part", where, [part.name for part in self.parts])
-        raise InputError(
-            message(
-                "the positions of one part",
-                f"{np.size(where)} positions that are no part's",
-                ", ".join(part.name for part in self.parts),
-            )
+        raise InputError.of(
+            "",
+            "the positions of one part",
+            f"{np.size(where)} positions that are no part's",
+            ", ".join(part.name for part in self.parts),
         )
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -655,24 +654,22 @@ def span(positions: np.ndarray) -> Any:
 def refuse_infinite(values: np.ndarray) -> None:
     """Raise `CurvatureError` if any value is NaN or infinite."""
     if not np.all(np.isfinite(values)):
-        raise CurvatureError(
-            message(
-                "a finite curvature",
-                "NaN or infinity",
-                "a mode with finite density: other start, or standardise=True",
-            )
+        raise CurvatureError.of(
+            "",
+            "a finite curvature",
+            "NaN or infinity",
+            "a mode with finite density: other start, or standardise=True",
         )
 
 
 def refuse_not_positive(values: np.ndarray) -> None:
     """Raise `CurvatureError` if an entry of a diagonal precision is zero or negative."""
     if values.min(initial=np.inf) <= 0.0:
-        raise CurvatureError(
-            message(
-                "a positive precision in every direction",
-                f"{values.min():.3g}, and {int(np.sum(values <= 0.0))} of {values.size} that are not positive",
-                "a proper prior on every weight; repair='clip' where the prior curves upwards",
-            )
+        raise CurvatureError.of(
+            "",
+            "a positive precision in every direction",
+            f"{values.min():.3g}, and {int(np.sum(values <= 0.0))} of {values.size} that are not positive",
+            "a proper prior on every weight; repair='clip' where the prior curves upwards",
         )
 
 
@@ -690,12 +687,8 @@ def refuse_ill_conditioned(
     """
     if smallest * CONDITION < largest:
         condition = (largest / smallest) ** 2 if smallest > 0.0 else np.inf
-        raise CurvatureError(
-            message(
-                "a well conditioned curvature",
-                f"a condition number above {condition:.1g}",
-                advice,
-            )
+        raise CurvatureError.of(
+            "", "a well conditioned curvature", f"a condition number above {condition:.1g}", advice
         )
 
 
@@ -727,12 +720,11 @@ def _checked_linear(size: int, inputs: np.ndarray, gradients: np.ndarray) -> tup
         and inputs.shape[2] * gradients.shape[3] == size
     )
     if not fits:
-        raise InputError(
-            message(
-                f"inputs (N, T, I) and gradients (N, D, T, O) with I x O = {size}",
-                f"{inputs.shape} and {gradients.shape}",
-                "an axis of length 1 for T where the map is used once per row",
-            )
+        raise InputError.of(
+            "",
+            f"inputs (N, T, I) and gradients (N, D, T, O) with I x O = {size}",
+            f"{inputs.shape} and {gradients.shape}",
+            "an axis of length 1 for T where the map is used once per row",
         )
     return inputs, gradients
 

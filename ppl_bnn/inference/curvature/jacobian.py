@@ -17,7 +17,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import chunks, map_data, padded, row_count
-from ppl_bnn.core.errors import CurvatureError, UnsupportedError, message
+from ppl_bnn.core.errors import CurvatureError, UnsupportedError
 from ppl_bnn.inference.flat_vector import Where, first_rows, latent_names, site_slices, system_values
 from ppl_bnn.language import ops
 from ppl_bnn.language.handlers import NetworkFunction, RecordLinear, SubstituteLinear
@@ -138,8 +138,8 @@ def plan_of(problem: Problem, u: Mapping[str, np.ndarray], sites: tuple[str, ...
 def refuse_interacting_rows(problem: Problem) -> None:
     """Raise `UnsupportedError` if a row has no Jacobian of its own."""
     if problem.program.coupled:
-        raise UnsupportedError(
-            message("rows that do not interact", "bnn.coupled() in the model", "NUTS or SVI")
+        raise UnsupportedError.of(
+            "", "rows that do not interact", "bnn.coupled() in the model", "NUTS or SVI"
         )
 
 
@@ -229,10 +229,8 @@ def check_finite(expected: str, *arrays: np.ndarray) -> None:
         The arrays.
     """
     if not all(np.all(np.isfinite(array)) for array in arrays):
-        raise CurvatureError(
-            message(
-                expected, "NaN or infinity", "a mode with finite density: other start, or standardise=True"
-            )
+        raise CurvatureError.of(
+            "", expected, "NaN or infinity", "a mode with finite density: other start, or standardise=True"
         )
 
 
@@ -507,11 +505,7 @@ def compiled(problem: Problem, plan: Plan, kind: str) -> Callable[..., Any]:
 
 
 def jacobians(
-    problem: Problem,
-    u: Mapping[str, np.ndarray],
-    x: Any,
-    memory: int,
-    positions: np.ndarray | None = None,
+    problem: Problem, u: Mapping[str, np.ndarray], x: Any, memory: int, positions: np.ndarray | None = None
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
     """Predictor and its Jacobian in the flat vector at u, for chunks of the rows of x (NumPy).
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError, message
+from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import (
     CONDITION,
     Kronecker,
@@ -81,13 +81,11 @@ class KroneckerBlock:
         wide, high = self.shape
         shapes = (np.shape(self.left), np.shape(self.right), np.shape(self.positions))
         if shapes != ((wide, wide), (high, high), (wide * high,)):
-            raise InputError(
-                f"block {self.name!r}: "
-                + message(
-                    f"left, right and positions for a weight of shape {self.shape}",
-                    f"shapes {shapes}",
-                    "the shape (inputs, outputs) of the weight",
-                )
+            raise InputError.of(
+                f"block {self.name!r}",
+                f"left, right and positions for a weight of shape {self.shape}",
+                f"shapes {shapes}",
+                "the shape (inputs, outputs) of the weight",
             )
 
     def matrix(self) -> np.ndarray:
@@ -118,13 +116,11 @@ class KroneckerBlock:
             values, vectors = eigh(matrix, driver="evd", check_finite=False)
             error = 8.0 * len(values) * np.finfo(float).eps * np.abs(values).max(initial=0.0)
             if values.min(initial=0.0) < -error:
-                raise CurvatureError(
-                    f"block {self.name!r}: "
-                    + message(
-                        f"a {side} factor without negative eigenvalues",
-                        f"{values.min():.3g}",
-                        "sums of outer products",
-                    )
+                raise CurvatureError.of(
+                    f"block {self.name!r}",
+                    f"a {side} factor without negative eigenvalues",
+                    f"{values.min():.3g}",
+                    "sums of outer products",
                 )
             # Negative values within the error of the decomposition are zero.
             found += [np.maximum(values, 0.0), vectors]
@@ -153,13 +149,11 @@ class DenseBlock:
     def __post_init__(self) -> None:
         size = len(self.positions)
         if np.shape(self.values) != (size, size):
-            raise InputError(
-                f"block {self.name!r}: "
-                + message(
-                    f"a matrix ({size}, {size}) for {size} positions",
-                    f"shape {np.shape(self.values)}",
-                    "one row per entry",
-                )
+            raise InputError.of(
+                f"block {self.name!r}",
+                f"a matrix ({size}, {size}) for {size} positions",
+                f"shape {np.shape(self.values)}",
+                "one row per entry",
             )
 
     def matrix(self) -> np.ndarray:
@@ -208,13 +202,11 @@ class KroneckerCurvature(DataCurvature):
             if inside:
                 taken[positions] = True
         if not np.all(taken):
-            raise InputError(
-                "blocks: "
-                + message(
-                    f"positions that make up 0 to {self.size - 1}, each once",
-                    f"{int(np.sum(~taken))} that are missing",
-                    "a block for every tensor of the flat vector",
-                )
+            raise InputError.of(
+                "blocks",
+                f"positions that make up 0 to {self.size - 1}, each once",
+                f"{int(np.sum(~taken))} that are missing",
+                "a block for every tensor of the flat vector",
             )
 
     @cached_property
@@ -262,13 +254,11 @@ class KroneckerCurvature(DataCurvature):
             _, data, added = self._aligned(block, prior[where])
             group = int(groups[where][0])
             if not np.all(groups[where] == group):
-                raise UnsupportedError(
-                    f"block {block.name!r}: "
-                    + message(
-                        "one factor for the whole tensor, which Kronecker factors need",
-                        "several groups within it",
-                        "one group per tensor, or structure='diag' or 'full'",
-                    )
+                raise UnsupportedError.of(
+                    f"block {block.name!r}",
+                    "one factor for the whole tensor, which Kronecker factors need",
+                    "several groups within it",
+                    "one group per tensor, or structure='diag' or 'full'",
                 )
             terms.append(Spectrum(data, added, group))
         return LogDeterminant(tuple(terms), int(groups.max()) + 1)
@@ -284,9 +274,8 @@ class KroneckerCurvature(DataCurvature):
             }
             wanted = {block.name: len(block.positions) for block in self.blocks}
             if sizes != wanted:
-                raise InputError(
-                    "prior: "
-                    + message(f"one for each block, of sizes {wanted}", f"{sizes}", "the sites' own")
+                raise InputError.of(
+                    "prior", f"one for each block, of sizes {wanted}", f"{sizes}", "the sites' own"
                 )
             return dict(prior)
         prior = self._prior(prior, dense=True)
@@ -446,26 +435,22 @@ def refuse_uneven(name: str, prior: TensorPrior, came: str = "") -> None:
         A description of the prior for the message.
     """
     if not is_one_precision(prior):
-        raise UnsupportedError(
-            f"block {name!r}: "
-            + message(
-                "one precision of the prior for the whole tensor, which Kronecker factors need",
-                came or described(prior),
-                "prior_approximation='kron' or 'mean', or structure='diag' or 'full'",
-            )
+        raise UnsupportedError.of(
+            f"block {name!r}",
+            "one precision of the prior for the whole tensor, which Kronecker factors need",
+            came or described(prior),
+            "prior_approximation='kron' or 'mean', or structure='diag' or 'full'",
         )
 
 
 def refuse_dependent(prior: np.ndarray) -> None:
     """Raise `UnsupportedError` if the curvature of the prior of all sites is dense, (P, P)."""
     if prior.ndim == 2:
-        raise UnsupportedError(
-            "structure='kron': "
-            + message(
-                "a prior whose sites are independent of each other",
-                "a prior with a dense curvature, such as one with a sampled scale",
-                "prior_approximation='kron', which keeps what is within a tensor, or structure='full'",
-            )
+        raise UnsupportedError.of(
+            "structure='kron'",
+            "a prior whose sites are independent of each other",
+            "a prior with a dense curvature, such as one with a sampled scale",
+            "prior_approximation='kron', which keeps what is within a tensor, or structure='full'",
         )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import TracedSite
-from ppl_bnn.core.errors import UnsupportedError, message
+from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import Rotated
 from ppl_bnn.inference.curvature.kronecker import TensorPrior
 from ppl_bnn.inference.flat_vector import first_rows, flat_latents, latent_names, site_slices, system_values
@@ -270,13 +270,11 @@ def check_bounded(problem: Problem, u: Mapping[str, np.ndarray], ignore: Sequenc
         even = np.all(np.isfinite(steps)) and abs(steps[-1] - steps[-2]) < 0.01 * steps[-1]
         if even and steps[-1] > 0.5 and heights[-1] - heights[-2] > 0.5:
             children = sorted(child for child, above in family.items() if name in above)
-            raise UnsupportedError(
-                f"site {name!r}: "
-                + message(
-                    "a joint density with a mode",
-                    f"one that grows without bound as {name!r} goes to zero with {', '.join(children)} at its centre",
-                    f"Laplace(marginal=[{name!r}]), bnn.noncentred(model), or NUTS or SVI",
-                )
+            raise UnsupportedError.of(
+                f"site {name!r}",
+                "a joint density with a mode",
+                f"one that grows without bound as {name!r} goes to zero with {', '.join(children)} at its centre",
+                f"Laplace(marginal=[{name!r}]), bnn.noncentred(model), or NUTS or SVI",
             )
 
 
@@ -316,11 +314,9 @@ def check_smooth(problem: Problem) -> None:
     """
     for site in problem.program.latents:
         if site.family in ("Laplace", "SoftLaplace", "AsymmetricLaplace"):
-            raise UnsupportedError(
-                f"site {site.name!r}: "
-                + message(
-                    "a prior with a twice differentiable log density",
-                    f"a {site.family} prior, which has a kink at its centre, where modes lie",
-                    "priors.Normal or priors.StudentT, or NUTS or SVI with this one",
-                )
+            raise UnsupportedError.of(
+                f"site {site.name!r}",
+                "a prior with a twice differentiable log density",
+                f"a {site.family} prior, which has a kink at its centre, where modes lie",
+                "priors.Normal or priors.StudentT, or NUTS or SVI with this one",
             )

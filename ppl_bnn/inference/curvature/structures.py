@@ -18,7 +18,7 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError, message
+from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import (
     Diagonal,
     Full,
@@ -67,18 +67,18 @@ class LogDeterminant:
     def __call__(self, factors: np.ndarray, scale: float = 1.0) -> tuple[float, np.ndarray]:
         factors = np.asarray(factors, dtype=np.float64)
         if factors.ndim != 1 or len(factors) < self.groups:
-            raise InputError(
-                "factors: "
-                + message(
-                    f"one factor for each of {self.groups} groups",
-                    f"shape {factors.shape}",
-                    "np.ones(groups)",
-                )
+            raise InputError.of(
+                "factors",
+                f"one factor for each of {self.groups} groups",
+                f"shape {factors.shape}",
+                "np.ones(groups)",
             )
         if not (np.all((factors > 0.0) & np.isfinite(factors)) and 0.0 < scale < np.inf):
-            raise InputError(
-                "factors and scale: "
-                + message("positive finite numbers", f"{factors} and {scale}", "np.exp of their logarithms")
+            raise InputError.of(
+                "factors and scale",
+                "positive finite numbers",
+                f"{factors} and {scale}",
+                "np.exp of their logarithms",
             )
         value, gamma = 0.0, np.zeros(len(factors))
         for term in self.terms:
@@ -262,22 +262,18 @@ class DataCurvature(ABC):
     def _prior(self, prior: np.ndarray, dense: bool) -> np.ndarray:
         prior = np.asarray(prior, dtype=np.float64)
         if prior.shape != (self.size,) and (prior.ndim != 2 or prior.shape != (self.size, self.size)):
-            raise InputError(
-                "prior: "
-                + message(
-                    f"a diagonal ({self.size},) or a matrix ({self.size}, {self.size})",
-                    f"shape {prior.shape}",
-                    "the curvature of the prior over the same flat vector",
-                )
+            raise InputError.of(
+                "prior",
+                f"a diagonal ({self.size},) or a matrix ({self.size}, {self.size})",
+                f"shape {prior.shape}",
+                "the curvature of the prior over the same flat vector",
             )
         if prior.ndim == 2 and not dense:
-            raise UnsupportedError(
-                f"{type(self).__name__}: "
-                + message(
-                    "a prior whose sites are independent of each other",
-                    "a prior with a dense curvature, such as one with a sampled scale",
-                    "structure='full', or the diagonal of the prior's curvature",
-                )
+            raise UnsupportedError.of(
+                f"{type(self).__name__}",
+                "a prior whose sites are independent of each other",
+                "a prior with a dense curvature, such as one with a sampled scale",
+                "structure='full', or the diagonal of the prior's curvature",
             )
         refuse_infinite(prior)
         return prior
@@ -285,13 +281,11 @@ class DataCurvature(ABC):
     def _groups(self, groups: np.ndarray) -> np.ndarray:
         groups = np.asarray(groups)
         if groups.shape != (self.size,) or groups.dtype.kind not in "iu" or groups.min(initial=0) < 0:
-            raise InputError(
-                "groups: "
-                + message(
-                    f"{self.size} integers from 0",
-                    f"shape {groups.shape} of {groups.dtype}",
-                    "np.zeros(size, dtype=int) for one factor",
-                )
+            raise InputError.of(
+                "groups",
+                f"{self.size} integers from 0",
+                f"shape {groups.shape} of {groups.dtype}",
+                "np.zeros(size, dtype=int) for one factor",
             )
         return groups
 
@@ -352,22 +346,18 @@ class FactorCurvature(DataCurvature):
         """
         values, vectors = np.asarray(values, dtype=np.float64), np.asarray(vectors, dtype=np.float64)
         if values.ndim != 1 or vectors.ndim != 2 or vectors.shape[1] != len(values):
-            raise InputError(
-                "eigenpairs: "
-                + message(
-                    "values (R,) and vectors (P, R)",
-                    f"{values.shape} and {vectors.shape}",
-                    "one column per eigenvalue",
-                )
+            raise InputError.of(
+                "eigenpairs",
+                "values (R,) and vectors (P, R)",
+                f"{values.shape} and {vectors.shape}",
+                "one column per eigenvalue",
             )
         if values.min(initial=0.0) < 0.0:
-            raise CurvatureError(
-                "eigenpairs: "
-                + message(
-                    "eigenvalues that are not negative",
-                    f"{values.min():.3g}",
-                    "a Gauss-Newton matrix, or the positive eigenvalues only",
-                )
+            raise CurvatureError.of(
+                "eigenpairs",
+                "eigenvalues that are not negative",
+                f"{values.min():.3g}",
+                "a Gauss-Newton matrix, or the positive eigenvalues only",
             )
         return cls(np.sqrt(values)[:, None] * vectors.T)
 
@@ -478,7 +468,7 @@ class DiagonalCurvature(DataCurvature):
 def positive_factor(factor: float) -> float:
     """The factor itself, or an `InputError`."""
     if not 0.0 < factor < np.inf:
-        raise InputError("scaled: " + message("a positive finite factor", repr(factor), "a noise precision"))
+        raise InputError.of("scaled", "a positive finite factor", repr(factor), "a noise precision")
     return float(factor)
 
 
@@ -532,12 +522,11 @@ def full_gaussian(matrix: np.ndarray, multiplier: float, prior: np.ndarray) -> F
 
 def improper(flat: int, size: int) -> CurvatureError:
     """The `CurvatureError` of a prior without precision in directions that the data do not determine."""
-    return CurvatureError(
-        message(
-            "a proper prior, or data that determine every weight",
-            f"an improper prior (no precision on {flat} of {size} weights) and a singular curvature",
-            "a proper prior on every weight",
-        )
+    return CurvatureError.of(
+        "",
+        "a proper prior, or data that determine every weight",
+        f"an improper prior (no precision on {flat} of {size} weights) and a singular curvature",
+        "a proper prior on every weight",
     )
 
 

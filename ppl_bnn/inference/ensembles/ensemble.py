@@ -14,14 +14,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data, site_seed
-from ppl_bnn.core.errors import (
-    BNNError,
-    CurvatureError,
-    DivergenceError,
-    InputError,
-    UnsupportedError,
-    message,
-)
+from ppl_bnn.core.errors import BNNError, CurvatureError, DivergenceError, InputError, UnsupportedError
 from ppl_bnn.core.progress import Progress, Task
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.cost import Effort, Size
@@ -121,7 +114,7 @@ class Ensemble(Method):
             instead = (
                 f"{self.member.__name__}()" if isinstance(self.member, type) else "MAP(), SWAG() or another"
             )
-            raise InputError("member: " + message("a method", repr(self.member), f"member={instead}"))
+            raise InputError.of("member", "a method", repr(self.member), f"member={instead}")
         given = {name: getattr(self, name) for name in ("ppl", "dtype") if getattr(self, name)}
         if any(getattr(self.member, name) != value for name, value in given.items()):
             object.__setattr__(self, "member", replace(self.member, **given))
@@ -135,40 +128,37 @@ class Ensemble(Method):
         check_whole(self.name, "size", self.size, 1, "10")
         check_whole(self.name, "tolerate", self.tolerate, 0, "0")
         if self.tolerate >= self.size:
-            raise InputError(
-                f"{self.name} tolerate: "
-                + message(f"fewer than the {self.size} members", repr(self.tolerate), "tolerate=0")
+            raise InputError.of(
+                f"{self.name} tolerate",
+                f"fewer than the {self.size} members",
+                repr(self.tolerate),
+                "tolerate=0",
             )
         if self.together is not None:
             check_whole(self.name, "together", self.together, 1, "None, for all")
         if not isinstance(self.bootstrap, bool):
-            raise InputError(
-                f"{self.name} bootstrap: " + message("True or False", repr(self.bootstrap), "bootstrap=False")
+            raise InputError.of(
+                f"{self.name} bootstrap", "True or False", repr(self.bootstrap), "bootstrap=False"
             )
         if getattr(self.member, "checkpoint", None) is not None:
-            raise InputError(
-                f"{self.name}: "
-                + message(
-                    "the checkpoint of the ensemble, which makes a folder for each member",
-                    "a member with one",
-                    f"Ensemble({self.member.name}(), checkpoint=folder)",
-                )
+            raise InputError.of(
+                self.name,
+                "the checkpoint of the ensemble, which makes a folder for each member",
+                "a member with one",
+                f"Ensemble({self.member.name}(), checkpoint=folder)",
             )
         holds_out = getattr(self.member, "validation", None) is not None
         # A method with several objectives holds rows out for "validation" only.
         if self.bootstrap and holds_out and getattr(self.member, "objective", "validation") == "validation":
-            raise InputError(
-                f"{self.name} bootstrap: "
-                + message(
-                    "members without rows held out, as copies of a row would be on both sides",
-                    "bootstrap=True with validation=",
-                    "one of the two",
-                )
+            raise InputError.of(
+                f"{self.name} bootstrap",
+                "members without rows held out, as copies of a row would be on both sides",
+                "bootstrap=True with validation=",
+                "one of the two",
             )
         if self.bootstrap and self.member.streams:
-            raise UnsupportedError(
-                f"{self.name} bootstrap: "
-                + message("rows in memory", "a member that streams them", "bootstrap=False")
+            raise UnsupportedError.of(
+                f"{self.name} bootstrap", "rows in memory", "a member that streams them", "bootstrap=False"
             )
 
     @property
@@ -313,11 +303,7 @@ class Ensemble(Method):
         return replace(self.member, **folder)
 
     def _joined(
-        self,
-        outcomes: list[Outcome],
-        numbers: list[int],
-        failed: Mapping[int, BNNError],
-        seconds: float,
+        self, outcomes: list[Outcome], numbers: list[int], failed: Mapping[int, BNNError], seconds: float
     ) -> Outcome:
         approximations = [outcome.approximation for outcome in outcomes]
         statistics: dict[str, np.ndarray] = {}

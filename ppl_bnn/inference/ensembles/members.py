@@ -11,10 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ppl_bnn.backends.program import Problem, Program
-from ppl_bnn.core.errors import (
-    UnsupportedError,
-    message,
-)
+from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.posterior.approximation import Approximation, checked_weights
 from ppl_bnn.posterior.registered import approximation_class
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
@@ -252,12 +249,11 @@ class Members(Approximation):
         """
         densities = self._log_densities(u)
         if densities is None:
-            raise UnsupportedError(
-                message(
-                    "members with a density, by which their draws are told apart",
-                    type(self.members[0]).__name__,
-                    "kind='sampled'",
-                )
+            raise UnsupportedError.of(
+                "",
+                "members with a density, by which their draws are told apart",
+                type(self.members[0]).__name__,
+                "kind='sampled'",
             )
         owners = densities.argmax(0)
         result: dict[str, np.ndarray] = {}

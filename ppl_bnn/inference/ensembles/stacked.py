@@ -10,7 +10,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data, site_seed
-from ppl_bnn.core.errors import InputError, message, unknown_name
+from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort, Size
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
@@ -70,9 +70,11 @@ class Stacked(Method):
 
     def __post_init__(self) -> None:
         if not isinstance(self.member, Method):
-            raise InputError(
-                f"{self.name}, member: "
-                + message("an instance of a method", repr(self.member), "Stacked(NUTS(chains=8))")
+            raise InputError.of(
+                f"{self.name}, member",
+                "an instance of a method",
+                repr(self.member),
+                "Stacked(NUTS(chains=8))",
             )
         given = {name: getattr(self, name) for name in ("ppl", "dtype") if getattr(self, name)}
         if given:
@@ -98,9 +100,8 @@ class Stacked(Method):
             raise unknown_name(f"{self.name}, way", self.by, WAYS)
         share = self.validation
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 < share < 1.0:
-            raise InputError(
-                f"{self.name}, validation: "
-                + message("a share of rows between 0 and 1", repr(share), "validation=0.2")
+            raise InputError.of(
+                f"{self.name}, validation", "a share of rows between 0 and 1", repr(share), "validation=0.2"
             )
 
     @property
@@ -153,13 +154,11 @@ class Stacked(Method):
         """Numbers of the fitted rows and of the held-out rows, each in order."""
         out = round(self.validation * problem.rows)
         if not 0 < out < problem.rows:
-            raise InputError(
-                f"{self.name}, validation: "
-                + message(
-                    "a share that leaves rows on either side",
-                    f"{self.validation} of {problem.rows} rows",
-                    "more rows, or another share",
-                )
+            raise InputError.of(
+                f"{self.name}, validation",
+                "a share that leaves rows on either side",
+                f"{self.validation} of {problem.rows} rows",
+                "more rows, or another share",
             )
         order = np.random.default_rng(site_seed("stacking", problem.seed)).permutation(problem.rows)
         return np.sort(order[out:]), np.sort(order[:out])

@@ -15,7 +15,7 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import Model
 from ppl_bnn.core.arrays import chunks, map_data, row_count
-from ppl_bnn.core.errors import UnsupportedError, message
+from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import STRUCTURES, Diagonal, Kronecker, Rotated
 from ppl_bnn.inference.curvature.jacobian import jacobians, linear_factors, linear_maps
 from ppl_bnn.inference.flat_vector import first_rows, site_slices, somewhere, system_values
@@ -114,9 +114,8 @@ class LaplaceGaussian(Approximation):
             The Gaussian is over some of the weights only, and does not cover the others.
         """
         if self.positions is not None:
-            raise UnsupportedError(
-                "with_prior: "
-                + message("a Gaussian over all weights", "one over some of them", "Laplace(weights='all')")
+            raise UnsupportedError.of(
+                "with_prior", "a Gaussian over all weights", "one over some of them", "Laplace(weights='all')"
             )
         return _as_prior(self)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.errors import CurvatureError, UnsupportedError, message
+from ppl_bnn.core.errors import CurvatureError, UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import Full
 from ppl_bnn.inference.flat_vector import flat_latents, latent_names
 
@@ -80,13 +80,11 @@ def _guide_pyro(problem: Problem, u: Mapping[str, np.ndarray]) -> Full:
     try:
         gaussian = guide.laplace_approximation(problem.x, problem.y).get_posterior()
     except Exception as error:
-        raise CurvatureError(
-            "Pyro's AutoLaplaceApproximation failed: "
-            + message(
-                "a positive definite Hessian",
-                f"{type(error).__name__}: {error}".splitlines()[0],
-                "engine='curvature'",
-            )
+        raise CurvatureError.of(
+            "Pyro's AutoLaplaceApproximation failed",
+            "a positive definite Hessian",
+            f"{type(error).__name__}: {error}".splitlines()[0],
+            "engine='curvature'",
         ) from error
     covariance = problem.system.to_numpy(gaussian.covariance_matrix)
     assert covariance.shape == (size, size)
@@ -96,9 +94,11 @@ def _guide_pyro(problem: Problem, u: Mapping[str, np.ndarray]) -> Full:
 def refuse_point_estimates(problem: Problem) -> None:
     """Raise `UnsupportedError` if a parameter has no prior: the guides support random variables only."""
     if problem.program.params:
-        raise UnsupportedError(
-            "Laplace(engine='guide'): "
-            + message("priors on all weights", "point estimates (priors.Point)", "engine='curvature'")
+        raise UnsupportedError.of(
+            "Laplace(engine='guide')",
+            "priors on all weights",
+            "point estimates (priors.Point)",
+            "engine='curvature'",
         )
 
 
@@ -130,21 +130,18 @@ def _checked(problem: Problem, covariance: np.ndarray, order: np.ndarray) -> Ful
     advice = "engine='curvature', whose Gauss-Newton matrix is never indefinite"
     variances = np.diag(covariance)
     if not np.all(np.isfinite(covariance)) or variances.min() <= 0 or variances.max() < 1e-20:
-        raise CurvatureError(
-            f"{system}'s AutoLaplaceApproximation failed: "
-            + message(
-                "a covariance with positive variances",
-                f"variances from {variances.min():.3g} to {variances.max():.3g}",
-                advice,
-            )
+        raise CurvatureError.of(
+            f"{system}'s AutoLaplaceApproximation failed",
+            "a covariance with positive variances",
+            f"variances from {variances.min():.3g} to {variances.max():.3g}",
+            advice,
         )
     try:
         precision = np.linalg.inv(covariance[np.ix_(order, order)])
         gaussian = Full.of(0.5 * (precision + precision.T))
     except (np.linalg.LinAlgError, CurvatureError) as error:
-        raise CurvatureError(
-            f"{system}'s AutoLaplaceApproximation failed: "
-            + message("an invertible covariance", str(error), advice)
+        raise CurvatureError.of(
+            f"{system}'s AutoLaplaceApproximation failed", "an invertible covariance", str(error), advice
         ) from error
     return gaussian
 

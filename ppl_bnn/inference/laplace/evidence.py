@@ -37,7 +37,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError, unknown_name
 
 LIMITS = (1e-8, 1e8)
 GROUPINGS = ("global", "layer", "tensor", "weight")
@@ -83,17 +83,17 @@ def groups_of(
     if per not in GROUPINGS:
         raise unknown_name("grouping", per, GROUPINGS)
     if not sites:
-        raise InputError("groups_of: " + message("at least one site", "none", "the latent sites of a model"))
+        raise InputError.of("groups_of", "at least one site", "none", "the latent sites of a model")
     seen: set[str] = set()
     for name, size in sites:
         if name in seen:
-            raise InputError(
-                "groups_of: " + message("each site once", f"{name!r} twice", "the sites of one program")
-            )
+            raise InputError.of("groups_of", "each site once", f"{name!r} twice", "the sites of one program")
         if not isinstance(size, int | np.integer) or size < 1:
-            raise InputError(
-                f"groups_of: site {name!r}: "
-                + message("a positive number of entries", repr(size), "np.asarray(value).size")
+            raise InputError.of(
+                f"groups_of: site {name!r}",
+                "a positive number of entries",
+                repr(size),
+                "np.asarray(value).size",
             )
         seen.add(name)
     if per == "weight":
@@ -135,16 +135,14 @@ class GaussianNoise:
 
     def __post_init__(self) -> None:
         if self.targets < 1:
-            raise InputError("noise: " + message("at least one target", str(self.targets), "the data"))
+            raise InputError.of("noise", "at least one target", str(self.targets), "the data")
         if not (np.isfinite(self.misfit) and self.misfit >= 0.0):
-            raise InputError(
-                "noise: "
-                + message("a finite sum of squares", repr(self.misfit), "residuals at a converged mode")
+            raise InputError.of(
+                "noise", "a finite sum of squares", repr(self.misfit), "residuals at a converged mode"
             )
         if not np.isfinite(self.log_precision):
-            raise InputError(
-                "noise: "
-                + message("finite log precisions", repr(self.log_precision), "a positive noise scale")
+            raise InputError.of(
+                "noise", "finite log precisions", repr(self.log_precision), "a positive noise scale"
             )
 
     @classmethod
@@ -152,18 +150,14 @@ class GaussianNoise:
         """From residuals (N,) or (N, K) at the mode and the noise's precision: one number, (K,), or one for each."""
         residuals, precision = np.asarray(residuals, float), np.asarray(precision, float)
         if precision.ndim and precision.shape not in (residuals.shape, residuals.shape[1:]):
-            raise InputError(
-                "noise: "
-                + message(
-                    f"a precision of shape (), {residuals.shape[1:]} or {residuals.shape}",
-                    f"{precision.shape}",
-                    "one precision per output",
-                )
+            raise InputError.of(
+                "noise",
+                f"a precision of shape (), {residuals.shape[1:]} or {residuals.shape}",
+                f"{precision.shape}",
+                "one precision per output",
             )
         if not np.all(precision > 0.0):
-            raise InputError(
-                "noise: " + message("positive precisions", f"{precision.min():g}", "1 / noise ** 2")
-            )
+            raise InputError.of("noise", "positive precisions", f"{precision.min():g}", "1 / noise ** 2")
         each = np.broadcast_to(precision, residuals.shape)
         return cls(residuals.size, float(np.sum(each * residuals**2)), float(np.sum(np.log(each))))
 
@@ -215,27 +209,23 @@ class Evidence:
                 raise unknown_name("group", name, self.names)
         for what, array in (("sizes", self.sizes), ("quadratics", self.quadratics)):
             if np.shape(array) != (count,):
-                raise InputError(
-                    "evidence: "
-                    + message(f"{what} of shape ({count},)", str(np.shape(array)), "one number per group")
+                raise InputError.of(
+                    "evidence", f"{what} of shape ({count},)", str(np.shape(array)), "one number per group"
                 )
         if not np.all(np.asarray(self.sizes) > 0):
             empty = self.names[int(np.argmin(self.sizes))]
-            raise InputError(
-                "evidence: "
-                + message("a weight in every group", f"none in {empty!r}", "the groups of groups_of")
+            raise InputError.of(
+                "evidence", "a weight in every group", f"none in {empty!r}", "the groups of groups_of"
             )
         finite = [self.log_prior_precision, self.log_prior_held, *np.asarray(self.quadratics, float)]
         if not isinstance(self.likelihood, GaussianNoise):
             finite.append(float(self.likelihood))
         if not np.all(np.isfinite(finite)) or np.any(np.asarray(self.quadratics) < 0.0):
-            raise InputError(
-                "evidence: "
-                + message(
-                    "finite log densities and quadratic forms of at least 0",
-                    f"{finite}"[:200],
-                    "a converged mode and a Gaussian prior with positive precision",
-                )
+            raise InputError.of(
+                "evidence",
+                "finite log densities and quadratic forms of at least 0",
+                f"{finite}"[:200],
+                "a converged mode and a Gaussian prior with positive precision",
             )
 
     @classmethod
@@ -259,31 +249,27 @@ class Evidence:
             (),
             mode.shape,
         ):
-            raise InputError(
-                "evidence: "
-                + message(
-                    "groups, prior, mode and location over one flat vector",
-                    f"shapes {groups.shape}, {prior.shape}, {mode.shape}, {location.shape}",
-                    "the ravelled latent sites",
-                )
+            raise InputError.of(
+                "evidence",
+                "groups, prior, mode and location over one flat vector",
+                f"shapes {groups.shape}, {prior.shape}, {mode.shape}, {location.shape}",
+                "the ravelled latent sites",
             )
         count = len(names)
         if groups.min(initial=0) < 0 or groups.max(initial=0) >= count:
-            raise InputError(
-                "evidence: "
-                + message(
-                    f"groups from 0 to {count - 1}", f"{groups.min()} to {groups.max()}", "groups_of(sites)"
-                )
+            raise InputError.of(
+                "evidence",
+                f"groups from 0 to {count - 1}",
+                f"{groups.min()} to {groups.max()}",
+                "groups_of(sites)",
             )
         tuned = ~np.isin(np.asarray(names), list(held))[groups]
         if not np.all(prior[tuned] > 0.0):
-            raise InputError(
-                "evidence: "
-                + message(
-                    "a positive prior precision for every tuned weight",
-                    f"{prior[tuned].min():g}",
-                    "held= for groups whose prior is not Gaussian",
-                )
+            raise InputError.of(
+                "evidence",
+                "a positive prior precision for every tuned weight",
+                f"{prior[tuned].min():g}",
+                "held= for groups whose prior is not Gaussian",
             )
         return cls(
             determinant,
@@ -345,32 +331,26 @@ class Evidence:
 
     def _check(self, factors: np.ndarray, scale: float) -> None:
         if factors.shape != (len(self.names),) or not np.all(np.isfinite(factors) & (factors > 0.0)):
-            raise InputError(
-                "evidence: "
-                + message(
-                    f"{len(self.names)} positive finite factors, one per group",
-                    f"{factors!r}"[:200],
-                    "np.ones(len(evidence.names))",
-                )
+            raise InputError.of(
+                "evidence",
+                f"{len(self.names)} positive finite factors, one per group",
+                f"{factors!r}"[:200],
+                "np.ones(len(evidence.names))",
             )
         moved = [name for name, factor in zip(self.names, factors, strict=True) if factor != 1.0]
         moved = [name for name in moved if name in self.held]
         if moved:
-            raise InputError(
-                "evidence: " + message("a factor of 1 for held groups", f"another for {moved}", "1.0 there")
+            raise InputError.of(
+                "evidence", "a factor of 1 for held groups", f"another for {moved}", "1.0 there"
             )
         if not (np.isfinite(scale) and scale > 0.0):
-            raise InputError(
-                "evidence: " + message("a positive finite noise factor", repr(scale), "scale=1.0")
-            )
+            raise InputError.of("evidence", "a positive finite noise factor", repr(scale), "scale=1.0")
         if scale != 1.0 and not self.has_noise:
-            raise UnsupportedError(
-                "evidence: "
-                + message(
-                    "a noise factor for Gaussian noise only",
-                    f"scale={scale:g} with a likelihood that has no known noise",
-                    "scale=1.0, or marginal_mode for other hyper-parameters",
-                )
+            raise UnsupportedError.of(
+                "evidence",
+                "a noise factor for Gaussian noise only",
+                f"scale={scale:g} with a likelihood that has no known noise",
+                "scale=1.0, or marginal_mode for other hyper-parameters",
             )
 
     def _balance(self, factors: np.ndarray, scale: float) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
@@ -387,9 +367,8 @@ class Evidence:
             raise CurvatureError(f"evidence at {where}: {error}") from error
         gamma = np.asarray(gamma, float)
         if not (np.isfinite(log_determinant) and np.all(np.isfinite(gamma))):
-            raise CurvatureError(
-                "evidence: "
-                + message("a finite log-determinant", f"{log_determinant} at {where}", "narrower limits=")
+            raise CurvatureError.of(
+                "evidence", "a finite log-determinant", f"{log_determinant} at {where}", "narrower limits="
             )
         worst = int(np.argmin(gamma / self.sizes))
         if gamma[worst] < -INDEFINITE * self.sizes[worst]:
@@ -453,13 +432,11 @@ class Tuned:
 
 def indefinite(came: str) -> CurvatureError:
     """The `CurvatureError` of a curvature with negative eigenvalues."""
-    return CurvatureError(
-        "evidence: "
-        + message(
-            "a data curvature without negative eigenvalues",
-            came,
-            'curvature="ggn", or a mode that is better converged',
-        )
+    return CurvatureError.of(
+        "evidence",
+        "a data curvature without negative eigenvalues",
+        came,
+        'curvature="ggn", or a mode that is better converged',
     )
 
 

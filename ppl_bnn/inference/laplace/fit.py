@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.errors import (
-    CurvatureError,
-    InputError,
-    UnsupportedError,
-    message,
-    unknown_name,
-)
+from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.curvature.curvature import data_curvature, refuse_large_blocks
 from ppl_bnn.inference.curvature.gaussians import Rotated
@@ -35,20 +29,10 @@ from ppl_bnn.inference.curvature.prior import prior_curvature, site_curvatures
 from ppl_bnn.inference.curvature.structures import DiagonalCurvature, FullCurvature
 from ppl_bnn.inference.flat_vector import flat_latents, latent_names, latent_places, site_slices
 from ppl_bnn.inference.laplace.approximation import predictor_columns
-from ppl_bnn.inference.laplace.hyperparameters import (
-    Tuning,
-    gaussian_noise,
-    noise_sites,
-)
+from ppl_bnn.inference.laplace.hyperparameters import Tuning, gaussian_noise, noise_sites
 from ppl_bnn.inference.laplace.linearised import kinds_of
 from ppl_bnn.inference.laplace.search import marginal_mode
-from ppl_bnn.inference.method import (
-    Method,
-    Start,
-    central_start,
-    fitted_start,
-    missing_sites,
-)
+from ppl_bnn.inference.method import Method, Start, central_start, fitted_start, missing_sites
 from ppl_bnn.inference.optimisation.mode import (
     RISE,
     Mode,
@@ -83,13 +67,11 @@ class GaussianFit:
         """Refuse an exact Hessian for a likelihood whose log density is piecewise linear."""
         found = kinks(self.problem)
         if found:
-            raise UnsupportedError(
-                "Laplace: "
-                + message(
-                    "a log joint with a Hessian at its mode",
-                    f"{found}, whose log density is straight on both sides of a kink",
-                    "curvature='ggn', which has the Fisher information of the likelihood, or NUTS or SVI",
-                )
+            raise UnsupportedError.of(
+                "Laplace",
+                "a log joint with a Hessian at its mode",
+                f"{found}, whose log density is straight on both sides of a kink",
+                "curvature='ggn', which has the Fisher information of the likelihood, or NUTS or SVI",
             )
 
     def _mode(self) -> Mode:
@@ -158,9 +140,11 @@ class GaussianFit:
         ]
         weights = int(np.count_nonzero(~np.isin(positions, noise)))
         if method.rank is not None and method.rank > weights:
-            raise InputError(
-                "Laplace: rank: "
-                + message(f"at most the {weights} weights there are", repr(method.rank), "structure='full'")
+            raise InputError.of(
+                "Laplace: rank",
+                f"at most the {weights} weights there are",
+                repr(method.rank),
+                "structure='full'",
             )
         if method.noise == "evidence":
             gaussian_noise(problem, u)
@@ -204,9 +188,11 @@ class GaussianFit:
         share, rows = self.method.validation, self.problem.rows
         count = round(share * rows)
         if not 0 < count < rows:
-            raise InputError(
-                "Laplace: validation: "
-                + message("a share that leaves rows on both sides", f"{count} of {rows}", "more rows")
+            raise InputError.of(
+                "Laplace: validation",
+                "a share that leaves rows on both sides",
+                f"{count} of {rows}",
+                "more rows",
             )
         return count
 
@@ -276,21 +262,16 @@ class GaussianFit:
         program, wanted = self.problem.program, self.method.predictive
         kinds = ("sampled",)
         if program.language:
-            kinds = (
-                *kinds_of(program.likelihood, predictor_columns(self.problem)),
-                "sampled",
-            )
+            kinds = (*kinds_of(program.likelihood, predictor_columns(self.problem)), "sampled")
         if wanted is None:
             return kinds
         if wanted not in kinds:
-            raise UnsupportedError(
-                "Laplace: predictive: "
-                + message(
-                    f"{', '.join(map(repr, kinds))} for {type(program.likelihood).__name__}"
-                    + ("" if program.language else " in a plain model"),
-                    repr(wanted),
-                    f"predictive={kinds[0]!r}",
-                )
+            raise UnsupportedError.of(
+                "Laplace: predictive",
+                f"{', '.join(map(repr, kinds))} for {type(program.likelihood).__name__}"
+                + ("" if program.language else " in a plain model"),
+                repr(wanted),
+                f"predictive={kinds[0]!r}",
             )
         return (wanted, *(kind for kind in kinds if kind != wanted))
 
@@ -323,8 +304,8 @@ class GaussianFit:
             kept[self._largest(u, candidates, any_largest)] = True
             chosen = kept
         if not chosen.any():
-            raise UnsupportedError(
-                "Laplace: " + message("at least one weight to be uncertain about", "none", "weights='all'")
+            raise UnsupportedError.of(
+                "Laplace", "at least one weight to be uncertain about", "none", "weights='all'"
             )
         return np.flatnonzero(chosen)
 
@@ -335,9 +316,11 @@ class GaussianFit:
         if isinstance(weights, str):
             maps = list(linear_maps(self.problem, u).values())
             if not maps:
-                raise UnsupportedError(
-                    "Laplace(weights='last_layer'): "
-                    + message("a linear map whose weight is a site", "none", "names of sites")
+                raise UnsupportedError.of(
+                    "Laplace(weights='last_layer')",
+                    "a linear map whose weight is a site",
+                    "none",
+                    "names of sites",
                 )
             weights = [site for site in (maps[-1].weight, maps[-1].bias) if site is not None]
         named = [name for name in names if name in weights or name.rpartition(".")[0] in weights]
@@ -348,9 +331,11 @@ class GaussianFit:
         count = self.method.subnetwork
         assert count is not None
         if count > len(candidates):
-            raise InputError(
-                "Laplace: subnetwork: "
-                + message(f"at most the {len(candidates)} weights there are", repr(count), "weights='all'")
+            raise InputError.of(
+                "Laplace: subnetwork",
+                f"at most the {len(candidates)} weights there are",
+                repr(count),
+                "weights='all'",
             )
         if whichever:
             return candidates[:count]

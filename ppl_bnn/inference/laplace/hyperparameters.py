@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.errors import UnsupportedError, message
+from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature.prior import parents, prior_curvature, site_densities, traced_latents
 from ppl_bnn.inference.flat_vector import (
     first_rows,
@@ -76,9 +76,11 @@ def log_prior(problem: Problem, u: Mapping[str, np.ndarray], positions: np.ndarr
             prior += float(elements.sum() + volume)
         elif chosen.any():
             if len(elements) != len(chosen):
-                raise UnsupportedError(
-                    f"site {name!r}: "
-                    + message("a prior that is independent over elements", "one that is not", "whole layers")
+                raise UnsupportedError.of(
+                    f"site {name!r}",
+                    "a prior that is independent over elements",
+                    "one that is not",
+                    "whole layers",
                 )
             prior += float(elements[chosen].sum())
     return prior
@@ -162,18 +164,22 @@ def gaussian_noise(problem: Problem, u: Mapping[str, np.ndarray]) -> Noise:
     program, system = problem.program, problem.system
     advice = "noise='mode', or marginal= with the sites that the noise is made of"
     if not isinstance(program.likelihood, Gaussian):
-        raise UnsupportedError(
-            "Laplace(noise='evidence'): "
-            + message("likelihoods.Gaussian(noise)", type(program.likelihood).__name__, "noise='gaussian'")
+        raise UnsupportedError.of(
+            "Laplace(noise='evidence')",
+            "likelihoods.Gaussian(noise)",
+            type(program.likelihood).__name__,
+            "noise='gaussian'",
         )
     x, y = first_rows(problem)
     w = program.constrain(system_values(problem, u), x, y)
     noise = network_output(program.model, w, x).likelihood.noise
     site = next((name for name, value in w.items() if value is noise), None)
     if site is None and not isinstance(noise, int | float):
-        raise UnsupportedError(
-            "Laplace(noise='evidence'): "
-            + message("a noise that is a number or a site of its own", "one that is computed", advice)
+        raise UnsupportedError.of(
+            "Laplace(noise='evidence')",
+            "a noise that is a number or a site of its own",
+            "one that is computed",
+            advice,
         )
     draws = {name: system.to_numpy(value)[None] for name, value in w.items()}
     eta = program.predictor_draws(draws, problem.inputs)[0].astype(float)
@@ -252,22 +258,18 @@ class Tuning:
         if per != "none":
             dependent = [name for name, _ in present if above[name]]
             if dependent:
-                raise UnsupportedError(
-                    f"Laplace(tune={per!r}): "
-                    + message(
-                        "priors that depend on no other site",
-                        f"scales of their own for {', '.join(dependent)}",
-                        f"marginal={sorted(set().union(*(above[name] for name in dependent)))}",
-                    )
+                raise UnsupportedError.of(
+                    f"Laplace(tune={per!r})",
+                    "priors that depend on no other site",
+                    f"scales of their own for {', '.join(dependent)}",
+                    f"marginal={sorted(set().union(*(above[name] for name in dependent)))}",
                 )
             if not normal:
-                raise UnsupportedError(
-                    f"Laplace(tune={per!r}): "
-                    + message(
-                        "a Normal prior, whose precision can be tuned",
-                        ", ".join(sorted({sites[name].family for name, _ in present})),
-                        "priors.Normal, or tune='none'",
-                    )
+                raise UnsupportedError.of(
+                    f"Laplace(tune={per!r})",
+                    "a Normal prior, whose precision can be tuned",
+                    ", ".join(sorted({sites[name].family for name, _ in present})),
+                    "priors.Normal, or tune='none'",
                 )
         index, names = groups_of(normal, per) if normal else (np.zeros(0, int), ())  # type: ignore[arg-type]
         tuned = {name for name, _ in normal}
@@ -333,13 +335,11 @@ class Tuning:
         """The prior's curvature at u over the positions, at factors of 1: (Q,)."""
         prior = prior_curvature(self.problem, u)
         if prior.ndim == 2:
-            raise UnsupportedError(
-                "Laplace: "
-                + message(
-                    "priors that are independent over elements, to tune them or the noise",
-                    "a prior with dependence between sites",
-                    "marginal=, or bnn.noncentred(model)",
-                )
+            raise UnsupportedError.of(
+                "Laplace",
+                "priors that are independent over elements, to tune them or the noise",
+                "a prior with dependence between sites",
+                "marginal=, or bnn.noncentred(model)",
             )
         return prior[self.positions]
 

@@ -17,33 +17,15 @@ from typing import ClassVar
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.errors import (
-    CurvatureError,
-    DivergenceError,
-    InputError,
-    UnsupportedError,
-    message,
-    unknown_name,
-)
+from ppl_bnn.core.errors import CurvatureError, DivergenceError, InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.curvature import CURVATURES
 from ppl_bnn.inference.laplace.evidence import GROUPINGS
 from ppl_bnn.inference.laplace.linearised import KINDS
 from ppl_bnn.inference.laplace.tuned_fit import Fit
-from ppl_bnn.inference.method import (
-    Method,
-    Outcome,
-    Start,
-    Stopwatch,
-    refuse_without_centre,
-)
-from ppl_bnn.inference.optimisation.mode import (
-    REFINING,
-    check_optimiser,
-    check_restarts,
-    effort_of_mode,
-)
+from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, refuse_without_centre
+from ppl_bnn.inference.optimisation.mode import REFINING, check_optimiser, check_restarts, effort_of_mode
 from ppl_bnn.inference.optimisation.several_modes import failed_restarts
 
 WEIGHTS = ("all", "last_layer", "largest_variance", "largest_magnitude")
@@ -218,33 +200,27 @@ class Laplace(Method):
         ):
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             if needed and not whole:
-                raise InputError(
-                    f"Laplace: {name}: " + message("a positive whole number", repr(value), f"{name}=100")
-                )
+                raise InputError.of(f"Laplace: {name}", "a positive whole number", repr(value), f"{name}=100")
             if not needed and value is not None:
-                raise InputError(
-                    f"Laplace: {name}: "
-                    + message(
-                        "weights='largest_variance' or 'largest_magnitude'"
-                        if name == "subnetwork"
-                        else "structure='lowrank'",
-                        "another choice",
-                        f"leaving {name} out",
-                    )
+                raise InputError.of(
+                    f"Laplace: {name}",
+                    "weights='largest_variance' or 'largest_magnitude'"
+                    if name == "subnetwork"
+                    else "structure='lowrank'",
+                    "another choice",
+                    f"leaving {name} out",
                 )
         if not isinstance(self.samples, int) or self.samples < 1:
-            raise InputError(
-                "Laplace: samples: " + message("a positive whole number", repr(self.samples), "samples=1")
+            raise InputError.of(
+                "Laplace: samples", "a positive whole number", repr(self.samples), "samples=1"
             )
         if not 0.0 < self.validation < 1.0:
-            raise InputError(
-                "Laplace: validation: "
-                + message("a share between 0 and 1", repr(self.validation), "validation=0.2")
+            raise InputError.of(
+                "Laplace: validation", "a share between 0 and 1", repr(self.validation), "validation=0.2"
             )
         if not self.optimise and self.start is None:
-            raise InputError(
-                "Laplace: "
-                + message("start= with optimise=False", "None", "start=a MAP posterior or a dict of arrays")
+            raise InputError.of(
+                "Laplace", "start= with optimise=False", "None", "start=a MAP posterior or a dict of arrays"
             )
         if not self.optimise:
             refuse_without_centre(self.start)
@@ -326,7 +302,7 @@ class Laplace(Method):
             ),
         ):
             if impossible:
-                raise UnsupportedError("Laplace: " + message(expected, came, advice))
+                raise UnsupportedError.of("Laplace", expected, came, advice)
 
     # -- cost and weakness
 

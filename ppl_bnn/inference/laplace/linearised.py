@@ -54,7 +54,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError, unknown_name
 from ppl_bnn.language import likelihoods
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 
@@ -158,15 +158,14 @@ def predictive(
     mean, covariance = _checked(likelihood, mean, covariance)
     kinds = kinds_of(likelihood, mean.shape[1])
     if kind not in kinds:
-        raise UnsupportedError(
-            message(
-                f"a kind of prediction that {type(likelihood).__name__} has: {', '.join(kinds)}",
-                kind,
-                f"kind={kinds[0]!r}",
-            )
+        raise UnsupportedError.of(
+            "",
+            f"a kind of prediction that {type(likelihood).__name__} has: {', '.join(kinds)}",
+            kind,
+            f"kind={kinds[0]!r}",
         )
     if draws is not None and (isinstance(draws, bool) or not isinstance(draws, int) or draws < 1):
-        raise InputError(message("draws as a whole number of at least 1", repr(draws), "draws=1024"))
+        raise InputError.of("", "draws as a whole number of at least 1", repr(draws), "draws=1024")
     if kind == "linearised":
         return _linearised(likelihood, mean, covariance, draws, seed, class_names)
     if kind.startswith("bridge"):
@@ -177,10 +176,7 @@ def predictive(
     within = np.clip(_entropy(probs) - expected, 0.0, _entropy(probs))
     if isinstance(likelihood, likelihoods.Bernoulli):
         return Prediction(
-            "Bernoulli",
-            {"probs": probs[None, :, 1]},
-            epistemic_within=within[None],
-            class_names=class_names,
+            "Bernoulli", {"probs": probs[None, :, 1]}, epistemic_within=within[None], class_names=class_names
         )
     return Prediction(
         "Categorical", {"probs": probs[None]}, epistemic_within=within[None], class_names=class_names
@@ -204,24 +200,22 @@ def _check_outputs(likelihood: Any, outputs: int) -> None:
     else:
         fits, wanted = outputs >= 1, "at least 1 column"
     if not fits:
-        raise InputError(
-            message(
-                f"a predictor of {type(likelihood).__name__} with {wanted}",
-                f"{outputs}",
-                "likelihood.predictor(f)",
-            )
+        raise InputError.of(
+            "",
+            f"a predictor of {type(likelihood).__name__} with {wanted}",
+            f"{outputs}",
+            "likelihood.predictor(f)",
         )
 
 
 def _checked(likelihood: Any, mean: Any, covariance: Any) -> tuple[np.ndarray, np.ndarray]:
     mean, covariance = np.asarray(mean, dtype=np.float64), np.asarray(covariance, dtype=np.float64)
     if mean.ndim != 2 or mean.shape[0] == 0 or covariance.shape != (*mean.shape, mean.shape[-1]):
-        raise InputError(
-            message(
-                "a mean of shape (N, D) and a covariance of shape (N, D, D)",
-                f"{mean.shape} and {covariance.shape}",
-                "one mean and one covariance matrix per row",
-            )
+        raise InputError.of(
+            "",
+            "a mean of shape (N, D) and a covariance of shape (N, D, D)",
+            f"{mean.shape} and {covariance.shape}",
+            "one mean and one covariance matrix per row",
         )
     _check_outputs(likelihood, mean.shape[1])
     _check_matrices(mean, covariance)
@@ -231,23 +225,20 @@ def _checked(likelihood: Any, mean: Any, covariance: Any) -> tuple[np.ndarray, n
 def _check_matrices(mean: np.ndarray, covariance: np.ndarray) -> None:
     """Check for finite values, symmetric matrices (over the last two axes) and non-negative variances."""
     if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
-        raise InputError(
-            message(
-                "a finite mean and covariance", "NaN or infinity", "looking at the mode and its curvature"
-            )
+        raise InputError.of(
+            "", "a finite mean and covariance", "NaN or infinity", "looking at the mode and its curvature"
         )
     variances = np.diagonal(covariance, axis1=-2, axis2=-1)
     # The sum J A^-1 J' is symmetric and positive up to rounding, relative to its largest variance.
     slack = 1e-9 * np.abs(variances).max(axis=-1)
     if (np.abs(covariance - np.swapaxes(covariance, -1, -2)).max(axis=(-2, -1)) > slack).any():
-        raise InputError(message("symmetric covariances", "matrices that are not", "(S + S.T) / 2"))
+        raise InputError.of("", "symmetric covariances", "matrices that are not", "(S + S.T) / 2")
     if (variances.min(axis=-1) < -slack).any():
-        raise CurvatureError(
-            message(
-                "variances that are not negative",
-                f"{variances.min():.3g}",
-                "a curvature that is positive definite, such as Gauss-Newton",
-            )
+        raise CurvatureError.of(
+            "",
+            "variances that are not negative",
+            f"{variances.min():.3g}",
+            "a curvature that is positive definite, such as Gauss-Newton",
         )
 
 
@@ -317,12 +308,11 @@ def _normal_over_log_noise(mean: np.ndarray, covariance: np.ndarray) -> Predicti
     z = nodes[:, None, None]
     log_scale = log_noise + slope_noise * z
     if log_scale.max() > 300.0:
-        raise CurvatureError(
-            message(
-                "log noise whose variance leaves the variance of y finite",
-                f"a standard deviation of log noise up to {sd.max():.3g}",
-                "more rows, a tighter prior on the noise, or inputs nearer to the data",
-            )
+        raise CurvatureError.of(
+            "",
+            "log noise whose variance leaves the variance of y finite",
+            f"a standard deviation of log noise up to {sd.max():.3g}",
+            "more rows, a tighter prior on the noise, or inputs nearer to the data",
         )
     return prediction(
         f + slope_f * z, within[None], np.hypot(np.sqrt(within), np.exp(log_scale)), log_weights
@@ -386,12 +376,11 @@ def _root(matrix: np.ndarray) -> np.ndarray:
     except np.linalg.LinAlgError:
         values, vectors = np.linalg.eigh(matrix)
     if values[0] < -1e-8 * max(values[-1], 0.0) or values[-1] < 0.0:
-        raise CurvatureError(
-            message(
-                "positive semidefinite covariances of the predictor",
-                f"eigenvalues from {values[0]:.3g} to {values[-1]:.3g}",
-                "a curvature that is positive definite, such as Gauss-Newton",
-            )
+        raise CurvatureError.of(
+            "",
+            "positive semidefinite covariances of the predictor",
+            f"eigenvalues from {values[0]:.3g} to {values[-1]:.3g}",
+            "a curvature that is positive definite, such as Gauss-Newton",
         ) from None
     return vectors * np.sqrt(np.maximum(values, 0.0))
 
@@ -442,12 +431,11 @@ def _bridge(
         variances = _variances(covariance) - share * row_sums
         lost = variances.min(axis=-1) <= 1e-12 * trace[:, 0]
     if lost.any():
-        raise CurvatureError(
-            message(
-                "logits whose differences have a variance, for the Laplace bridge",
-                f"none in {np.count_nonzero(lost)} of {len(lost)} rows, the first being {int(np.argmax(lost))}",
-                "kind='linearised' or kind='probit'",
-            )
+        raise CurvatureError.of(
+            "",
+            "logits whose differences have a variance, for the Laplace bridge",
+            f"none in {np.count_nonzero(lost)} of {len(lost)} rows, the first being {int(np.argmax(lost))}",
+            "kind='linearised' or kind='probit'",
         )
     classes = mean.shape[1]
     if normalise:
@@ -524,12 +512,11 @@ def joint_predictive(likelihood: Any, mean: Any, joint_covariance: Any) -> Joint
     mean = np.asarray(mean, dtype=np.float64)
     joint = np.asarray(joint_covariance, dtype=np.float64)
     if mean.ndim != 2 or mean.size == 0 or joint.shape != (mean.size, mean.size):
-        raise InputError(
-            message(
-                "a mean of shape (N, D) and a covariance of shape (N D, N D)",
-                f"{mean.shape} and {joint.shape}",
-                "the covariance of the ravelled mean",
-            )
+        raise InputError.of(
+            "",
+            "a mean of shape (N, D) and a covariance of shape (N D, N D)",
+            f"{mean.shape} and {joint.shape}",
+            "the covariance of the ravelled mean",
         )
     rows, columns = mean.shape
     _check_outputs(likelihood, columns)
@@ -544,12 +531,11 @@ def joint_predictive(likelihood: Any, mean: Any, joint_covariance: Any) -> Joint
     with np.errstate(over="ignore"):
         noise = np.exp(2.0 * (mean[:, outputs:] + noise_variances)).reshape(-1)
     if not np.isfinite(noise).all():
-        raise CurvatureError(
-            message(
-                "log noise whose variance leaves the variance of y finite",
-                f"a standard deviation of log noise up to {np.sqrt(noise_variances.max()):.3g}",
-                "more rows, a tighter prior on the noise, or inputs nearer to the data",
-            )
+        raise CurvatureError.of(
+            "",
+            "log noise whose variance leaves the variance of y finite",
+            f"a standard deviation of log noise up to {np.sqrt(noise_variances.max()):.3g}",
+            "more rows, a tighter prior on the noise, or inputs nearer to the data",
         )
     return JointPrediction(mean[:, :outputs].reshape(-1), f, f + np.diag(noise))
 

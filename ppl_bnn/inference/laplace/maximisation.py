@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.progress import Progress, Silent
 from ppl_bnn.inference.laplace.evidence import (
     INDEFINITE,
@@ -85,13 +85,11 @@ def fixed_point(
                 break
             fraction /= 2.0
             if fraction < 2.0**-40:
-                raise CurvatureError(
-                    "fixed_point: "
-                    + message(
-                        "a log evidence that rises along its gradient",
-                        f"one that falls from {state.value:.10g}",
-                        "a gamma that is the derivative of the log-determinant, as that of gaussians.py is",
-                    )
+                raise CurvatureError.of(
+                    "fixed_point",
+                    "a log evidence that rises along its gradient",
+                    f"one that falls from {state.value:.10g}",
+                    "a gamma that is the derivative of the log-determinant, as that of gaussians.py is",
                 )
         z, state, previous = z + fraction * step, trial, step
         history.append(state.value)
@@ -340,17 +338,13 @@ class _Coordinates:
 
     def __init__(self, evidence: Evidence, tune_noise: bool | None, limits: tuple[float, float]):
         if not (0.0 < limits[0] < limits[1] < np.inf):
-            raise InputError(
-                "evidence: " + message("limits 0 < low < high", repr(limits), "limits=(1e-8, 1e8)")
-            )
+            raise InputError.of("evidence", "limits 0 < low < high", repr(limits), "limits=(1e-8, 1e8)")
         if tune_noise and not evidence.has_noise:
-            raise UnsupportedError(
-                "evidence: "
-                + message(
-                    "Gaussian noise of known scale to tune",
-                    "a likelihood without it",
-                    "tune_noise=False, or marginal_mode for other hyper-parameters",
-                )
+            raise UnsupportedError.of(
+                "evidence",
+                "Gaussian noise of known scale to tune",
+                "a likelihood without it",
+                "tune_noise=False, or marginal_mode for other hyper-parameters",
             )
         eigenvalues = getattr(evidence.determinant, "eigenvalues", None)
         if eigenvalues is not None and np.size(eigenvalues):
@@ -378,9 +372,8 @@ class _Coordinates:
                 for name, value in zip(self._names, start, strict=True)
                 if not self.limits[0] <= value <= self.limits[1]
             ]
-            raise InputError(
-                "evidence: "
-                + message(f"a start within {self.limits}", f"{listed(outside)} outside", "wider limits=")
+            raise InputError.of(
+                "evidence", f"a start within {self.limits}", f"{listed(outside)} outside", "wider limits="
             )
         return np.clip(np.log(start), self.lowest, self.highest)
 
@@ -410,13 +403,11 @@ class _Coordinates:
         if not self._noise or not isinstance(likelihood, GaussianNoise):
             return
         if state.gain[-1] <= INDEFINITE * likelihood.targets:
-            raise CurvatureError(
-                "evidence: "
-                + message(
-                    f"fewer effective parameters than the {likelihood.targets} targets, to tune the noise",
-                    f"gamma = {float(state.gamma.sum()):.6g}",
-                    "tune_noise=False, a prior with larger precision to start from, fewer weights, or maximise",
-                )
+            raise CurvatureError.of(
+                "evidence",
+                f"fewer effective parameters than the {likelihood.targets} targets, to tune the noise",
+                f"gamma = {float(state.gamma.sum()):.6g}",
+                "tune_noise=False, a prior with larger precision to start from, fewer weights, or maximise",
             )
 
     def update(self, z: np.ndarray, state: _State) -> np.ndarray:
@@ -496,8 +487,6 @@ def check_effort(name: str, tolerance: float, count: int) -> None:
         The number of steps.
     """
     if not (np.isfinite(tolerance) and tolerance > 0.0):
-        raise InputError(f"{name}: " + message("a positive tolerance", repr(tolerance), "the default"))
+        raise InputError.of(name, "a positive tolerance", repr(tolerance), "the default")
     if not isinstance(count, int) or count < 1:
-        raise InputError(
-            f"{name}: " + message("a positive whole number to stop after", repr(count), "the default")
-        )
+        raise InputError.of(name, "a positive whole number to stop after", repr(count), "the default")

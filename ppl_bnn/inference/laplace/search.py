@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from ppl_bnn.core.errors import DivergenceError, InputError, message, unknown_name
+from ppl_bnn.core.errors import DivergenceError, InputError, unknown_name
 from ppl_bnn.core.progress import Progress, Silent
 from ppl_bnn.inference.laplace.evidence import listed
 from ppl_bnn.inference.laplace.maximisation import check_effort
@@ -105,13 +105,10 @@ def by_validation(
     start = np.array(start, float)
     ratios = np.unique(np.asarray(grid, float))
     if start.ndim != 1 or not start.size or not np.all(np.isfinite(start) & (start > 0.0)):
-        raise InputError(
-            "by_validation: " + message("positive factors (G,)", f"{start!r}"[:200], "np.ones(groups)")
-        )
+        raise InputError.of("by_validation", "positive factors (G,)", f"{start!r}"[:200], "np.ones(groups)")
     if ratios.size < 3 or not np.all(np.isfinite(ratios) & (ratios > 0.0)):
-        raise InputError(
-            "by_validation: "
-            + message("at least three positive values", f"{ratios!r}"[:200], "np.logspace(-4, 4, 17)")
+        raise InputError.of(
+            "by_validation", "at least three positive values", f"{ratios!r}"[:200], "np.logspace(-4, 4, 17)"
         )
     if per not in ("global", "group"):
         raise unknown_name("search", per, ("global", "group"))
@@ -135,9 +132,11 @@ def by_validation(
         if key not in tried:
             found = float(score(factors.copy()))
             if np.isnan(found) or found == np.inf:
-                raise DivergenceError(
-                    "by_validation: "
-                    + message("a score that is a number", f"{found} at factors {factors}", "a narrower grid=")
+                raise DivergenceError.of(
+                    "by_validation",
+                    "a score that is a number",
+                    f"{found} at factors {factors}",
+                    "a narrower grid=",
                 )
             tried[key] = found
             task.update(len(tried), score=found, best=max(tried.values()))
@@ -167,9 +166,11 @@ def by_validation(
         task.close()
     winner = value(best)
     if winner == -np.inf:
-        raise DivergenceError(
-            "by_validation: "
-            + message("a finite score somewhere on the grid", "-inf everywhere", "another grid= or start=")
+        raise DivergenceError.of(
+            "by_validation",
+            "a finite score somewhere on the grid",
+            "-inf everywhere",
+            "another grid= or start=",
         )
     at_bounds = tuple(label for label, edge in edges.items() if edge)
     warnings = tuple(
@@ -270,26 +271,24 @@ def marginal_mode(
 
     centre = np.array(start, float)
     if centre.ndim != 1 or not centre.size or not np.all(np.isfinite(centre)):
-        raise InputError(
-            "marginal_mode: " + message("a finite start (n,)", f"{centre!r}"[:200], "log scales of the model")
+        raise InputError.of(
+            "marginal_mode", "a finite start (n,)", f"{centre!r}"[:200], "log scales of the model"
         )
     check_effort("marginal_mode", tolerance, evaluations)
     if not (step > tolerance and reach > step):
-        raise InputError(
-            "marginal_mode: "
-            + message(
-                "tolerance < step < reach", f"{tolerance:g}, {step:g}, {reach:g}", "step=1.0, reach=12.0"
-            )
+        raise InputError.of(
+            "marginal_mode",
+            "tolerance < step < reach",
+            f"{tolerance:g}, {step:g}, {reach:g}",
+            "step=1.0, reach=12.0",
         )
     limits = np.array(bounds if bounds is not None else [(-np.inf, np.inf)] * centre.size, float)
     if limits.shape != (centre.size, 2) or not np.all((limits[:, 0] <= centre) & (centre <= limits[:, 1])):
-        raise InputError(
-            "marginal_mode: "
-            + message(
-                f"bounds ({centre.size}, 2) around the start",
-                f"{limits.tolist()}"[:200],
-                "(low, high) for each phi",
-            )
+        raise InputError.of(
+            "marginal_mode",
+            f"bounds ({centre.size}, 2) around the start",
+            f"{limits.tolist()}"[:200],
+            "(low, high) for each phi",
         )
     labels = tuple(names) if names is not None else tuple(f"phi[{i}]" for i in range(centre.size))
     history: list[np.ndarray] = []
@@ -298,13 +297,11 @@ def marginal_mode(
     def negative(phi: np.ndarray) -> float:
         value = float(objective(phi.copy()))
         if np.isnan(value) or value == np.inf:
-            raise DivergenceError(
-                "marginal_mode: "
-                + message(
-                    "a finite log evidence",
-                    f"{value} at {dict(zip(labels, phi.tolist(), strict=True))}",
-                    "a proper hyper-prior or bounds=",
-                )
+            raise DivergenceError.of(
+                "marginal_mode",
+                "a finite log evidence",
+                f"{value} at {dict(zip(labels, phi.tolist(), strict=True))}",
+                "a proper hyper-prior or bounds=",
             )
         history.append(np.append(phi, value))
         task.update(len(history), log_evidence=value, best=max(row[-1] for row in history))
@@ -315,9 +312,8 @@ def marginal_mode(
     try:
         best = -negative(centre)
         if best == -np.inf:
-            raise DivergenceError(
-                "marginal_mode: "
-                + message("a finite log evidence at the start", "-inf", "a start with an inner mode")
+            raise DivergenceError.of(
+                "marginal_mode", "a finite log evidence at the start", "-inf", "a start with an inner mode"
             )
         while (not settled or rising.any()) and not flat and len(history) < evaluations:
             low, high = np.maximum(centre - step, limits[:, 0]), np.minimum(centre + step, limits[:, 1])
@@ -343,13 +339,11 @@ def marginal_mode(
             distance = np.where(endless, np.abs(centre - begin), 0.0)
             if not flat and distance.max() > reach:
                 worst = int(np.argmax(distance))
-                raise DivergenceError(
-                    "marginal_mode: "
-                    + message(
-                        "a log evidence with a maximum",
-                        f"one still rising at {labels[worst]} = {centre[worst]:.4g}, {distance[worst]:.3g} from start",
-                        "a proper hyper-prior, bounds=, or a larger reach=",
-                    )
+                raise DivergenceError.of(
+                    "marginal_mode",
+                    "a log evidence with a maximum",
+                    f"one still rising at {labels[worst]} = {centre[worst]:.4g}, {distance[worst]:.3g} from start",
+                    "a proper hyper-prior, bounds=, or a larger reach=",
                 )
     finally:
         task.close()

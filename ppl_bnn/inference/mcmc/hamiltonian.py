@@ -30,7 +30,7 @@ from ppl_bnn.backends.protocol import SYSTEMS
 from ppl_bnn.backends.systems import system
 from ppl_bnn.core import processes
 from ppl_bnn.core.arrays import cores, map_data, site_seed
-from ppl_bnn.core.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.method import Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.loops import check_within
@@ -74,22 +74,22 @@ class Hamiltonian(Sampler):
         if self.mass_matrix not in MASS_MATRICES:
             raise unknown_name("mass_matrix", self.mass_matrix, MASS_MATRICES)
         if not isinstance(self.adapt_mass_matrix, bool):
-            raise InputError(
-                f"{self.name} adapt_mass_matrix: "
-                + message("True or False", repr(self.adapt_mass_matrix), "adapt_mass_matrix=True")
+            raise InputError.of(
+                f"{self.name} adapt_mass_matrix",
+                "True or False",
+                repr(self.adapt_mass_matrix),
+                "adapt_mass_matrix=True",
             )
         if self.step_size is not None:
             check_within(self.name, "step_size", self.step_size, 0, math.inf, "None, for 1")
         if self.ppl == "pyro":
             for name in ("checkpoint", "until", "budget"):
                 if getattr(self, name) is not None:
-                    raise UnsupportedError(
-                        f"{self.name} {name}: "
-                        + message(
-                            "None in Pyro, whose chains run from beginning to end",
-                            repr(getattr(self, name)),
-                            "ppl='numpyro'",
-                        )
+                    raise UnsupportedError.of(
+                        f"{self.name} {name}",
+                        "None in Pyro, whose chains run from beginning to end",
+                        repr(getattr(self, name)),
+                        "ppl='numpyro'",
                     )
 
     def check_chain_method(self) -> None:
@@ -99,9 +99,11 @@ class Hamiltonian(Sampler):
             return
         if self.chain_method not in (*CHAIN_METHODS, *PYRO_CHAIN_METHODS):
             raise unknown_name("chain_method", self.chain_method, known)
-        raise UnsupportedError(
-            f"{self.name} chain_method: "
-            + message(f"one of {known} for ppl={self.ppl!r}", repr(self.chain_method), "chain_method='auto'")
+        raise UnsupportedError.of(
+            f"{self.name} chain_method",
+            f"one of {known} for ppl={self.ppl!r}",
+            repr(self.chain_method),
+            "chain_method='auto'",
         )
 
     # -- differences between NUTS and HMC
@@ -420,10 +422,7 @@ def _tell(meter: Meter, chain: int, figures: Sequence[float]) -> None:
 
 
 def _pyro_chain(
-    job: _PyroJob,
-    problem: Problem,
-    chain: int,
-    tell: Callable[[float, float, float, float], None],
+    job: _PyroJob, problem: Problem, chain: int, tell: Callable[[float, float, float, float], None]
 ) -> dict[str, Any]:
     """Run one chain of Pyro's kernel inside a session. Returns name -> (draws, ...), with the number of gradients."""
     import pyro.infer

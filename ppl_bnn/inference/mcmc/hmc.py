@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.inference.cost import Size
 from ppl_bnn.inference.mcmc.hamiltonian import Hamiltonian
 from ppl_bnn.inference.optimisation.loops import check_whole, check_within
@@ -85,13 +85,11 @@ class HMC(Hamiltonian):
         if self.num_steps is not None:
             check_whole(self.name, "num_steps", self.num_steps, 1, "20")
             if self.trajectory_length is not None:
-                raise InputError(
-                    f"{self.name}: "
-                    + message(
-                        "a length or a number of steps, for the step size to adapt",
-                        f"trajectory_length={self.trajectory_length!r} and num_steps={self.num_steps!r}",
-                        "one of them",
-                    )
+                raise InputError.of(
+                    self.name,
+                    "a length or a number of steps, for the step size to adapt",
+                    f"trajectory_length={self.trajectory_length!r} and num_steps={self.num_steps!r}",
+                    "one of them",
                 )
         check_whole(self.name, "max_steps", self.max_steps, 1, "1023")
 

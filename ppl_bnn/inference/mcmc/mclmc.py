@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError, message
+from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError
 from ppl_bnn.inference.cost import Size
 from ppl_bnn.inference.optimisation.loops import check_whole, check_within
 from ppl_bnn.inference.sampling.chains import Kernel
@@ -149,9 +149,8 @@ class MCLMC(Sampler):
         super().check()
         for name in ("adjusted", "preconditioning"):
             if not isinstance(getattr(self, name), bool):
-                raise InputError(
-                    f"{self.name} {name}: "
-                    + message("True or False", repr(getattr(self, name)), f"{name}=True")
+                raise InputError.of(
+                    f"{self.name} {name}", "True or False", repr(getattr(self, name)), f"{name}=True"
                 )
         check_within(self.name, "energy_variance", self.energy_variance, 0, 1, "5e-4")
         check_within(self.name, "target_accept", self.target_accept, 0, 1, "0.9")
@@ -159,11 +158,11 @@ class MCLMC(Sampler):
         if self.thinning is not None:
             check_whole(self.name, "thinning", self.thinning, 1, "20")
             if self.adjusted:
-                raise InputError(
-                    f"{self.name} thinning: "
-                    + message(
-                        "None, since a draw of adjusted=True is one trajectory", repr(self.thinning), "None"
-                    )
+                raise InputError.of(
+                    f"{self.name} thinning",
+                    "None, since a draw of adjusted=True is one trajectory",
+                    repr(self.thinning),
+                    "None",
                 )
 
     @property
@@ -181,9 +180,8 @@ class MCLMC(Sampler):
 
     def kernel(self, target: Target) -> Kernel:
         if target.dimension < 2:
-            raise UnsupportedError(
-                f"{self.name}: "
-                + message("at least two coordinates, in which a direction can turn", "one", "NUTS()")
+            raise UnsupportedError.of(
+                self.name, "at least two coordinates, in which a direction can turn", "one", "NUTS()"
             )
         variances = None
         if self.preconditioning:
@@ -262,9 +260,11 @@ class MCLMC(Sampler):
             if self.adjusted
             else f"steps whose energy variance is {self.energy_variance:.3g}"
         )
-        return DivergenceError(
-            f"{self.name}, chain {chain}, whose tuning has collapsed: "
-            + message(wanted, came, "start=MAP(), a longer warm-up, narrower priors or standardised data")
+        return DivergenceError.of(
+            f"{self.name}, chain {chain}, whose tuning has collapsed",
+            wanted,
+            came,
+            "start=MAP(), a longer warm-up, narrower priors or standardised data",
         )
 
 

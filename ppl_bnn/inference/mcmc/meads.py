@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.inference.cost import Size
 from ppl_bnn.inference.mcmc.superchains import ManyChains
 from ppl_bnn.inference.optimisation.loops import check_whole, check_within
@@ -127,18 +127,18 @@ class MEADS(ManyChains):
         check_within(self.name, "step_size_multiplier", self.step_size_multiplier, 0, math.inf, "0.25")
         check_within(self.name, "damping_slowdown", self.damping_slowdown, 0, math.inf, "1.0")
         if not isinstance(self.preconditioning, bool):
-            raise InputError(
-                f"{self.name} preconditioning: "
-                + message("True or False", repr(self.preconditioning), "preconditioning=True")
+            raise InputError.of(
+                f"{self.name} preconditioning",
+                "True or False",
+                repr(self.preconditioning),
+                "preconditioning=True",
             )
         if self.chains % self.folds or self.chains // self.folds < 4:
-            raise InputError(
-                f"{self.name} folds: "
-                + message(
-                    "a divisor of chains, with at least 4 chains in each fold",
-                    f"folds={self.folds} of chains={self.chains}",
-                    "chains=64, folds=4",
-                )
+            raise InputError.of(
+                f"{self.name} folds",
+                "a divisor of chains, with at least 4 chains in each fold",
+                f"folds={self.folds} of chains={self.chains}",
+                "chains=64, folds=4",
             )
 
     def gradients_of_a_start(self, size: Size) -> tuple[float, float, float]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, message
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.inference.cost import Size
 from ppl_bnn.inference.mcmc.hamiltonian import Hamiltonian
 from ppl_bnn.inference.optimisation.loops import check_whole
@@ -111,11 +111,11 @@ class NUTS(Hamiltonian):
         super().check()
         check_whole(self.name, "max_tree_depth", self.max_tree_depth, 1, "10")
         if self.max_tree_depth > 20:
-            raise InputError(
-                "max_tree_depth: "
-                + message(
-                    "at most 20 (a million steps per draw)", repr(self.max_tree_depth), "max_tree_depth=12"
-                )
+            raise InputError.of(
+                "max_tree_depth",
+                "at most 20 (a million steps per draw)",
+                repr(self.max_tree_depth),
+                "max_tree_depth=12",
             )
 
     @property

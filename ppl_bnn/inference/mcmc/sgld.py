@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ppl_bnn.core.errors import UnsupportedError, message, unknown_name
+from ppl_bnn.core.errors import UnsupportedError, unknown_name
 from ppl_bnn.inference.mcmc.stochastic_gradient import Density, Pace, Rule, StochasticGradient, Walker
 
 CORRECTIONS = ("metropolis",)
@@ -113,13 +113,11 @@ class SGLD(StochasticGradient):
                 ("schedule", self.schedule, "constant"),
             ):
                 if given != wanted:
-                    raise UnsupportedError(
-                        "SGLD correction='metropolis': "
-                        + message(
-                            f"{name}={wanted!r}, for a step is accepted by the density over all rows at one step size",
-                            f"{name}={given!r}",
-                            "correction=None",
-                        )
+                    raise UnsupportedError.of(
+                        "SGLD correction='metropolis'",
+                        f"{name}={wanted!r}, for a step is accepted by the density over all rows at one step size",
+                        f"{name}={given!r}",
+                        "correction=None",
                     )
 
     @property

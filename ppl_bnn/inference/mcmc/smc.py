@@ -13,7 +13,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import CACHE, DENSITY_MEMORY, Problem
 from ppl_bnn.core.arrays import site_seed
-from ppl_bnn.core.errors import BudgetError, DivergenceError, InputError, UnsupportedError, message
+from ppl_bnn.core.errors import BudgetError, DivergenceError, InputError, UnsupportedError
 from ppl_bnn.core.progress import Progress, Task
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.cost import Effort, Size
@@ -146,19 +146,16 @@ class SMC(Method):
         check_within(self.name, "target_accept", self.target_accept, 0, 1, "0.8")
         check_within(self.name, "temperature", self.temperature, 0, math.inf, "1.0")
         if self.checkpoint is not None and not isinstance(self.checkpoint, str | os.PathLike):
-            raise InputError(
-                f"{self.name} checkpoint: "
-                + message("a folder", repr(self.checkpoint), "checkpoint='runs/one'")
+            raise InputError.of(
+                f"{self.name} checkpoint", "a folder", repr(self.checkpoint), "checkpoint='runs/one'"
             )
         rule = check_until(self.name, self.until, self.budget, (*FIGURES, f"{self._estimate}_se"))
         if rule is not None and any(name == "rhat" for name, _, _ in rule.terms):
-            raise UnsupportedError(
-                f"{self.name} until: "
-                + message(
-                    "a figure that more runs make better",
-                    "rhat, which compares runs and stays where they disagree however many there are",
-                    f"more particles against disagreement, and until='{self._estimate}_se<0.1' or until='ess>5000'",
-                )
+            raise UnsupportedError.of(
+                f"{self.name} until",
+                "a figure that more runs make better",
+                "rhat, which compares runs and stays where they disagree however many there are",
+                f"more particles against disagreement, and until='{self._estimate}_se<0.1' or until='ess>5000'",
             )
 
     @property
@@ -223,13 +220,11 @@ class SMC(Method):
         finally:
             task.close()
         if not ended:
-            raise BudgetError(
-                "budget: "
-                + message(
-                    "seconds enough for one run",
-                    f"{self.budget:g} s, spent before its end",
-                    "a longer budget (with checkpoint= nothing is lost), or fewer particles",
-                )
+            raise BudgetError.of(
+                "budget",
+                "seconds enough for one run",
+                f"{self.budget:g} s, spent before its end",
+                "a longer budget (with checkpoint= nothing is lost), or fewer particles",
             )
         u = problem.program.unravel(np.stack([path.particles for path in ended]))
         figures = self._figures(ended)
@@ -347,13 +342,11 @@ class SMC(Method):
             raise _not_defined(undefined, len(prior), "from the prior")
         supported = int(np.count_nonzero(np.isfinite(change)))
         if not supported:
-            raise DivergenceError(
-                f"{self.name}: "
-                + message(
-                    "a likelihood with support at some draw from the prior",
-                    f"a likelihood of zero at all {len(prior)} of them",
-                    "wider noise, narrower priors, or standardised inputs and targets",
-                )
+            raise DivergenceError.of(
+                self.name,
+                "a likelihood with support at some draw from the prior",
+                f"a likelihood of zero at all {len(prior)} of them",
+                "wider noise, narrower priors, or standardised inputs and targets",
             )
         return _Path(
             particles=particles,
@@ -370,13 +363,11 @@ class SMC(Method):
         rise = increment(path.change, self.target_ess, 1.0 - path.inverse_temperature)
         at = path.inverse_temperature + rise
         if at == path.inverse_temperature:
-            raise DivergenceError(
-                f"{self.name}: "
-                + message(
-                    "a likelihood that can be tempered",
-                    f"log likelihoods of the particles from {path.change.min():.3g} to {path.change.max():.3g}",
-                    "wider noise, narrower priors, or standardised inputs and targets",
-                )
+            raise DivergenceError.of(
+                self.name,
+                "a likelihood that can be tempered",
+                f"log likelihoods of the particles from {path.change.min():.3g} to {path.change.max():.3g}",
+                "wider noise, narrower priors, or standardised inputs and targets",
             )
         if rise == 1.0 - path.inverse_temperature:
             at = 1.0
@@ -442,13 +433,11 @@ class SMC(Method):
                 rates.append(rate)
             step_size *= math.exp(GAIN * (rate - self.target_accept))
         if max(rates) < 0.1 * self.target_accept:
-            raise DivergenceError(
-                f"{self.name}: "
-                + message(
-                    f"particles that move at the inverse temperature {at:.3g}",
-                    f"an acceptance of {max(rates):.2g} with steps of {step_size:.2g} standard deviations",
-                    "a model whose log joint has a finite gradient, or standardised inputs and targets",
-                )
+            raise DivergenceError.of(
+                self.name,
+                f"particles that move at the inverse temperature {at:.3g}",
+                f"an acceptance of {max(rates):.2g} with steps of {step_size:.2g} standard deviations",
+                "a model whose log joint has a finite gradient, or standardised inputs and targets",
             )
         return np.asarray(state[0], dtype=np.float64), step_size, rates, gradients
 
@@ -698,11 +687,9 @@ def _largest_correlation(before: np.ndarray, after: np.ndarray) -> float:
 
 
 def _not_defined(undefined: int, count: int, where: str) -> DivergenceError:
-    return DivergenceError(
-        "SMC: "
-        + message(
-            "a log joint at every particle",
-            f"{undefined} of {count} {where} at which it is NaN or infinite",
-            "a model that is defined everywhere, narrower priors, or standardised inputs and targets",
-        )
+    return DivergenceError.of(
+        "SMC",
+        "a log joint at every particle",
+        f"{undefined} of {count} {where} at which it is NaN or infinite",
+        "a model that is defined everywhere, narrower priors, or standardised inputs and targets",
     )

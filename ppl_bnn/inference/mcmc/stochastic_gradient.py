@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from ppl_bnn.core.arrays import map_data
-from ppl_bnn.core.errors import InputError, message, unknown_name
+from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.inference.cost import Size
 from ppl_bnn.inference.optimisation.loops import check_whole, check_within, rows_per_step
 from ppl_bnn.inference.sampling.chains import Kernel
@@ -181,32 +181,32 @@ class StochasticGradient(Sampler):
         if self.schedule not in SCHEDULES:
             raise unknown_name("schedule", self.schedule, SCHEDULES)
         if not isinstance(self.control_variates, bool):
-            raise InputError(
-                f"{self.name} control_variates: "
-                + message("True or False", repr(self.control_variates), "control_variates=False")
+            raise InputError.of(
+                f"{self.name} control_variates",
+                "True or False",
+                repr(self.control_variates),
+                "control_variates=False",
             )
         if self.control_variates and self.batch_size is None:
-            raise InputError(
-                f"{self.name} control_variates: "
-                + message("mini-batches, whose noise they reduce", "batch_size=None", "batch_size=128")
+            raise InputError.of(
+                f"{self.name} control_variates",
+                "mini-batches, whose noise they reduce",
+                "batch_size=None",
+                "batch_size=128",
             )
         if self.schedule == "cyclical" and not 0 < self._explored < self.cycle_length:
-            raise InputError(
-                f"{self.name} exploration: "
-                + message(
-                    "a share of the cycle that leaves at least one of its parts for each stage",
-                    f"{self._explored} of {self.cycle_length}",
-                    "cycle_length=200, exploration=0.5",
-                )
+            raise InputError.of(
+                f"{self.name} exploration",
+                "a share of the cycle that leaves at least one of its parts for each stage",
+                f"{self._explored} of {self.cycle_length}",
+                "cycle_length=200, exploration=0.5",
             )
         if self._learns and self.warmup < 1:
-            raise InputError(
-                f"{self.name} warmup: "
-                + message(
-                    "a warm-up, in which the step size and the preconditioner are found",
-                    repr(self.warmup),
-                    "warmup=1000, or a step_size and no preconditioner",
-                )
+            raise InputError.of(
+                f"{self.name} warmup",
+                "a warm-up, in which the step size and the preconditioner are found",
+                repr(self.warmup),
+                "warmup=1000, or a step_size and no preconditioner",
             )
 
     def steps_per_draw(self, rows: int, batch: int | None) -> int:
@@ -418,11 +418,7 @@ class StochasticGradient(Sampler):
             return kept
 
         return Kernel(
-            begin,
-            step,
-            record,
-            lambda state: state["usable"],
-            cost=1.0 if batch is None else batch / rows,
+            begin, step, record, lambda state: state["usable"], cost=1.0 if batch is None else batch / rows
         )
 
     def _density(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.inference.cost import Effort, Size
 from ppl_bnn.inference.optimisation.loops import check_whole
 from ppl_bnn.inference.sampling.sampler import Sampler
@@ -48,22 +48,18 @@ class ManyChains(Sampler):
         super().check()
         check_whole(self.name, "superchains", self.superchains, 2, "8")
         if self.chains % self.superchains:
-            raise InputError(
-                f"{self.name} superchains: "
-                + message(
-                    f"a divisor of chains={self.chains}, so that each has as many chains",
-                    repr(self.superchains),
-                    "chains=64, superchains=8",
-                )
+            raise InputError.of(
+                f"{self.name} superchains",
+                f"a divisor of chains={self.chains}, so that each has as many chains",
+                repr(self.superchains),
+                "chains=64, superchains=8",
             )
         if self.chain_method not in ("auto", "vectorised"):
-            raise UnsupportedError(
-                f"{self.name} chain_method: "
-                + message(
-                    "'auto' or 'vectorised', since the chains adapt together",
-                    repr(self.chain_method),
-                    "chain_method='auto'",
-                )
+            raise UnsupportedError.of(
+                f"{self.name} chain_method",
+                "'auto' or 'vectorised', since the chains adapt together",
+                repr(self.chain_method),
+                "chain_method='auto'",
             )
 
     @property

@@ -16,7 +16,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data, site_seed
-from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError, message
+from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.method import Stopwatch
 from ppl_bnn.inference.optimisation.adam import STRETCH, batch_indices
@@ -54,9 +54,8 @@ def check_whole(method: str, field: str, value: object, least: int, advice: str)
         The value is not a whole number, or is too small.
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise InputError(
-            f"{method} {field}: "
-            + message(f"a whole number of at least {least}", repr(value), f"{field}={advice}")
+        raise InputError.of(
+            f"{method} {field}", f"a whole number of at least {least}", repr(value), f"{field}={advice}"
         )
 
 
@@ -86,7 +85,7 @@ def check_within(method: str, field: str, value: Any, low: float, high: float, a
         wanted = (
             "a positive number" if (low, high) == (0, math.inf) else f"a number between {low:g} and {high:g}"
         )
-        raise InputError(f"{method} {field}: " + message(wanted, repr(value), f"{field}={advice}"))
+        raise InputError.of(f"{method} {field}", wanted, repr(value), f"{field}={advice}")
 
 
 def rows_per_step(
@@ -126,29 +125,29 @@ def rows_per_step(
     if batch_size is None or (batch_size == problem.rows and not streamed):
         return None
     if batch_size > problem.rows:
-        raise InputError(
-            f"{method} batch_size: "
-            + message(f"at most the {problem.rows} rows there are", repr(batch_size), "batch_size=None")
+        raise InputError.of(
+            f"{method} batch_size",
+            f"at most the {problem.rows} rows there are",
+            repr(batch_size),
+            "batch_size=None",
         )
     program = problem.program
     if program.has_local or program.coupled:
-        raise UnsupportedError(
-            f"{method}: "
-            + message(
-                "a model whose rows can be taken apart, for mini-batches",
-                f"{'bnn.rows' if program.has_local else 'bnn.coupled'} in the model",
-                advice,
-            )
+        raise UnsupportedError.of(
+            method,
+            "a model whose rows can be taken apart, for mini-batches",
+            f"{'bnn.rows' if program.has_local else 'bnn.coupled'} in the model",
+            advice,
         )
     if not program.language and "population" not in inspect.signature(program.native).parameters:
-        raise UnsupportedError(
-            f"{method}: "
-            + message(
+        raise UnsupportedError.of(
+            method,
+            (
                 "a plain model (x, y=None, *, population=None), which says so that its rows can be taken apart, for "
-                "mini-batches",
-                "a model without that argument",
-                advice,
-            )
+                "mini-batches"
+            ),
+            "a model without that argument",
+            advice,
         )
     return batch_size
 
@@ -170,9 +169,8 @@ def refuse_free_parameters(method: str, problem: Problem) -> None:
     """
     names = [site.name for site in problem.program.params]
     if names:
-        raise UnsupportedError(
-            f"{method}: "
-            + message("a prior over everything", f"parameters without a prior: {names}", "a prior, or SVI()")
+        raise UnsupportedError.of(
+            method, "a prior over everything", f"parameters without a prior: {names}", "a prior, or SVI()"
         )
 
 
@@ -294,9 +292,7 @@ def refuse_divergence(method: str, losses: np.ndarray, advice: str) -> None:
         so_far = (
             f"before: first {losses[0]:.6g}, lowest {losses[:step].min():.6g}, last {losses[step - 1]:.6g}"
         )
-    raise DivergenceError(
-        f"{method}: " + message("a finite loss", f"{losses[step]} at step {step} ({so_far})", advice)
-    )
+    raise DivergenceError.of(method, "a finite loss", f"{losses[step]} at step {step} ({so_far})", advice)
 
 
 def evidence_bound(
@@ -328,7 +324,7 @@ def evidence_bound(
     values = problem.program.log_joint_draws(u, problem.x, problem.y).astype(np.float64) - log_q
     if not np.all(np.isfinite(values)):
         came = f"{int((~np.isfinite(values)).sum())} of {len(values)} draws without a finite log joint"
-        raise DivergenceError(f"{method}: " + message("a finite ELBO", came, advice))
+        raise DivergenceError.of(method, "a finite ELBO", came, advice)
     return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
 
 

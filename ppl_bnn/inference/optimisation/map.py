@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.errors import DivergenceError, InputError, message, unknown_name
+from ppl_bnn.core.errors import DivergenceError, InputError, unknown_name
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.method import Method, Outcome, Start
@@ -81,13 +81,11 @@ class MAP(Method):
         if self.validation is not None:
             check_within(self.name, "validation", self.validation, 0, 1, "0.1, or None for the mode")
             if self.restarts > 1:
-                raise InputError(
-                    f"{self.name}: restarts: "
-                    + message(
-                        "one start with validation=, as highest modes are not what is looked for",
-                        f"restarts={self.restarts}",
-                        "Ensemble(MAP(validation=0.1), size=5)",
-                    )
+                raise InputError.of(
+                    f"{self.name}: restarts",
+                    "one start with validation=, as highest modes are not what is looked for",
+                    f"restarts={self.restarts}",
+                    "Ensemble(MAP(validation=0.1), size=5)",
                 )
         if self.space not in ("unconstrained", "constrained"):
             raise unknown_name("space", self.space, ("unconstrained", "constrained"))
@@ -169,11 +167,11 @@ class MAP(Method):
         """Refuse to hold rows out if there are too few, or if they cannot be separated."""
         assert self.validation is not None
         if problem.rows < 2:
-            raise InputError(
-                f"{self.name} validation: "
-                + message(
-                    "at least 2 rows, one to hold out and one to fit", str(problem.rows), "validation=None"
-                )
+            raise InputError.of(
+                f"{self.name} validation",
+                "at least 2 rows, one to hold out and one to fit",
+                str(problem.rows),
+                "validation=None",
             )
         rows = len(held_out(problem, self.validation)[0])
         rows_per_step(f"{self.name} validation", problem, rows, advice="validation=None")

@@ -17,7 +17,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import site_seed
-from ppl_bnn.core.errors import DivergenceError, InputError, message
+from ppl_bnn.core.errors import DivergenceError, InputError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort
 from ppl_bnn.inference.method import Start, Stopwatch, central_start, resolve_start
@@ -269,13 +269,11 @@ class Plateau:
 
 def diverged(title: str, mean: float, done: int, learning_rate: float) -> DivergenceError:
     """The error for a mean loss that is not finite."""
-    return DivergenceError(
-        f"{title}: "
-        + message(
-            "a finite loss",
-            f"{mean} after {done} steps",
-            f"learning_rate={learning_rate / 10:g}, or standardise=True",
-        )
+    return DivergenceError.of(
+        f"{title}",
+        "a finite loss",
+        f"{mean} after {done} steps",
+        f"learning_rate={learning_rate / 10:g}, or standardise=True",
     )
 
 
@@ -635,15 +633,11 @@ def check_optimiser(name: str, steps: int, learning_rate: float, tolerance: floa
         A setting is impossible.
     """
     if not isinstance(steps, int) or steps < 1:
-        raise InputError(
-            f"{name}: " + message("a positive whole number of steps", repr(steps), "steps=20_000")
-        )
+        raise InputError.of(name, "a positive whole number of steps", repr(steps), "steps=20_000")
     if not learning_rate > 0:
-        raise InputError(
-            f"{name}: " + message("a positive learning rate", repr(learning_rate), "learning_rate=0.02")
-        )
+        raise InputError.of(name, "a positive learning rate", repr(learning_rate), "learning_rate=0.02")
     if not tolerance > 0:
-        raise InputError(f"{name}: " + message("a positive tolerance", repr(tolerance), "tolerance=1e-4"))
+        raise InputError.of(name, "a positive tolerance", repr(tolerance), "tolerance=1e-4")
 
 
 def check_restarts(name: str, restarts: int, start: Start) -> None:
@@ -664,11 +658,11 @@ def check_restarts(name: str, restarts: int, start: Start) -> None:
         Not a valid number, or several starts at one given point.
     """
     if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 1:
-        raise InputError(
-            f"{name}: restarts: " + message("a positive whole number", repr(restarts), "restarts=5")
-        )
+        raise InputError.of(f"{name}: restarts", "a positive whole number", repr(restarts), "restarts=5")
     if restarts > 1 and start is not None:
-        raise InputError(
-            f"{name}: restarts: "
-            + message("starts drawn from the prior", f"start= with restarts={restarts}", "start=None")
+        raise InputError.of(
+            f"{name}: restarts",
+            "starts drawn from the prior",
+            f"start= with restarts={restarts}",
+            "start=None",
         )

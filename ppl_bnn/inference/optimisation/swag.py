@@ -13,7 +13,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data, site_seed
-from ppl_bnn.core.errors import DivergenceError, InputError, message, unknown_name
+from ppl_bnn.core.errors import DivergenceError, InputError, unknown_name
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.conditioning import conditioning
@@ -244,13 +244,11 @@ class SWAG(Method):
         check_whole(self.name, "burn_in", self.burn_in, 0, "20")
         check_whole(self.name, "steps", self.steps, 1, "20_000")
         if self.rank > self.collections:
-            raise InputError(
-                f"{self.name} rank: "
-                + message(
-                    f"at most as many deviations as the {self.collections} collections",
-                    repr(self.rank),
-                    f"rank={self.collections}",
-                )
+            raise InputError.of(
+                f"{self.name} rank",
+                f"at most as many deviations as the {self.collections} collections",
+                repr(self.rank),
+                f"rank={self.collections}",
             )
         if self.every is not None:
             check_whole(self.name, "every", self.every, 1, "None, for one pass over the rows")
@@ -350,13 +348,11 @@ class SWAG(Method):
             return float(self.learning_rate)
         noise, largest = gradient_noise(problem, begin.flat)
         if not (math.isfinite(noise) and noise > 0.0):
-            raise DivergenceError(
-                f"{self.name}: "
-                + message(
-                    "gradients that differ from row to row, from which the learning rate follows",
-                    f"a variance of {noise:g} at the start",
-                    "learning_rate=0.01",
-                )
+            raise DivergenceError.of(
+                self.name,
+                "gradients that differ from row to row, from which the learning rate follows",
+                f"a variance of {noise:g} at the start",
+                "learning_rate=0.01",
             )
         closest = 2.0 * len(begin.flat) * size / (problem.rows * noise)
         return min(closest, 1.0 / (largest + noise / size))
@@ -439,13 +435,11 @@ class SWAG(Method):
 
     def _diverged(self, losses: np.ndarray, stretch: int, every: int, rate: float) -> DivergenceError:
         before = "the first ones" if not stretch else f"after a mean of {losses[stretch - 1]:.6g}"
-        return DivergenceError(
-            f"{self.name}: "
-            + message(
-                "finite losses and weights",
-                f"others within steps {stretch * every} to {(stretch + 1) * every} ({before})",
-                f"learning_rate={rate / 10:.2g}, a larger batch_size, or standardise=True",
-            )
+        return DivergenceError.of(
+            self.name,
+            "finite losses and weights",
+            f"others within steps {stretch * every} to {(stretch + 1) * every} ({before})",
+            f"learning_rate={rate / 10:.2g}, a larger batch_size, or standardise=True",
         )
 
     def _outcome(
@@ -477,9 +471,8 @@ class SWAG(Method):
             )
         still = int(np.count_nonzero(variance == 0.0))
         if still == len(variance):
-            raise DivergenceError(
-                f"{self.name}: "
-                + message("iterates that move", "none", "a larger learning rate, or a smaller batch_size")
+            raise DivergenceError.of(
+                self.name, "iterates that move", "none", "a larger learning rate, or a smaller batch_size"
             )
         if still:
             warnings.append(

@@ -27,7 +27,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import cores, site_seed
-from ppl_bnn.core.errors import BudgetError, DivergenceError, InputError, message
+from ppl_bnn.core.errors import BudgetError, DivergenceError, InputError
 from ppl_bnn.core.progress import Progress, Silent
 from ppl_bnn.inference.method import Stopwatch
 from ppl_bnn.inference.sampling.stream import Arrays, Stream
@@ -229,12 +229,11 @@ def compiler_options(crowded: bool) -> dict[str, Any] | None:
 def no_finite_start(chain: int, log_joint: float, from_prior: bool) -> DivergenceError:
     """The error for a chain without a finite log density at its starting points."""
     where = f"in {PRIOR_ATTEMPTS} draws from the prior" if from_prior else "at the start given"
-    return DivergenceError(
-        message(
-            f"a point with a finite log joint and gradient for chain {chain} to start from",
-            f"none {where} (the last log joint: {log_joint})",
-            "start=MAP(), narrower priors, or standardised inputs and targets",
-        )
+    return DivergenceError.of(
+        "",
+        f"a point with a finite log joint and gradient for chain {chain} to start from",
+        f"none {where} (the last log joint: {log_joint})",
+        "start=MAP(), narrower priors, or standardised inputs and targets",
     )
 
 
@@ -514,8 +513,8 @@ class _Chains:
             if found is None:
                 continue
             if [np.shape(leaf) for leaf in found.leaves] != [shape.shape for shape in shapes]:
-                raise InputError(
-                    "checkpoint: " + message("the state of this sampler", "another one", "another folder")
+                raise InputError.of(
+                    "checkpoint", "the state of this sampler", "another one", "another folder"
                 )
             leaves = [
                 jax.numpy.asarray(leaf, shape.dtype) for leaf, shape in zip(found.leaves, shapes, strict=True)
@@ -600,13 +599,11 @@ class _Chains:
         draws = min(goal - plan.warmup, *(strand.drawn for strand in self.strands))
         if draws < 1:
             done = min(strand.done for strand in self.strands)
-            raise BudgetError(
-                "budget: "
-                + message(
-                    "seconds enough for the warm-up and a draw",
-                    f"{plan.budget:g} s, spent after {done} of {plan.warmup} transitions of the warm-up",
-                    "a longer budget (with checkpoint= nothing is lost), or a shorter warmup",
-                )
+            raise BudgetError.of(
+                "budget",
+                "seconds enough for the warm-up and a draw",
+                f"{plan.budget:g} s, spent after {done} of {plan.warmup} transitions of the warm-up",
+                "a longer budget (with checkpoint= nothing is lost), or a shorter warmup",
             )
         return Sampled(
             self._kept(draws),
@@ -679,13 +676,11 @@ class _Chains:
             chain, at = (int(value) for value in wrong[0])
             failed = int(values["failed_step"][chain, at]) if "failed_step" in values else -1
             since = f", where parameters are not finite since step {failed}" if failed >= 0 else ""
-            raise DivergenceError(
-                f"{self.plan.title}: "
-                + message(
-                    "a finite log density at every draw",
-                    f"{lp[chain, at]} at draw {strand.drawn + at} of chain {strand.chains[chain]}{since}",
-                    "a smaller step size, start=MAP(), or standardised inputs and targets",
-                )
+            raise DivergenceError.of(
+                f"{self.plan.title}",
+                "a finite log density at every draw",
+                f"{lp[chain, at]} at draw {strand.drawn + at} of chain {strand.chains[chain]}{since}",
+                "a smaller step size, start=MAP(), or standardised inputs and targets",
             )
 
     def _data(self, strand: _Strand) -> Any:

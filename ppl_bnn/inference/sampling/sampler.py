@@ -19,7 +19,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.core.arrays import site_seed
-from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference import registry
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
@@ -187,23 +187,18 @@ class Sampler(Method):
         check_whole(self.name, "chains", self.chains, 1, "4")
         check_within(self.name, "temperature", self.temperature, 0, math.inf, "1.0")
         if not is_number(self.jitter) or not 0 <= self.jitter < np.inf:
-            raise InputError(
-                f"{self.name} jitter: " + message("a number >= 0", repr(self.jitter), "jitter=0.01")
-            )
+            raise InputError.of(f"{self.name} jitter", "a number >= 0", repr(self.jitter), "jitter=0.01")
         self.check_chain_method()
         if isinstance(self.start, str | int | float | Sequence | np.ndarray):
-            raise InputError(
-                f"{self.name} start: "
-                + message(
-                    "None, a method, a posterior, a dict of arrays or a network of torch, Flax or Equinox",
-                    type(self.start).__name__,
-                    "start=MAP()",
-                )
+            raise InputError.of(
+                f"{self.name} start",
+                "None, a method, a posterior, a dict of arrays or a network of torch, Flax or Equinox",
+                type(self.start).__name__,
+                "start=MAP()",
             )
         if self.checkpoint is not None and not isinstance(self.checkpoint, str | os.PathLike):
-            raise InputError(
-                f"{self.name} checkpoint: "
-                + message("a folder", repr(self.checkpoint), "checkpoint='runs/one'")
+            raise InputError.of(
+                f"{self.name} checkpoint", "a folder", repr(self.checkpoint), "checkpoint='runs/one'"
             )
         check_until(self.name, self.until, self.budget)
 
@@ -419,12 +414,11 @@ class Sampler(Method):
         left_out = list(program.sites) if self.start is None else missing_sites(problem, self.start)
         missing = [site.name for site in program.params if site.name in left_out]
         if missing:
-            raise UnsupportedError(
-                message(
-                    f"a prior over everything, since {self.name} has no optimiser, or values in start=",
-                    f"parameters without a prior and without a value: {missing}",
-                    "start=MAP(), or start={'" + missing[0] + "': array}",
-                )
+            raise UnsupportedError.of(
+                "",
+                f"a prior over everything, since {self.name} has no optimiser, or values in start=",
+                f"parameters without a prior and without a value: {missing}",
+                "start=MAP(), or start={'" + missing[0] + "': array}",
             )
 
     def started(self, problem: Problem, progress: Progress) -> Started:
@@ -600,18 +594,15 @@ def extend(posterior: Posterior, draws: int, *, progress: bool | Progress | None
     approximation = posterior.approximation
     method = _method_of(posterior)
     if not isinstance(approximation, Chains) or not approximation.state:
-        raise UnsupportedError(
-            "extend: "
-            + message(
-                "chains that know where they stand",
-                f"{posterior.info.method} in {posterior.info.ppl}, which kept no state",
-                "NUTS() in NumPyro, or checkpoint= and a longer fit",
-            )
+        raise UnsupportedError.of(
+            "extend",
+            "chains that know where they stand",
+            f"{posterior.info.method} in {posterior.info.ppl}, which kept no state",
+            "NUTS() in NumPyro, or checkpoint= and a longer fit",
         )
     if posterior.weights is not None:
-        raise UnsupportedError(
-            "extend: "
-            + message("chains of equal weight", "stacked chains", "extending them first, bnn.stack after")
+        raise UnsupportedError.of(
+            "extend", "chains of equal weight", "stacked chains", "extending them first, bnn.stack after"
         )
     longer = dataclasses.replace(method, draws=posterior.shape[1] + draws)
 
@@ -660,9 +651,7 @@ def _method_of(posterior: Posterior) -> Sampler:
     name = posterior.info.method
     found = registry.method_class(name) if name in registry.MODULES else None
     if not (isinstance(found, type) and issubclass(found, Sampler)):
-        raise UnsupportedError(
-            "extend: " + message("a posterior of one sampler", posterior.info.method, "NUTS()")
-        )
+        raise UnsupportedError.of("extend", "a posterior of one sampler", posterior.info.method, "NUTS()")
     settings = posterior.info.settings
     left_out = ("start", "checkpoint", "until", "budget")
     known = {f.name: settings[f.name] for f in dataclasses.fields(found) if f.name in settings}

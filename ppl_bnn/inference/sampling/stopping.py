@@ -16,7 +16,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data
-from ppl_bnn.core.errors import InputError, message, unknown_name
+from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.inference.optimisation.loops import check_within
 from ppl_bnn.posterior.convergence import Mixing, components, mixing, probe_indices, quantities
 from ppl_bnn.posterior.posterior import MEMORY
@@ -58,27 +58,23 @@ class Rule:
         """
         example = "until='rhat<1.01, ess>400'"
         if not isinstance(text, str) or not text.strip():
-            raise InputError("until: " + message("a rule in words", repr(text), example))
+            raise InputError.of("until", "a rule in words", repr(text), example)
         terms = []
         for part in text.split(","):
             found = _TERM.fullmatch(part)
             if found is None:
-                raise InputError(
-                    "until: " + message("figure < limit or figure > limit", repr(part.strip()), example)
-                )
+                raise InputError.of("until", "figure < limit or figure > limit", repr(part.strip()), example)
             name, sign, number = found.groups()
             if name not in names:
                 raise unknown_name("figure of a rule", name, names)
             try:
                 limit = float(number)
             except ValueError:
-                raise InputError(
-                    "until: " + message("a number as the limit", repr(number), example)
-                ) from None
+                raise InputError.of("until", "a number as the limit", repr(number), example) from None
             wanted = ">" if name in LARGER_IS_BETTER else "<"
             if sign != wanted:
-                raise InputError(
-                    "until: " + message(f"{name}{wanted}limit", repr(part.strip()), f"{name}{wanted}{number}")
+                raise InputError.of(
+                    "until", f"{name}{wanted}limit", repr(part.strip()), f"{name}{wanted}{number}"
                 )
             terms.append((name, sign, limit))
         return cls(tuple(terms))
@@ -116,13 +112,11 @@ def check_until(method: str, until: Any, budget: Any, names: Collection[str] = t
         return None
     rule = Rule.of(until, names)
     if budget is None:
-        raise InputError(
-            f"{method} until: "
-            + message(
-                "a budget beside it, since a rule may never hold",
-                f"until={until!r} alone",
-                "budget=600 (seconds)",
-            )
+        raise InputError.of(
+            f"{method} until",
+            "a budget beside it, since a rule may never hold",
+            f"until={until!r} alone",
+            "budget=600 (seconds)",
         )
     return rule
 

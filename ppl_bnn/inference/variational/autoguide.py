@@ -16,7 +16,7 @@ import numpy as np
 from ppl_bnn.backends.program import DENSITY_MEMORY, Problem
 from ppl_bnn.backends.protocol import Model
 from ppl_bnn.core.arrays import iterate_seeds, map_data, site_seed
-from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.inference.variational.families.base import inverse_softplus
 from ppl_bnn.inference.variational.mean_field import MeanField
@@ -102,13 +102,11 @@ def _first(problem: Problem, batch: int | None) -> tuple[Any, Any]:
 def _check_sites(problem: Problem, found: set[str]) -> None:
     missing = [site.name for site in problem.program.latents if site.name not in found]
     if missing:
-        raise InputError(
-            "SVI guide: "
-            + message(
-                "a guide that samples every latent site of the model",
-                f"none of {', '.join(missing)}",
-                "sampling them in the guide under the same names",
-            )
+        raise InputError.of(
+            "SVI guide",
+            "a guide that samples every latent site of the model",
+            f"none of {', '.join(missing)}",
+            "sampling them in the guide under the same names",
         )
 
 
@@ -458,14 +456,14 @@ def _refuse_nested_names(names: list[str]) -> None:
     for name in names:
         for other in names:
             if other.startswith(f"{name}."):
-                raise UnsupportedError(
-                    "SVI: "
-                    + message(
+                raise UnsupportedError.of(
+                    "SVI",
+                    (
                         "site names of which none continues another after a dot (Pyro's AutoNormal keeps them as "
-                        "attributes of attributes)",
-                        f"{name!r} and {other!r}",
-                        "another name, guide='diagonal', or ppl='numpyro'",
-                    )
+                        "attributes of attributes)"
+                    ),
+                    f"{name!r} and {other!r}",
+                    "another name, guide='diagonal', or ppl='numpyro'",
                 )
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ppl_bnn.backends.protocol import Model, Site
-from ppl_bnn.core.errors import InputError, message, unknown_name
+from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.inference.variational.families.base import Array, Block, Family, Parameters
 from ppl_bnn.inference.variational.families.blocks import (
     Delta,
@@ -117,9 +117,8 @@ class Guide:
         given = specification if isinstance(specification, Mapping) else {"*": specification}
         for pattern in given:
             if not isinstance(pattern, str):
-                raise InputError(
-                    "guide: "
-                    + message("names of layers, names of sites or globs as keys", repr(pattern), "'hidden*'")
+                raise InputError.of(
+                    "guide", "names of layers, names of sites or globs as keys", repr(pattern), "'hidden*'"
                 )
         families = tuple((pattern, family_of(each)) for pattern, each in given.items())
         taken: dict[str, str] = {}
@@ -133,24 +132,22 @@ class Guide:
             blocks += family.bind(chosen)
         missing = [site.name for site in latent if site.name not in taken]
         if missing:
-            raise InputError(
-                "guide: "
-                + message(
-                    "a family for every random variable",
-                    f"none for {', '.join(missing)}",
-                    "'*': 'normal' as the last entry",
-                )
+            raise InputError.of(
+                "guide",
+                "a family for every random variable",
+                f"none for {', '.join(missing)}",
+                "'*': 'normal' as the last entry",
             )
         strata = math.prod(block.strata for block in blocks)
         if strata > STRATA_LIMIT:
-            raise InputError(
-                "guide: "
-                + message(
+            raise InputError.of(
+                "guide",
+                (
                     f"at most {STRATA_LIMIT} combinations of components of mixtures, each of which is a pass through "
-                    "the network",
-                    f"{strata}",
-                    "one mixture over the sites jointly, or fewer components",
-                )
+                    "the network"
+                ),
+                f"{strata}",
+                "one mixture over the sites jointly, or fewer components",
             )
         return cls(latent, families, tuple(blocks))
 
@@ -275,13 +272,11 @@ class Guide:
             loc = np.concatenate([_start_value(site, u0).reshape(-1) for site in block.sites])
             if index in covariances:
                 if not isinstance(block, FullRankBlock):
-                    raise InputError(
-                        "guide: "
-                        + message(
-                            "a covariance at the start for full-rank blocks",
-                            f"one for {type(block).__name__} over {', '.join(block.names)}",
-                            "scale=",
-                        )
+                    raise InputError.of(
+                        "guide",
+                        "a covariance at the start for full-rank blocks",
+                        f"one for {type(block).__name__} over {', '.join(block.names)}",
+                        "scale=",
                     )
                 started = block.start_from(loc, covariances[index])
             else:
@@ -606,23 +601,19 @@ def _idle(
     """The error for a pattern that applies to no site."""
     if matched:
         earlier = sorted({taken[site.name] for site in matched})
-        return InputError(
-            "guide: "
-            + message(
-                "patterns that each take a site, the first that matches winning",
-                f"{pattern!r}, whose sites all go to {', '.join(map(repr, earlier))}",
-                f"{pattern!r} earlier in the dict",
-            )
+        return InputError.of(
+            "guide",
+            "patterns that each take a site, the first that matches winning",
+            f"{pattern!r}, whose sites all go to {', '.join(map(repr, earlier))}",
+            f"{pattern!r} earlier in the dict",
         )
     without = [site.name for site in sites if site.is_param and _matches(pattern, site.name)]
     if without:
-        return InputError(
-            "guide: "
-            + message(
-                "patterns over random variables",
-                f"{pattern!r}, which matches parameters without a prior only: {', '.join(without)}",
-                "leaving it out: they are optimised as they are",
-            )
+        return InputError.of(
+            "guide",
+            "patterns over random variables",
+            f"{pattern!r}, which matches parameters without a prior only: {', '.join(without)}",
+            "leaving it out: they are optimised as they are",
         )
     known = {site.name for site in sites if not site.is_param}
     layers = {name.rpartition(".")[0] or name for name in known}
@@ -631,18 +622,16 @@ def _idle(
 
 def _start_value(site: Site, u0: Mapping[str, Any]) -> np.ndarray:
     if site.name not in u0:
-        raise InputError(
-            "guide: " + message(f"a location at the start for {site.name!r}", "none", "a dict over all sites")
+        raise InputError.of(
+            "guide", f"a location at the start for {site.name!r}", "none", "a dict over all sites"
         )
     value = np.asarray(u0[site.name], dtype=float)
     if value.shape != site.unconstrained_shape or not np.all(np.isfinite(value)):
-        raise InputError(
-            "guide: "
-            + message(
-                f"a finite location of shape {site.unconstrained_shape} at the start for {site.name!r}",
-                f"shape {value.shape}" if np.all(np.isfinite(value)) else "NaN or infinity",
-                "a point in unconstrained coordinates",
-            )
+        raise InputError.of(
+            "guide",
+            f"a finite location of shape {site.unconstrained_shape} at the start for {site.name!r}",
+            f"shape {value.shape}" if np.all(np.isfinite(value)) else "NaN or infinity",
+            "a point in unconstrained coordinates",
         )
     return value
 
@@ -650,21 +639,18 @@ def _start_value(site: Site, u0: Mapping[str, Any]) -> np.ndarray:
 def _start_scale(site: Site, scale: Any) -> np.ndarray:
     if isinstance(scale, Mapping):
         if site.name not in scale:
-            raise InputError(
-                "guide: "
-                + message(f"a scale at the start for {site.name!r}", "none", "a dict over all sites")
+            raise InputError.of(
+                "guide", f"a scale at the start for {site.name!r}", "none", "a dict over all sites"
             )
         scale = scale[site.name]
     value = np.asarray(scale, dtype=float)
     if value.shape not in ((), site.unconstrained_shape) or not np.all((value > 0) & np.isfinite(value)):
         came = f"shape {value.shape}, smallest {value.min() if value.size else math.nan:.3g}"
-        raise InputError(
-            "guide: "
-            + message(
-                f"positive standard deviations at the start for {site.name!r}, a number or {site.unconstrained_shape}",
-                came,
-                "0.1",
-            )
+        raise InputError.of(
+            "guide",
+            f"positive standard deviations at the start for {site.name!r}, a number or {site.unconstrained_shape}",
+            came,
+            "0.1",
         )
     return np.broadcast_to(value, site.unconstrained_shape)
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Program
 from ppl_bnn.backends.protocol import TracedSite
-from ppl_bnn.core.errors import UnsupportedError, message
+from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.variational.families.base import LOG_2PI, Block, Parameters
 from ppl_bnn.inference.variational.families.blocks import (
     DeltaBlock,
@@ -423,11 +423,9 @@ def _dependent(
 
 
 def _special(site: str, family: str, block: Block) -> UnsupportedError:
-    return UnsupportedError(
-        f"prior {SPECIAL[family][0]}: "
-        + message(
-            f"independent normals over site {site!r}, with which this prior has a meaning",
-            type(block).__name__,
-            f"guide={{{site!r}: 'normal', ...}}, or another prior",
-        )
+    return UnsupportedError.of(
+        f"prior {SPECIAL[family][0]}",
+        f"independent normals over site {site!r}, with which this prior has a meaning",
+        type(block).__name__,
+        f"guide={{{site!r}: 'normal', ...}}, or another prior",
     )

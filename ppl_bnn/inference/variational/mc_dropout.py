@@ -12,7 +12,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.core.arrays import map_data
-from ppl_bnn.core.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.flat_vector import somewhere, system_values
@@ -168,9 +168,7 @@ class MCDropout(Method):
         if names is not None and (
             isinstance(names, str) or not len(names) or not all(isinstance(name, str) for name in names)
         ):
-            raise InputError(
-                "MCDropout layers: " + message("names of layers", repr(names), "layers=('output',)")
-            )
+            raise InputError.of("MCDropout layers", "names of layers", repr(names), "layers=('output',)")
 
     @property
     def weakness(self) -> str:
@@ -238,13 +236,11 @@ class MCDropout(Method):
     def _dropped(self, problem: Problem) -> dict[str, str]:
         """Map to the site of its weight, for the maps whose inputs are dropped."""
         if not problem.program.language:
-            raise UnsupportedError(
-                "MCDropout: "
-                + message(
-                    "a model in the language, whose linear maps are seen",
-                    f"a plain {problem.system.name} model",
-                    "bnn.linear or bnn.dense, with bnn.observe",
-                )
+            raise UnsupportedError.of(
+                "MCDropout",
+                "a model in the language, whose linear maps are seen",
+                f"a plain {problem.system.name} model",
+                "bnn.linear or bnn.dense, with bnn.observe",
             )
         row, w, uses = _linear_uses(problem)
         names = list(dict.fromkeys(use.name for use in uses))
@@ -253,13 +249,11 @@ class MCDropout(Method):
                 raise unknown_name("layer", name, names)
         chosen = names[1:] if self.layers is None else self.layers
         if not chosen:
-            raise UnsupportedError(
-                "MCDropout: "
-                + message(
-                    "a linear map after the first, to drop what enters it",
-                    f"the maps {names}",
-                    f"layers=({names[0]!r},)" if names else "a model with bnn.linear or bnn.dense",
-                )
+            raise UnsupportedError.of(
+                "MCDropout",
+                "a linear map after the first, to drop what enters it",
+                f"the maps {names}",
+                f"layers=({names[0]!r},)" if names else "a model with bnn.linear or bnn.dense",
             )
         return {name: self._weight(problem, name, row, w, uses) for name in chosen}
 
@@ -279,13 +273,11 @@ class MCDropout(Method):
             came = f"{site!r}, which has a constraint and cannot be zero"
         if came is not None:
             others = [other for other in dict.fromkeys(use.name for use in uses) if other != name]
-            raise UnsupportedError(
-                f"MCDropout, layer {name!r}: "
-                + message(
-                    "a weight that is a site by itself, used in this one place",
-                    came,
-                    f"layers= among {others}" if others else "bnn.dense with a prior over the weights",
-                )
+            raise UnsupportedError.of(
+                f"MCDropout, layer {name!r}",
+                "a weight that is a site by itself, used in this one place",
+                came,
+                f"layers= among {others}" if others else "bnn.dense with a prior over the weights",
             )
         return site  # pyright: ignore[reportReturnType]
 

@@ -17,7 +17,7 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import TracedSite
 from ppl_bnn.core.arrays import map_data
-from ppl_bnn.core.errors import UnsupportedError, message
+from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.variational.families.blocks import NormalBlock
 from ppl_bnn.inference.variational.guides import Guide, GuideApproximation
 from ppl_bnn.inference.variational.kl import Divergence
@@ -86,23 +86,19 @@ class Objective:
             "the entropy" if any(self.divergence.entropies) else ""
         )
         if sticking_the_landing and closed:
-            raise UnsupportedError(
-                "SVI: "
-                + message(
-                    "divergence='monte_carlo' with sticking_the_landing, which is about the score of log q at the draw",
-                    f"a closed form for {closed}",
-                    "one of the two",
-                )
+            raise UnsupportedError.of(
+                "SVI",
+                "divergence='monte_carlo' with sticking_the_landing, which is about the score of log q at the draw",
+                f"a closed form for {closed}",
+                "one of the two",
             )
         if self.order is not None and closed:
             special = sorted({problem.program.sites[name].family for name in self.divergence.closed})
-            raise UnsupportedError(
-                "SVI: "
-                + message(
-                    f"priors with a density for objective={objective!r}, whose weights are p / q of one draw",
-                    f"{', '.join(special)} over {closed}",
-                    "objective='elbo'",
-                )
+            raise UnsupportedError.of(
+                "SVI",
+                f"priors with a density for objective={objective!r}, whose weights are p / q of one draw",
+                f"{', '.join(special)} over {closed}",
+                "objective='elbo'",
             )
         self.shared: tuple[str, ...] = ()
         self._weights: tuple[str, ...] = ()
@@ -119,24 +115,20 @@ class Objective:
 
     def _refuse_strata(self, objective: str, estimator: str) -> None:
         if objective != "elbo" or estimator != "plain":
-            raise UnsupportedError(
-                "SVI: "
-                + message(
-                    "objective='elbo' and estimator='plain' with a mixture, whose components are drawn one by one",
-                    f"{objective!r} and {estimator!r}",
-                    "another guide",
-                )
+            raise UnsupportedError.of(
+                "SVI",
+                "objective='elbo' and estimator='plain' with a mixture, whose components are drawn one by one",
+                f"{objective!r} and {estimator!r}",
+                "another guide",
             )
 
     def _check_language(self) -> None:
         if not self.problem.program.language:
-            raise UnsupportedError(
-                "SVI: "
-                + message(
-                    f"a model in the language, whose linear maps can be seen, for estimator={self.estimator!r}",
-                    f"a plain {self.problem.system.name} model",
-                    "estimator='plain'",
-                )
+            raise UnsupportedError.of(
+                "SVI",
+                f"a model in the language, whose linear maps can be seen, for estimator={self.estimator!r}",
+                f"a plain {self.problem.system.name} model",
+                "estimator='plain'",
             )
 
     def _perturbed(self, x: Any, y: Any = None) -> None:
@@ -305,10 +297,7 @@ def linear_weights(
         if not used:
             came = "none that can be seen: a module keeps its own, and a product written out is no bnn.linear"
             advice = "estimator='plain', or bnn.dense in its place"
-        raise UnsupportedError(
-            "SVI: "
-            + message(
-                f"independent normals on weights of linear maps, for estimator={estimator!r}", came, advice
-            )
+        raise UnsupportedError.of(
+            "SVI", f"independent normals on weights of linear maps, for estimator={estimator!r}", came, advice
         )
     return names, shared_weights(program.model, w, x, names)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import DENSITY_MEMORY, Problem
 from ppl_bnn.core.arrays import site_seed
-from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError, message
+from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, resolve_start
@@ -208,9 +208,8 @@ class PathMixture(Approximation):
             Several paths, whose mixture is not Gaussian.
         """
         if self.size > 1:
-            raise UnsupportedError(
-                "with_prior: "
-                + message("a Gaussian", f"a mixture of {self.size}", "Pathfinder() with one path")
+            raise UnsupportedError.of(
+                "with_prior", "a Gaussian", f"a mixture of {self.size}", "Pathfinder() with one path"
             )
         centre = self.centre()
         return GaussianPrior(centre, joint=((tuple(centre), np.linalg.inv(self.covariance())),))
@@ -326,9 +325,11 @@ class Pathfinder(Method):
         check_within(self.name, "jitter", self.jitter, 0, math.inf, "0.1")
         check_within(self.name, "temperature", self.temperature, 0, math.inf, "1.0")
         if not isinstance(self.importance, bool):
-            raise InputError(
-                f"{self.name} importance: "
-                + message("True or False", repr(self.importance), "importance=False for the mixture of paths")
+            raise InputError.of(
+                f"{self.name} importance",
+                "True or False",
+                repr(self.importance),
+                "importance=False for the mixture of paths",
             )
 
     @property
@@ -361,13 +362,11 @@ class Pathfinder(Method):
         log_ratios = log_p - log_q
         undefined = int(np.count_nonzero(np.isnan(log_ratios) | (log_ratios == np.inf)))
         if undefined:
-            raise DivergenceError(
-                f"{self.name}: "
-                + message(
-                    "a log joint at every draw",
-                    f"{undefined} of {len(log_ratios)} draws where it is NaN or infinite",
-                    "a model that is defined everywhere, narrower priors, or standardise=True",
-                )
+            raise DivergenceError.of(
+                self.name,
+                "a log joint at every draw",
+                f"{undefined} of {len(log_ratios)} draws where it is NaN or infinite",
+                "a model that is defined everywhere, narrower priors, or standardise=True",
             )
         log_weights, k = smoothed(log_ratios)
         weights, root = np.exp(log_ratios - log_ratios.max()), math.sqrt(len(log_ratios))
@@ -480,13 +479,11 @@ class Pathfinder(Method):
             else:
                 left.append(path)
         if not left:
-            raise DivergenceError(
-                f"{self.name}: "
-                + message(
-                    "a path with a Gaussian of finite ELBO",
-                    f"none of {self.paths}; the first: {climbed[0].reason}",
-                    "another start, narrower priors, or standardise=True",
-                )
+            raise DivergenceError.of(
+                self.name,
+                "a path with a Gaussian of finite ELBO",
+                f"none of {self.paths}; the first: {climbed[0].reason}",
+                "another start, narrower priors, or standardise=True",
             )
         left.sort(key=lambda path: -path.best)
         means, scale, basis, factor = (

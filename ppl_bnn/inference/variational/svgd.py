@@ -251,15 +251,8 @@ class SVGD(Method):
         arrived = walk(
             problem,
             rule,
-            {
-                "particles": particles,
-                "first": np.zeros_like(particles),
-                "second": np.zeros_like(particles),
-            },
-            {
-                "rate": schedule(self.learning_rate, self.steps, FINAL),
-                "step": 1.0 + np.arange(self.steps),
-            },
+            {"particles": particles, "first": np.zeros_like(particles), "second": np.zeros_like(particles)},
+            {"rate": schedule(self.learning_rate, self.steps, FINAL), "step": 1.0 + np.arange(self.steps)},
             batch=batch,
             progress=progress,
             title=self.name,

@@ -18,7 +18,7 @@ import numpy as np
 from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.backends.protocol import Model
 from ppl_bnn.core.arrays import site_seed
-from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
@@ -178,9 +178,8 @@ class SVI(Method):
 
     def check(self) -> None:
         if not callable(self.guide) and not isinstance(self.guide, str | Family | Mapping):
-            raise InputError(
-                "SVI guide: "
-                + message("a name, a family, a dict or a function", repr(self.guide), "guide='normal'")
+            raise InputError.of(
+                "SVI guide", "a name, a family, a dict or a function", repr(self.guide), "guide='normal'"
             )
         if not self._written:
             for each in self.guide.values() if isinstance(self.guide, Mapping) else (self.guide,):
@@ -196,9 +195,11 @@ class SVI(Method):
         if self.init_scale != "start":
             check_within("SVI", "init_scale", self.init_scale, 0, math.inf, "0.1")
         elif not isinstance(self.start, Posterior):
-            raise InputError(
-                "SVI init_scale: "
-                + message("a posterior as start, for init_scale='start'", repr(self.start), "init_scale=0.1")
+            raise InputError.of(
+                "SVI init_scale",
+                "a posterior as start, for init_scale='start'",
+                repr(self.start),
+                "init_scale=0.1",
             )
         check_within("SVI", "kl_weight", self.kl_weight, 0, math.inf, "1.0")
         for field, known in (
@@ -211,72 +212,59 @@ class SVI(Method):
                 raise unknown_name(field, getattr(self, field), map(str, known))
         warmup = self.kl_warmup
         if isinstance(warmup, bool) or not isinstance(warmup, int | float) or not 0.0 <= warmup <= 0.3:
-            raise InputError(
-                "SVI kl_warmup: "
-                + message("a share of the steps from 0 to 0.3", repr(warmup), "kl_warmup=0.2")
+            raise InputError.of(
+                "SVI kl_warmup", "a share of the steps from 0 to 0.3", repr(warmup), "kl_warmup=0.2"
             )
         self._check_objective()
         if self.stream and self.batch_size is None:
-            raise InputError(
-                "SVI stream: "
-                + message("a batch_size, with stream=True", "batch_size=None", "batch_size=500")
+            raise InputError.of(
+                "SVI stream", "a batch_size, with stream=True", "batch_size=None", "batch_size=500"
             )
         if self._written and self._asked:
-            raise UnsupportedError(
-                "SVI: "
-                + message(
-                    "a guide written by hand with the system's own ELBO",
-                    f"{', '.join(self._asked)} as well",
-                    "a guide by name, or leaving these out",
-                )
+            raise UnsupportedError.of(
+                "SVI",
+                "a guide written by hand with the system's own ELBO",
+                f"{', '.join(self._asked)} as well",
+                "a guide by name, or leaving these out",
             )
         if self._written and self.elbo_draws is not None and self.elbo_draws > KEPT:
-            raise InputError(
-                "SVI elbo_draws: "
-                + message(
-                    f"at most the {KEPT} draws that are kept of a guide written by hand",
-                    str(self.elbo_draws),
-                    "elbo_draws=1000",
-                )
+            raise InputError.of(
+                "SVI elbo_draws",
+                f"at most the {KEPT} draws that are kept of a guide written by hand",
+                str(self.elbo_draws),
+                "elbo_draws=1000",
             )
 
     def _check_objective(self) -> None:
         if self.objective == "renyi":
             wrong = isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float)
             if wrong or not math.isfinite(self.alpha or 0.0) or self.alpha == 1.0:
-                raise InputError(
-                    "SVI alpha: " + message("an order other than 1", repr(self.alpha), "alpha=0.5")
-                )
+                raise InputError.of("SVI alpha", "an order other than 1", repr(self.alpha), "alpha=0.5")
         elif self.alpha is not None:
-            raise InputError(
-                "SVI alpha: " + message("objective='renyi', with alpha", f"{self.objective!r}", "alpha=None")
+            raise InputError.of(
+                "SVI alpha", "objective='renyi', with alpha", f"{self.objective!r}", "alpha=None"
             )
         if self.objective == "elbo":
             return
         for field, wanted in (("estimator", "plain"), ("divergence", "monte_carlo"), ("kl_weight", 1.0)):
             if getattr(self, field) != wanted:
-                raise UnsupportedError(
-                    "SVI: "
-                    + message(
-                        f"{field}={wanted!r} for objective={self.objective!r}, whose weights are p / q of one draw",
-                        repr(getattr(self, field)),
-                        f"{field}={wanted!r}",
-                    )
+                raise UnsupportedError.of(
+                    "SVI",
+                    f"{field}={wanted!r} for objective={self.objective!r}, whose weights are p / q of one draw",
+                    repr(getattr(self, field)),
+                    f"{field}={wanted!r}",
                 )
         for field, wanted in (("kl_warmup", 0.0), ("sticking_the_landing", False)):
             if getattr(self, field) != wanted:
-                raise UnsupportedError(
-                    "SVI: "
-                    + message(f"objective='elbo' for {field}", f"{self.objective!r}", f"{field}={wanted!r}")
+                raise UnsupportedError.of(
+                    "SVI", f"objective='elbo' for {field}", f"{self.objective!r}", f"{field}={wanted!r}"
                 )
         if self.particles < 2:
-            raise InputError(
-                "SVI particles: "
-                + message(
-                    f"at least 2 for objective={self.objective!r}, which with one is the ELBO",
-                    str(self.particles),
-                    "particles=10",
-                )
+            raise InputError.of(
+                "SVI particles",
+                f"at least 2 for objective={self.objective!r}, which with one is the ELBO",
+                str(self.particles),
+                "particles=10",
             )
 
     @property
@@ -471,9 +459,8 @@ class _Fit:
         wanted = {name: site.unconstrained_shape for name, site in self.problem.program.sites.items()}
         came = {name: np.shape(value) for name, value in centre.items()}
         if wanted != came:
-            raise InputError(
-                "start: "
-                + message(f"a posterior over {wanted}", f"one over {came}", "a posterior of the same model")
+            raise InputError.of(
+                "start", f"a posterior over {wanted}", f"one over {came}", "a posterior of the same model"
             )
         return {name: np.asarray(centre[name], float) for name in wanted}
 
@@ -486,13 +473,11 @@ class _Fit:
             sd = draws.std(0)
             # For equal numbers the standard deviation is rounding error, but the range is exactly zero.
             if not np.all(np.ptp(draws, axis=0) > 0):
-                raise InputError(
-                    "SVI init_scale: "
-                    + message(
-                        "a start with a spread at every site, for init_scale='start'",
-                        f"{start.info.method} without one at {site.name!r}",
-                        "init_scale=0.1",
-                    )
+                raise InputError.of(
+                    "SVI init_scale",
+                    "a start with a spread at every site, for init_scale='start'",
+                    f"{start.info.method} without one at {site.name!r}",
+                    "init_scale=0.1",
                 )
             found[site.name] = sd
         return found
@@ -590,13 +575,11 @@ class _Fit:
         failed, blamed = self.descent.failed(), approximation
         if all(np.all(np.isfinite(value)) for value in failed.values()):
             blamed = self.objective.approximation(failed)
-        error = DivergenceError(
-            "SVI: "
-            + message(
-                "a finite loss",
-                f"{losses[-1, 0]} at step {step} ({so_far}){self._blamed(blamed)}",
-                f"learning_rate={method.learning_rate / 10:g}, a smaller init_scale, or standardise=True",
-            )
+        error = DivergenceError.of(
+            "SVI",
+            "a finite loss",
+            f"{losses[-1, 0]} at step {step} ({so_far}){self._blamed(blamed)}",
+            f"learning_rate={method.learning_rate / 10:g}, a smaller init_scale, or standardise=True",
         )
         centre = {name: value[None] for name, value in approximation.centre().items()}
         w = self.problem.program.constrain_draws(centre, self.problem.x, self.problem.y)
@@ -651,13 +634,11 @@ class _Fit:
         assert log_q is not None
         values = log_joint - log_q
         if not np.all(np.isfinite(values)):
-            raise DivergenceError(
-                "SVI: "
-                + message(
-                    "a finite ELBO",
-                    f"{int((~np.isfinite(values)).sum())} of {len(values)} draws without a finite log joint",
-                    f"learning_rate={self.method.learning_rate / 10:g} or standardise=True",
-                )
+            raise DivergenceError.of(
+                "SVI",
+                "a finite ELBO",
+                f"{int((~np.isfinite(values)).sum())} of {len(values)} draws without a finite log joint",
+                f"learning_rate={self.method.learning_rate / 10:g} or standardise=True",
             )
         return {
             "elbo": float(values.mean()),

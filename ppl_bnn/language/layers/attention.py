@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ppl_bnn.core.errors import ModelError, message
+from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import ops
 from ppl_bnn.language.layers.basic import (
     dense,
@@ -76,13 +76,11 @@ def attention(
     rows, length, channels = sequence_shape(word, x)
     heads = whole(word, "heads", heads, 4)
     if channels % heads:
-        raise ModelError(
-            f"{word}: "
-            + message(
-                f"channels that {heads} heads can share equally",
-                f"{channels} channels",
-                f"heads={math.gcd(channels, heads)}",
-            )
+        raise ModelError.of(
+            f"{word}",
+            f"channels that {heads} heads can share equally",
+            f"{channels} channels",
+            f"heads={math.gcd(channels, heads)}",
         )
     present = sequence_mask(word, mask, x)
     each = channels // heads

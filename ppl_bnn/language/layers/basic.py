@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from ppl_bnn.core.errors import ModelError, message
+from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import ops
 from ppl_bnn.language.primitives import conv, linear
 from ppl_bnn.language.prior_scales import Prior
@@ -53,9 +53,8 @@ def dense(name: str, x: Any, width: int, prior: Prior | None = None, bias: bool 
     """
     width = whole(f"dense({name!r})", "width", width, 50)
     if len(x.shape) < 2:
-        raise ModelError(
-            f"dense({name!r}): "
-            + message("inputs of shape (N, features)", f"shape {tuple(x.shape)}", "x[:, None]")
+        raise ModelError.of(
+            f"dense({name!r})", "inputs of shape (N, features)", f"shape {tuple(x.shape)}", "x[:, None]"
         )
     fan_in = int(x.shape[-1])
     weight, offset = weight_and_bias(f"dense({name!r})", name, (fan_in, width), fan_in, prior, bias)
@@ -220,13 +219,11 @@ def layer_norm(
     """
     word = f"layer_norm({name!r})"
     if len(x.shape) < 2 or x.shape[-1] < 2:
-        raise ModelError(
-            f"{word}: "
-            + message(
-                "inputs (N, ..., C) with at least two channels, over which a variance is taken",
-                f"shape {tuple(x.shape)}",
-                "more channels, or no normalisation",
-            )
+        raise ModelError.of(
+            f"{word}",
+            "inputs (N, ..., C) with at least two channels, over which a variance is taken",
+            f"shape {tuple(x.shape)}",
+            "more channels, or no normalisation",
         )
     _check_epsilon(word, epsilon)
     centred = x - ops.mean(x, -1)[..., None]
@@ -288,13 +285,11 @@ def filter_response_norm(
     word = f"filter_response_norm({name!r})"
     shape = tuple(x.shape)
     if len(shape) not in (3, 4) or math.prod(map(int, shape[1:-1])) < 2:
-        raise ModelError(
-            f"{word}: "
-            + message(
-                "(N, H, W, C) or (N, T, C) with at least two places, over which a mean is taken",
-                f"shape {shape}",
-                "bnn.layer_norm, or a smaller stride before it",
-            )
+        raise ModelError.of(
+            f"{word}",
+            "(N, H, W, C) or (N, T, C) with at least two places, over which a mean is taken",
+            f"shape {shape}",
+            "bnn.layer_norm, or a smaller stride before it",
         )
     _check_epsilon(word, epsilon)
     square = (x * x).reshape(shape[0], -1, shape[-1])
@@ -325,7 +320,7 @@ def _parameter(
 
 def _check_epsilon(word: str, epsilon: Any) -> None:
     if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon < float("inf"):
-        raise ModelError(f"{word}: " + message("a small positive epsilon", repr(epsilon), "epsilon=1e-6"))
+        raise ModelError.of(f"{word}", "a small positive epsilon", repr(epsilon), "epsilon=1e-6")
 
 
 # --- residual connections ---------------------------------------------------------------------------
@@ -357,13 +352,11 @@ def residual(x: Any, branch: Callable[[Any], Any]) -> Any:
     """
     added = branch(x)
     if tuple(added.shape) != tuple(x.shape):
-        raise ModelError(
-            "residual: "
-            + message(
-                f"a branch that keeps the shape {tuple(x.shape)}",
-                f"shape {tuple(added.shape)}",
-                "as many channels as enter and stride 1, or bnn.residual_block",
-            )
+        raise ModelError.of(
+            "residual",
+            f"a branch that keeps the shape {tuple(x.shape)}",
+            f"shape {tuple(added.shape)}",
+            "as many channels as enter and stride 1, or bnn.residual_block",
         )
     return x + added
 
@@ -421,9 +414,7 @@ def residual_block(
     """
     word = f"residual_block({name!r})"
     if len(x.shape) not in (3, 4):
-        raise ModelError(
-            f"{word}: " + message("(N, H, W, C) or (N, T, C)", f"shape {tuple(x.shape)}", "bnn.residual")
-        )
+        raise ModelError.of(f"{word}", "(N, H, W, C) or (N, T, C)", f"shape {tuple(x.shape)}", "bnn.residual")
     convolve: Any = conv1d if len(x.shape) == 3 else conv2d
     nonlinearity = None if activation is None else ops.activation(activation)
     h = convolve(f"{name}.conv0", x, channels, kernel, stride, prior=prior, bias=False)
@@ -491,20 +482,18 @@ def _check_symbols(word: str, index: Any, size: int) -> None:
     seen = ops.concrete(index)
     kind = str(getattr(index, "dtype", type(index).__name__))
     if "int" not in kind:
-        raise ModelError(
-            f"{word}: "
-            + message(
-                "whole numbers", f"an array of {kind}", "x.astype(int), or bnn.dense for numbers that measure"
-            )
+        raise ModelError.of(
+            f"{word}",
+            "whole numbers",
+            f"an array of {kind}",
+            "x.astype(int), or bnn.dense for numbers that measure",
         )
     if seen is not None and seen.size and (seen.min() < 0 or seen.max() >= size):
-        raise ModelError(
-            f"{word}: "
-            + message(
-                f"numbers 0..{size - 1}",
-                f"{seen.min()}..{seen.max()}",
-                f"size={max(int(seen.max()) + 1, size)}",
-            )
+        raise ModelError.of(
+            f"{word}",
+            f"numbers 0..{size - 1}",
+            f"{seen.min()}..{seen.max()}",
+            f"size={max(int(seen.max()) + 1, size)}",
         )
 
 
@@ -538,9 +527,7 @@ def learned_positions(name: str, x: Any, prior: Prior | None = None, length: int
     shape = sequence_shape(word, x)
     length = shape[1] if length is None else whole(word, "length", length, shape[1])
     if shape[1] > length:
-        raise ModelError(
-            f"{word}: " + message(f"at most {length} positions", str(shape[1]), f"length={shape[1]}")
-        )
+        raise ModelError.of(f"{word}", f"at most {length} positions", str(shape[1]), f"length={shape[1]}")
     _check_prior(word, prior)
     table = (Normal(0.0, 1.0) if prior is None else prior)(f"{name}.weight", (length, shape[2]), 1)
     return x + table[: shape[1]]
@@ -552,9 +539,7 @@ def learned_positions(name: str, x: Any, prior: Prior | None = None, length: int
 def whole(word: str, what: str, value: Any, advice: int) -> int:
     """A positive integer, checked; `word` is the layer named in errors."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-        raise ModelError(
-            f"{word}: " + message(f"a positive whole number as {what}", repr(value), f"{what}={advice}")
-        )
+        raise ModelError.of(f"{word}", f"a positive whole number as {what}", repr(value), f"{what}={advice}")
     return operator.index(value)
 
 
@@ -562,8 +547,8 @@ def sequence_shape(word: str, x: Any) -> tuple[int, int, int]:
     """(N, T, C) of a sequence; raises ModelError for any other shape."""
     shape = tuple(int(size) for size in x.shape)
     if len(shape) != 3 or shape[1] < 1:
-        raise ModelError(
-            f"{word}: " + message("sequences of shape (N, time, channels)", f"shape {shape}", "x[..., None]")
+        raise ModelError.of(
+            f"{word}", "sequences of shape (N, time, channels)", f"shape {shape}", "x[..., None]"
         )
     return shape[0], shape[1], shape[2]
 
@@ -576,26 +561,24 @@ def sequence_mask(word: str, mask: Any, x: Any) -> Any:
     if mask is None:
         return None
     if tuple(getattr(mask, "shape", ())) != tuple(x.shape[:2]):
-        raise ModelError(
-            f"{word}: "
-            + message(
-                f"a mask of shape {tuple(x.shape[:2])}, one value for each position",
-                f"shape {tuple(getattr(mask, 'shape', ()))}",
-                "mask=tokens != 0",
-            )
+        raise ModelError.of(
+            f"{word}",
+            f"a mask of shape {tuple(x.shape[:2])}, one value for each position",
+            f"shape {tuple(getattr(mask, 'shape', ()))}",
+            "mask=tokens != 0",
         )
     seen = ops.concrete(mask)
     if seen is not None and not (seen != 0).any(-1).all():
         empty = int((~(seen != 0).any(-1)).argmax())
-        raise ModelError(
-            f"{word}: " + message("a position in every row", f"none in row {empty}", "leaving empty rows out")
+        raise ModelError.of(
+            f"{word}", "a position in every row", f"none in row {empty}", "leaving empty rows out"
         )
     return ops.in_floats(mask, like=x) != 0
 
 
 def _check_prior(word: str, given: Any) -> None:
     if given is not None and not isinstance(given, bool) and not callable(given):
-        raise ModelError(f"{word}: " + message("a prior", repr(given), "bnn.priors.Normal(0.0, 'fan_in')"))
+        raise ModelError.of(f"{word}", "a prior", repr(given), "bnn.priors.Normal(0.0, 'fan_in')")
 
 
 def weight_and_bias(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import ModelError, message
+from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import ops
 from ppl_bnn.language.layers.basic import weight_and_bias, whole
 from ppl_bnn.language.primitives import coupled, linear
@@ -70,12 +70,10 @@ def graph_conv(
     width = whole(word, "width", width, 16)
     shape = tuple(int(size) for size in x.shape)
     if len(shape) != 2:
-        raise ModelError(
-            f"{word}: " + message("features (N, F), a row for each node", f"shape {shape}", "x[:, None]")
-        )
+        raise ModelError.of(f"{word}", "features (N, F), a row for each node", f"shape {shape}", "x[:, None]")
     if (adjacency is None) == (edges is None):
         came = "neither" if edges is None else "both"
-        raise ModelError(f"{word}: " + message("either adjacency or edges", came, "adjacency=x['adjacency']"))
+        raise ModelError.of(f"{word}", "either adjacency or edges", came, "adjacency=x['adjacency']")
     weight, offset = weight_and_bias(word, name, (shape[1], width), shape[1], prior, bias)
     coupled()
     if edges is None:
@@ -98,9 +96,8 @@ def graph_conv(
 def _check_adjacency(word: str, adjacency: Any, nodes: int) -> None:
     shape = tuple(getattr(adjacency, "shape", ()))
     if shape != (nodes, nodes):
-        raise ModelError(
-            f"{word}: "
-            + message(f"an adjacency of shape {(nodes, nodes)}", f"shape {shape}", "all nodes at once")
+        raise ModelError.of(
+            f"{word}", f"an adjacency of shape {(nodes, nodes)}", f"shape {shape}", "all nodes at once"
         )
     seen = ops.concrete(adjacency)
     if seen is None:
@@ -111,13 +108,11 @@ def _check_adjacency(word: str, adjacency: Any, nodes: int) -> None:
         (bool(np.diag(seen).any()), "an edge from a node to itself"),
     ):
         if wrong:
-            raise ModelError(
-                f"{word}: "
-                + message(
-                    "a symmetric adjacency, not negative, with zeros on the diagonal",
-                    came,
-                    "np.maximum(A, A.T)",
-                )
+            raise ModelError.of(
+                f"{word}",
+                "a symmetric adjacency, not negative, with zeros on the diagonal",
+                came,
+                "np.maximum(A, A.T)",
             )
 
 
@@ -128,24 +123,20 @@ def _checked_edges(word: str, edges: Any, nodes: int) -> np.ndarray:
         came = (
             "an array whose numbers cannot be seen" if seen is None else f"{seen.dtype} of shape {seen.shape}"
         )
-        raise ModelError(
-            f"{word}: " + message("edges (E, 2), whole numbers in NumPy", came, "np.array([[0, 1]])")
-        )
+        raise ModelError.of(f"{word}", "edges (E, 2), whole numbers in NumPy", came, "np.array([[0, 1]])")
     if len(seen) and (seen.min() < 0 or seen.max() >= nodes):
-        raise ModelError(
-            f"{word}: "
-            + message(
-                f"edges between nodes 0..{nodes - 1}", f"{seen.min()}..{seen.max()}", "all nodes as rows"
-            )
+        raise ModelError.of(
+            f"{word}",
+            f"edges between nodes 0..{nodes - 1}",
+            f"{seen.min()}..{seen.max()}",
+            "all nodes as rows",
         )
     ends = np.sort(seen.astype(np.int64), 1)
     if (ends[:, 0] == ends[:, 1]).any() or len(np.unique(ends, axis=0)) < len(ends):
-        raise ModelError(
-            f"{word}: "
-            + message(
-                "each edge once, between two nodes",
-                "an edge twice (perhaps in both directions) or from a node to itself",
-                "np.unique(np.sort(edges, 1), axis=0)",
-            )
+        raise ModelError.of(
+            f"{word}",
+            "each edge once, between two nodes",
+            "an edge twice (perhaps in both directions) or from a node to itself",
+            "np.unique(np.sort(edges, 1), axis=0)",
         )
     return ends

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ppl_bnn.core.errors import ModelError, message
+from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import ops
 from ppl_bnn.language.layers.attention import transformer_block
 from ppl_bnn.language.layers.basic import (
@@ -61,7 +61,7 @@ def mlp(
         An argument does not fit.
     """
     if not isinstance(widths, Iterable) or not (widths := list(widths)):
-        raise ModelError("mlp: " + message("a list of at least one width", repr(widths), "[50, 1]"))
+        raise ModelError.of("mlp", "a list of at least one width", repr(widths), "[50, 1]")
     priors = _for_each_layer(len(widths), prior, "priors", "one prior")
     biases = _for_each_layer(len(widths), bias, "biases", "one of True, False or a prior")
     nonlinearity = ops.activation(activation)
@@ -74,9 +74,7 @@ def _for_each_layer(layers: int, given: Any, what: str, one: str) -> list[Any]:
     """One value for each layer: a list has one per layer, anything else is for all."""
     each = list(given) if isinstance(given, list | tuple) else [given] * layers
     if len(each) != layers:
-        raise ModelError(
-            "mlp: " + message(f"{layers} {what}, one per layer", str(len(each)), f"{one} for all layers")
-        )
+        raise ModelError.of("mlp", f"{layers} {what}, one per layer", str(len(each)), f"{one} for all layers")
     return each
 
 
@@ -308,9 +306,8 @@ def transformer(
     """
     if patch is not None:
         if size is not None:
-            raise ModelError(
-                "transformer: "
-                + message("either symbols or patches", f"size={size!r} and patch={patch!r}", "size=None")
+            raise ModelError.of(
+                "transformer", "either symbols or patches", f"size={size!r} and patch={patch!r}", "size=None"
             )
         x = ops.patches(images(x), patch, patch, "same")
         x = x.reshape((x.shape[0], -1, x.shape[-1]))
@@ -334,7 +331,5 @@ def transformer(
 
 def _several(word: str, what: str, sizes: Any) -> list[int]:
     if not isinstance(sizes, Iterable) or not (sizes := list(sizes)):
-        raise ModelError(
-            f"{word}: " + message(f"a list of at least one number of {what}", repr(sizes), "[16, 32]")
-        )
+        raise ModelError.of(f"{word}", f"a list of at least one number of {what}", repr(sizes), "[16, 32]")
     return sizes

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, ModelError, message
+from ppl_bnn.core.errors import InputError, ModelError
 
 
 def check_targets(
@@ -17,17 +17,13 @@ def check_targets(
     if y is None or y == wanted:
         return
     advice = "y[:, 0]" if len(y) == 2 and y[1] == 1 and len(wanted) == 1 else f"targets of shape {wanted}"
-    raise ModelError(
-        f"{likelihood}: " + message(f"y of shape {wanted} for f of shape {f}", f"y of shape {y}", advice)
-    )
+    raise ModelError.of(f"{likelihood}", f"y of shape {wanted} for f of shape {f}", f"y of shape {y}", advice)
 
 
 def check_positive(likelihood: str, name: str, value: Any) -> None:
     """Refuse plain numbers that are not positive; sampled values are arrays, and a form has no value."""
     if isinstance(value, int | float) and not 0 < value < math.inf:
-        raise InputError(
-            f"likelihoods.{likelihood}: " + message(f"a positive {name}", repr(value), f"{name}=1.0")
-        )
+        raise InputError.of(f"likelihoods.{likelihood}", f"a positive {name}", repr(value), f"{name}=1.0")
 
 
 def is_known(value: Any) -> bool:
@@ -39,20 +35,22 @@ def check_one_or_each(likelihood: str, name: str, value: Any, f: tuple[int, ...]
     """Refuse a parameter that is neither a scalar nor one per output."""
     shape = tuple(getattr(value, "shape", ()))
     if shape not in ((), f[1:]):
-        raise ModelError(
-            f"{likelihood}: "
-            + message(
-                f"one {name}, or one per output, {f[1:]}", f"{name} of shape {shape}", f"a number as {name}"
-            )
+        raise ModelError.of(
+            f"{likelihood}",
+            f"one {name}, or one per output, {f[1:]}",
+            f"{name} of shape {shape}",
+            f"a number as {name}",
         )
 
 
 def check_counts(likelihood: str, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
     """Check the shapes of f and y of a likelihood of counts."""
     if f[1] != 1:
-        raise ModelError(
-            f"{likelihood}: "
-            + message("one network output, the log rate", f"f of shape {f}", "f[:, :1], one count per row")
+        raise ModelError.of(
+            f"{likelihood}",
+            "one network output, the log rate",
+            f"f of shape {f}",
+            "f[:, :1], one count per row",
         )
     check_targets(likelihood, f, y, f[:1])
 
@@ -61,9 +59,6 @@ def check_count_values(likelihood: str, y: np.ndarray) -> None:
     """Refuse targets that are not counts."""
     wrong = y[(y < 0) | (np.floor(y) != y)]
     if len(wrong):
-        raise InputError(
-            "y: "
-            + message(
-                f"counts 0, 1, 2, ... for likelihoods.{likelihood}", f"{wrong[0]:g}", "whole numbers from 0"
-            )
+        raise InputError.of(
+            "y", f"counts 0, 1, 2, ... for likelihoods.{likelihood}", f"{wrong[0]:g}", "whole numbers from 0"
         )

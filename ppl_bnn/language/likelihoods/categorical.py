@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, ModelError, message
+from ppl_bnn.core.errors import InputError, ModelError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
@@ -30,11 +30,11 @@ class Bernoulli:
 
     def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
         if f[1] != 1:
-            raise ModelError(
-                "Bernoulli: "
-                + message(
-                    "one network output", f"f of shape {f}", "likelihoods.Categorical() for several classes"
-                )
+            raise ModelError.of(
+                "Bernoulli",
+                "one network output",
+                f"f of shape {f}",
+                "likelihoods.Categorical() for several classes",
             )
         check_targets("Bernoulli", f, y, f[:1])
 
@@ -74,9 +74,8 @@ class Categorical:
 
     def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
         if f[1] < 2:
-            raise ModelError(
-                "Categorical: "
-                + message("at least two network outputs", f"f of shape {f}", "likelihoods.Bernoulli()")
+            raise ModelError.of(
+                "Categorical", "at least two network outputs", f"f of shape {f}", "likelihoods.Bernoulli()"
             )
         check_targets("Categorical", f, y, f[:1])
 
@@ -146,21 +145,22 @@ class Ordinal:
             object.__setattr__(self, "cut_points", given)
         shape = tuple(getattr(given, "shape", ()))
         if len(shape) != 1 or shape[0] < 1:
-            raise InputError(
-                "likelihoods.Ordinal: "
-                + message("cut points of shape (C - 1,)", f"shape {shape}", "priors.CutPoints()('cuts', C)")
+            raise InputError.of(
+                "likelihoods.Ordinal",
+                "cut points of shape (C - 1,)",
+                f"shape {shape}",
+                "priors.CutPoints()('cuts', C)",
             )
         if isinstance(given, np.ndarray) and not (np.isfinite(given).all() and (np.diff(given) > 0).all()):
-            raise InputError(
-                "likelihoods.Ordinal: "
-                + message("finite cut points that increase", str(given.tolist()), "sorting them")
+            raise InputError.of(
+                "likelihoods.Ordinal", "finite cut points that increase", str(given.tolist()), "sorting them"
             )
         if self.classes not in (None, shape[0] + 1):
-            raise InputError(
-                "likelihoods.Ordinal: "
-                + message(
-                    f"{shape[0] + 1} classes for {shape[0]} cut points", repr(self.classes), "leaving it out"
-                )
+            raise InputError.of(
+                "likelihoods.Ordinal",
+                f"{shape[0] + 1} classes for {shape[0]} cut points",
+                repr(self.classes),
+                "leaving it out",
             )
         object.__setattr__(self, "classes", shape[0] + 1)
 
@@ -170,13 +170,11 @@ class Ordinal:
 
     def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
         if f[1] != 1:
-            raise ModelError(
-                "Ordinal: "
-                + message(
-                    "one network output",
-                    f"f of shape {f}",
-                    "likelihoods.Categorical() for classes without order",
-                )
+            raise ModelError.of(
+                "Ordinal",
+                "one network output",
+                f"f of shape {f}",
+                "likelihoods.Categorical() for classes without order",
             )
         check_targets("Ordinal", f, y, f[:1])
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ppl_bnn.core.errors import InputError, ModelError, message
+from ppl_bnn.core.errors import InputError, ModelError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
@@ -36,9 +36,7 @@ class Gaussian:
 
     def __post_init__(self) -> None:
         if isinstance(self.noise, int | float) and not 0 < self.noise < math.inf:
-            raise InputError(
-                "likelihoods.Gaussian: " + message("a positive noise", repr(self.noise), "noise=1.0")
-            )
+            raise InputError.of("likelihoods.Gaussian", "a positive noise", repr(self.noise), "noise=1.0")
 
     @property
     def form(self) -> Gaussian:
@@ -47,13 +45,11 @@ class Gaussian:
     def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
         shape = tuple(getattr(self.noise, "shape", ()))
         if shape not in ((), f[1:]):
-            raise ModelError(
-                "Gaussian: "
-                + message(
-                    f"one noise, or one per output, {f[1:]}",
-                    f"noise of shape {shape}",
-                    "HeteroscedasticGaussian() for noise that differs between rows",
-                )
+            raise ModelError.of(
+                "Gaussian",
+                f"one noise, or one per output, {f[1:]}",
+                f"noise of shape {shape}",
+                "HeteroscedasticGaussian() for noise that differs between rows",
             )
         check_targets("Gaussian", f, y, f[:1] if f[1] == 1 else f)
 
@@ -108,13 +104,11 @@ class HeteroscedasticGaussian:
 
     def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
         if f[1] % 2:
-            raise ModelError(
-                "HeteroscedasticGaussian: "
-                + message(
-                    "an even number of network outputs (means, then noise)",
-                    f"f of shape {f}",
-                    "2 outputs for one target",
-                )
+            raise ModelError.of(
+                "HeteroscedasticGaussian",
+                "an even number of network outputs (means, then noise)",
+                f"f of shape {f}",
+                "2 outputs for one target",
             )
         check_targets("HeteroscedasticGaussian", f, y, f[:1] if f[1] == 2 else (f[0], f[1] // 2))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ppl_bnn.core.errors import ModelError, UnsupportedError, message
+from ppl_bnn.core.errors import ModelError, UnsupportedError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
@@ -39,13 +39,11 @@ class MixtureDensity:
 
     def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
         if f[1] % 3 or f[1] < 6:
-            raise ModelError(
-                "MixtureDensity: "
-                + message(
-                    "3 M network outputs for M >= 2 components (logits, means, scales)",
-                    f"f of shape {f}",
-                    "6 outputs for two components, HeteroscedasticGaussian() for one",
-                )
+            raise ModelError.of(
+                "MixtureDensity",
+                "3 M network outputs for M >= 2 components (logits, means, scales)",
+                f"f of shape {f}",
+                "6 outputs for two components, HeteroscedasticGaussian() for one",
             )
         check_targets("MixtureDensity", f, y, f[:1])
 
@@ -58,13 +56,11 @@ class MixtureDensity:
         return ops.concatenate([f[:, : 2 * m], ops.log(ops.softplus(f[:, 2 * m :]))])
 
     def fisher(self, eta: Any) -> Any:
-        raise UnsupportedError(
-            "MixtureDensity: "
-            + message(
-                "a likelihood whose Fisher information has a closed form",
-                "a mixture of normals",
-                "Laplace(fisher='sampled'), or curvature='empirical' or 'hessian'",
-            )
+        raise UnsupportedError.of(
+            "MixtureDensity",
+            "a likelihood whose Fisher information has a closed form",
+            "a mixture of normals",
+            "Laplace(fisher='sampled'), or curvature='empirical' or 'hessian'",
         )
 
     def fisher_root(self, eta: Any) -> Any:

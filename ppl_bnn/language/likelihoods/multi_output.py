@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import ModelError, message
+from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
@@ -62,13 +62,11 @@ class MultiOutputGaussian:
     def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
         shape = tuple(getattr(self.scale_tril, "shape", ()))
         if f[1] < 2 or shape != (f[1], f[1]):
-            raise ModelError(
-                "MultiOutputGaussian: "
-                + message(
-                    f"K >= 2 outputs and scale_tril (K, K), here {(f[1], f[1])}",
-                    f"f of shape {f} and scale_tril of shape {shape}",
-                    "likelihoods.Gaussian for one output or for independent ones",
-                )
+            raise ModelError.of(
+                "MultiOutputGaussian",
+                f"K >= 2 outputs and scale_tril (K, K), here {(f[1], f[1])}",
+                f"f of shape {f} and scale_tril of shape {shape}",
+                "likelihoods.Gaussian for one output or for independent ones",
             )
         check_targets("MultiOutputGaussian", f, y, f)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.core import checks
-from ppl_bnn.core.errors import ModelError, UnsupportedError, message
+from ppl_bnn.core.errors import ModelError, UnsupportedError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
@@ -77,11 +77,11 @@ class Weibull:
 
     def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
         if f[1] != 1:
-            raise ModelError(
-                "Weibull: "
-                + message(
-                    "one network output, the log scale", f"f of shape {f}", "f[:, :1], one time per row"
-                )
+            raise ModelError.of(
+                "Weibull",
+                "one network output, the log scale",
+                f"f of shape {f}",
+                "f[:, :1], one time per row",
             )
         check_one_or_each("Weibull", "shape", self.shape, f)
         check_targets("Weibull", f, y, f[:1])
@@ -183,7 +183,7 @@ class Censored:
             expected = "a likelihood whose tails both systems differentiate: Weibull, Gaussian, "
             expected += "HeteroscedasticGaussian, Laplace"
             advice = "Censored(Gaussian(noise)) of log times, or Censored(Weibull(shape))"
-        raise UnsupportedError("likelihoods.Censored: " + message(expected, came, advice))
+        raise UnsupportedError.of("likelihoods.Censored", expected, came, advice)
 
     @property
     def form(self) -> Censored:
@@ -202,22 +202,20 @@ class Censored:
     def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
         wanted = 2 if isinstance(self.base, HeteroscedasticGaussian) else 1
         if f[1] != wanted:
-            raise ModelError(
-                "Censored: "
-                + message(
-                    f"f of shape (N, {wanted}), one number per row of {type(self.base).__name__}",
-                    f"f of shape {f}",
-                    f"f[:, :{wanted}]",
-                )
+            raise ModelError.of(
+                "Censored",
+                f"f of shape (N, {wanted}), one number per row of {type(self.base).__name__}",
+                f"f of shape {f}",
+                f"f[:, :{wanted}]",
             )
         self.base.check(f, None)
         if y is not None and y != (f[0], 2):
             advice = "np.column_stack([y, np.ones(len(y))]) where every row was observed"
-            raise ModelError(
-                "Censored: "
-                + message(
-                    f"y of shape {(f[0], 2)}, values and events (1, 0 or -1)", f"y of shape {y}", advice
-                )
+            raise ModelError.of(
+                "Censored",
+                f"y of shape {(f[0], 2)}, values and events (1, 0 or -1)",
+                f"y of shape {y}",
+                advice,
             )
 
     def check_values(self, y: np.ndarray) -> None:
@@ -259,13 +257,11 @@ class Censored:
 
     def _check_smooth(self) -> None:
         if not self.has_fisher:
-            raise UnsupportedError(
-                "Censored: "
-                + message(
-                    "a base whose log density has a second derivative",
-                    "Laplace, which has a kink instead",
-                    "Laplace(curvature='empirical'), or Censored(Gaussian(noise))",
-                )
+            raise UnsupportedError.of(
+                "Censored",
+                "a base whose log density has a second derivative",
+                "Laplace, which has a kink instead",
+                "Laplace(curvature='empirical'), or Censored(Gaussian(noise))",
             )
 
     def _coordinates(self, eta: Any, y: Any) -> tuple[Any, Any, Any]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ppl_bnn.core.errors import ModelError, message
+from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language.modules.jax import Jax, is_constant, key_of
 from ppl_bnn.language.modules.protocol import Array, Call, Parameter, fan_in_of, kinds_of
 
@@ -27,26 +27,22 @@ class Equinox(Jax):
             kinds = kinds_of(node, "equinox")
             shown = ".".join(str(key_of(each)) for each in path)
             if "StateIndex" in kinds:
-                raise ModelError(
-                    f"{word}: "
-                    + message(
-                        "a module without state",
-                        f"a StateIndex at {shown!r}, as batch normalisation and spectral normalisation have",
-                        "equinox.nn.LayerNorm or GroupNorm",
-                    )
+                raise ModelError.of(
+                    f"{word}",
+                    "a module without state",
+                    f"a StateIndex at {shown!r}, as batch normalisation and spectral normalisation have",
+                    "equinox.nn.LayerNorm or GroupNorm",
                 )
             if (
                 "Dropout" in kinds
                 and not node.inference
                 and not (isinstance(node.p, int | float) and node.p == 0)
             ):
-                raise ModelError(
-                    f"{word}: "
-                    + message(
-                        "a module without randomness of its own",
-                        f"Dropout {shown!r} in training, with p={node.p}",
-                        "equinox.nn.inference_mode(network)",
-                    )
+                raise ModelError.of(
+                    f"{word}",
+                    "a module without randomness of its own",
+                    f"Dropout {shown!r} in training, with p={node.p}",
+                    "equinox.nn.inference_mode(network)",
                 )
 
     def _leaves(self, network: Any) -> list[tuple[Any, Any, bool]]:

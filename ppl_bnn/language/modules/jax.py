@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import ModelError, message
+from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language.modules.protocol import Array, Call, kinds_of, mapped
 
 
@@ -73,11 +73,11 @@ class Jax:
         jnp = sys.modules["jax.numpy"]
         name = ".".join(map(str, keys))
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise ModelError(
-                f"{word}: "
-                + message(
-                    f"{name!r} in floats", f"a parameter of {leaf.dtype}", "a variable that is no parameter"
-                )
+            raise ModelError.of(
+                f"{word}",
+                f"{name!r} in floats",
+                f"a parameter of {leaf.dtype}",
+                "a variable that is no parameter",
             )
         owner = network
         with contextlib.suppress(AttributeError, KeyError, IndexError, TypeError):

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ppl_bnn.core.errors import ModelError, message, unknown_name
+from ppl_bnn.core.errors import ModelError, unknown_name
 from ppl_bnn.language import ops, primitives
 from ppl_bnn.language.layers.basic import GAIN
 from ppl_bnn.language.modules.equinox import Equinox
@@ -130,8 +130,8 @@ def module(
     framework.refuse(word, network)
     parameters = framework.parameters(word, network)
     if not parameters:
-        raise ModelError(
-            f"{word}: " + message("a module with parameters", "one without any", "calling it in the model")
+        raise ModelError.of(
+            f"{word}", "a module with parameters", "one without any", "calling it in the model"
         )
     values, sampled = _values(word, name, framework, parameters, prior, fan_in)
     if coupled:
@@ -156,12 +156,7 @@ def _show(use: ModuleUse, output: Array, rows: int, held: int) -> None:
 
 
 def _values(
-    word: str,
-    name: str,
-    framework: Framework,
-    parameters: Sequence[Parameter],
-    prior: Priors,
-    fan_in: FanIns,
+    word: str, name: str, framework: Framework, parameters: Sequence[Parameter], prior: Priors, fan_in: FanIns
 ) -> tuple[list[Array], list[Array]]:
     """The values of the parameters, in order, and those of them that are sites."""
     chosen = _chosen(word, prior, parameters)
@@ -172,13 +167,11 @@ def _values(
         site = f"{name}.{parameter.name}"
         if given is None:
             if parameter.own is None:
-                raise ModelError(
-                    f"{word}: "
-                    + message(
-                        f"a value of {parameter.name!r} to hold",
-                        "a module with shapes only",
-                        "a module that has been initialised, or a prior",
-                    )
+                raise ModelError.of(
+                    f"{word}",
+                    f"a value of {parameter.name!r} to hold",
+                    "a module with shapes only",
+                    "a module that has been initialised, or a prior",
                 )
             values.append(parameter.own)
             continue
@@ -187,19 +180,16 @@ def _values(
         else:
             count = inputs.get(parameter.name, parameter.fan_in)
             if isinstance(count, bool) or not hasattr(count, "__index__") or count < 1:
-                raise ModelError(
-                    f"{word}: "
-                    + message(f"a positive whole number as fan_in of {parameter.name!r}", repr(count), "1")
+                raise ModelError.of(
+                    f"{word}", f"a positive whole number as fan_in of {parameter.name!r}", repr(count), "1"
                 )
             value = given(site, parameter.shape, int(count))
         if tuple(getattr(value, "shape", ())) != parameter.shape:
-            raise ModelError(
-                f"{word}: "
-                + message(
-                    f"{parameter.name!r} of shape {parameter.shape} from its prior",
-                    f"shape {tuple(getattr(value, 'shape', ()))}",
-                    "a prior that draws the shape it is given",
-                )
+            raise ModelError.of(
+                f"{word}",
+                f"{parameter.name!r} of shape {parameter.shape} from its prior",
+                f"shape {tuple(getattr(value, 'shape', ()))}",
+                "a prior that draws the shape it is given",
             )
         values.append(value)
         sampled.append(value)
@@ -220,25 +210,23 @@ def _chosen(word: str, prior: Priors, parameters: Sequence[Parameter]) -> dict[s
             continue
         if not _is_prior(given):
             came = f"the class {given.__name__}" if isinstance(given, type) else repr(given)
-            raise ModelError(
-                f"{word}: "
-                + message(
-                    f"a prior of {parameter.name!r}, or None to hold it",
-                    came,
-                    "bnn.priors.Normal(0.0, 'fan_in')",
-                )
+            raise ModelError.of(
+                f"{word}",
+                f"a prior of {parameter.name!r}, or None to hold it",
+                came,
+                "bnn.priors.Normal(0.0, 'fan_in')",
             )
         checked.append(given)
     for parameter in parameters:
         if not parameter.inputs_first and _by_axis(found[parameter.name]):
-            raise ModelError(
-                f"{word}: "
-                + message(
+            raise ModelError.of(
+                f"{word}",
+                (
                     f"a prior of {parameter.name!r} that treats all its weights alike, since its axes "
-                    f"{parameter.shape} are not (..., inputs, outputs)",
-                    repr(found[parameter.name]),
-                    "per='tensor' or 'weight', or the layer of this library in its place",
-                )
+                    f"{parameter.shape} are not (..., inputs, outputs)"
+                ),
+                repr(found[parameter.name]),
+                "per='tensor' or 'weight', or the layer of this library in its place",
             )
     return found
 
@@ -278,13 +266,11 @@ def _by_name(
     """
     if not isinstance(given, Mapping):
         if not _accepts(given, 2):
-            raise ModelError(
-                f"{word}: "
-                + message(
-                    f"{what} as a dict of names and patterns, or as a function (name, shape)",
-                    repr(given),
-                    f"{what}={{'*': ...}}",
-                )
+            raise ModelError.of(
+                f"{word}",
+                f"{what} as a dict of names and patterns, or as a function (name, shape)",
+                repr(given),
+                f"{what}={{'*': ...}}",
             )
         return {each.name: given(each.name, each.shape) for each in parameters}
     names = [each.name for each in parameters]
@@ -298,13 +284,11 @@ def _by_name(
         elif every:
             near = difflib.get_close_matches(name, map(str, given), n=1, cutoff=0.0)
             nearest = f" (the nearest is {near[0]!r})" if near else ""
-            raise ModelError(
-                f"{word}: "
-                + message(
-                    f"a {what} for every parameter: {', '.join(names)}",
-                    f"none for {name!r}{nearest}",
-                    f"{{..., {name!r}: ...}}, or '*' as the last pattern",
-                )
+            raise ModelError.of(
+                f"{word}",
+                f"a {what} for every parameter: {', '.join(names)}",
+                f"none for {name!r}{nearest}",
+                f"{{..., {name!r}: ...}}, or '*' as the last pattern",
             )
     for key in given:
         if key in serves.values():
@@ -312,13 +296,11 @@ def _by_name(
         matched = [name for name in names if fnmatchcase(name, str(key))]
         if not matched:
             raise unknown_name(f"parameter in {what} of {word}", key, names)
-        raise ModelError(
-            f"{word}: "
-            + message(
-                f"a pattern in {what} that serves a parameter",
-                f"{key!r}, after {serves[matched[0]]!r} has served {matched[0]!r}",
-                "the narrower pattern first",
-            )
+        raise ModelError.of(
+            f"{word}",
+            f"a pattern in {what} that serves a parameter",
+            f"{key!r}, after {serves[matched[0]]!r} has served {matched[0]!r}",
+            "the narrower pattern first",
         )
     return {name: given[key] for name, key in serves.items()}
 
@@ -327,13 +309,11 @@ def _row_count(word: str, inputs: tuple[Any, ...], coupled: bool) -> int:
     """The number of rows of the inputs."""
     lengths = [int(each.shape[0]) if len(each.shape) else None for each in arrays_in(inputs)]
     if not lengths or None in lengths or (len(set(lengths)) > 1 and not coupled):
-        raise ModelError(
-            f"{word}: "
-            + message(
-                "an array, a dict or a tuple of arrays, with one first axis, that of the rows",
-                f"lengths {lengths}" if lengths else "no array",
-                "x, or x[:, None]",
-            )
+        raise ModelError.of(
+            f"{word}",
+            "an array, a dict or a tuple of arrays, with one first axis, that of the rows",
+            f"lengths {lengths}" if lengths else "no array",
+            "x, or x[:, None]",
         )
     assert lengths[0] is not None
     return lengths[0]
@@ -366,9 +346,7 @@ def _framework(word: str, network: Any) -> Framework:
         advice = "flax.nnx.bridge.ToNNX(module, rngs=nnx.Rngs(0)).lazy_init(x)"
     else:
         came, advice = repr(network), "bnn.dense and bnn.linear for functions written in the model"
-    raise ModelError(
-        f"{word}: " + message("a torch.nn.Module, a flax.nnx.Module or an equinox.Module", came, advice)
-    )
+    raise ModelError.of(f"{word}", "a torch.nn.Module, a flax.nnx.Module or an equinox.Module", came, advice)
 
 
 def _homes(kind: type) -> dict[tuple[str, str], str]:

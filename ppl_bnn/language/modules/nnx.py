@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import ModelError, message
+from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language.modules.jax import Jax, is_constant, key_of
 from ppl_bnn.language.modules.protocol import Array, Call, Parameter, fan_in_of, mapped, type_name
 
@@ -66,13 +66,11 @@ class Nnx(Jax):
         if counted and self._is_random(call, inputs, type_name(like)):
             changed = [*changed, *counted]
         if changed:
-            raise ModelError(
-                f"{call.word}: "
-                + message(
-                    "a module that is a function: without randomness of its own, and with statistics that stay",
-                    f"changes of {', '.join(map(repr, changed))}",
-                    "network.eval(), which turns dropout off and takes the running statistics",
-                )
+            raise ModelError.of(
+                f"{call.word}",
+                "a module that is a function: without randomness of its own, and with statistics that stay",
+                f"changes of {', '.join(map(repr, changed))}",
+                "network.eval(), which turns dropout off and takes the running statistics",
             )
         return output
 
@@ -89,11 +87,11 @@ class Nnx(Jax):
         held = []
         for path, leaf in tree.tree_flatten_with_path(rest)[0]:
             if type(leaf).__name__ == "ShapeDtypeStruct":
-                raise ModelError(
-                    f"{call.word}: "
-                    + message(
-                        f"a value of {_path(path)!r}", "a shape only", "a module that has been initialised"
-                    )
+                raise ModelError.of(
+                    f"{call.word}",
+                    f"a value of {_path(path)!r}",
+                    "a shape only",
+                    "a module that has been initialised",
                 )
             held.append((path, self.native(leaf, like) if _may_be_cast(leaf) else leaf))
         # New variables, because those from `split` belong to the module.

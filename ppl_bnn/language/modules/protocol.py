@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ppl_bnn.core.errors import BNNError, ModelError, UnsupportedError, message
+from ppl_bnn.core.errors import BNNError, ModelError, UnsupportedError
 from ppl_bnn.language import ops
 
 Array = Any
@@ -82,13 +82,11 @@ def check_system(word: str, framework: Framework, network: Any, arrays: Any) -> 
     for array in arrays_in(arrays):
         if library_of(array) not in ("numpy", framework.library):
             other = "a Flax NNX or an Equinox module" if framework.library == "torch" else "a torch.nn.Module"
-            raise UnsupportedError(
-                f"{word}: "
-                + message(
-                    f"ppl={framework.system!r}, the system of {framework.kind}",
-                    f"{type(network).__name__} in a model that runs on arrays of {library_of(array)}",
-                    f"ppl={framework.system!r}, or {other}",
-                )
+            raise UnsupportedError.of(
+                f"{word}",
+                f"ppl={framework.system!r}, the system of {framework.kind}",
+                f"{type(network).__name__} in a model that runs on arrays of {library_of(array)}",
+                f"ppl={framework.system!r}, or {other}",
             )
 
 
@@ -225,42 +223,38 @@ class Call:
             if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:
                 raise
             shapes = ", ".join(str(tuple(each.shape)) for each in arrays_in(inputs))
-            raise ModelError(
-                f"{self.word}: "
-                + message(
-                    f"a module that runs on inputs of shape {shapes}",
-                    f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
+            raise ModelError.of(
+                f"{self.word}",
+                f"a module that runs on inputs of shape {shapes}",
+                f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
+                (
                     "it by itself on a few rows; of its tensors, those that are neither parameters nor registered "
-                    "as buffers or variables do not follow the floating type and the device of a fit",
-                )
+                    "as buffers or variables do not follow the floating type and the device of a fit"
+                ),
             ) from error
 
     def _checked(self, output: Any, like: Array, rows: int) -> Array:
         if not hasattr(output, "shape") or not hasattr(output, "dtype"):
-            raise ModelError(
-                f"{self.word}: "
-                + message(
-                    "one array from the module", type(output).__name__, "a module that gives its f alone"
-                )
+            raise ModelError.of(
+                f"{self.word}",
+                "one array from the module",
+                type(output).__name__,
+                "a module that gives its f alone",
             )
         shape = tuple(output.shape)
         if not shape or int(shape[0]) != rows:
-            raise ModelError(
-                f"{self.word}: "
-                + message(
-                    f"an output with {rows} rows, as many as x",
-                    f"shape {shape}",
-                    "the rows as its first axis",
-                )
+            raise ModelError.of(
+                f"{self.word}",
+                f"an output with {rows} rows, as many as x",
+                f"shape {shape}",
+                "the rows as its first axis",
             )
         if _is_float(output) and type_name(output) != type_name(like):
-            raise ModelError(
-                f"{self.word}: "
-                + message(
-                    f"a module that computes in the floating type of its parameters, {type_name(like)}",
-                    f"an output in {type_name(output)}",
-                    "leaving dtype= and conversions out of its layers",
-                )
+            raise ModelError.of(
+                f"{self.word}",
+                f"a module that computes in the floating type of its parameters, {type_name(like)}",
+                f"an output in {type_name(output)}",
+                "leaving dtype= and conversions out of its layers",
             )
         return output
 
@@ -301,14 +295,14 @@ class Call:
             self.framework.check_mapped(self, inputs, dtype)
             meet = not self.coupled and self.framework.sees_all_rows and self._rows_meet(inputs, dtype)
         if meet:
-            raise ModelError(
-                f"{self.word}: "
-                + message(
-                    "rows that do not interact",
-                    f"{type(self.network).__name__}, in which the output of a row depends on other rows",
+            raise ModelError.of(
+                f"{self.word}",
+                "rows that do not interact",
+                f"{type(self.network).__name__}, in which the output of a row depends on other rows",
+                (
                     "batch_first=True in layers of torch that look along sequences, network.eval(), or "
-                    "coupled=True for a graph",
-                )
+                    "coupled=True for a graph"
+                ),
             )
         notes[key] = True
 

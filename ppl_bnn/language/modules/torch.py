@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import BNNError, ModelError, UnsupportedError, message
+from ppl_bnn.core.errors import BNNError, ModelError, UnsupportedError
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.language.modules.protocol import Array, Call, Parameter, fan_in_of, kinds_of, library_of, mapped
 from ppl_bnn.language.modules.torch_defaults import defaults, floating
@@ -29,31 +29,25 @@ class Torch:
             shown = f"{type(part).__name__} {path!r}" if path else type(part).__name__
             if isinstance(part, layers.batchnorm._BatchNorm):
                 if part.running_mean is None:
-                    raise ModelError(
-                        f"{word}: "
-                        + message(
-                            "rows that do not interact",
-                            f"{shown} without running statistics, which normalises by those of the batch",
-                            "torch.nn.LayerNorm or GroupNorm",
-                        )
+                    raise ModelError.of(
+                        f"{word}",
+                        "rows that do not interact",
+                        f"{shown} without running statistics, which normalises by those of the batch",
+                        "torch.nn.LayerNorm or GroupNorm",
                     )
                 if part.training:
-                    raise ModelError(
-                        f"{word}: "
-                        + message(
-                            "rows that do not interact",
-                            f"{shown} in training, which normalises by the statistics of the batch",
-                            "network.eval(), for the running statistics that it has, or torch.nn.LayerNorm",
-                        )
+                    raise ModelError.of(
+                        f"{word}",
+                        "rows that do not interact",
+                        f"{shown} in training, which normalises by the statistics of the batch",
+                        "network.eval(), for the running statistics that it has, or torch.nn.LayerNorm",
                     )
             elif isinstance(part, layers.dropout._DropoutNd) and part.training and part.p > 0:
-                raise ModelError(
-                    f"{word}: "
-                    + message(
-                        "a module without randomness of its own",
-                        f"{shown} in training, with p={part.p}",
-                        "network.eval(), or bnn.MCDropout on bnn.dense layers",
-                    )
+                raise ModelError.of(
+                    f"{word}",
+                    "a module without randomness of its own",
+                    f"{shown} in training, with p={part.p}",
+                    "network.eval(), or bnn.MCDropout on bnn.dense layers",
                 )
 
     def parameters(self, word: str, network: Any) -> list[Parameter]:
@@ -61,18 +55,15 @@ class Torch:
         for name, tensor in network.named_parameters():
             path, _, leaf = name.rpartition(".")
             if type(tensor).__name__ == "UninitializedParameter":
-                raise ModelError(
-                    f"{word}: "
-                    + message(
-                        f"{name!r} with a shape",
-                        "a lazy layer that has not run",
-                        "calling it once on a row of x",
-                    )
+                raise ModelError.of(
+                    f"{word}",
+                    f"{name!r} with a shape",
+                    "a lazy layer that has not run",
+                    "calling it once on a row of x",
                 )
             if not tensor.is_floating_point():
-                raise ModelError(
-                    f"{word}: "
-                    + message(f"{name!r} in floats", f"a parameter of {tensor.dtype}", "a registered buffer")
+                raise ModelError.of(
+                    f"{word}", f"{name!r} in floats", f"a parameter of {tensor.dtype}", "a registered buffer"
                 )
             owner = network.get_submodule(path)
             kinds, shape = kinds_of(owner, "torch"), tuple(map(int, tensor.shape))
@@ -137,13 +128,11 @@ class Torch:
             said = str(error).partition("\n")[0]
             if "batching rule" not in said.lower():
                 return
-            raise UnsupportedError(
-                f"{call.word}: "
-                + message(
-                    "operations that torch.func.vmap maps over draws",
-                    said,
-                    "bnn.gru or bnn.lstm in place of recurrent layers of torch, or a Flax NNX or an Equinox module",
-                )
+            raise UnsupportedError.of(
+                f"{call.word}",
+                "operations that torch.func.vmap maps over draws",
+                said,
+                "bnn.gru or bnn.lstm in place of recurrent layers of torch, or a Flax NNX or an Equinox module",
             ) from error
 
     def native(self, value: Array, like: Array) -> Array:
@@ -165,13 +154,11 @@ class Torch:
         with _plain()(like.dtype):
             output = torch.func.functional_call(call.network, given, inputs)
         if not torch.equal(before, _random_state(like.device)):
-            raise ModelError(
-                f"{call.word}: "
-                + message(
-                    "a module without randomness of its own",
-                    "one that draws random numbers (dropout in training, perhaps)",
-                    "network.eval(), or what is drawn as bnn.sample in the model",
-                )
+            raise ModelError.of(
+                f"{call.word}",
+                "a module without randomness of its own",
+                "one that draws random numbers (dropout in training, perhaps)",
+                "network.eval(), or what is drawn as bnn.sample in the model",
             )
         changed = [
             name
@@ -179,24 +166,22 @@ class Torch:
             if given[name] is not buffer or buffer._version != versions[name]
         ]
         if changed:
-            raise ModelError(
-                f"{call.word}: "
-                + message(
-                    "a module that is a function, and leaves its buffers as they are",
-                    f"changes of {', '.join(map(repr, changed))}",
-                    "network.eval()",
-                )
+            raise ModelError.of(
+                f"{call.word}",
+                "a module that is a function, and leaves its buffers as they are",
+                f"changes of {', '.join(map(repr, changed))}",
+                "network.eval()",
             )
         return output
 
     def _copied(self, word: str, name: str, buffer: Any, like: Array) -> Any:
         """A copy of a buffer in the type and on the device of the fit, which the module may overwrite."""
         if buffer.is_meta or type(buffer).__name__ == "UninitializedBuffer":
-            raise ModelError(
-                f"{word}: "
-                + message(
-                    f"a value of the buffer {name!r}", "a shape only", "a module that has been initialised"
-                )
+            raise ModelError.of(
+                f"{word}",
+                f"a value of the buffer {name!r}",
+                "a shape only",
+                "a module that has been initialised",
             )
         dtype = buffer.dtype
         if buffer.is_floating_point():

@@ -84,11 +84,7 @@ def _by_default() -> bool:
 
 
 # Modules that call `torch.get_default_dtype` and pass its value on.
-_ASK = (
-    "torch.distributions.utils",
-    "pyro.distributions.transforms.polynomial",
-    "pyro.nn.auto_reg_nn",
-)
+_ASK = ("torch.distributions.utils", "pyro.distributions.transforms.polynomial", "pyro.nn.auto_reg_nn")
 
 
 def _floating(torch: Any, value: Any) -> bool:

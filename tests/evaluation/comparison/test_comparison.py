@@ -76,11 +76,7 @@ class Exact(Method):
         flat = mean + z @ root.T
         u = {"output.weight": flat[..., :-1, None], "output.bias": flat[..., -1:]}
         return Outcome(
-            Chains(u),
-            compile_seconds=1.5,
-            run_seconds=2.5,
-            gradient_evaluations=400.0,
-            target=self.target,
+            Chains(u), compile_seconds=1.5, run_seconds=2.5, gradient_evaluations=400.0, target=self.target
         )
 
 

@@ -441,11 +441,7 @@ def test_noise_at_its_mode_or_in_the_gaussian(ppl):
     problem = Conjugate.make()
     noise = joint_mode(problem)
     given = Conjugate(problem.x, problem.y, noise)
-    start = {
-        "noise": np.array(noise),
-        "output.weight": given.mean[:-1, None],
-        "output.bias": given.mean[-1:],
-    }
+    start = {"noise": np.array(noise), "output.weight": given.mean[:-1, None], "output.bias": given.mean[-1:]}
     held, within = (
         fit(unknown_noise, problem.x, problem.y, ppl, noise=choice, start=start, optimise=False)
         for choice in ("mode", "gaussian")
@@ -993,10 +989,7 @@ def test_a_thousand_classes_fit_in_memory(structure):
     x = rng.normal(size=(60, FEATURES))
     y = rng.integers(0, CLASSES, 60)
     y[0] = CLASSES - 1
-    start = {
-        "output.weight": 0.01 * rng.normal(size=(FEATURES, CLASSES)),
-        "output.bias": np.zeros(CLASSES),
-    }
+    start = {"output.weight": 0.01 * rng.normal(size=(FEATURES, CLASSES)), "output.bias": np.zeros(CLASSES)}
     tracemalloc.start()
     try:
         posterior = fit(many_classes, x, y, "pyro", structure=structure, start=start, optimise=False)

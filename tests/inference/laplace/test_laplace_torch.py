@@ -647,10 +647,7 @@ def test_kronecker_factors_of_some_layers_are_blocks_of_all():
         whole = dense_of(reference(twin, "CurvlinopsGGN", structure="kron").posterior_precision)
     at = chosen(twin, posterior)
     assert len(at) < len(whole)
-    close(
-        in_torch_order(twin, posterior, gaussian(posterior).covariance.precision()),
-        whole[np.ix_(at, at)],
-    )
+    close(in_torch_order(twin, posterior, gaussian(posterior).covariance.precision()), whole[np.ix_(at, at)])
 
 
 # --- class probabilities --------------------------------------------------------------------------

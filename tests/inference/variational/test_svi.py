@@ -476,9 +476,7 @@ def numpyro_guide(
     for name in sites:
         loc = numpyro.param(f"{name}.loc", np.zeros(shapes[name]))
         scale = numpyro.param(
-            f"{name}.scale",
-            np.full(shapes[name], 0.1),
-            constraint=numpyro.distributions.constraints.positive,
+            f"{name}.scale", np.full(shapes[name], 0.1), constraint=numpyro.distributions.constraints.positive
         )
         numpyro.sample(name, numpyro.distributions.Normal(loc, scale).to_event(len(shapes[name])))
 
@@ -488,9 +486,7 @@ def pyro_guide(x: Any, y: Any = None, *, sites: tuple[str, ...] = ("output.weigh
     for name in sites:
         loc = pyro.param(f"{name}.loc", torch.zeros(shapes[name]))
         scale = pyro.param(
-            f"{name}.scale",
-            torch.full(shapes[name], 0.1),
-            constraint=pyro.distributions.constraints.positive,
+            f"{name}.scale", torch.full(shapes[name], 0.1), constraint=pyro.distributions.constraints.positive
         )
         pyro.sample(name, pyro.distributions.Normal(loc, scale).to_event(len(shapes[name])))
 

@@ -99,16 +99,10 @@ CASES: dict[str, Case] = {
         lambda f, y, w: scipy.stats.laplace(f, 0.6).logpdf(y).sum(axis=1),
     ),
     "poisson": Case(
-        1,
-        likelihoods.Poisson,
-        COUNTS,
-        lambda f, y, w: scipy.stats.poisson(np.exp(f[:, 0])).logpmf(y),
+        1, likelihoods.Poisson, COUNTS, lambda f, y, w: scipy.stats.poisson(np.exp(f[:, 0])).logpmf(y)
     ),
     "negative binomial": Case(
-        1,
-        lambda: likelihoods.NegativeBinomial(2.5),
-        COUNTS,
-        lambda f, y, w: negative_binomial(f, y, 2.5),
+        1, lambda: likelihoods.NegativeBinomial(2.5), COUNTS, lambda f, y, w: negative_binomial(f, y, 2.5)
     ),
     "negative binomial sampled": Case(
         1,
@@ -117,10 +111,7 @@ CASES: dict[str, Case] = {
         lambda f, y, w: negative_binomial(f, y, w["r"]),
     ),
     "ordinal": Case(
-        1,
-        lambda: likelihoods.Ordinal(CUTS),
-        LABELS,
-        lambda f, y, w: ordinal(f, y, np.array(CUTS)),
+        1, lambda: likelihoods.Ordinal(CUTS), LABELS, lambda f, y, w: ordinal(f, y, np.array(CUTS))
     ),
     "ordinal sampled": Case(
         1,

@@ -174,10 +174,7 @@ def rule(name: str, row: np.ndarray, bound: float, event: float) -> tuple[np.nda
     nodes, weights = legendre()
     z = low + 0.5 * (high - low) * (nodes + 1.0)
     y = np.concatenate(
-        [
-            rows_of(value_of(name, row, z), OBSERVED),
-            rows_of(value_of(name, row, np.array([bound])), event),
-        ]
+        [rows_of(value_of(name, row, z), OBSERVED), rows_of(value_of(name, row, np.array([bound])), event)]
     )
     weights = np.append(0.5 * (high - low) * weights * density(z), 1.0 - below if event == RIGHT else below)
     np.testing.assert_allclose(weights.sum(), 1.0, rtol=1e-9)
@@ -503,10 +500,7 @@ def test_methods_are_compared_by_what_censored_rows_can_tell(tmp_path: Path) -> 
     assert result.notes["laplace", "rmse"].startswith(f"Of {count} of 15 test rows")
     assert (tmp_path / "figure.png").stat().st_size > 1000
     whole = bnn.compare(
-        tobit,
-        (x[:35], y[:35]),
-        (x[:3], rows_of(y[:3, 0], OBSERVED)),
-        {"map": bnn.MAP(ppl="pyro", steps=200)},
+        tobit, (x[:35], y[:35]), (x[:3], rows_of(y[:3, 0], OBSERVED)), {"map": bnn.MAP(ppl="pyro", steps=200)}
     ).table.loc["map"]
     assert np.isfinite(whole[["rmse", "crps", "coverage_90", "concordance"]].astype(float)).all()
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ppl_bnn.backends.protocol import Site
-from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.language import ops
 from ppl_bnn.language.transforms import GaussianPrior
 
@@ -271,13 +271,11 @@ class Block(ABC):
         UnsupportedError
             A block that is not Gaussian, or has no spread.
         """
-        raise UnsupportedError(
-            "with_prior: "
-            + message(
-                "a guide that is Gaussian",
-                f"{type(self).__name__} over {', '.join(self.names)}",
-                "guide='normal', 'lowrank', 'fullrank' or 'matrixnormal'",
-            )
+        raise UnsupportedError.of(
+            "with_prior",
+            "a guide that is Gaussian",
+            f"{type(self).__name__} over {', '.join(self.names)}",
+            "guide='normal', 'lowrank', 'fullrank' or 'matrixnormal'",
         )
 
     def split(self, flat: Array) -> dict[str, Array]:
@@ -362,19 +360,16 @@ class Family(ABC):
 def whole_sites(family: str, what: str, value: object, least: int) -> None:
     """Raise `InputError` unless an option is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise InputError(
-            f"{family} {what}: "
-            + message(f"a whole number of at least {least}", repr(value), f"{what}={max(least, 3)}")
+        raise InputError.of(
+            f"{family} {what}", f"a whole number of at least {least}", repr(value), f"{what}={max(least, 3)}"
         )
 
 
 def too_large(family: str, what: str, size: int) -> InputError:
     """The error for a block with more coordinates than a dense factor allows."""
-    return InputError(
-        f"{family}: "
-        + message(
-            f"at most {DENSE_LIMIT} {what}, because the factor is dense",
-            f"{size}",
-            "'lowrank', 'normal', or {'output': 'fullrank', '*': 'normal'} with only some layers in one block",
-        )
+    return InputError.of(
+        f"{family}",
+        f"at most {DENSE_LIMIT} {what}, because the factor is dense",
+        f"{size}",
+        "'lowrank', 'normal', or {'output': 'fullrank', '*': 'normal'} with only some layers in one block",
     )

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ppl_bnn.backends.protocol import Site
-from ppl_bnn.core.errors import InputError, UnsupportedError, message, unknown_name
+from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
 from ppl_bnn.inference.variational.families.base import (
     DENSE_LIMIT,
     LOG_2PI,
@@ -169,13 +169,11 @@ class LowRankBlock(Block):
 
     def as_prior(self, params: Parameters) -> GaussianPrior:
         if self.size > DENSE_LIMIT:
-            raise UnsupportedError(
-                "with_prior: "
-                + message(
-                    f"at most {DENSE_LIMIT} coordinates in a block, for their precision is dense",
-                    f"{self.size} of 'lowrank' over {', '.join(self.names)}",
-                    "guide='normal' or 'matrixnormal'",
-                )
+            raise UnsupportedError.of(
+                "with_prior",
+                f"at most {DENSE_LIMIT} coordinates in a block, for their precision is dense",
+                f"{self.size} of 'lowrank' over {', '.join(self.names)}",
+                "guide='normal' or 'matrixnormal'",
             )
         scale, factor = ops.softplus(params["rho"]), params["factor"]
         half = ops.solve_triangular(self._capacitance(factor)[0], factor)
@@ -210,9 +208,8 @@ class LowRank(Family):
         size = sum(site.size for site in sites)
         rank = max(1, round(math.sqrt(size))) if self.rank is None else int(self.rank)
         if rank > size:
-            raise InputError(
-                "LowRank rank: "
-                + message(f"at most the {size} coordinates there are", repr(rank), f"rank={size}")
+            raise InputError.of(
+                "LowRank rank", f"at most the {size} coordinates there are", repr(rank), f"rank={size}"
             )
         return [LowRankBlock(tuple(sites), rank)]
 
@@ -266,13 +263,11 @@ class FullRankBlock(Block):
                     scale = np.diag(root)
                     below = np.tril(root / scale[:, None], -1)
                     return {"loc": np.array(loc), "rho": inverse_softplus(scale), "lower": below}
-        raise InputError(
-            "guide: "
-            + message(
-                f"a symmetric positive definite covariance {(self.size, self.size)} at the start",
-                came,
-                "a scale, or more draws than coordinates",
-            )
+        raise InputError.of(
+            "guide",
+            f"a symmetric positive definite covariance {(self.size, self.size)} at the start",
+            came,
+            "a scale, or more draws than coordinates",
         )
 
     def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
@@ -632,11 +627,9 @@ def family_of(specification: Any) -> Family:
             if name != "family"
         }
         return FAMILIES[specification["family"]](**options)
-    raise InputError(
-        "guide: "
-        + message(
-            f"a family or one of {', '.join(sorted(FAMILIES))}",
-            repr(specification),
-            "guide='normal', or {'output': 'fullrank', '*': 'normal'}",
-        )
+    raise InputError.of(
+        "guide",
+        f"a family or one of {', '.join(sorted(FAMILIES))}",
+        repr(specification),
+        "guide='normal', or {'output': 'fullrank', '*': 'normal'}",
     )

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ppl_bnn.backends.protocol import Site
-from ppl_bnn.core.errors import InputError, UnsupportedError, message
+from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.inference.variational.families.base import Array, Block, Family, Parameters
 from ppl_bnn.inference.variational.families.blocks import FAMILIES, FullRankBlock, NormalBlock
 from ppl_bnn.language import ops
@@ -322,13 +322,11 @@ class FlowBlock(Block):
 def _checked(family: str, block: FlowBlock) -> list[Block]:
     """The block in a list, or an error if it has too many weights."""
     if block.weight_count > WEIGHT_LIMIT:
-        raise InputError(
-            f"{family}: "
-            + message(
-                f"at most {WEIGHT_LIMIT} weights in the networks of a flow, which grow with the square of its size",
-                f"{block.weight_count} weights over {block.size} coordinates ({', '.join(block.names)})",
-                f"the flow on the last layer alone, guide={{'output': {family!r}, '*': 'normal'}}, or a smaller hidden",
-            )
+        raise InputError.of(
+            f"{family}",
+            f"at most {WEIGHT_LIMIT} weights in the networks of a flow, which grow with the square of its size",
+            f"{block.weight_count} weights over {block.size} coordinates ({', '.join(block.names)})",
+            f"the flow on the last layer alone, guide={{'output': {family!r}, '*': 'normal'}}, or a smaller hidden",
         )
     return [block]
 
@@ -337,8 +335,8 @@ def _check_whole(family: str, what: str, value: Any, least: int, most: int | Non
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole or value < least or (most is not None and value > most):
         span = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise InputError(
-            f"{family} {what}: " + message(f"a whole number {span}", repr(value), f"{what}={max(least, 4)}")
+        raise InputError.of(
+            f"{family} {what}", f"a whole number {span}", repr(value), f"{what}={max(least, 4)}"
         )
 
 
@@ -450,13 +448,11 @@ class InverseAutoregressiveBlock(FlowBlock):
             More than SEQUENTIAL_LIMIT coordinates.
         """
         if self.size > SEQUENTIAL_LIMIT:
-            raise UnsupportedError(
-                "log q of an inverse autoregressive flow: "
-                + message(
-                    f"at most {SEQUENTIAL_LIMIT} coordinates, since it is inverted one coordinate after the other",
-                    f"{self.size} coordinates ({', '.join(self.names)})",
-                    "guide='spline', whose inverse costs what a draw costs, or the flow on the last layer alone",
-                )
+            raise UnsupportedError.of(
+                "log q of an inverse autoregressive flow",
+                f"at most {SEQUENTIAL_LIMIT} coordinates, since it is inverted one coordinate after the other",
+                f"{self.size} coordinates ({', '.join(self.names)})",
+                "guide='spline', whose inverse costs what a draw costs, or the flow on the last layer alone",
             )
         return super().log_prob(params, u)
 
@@ -655,9 +651,7 @@ class NeuralSpline(Family):
         _check_whole("NeuralSpline", "bins", self.bins, 2, MOST_BINS)
         number = isinstance(self.bound, int | float | np.number) and not isinstance(self.bound, bool)
         if not number or not (self.bound > 0 and math.isfinite(self.bound)):
-            raise InputError(
-                "NeuralSpline bound: " + message("a positive number", repr(self.bound), "bound=4.0")
-            )
+            raise InputError.of("NeuralSpline bound", "a positive number", repr(self.bound), "bound=4.0")
 
     def bind(self, sites: Sequence[Site]) -> list[Block]:
         size = sum(site.size for site in sites)
