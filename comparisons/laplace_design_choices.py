@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -1117,7 +1118,7 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
         refused: dict[str, int] = {}
         for row in own:
             if row["structure"] and row["splits"] == 0:
-                kind = row["reason"].split("; came")[0]
+                kind = re.split("; (?:came|got) ", row["reason"])[0]
                 refused[kind] = refused.get(kind, 0) + 1
         for reason, count in sorted(refused.items(), key=lambda pair: -pair[1]):
             print(f"  {count:4d} without a number: {reason}")

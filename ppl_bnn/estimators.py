@@ -217,8 +217,8 @@ class _Estimator(BaseEstimator):
             return registry.row(self.method).build(declared().served(self.method)[0])
         if isinstance(self.method, Method):
             return self.method
-        came = f"the class {self.method.__name__}" if isinstance(self.method, type) else repr(self.method)
-        raise InputError.of("method", "a method or the name of one", came, "method='svi' or method=bnn.SVI()")
+        got = f"the class {self.method.__name__}" if isinstance(self.method, type) else repr(self.method)
+        raise InputError.of("method", "a method or the name of one", got, "method='svi' or method=bnn.SVI()")
 
 
 class BNNRegressor(RegressorMixin, _Estimator):

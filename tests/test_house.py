@@ -514,6 +514,6 @@ def test_one_system_works_where_the_other_is_missing(
     result = run_python(WITHOUT.format(half=half, other=other, blocked=blocked), tmp_path)
     assert result.returncode == 0, result.stderr
     told = result.stdout.strip().splitlines()[-1]
-    # What was expected, what came, what to try.
+    # What was expected, what got, what to try.
     assert f"for ppl='{other}'" in told
     assert f"try ppl='{half}' or installing {packages}" in told

@@ -315,9 +315,9 @@ def sketch_of(model: Callable[..., Any], inputs: Any, strict: bool = False) -> t
 
 def _check_task(name: str, sketch: Sketch | None, table: str, task: str | None) -> None:
     if task is not None and sketch is not None and sketch.task != task:
-        came = f"{name}, a model for {sketch.task}"
+        got = f"{name}, a model for {sketch.task}"
         raise InputError.of(
-            "MODEL", f"a model for {task}, as {table} is meant for", came, _DEFAULT_MODEL[task]
+            "MODEL", f"a model for {task}, as {table} is meant for", got, _DEFAULT_MODEL[task]
         )
 
 

@@ -64,13 +64,13 @@ def _read(folder: Path, reference: str | None) -> Comparison | GridResult:
         return grid_result.GridResult.load(folder, reference)
     if comparison.read_manifest(folder) is None:
         if not folder.exists():
-            came = f"{folder}, which does not exist"
+            got = f"{folder}, which does not exist"
         elif (folder / "comparison.csv").is_file():
-            came = f"{folder}, whose comparison was kept before its predictions were"
+            got = f"{folder}, whose comparison was kept before its predictions were"
         else:
-            came = f"{folder}, without {grid_result.MANIFEST} and {comparison.MANIFEST}"
+            got = f"{folder}, without {grid_result.MANIFEST} and {comparison.MANIFEST}"
         raise InputError.of(
-            "DIR", "the folder of a comparison or of a grid", came, "the --out of `ppl-bnn compare`"
+            "DIR", "the folder of a comparison or of a grid", got, "the --out of `ppl-bnn compare`"
         )
     if reference is not None:
         raise InputError.of(

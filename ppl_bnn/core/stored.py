@@ -334,8 +334,8 @@ class Reader:
         except (OSError, ValueError) as error:
             raise error if isinstance(error, DamagedError) else self.damaged(file, error) from error
         if not isinstance(words, dict) or words.get("kind") != kind:
-            came = f"{file}, of something else"
-            raise DamagedError.of(f"{self.argument}", f"the manifest of a {kind}", came, "another folder")
+            got = f"{file}, of something else"
+            raise DamagedError.of(f"{self.argument}", f"the manifest of a {kind}", got, "another folder")
         version = words.get("format")
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise self.damaged(file, "it has no format number")

@@ -66,9 +66,9 @@ _LOOKS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
 _UNIT = re.compile(r"[-+−]?(\d+(?:[.,]\d+)?)\s*([^\W\d]{1,4}|°[cfk]?)", re.IGNORECASE)
 
 
-def refusal(expected: str, came: str, advice: str) -> InputError:
+def refusal(expected: str, got: str, advice: str) -> InputError:
     """An `InputError` with the parts of its message."""
-    return InputError.of("", expected, came, advice)
+    return InputError.of("", expected, got, advice)
 
 
 def read_cells(path: Path) -> dict[str, list[str]]:

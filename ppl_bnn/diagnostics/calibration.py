@@ -422,10 +422,8 @@ def uniformity(ranks: Any, draws: int, *, null_draws: int = NULL_DRAWS, seed: in
         or array.min() < 0
         or array.max() > draws
     ):
-        came = f"{array.dtype} of shape {array.shape}"
-        raise InputError.of(
-            "ranks", f"whole numbers from 0 to {draws}, shape (S,)", came, "Calibration.ranks"
-        )
+        got = f"{array.dtype} of shape {array.shape}"
+        raise InputError.of("ranks", f"whole numbers from 0 to {draws}, shape (S,)", got, "Calibration.ranks")
     count, size = len(array), draws + 1
     counts = np.bincount(array, minlength=size)
     null = _null(count, draws, null_draws)

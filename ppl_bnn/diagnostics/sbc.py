@@ -443,7 +443,7 @@ class _Simulator:
             return truth, np.array(chosen.to_numpy(y))
 
     def _refuse(self, sites: list[Any]) -> None:
-        for kind, came in (
+        for kind, got in (
             ("param", "a parameter without a prior"),
             ("observed", "a factor, or other observations"),
         ):
@@ -452,7 +452,7 @@ class _Simulator:
                 raise UnsupportedError.of(
                     "simulation_based_calibration",
                     "a model that draws all its unknowns from a prior, and y given them",
-                    f"{came}: {', '.join(names[:3])}",
+                    f"{got}: {', '.join(names[:3])}",
                     "a model with a proper prior over each",
                 )
 

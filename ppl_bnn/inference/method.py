@@ -725,14 +725,14 @@ def refuse_without_centre(start: Any) -> None:
         The start has no centre.
     """
     if isinstance(start, Posterior):
-        good, came = start.approximation.has_centre, start.info.method
+        good, got = start.approximation.has_centre, start.info.method
     else:
-        good, came = getattr(start, "finds_centre", True), getattr(start, "name", "")
+        good, got = getattr(start, "finds_centre", True), getattr(start, "name", "")
     if not good:
         raise UnsupportedError.of(
             "start",
             "a start with a centre, to be taken as the mode",
-            f"{came}, whose draws, members or components have none in common",
+            f"{got}, whose draws, members or components have none in common",
             "start=MAP(), or optimise=True, which begins at a draw and finds the mode",
         )
 
@@ -762,9 +762,9 @@ def missing_sites(problem: Problem, start: Start) -> list[str]:
 def _matching(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Check that `u` has the sites and shapes of the program."""
     wanted = {name: site.unconstrained_shape for name, site in problem.program.sites.items()}
-    came = {name: np.shape(value) for name, value in u.items()}
-    if wanted != came:
-        raise InputError.of("start", f"sites {wanted}", f"sites {came}", "a posterior of the same model")
+    got = {name: np.shape(value) for name, value in u.items()}
+    if wanted != got:
+        raise InputError.of("start", f"sites {wanted}", f"sites {got}", "a posterior of the same model")
     return dict(u)
 
 

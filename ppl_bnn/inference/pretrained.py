@@ -396,22 +396,22 @@ def _parameters_for(module: ProgramModule, start: Any) -> dict[str, np.ndarray]:
     word = f"start: module {use.name!r}"
     if not _is_of_its_kind(module, start):
         kind = framework_of(start)
-        came = type(start).__name__ if kind is None else f"{type(start).__name__}, {kind.kind}"
+        got = type(start).__name__ if kind is None else f"{type(start).__name__}, {kind.kind}"
         raise InputError.of(
             f"{word}",
             f"{use.framework.kind}, as in the model, or the parameters of one in a dict",
-            came,
+            got,
             "the module of the model, or a trained copy of it",
         )
     given = _given(module, start)
-    expected, came = _differences(module, given)
-    if expected or came:
+    expected, got = _differences(module, given)
+    if expected or got:
         raise InputError.of(
             f"{word}",
             f"its parameters, among them {_some(expected)}"
             if expected
             else f"its {len(use.parameters)} parameters alone",
-            _some(came),
+            _some(got),
             "a trained network of the class and the sizes of the one in the model, or start={'site': array}",
         )
     values: dict[str, np.ndarray] = {}
@@ -484,16 +484,16 @@ def _differences(module: ProgramModule, given: Mapping[str, Any]) -> tuple[list[
     use = module.use
     wanted = {parameter.name: parameter.shape for parameter in use.parameters}
     others = {*use.framework.constants(use.network), *use.framework.further_names(use.network)}
-    expected, came = [], []
+    expected, got = [], []
     for name, shape in wanted.items():
         if name not in given:
             expected.append(f"{name} {shape}")
-            came.append(f"no {name}")
+            got.append(f"no {name}")
         elif tuple(np.shape(given[name])) != shape:
             expected.append(f"{name} {shape}")
-            came.append(f"{name} {tuple(np.shape(given[name]))}")
+            got.append(f"{name} {tuple(np.shape(given[name]))}")
     extra = [name for name in given if name not in wanted and name not in others]
-    return expected, came + [f"{name} {tuple(np.shape(given[name]))}" for name in extra]
+    return expected, got + [f"{name} {tuple(np.shape(given[name]))}" for name in extra]
 
 
 def _same(first: Any, second: Any) -> bool:

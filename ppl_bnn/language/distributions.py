@@ -414,9 +414,9 @@ CENSORED = ("Normal", "Laplace", "Weibull")
 
 def _check_censored(base: Any) -> None:
     if not isinstance(base, Distribution) or base.family not in CENSORED:
-        came = base.family if isinstance(base, Distribution) else type(base).__name__
+        got = base.family if isinstance(base, Distribution) else type(base).__name__
         raise InputError.of(
-            "Censored", f"a distribution among {', '.join(CENSORED)}", came, "dist.Normal(f, 1.0)"
+            "Censored", f"a distribution among {', '.join(CENSORED)}", got, "dist.Normal(f, 1.0)"
         )
 
 

@@ -373,8 +373,8 @@ def observe(y: Any, f: Any, likelihood: Any) -> None:
         `f` is not (N, K) or does not fit the likelihood, or `y` does not fit `f`.
     """
     if isinstance(likelihood, type) or not hasattr(likelihood, "predictor"):
-        came = f"the class {likelihood.__name__}" if isinstance(likelihood, type) else repr(likelihood)
-        raise ModelError.of("observe", "an instance of a likelihood", came, "bnn.likelihoods.Gaussian(noise)")
+        got = f"the class {likelihood.__name__}" if isinstance(likelihood, type) else repr(likelihood)
+        raise ModelError.of("observe", "an instance of a likelihood", got, "bnn.likelihoods.Gaussian(noise)")
     shape = tuple(getattr(f, "shape", ()))
     if len(shape) != 2:
         raise ModelError.of(

@@ -101,18 +101,18 @@ def check_hyper_prior(of: str, given: Any, positive: bool = True) -> None:
     """
     families = dist.ON_POSITIVES if positive else dist.ON_POSITIVES | dist.ON_REALS
     if not isinstance(given, dist.Distribution):
-        came = type(given).__name__
+        got = type(given).__name__
     elif given.family not in families or given.family in (*dist.EVENTS, *dist.SPECIAL):
-        came = given.family
+        got = given.family
     elif dist.draw_shape(given) != () or given.event_dims:
-        came = f"{given.family} with a shape"
+        got = f"{given.family} with a shape"
     else:
         for name, value in given.arguments.items():
             if isinstance(value, dist.Distribution):
                 check_hyper_prior(f"{of}, {name} of {given.family}", value, name in dist.POSITIVE)
         return
     number = "positive number as scale" if positive else "number"
-    raise InputError.of(f"priors.{of}", f"a distribution of one {number}", came, "scale=dist.HalfNormal(1.0)")
+    raise InputError.of(f"priors.{of}", f"a distribution of one {number}", got, "scale=dist.HalfNormal(1.0)")
 
 
 def draw(name: str, specification: dist.Distribution) -> Any:

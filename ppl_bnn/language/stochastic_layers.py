@@ -155,8 +155,8 @@ class _PerRow(Handler):
         raise NotImplementedError
 
 
-def _shared_error(estimator: str, expected: str, came: str, advice: str) -> UnsupportedError:
-    return UnsupportedError.of(f"{estimator}", expected, came, advice)
+def _shared_error(estimator: str, expected: str, got: str, advice: str) -> UnsupportedError:
+    return UnsupportedError.of(f"{estimator}", expected, got, advice)
 
 
 def _root(variance: Array) -> Array:
@@ -248,8 +248,8 @@ class LocalReparameterisation(_PerRow):
         names.append(msg.name)
         if self.approximate or not (positions or len(names) > 1):
             return
-        came = _at_positions(msg.name, msg.kind) if positions else _in_maps(names)
-        raise _shared_error(self.estimator, f"one use per row of {site!r}", came, self._advice())
+        got = _at_positions(msg.name, msg.kind) if positions else _in_maps(names)
+        raise _shared_error(self.estimator, f"one use per row of {site!r}", got, self._advice())
 
     def _output(
         self,
@@ -457,8 +457,8 @@ def shared_weights(
             if coupled.said:
                 found[site] = SharedUse(site, "rows", "its use in a model whose rows interact, bnn.coupled")
             elif len(inputs.shape) < 2 or int(inputs.shape[0]) != rows:
-                came = f"its use in {use.name!r} on {tuple(inputs.shape)} inputs for {rows} rows of data"
-                found[site] = SharedUse(site, "rows", came)
+                got = f"its use in {use.name!r} on {tuple(inputs.shape)} inputs for {rows} rows of data"
+                found[site] = SharedUse(site, "rows", got)
             elif len(inputs.shape) > 2 and site == use.weight:
                 found.setdefault(site, SharedUse(site, "positions", _at_positions(use.name, use.kind)))
     for site, names in maps.items():
@@ -514,8 +514,8 @@ def refuse_shared(shared: Mapping[str, SharedUse], estimator: str, approximate: 
         else:
             advice = "estimator='plain'"
         others = [other for other in shared if other != use.site]
-        came = use.reason + (f" (as for {', '.join(others)})" if others else "")
-        raise _shared_error(f"estimator {estimator!r}", f"one use per row of {use.site!r}", came, advice)
+        got = use.reason + (f" (as for {', '.join(others)})" if others else "")
+        raise _shared_error(f"estimator {estimator!r}", f"one use per row of {use.site!r}", got, advice)
 
 
 # --- dropout ----------------------------------------------------------------------------------------

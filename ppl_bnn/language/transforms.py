@@ -60,9 +60,9 @@ class _NamedSites(Handler):
         if msg.name not in self.names:
             return
         if msg.kind == "param" or msg.arguments["obs"] is not None:
-            came = "a parameter without a prior" if msg.kind == "param" else "an observation"
+            got = "a parameter without a prior" if msg.kind == "param" else "an observation"
             raise ModelError.of(
-                f"{self.transform}", f"a random variable at site {msg.name!r}", came, "leaving that site out"
+                f"{self.transform}", f"a random variable at site {msg.name!r}", got, "leaving that site out"
             )
         self.change(msg, msg.arguments["distribution"])
 
@@ -91,10 +91,10 @@ class _PrecisionFactors(_NamedSites):
     def process(self, msg: Message) -> None:
         super().process(msg)
         if msg.kind == "observe" and self.likelihood is not None:
-            came = msg.arguments["likelihood"]
-            if not isinstance(came, Gaussian) or not isinstance(came.noise, int | float):
-                described = type(came).__name__
-                if isinstance(came, Gaussian):
+            got = msg.arguments["likelihood"]
+            if not isinstance(got, Gaussian) or not isinstance(got.noise, int | float):
+                described = type(got).__name__
+                if isinstance(got, Gaussian):
                     described = "Gaussian with a noise that is a random variable or an array"
                 raise UnsupportedError.of(
                     "with_precision_factors",
@@ -437,8 +437,8 @@ class GaussianPrior:
                 raise self._wrong(f"positive precisions for site {name!r}", f"{precisions.min():.3g}")
 
     @staticmethod
-    def _wrong(expected: str, came: str) -> InputError:
-        return InputError.of("GaussianPrior", expected, came, "as_prior() of a fitted approximation")
+    def _wrong(expected: str, got: str) -> InputError:
+        return InputError.of("GaussianPrior", expected, got, "as_prior() of a fitted approximation")
 
 
 @dataclass(frozen=True)
@@ -641,11 +641,11 @@ def with_prior(model: Model, prior: Any) -> Model:
     if not isinstance(prior, GaussianPrior):
         as_prior = getattr(getattr(prior, "approximation", None), "as_prior", None)
         if as_prior is None:
-            came = type(getattr(prior, "approximation", prior)).__name__
+            got = type(getattr(prior, "approximation", prior)).__name__
             raise UnsupportedError.of(
                 "with_prior",
                 "a posterior whose approximation is a Gaussian",
-                came,
+                got,
                 "a posterior by Laplace or SVI",
             )
         if prior.standardisation is not None:

@@ -280,10 +280,10 @@ def _left_out(part: Posterior, index: int) -> tuple[np.ndarray, np.ndarray]:
     return density, np.where(np.isnan(k), math.inf, k)
 
 
-def _refused(index: int, came: str) -> UnsupportedError:
+def _refused(index: int, got: str) -> UnsupportedError:
     return UnsupportedError.of(
         "stack by leave-one-out",
         f"parts of at least {FEWEST_DRAWS} draws that differ",
-        f"part {index} with {came}" if came[0].isdigit() else f"part {index}: {came}",
+        f"part {index} with {got}" if got[0].isdigit() else f"part {index}: {got}",
         "rows that were held out, stack(posterior, x, y) or Stacked(member, by='validation')",
     )

@@ -104,11 +104,11 @@ class Standardisation:
         """
         if isinstance(self.x_mean, Mapping) and isinstance(self.x_scale, Mapping):
             if not isinstance(x, Mapping) or not set(self.x_mean) <= set(x):
-                came = f"a dict with {', '.join(x)}" if isinstance(x, Mapping) else type(x).__name__
+                got = f"a dict with {', '.join(x)}" if isinstance(x, Mapping) else type(x).__name__
                 raise InputError.of(
                     "",
                     f"x as a dict with {', '.join(self.x_mean)}",
-                    came,
+                    got,
                     "the entries of the training inputs",
                 )
             return {

@@ -152,13 +152,13 @@ def from_file(path: str | os.PathLike[str], **keywords: Any) -> Model:
         advice = "running it with Python on its own"
         if isinstance(problem, ModuleNotFoundError):
             advice = f"installing {problem.name!r}, or PYTHONPATH={file.parent} if it lies beside the file"
-        came = f"{type(problem).__name__}: {problem}"
-        raise ModelError.of("", f"a Python file that runs, {path}", came, advice) from problem
+        got = f"{type(problem).__name__}: {problem}"
+        raise ModelError.of("", f"a Python file that runs, {path}", got, advice) from problem
     found = getattr(module, "model", None)
     if not callable(found):
         functions = [n for n, value in vars(module).items() if inspect.isfunction(value)]
-        came = f"functions {', '.join(functions)}" if functions else "no function at all"
-        raise ModelError.of("", f"a function `model(x, y=None)` in {path}", came, "naming it `model`")
+        got = f"functions {', '.join(functions)}" if functions else "no function at all"
+        raise ModelError.of("", f"a function `model(x, y=None)` in {path}", got, "naming it `model`")
     return bind(found, file.name, **keywords)
 
 
@@ -400,11 +400,11 @@ class _Sketching(Interpretation):
     def _check_size(self, name: str, shape: tuple[int, ...]) -> None:
         size = sum(site.size for site in self.sites) + math.prod(map(int, shape))
         if size > MOST_NUMBERS or len(self.sites) >= MOST_SITES:
-            came = (
+            got = (
                 f"{size:,} with site {name!r}" if size > MOST_NUMBERS else f"more than {MOST_SITES:,} sites"
             ).replace(",", " ")
             raise TooLargeError(
-                "model: " + message("at most 100 million numbers to infer", came, "a smaller model")
+                "model: " + message("at most 100 million numbers to infer", got, "a smaller model")
             )
 
 
@@ -427,6 +427,6 @@ def _word(value: Any) -> str:
 def _python_file(path: str | os.PathLike[str]) -> Path:
     file = Path(path).expanduser().resolve()
     if file.suffix != ".py" or not file.is_file():
-        came = str(path) if file.is_file() else f"{path}, which is no file"
-        raise InputError.of("", "a Python file with a function `model(x, y=None)`", came, "its full path")
+        got = str(path) if file.is_file() else f"{path}, which is no file"
+        raise InputError.of("", "a Python file with a function `model(x, y=None)`", got, "its full path")
     return file

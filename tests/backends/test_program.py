@@ -346,7 +346,7 @@ def test_several_observed_sites_need_a_name(ppl: str) -> None:
     chosen = system(ppl)
     with chosen.session("float64", "cpu"):
         x, y = chosen.asarray(X), chosen.asarray(Y)
-        with pytest.raises(ModelError, match=r"exactly one observed site; came 2: \['obs', 'more'\]"):
+        with pytest.raises(ModelError, match=r"exactly one observed site; got 2: \['obs', 'more'\]"):
             Program.of(chosen, two, x, y, language=False)
         with pytest.raises(UnknownNameError, match="did you mean 'obs'"):
             Program.of(chosen, two, x, y, language=False, observed="ob")

@@ -65,7 +65,7 @@ def problem(seed, draws=29, rows=11):
 
 @pytest.fixture
 def recorded(monkeypatch):
-    """Whatever is computed for several draws is recorded, `draws` at a time; the list has what came of each try."""
+    """Whatever is computed for several draws is recorded, `draws` at a time; the list has what got of each try."""
     found, original = [], module.Pyro._recorded
 
     def record(self, *arguments):

@@ -195,7 +195,7 @@ def test_no_other_thread_sees_another_default_type() -> None:
 
 
 class Calling:
-    """A progress that does something at its first update, and remembers what came of it."""
+    """A progress that does something at its first update, and remembers what got of it."""
 
     def __init__(self, action: Callable[[], Any]):
         self.action, self.found = action, []

@@ -68,17 +68,17 @@ def test_sizes_reach_every_method_that_has_them() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--methods", "map", "--draws", "5"], ["--draws: expected a method that has draws", "came map"]),
+        (["--methods", "map", "--draws", "5"], ["--draws: expected a method that has draws", "got map"]),
         (["--methods", "nuts", "--steps", "5"], ["--steps: expected a method that has steps"]),
-        (["--methods", "nuts", "--draws", "0"], ["whole number of at least 1", "came 0"]),
-        (["--methods", "nuts", "--budget", "-1"], ["positive number", "came -1"]),
+        (["--methods", "nuts", "--draws", "0"], ["whole number of at least 1", "got 0"]),
+        (["--methods", "nuts", "--budget", "-1"], ["positive number", "got -1"]),
         (["--methods", "nuts", "--ppl", "pyro", "--budget", "5"], ["None in Pyro"]),
         (["--set", "width=1000000000"], ["--set width: expected a whole number up to 1000000"]),
         (["--set", "depth=-2000000"], ["--set depth: expected a whole number up to 1000000"]),
         (["--set", "width=1000000", "--set", "depth=3"], ["at most 100 million numbers to infer"]),
-        (["--set", "width=abc"], ["--set: dense('hidden0'): expected a positive whole number", "came 'abc'"]),
-        (["--set", "width=0"], ["expected a positive whole number", "came 0"]),
-        (["--set", "depth=[1]"], ["--set: expected values that the model takes; came depth=[1]"]),
+        (["--set", "width=abc"], ["--set: dense('hidden0'): expected a positive whole number", "got 'abc'"]),
+        (["--set", "width=0"], ["expected a positive whole number", "got 0"]),
+        (["--set", "depth=[1]"], ["--set: expected values that the model takes; got depth=[1]"]),
         (["--set", "width=3", "--set", "width=4"], ["each name once", "width twice"]),
         (["--grid", "x.toml", "--draws", "5"], ["--draws beside it"]),
     ],
@@ -102,7 +102,7 @@ def test_the_largest_model_that_is_not_refused() -> None:
     with pytest.raises(ppl_bnn.zoo.TooLargeError, match="100 000 001 with site"):
         plan.sketch_of(function, ppl_bnn.zoo.MOST_NUMBERS - 1)
     plan.load_model("regression_mlp", False, {"width": plan.MOST_WHOLE})
-    with pytest.raises(InputError, match="up to 1000000; came 1000001"):
+    with pytest.raises(InputError, match="up to 1000000; got 1000001"):
         plan.load_model("regression_mlp", False, {"width": plan.MOST_WHOLE + 1})
 
 
@@ -247,5 +247,5 @@ def test_an_error_of_a_file_is_not_taken_for_that_of_a_setting(tmp_path: Path) -
     file = tmp_path / "own.py"
     file.write_text("def model(x, y=None, *, scale=1):\n    raise AssertionError\n")
     assert plan.sketch_of(plan.load_model(str(file), True, {"scale": 2}), 3) == (None, "AssertionError")
-    with pytest.raises(BNNError, match="up to 1000000; came 10000000"):
+    with pytest.raises(BNNError, match="up to 1000000; got 10000000"):
         plan.load_model(str(file), True, {"scale": 10**7})

@@ -1,4 +1,4 @@
-"""Bad input to `fit`: a named error that says what was expected, came and can be tried, before anything is compiled."""
+"""Bad input to `fit`: a named error that says what was expected, got and can be tried, before anything is compiled."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ DATA: dict[str, tuple[Any, Any, Any, dict[str, Any], type[BNNError], list[str]]]
     "infinity in x": (regression, with_value(X, np.inf), Y, {}, InputError, ["x:", "infinity at (1, 1)"]),
     "nan in y": (regression, X, with_value(Y, np.nan), {}, InputError, ["y:", "NaN at (1,)", "imputing"]),
     "infinity in y": (regression, X, with_value(Y, -np.inf), {}, InputError, ["y:", "infinity at (1,)"]),
-    "short y": (regression, X, Y[:4], {}, InputError, ["6 rows", "came 4", "same rows"]),
+    "short y": (regression, X, Y[:4], {}, InputError, ["6 rows", "got 4", "same rows"]),
     "flat x": (regression, X[:, 0], Y, {}, InputError, ["(N, features)", "(6,)", "x[:, None]"]),
     "column y": (regression, X, Y[:, None], {}, InputError, ["(N,)", "(6, 1)", "y[:, 0]"]),
     "cubic y": (regression, X, np.zeros((6, 2, 2)), {}, InputError, ["(6, 2, 2)"]),
@@ -227,7 +227,7 @@ def refusal(action: Callable[[], Any], error: type[BNNError], parts: list[str]) 
     for part in parts:
         assert part in message, message
     if not isinstance(caught.value, UnknownNameError):
-        assert message.index("expected ") < message.index("; came ") < message.index("; try "), message
+        assert message.index("expected ") < message.index("; got ") < message.index("; try "), message
     assert "\n" not in message, message
     assert type(caught.value) is error
 

@@ -112,10 +112,10 @@ def test_a_flag_that_contradicts_the_arrays_is_refused_whatever_its_checksum(tmp
     ):
         content = (tmp_path / MANIFEST).read_bytes()
         changed(tmp_path / MANIFEST, lambda words, change=change: words.update(change))
-        what, came = outcome(read)
+        what, got = outcome(read)
         assert what == "refused", change
-        assert said in came
-        assert str(tmp_path) in came
+        assert said in got
+        assert str(tmp_path) in got
         (tmp_path / MANIFEST).write_bytes(content)
     assert outcome(read) == ("same", before)
 
@@ -319,8 +319,8 @@ def test_what_is_no_file_of_the_folder_is_not_opened(what: str, kind: str, tmp_p
             file.symlink_to(file)
         else:
             file.mkdir()
-        came, said = outcome(read)
-        assert came in ("refused", "said"), file
+        got, said = outcome(read)
+        assert got in ("refused", "said"), file
         assert file.name.removesuffix(".safetensors") in str(said)
         file.rmdir() if what == "folder" else file.unlink()
         file.write_bytes(content)
@@ -380,8 +380,8 @@ def test_values_of_another_kind_are_named_whatever_the_checksum(kind: str, tmp_p
 
             content = file.read_bytes()
             changed(file, change)
-            came, said = outcome(read)
-            assert came == "refused" or said == before or name in free, (name, value)
+            got, said = outcome(read)
+            assert got == "refused" or said == before or name in free, (name, value)
             file.write_bytes(content)
 
 

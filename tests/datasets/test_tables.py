@@ -196,7 +196,7 @@ def test_standard_splits_are_the_published_ones():
 def test_a_table_that_does_not_fit_is_refused():
     with pytest.raises(InputError, match=r"y of shape \(N,\)"):
         data.Table("t", np.zeros((3, 1)), np.zeros((3, 1)), ["a"], "b", "regression")
-    with pytest.raises(InputError, match=r"for regression y of shape \(N, K\); came x \(3, 1\), y \(3, 2\)"):
+    with pytest.raises(InputError, match=r"for regression y of shape \(N, K\); got x \(3, 1\), y \(3, 2\)"):
         data.Table("t", np.zeros((3, 1)), np.zeros((3, 2)), ["a"], "b", "classification")
     assert data.Table("t", np.zeros((3, 1)), np.zeros((3, 2)), ["a"], "b", "regression").y.shape == (3, 2)
     with pytest.raises(InputError, match=r"2 names"):
@@ -380,9 +380,9 @@ def test_csv_targets(tmp_path):
         table = read("count", **options)
         assert (table.class_names, table.y.tolist()) == (("-3", "7"), [1, 0, 1])
         assert "count as 2 classes (-3, 7); task='regression' reads them as numbers" in table.reading
-    with pytest.raises(InputError, match=r"integer labels in target 'real'; came 1\.5"):
+    with pytest.raises(InputError, match=r"integer labels in target 'real'; got 1\.5"):
         read("real", task="classification")
-    with pytest.raises(InputError, match="numbers in target 'word'; came 'no'"):
+    with pytest.raises(InputError, match="numbers in target 'word'; got 'no'"):
         read("word", task="regression")
     with pytest.raises(UnknownNameError, match="did you mean 'classification'"):
         read("word", task="clasification")
@@ -391,19 +391,19 @@ def test_csv_targets(tmp_path):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("a,b,y\n1,2,3\n4,,6\n7,,8\n", "no missing value in column 'b'; came 2 missing, the first in row 2"),
+        ("a,b,y\n1,2,3\n4,,6\n7,,8\n", "no missing value in column 'b'; got 2 missing, the first in row 2"),
         (
             "a,b,y\n1,2,3\n4,NaN,6\n",
-            r"column 'b'; came 1 missing, the first in row 2 below the header \('NaN'\)",
+            r"column 'b'; got 1 missing, the first in row 2 below the header \('NaN'\)",
         ),
         (
             "a,b,y\n1,NA,3\n4,red,6\n",
-            r"column 'b'; came 1 missing, the first in row 1 below the header \('NA'\)",
+            r"column 'b'; got 1 missing, the first in row 1 below the header \('NA'\)",
         ),
-        ("a,b,y\n1,2,\n4,5,6\n", "column 'y'; came 1 missing"),
-        ("a,b,y\n1,2,3\n4,5\n", "column 'y'; came 1 missing, the first in row 2"),
+        ("a,b,y\n1,2,\n4,5,6\n", "column 'y'; got 1 missing"),
+        ("a,b,y\n1,2,3\n4,5\n", "column 'y'; got 1 missing, the first in row 2"),
         ("a,b,y\n1,2,3\n4,5,6,7\n", "Expected 3 fields in line 3, saw 4"),
-        ("a,b,y\n1,inf,3\n4,5,6\n", "finite values in column 'b'; came 1 infinite, the first in row 1"),
+        ("a,b,y\n1,inf,3\n4,5,6\n", "finite values in column 'b'; got 1 infinite, the first in row 1"),
         ("a,b,y\n1,2,3\n4,5,-1e999\n", "finite values in column 'y'"),
         (
             "a,b,y\n1,2,3\n4,?,6\n",
@@ -416,8 +416,8 @@ def test_csv_targets(tmp_path):
         ("a,b,y\n", "no rows"),
         ("", "which is empty"),
         ("a;b;y\n1;2;3\n", "separated by commas"),
-        ("a;b;y\n1,2;3,4;5,6\n2,2;3,1;4,6\n", "separated by commas; came the header 'a;b;y'"),
-        ("a,b,y\n1,2,one\n4,5,one\n", "two classes or more in target 'y'; came only 'one'"),
+        ("a;b;y\n1,2;3,4;5,6\n2,2;3,1;4,6\n", "separated by commas; got the header 'a;b;y'"),
+        ("a,b,y\n1,2,one\n4,5,one\n", "two classes or more in target 'y'; got only 'one'"),
         ("a,a=u,y\nu,1,3\nv,2,6\n", "'a=u' twice"),
         ("a=u,a,y\n1,u,3\n2,v,6\n", "'a=u' twice"),
     ],
@@ -430,7 +430,7 @@ def test_csv_refuses_by_name(tmp_path, text, complaint):
 @pytest.mark.parametrize(
     ("cells", "complaint"),
     [
-        (["3.1%", "4 %"], r"column 'b'; came 6 that look like percentages, .*\('3\.1%'\); .*such as 3\.1;"),
+        (["3.1%", "4 %"], r"column 'b'; got 6 that look like percentages, .*\('3\.1%'\); .*such as 3\.1;"),
         (["1,5", "2,25"], r"numbers with a decimal comma.*try a decimal point, such as 1\.5"),
         (["1.234,5", "2,25"], r"decimal comma.*such as 1234\.5"),
         (["1,234", "2,345,678.9"], r"marks between thousands.*such as 1234"),
@@ -451,7 +451,7 @@ def test_csv_refuses_by_name(tmp_path, text, complaint):
         (["0x1f", "0xa0"], r"hexadecimal"),
         (["3.5 kg", "4 kg"], r"with the unit 'kg' behind"),
         # Among numbers, and among words.
-        (["3", "4%"], r"came 3 that look like percentages, the first in row 2"),
+        (["3", "4%"], r"got 3 that look like percentages, the first in row 2"),
         (["unknown", "31.12.2024"], r"dates or times"),
     ],
 )
@@ -520,7 +520,7 @@ def test_two_whole_numbers_are_classes_and_three_are_not(tmp_path):
     constant = data.read_csv(write(tmp_path, "a,y\n1,3\n2,3\n"), "y")
     assert constant.reading == "target y as numbers, though only one value occurs (3); a as numbers"
     text = "a,y\n" + "".join(f"{row},w{row % 51}\n" for row in range(60))
-    with pytest.raises(InputError, match="at most 50 classes in target 'y'; came 51 different words"):
+    with pytest.raises(InputError, match="at most 50 classes in target 'y'; got 51 different words"):
         data.read_csv(write(tmp_path, text), "y")
     assert len(data.read_csv(write(tmp_path, text), "y", task="classification").class_names) == 51
 
@@ -537,9 +537,9 @@ def test_csv_refuses_an_identifier_and_a_single_label(tmp_path):
         return write(tmp_path, "key,a,y\n" + "".join(f"k{i % count:03},{i},1\n" for i in range(60)))
 
     assert data.read_csv(rows(50), "y").x.shape == (60, 51)
-    with pytest.raises(InputError, match=r"column 'key'; came 51 different words in 60 rows.*drop=\['key'\]"):
+    with pytest.raises(InputError, match=r"column 'key'; got 51 different words in 60 rows.*drop=\['key'\]"):
         data.read_csv(rows(51), "y")
-    with pytest.raises(InputError, match="two classes or more in target 'y'; came only '1'"):
+    with pytest.raises(InputError, match="two classes or more in target 'y'; got only '1'"):
         data.read_csv(rows(3), "y", task="classification")
 
 
@@ -646,7 +646,7 @@ def test_a_download_that_is_not_the_known_file_is_refused_and_not_kept(small, se
 
 
 def test_a_download_that_fails_is_a_named_error_at_once(small, server, tmp_path, monkeypatch):
-    with pytest.raises(data.DownloadError, match=r"owner/project/c0ffee/folder/data\.txt; came 404"):
+    with pytest.raises(data.DownloadError, match=r"owner/project/c0ffee/folder/data\.txt; got 404"):
         data.load("small")
     monkeypatch.setenv("PPL_BNN_DATA_URL", "http://127.0.0.1:9")  # the discard port: nobody listens
     with pytest.raises(data.DownloadError, match="PPL_BNN_DATA_URL"):

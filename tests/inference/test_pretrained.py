@@ -391,12 +391,12 @@ def test_flax_layers_that_only_their_order_could_tell_apart_are_refused(rng: np.
         (torch.nn.Conv2d(2, 3, (3, 2), padding=1, stride=2), r"stride \(2, 2\)"),
         (torch.nn.Conv2d(2, 3, (3, 2), padding=(1, 0)), r"padding \(\(1, 1\), \(0, 0\)\)"),
         (torch.nn.Conv2d(2, 3, (3, 2), padding="same"), r"padding \(\(1, 1\), \(0, 1\)\)"),
-        (torch.nn.Conv2d(2, 3, (3, 2), padding=1, dilation=2), r"dilation=\(1, 1\); came \(2, 2\)"),
+        (torch.nn.Conv2d(2, 3, (3, 2), padding=1, dilation=2), r"dilation=\(1, 1\); got \(2, 2\)"),
         (
             torch.nn.Conv2d(2, 3, (3, 2), padding=1, padding_mode="reflect"),
-            "padding_mode='zeros'; came 'reflect'",
+            "padding_mode='zeros'; got 'reflect'",
         ),
-        (torch.nn.Conv2d(3, 3, (3, 2), padding=1, groups=3), "groups=1; came 3"),
+        (torch.nn.Conv2d(3, 3, (3, 2), padding=1, groups=3), "groups=1; got 3"),
         (torch.nn.ConvTranspose2d(2, 3, (3, 2), padding=1), "ConvTranspose2d"),
     ],
 )
@@ -679,10 +679,10 @@ def test_a_network_for_one_of_two_modules() -> None:
         np.testing.assert_allclose(found["b.bias"], second.bias.detach().numpy() + 0.25, rtol=1e-6)
     both = imported({"a": first, "b": second}, model, ppl="pyro")
     assert len(both) == 6
-    with pytest.raises(InputError, match=r"exactly one module of 'a', 'b'; came one with those of none"):
+    with pytest.raises(InputError, match=r"exactly one module of 'a', 'b'; got one with those of none"):
         imported(torch.nn.Linear(2, 1), model, ppl="pyro")
     twins = with_noise(lambda x: bnn.module("a", x, first) + bnn.module("b", x, first))
-    with pytest.raises(InputError, match=r"came one with those of 'a', 'b'; try start=\{'a': network"):
+    with pytest.raises(InputError, match=r"got one with those of 'a', 'b'; try start=\{'a': network"):
         imported(first, twins, ppl="pyro")
     with pytest.raises(UnknownNameError, match=r"unknown module.*'c'.*known: a, b"):
         imported({"c": first}, twins, ppl="pyro")
@@ -747,9 +747,7 @@ def test_buffers_and_shared_parameters_of_a_start() -> None:
         same_values(found, wanted)
     untied = trained.state_dict()
     untied["second.weight"] = untied["second.weight"] + 1.0
-    with pytest.raises(
-        InputError, match=r"one value of 'first\.weight'.*as 'second\.weight' again; came two"
-    ):
+    with pytest.raises(InputError, match=r"one value of 'first\.weight'.*as 'second\.weight' again; got two"):
         imported(untied, model, ppl="pyro")
     # The other way round: two matrices in the model begin at one.
     apart = Shared().eval()
@@ -758,7 +756,7 @@ def test_buffers_and_shared_parameters_of_a_start() -> None:
     np.testing.assert_array_equal(both["net.second.weight"], both["net.first.weight"])
     trained.norm.running_mean += 1.0
     for start in (trained, trained.state_dict()):
-        with pytest.raises(InputError, match=r"came others of 'norm\.running_mean'"):
+        with pytest.raises(InputError, match=r"got others of 'norm\.running_mean'"):
             imported(start, model, ppl="pyro")
 
 
@@ -786,7 +784,7 @@ def test_variables_of_nnx_and_arrays_of_equinox_must_be_the_same_in_the_start() 
     model = module_model(first, priors.Normal())
     assert set(imported(second, model)) == {"net.norm.scale", "net.norm.bias"}
     second.norm.mean[...] = second.norm.mean[...] + 1.0
-    with pytest.raises(InputError, match=r"came others of 'norm\.mean'"):
+    with pytest.raises(InputError, match=r"got others of 'norm\.mean'"):
         imported(second, model)
     inner = eqx.nn.Linear(3, 1, key=jax.random.PRNGKey(0))
     model = module_model(Permuted(inner, jax.numpy.arange(3)))
@@ -794,7 +792,7 @@ def test_variables_of_nnx_and_arrays_of_equinox_must_be_the_same_in_the_start() 
         "net.inner.weight",
         "net.inner.bias",
     }
-    with pytest.raises(InputError, match="came others of 'order'"):
+    with pytest.raises(InputError, match="got others of 'order'"):
         imported(Permuted(inner, jax.numpy.arange(3)[::-1]), model)
 
 
@@ -815,7 +813,7 @@ def test_another_network_is_refused_before_anything_is_drawn_or_compiled(framewo
     ppl, build, layers, leaf, _ = FRAMEWORKS[framework]
     model = module_model(build())
     says = (
-        rf"module 'net': expected its parameters, among them .*{layers[0]}\.{leaf} \(.*came .*no {layers[0]}"
+        rf"module 'net': expected its parameters, among them .*{layers[0]}\.{leaf} \(.*got .*no {layers[0]}"
     )
     other = lacking(framework)
     for method in (
@@ -838,14 +836,14 @@ def test_networks_that_do_not_fit_a_module_are_refused() -> None:
     broken = moved(network, by=float("nan"))
     linear = with_noise(lambda x: bnn.dense("output", x, 1))
     for given, program, error, says in (
-        (wider, model, InputError, r"0\.weight \(4, 3\), 0\.bias \(4,\).*came 0\.weight \(5, 3\)"),
-        (longer, model, InputError, r"its 4 parameters alone; came 3\.weight \(1, 1\), 3\.bias \(1,\)"),
+        (wider, model, InputError, r"0\.weight \(4, 3\), 0\.bias \(4,\).*got 0\.weight \(5, 3\)"),
+        (longer, model, InputError, r"its 4 parameters alone; got 3\.weight \(1, 1\), 3\.bias \(1,\)"),
         (broken, model, InputError, r"0\.weight: expected finite numbers"),
-        (sequential().to("meta"), model, InputError, r"a value of '0\.weight'; came a shape only"),
-        (torch.nn.LazyLinear(1), model, ModelError, "came a lazy layer"),
+        (sequential().to("meta"), model, InputError, r"a value of '0\.weight'; got a shape only"),
+        (torch.nn.LazyLinear(1), model, ModelError, "got a lazy layer"),
         (lacking("nnx"), model, InputError, r"a torch\.nn\.Module, as in the model.*a flax\.nnx\.Module"),
-        (lacking("equinox"), linear, InputError, r"came Linear, an equinox\.Module; try bnn\.module"),
-        (network, module_model(network, {"*": None}), InputError, "a module that has priors; came neither"),
+        (lacking("equinox"), linear, InputError, r"got Linear, an equinox\.Module; try bnn\.module"),
+        (network, module_model(network, {"*": None}), InputError, "a module that has priors; got neither"),
     ):
         with pytest.raises(error, match=says):
             imported(given, program, ppl="pyro")

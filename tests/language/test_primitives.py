@@ -510,18 +510,18 @@ def test_priors_may_differ_between_layers_and_for_biases() -> None:
     ("action", "error", "says"),
     [
         (lambda: bnn.mlp(X, []), ModelError, "at least one width"),
-        (lambda: bnn.mlp(X, 5), ModelError, "a list of at least one width; came 5"),
-        (lambda: bnn.mlp(X, [3, 1], prior=[priors.Normal()]), ModelError, "2 priors, one per layer; came 1"),
+        (lambda: bnn.mlp(X, 5), ModelError, "a list of at least one width; got 5"),
+        (lambda: bnn.mlp(X, [3, 1], prior=[priors.Normal()]), ModelError, "2 priors, one per layer; got 1"),
         (
             lambda: bnn.mlp(X, [3, 1], bias=[True]),
             ModelError,
-            "2 biases, one per layer; came 1; try one of True",
+            "2 biases, one per layer; got 1; try one of True",
         ),
         (lambda: bnn.mlp(X, [3, 1], "rellu"), UnknownNameError, "did you mean 'relu'"),
-        (lambda: bnn.mlp(X, [3, 1], prior="normal"), ModelError, "a prior; came 'normal'"),
-        (lambda: bnn.dense("a", X, 0), ModelError, "positive whole number as width; came 0"),
-        (lambda: bnn.dense("a", X, 2.5), ModelError, "came 2.5"),
-        (lambda: bnn.dense("a", X, True), ModelError, "came True"),
+        (lambda: bnn.mlp(X, [3, 1], prior="normal"), ModelError, "a prior; got 'normal'"),
+        (lambda: bnn.dense("a", X, 0), ModelError, "positive whole number as width; got 0"),
+        (lambda: bnn.dense("a", X, 2.5), ModelError, "got 2.5"),
+        (lambda: bnn.dense("a", X, True), ModelError, "got True"),
         (lambda: bnn.dense("a", X[:, 0], 2), ModelError, r"\(N, features\)"),
     ],
 )
@@ -557,8 +557,8 @@ def test_a_function_of_ones_own_is_an_activation() -> None:
         (likelihoods.Bernoulli(), (5, 1), (5, 1), r"y\[:, 0\]"),
         (likelihoods.Categorical(), (5, 1), (5,), r"likelihoods\.Bernoulli\(\)"),
         (likelihoods.Categorical(), (5, 3), (5, 3), r"y of shape \(5,\)"),
-        (likelihoods.Gaussian, (5, 1), (5,), "an instance of a likelihood; came the class Gaussian"),
-        ("gaussian", (5, 1), (5,), "an instance of a likelihood; came 'gaussian'"),
+        (likelihoods.Gaussian, (5, 1), (5,), "an instance of a likelihood; got the class Gaussian"),
+        ("gaussian", (5, 1), (5,), "an instance of a likelihood; got 'gaussian'"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(likelihood: Any, f: Any, y: Any, says: str) -> None:

@@ -594,7 +594,7 @@ def mixed(x: Any, y: Any = None, *, prior: Any = priors.EmpiricalBayes()) -> Non
 def test_special_priors_are_refused_before_anything_runs(ppl: str, method: Any) -> None:
     for prior, name in ((priors.EmpiricalBayes(), "EmpiricalBayes"), (priors.LogUniform(), "LogUniform")):
         model = functools.partial(mixed, prior=prior)
-        says = rf"{method.__name__}, site 'output\.weight'.*came priors\.{name}; try SVI"
+        says = rf"{method.__name__}, site 'output\.weight'.*got priors\.{name}; try SVI"
         with pytest.raises(UnsupportedError, match=says):
             method(ppl=ppl).fit(model, X, Y, progress=False)
 
@@ -682,7 +682,7 @@ def test_a_site_without_scales_keeps_its_prior(ppl: str) -> None:
         ({"output.weight": "unit"}, InputError, "positive scales"),
         ({"output.weight": np.ones(4)}, InputError, r"scales of shape \(3,\).*shape \(4,\)"),
         ({"output.weight": np.ones((3, 1))}, InputError, r"or of shape \(3, 3\).*shape \(3, 1\)"),
-        ({"hidden.weight": 1.0}, UnsupportedError, "EmpiricalBayes at site 'hidden.weight'; came Normal"),
+        ({"hidden.weight": 1.0}, UnsupportedError, "EmpiricalBayes at site 'hidden.weight'; got Normal"),
         ({"outputs.weight": 1.0}, UnknownNameError, "output.weight"),
     ],
 )
@@ -709,7 +709,7 @@ def test_scales_that_do_not_fit_are_refused(scales: Any, error: Any, says: str) 
         (lambda: priors.SpikeAndSlab(0.5, "fan_in"), InputError, "a positive number"),
         (lambda: priors.SpikeAndSlab(relaxed=True, temperature=0.0), InputError, "a positive number"),
         (lambda: priors.Hierarchical(1.0), InputError, "a distribution of one positive number"),
-        (lambda: priors.Hierarchical(dist.Normal()), InputError, "came Normal"),
+        (lambda: priors.Hierarchical(dist.Normal()), InputError, "got Normal"),
         (lambda: priors.Hierarchical(dist.HalfNormal().expand((3,))), InputError, "HalfNormal with a shape"),
         (lambda: priors.Hierarchical(per="row"), UnknownNameError, "per of priors.Hierarchical"),
         (lambda: priors.Hierarchical(factor="fanin"), InputError, "'fan_in'"),
@@ -718,7 +718,7 @@ def test_scales_that_do_not_fit_are_refused(scales: Any, error: Any, says: str) 
         (lambda: priors.Horseshoe(1.0, sigma=2.0), InputError, "sigma with scale='fan_in' only"),
         (lambda: priors.RegularisedHorseshoe(slab_df=0.0), InputError, "a positive number"),
         (lambda: priors.RegularisedHorseshoe(slab_scale=math.inf), InputError, "a positive scale"),
-        (lambda: priors.Normal(0.0, dist.Normal()), InputError, "came Normal"),
+        (lambda: priors.Normal(0.0, dist.Normal()), InputError, "got Normal"),
         (lambda: priors.Normal(0.0, dist.HalfNormal().expand((2,))), InputError, "HalfNormal with a shape"),
         (lambda: priors.Normal(0.0, 2.0, dist.HalfNormal()), InputError, "sigma with scale='fan_in' only"),
         (lambda: priors.Normal(0.0, 2.0, "fan_in"), InputError, "a number as sigma"),
@@ -726,13 +726,13 @@ def test_scales_that_do_not_fit_are_refused(scales: Any, error: Any, says: str) 
         (
             lambda: priors.Hierarchical(dist.HalfNormal(dist.Normal())),
             InputError,
-            "scale of HalfNormal.*came Normal",
+            "scale of HalfNormal.*got Normal",
         ),
-        (lambda: priors.Hierarchical(dist.LogNormal(dist.Bernoulli(0.3))), InputError, "came Bernoulli"),
+        (lambda: priors.Hierarchical(dist.LogNormal(dist.Bernoulli(0.3))), InputError, "got Bernoulli"),
         (lambda: priors.MatrixNormal(np.ones(3)), InputError, "a square matrix"),
         (lambda: priors.CorrelatedConvolution(0.0), InputError, "a positive number"),
         (lambda: priors.CorrelatedConvolution(kernel="exp"), UnknownNameError, "did you mean 'exponential'"),
-        (lambda: priors.CovarianceFactor(dist.Normal()), InputError, "came Normal"),
+        (lambda: priors.CovarianceFactor(dist.Normal()), InputError, "got Normal"),
         (lambda: priors.CovarianceFactor(concentration=-1.0), InputError, "a positive number"),
         (lambda: priors.CutPoints()("cuts", 1), InputError, "at least 2 classes"),
         (lambda: dist.LKJCholesky(1), InputError, "a whole number from 2"),

@@ -125,7 +125,7 @@ def student(x: Any, y: Any = None) -> None:
     ("model", "factors", "noise", "error", "says"),
     [
         (network, {"hidden.weight": 2.0}, None, UnknownNameError, "did you mean 'hidden0.weight'"),
-        (network, {"hidden0.weight": np.ones(3)}, None, InputError, r"shape \(2, 3\); came shape \(3,\)"),
+        (network, {"hidden0.weight": np.ones(3)}, None, InputError, r"shape \(2, 3\); got shape \(3,\)"),
         (student, {"output.weight": 2.0}, None, UnsupportedError, "Normal prior at site 'output.weight'"),
         (student, {"output.bias": 2.0}, None, ModelError, "parameter without a prior"),
         (student, {}, 0.5, UnsupportedError, "noise that is a random variable"),
@@ -276,7 +276,7 @@ def two_names(x: Any, y: Any = None) -> None:
     ("model", "sites", "error", "says"),
     [
         (two_names, None, ModelError, "two sites named 'w.base'"),
-        (hierarchical, ["ard"], UnsupportedError, "'ard'; came HalfNormal"),
+        (hierarchical, ["ard"], UnsupportedError, "'ard'; got HalfNormal"),
         (hierarchical, ["vv"], UnknownNameError, "unknown site of noncentred 'vv'"),
         (student, ["output.bias"], ModelError, "parameter without a prior"),
     ],
@@ -482,7 +482,7 @@ W = np.zeros((FEATURES, 1))
 @pytest.mark.parametrize(
     ("model", "prior", "error", "says"),
     [
-        (bounded, GaussianPrior({"w": W}, scale={"w": W + 1}), UnsupportedError, "'w'.*came Uniform"),
+        (bounded, GaussianPrior({"w": W}, scale={"w": W + 1}), UnsupportedError, "'w'.*got Uniform"),
         (
             turned_around,
             GaussianPrior({"noise": np.zeros(()), "w": W}, joint=((("noise", "w"), np.eye(1 + FEATURES)),)),
@@ -493,7 +493,7 @@ W = np.zeros((FEATURES, 1))
             turned_around,
             GaussianPrior({"w": W.ravel()}, scale={"w": W.ravel() + 1}),
             InputError,
-            r"shape \(2, 1\); came shape \(2,\)",
+            r"shape \(2, 1\); got shape \(2,\)",
         ),
         (
             turned_around,
@@ -541,10 +541,10 @@ def test_posteriors_without_a_gaussian_in_the_units_of_the_data_are_refused() ->
     indefinite = GaussianPrior({"w": W}, joint=((("w",), np.diag([1.0, -1.0])),))
     with pytest.raises(InputError, match="positive definite precision"):
         with_prior(turned_around, indefinite)
-    with pytest.raises(UnsupportedError, match="whose approximation is a Gaussian; came dict"):
+    with pytest.raises(UnsupportedError, match="whose approximation is a Gaussian; got dict"):
         with_prior(turned_around, {"w": W})
     point = bnn.MAP(steps=20, polish=False).fit(turned_around, X, Y, progress=False)
-    with pytest.raises(UnsupportedError, match="came Point"):
+    with pytest.raises(UnsupportedError, match="got Point"):
         with_prior(turned_around, point)
     scaled = SimpleNamespace(approximation=_Holder(indefinite), standardisation=object())
     with pytest.raises(UnsupportedError, match="standardise=True"):

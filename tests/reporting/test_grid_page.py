@@ -395,7 +395,7 @@ def test_every_figure_is_a_matplotlib_figure_of_its_own(whole: GridResult, measu
     simple = replace(whole, cells=whole.cells[whole.cells["data"] != "毫克"].copy())
     for changes in ({"to": "reference"}, {"score": "rmse"}):
         grid_figures.differences_figure(simple, **changes).savefig(io.BytesIO(), format="png", dpi=30)
-    with pytest.raises(InputError, match="'best' or 'reference'; came 'worst'"):
+    with pytest.raises(InputError, match="'best' or 'reference'; got 'worst'"):
         grid_figures.differences_figure(whole, to="worst")
     with pytest.raises(InputError, match="a result with a reference"):
         grid_figures.differences_figure(replace(whole, reference=None), to="reference")
@@ -677,7 +677,7 @@ def test_a_report_of_a_grid_is_one_file_and_numbers_come_on_demand(
     )
     monkeypatch.undo()
     monkeypatch.setattr(grid_page, "pictures_of", lambda *given: pytest.fail("something was drawn"))
-    with pytest.raises(InputError, match=r"ends in .html; came .*a.pdf"):
+    with pytest.raises(InputError, match=r"ends in .html; got .*a.pdf"):
         report(whole, tmp_path / "a.pdf")
     assert module.report is report
 

@@ -770,11 +770,11 @@ def test_bad_arguments_are_told_before_anything_is_drawn(
     fitted: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_pictures", lambda findings: pytest.fail("something was drawn"))
-    with pytest.raises(InputError, match="a Comparison or a GridResult; came dict"):
+    with pytest.raises(InputError, match="a Comparison or a GridResult; got dict"):
         report({}, tmp_path / "a.html")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"ends in .html; came .*a.pdf"):
+    with pytest.raises(InputError, match=r"ends in .html; got .*a.pdf"):
         report(fitted, tmp_path / "a.pdf")
-    with pytest.raises(InputError, match="None, 'csv' or 'parquet'; came 'xlsx'"):
+    with pytest.raises(InputError, match="None, 'csv' or 'parquet'; got 'xlsx'"):
         report(fitted, tmp_path / "a.html", numbers="xlsx")
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="a file that can be written"):
@@ -881,12 +881,12 @@ def test_every_kind_of_prediction_is_kept_as_it_was(rng: np.random.Generator, tm
 
 
 def test_a_folder_that_is_no_comparison_or_damaged_is_told(rng: np.random.Generator, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"the folder of a comparison; came .*without comparison\.json"):
+    with pytest.raises(InputError, match=r"the folder of a comparison; got .*without comparison\.json"):
         Comparison.load(tmp_path / "nowhere")
     kept = told(around(rng, a=0.0, b=0.1)).save(tmp_path / "kept")
     victim = kept / "b.prediction.safetensors"
     victim.write_bytes(victim.read_bytes()[:-8])
-    with pytest.raises(InputError, match=r"a whole comparison; came .*b\.prediction"):
+    with pytest.raises(InputError, match=r"a whole comparison; got .*b\.prediction"):
         Comparison.load(kept)
     victim.unlink()
     with pytest.raises(InputError, match="a whole comparison"):

@@ -174,8 +174,8 @@ def test_the_first_rule_that_names_a_cell_speaks_for_it(tmp_path: Path) -> None:
         InputError, True, errors.UnsupportedError, False,
     )  # fmt: skip
     assert second.reason == "This model has no curvature at all."
-    assert second.explains("UnsupportedError", "expected a curvature; came none")
-    assert not second.explains("InputError", "expected a curvature; came none")
+    assert second.explains("UnsupportedError", "expected a curvature; got none")
+    assert not second.explains("InputError", "expected a curvature; got none")
     assert not second.explains("UnsupportedError", "expected something else")
     assert found.why_not("c", "nuts", "numpyro") is None
     # What cannot be is not doubtful.
@@ -211,7 +211,7 @@ def test_what_fits_is_said_in_few_words(tmp_path: Path) -> None:
         ('models = ["c", "a"]', "models = []", InputError, "a list of names"),
         ('methods = ["map"]', 'methods = ["mop"]', UnknownNameError, "did you mean 'map'"),
         ('systems = ["numpyro"]', 'systems = ["numpiro"]', UnknownNameError, "did you mean 'numpyro'"),
-        ('not_methods = ["map"', 'methods = ["nuts"]\nnot_methods = ["map"', InputError, "came both"),
+        ('not_methods = ["map"', 'methods = ["nuts"]\nnot_methods = ["map"', InputError, "got both"),
         ('error = "ModelError"', 'error = "CurvatureError"', UnknownNameError, "error of impossible[3]"),
         ('error = "CurvatureError"', 'error = "CurveError"', UnknownNameError, "did you mean 'CurvatureError'"),
         ('says = "a shape"', 'says = " "', InputError, "says: expected words"),
@@ -331,7 +331,7 @@ def test_what_ends_in_an_error_is_told_by_its_name(matrix: Any, monkeypatch: pyt
     assert (record["outcome"], record["error"]) == ("failed", "CurvatureError")
     assert record["message"] == "Pyro's AutoLaplaceApproximation failed: expected one"
     assert matrix.contradiction(DECLARED, record) is None
-    assert "declared works, came failed" in matrix.contradiction(DECLARED, record | {"method": "map"})
+    assert "declared works, got failed" in matrix.contradiction(DECLARED, record | {"method": "map"})
     works = {"model": "linear_regression", "method": "mc-dropout", "system": "pyro", "outcome": "works"}
     assert "declared impossible" in matrix.contradiction(DECLARED, works)
     other = works | {"outcome": "refused", "error": "UnsupportedError", "message": "for another reason"}
@@ -374,7 +374,7 @@ def test_data_of_a_cell_are_drawn_from_its_model(matrix: Any, name: str) -> None
         assert np.ptp(y) > 0.0
 
 
-# --- the product: what came of it -------------------------------------------------------------------------
+# --- the product: what got of it -------------------------------------------------------------------------
 
 
 def test_the_stored_table_is_what_is_declared(matrix: Any) -> None:

@@ -92,7 +92,7 @@ def test_a_model_of_symbols_is_sketched_on_whole_numbers() -> None:
     # By the number of columns, and by an example.
     for inputs in (5, np.int64(5), np.array([[19, 0, 3]])):
         assert sites_of(zoo.sketch(model, inputs)) == wanted
-    with pytest.raises(ModelError, match=r"numbers 0\.\.19; came 20\.\.20"):
+    with pytest.raises(ModelError, match=r"numbers 0\.\.19; got 20\.\.20"):
         zoo.sketch(model, np.array([[20]]))
 
 
@@ -146,7 +146,7 @@ def test_what_a_model_refuses_is_said_as_it_was_first() -> None:
     def model(x: Any, y: Any = None) -> None:
         bnn.observe(y, bnn.conv2d("conv", x, 2, 3), likelihoods.Categorical())
 
-    with pytest.raises(ModelError, match=r"conv2d\('conv'\): expected images.*came shape \(1, 4\)"):
+    with pytest.raises(ModelError, match=r"conv2d\('conv'\): expected images.*got shape \(1, 4\)"):
         zoo.sketch(model, 4)
 
 
@@ -250,7 +250,7 @@ def test_a_file_of_ones_own_is_a_model(tmp_path: Path) -> None:
     ("content", "error", "words"),
     [
         (None, InputError, "which is no file"),
-        ("def modle(x, y=None): pass", ModelError, "came functions modle; try naming it `model`"),
+        ("def modle(x, y=None): pass", ModelError, "got functions modle; try naming it `model`"),
         ("DATA = 'iris'", ModelError, "no function at all"),
         ("def model(x, y=None)", ModelError, "SyntaxError"),
         ("import absent_module_xyz", ModelError, "installing 'absent_module_xyz', or PYTHONPATH="),

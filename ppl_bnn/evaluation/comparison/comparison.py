@@ -318,13 +318,13 @@ def _own_files(entries: Sequence[Path], comparison: Comparison) -> set[str]:
         entry for entry in entries if entry.name in own and (entry.is_symlink() or not entry.is_file())
     ]
     if strange or (own and not theirs):
-        came = (
+        got = (
             str(strange[0])
             if strange
             else f"{', '.join(sorted(own))} of something else in {entries[0].parent}"
         )
         raise InputError.of(
-            "folder", "a new folder, or that of a comparison to replace", came, "another folder"
+            "folder", "a new folder, or that of a comparison to replace", got, "another folder"
         )
     return own
 

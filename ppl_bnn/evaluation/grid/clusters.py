@@ -391,8 +391,8 @@ def on_ray(address: str, device: str) -> Iterator[Cluster]:
         ray: Any = importlib.import_module("ray")
     mine = not ray.is_initialized()
     if not mine and address != "auto":
-        came = f"ray://{address}, while this process is connected to another already"
-        raise InputError.of("engine", "the cluster of this process", came, "'ray://auto', or ray.shutdown()")
+        got = f"ray://{address}, while this process is connected to another already"
+        raise InputError.of("engine", "the cluster of this process", got, "'ray://auto', or ray.shutdown()")
     try:
         if mine:
             _connect(ray, address)
@@ -412,20 +412,20 @@ def _answered(call: Callable[[], Any]) -> Any:
 
     Raises TimeoutError after a minute. The thread then keeps waiting: it cannot be ended.
     """
-    came: list[tuple[Any, BaseException | None]] = []
+    got: list[tuple[Any, BaseException | None]] = []
 
     def ask() -> None:
         try:
-            came.append((call(), None))
+            got.append((call(), None))
         except BaseException as error:
-            came.append((None, error))
+            got.append((None, error))
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(RESTART)
-    if not came:
+    if not got:
         raise TimeoutError(f"its head has not answered for {RESTART:g} seconds")
-    result, error = came[0]
+    result, error = got[0]
     if error is not None:
         raise error
     return result

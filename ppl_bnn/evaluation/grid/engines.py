@@ -108,9 +108,9 @@ class Engine:
                 raise InputError.of("engine", kind, repr(word), f"engine={kind!r}")
             return cls(kind)
         if not re.fullmatch(r"(\w+://)?[^/:\s]+:\d+" + ("|auto" if kind == "ray" else ""), address):
-            came = repr(word)
+            got = repr(word)
             raise InputError.of(
-                "engine", f"{kind}://HOST:PORT", came, f"engine='{kind}://127.0.0.1:{_PORTS[kind]}'"
+                "engine", f"{kind}://HOST:PORT", got, f"engine='{kind}://127.0.0.1:{_PORTS[kind]}'"
             )
         package, extra = _EXTRAS[kind]
         if importlib.util.find_spec(package) is None:

@@ -125,8 +125,8 @@ class Grid:
                     raise unknown_name("data set in splits", label, known)
             for label in known:
                 if label not in self.splits:
-                    came = f"none for {label!r}"
-                    raise InputError.of("splits", "splits for each data set", came, "'random:5@0.9'")
+                    got = f"none for {label!r}"
+                    raise InputError.of("splits", "splits for each data set", got, "'random:5@0.9'")
             settled["splits"] = {label: splits.check(self.splits[label]) for label in known}
         else:
             settled["splits"] = splits.check(self.splits)
@@ -539,9 +539,9 @@ def _refuse_occupied(grid: Grid, out: str | os.PathLike[str]) -> None:
         return
     if before is None:
         if folder.is_dir() and not all(_BEGUN.fullmatch(entry.name) for entry in folder.iterdir()):
-            came = f"{folder}, with other files"
+            got = f"{folder}, with other files"
             raise InputError.of(
-                "out", "a new or an empty folder, or that of this grid", came, "another folder"
+                "out", "a new or an empty folder, or that of this grid", got, "another folder"
             )
         return
     axes = before["axes"]

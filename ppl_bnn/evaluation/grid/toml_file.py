@@ -224,8 +224,8 @@ class _Reader:
             if name not in known:
                 raise self._at(where, lambda name=name: unknown_name("key", name, known))
 
-    def _wrong(self, where: str, expected: str, came: str, advice: str) -> InputError:
-        return InputError.of(f"{self.name}, {where}", expected, came, advice)
+    def _wrong(self, where: str, expected: str, got: str, advice: str) -> InputError:
+        return InputError.of(f"{self.name}, {where}", expected, got, advice)
 
     def _at(self, where: str, action: Callable[[], Any]) -> Any:
         """The result of `action`; errors that it raises or returns are prefixed with the file and key."""

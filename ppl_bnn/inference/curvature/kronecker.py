@@ -422,7 +422,7 @@ def diagonal_of(prior: TensorPrior) -> np.ndarray:
     return prior if prior.ndim == 1 else np.diag(prior)
 
 
-def refuse_uneven(name: str, prior: TensorPrior, came: str = "") -> None:
+def refuse_uneven(name: str, prior: TensorPrior, got: str = "") -> None:
     """Raise `UnsupportedError` if the prior of the tensor `name` is not one precision.
 
     Parameters
@@ -431,14 +431,14 @@ def refuse_uneven(name: str, prior: TensorPrior, came: str = "") -> None:
         The name of the tensor.
     prior : TensorPrior
         Its prior.
-    came : str
+    got : str
         A description of the prior for the message.
     """
     if not is_one_precision(prior):
         raise UnsupportedError.of(
             f"block {name!r}",
             "one precision of the prior for the whole tensor, which Kronecker factors need",
-            came or described(prior),
+            got or described(prior),
             "prior_approximation='kron' or 'mean', or structure='diag' or 'full'",
         )
 

@@ -430,12 +430,12 @@ class Tuned:
     history: tuple[float, ...]
 
 
-def indefinite(came: str) -> CurvatureError:
+def indefinite(got: str) -> CurvatureError:
     """The `CurvatureError` of a curvature with negative eigenvalues."""
     return CurvatureError.of(
         "evidence",
         "a data curvature without negative eigenvalues",
-        came,
+        got,
         'curvature="ggn", or a mode that is better converged',
     )
 

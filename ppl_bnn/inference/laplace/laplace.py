@@ -229,7 +229,7 @@ class Laplace(Method):
         """Refuse each combination that is not defined, with an alternative."""
         tuned = self.tune != "none" or self.noise == "evidence"
         sub = str(self.weights).startswith("largest")
-        for impossible, expected, came, advice in (
+        for impossible, expected, got, advice in (
             (
                 self.structure == "kron" and self.curvature == "hessian",
                 "a curvature that is a sum of products of gradients",
@@ -302,7 +302,7 @@ class Laplace(Method):
             ),
         ):
             if impossible:
-                raise UnsupportedError.of("Laplace", expected, came, advice)
+                raise UnsupportedError.of("Laplace", expected, got, advice)
 
     # -- cost and weakness
 

@@ -254,7 +254,7 @@ class MCLMC(Sampler):
             )
         return figures, tuple(warnings)
 
-    def _collapsed(self, chain: int, came: str) -> DivergenceError:
+    def _collapsed(self, chain: int, got: str) -> DivergenceError:
         wanted = (
             f"trajectories accepted with probability {self.target_accept:g}"
             if self.adjusted
@@ -263,7 +263,7 @@ class MCLMC(Sampler):
         return DivergenceError.of(
             f"{self.name}, chain {chain}, whose tuning has collapsed",
             wanted,
-            came,
+            got,
             "start=MAP(), a longer warm-up, narrower priors or standardised data",
         )
 

@@ -82,7 +82,7 @@ class ManyChains(Sampler):
         refused = int(np.max(statistics["adaptation_refused"]))
         if refused > FROZEN * self.warmup:
             found.append(
-                f"the adaptation was frozen: in {refused} of {self.warmup} warm-up transitions nothing finite came "
+                f"the adaptation was frozen: in {refused} of {self.warmup} warm-up transitions nothing finite got "
                 f"back to learn from, so the step size is none that was tuned: try start=MAP(), narrower priors, or "
                 f"standardised inputs and targets"
             )

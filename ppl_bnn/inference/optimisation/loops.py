@@ -323,8 +323,8 @@ def evidence_bound(
     assert log_q is not None
     values = problem.program.log_joint_draws(u, problem.x, problem.y).astype(np.float64) - log_q
     if not np.all(np.isfinite(values)):
-        came = f"{int((~np.isfinite(values)).sum())} of {len(values)} draws without a finite log joint"
-        raise DivergenceError.of(method, "a finite ELBO", came, advice)
+        got = f"{int((~np.isfinite(values)).sum())} of {len(values)} draws without a finite log joint"
+        raise DivergenceError.of(method, "a finite ELBO", got, advice)
     return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
 
 

@@ -645,11 +645,11 @@ def _start_scale(site: Site, scale: Any) -> np.ndarray:
         scale = scale[site.name]
     value = np.asarray(scale, dtype=float)
     if value.shape not in ((), site.unconstrained_shape) or not np.all((value > 0) & np.isfinite(value)):
-        came = f"shape {value.shape}, smallest {value.min() if value.size else math.nan:.3g}"
+        got = f"shape {value.shape}, smallest {value.min() if value.size else math.nan:.3g}"
         raise InputError.of(
             "guide",
             f"positive standard deviations at the start for {site.name!r}, a number or {site.unconstrained_shape}",
-            came,
+            got,
             "0.1",
         )
     return np.broadcast_to(value, site.unconstrained_shape)

@@ -262,21 +262,21 @@ class MCDropout(Method):
     ) -> str:
         """The site of the weight of the map `name`, if dropping its inputs amounts to dropping rows of that site."""
         site = next(use.weight for use in uses if use.name == name)
-        came = None
+        got = None
         if site is None:
-            came = "one that is computed, or a constant"
+            got = "one that is computed, or a constant"
         elif sum(use.name == name or use.weight == site for use in uses) > 1:
-            came = f"{site!r}, used more than once"
+            got = f"{site!r}, used more than once"
         elif _used_elsewhere(problem, site, row, w):
-            came = f"{site!r}, with another use outside of linear maps"
+            got = f"{site!r}, with another use outside of linear maps"
         elif not _is_unconstrained(problem, site):
-            came = f"{site!r}, which has a constraint and cannot be zero"
-        if came is not None:
+            got = f"{site!r}, which has a constraint and cannot be zero"
+        if got is not None:
             others = [other for other in dict.fromkeys(use.name for use in uses) if other != name]
             raise UnsupportedError.of(
                 f"MCDropout, layer {name!r}",
                 "a weight that is a site by itself, used in this one place",
-                came,
+                got,
                 f"layers= among {others}" if others else "bnn.dense with a prior over the weights",
             )
         return site  # pyright: ignore[reportReturnType]

@@ -292,12 +292,12 @@ def linear_weights(
         if name in used and sites[name].shape == sites[name].unconstrained_shape
     )
     if not names:
-        came = "none with " + ", ".join(sorted({type(block).__name__ for block in guide.blocks}))
+        got = "none with " + ", ".join(sorted({type(block).__name__ for block in guide.blocks}))
         advice = "guide='normal', or {'hidden*': 'normal', ...}"
         if not used:
-            came = "none that can be seen: a module keeps its own, and a product written out is no bnn.linear"
+            got = "none that can be seen: a module keeps its own, and a product written out is no bnn.linear"
             advice = "estimator='plain', or bnn.dense in its place"
         raise UnsupportedError.of(
-            "SVI", f"independent normals on weights of linear maps, for estimator={estimator!r}", came, advice
+            "SVI", f"independent normals on weights of linear maps, for estimator={estimator!r}", got, advice
         )
     return names, shared_weights(program.model, w, x, names)

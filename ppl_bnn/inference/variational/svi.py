@@ -457,10 +457,10 @@ class _Fit:
     def _centre(self, start: Posterior) -> dict[str, np.ndarray]:
         centre = start.approximation.centre()
         wanted = {name: site.unconstrained_shape for name, site in self.problem.program.sites.items()}
-        came = {name: np.shape(value) for name, value in centre.items()}
-        if wanted != came:
+        got = {name: np.shape(value) for name, value in centre.items()}
+        if wanted != got:
             raise InputError.of(
-                "start", f"a posterior over {wanted}", f"one over {came}", "a posterior of the same model"
+                "start", f"a posterior over {wanted}", f"one over {got}", "a posterior of the same model"
             )
         return {name: np.asarray(centre[name], float) for name in wanted}
 

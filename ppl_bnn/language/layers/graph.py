@@ -72,8 +72,8 @@ def graph_conv(
     if len(shape) != 2:
         raise ModelError.of(f"{word}", "features (N, F), a row for each node", f"shape {shape}", "x[:, None]")
     if (adjacency is None) == (edges is None):
-        came = "neither" if edges is None else "both"
-        raise ModelError.of(f"{word}", "either adjacency or edges", came, "adjacency=x['adjacency']")
+        got = "neither" if edges is None else "both"
+        raise ModelError.of(f"{word}", "either adjacency or edges", got, "adjacency=x['adjacency']")
     weight, offset = weight_and_bias(word, name, (shape[1], width), shape[1], prior, bias)
     coupled()
     if edges is None:
@@ -102,7 +102,7 @@ def _check_adjacency(word: str, adjacency: Any, nodes: int) -> None:
     seen = ops.concrete(adjacency)
     if seen is None:
         return
-    for wrong, came in (
+    for wrong, got in (
         (bool((seen < 0).any()), "a negative one"),
         (bool((seen != seen.T).any()), "one that is not symmetric"),
         (bool(np.diag(seen).any()), "an edge from a node to itself"),
@@ -111,7 +111,7 @@ def _check_adjacency(word: str, adjacency: Any, nodes: int) -> None:
             raise ModelError.of(
                 f"{word}",
                 "a symmetric adjacency, not negative, with zeros on the diagonal",
-                came,
+                got,
                 "np.maximum(A, A.T)",
             )
 
@@ -120,10 +120,10 @@ def _checked_edges(word: str, edges: Any, nodes: int) -> np.ndarray:
     """Edges (E, 2), each once, between different existing nodes."""
     seen = edges if isinstance(edges, np.ndarray) else ops.concrete(edges)
     if seen is None or seen.ndim != 2 or seen.shape[1] != 2 or seen.dtype.kind not in "iu":
-        came = (
+        got = (
             "an array whose numbers cannot be seen" if seen is None else f"{seen.dtype} of shape {seen.shape}"
         )
-        raise ModelError.of(f"{word}", "edges (E, 2), whole numbers in NumPy", came, "np.array([[0, 1]])")
+        raise ModelError.of(f"{word}", "edges (E, 2), whole numbers in NumPy", got, "np.array([[0, 1]])")
     if len(seen) and (seen.min() < 0 or seen.max() >= nodes):
         raise ModelError.of(
             f"{word}",

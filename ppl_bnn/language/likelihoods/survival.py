@@ -176,14 +176,14 @@ class Censored:
     def __post_init__(self) -> None:
         if isinstance(self.base, Gaussian | HeteroscedasticGaussian | Laplace | Weibull):
             return
-        came = self.base.__name__ if isinstance(self.base, type) else type(self.base).__name__
+        got = self.base.__name__ if isinstance(self.base, type) else type(self.base).__name__
         if isinstance(self.base, type) and self.base in (Gaussian, HeteroscedasticGaussian, Laplace, Weibull):
-            expected, came, advice = "an instance of a likelihood", f"the class {came}", f"{came}()"
+            expected, got, advice = "an instance of a likelihood", f"the class {got}", f"{got}()"
         else:
             expected = "a likelihood whose tails both systems differentiate: Weibull, Gaussian, "
             expected += "HeteroscedasticGaussian, Laplace"
             advice = "Censored(Gaussian(noise)) of log times, or Censored(Weibull(shape))"
-        raise UnsupportedError.of("likelihoods.Censored", expected, came, advice)
+        raise UnsupportedError.of("likelihoods.Censored", expected, got, advice)
 
     @property
     def form(self) -> Censored:

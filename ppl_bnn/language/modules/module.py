@@ -209,11 +209,11 @@ def _chosen(word: str, prior: Priors, parameters: Sequence[Parameter]) -> dict[s
         if given is None or any(given is other for other in checked):
             continue
         if not _is_prior(given):
-            came = f"the class {given.__name__}" if isinstance(given, type) else repr(given)
+            got = f"the class {given.__name__}" if isinstance(given, type) else repr(given)
             raise ModelError.of(
                 f"{word}",
                 f"a prior of {parameter.name!r}, or None to hold it",
-                came,
+                got,
                 "bnn.priors.Normal(0.0, 'fan_in')",
             )
         checked.append(given)
@@ -338,15 +338,15 @@ def _framework(word: str, network: Any) -> Framework:
         return found
     homes = {} if isinstance(network, type) else _homes(type(network))
     if isinstance(network, type):
-        came, advice = f"the class {network.__name__}", f"{network.__name__}(...), made outside of the model"
+        got, advice = f"the class {network.__name__}", f"{network.__name__}(...), made outside of the model"
     elif ("pyro", "PyroModule") in homes:
-        came, advice = "a PyroModule", "the plain torch module, whose priors are given here by prior="
+        got, advice = "a PyroModule", "the plain torch module, whose priors are given here by prior="
     elif ("flax", "Module") in homes:
-        came = f"{type(network).__name__}, a module of flax.linen"
+        got = f"{type(network).__name__}, a module of flax.linen"
         advice = "flax.nnx.bridge.ToNNX(module, rngs=nnx.Rngs(0)).lazy_init(x)"
     else:
-        came, advice = repr(network), "bnn.dense and bnn.linear for functions written in the model"
-    raise ModelError.of(f"{word}", "a torch.nn.Module, a flax.nnx.Module or an equinox.Module", came, advice)
+        got, advice = repr(network), "bnn.dense and bnn.linear for functions written in the model"
+    raise ModelError.of(f"{word}", "a torch.nn.Module, a flax.nnx.Module or an equinox.Module", got, advice)
 
 
 def _homes(kind: type) -> dict[tuple[str, str], str]:

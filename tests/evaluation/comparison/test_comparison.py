@@ -797,7 +797,7 @@ def test_files_that_no_comparison_has_written_are_not_replaced(
     quick(monkeypatch)
     (tmp_path / "figure.png").write_bytes(b"mine")
     with pytest.raises(
-        InputError, match=r"that of a comparison to replace; came figure.png of something else"
+        InputError, match=r"that of a comparison to replace; got figure.png of something else"
     ):
         later.save(tmp_path)
     assert content(tmp_path) == {"figure.png": b"mine"}

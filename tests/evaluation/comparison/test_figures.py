@@ -420,7 +420,7 @@ def test_the_band_of_the_mean_is_that_of_the_draws_that_count(rng: np.random.Gen
 
 
 def test_a_curve_of_something_else_is_refused(rng: np.random.Generator) -> None:
-    with pytest.raises(InputError, match=r"x of shape \(9,\); came \(9, 1\)"):
+    with pytest.raises(InputError, match=r"x of shape \(9,\); got \(9, 1\)"):
         draw_curve(bare_axes(), rng.normal(size=(9, 1)), numbers(rng, 9))
     several = Prediction("Normal", {"loc": np.zeros((2, 9, 2)), "scale": np.ones((2, 9, 2))})
     for prediction in (several, halves(rng.normal(size=(9, 2)))):
@@ -472,7 +472,7 @@ def test_lines_of_several_classes_are_of_the_most_probable_one() -> None:
 
 def test_a_map_of_something_else_is_refused(rng: np.random.Generator) -> None:
     across = np.linspace(0.0, 1.0, 4)
-    with pytest.raises(InputError, match="4 x 4 places; came 9 rows"):
+    with pytest.raises(InputError, match="4 x 4 places; got 9 rows"):
         draw_class_map(bare_axes(), across, across, halves(rng.normal(size=(9, 2))))
     with pytest.raises(UnsupportedError):
         draw_class_map(bare_axes(), across, across, numbers(rng, 16))

@@ -74,7 +74,7 @@ def square(number: int) -> int:
 def computed(
     dies: Callable[[int, int], None], numbers: list[int], size: int = 2
 ) -> tuple[dict[int, Any], list[int]]:
-    """What came of the pieces, and of which a connection was made."""
+    """What got of the pieces, and of which a connection was made."""
     begun: dict[int, int] = {}
     connections: list[int] = []
 
@@ -136,7 +136,7 @@ def test_a_cluster_that_goes_on_ending_is_named() -> None:
         if number == 1:
             raise ConnectionError("cut")
 
-    with pytest.raises(ClusterError, match=r"dask://h:1 to go on; came the end of it .*cut"):
+    with pytest.raises(ClusterError, match=r"dask://h:1 to go on; got the end of it .*cut"):
         computed(dies, [0, 1, 2])
 
 
@@ -178,7 +178,7 @@ def test_what_is_refused_while_connecting_has_a_name() -> None:
     def refused() -> Any:
         raise ConnectionRefusedError("nobody is there")
 
-    with pytest.raises(ClusterError, match=r"ray://auto to go on; came .*nobody is there"):
+    with pytest.raises(ClusterError, match=r"ray://auto to go on; got .*nobody is there"):
         dict(clusters.computed(refused, "ray://auto", square, {0: (0,)}, None))
 
 

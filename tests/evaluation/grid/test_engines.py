@@ -446,7 +446,7 @@ def test_nothing_asks_ray_after_the_end_of_a_call(
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (ConnectionAbortedError("not you"), r"a cluster that answers; came .*: not you"),
+        (ConnectionAbortedError("not you"), r"a cluster that answers; got .*: not you"),
         (RuntimeError("another version"), "another version"),
     ],
 )

@@ -504,7 +504,7 @@ def test_kinds():
         assert p.class_names == ("a", "b", "c")
     with pytest.raises(UnknownNameError, match="did you mean 'probit'"):
         predictive(BERNOULLI, [[0.0]], [[[1.0]]], "probi")
-    with pytest.raises(UnsupportedError, match="Gaussian has: linearised; came probit"):
+    with pytest.raises(UnsupportedError, match="Gaussian has: linearised; got probit"):
         predictive(GAUSSIAN, [[0.0, 0.0]], [np.eye(2)], "probit")
     with pytest.raises(UnsupportedError, match="Bernoulli"):
         predictive(BERNOULLI, [[0.0]], [[[1.0]]], "probit_covariance")

@@ -97,7 +97,7 @@ def without_centre():
 def test_a_posterior_without_a_centre_is_refused_by_name(without_centre):
     problem, posteriors = without_centre
     for name, posterior in posteriors.items():
-        with pytest.raises(UnsupportedError, match=f"with a centre.*came {name}.*optimise=True"):
+        with pytest.raises(UnsupportedError, match=f"with a centre.*got {name}.*optimise=True"):
             bnn.Laplace(start=posterior, optimise=False)
         # To begin an optimisation any draw will do.
         found = bnn.fit(problem.model, problem.x, problem.y, bnn.Laplace(start=posterior, steps=100))
@@ -106,11 +106,11 @@ def test_a_posterior_without_a_centre_is_refused_by_name(without_centre):
 
 def test_a_method_without_a_centre_is_refused_before_it_is_fitted():
     for method in (bnn.NUTS(), bnn.SMC(), bnn.SVGD(), bnn.Ensemble(bnn.MAP(), 3), bnn.Stacked(bnn.NUTS())):
-        with pytest.raises(UnsupportedError, match=rf"with a centre.*came {method.name}"):
+        with pytest.raises(UnsupportedError, match=rf"with a centre.*got {method.name}"):
             bnn.Laplace(start=method, optimise=False)
     # Whether a guide has a centre shows once it is fitted.
     problem = Conjugate.make()
-    with pytest.raises(UnsupportedError, match=r"with a centre.*came SVI"):
+    with pytest.raises(UnsupportedError, match=r"with a centre.*got SVI"):
         taken(problem, bnn.SVI(guide=Mixture(2), steps=2, elbo_draws=50))
 
 

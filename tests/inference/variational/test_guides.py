@@ -552,9 +552,7 @@ def test_options_of_families_are_whole_numbers(value: Any):
 
 def test_dense_factors_above_their_size_are_refused():
     wide = Site("hidden0.weight", (3001, 2), (3001, 2))
-    with pytest.raises(
-        InputError, match=r"FullRank: expected at most 3000 coordinates.*came 6002.*'lowrank'"
-    ):
+    with pytest.raises(InputError, match=r"FullRank: expected at most 3000 coordinates.*got 6002.*'lowrank'"):
         Guide.of("fullrank", [wide])
     with pytest.raises(
         InputError, match=r"MatrixNormal: .* 3000 rows and columns in 'hidden0\.weight'.*3001"
@@ -686,7 +684,7 @@ def test_a_family_of_another_file_is_known_once_it_is_registered(monkeypatch: py
     assert guide.entropy(params) is None
     assert guide.mean(params)["hidden0.bias"] is None
     assert guide.mean(params)["output.bias"] is not None
-    with pytest.raises(UnsupportedError, match="a guide that is Gaussian; came Unknown over noise"):
+    with pytest.raises(UnsupportedError, match="a guide that is Gaussian; got Unknown over noise"):
         guide.as_prior(params)
     assert np.array_equal(guide.centre(params)["noise"], params["1:loc"][0])
 
@@ -759,10 +757,10 @@ def test_a_saved_guide_comes_back_to_the_same_bits(guide: str, tmp_path: Path):
         model, x, y
     )
     again: Any = bnn.load(posterior.save(tmp_path / "kept"), model)
-    kept, came = posterior.approximation, again.approximation
-    assert came.guide == kept.guide
+    kept, got = posterior.approximation, again.approximation
+    assert got.guide == kept.guide
     for stored in ("parameters", "values", "prior_scales"):
-        before, after = getattr(kept, stored), getattr(came, stored)
+        before, after = getattr(kept, stored), getattr(got, stored)
         assert list(before) == list(after)
         for name, value in before.items():
             assert after[name].dtype == value.dtype

@@ -191,7 +191,7 @@ def positive(x, y=None):
 
 
 @pytest.mark.parametrize(
-    ("model", "layer", "came"),
+    ("model", "layer", "got"),
     [
         (noncentred, "output", "computed"),
         (twice, "second", "'weight', used more than once"),
@@ -199,9 +199,9 @@ def positive(x, y=None):
         (positive, "output", "constraint"),
     ],
 )
-def test_weights_that_cannot_be_dropped_are_refused_by_name(ppl, model, layer, came):
+def test_weights_that_cannot_be_dropped_are_refused_by_name(ppl, model, layer, got):
     x, y = regression_data(rows=10)
-    with pytest.raises(UnsupportedError, match=f"layer '{layer}'.*a site by itself.*{came}"):
+    with pytest.raises(UnsupportedError, match=f"layer '{layer}'.*a site by itself.*{got}"):
         bnn.fit(model, x, y, MCDropout(layers=(layer,), ppl=ppl))
 
 

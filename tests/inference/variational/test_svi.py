@@ -223,7 +223,7 @@ def moments(posterior: Any) -> tuple[np.ndarray, np.ndarray]:
 
 @IN_NUMPYRO
 def test_the_best_full_rank_guide_is_the_posterior_and_its_bound_the_evidence(ppl: str) -> None:
-    # Without the score the gradient has no noise at the optimum: what is left is how far Adam came. It divides by the
+    # Without the score the gradient has no noise at the optimum: what is left is how far Adam got. It divides by the
     # size of past gradients, and as they vanish it takes a sudden step now and then, which a mean over draws prevents.
     method = SVI(
         ppl=ppl,

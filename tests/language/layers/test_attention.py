@@ -150,12 +150,12 @@ X = np.zeros((2, 4, 6))
 @pytest.mark.parametrize(
     ("action", "says"),
     [
-        (lambda: attention("a", X, 4), r"attention\('a'\): expected channels that 4 heads.*came 6.*heads=2"),
-        (lambda: attention("a", X, 0), "a positive whole number as heads; came 0"),
-        (lambda: attention("a", X[0], 2), r"sequences of shape \(N, time, channels\); came shape \(4, 6\)"),
+        (lambda: attention("a", X, 4), r"attention\('a'\): expected channels that 4 heads.*got 6.*heads=2"),
+        (lambda: attention("a", X, 0), "a positive whole number as heads; got 0"),
+        (lambda: attention("a", X[0], 2), r"sequences of shape \(N, time, channels\); got shape \(4, 6\)"),
         (lambda: attention("a", X, 2, mask=np.ones((2, 3))), r"a mask of shape \(2, 4\)"),
-        (lambda: attention("a", X, 2, mask=np.zeros((2, 4))), "a position in every row; came none in row 0"),
-        (lambda: attention("a", X, 2, prior="normal"), "a prior; came 'normal'"),  # pyright: ignore
+        (lambda: attention("a", X, 2, mask=np.zeros((2, 4))), "a position in every row; got none in row 0"),
+        (lambda: attention("a", X, 2, prior="normal"), "a prior; got 'normal'"),  # pyright: ignore
         (
             lambda: transformer_block("b", X, 2, 0),
             r"transformer_block\('b'\): expected a positive whole number",

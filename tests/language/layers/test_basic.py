@@ -274,29 +274,26 @@ W = np.zeros((3, 3, 3, 4))
 @pytest.mark.parametrize(
     ("action", "says"),
     [
-        (
-            lambda: conv2d("c", X, 0, 3),
-            r"conv2d\('c'\): expected a positive whole number as channels; came 0",
-        ),
-        (lambda: conv2d("c", X, 2.5, 3), "came 2.5"),  # pyright: ignore
-        (lambda: conv2d("c", X, True, 3), "came True"),
+        (lambda: conv2d("c", X, 0, 3), r"conv2d\('c'\): expected a positive whole number as channels; got 0"),
+        (lambda: conv2d("c", X, 2.5, 3), "got 2.5"),  # pyright: ignore
+        (lambda: conv2d("c", X, True, 3), "got True"),
         (lambda: conv2d("c", X, 4, 0), r"conv2d\('c'\): expected a positive whole number as kernel"),
-        (lambda: conv2d("c", X, 4, (3, 3, 3)), r"kernel, or \(height, width\); came \(3, 3, 3\)"),  # pyright: ignore
-        (lambda: conv2d("c", X, 4, 3, stride=(1, 0)), r"as stride.*came \(1, 0\)"),
-        (lambda: conv2d("c", X, 4, 3, padding="full"), r"padding 'valid', 'same'.*came 'full'"),
-        (lambda: conv2d("c", X, 4, 3, padding=-1), "came -1"),
-        (lambda: conv2d("c", X, 4, 3, padding=True), "came True"),
-        (lambda: conv2d("c", X, 4, 3, padding=(1, 1)), r"came \(1, 1\)"),  # pyright: ignore
-        (lambda: conv2d("c", X, 4, 3, padding=((0, 1), (0.5, 0))), "came .*0.5"),  # pyright: ignore
-        (lambda: conv2d("c", X[0], 4, 3), r"\(N, height, width, channels\); came shape \(6, 5, 3\)"),
+        (lambda: conv2d("c", X, 4, (3, 3, 3)), r"kernel, or \(height, width\); got \(3, 3, 3\)"),  # pyright: ignore
+        (lambda: conv2d("c", X, 4, 3, stride=(1, 0)), r"as stride.*got \(1, 0\)"),
+        (lambda: conv2d("c", X, 4, 3, padding="full"), r"padding 'valid', 'same'.*got 'full'"),
+        (lambda: conv2d("c", X, 4, 3, padding=-1), "got -1"),
+        (lambda: conv2d("c", X, 4, 3, padding=True), "got True"),
+        (lambda: conv2d("c", X, 4, 3, padding=(1, 1)), r"got \(1, 1\)"),  # pyright: ignore
+        (lambda: conv2d("c", X, 4, 3, padding=((0, 1), (0.5, 0))), "got .*0.5"),  # pyright: ignore
+        (lambda: conv2d("c", X[0], 4, 3), r"\(N, height, width, channels\); got shape \(6, 5, 3\)"),
         (
             lambda: conv2d("c", X, 4, 6, padding="valid"),
             r"size \(6, 6\) of the kernel.*height and width \(6, 5\)",
         ),
-        (lambda: conv2d("c", X, 4, 3, prior="normal"), "a prior; came 'normal'"),  # pyright: ignore
-        (lambda: conv2d("c", X, 4, 3, bias="yes"), "a prior; came 'yes'"),  # pyright: ignore
-        (lambda: ops.conv2d(X, W[:, :, :2]), r"\(kh, kw, 3, channels\).*came shape \(3, 3, 2, 4\)"),
-        (lambda: ops.conv2d(X, W[0]), r"came shape \(3, 3, 4\)"),
+        (lambda: conv2d("c", X, 4, 3, prior="normal"), "a prior; got 'normal'"),  # pyright: ignore
+        (lambda: conv2d("c", X, 4, 3, bias="yes"), "a prior; got 'yes'"),  # pyright: ignore
+        (lambda: ops.conv2d(X, W[:, :, :2]), r"\(kh, kw, 3, channels\).*got shape \(3, 3, 2, 4\)"),
+        (lambda: ops.conv2d(X, W[0]), r"got shape \(3, 3, 4\)"),
         (lambda: ops.conv2d(X[0], W), r"\(N, height, width, channels\)"),
         (lambda: ops.patches(X, 7), r"ops\.patches"),
         (
@@ -516,7 +513,7 @@ def test_a_residual_block_is_made_of_what_torch_has(
 def test_a_branch_is_added_and_never_broadcast(rng: np.random.Generator) -> None:
     x = rng.normal(size=(2, 3))
     np.testing.assert_array_equal(residual(x, lambda h: 2 * h), 3 * x)
-    with pytest.raises(ModelError, match=r"keeps the shape \(2, 3\); came shape \(2, 1\)"):
+    with pytest.raises(ModelError, match=r"keeps the shape \(2, 3\); got shape \(2, 1\)"):
         residual(x, lambda h: h[:, :1])
 
 
@@ -571,35 +568,32 @@ S = np.zeros((2, 5, 3))
 @pytest.mark.parametrize(
     ("action", "says"),
     [
-        (
-            lambda: conv1d("c", S, 0, 3),
-            r"conv1d\('c'\): expected a positive whole number as channels; came 0",
-        ),
-        (lambda: conv1d("c", S, 4, (3, 3)), r"whole number as kernel; came \(3, 3\)"),  # pyright: ignore
-        (lambda: conv1d("c", S, 4, 3, stride=0), "as stride; came 0"),
-        (lambda: conv1d("c", S, 4, 3, padding="full"), r"'same', a whole number.*came 'full'"),
-        (lambda: conv1d("c", S, 4, 3, padding=(1, -1)), r"came \(1, -1\)"),
-        (lambda: conv1d("c", S, 4, 3, padding=True), "came True"),
-        (lambda: conv1d("c", X, 4, 3), r"\(N, time, channels\); came shape \(2, 6, 5, 3\)"),
-        (lambda: conv1d("c", S, 4, 6, padding="valid"), "length 6 of the kernel.*came length 5"),
-        (lambda: ops.conv1d(S, np.zeros((3, 2, 4))), r"\(k, 3, channels\).*came shape \(3, 2, 4\)"),
-        (lambda: ops.conv1d(S, W), r"came shape \(3, 3, 3, 4\)"),
+        (lambda: conv1d("c", S, 0, 3), r"conv1d\('c'\): expected a positive whole number as channels; got 0"),
+        (lambda: conv1d("c", S, 4, (3, 3)), r"whole number as kernel; got \(3, 3\)"),  # pyright: ignore
+        (lambda: conv1d("c", S, 4, 3, stride=0), "as stride; got 0"),
+        (lambda: conv1d("c", S, 4, 3, padding="full"), r"'same', a whole number.*got 'full'"),
+        (lambda: conv1d("c", S, 4, 3, padding=(1, -1)), r"got \(1, -1\)"),
+        (lambda: conv1d("c", S, 4, 3, padding=True), "got True"),
+        (lambda: conv1d("c", X, 4, 3), r"\(N, time, channels\); got shape \(2, 6, 5, 3\)"),
+        (lambda: conv1d("c", S, 4, 6, padding="valid"), "length 6 of the kernel.*got length 5"),
+        (lambda: ops.conv1d(S, np.zeros((3, 2, 4))), r"\(k, 3, channels\).*got shape \(3, 2, 4\)"),
+        (lambda: ops.conv1d(S, W), r"got shape \(3, 3, 3, 4\)"),
         (lambda: ops.max_pool(S, 2, 1, 2), r"ops\.max_pool: expected padding smaller"),
-        (lambda: ops.avg_pool(S, (2, 2)), r"whole number as kernel; came \(2, 2\)"),
+        (lambda: ops.avg_pool(S, (2, 2)), r"whole number as kernel; got \(2, 2\)"),
         (lambda: layer_norm("n", S[..., :1]), r"layer_norm\('n'\): expected.*two channels"),
-        (lambda: layer_norm("n", S, epsilon=0.0), "a small positive epsilon; came 0.0"),
-        (lambda: layer_norm("n", S, gain="one"), "a prior; came 'one'"),  # pyright: ignore
+        (lambda: layer_norm("n", S, epsilon=0.0), "a small positive epsilon; got 0.0"),
+        (lambda: layer_norm("n", S, gain="one"), "a prior; got 'one'"),  # pyright: ignore
         (lambda: filter_response_norm("n", S[:, :1]), "at least two places"),
-        (lambda: filter_response_norm("n", S[0]), r"came shape \(5, 3\)"),
+        (lambda: filter_response_norm("n", S[0]), r"got shape \(5, 3\)"),
         (lambda: residual_block("r", S[0], 3), r"residual_block\('r'\)"),
         (
             lambda: embedding("e", S, 4, 2),
-            r"embedding\('e'\): expected whole numbers; came an array of float64",
+            r"embedding\('e'\): expected whole numbers; got an array of float64",
         ),
-        (lambda: embedding("e", np.array([[0, 4]]), 4, 2), r"numbers 0\.\.3; came 0\.\.4; try size=5"),
-        (lambda: embedding("e", np.array([[-1]]), 4, 2), r"came -1\.\.-1"),
+        (lambda: embedding("e", np.array([[0, 4]]), 4, 2), r"numbers 0\.\.3; got 0\.\.4; try size=5"),
+        (lambda: embedding("e", np.array([[-1]]), 4, 2), r"got -1\.\.-1"),
         (lambda: embedding("e", np.array([[1]]), 0, 2), "whole number as size"),
-        (lambda: learned_positions("p", S, length=4), "at most 4 positions; came 5"),
+        (lambda: learned_positions("p", S, length=4), "at most 4 positions; got 5"),
         (lambda: learned_positions("p", S[0]), r"learned_positions\('p'\): expected sequences"),
     ],
 )

@@ -190,7 +190,7 @@ def test_a_prior_is_handed_on() -> None:
     ("action", "says"),
     [
         (lambda: cnn(IMAGES, [], [3]), "cnn: expected a list of at least one number of channels"),
-        (lambda: resnet(IMAGES, 3, 3), "resnet: expected a list of at least one number of channels; came 3"),  # pyright: ignore
+        (lambda: resnet(IMAGES, 3, 3), "resnet: expected a list of at least one number of channels; got 3"),  # pyright: ignore
         (lambda: resnet(IMAGES, [3], 3, blocks=0), "a positive whole number as blocks"),
         (lambda: transformer(IMAGES, 3, 4, 2), r"transformer: expected sequences"),
         (lambda: transformer(TOKENS, 3, 5, 2, size=4), "channels that 2 heads can share equally"),

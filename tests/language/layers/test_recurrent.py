@@ -160,13 +160,13 @@ X = np.zeros((2, 4, 3))
 @pytest.mark.parametrize(
     ("action", "says"),
     [
-        (lambda: gru("a", X, 0), r"gru\('a'\): expected a positive whole number as width; came 0"),
+        (lambda: gru("a", X, 0), r"gru\('a'\): expected a positive whole number as width; got 0"),
         (lambda: lstm("a", X[0], 2), r"lstm\('a'\): expected sequences of shape \(N, time, channels\)"),
-        (lambda: gru("a", X, 2, prior="normal"), "a prior; came 'normal'"),  # pyright: ignore
-        (lambda: gru("a", X, 2, mask=np.ones((2, 3))), r"a mask of shape \(2, 4\).*came shape \(2, 3\)"),
+        (lambda: gru("a", X, 2, prior="normal"), "a prior; got 'normal'"),  # pyright: ignore
+        (lambda: gru("a", X, 2, mask=np.ones((2, 3))), r"a mask of shape \(2, 4\).*got shape \(2, 3\)"),
         (
             lambda: lstm("a", X, 2, mask=np.arange(8).reshape(2, 4) > 3),
-            "a position in every row; came none in row 0",
+            "a position in every row; got none in row 0",
         ),
     ],
 )

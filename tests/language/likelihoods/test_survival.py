@@ -557,7 +557,7 @@ def test_concordance_of_values_that_are_not_censored() -> None:
     assert scores.concordance_index(prediction, [5.0, 6.0, 7.0]) == 1.0
     assert scores.concordance_index(prediction, [7.0, 6.0, 5.0]) == 0.0
     assert scores.concordance_index(prediction, [6.0, 6.0, 7.0]) == 1.0
-    with pytest.raises(UnsupportedError, match="one is known to be the smaller; came none among 3"):
+    with pytest.raises(UnsupportedError, match="one is known to be the smaller; got none among 3"):
         scores.concordance_index(prediction, [1.0, 1.0, 1.0])
     both = Prediction("Normal", {"loc": np.zeros((1, 3, 2)), "scale": np.ones((1, 3, 2))})
     with pytest.raises(UnsupportedError, match="one number per row"):
@@ -619,15 +619,15 @@ def test_a_prediction_of_censored_rows_stays_one() -> None:
         (
             lambda: likelihoods.Censored(likelihoods.StudentT()),
             UnsupportedError,
-            "came StudentT; try Censored",
+            "got StudentT; try Censored",
         ),
-        (lambda: likelihoods.Censored(likelihoods.Poisson()), UnsupportedError, "came Poisson"),
+        (lambda: likelihoods.Censored(likelihoods.Poisson()), UnsupportedError, "got Poisson"),
         (
             lambda: likelihoods.Censored(likelihoods.Gaussian),
             UnsupportedError,
             r"the class Gaussian; try Gaussian\(",
         ),
-        (lambda: likelihoods.Censored(0.3), UnsupportedError, "came float"),
+        (lambda: likelihoods.Censored(0.3), UnsupportedError, "got float"),
         (
             lambda: likelihoods.Censored(likelihoods.Gaussian(1.0)).check((5, 2), None),
             ModelError,
@@ -641,7 +641,7 @@ def test_a_prediction_of_censored_rows_stays_one() -> None:
         (
             lambda: likelihoods.Censored(likelihoods.Weibull()).check((5, 1), (5,)),
             ModelError,
-            r"values and events.*came y of shape \(5,\); try np.column_stack",
+            r"values and events.*got y of shape \(5,\); try np.column_stack",
         ),
         (
             lambda: likelihoods.Censored(likelihoods.Gaussian(np.ones(3))).check((5, 1), (5, 2)),
@@ -658,8 +658,8 @@ def test_a_prediction_of_censored_rows_stays_one() -> None:
             UnsupportedError,
             "a kink",
         ),
-        (lambda: dist.Censored(dist.StudentT(3.0)), InputError, "Normal, Laplace, Weibull; came StudentT"),
-        (lambda: dist.Censored(1.0), InputError, "came float"),
+        (lambda: dist.Censored(dist.StudentT(3.0)), InputError, "Normal, Laplace, Weibull; got StudentT"),
+        (lambda: dist.Censored(1.0), InputError, "got float"),
         (
             lambda: Prediction("CensoredNormal", {"loc": np.zeros((1, 3, 2)), "scale": np.ones((1, 3, 2))}),
             InputError,
@@ -668,14 +668,14 @@ def test_a_prediction_of_censored_rows_stays_one() -> None:
         (
             lambda: Prediction("Poisson", {"rate": np.ones((1, 3))}, censored=True),
             InputError,
-            "Normal, Laplace, Weibull where rows may be censored; came Poisson",
+            "Normal, Laplace, Weibull where rows may be censored; got Poisson",
         ),
         (lambda: predicted(3).log_prob(np.ones(3)), InputError, r"y of shape \(3, 2\), values and events"),
-        (lambda: predicted(2).log_prob([[1.0, 2.0], [1.0, 1.0]]), InputError, "came 2 in row 0"),
+        (lambda: predicted(2).log_prob([[1.0, 2.0], [1.0, 1.0]]), InputError, "got 2 in row 0"),
         (
             lambda: predicted(2).log_prob([[1.0, 1.0], [0.0, 1.0]]),
             InputError,
-            "positive times; came 0 in row 1",
+            "positive times; got 0 in row 1",
         ),
         (lambda: predicted(2).log_prob([[np.nan, 1.0], [1.0, 1.0]]), InputError, "finite y"),
         (
@@ -696,11 +696,8 @@ def test_what_does_not_fit_is_refused_by_name(make: Any, error: Any, says: str) 
 @pytest.mark.parametrize(
     ("y", "says"),
     [
-        (
-            np.array([[1.0, 1.0], [2.0, 3.0]]),
-            "events 1 .observed., 0 .right-censored. or -1.*came 3 in row 1",
-        ),
-        (np.array([[1.0, 1.0], [-2.0, 0.0]]), "positive times; came -2 in row 1"),
+        (np.array([[1.0, 1.0], [2.0, 3.0]]), "events 1 .observed., 0 .right-censored. or -1.*got 3 in row 1"),
+        (np.array([[1.0, 1.0], [-2.0, 0.0]]), "positive times; got -2 in row 1"),
         (np.array([1.0, 2.0]), "values and events"),
         (np.array([[1.0, 1.0], [np.nan, 0.0]]), r"NaN at \(1, 0\)"),
     ],

@@ -479,9 +479,9 @@ def test_a_scale_of_its_own_for_a_parameter() -> None:
         (
             {"*.weight": FAN_IN},
             ModelError,
-            r"0.weight, 0.bias.*came none for '0.bias' \(the nearest is '\*.weight'",
+            r"0.weight, 0.bias.*got none for '0.bias' \(the nearest is '\*.weight'",
         ),
-        ({}, ModelError, "came none for '0.weight';"),
+        ({}, ModelError, "got none for '0.weight';"),
         (
             {"*": FAN_IN, "*.bias": FAN_IN},
             ModelError,
@@ -490,12 +490,12 @@ def test_a_scale_of_its_own_for_a_parameter() -> None:
         (
             {"*": dist.Normal(0.0, 1.0)},
             ModelError,
-            "a prior of '0.weight', or None to hold it; came Distribution",
+            "a prior of '0.weight', or None to hold it; got Distribution",
         ),
-        ({"*": priors.Normal}, ModelError, "came the class Normal; try bnn.priors.Normal"),
-        (priors.Normal, ModelError, "came the class Normal; try bnn.priors.Normal"),
-        ("fan_in", ModelError, "a prior of '0.weight', or None to hold it; came 'fan_in'"),
-        (lambda name, shape: 1.0, ModelError, "came 1.0"),
+        ({"*": priors.Normal}, ModelError, "got the class Normal; try bnn.priors.Normal"),
+        (priors.Normal, ModelError, "got the class Normal; try bnn.priors.Normal"),
+        ("fan_in", ModelError, "a prior of '0.weight', or None to hold it; got 'fan_in'"),
+        (lambda name, shape: 1.0, ModelError, "got 1.0"),
         (
             priors.Hierarchical(per="unit"),
             ModelError,
@@ -505,7 +505,7 @@ def test_a_scale_of_its_own_for_a_parameter() -> None:
         (
             lambda name, shape, fan_in: np.zeros(2),
             ModelError,
-            r"'0.weight' of shape \(4, 3\).*came shape \(2,\)",
+            r"'0.weight' of shape \(4, 3\).*got shape \(2,\)",
         ),
     ],
 )
@@ -681,7 +681,7 @@ def linear(*after: torch.nn.Module) -> Any:
     [
         (
             lambda: linear(torch.nn.Dropout(0.3)),
-            "randomness of its own; came Dropout '1' in training, with p=0.3",
+            "randomness of its own; got Dropout '1' in training, with p=0.3",
         ),
         (lambda: linear(torch.nn.AlphaDropout(0.3)), r"AlphaDropout '1'.*network.eval\(\)"),
         (Noisy, "draws random numbers"),
@@ -690,37 +690,34 @@ def linear(*after: torch.nn.Module) -> Any:
             lambda: linear(torch.nn.BatchNorm1d(WIDTH, track_running_stats=False)).eval(),
             "BatchNorm1d '1' without running statistics",
         ),
-        (
-            Mixing,
-            "rows that do not interact; came Mixing, in which the output of a row depends on other rows",
-        ),
-        (lambda: Sequences(False), "came Sequences, in which.*batch_first=True"),
+        (Mixing, "rows that do not interact; got Mixing, in which the output of a row depends on other rows"),
+        (lambda: Sequences(False), "got Sequences, in which.*batch_first=True"),
         (
             Recurrent,
-            "maps over draws; came Batching rule not implemented for aten::gru.*try bnn.gru or bnn.lstm",
+            "maps over draws; got Batching rule not implemented for aten::gru.*try bnn.gru or bnn.lstm",
         ),
         # In the type of the fit already, so that nothing is converted on the way.
-        (lambda: Counting().double(), "leaves its buffers as they are; came changes of 'calls'"),
+        (lambda: Counting().double(), "leaves its buffers as they are; got changes of 'calls'"),
         (Replacing, "changes of 'calls'"),
-        (lambda: torch.nn.LazyLinear(1), "'weight' with a shape; came a lazy layer"),
-        (lambda: Pair(torch.nn.Linear(FEATURES, 1)), "one array from the module; came tuple"),
+        (lambda: torch.nn.LazyLinear(1), "'weight' with a shape; got a lazy layer"),
+        (lambda: Pair(torch.nn.Linear(FEATURES, 1)), "one array from the module; got tuple"),
         (lambda: torch.nn.Sequential(torch.nn.Linear(FEATURES, 1), torch.nn.Flatten(0)), None),
         (
             lambda: torch.nn.Sequential(linear(), torch.nn.Flatten(0)),
-            r"an output with 6 rows.*came shape \(24,\)",
+            r"an output with 6 rows.*got shape \(24,\)",
         ),
         (
             lambda: torch.nn.Linear(FEATURES + 1, 1),
-            r"runs on inputs of shape \(6, 3\); came RuntimeError: .*mat1",
+            r"runs on inputs of shape \(6, 3\); got RuntimeError: .*mat1",
         ),
-        (lambda: torch.nn.ModuleList([torch.nn.Linear(FEATURES, 1)]), "came NotImplementedError"),
-        (lambda: torch.nn.Tanh(), "a module with parameters; came one without any"),
+        (lambda: torch.nn.ModuleList([torch.nn.Linear(FEATURES, 1)]), "got NotImplementedError"),
+        (lambda: torch.nn.Tanh(), "a module with parameters; got one without any"),
     ],
 )
 def test_what_is_no_function_of_rows_is_refused(build: Callable[[], Any], says: str | None) -> None:
     network = build()
     values = asked_values(network)
-    state = copy.deepcopy(network.state_dict()) if says != "'weight' with a shape; came a lazy layer" else {}
+    state = copy.deepcopy(network.state_dict()) if says != "'weight' with a shape; got a lazy layer" else {}
 
     def run() -> Any:
         with system("pyro").session("float64", "cpu", 1), Substitute(values):
@@ -859,14 +856,14 @@ def nnx_with(part: Callable[[Any, Any], Any]) -> Any:
         (lambda nnx, rngs: nnx.BatchNorm(WIDTH, rngs=rngs), "changes of 'after.mean', 'after.var'"),
         (
             lambda nnx, rngs: lambda h: h - h.mean(0),
-            "came Net, in which the output of a row depends on other rows",
+            "got Net, in which the output of a row depends on other rows",
         ),
         (
             lambda nnx, rngs: nnx.Linear(WIDTH, 1, dtype=np.float32, rngs=rngs),
-            "in the floating type of its parameters, float64; came an output in float32",
+            "in the floating type of its parameters, float64; got an output in float32",
         ),
-        (lambda nnx, rngs: nnx.Linear(WIDTH + 1, 1, rngs=rngs), r"inputs of shape \(6, 3\); came TypeError"),
-        (lambda nnx, rngs: lambda h: (h, h), "one array from the module; came tuple"),
+        (lambda nnx, rngs: nnx.Linear(WIDTH + 1, 1, rngs=rngs), r"inputs of shape \(6, 3\); got TypeError"),
+        (lambda nnx, rngs: lambda h: (h, h), "one array from the module; got tuple"),
     ],
 )
 def test_what_is_no_function_of_rows_is_refused_in_nnx(part: Any, says: str) -> None:
@@ -994,10 +991,10 @@ def test_what_is_no_module() -> None:
     from pyro.nn import PyroModule
 
     for network, says in (
-        (torch.nn.Linear, r"came the class Linear; try Linear\(...\), made outside of the model"),
-        (np.tanh, "a torch.nn.Module, a flax.nnx.Module or an equinox.Module; came <ufunc 'tanh'>"),
-        (PyroModule[torch.nn.Linear](2, 1), "came a PyroModule; try the plain torch module"),
-        (linen.Dense(1), "came Dense, a module of flax.linen; try flax.nnx.bridge.ToNNX"),
+        (torch.nn.Linear, r"got the class Linear; try Linear\(...\), made outside of the model"),
+        (np.tanh, "a torch.nn.Module, a flax.nnx.Module or an equinox.Module; got <ufunc 'tanh'>"),
+        (PyroModule[torch.nn.Linear](2, 1), "got a PyroModule; try the plain torch module"),
+        (linen.Dense(1), "got Dense, a module of flax.linen; try flax.nnx.bridge.ToNNX"),
     ):
         with pytest.raises(ModelError, match=says):
             asked(lambda network=network: bnn.module("net", X, network))
@@ -1014,9 +1011,9 @@ def test_a_linen_module_through_the_bridge() -> None:
 def test_inputs_that_do_not_fit() -> None:
     network = torch_mlp()
     for x, says in (
-        (np.float64(1.0), r"one first axis, that of the rows; came lengths \[None\]"),
-        ({"a": X, "b": X[:2]}, r"came lengths \[6, 2\]"),
-        (None, "came no array"),
+        (np.float64(1.0), r"one first axis, that of the rows; got lengths \[None\]"),
+        ({"a": X, "b": X[:2]}, r"got lengths \[6, 2\]"),
+        (None, "got no array"),
     ):
         with pytest.raises(ModelError, match=says):
             asked(lambda x=x: bnn.module("net", x, network))
@@ -1151,7 +1148,7 @@ def test_what_cannot_look_inside_says_so() -> None:
             "none that can be seen: a module.*estimator='plain'",
         ),
         (alone, bnn.SVI(ppl="pyro", estimator="flipout"), UnsupportedError, "weights of linear maps"),
-        (before, bnn.MCDropout(ppl="pyro"), UnsupportedError, "layer 'net'.*came one that is computed"),
+        (before, bnn.MCDropout(ppl="pyro"), UnsupportedError, "layer 'net'.*got one that is computed"),
         (
             alone,
             bnn.Laplace(ppl="pyro", weights="last_layer", steps=5),

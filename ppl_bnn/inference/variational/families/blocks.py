@@ -251,9 +251,9 @@ class FullRankBlock(Block):
             A matrix of another shape, or not symmetric and positive definite.
         """
         matrix = np.asarray(covariance, dtype=float)
-        came = f"shape {matrix.shape}"
+        got = f"shape {matrix.shape}"
         if matrix.shape == (self.size, self.size):
-            came = "one that is not"
+            got = "one that is not"
             if np.all(np.isfinite(matrix)) and np.allclose(matrix, matrix.T):
                 try:
                     root = np.linalg.cholesky(matrix)
@@ -266,7 +266,7 @@ class FullRankBlock(Block):
         raise InputError.of(
             "guide",
             f"a symmetric positive definite covariance {(self.size, self.size)} at the start",
-            came,
+            got,
             "a scale, or more draws than coordinates",
         )
 
