@@ -26,6 +26,7 @@ from ppl_bnn.core.arrays import map_data, row_count
 from ppl_bnn.core.errors import BNNError, InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.names import clean_all
 from ppl_bnn.core.progress import Progress, resolve
+from ppl_bnn.core.settings import check_settings
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.inference.cost import Effort, Size
 from ppl_bnn.inference.pretrained import is_network, weights_of
@@ -130,6 +131,7 @@ class Method(ABC):
             )
         if self.dtype not in ("auto", "float64", "float32"):
             raise unknown_name("dtype", self.dtype, ("auto", "float64", "float32"))
+        check_settings(self, self.name)
         self.check()
 
     def check(self) -> None:  # noqa: B027 - most methods have something to check, none must

@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError
+from ppl_bnn.core.settings import setting, whole
 from ppl_bnn.inference.cost import Size
 from ppl_bnn.inference.mcmc.hamiltonian import Hamiltonian
-from ppl_bnn.inference.optimisation.loops import check_whole
 from ppl_bnn.inference.sampling.stream import Arrays
 
 
@@ -104,19 +103,8 @@ class NUTS(Hamiltonian):
     - Betancourt (2017), "A conceptual introduction to Hamiltonian Monte Carlo".
     """
 
-    max_tree_depth: int = 10
+    max_tree_depth: int = setting(10, whole(1, 20, ", since 20 is a million steps per draw"))
     algorithm: ClassVar[str] = "NUTS"
-
-    def check(self) -> None:
-        super().check()
-        check_whole(self.name, "max_tree_depth", self.max_tree_depth, 1, "10")
-        if self.max_tree_depth > 20:
-            raise InputError.of(
-                "max_tree_depth",
-                "at most 20 (a million steps per draw)",
-                repr(self.max_tree_depth),
-                "max_tree_depth=12",
-            )
 
     @property
     def weakness(self) -> str:
