@@ -1,4 +1,4 @@
-"""Worker processes: starting and ending them, and serialising data for them.
+"""Worker processes: starting and ending them, serialising data for them; the peak memory of this process.
 
 A model file that was loaded by its location has no name by which another process could import it, so the module of the
 model is sent by value. Everything else is imported there, because a worker starts with the import paths of this
@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ppl_bnn.core.errors import UnsupportedError
@@ -178,3 +182,35 @@ def refuse_forked() -> None:
             ),
             "multiprocessing.get_context('spawn'), joblib, or forking before the first fit",
         )
+
+
+@contextmanager
+def peak_memory() -> Iterator[Callable[[], float]]:
+    """Measure the peak memory since the start of the block.
+
+    Linux keeps the peak of a process and can reset it. Other systems have only the peak over the whole life of the
+    process, which describes a block only if nothing before it used more memory. A nested block resets the peak of the
+    outer one.
+
+    Yields
+    ------
+    callable
+        Function without arguments that returns the peak in MB of 10^6 bytes; NaN if unknown.
+    """
+    before = _high_water()
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+        before = 0.0
+    yield lambda: found if (found := _high_water()) > before else math.nan
+
+
+def _high_water() -> float:
+    with suppress(OSError, TypeError):
+        found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        return int(found[1]) * 1024 / 1e6  # type: ignore[index]
+    with suppress(ImportError):
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+    return math.nan

@@ -12,8 +12,8 @@ import numpy as np
 
 from ppl_bnn.core.arrays import row_count
 from ppl_bnn.core.errors import InputError
-from ppl_bnn.core.memory import peak_memory
 from ppl_bnn.core.names import clean
+from ppl_bnn.core.processes import peak_memory
 from ppl_bnn.posterior.posterior import FitInfo, Posterior
 from ppl_bnn.prediction import scores
 from ppl_bnn.prediction.prediction import Prediction
