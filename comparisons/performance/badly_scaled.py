@@ -133,7 +133,7 @@ def measured(problem: Linear, method: Any, seed: int) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}", "seconds": time.perf_counter() - began}
     seconds = time.perf_counter() - began
     held = posterior.approximation
-    exact_draws = posterior.kind == "iid" and held.draws_held is None
+    exact_draws = posterior.kind == "iid" and held.stored_count is None
     # The sites are unconstrained: what an approximation draws are weights.
     drawn = held.draw(DRAWS, np.random.default_rng(seed)) if exact_draws else posterior.draws
     weight, bias = np.asarray(drawn["output.weight"]), np.asarray(drawn["output.bias"])

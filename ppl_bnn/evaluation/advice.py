@@ -4,7 +4,7 @@
     print(advice)
 
 For each method it is checked whether it refuses the model, how many gradients it takes (`Method.effort`), and what its
-known weakness is. Seconds are computed from a short measurement of one gradient on this machine.
+known limitations are. Seconds are computed from a short measurement of one gradient on this machine.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Advice:
             Memory it uses besides the model and the data, in MB of 10^6 bytes.
         reason
             Why it is not feasible.
-        weakness
+        limitations
             What it is known to get wrong.
     facts : dict of str to float
         Rows, parameters, outputs, cores, memory (MB), and for each system the seconds of a gradient and of compiling
@@ -122,7 +122,7 @@ class Advice:
             if not math.isnan(row["seconds"]):
                 about, most = _duration(row["seconds"]), _duration(row["seconds_high"])
             beginning = f"{name:<{longest}}  {row['feasible']:<8}  {about:<8}  {most:<8}  "
-            told = row["reason"] or row["weakness"]
+            told = row["reason"] or row["limitations"]
             indent = " " * len(beginning)
             lines.append(
                 textwrap.fill(beginning + told, max(width, len(indent) + 40), subsequent_indent=indent)
@@ -350,7 +350,7 @@ def _told(
         return {
             "feasible": "unlikely",
             "reason": "It does not say what it takes.",
-            "weakness": method.weakness,
+            "limitations": method.limitations,
         }
     # A method with its own budget keeps it.
     own = getattr(method, "budget", None) or math.inf
@@ -377,7 +377,7 @@ def _told(
         "gradients_high": effort.most,
         "memory": held / 1e6,
         "reason": reason,
-        "weakness": method.weakness,
+        "limitations": method.limitations,
     }
 
 
@@ -400,8 +400,8 @@ def _seconds(effort: Effort, probe: _Probe) -> tuple[float, float, float]:
 
 
 def _refused(method: Any, error: BNNError) -> dict[str, Any]:
-    weakness = method.weakness if isinstance(method, Method) else ""
-    return {"feasible": "refused", "reason": str(error), "weakness": weakness}
+    limitations = method.limitations if isinstance(method, Method) else ""
+    return {"feasible": "refused", "reason": str(error), "limitations": limitations}
 
 
 _NUMBERS = (
@@ -417,10 +417,10 @@ def _rows(table: pd.DataFrame) -> list[tuple[str, dict[str, Any]]]:
 def _table(rows: dict[str, dict[str, Any]]) -> pd.DataFrame:
     import pandas as pd
 
-    columns = ["feasible", *_NUMBERS, "reason", "weakness"]
+    columns = ["feasible", *_NUMBERS, "reason", "limitations"]
     table = pd.DataFrame.from_dict(rows, orient="index").reindex(columns=columns)
     table[list(_NUMBERS)] = table[list(_NUMBERS)].astype(float)
-    table[["reason", "weakness"]] = table[["reason", "weakness"]].fillna("")
+    table[["reason", "limitations"]] = table[["reason", "limitations"]].fillna("")
     place = {word: index for index, word in enumerate(FEASIBLE)}
     order = sorted(range(len(table)), key=lambda index: place[str(table["feasible"].iloc[index])])
     return table.iloc[order].rename_axis("method")

@@ -101,8 +101,8 @@ class Method(ABC):
 
     Notes
     -----
-    An unknown keyword raises `UnknownNameError`. A subclass implements `run`, and may override `check`, `weakness`,
-    `effort` and `streams`.
+    An unknown keyword raises `UnknownNameError`. A subclass implements `run`, and may override `check`,
+    `check_support`, `limitations`, `effort` and `streams`.
     """
 
     ppl: str = field(default="numpyro", kw_only=True)
@@ -143,7 +143,7 @@ class Method(ABC):
         return type(self).__name__
 
     @property
-    def weakness(self) -> str:
+    def limitations(self) -> str:
         """Known weaknesses of the method in a sentence or two; empty if none are recorded."""
         return ""
 
@@ -167,12 +167,23 @@ class Method(ABC):
         """Whether the rows stay in host memory and the method fetches the rows that it needs."""
         return False
 
+    def check_support(self, problem: Problem) -> None:  # noqa: B027 - a method may support every problem
+        """Refuse what the method does not support, before anything is computed.
+
+        `fit` calls this before `run`, inside the session. A subclass raises `UnsupportedError` or `InputError`.
+
+        Parameters
+        ----------
+        problem : Problem
+            The program and its data.
+        """
+
     @abstractmethod
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         """Fit a problem inside a session of its system; called by `fit`.
 
-        A subclass must refuse what it does not support before its first report of progress (see `refusal`). It reports
-        the seconds of compilation separately from the seconds of running.
+        A subclass refuses what it does not support in `check_support`. It reports the seconds of compilation separately
+        from the seconds of running.
 
         Parameters
         ----------
@@ -384,6 +395,7 @@ class Method(ABC):
             data, targets = map_data(chosen.asarray, given[0]), chosen.asarray(given[1])
             program = Program.of(chosen, model, data, targets, language=language, observed=observed)
             problem = Problem(program, data, targets, x, y, seed, where, dtype, digest, self.streams)
+            self.check_support(problem)
             outcome = self.run(problem, told_outside(progress, chosen.outside))
         info = FitInfo(
             method=self.name,

@@ -73,12 +73,12 @@ class Approximation(ABC):
         )
 
     @property
-    def draws_held(self) -> int | None:
-        """Number of stored draws if no others can be made (`held`). None if draws are made on demand."""
+    def stored_count(self) -> int | None:
+        """Number of stored draws if no others can be made (`stored_draws`). None if draws are made on demand."""
         return None
 
-    def held(self) -> dict[str, np.ndarray]:
-        """All `draws_held` draws of u, in their order.
+    def stored_draws(self) -> dict[str, np.ndarray]:
+        """All `stored_count` draws of u, in their order.
 
         Returns
         -------
@@ -332,11 +332,11 @@ class Chains(Approximation):
         return replace(self, weights=weights)
 
     @property
-    def draws_held(self) -> int:
+    def stored_count(self) -> int:
         chains, draws = self.shape
         return chains * draws
 
-    def held(self) -> dict[str, np.ndarray]:
+    def stored_draws(self) -> dict[str, np.ndarray]:
         return flat_draws(self.u)
 
     @property
@@ -346,12 +346,12 @@ class Chains(Approximation):
         return first.shape[0], first.shape[1]
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        total = self.draws_held
+        total = self.stored_count
         if self.weights is None:
             picked = rng.choice(total, size=count, replace=count > total)
         else:
             picked = rng.choice(total, size=count, p=per_draw(self.weights, total))
-        return {name: value[picked] for name, value in self.held().items()}
+        return {name: value[picked] for name, value in self.stored_draws().items()}
 
     def log_prob(self, u: Mapping[str, np.ndarray]) -> None:
         return None

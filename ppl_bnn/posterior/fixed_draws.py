@@ -34,11 +34,11 @@ class Drawn(Approximation):
         return len(next(iter(self.u.values())))
 
     @property
-    def draws_held(self) -> int:
+    def stored_count(self) -> int:
         """Number of draws, S: a posterior uses all of them."""
         return self.count
 
-    def held(self) -> dict[str, np.ndarray]:
+    def stored_draws(self) -> dict[str, np.ndarray]:
         return dict(self.u)
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:

@@ -171,7 +171,7 @@ class Posterior:
         """(chains, draws) of `draws`: all stored draws, or 1000 if draws are made on demand."""
         if isinstance(self.approximation, Chains):
             return self.approximation.shape
-        held = self.approximation.draws_held
+        held = self.approximation.stored_count
         if held is not None:
             return 1, held
         return (1, 1) if self.kind == "point" else (1, IID_DRAWS)
@@ -194,7 +194,7 @@ class Posterior:
         Each component shares its weight equally among its draws. Draws made on demand already come from the weighted
         mixture, and have equal weights.
         """
-        held = self.approximation.draws_held
+        held = self.approximation.stored_count
         return None if self.weights is None or held is None else per_draw(self.weights, held)
 
     def __repr__(self) -> str:
@@ -221,8 +221,8 @@ class Posterior:
         if isinstance(self.approximation, Chains):
             return self.approximation.u
         chains, draws = self.shape
-        if self.approximation.draws_held is not None:
-            u = self.approximation.held()
+        if self.approximation.stored_count is not None:
+            u = self.approximation.stored_draws()
         else:
             rng = np.random.default_rng(site_seed("draws", self.info.seed))
             u = self.approximation.draw(chains * draws, rng)
@@ -389,7 +389,7 @@ class Posterior:
             eta = self.predictor(x, draws=draws, memory=memory)
             functions, noise = eta.reshape(eta.shape[0] * eta.shape[1], -1), None
         else:
-            if draws is None and self.approximation.draws_held is None:
+            if draws is None and self.approximation.stored_count is None:
                 draws = self.shape[0] * self.shape[1]
             prediction = self.predict(x, kind=self._drawn_kind(None), draws=draws)
             functions = prediction.component_mean().reshape(prediction.draws, -1)
@@ -562,7 +562,7 @@ class Posterior:
         if count < 1:
             raise InputError.of("draws", "a positive number", repr(count), "draws=1000")
         total = self.shape[0] * self.shape[1]
-        if self.kind == "iid" and (self.approximation.draws_held is None or count > total):
+        if self.kind == "iid" and (self.approximation.stored_count is None or count > total):
             return self.approximation.draw(count, np.random.default_rng(site_seed("draws", self.info.seed)))
         weights = self.draw_weights
         if weights is not None:

@@ -96,8 +96,8 @@ def test_every_method_says_what_it_takes_and_what_it_gets_wrong() -> None:
         effort = method.effort(size)
         assert effort is not None, name
         assert 0.0 < effort.fewest <= effort.usual <= effort.most, name
-        assert method.weakness.endswith("."), name
-        assert method.weakness[0].isupper(), name
+        assert method.limitations.endswith("."), name
+        assert method.limitations[0].isupper(), name
 
 
 def test_efforts_add_up() -> None:
@@ -214,7 +214,7 @@ def test_refusals_come_last_and_with_their_reason(problem: Any) -> None:
     assert list(advice.table["feasible"]) == ["yes", "refused", "refused"]
     assert "a prior over everything" in advice.table.loc["nuts", "reason"]
     assert math.isnan(advice.table.loc["nuts", "seconds"])
-    assert advice.table.loc["nuts", "weakness"]
+    assert advice.table.loc["nuts", "limitations"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -72,10 +72,10 @@ class Members(Approximation):
         return replace(self, weights=weights)
 
     @property
-    def draws_held(self) -> int | None:
+    def stored_count(self) -> int | None:
         return len(self.members) if self.members[0].kind == "point" else None
 
-    def held(self) -> dict[str, np.ndarray]:
+    def stored_draws(self) -> dict[str, np.ndarray]:
         return {"output.weight": np.stack([member.centre()["output.weight"] for member in self.members])}
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -261,7 +261,7 @@ def test_points_are_stacked_on_rows_that_were_held_out() -> None:
     assert "a mixture of 3 members of equal weight" in str(bnn.diagnose(posterior))
     x, y = data(100, 4)
     stacked: Any = stack(posterior, x, y)
-    w = posterior.approximation.held()["output.weight"][..., 0]
+    w = posterior.approximation.stored_draws()["output.weight"][..., 0]
     wanted = stacking_weights(scipy.stats.norm.logpdf(y[:, None], x @ w.T, NOISE))
     assert stacked.weights == pytest.approx(wanted, abs=1e-9)
     assert stacked.shape == (1, 3)

@@ -226,7 +226,7 @@ def predicted_for_drawing(posterior: Posterior, x: np.ndarray, seed: int) -> Pre
     -------
     Prediction
     """
-    held = posterior.approximation.draws_held
+    held = posterior.approximation.stored_count
     few = posterior.approximation.kinds[0] in DRAWN and held is not None and held > ENOUGH
     found = posterior.predict(x, draws=ENOUGH if few else None, seed=seed)
     if not found.is_classes:

@@ -162,13 +162,13 @@ class Ensemble(Method):
             )
 
     @property
-    def weakness(self) -> str:
+    def limitations(self) -> str:
         if getattr(self.member, "finds_points", False):
             return (
                 "A handful of points: each counts alike whatever mass is around it, and where members agree there is "
                 "no epistemic uncertainty."
             )
-        return f"Members count alike whatever mass they stand for. Of each member: {self.member.weakness}"
+        return f"Members count alike whatever mass they stand for. Of each member: {self.member.limitations}"
 
     def effort(self, size: Size) -> Effort | None:
         found = self.member.effort(size)

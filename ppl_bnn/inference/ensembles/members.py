@@ -30,7 +30,7 @@ class Members(Approximation):
 
     Notes
     -----
-    Members that are points are a fixed set of K draws (`held`). Other members are drawn from on demand: of
+    Members that are points are a fixed set of K draws (`stored_draws`). Other members are drawn from on demand: of
     `draw(count)` each gets its share, in the order of the members, to the nearest whole number. Predictions are
     mixtures of what each member predicts by default: closed forms are combined as components, and linearised draws use
     the mode of their own member.
@@ -80,11 +80,11 @@ class Members(Approximation):
     # -- draws
 
     @property
-    def draws_held(self) -> int | None:
+    def stored_count(self) -> int | None:
         """K if all members are points, because there are no other draws; otherwise None."""
         return len(self.members) if all(member.kind == "point" for member in self.members) else None
 
-    def held(self) -> dict[str, np.ndarray]:
+    def stored_draws(self) -> dict[str, np.ndarray]:
         """The points, one per member."""
         points = [member.centre() for member in self.members]
         return {name: np.stack([np.asarray(point[name]) for point in points]) for name in points[0]}

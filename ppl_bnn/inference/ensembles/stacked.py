@@ -105,8 +105,8 @@ class Stacked(Method):
             )
 
     @property
-    def weakness(self) -> str:
-        return f"Weights are those that predict best, which is not what the posterior says. {self.member.weakness}"
+    def limitations(self) -> str:
+        return f"Weights are those that predict best, which is not what the posterior says. {self.member.limitations}"
 
     def effort(self, size: Size) -> Effort | None:
         share = 1.0 - self.validation if self.by == "validation" else 1.0

@@ -304,10 +304,10 @@ class Laplace(Method):
             if impossible:
                 raise UnsupportedError.of("Laplace", expected, got, advice)
 
-    # -- cost and weakness
+    # -- cost and limitations
 
     @property
-    def weakness(self) -> str:
+    def limitations(self) -> str:
         found = "It is a Gaussian about one mode: no skewness, no other modes."
         kept = {
             "full": "",

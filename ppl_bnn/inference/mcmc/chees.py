@@ -113,7 +113,7 @@ class ChEES(ManyChains):
         if self.metric not in METRICS:
             raise unknown_name("metric", self.metric, METRICS)
 
-    def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
+    def gradients_per_draw(self, size: Size) -> tuple[float, float, float]:
         return 1.0, min(30.0, self.max_steps), float(self.max_steps)
 
     def kernel(self, target: Target) -> Kernel:
@@ -274,8 +274,8 @@ class ChEES(ManyChains):
         known = jnp.isfinite(variance) & (variance > 0) & (self.metric == "diagonal")
         return jnp.where(known, variance, 1.0)
 
-    def told(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
-        figures, found = super().told(statistics)
+    def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
+        figures, found = super().summarise(statistics)
         figures["trajectory_length"] = float(np.mean(statistics["trajectory_length"]))
         capped = float(np.mean(np.asarray(statistics["n_steps"]) >= self.max_steps))
         if capped > 0.05:

@@ -249,7 +249,7 @@ class Hamiltonian(Sampler):
 
     # -- descriptions, figures and warnings
 
-    def told(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
+    def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
         found = []
         diverging = statistics["diverging"]
         diverged = int(diverging.sum())
@@ -258,10 +258,10 @@ class Hamiltonian(Sampler):
                 f"{diverged} of {diverging.size} transitions diverged, so regions of high curvature may be missed: "
                 f"try target_accept={1 - (1 - self.target_accept) / 4:.3g} or a prior with lighter tails"
             )
-        return {}, (*found, *self.told_of_lengths(statistics))
+        return {}, (*found, *self.summarise_lengths(statistics))
 
     @abstractmethod
-    def told_of_lengths(self, statistics: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    def summarise_lengths(self, statistics: Mapping[str, np.ndarray]) -> tuple[str, ...]:
         """Warnings about trajectories that were cut short."""
 
     # -- Pyro

@@ -94,13 +94,13 @@ class HMC(Hamiltonian):
         check_whole(self.name, "max_steps", self.max_steps, 1, "1023")
 
     @property
-    def weakness(self) -> str:
+    def limitations(self) -> str:
         return (
             "Nothing, as chains grow long; one length of trajectory suits some directions and hardly moves others, and "
             "chains may stay in modes of their own."
         )
 
-    def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
+    def gradients_per_draw(self, size: Size) -> tuple[float, float, float]:
         return (
             1.0,
             float(min(self.num_steps or 32, self.max_steps)),
@@ -127,7 +127,7 @@ class HMC(Hamiltonian):
             return (self.num_steps + margin) * step_size
         return least(length, (self.max_steps + margin) * step_size)
 
-    def told_of_lengths(self, statistics: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    def summarise_lengths(self, statistics: Mapping[str, np.ndarray]) -> tuple[str, ...]:
         if self.num_steps is not None:
             return ()
         steps, sizes = statistics["n_steps"], statistics["step_size"]

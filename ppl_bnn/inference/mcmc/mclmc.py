@@ -166,13 +166,13 @@ class MCLMC(Sampler):
                 )
 
     @property
-    def weakness(self) -> str:
+    def limitations(self) -> str:
         stays = "Chains stay in the mode that they begin in."
         if self.adjusted:
             return f"Nothing, as chains grow long. {stays}"
         return f"A bias that no number of draws removes; the fit says how large it may be (bias_allowance). {stays}"
 
-    def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
+    def gradients_per_draw(self, size: Size) -> tuple[float, float, float]:
         if self.thinning is not None:
             each = 2.0 * self.thinning
             return each, each, each
@@ -189,7 +189,7 @@ class MCLMC(Sampler):
         chain = _Chain(self, target, variances)
         return Kernel(chain.begin, chain.step, chain.record, chain.usable)
 
-    def told(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
+    def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
         """Figures and warnings from the statistics.
 
         Returns

@@ -23,7 +23,7 @@ from ppl_bnn.inference.sampling.whitening import gradients_of_a_start, whitened
 
 # Decay of moving averages: the average at step t takes the newest value with weight t^-DECAY.
 DECAY = 0.5
-# Below this the adapted step size is too large for the target: see `told`.
+# Below this the adapted step size is too large for the target: see `summarise`.
 FEW_ACCEPTED = 0.5
 # In the warm-up, a step with a lower acceptance over all chains makes the next steps smaller by this factor. Other
 # steps make them larger again, by a tenth of it on the logarithmic scale, up to the size that the gradients allow.
@@ -146,7 +146,7 @@ class MEADS(ManyChains):
         more = gradients_of_a_start(size.parameters) if self.preconditioning else (0.0, 0.0, 0.0)
         return fewest + more[0], usual + more[1], most + more[2]
 
-    def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
+    def gradients_per_draw(self, size: Size) -> tuple[float, float, float]:
         return float(self.thinning), float(self.thinning), float(self.thinning)
 
     def kernel(self, target: Target) -> Kernel:
@@ -346,8 +346,8 @@ class MEADS(ManyChains):
 
         return Kernel(begin, step, record, usable, pooled=True)
 
-    def told(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
-        figures, found = super().told(statistics)
+    def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
+        figures, found = super().summarise(statistics)
         figures["damping"] = float(np.mean(statistics["damping"]))
         if figures["acceptance_rate"] < FEW_ACCEPTED:
             found = (

@@ -107,10 +107,10 @@ class NUTS(Hamiltonian):
     algorithm: ClassVar[str] = "NUTS"
 
     @property
-    def weakness(self) -> str:
+    def limitations(self) -> str:
         return "Nothing, as chains grow long; within a budget chains may stay in modes of their own: see bnn.diagnose."
 
-    def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
+    def gradients_per_draw(self, size: Size) -> tuple[float, float, float]:
         most = 2.0**self.max_tree_depth - 1.0
         # Networks of 80 to 600 weights took up to three times as many gradients per draw as they have weights.
         return 1.0, min(float(max(15, min(size.parameters, 500))), most), most
@@ -127,7 +127,7 @@ class NUTS(Hamiltonian):
         depth = np.frexp(found["n_steps"].astype(float))[1].astype(int)
         return {**found, "tree_depth": depth, "reached_max_tree_depth": depth >= self.max_tree_depth}
 
-    def told_of_lengths(self, statistics: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    def summarise_lengths(self, statistics: Mapping[str, np.ndarray]) -> tuple[str, ...]:
         deep = float(statistics["reached_max_tree_depth"].mean())
         if deep <= 0.05:
             return ()

@@ -98,10 +98,10 @@ class SGLD(StochasticGradient):
     preconditioners: ClassVar[tuple[str, ...]] = ("auto", "curvature", "rmsprop")
 
     @property
-    def weakness(self) -> str:
+    def limitations(self) -> str:
         if self.correction == "metropolis":
             return "Nothing, as chains grow long; it walks where others run, and stays near the mode that it begins in."
-        return super().weakness
+        return super().limitations
 
     def check(self) -> None:
         if self.correction is not None and self.correction not in CORRECTIONS:

@@ -164,7 +164,7 @@ class SMC(Method):
         return "log_evidence" if self.temperature == 1.0 else "log_normaliser"
 
     @property
-    def weakness(self) -> str:
+    def limitations(self) -> str:
         return (
             "Nothing, as particles grow many; in many dimensions it needs many temperatures and moves, and too few of "
             "either leave too little spread."

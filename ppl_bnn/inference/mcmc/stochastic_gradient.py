@@ -283,7 +283,7 @@ class StochasticGradient(Sampler):
     # -- the kernel
 
     @property
-    def weakness(self) -> str:
+    def limitations(self) -> str:
         return (
             "Its steps have no Metropolis correction: variances are too large, most where the posterior is narrowest. "
             "Chains stay near the mode that they begin in."
@@ -294,7 +294,7 @@ class StochasticGradient(Sampler):
         more = gradients_of_a_start(size.parameters) if self.whitens else (0.0, 0.0, 0.0)
         return fewest + more[0], usual + more[1], most + more[2]
 
-    def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float]:
+    def gradients_per_draw(self, size: Size) -> tuple[float, float, float]:
         share = size.share(self.batch_size)
         least = self.steps_per_draw(size.rows, self.batch_size) * share
         most = 2.0 * least + 1.0 if self.control_variates else least
@@ -463,7 +463,7 @@ class StochasticGradient(Sampler):
             part for part in (super().aim, "up to O(step size), for no step is rejected") if part
         )
 
-    def told(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
+    def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
         """Figures "step_size" (the mean over the draws) and "variance_excess", and a warning if the excess is large."""
         figures = {"step_size": float(np.mean(statistics["step_size"]))}
         if "variance_excess" not in statistics:

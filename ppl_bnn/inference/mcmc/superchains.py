@@ -63,7 +63,7 @@ class ManyChains(Sampler):
             )
 
     @property
-    def weakness(self) -> str:
+    def limitations(self) -> str:
         return "Many short chains: what none of them reached in its warm-up is missing, and they want an accelerator."
 
     def effort(self, size: Size) -> Effort | None:
@@ -76,7 +76,7 @@ class ManyChains(Sampler):
         """One starting point per superchain."""
         return self.superchains
 
-    def told(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
+    def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
         found: list[str] = []
         diverging = np.asarray(statistics["diverging"])
         refused = int(np.max(statistics["adaptation_refused"]))

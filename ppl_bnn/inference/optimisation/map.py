@@ -91,7 +91,7 @@ class MAP(Method):
             raise unknown_name("space", self.space, ("unconstrained", "constrained"))
 
     @property
-    def weakness(self) -> str:
+    def limitations(self) -> str:
         return (
             "It is a point: no epistemic uncertainty, so too sure of itself, most of all away from the data."
         )

@@ -262,7 +262,7 @@ class SWAG(Method):
             raise unknown_name("schedule", self.schedule, SCHEDULES)
 
     @property
-    def weakness(self) -> str:
+    def limitations(self) -> str:
         return (
             "Its Gaussian is that of the noise of batches at one mode, and its width is that of the learning rate: too "
             "narrow where the data say little, too wide where they say much."

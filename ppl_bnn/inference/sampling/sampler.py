@@ -222,7 +222,7 @@ class Sampler(Method):
         """The (chain, draw) statistics from the recorded arrays."""
         return {name: value for name, value in kept.items() if name != "u"}
 
-    def told(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
+    def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
         """Figures and warnings from the statistics."""
         return {}, ()
 
@@ -239,7 +239,7 @@ class Sampler(Method):
         size = sum(site.size for site in latents)
         return Target(problem, latent_names(problem.program), size, float(self.temperature))
 
-    def gradients_of_a_draw(self, size: Size) -> tuple[float, float, float] | None:
+    def gradients_per_draw(self, size: Size) -> tuple[float, float, float] | None:
         """The fewest, the usual and the most gradients over all rows that a transition takes; None if unknown."""
         return None
 
@@ -248,7 +248,7 @@ class Sampler(Method):
         return 0.0, 0.0, 100.0
 
     def effort(self, size: Size) -> Effort | None:
-        each = self.gradients_of_a_draw(size)
+        each = self.gradients_per_draw(size)
         if each is None:
             return None
         transitions = self.chains * (self.warmup + self.draws)
@@ -260,6 +260,9 @@ class Sampler(Method):
         )
         points = self.starting_points if getattr(self.start, "finds_points", False) else 1
         return found.after(effort_of_start(self.start, size, points))
+
+    def check_support(self, problem: Problem) -> None:
+        self.refuse_free_parameters(problem)
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         return self.sample(problem, progress)
@@ -273,8 +276,6 @@ class Sampler(Method):
     ) -> Outcome:
         """Run chains, or continue those of `before`, whose parameters without a prior were `fixed`."""
         watch = Stopwatch()
-        if fixed is None:
-            self.refuse_free_parameters(problem)
         target = self.target(problem)
         kernel = self.kernel(target)
         streams, kept_fixed = self._streams(problem, kernel)
@@ -480,7 +481,7 @@ class Sampler(Method):
     ) -> Outcome:
         """The outcome of sampled chains: posterior, statistics, figures and warnings."""
         statistics = self.statistics(sampled.kept)
-        figures, warnings = self.told(statistics)
+        figures, warnings = self.summarise(statistics)
         flat = sampled.kept["u"]
         draws = flat.shape[1]
         warnings = (*sampled.warnings, *warnings)

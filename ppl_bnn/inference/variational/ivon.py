@@ -127,7 +127,7 @@ class IVON(Method):
         check_within(self.name, "curvature_momentum", self.curvature_momentum, 0, 1, "0.995")
 
     @property
-    def weakness(self) -> str:
+    def limitations(self) -> str:
         return (
             "Its weights are independent and of several modes it has one: variances are too small, between the data "
             "above all."

@@ -171,7 +171,7 @@ class MCDropout(Method):
             raise InputError.of("MCDropout layers", "names of layers", repr(names), "layers=('output',)")
 
     @property
-    def weakness(self) -> str:
+    def limitations(self) -> str:
         return (
             "Its spread is that of a rate which nobody has fitted: it does not shrink as rows are added, and away from "
             "the data it is what the network makes of it."

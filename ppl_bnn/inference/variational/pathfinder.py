@@ -333,7 +333,7 @@ class Pathfinder(Method):
             )
 
     @property
-    def weakness(self) -> str:
+    def limitations(self) -> str:
         return (
             "It is a Gaussian of low rank found on the way to a mode, weighted by importance: in hundreds of "
             "dimensions few draws carry all weight (k-hat says so)."

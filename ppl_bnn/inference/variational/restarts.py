@@ -37,11 +37,11 @@ class Restarts(Approximation):
         return self.members[0].kind
 
     @property
-    def draws_held(self) -> int | None:
-        return self.members[0].draws_held
+    def stored_count(self) -> int | None:
+        return self.members[0].stored_count
 
-    def held(self) -> dict[str, np.ndarray]:
-        return self.members[0].held()
+    def stored_draws(self) -> dict[str, np.ndarray]:
+        return self.members[0].stored_draws()
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return self.members[0].draw(count, rng)

@@ -63,10 +63,10 @@ class Particles(Approximation):
         return len(next(iter(self.u.values())))
 
     @property
-    def draws_held(self) -> int:
+    def stored_count(self) -> int:
         return self.size
 
-    def held(self) -> dict[str, np.ndarray]:
+    def stored_draws(self) -> dict[str, np.ndarray]:
         return dict(self.u)
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -214,7 +214,7 @@ class SVGD(Method):
         return FEW if size > SMALL else int(np.clip(EACH * size, FEW, MANY))
 
     @property
-    def weakness(self) -> str:
+    def limitations(self) -> str:
         return (
             "In many dimensions particles repel each other too little: variances are too small, the more so the fewer "
             "particles there are. By default they show 0.94 of the variance of a standard normal in one dimension, "

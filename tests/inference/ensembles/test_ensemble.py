@@ -78,19 +78,19 @@ def test_each_member_is_handed_out_once():
     members = Members(tuple(points))
     rng = np.random.default_rng(0)
     assert np.array_equal(members.draw(4, rng)["a"][:, 0], np.arange(4.0))
-    assert np.array_equal(members.held()["b"], -np.arange(4.0))
+    assert np.array_equal(members.stored_draws()["b"], -np.arange(4.0))
     assert np.array_equal(members.draw(8, rng)["b"], -np.repeat(np.arange(4.0), 2))
     weighted = members.weighted(np.array([0.5, 0.0, 0.5, 0.0]))
     assert np.array_equal(np.unique(weighted.draw(6, rng)["b"]), [-2.0, 0.0])
     assert members.weights is None
-    assert members.log_prob(members.held()) is None
+    assert members.log_prob(members.stored_draws()) is None
 
 
 def test_mini_batches_by_a_member_that_has_them():
     member = SVI(guide="delta", steps=60, batch_size=5, elbo_draws=2)
     posterior = bnn.fit(small_network, X, Y, Ensemble(member, 2))
     assert posterior.shape == (1, 2)
-    assert posterior.approximation.draws_held == 2
+    assert posterior.approximation.stored_count == 2
     assert posterior.predict(NEW).draws == 2
 
 
@@ -202,7 +202,7 @@ def _distances(*posteriors) -> np.ndarray:
     """Between draws in unconstrained coordinates, (draws, draws)."""
     flat = [
         np.concatenate(
-            [value.reshape(len(value), -1) for value in each.approximation.held().values()], axis=1
+            [value.reshape(len(value), -1) for value in each.approximation.stored_draws().values()], axis=1
         )
         for each in posteriors
     ]

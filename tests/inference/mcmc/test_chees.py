@@ -145,7 +145,7 @@ def test_nothing_finite_to_learn_from_is_named(name):
     assert (kept["acceptance_rate"] == 0).all()
     assert kept["diverging"].all()
     assert (kept["adaptation_refused"] == 10).all()
-    _, found = method.told({name: value for name, value in kept.items() if name != "u"})
+    _, found = method.summarise({name: value for name, value in kept.items() if name != "u"})
     assert "frozen: in 10 of 10" in found[0]
     assert "40 of 40 transitions diverged" in found[1]
 
@@ -218,14 +218,14 @@ def test_what_is_told_of_statistics():
         "n_steps": np.full(shape, 20),
     }
     method = ChEES(chains=4, superchains=2, max_steps=100)
-    figures, found = method.told(statistics)
+    figures, found = method.summarise(statistics)
     assert found == ()
     assert figures == pytest.approx({"acceptance_rate": 0.7, "step_size": 0.1, "trajectory_length": 2.0})
-    _, found = ChEES(chains=4, superchains=2, max_steps=20).told(statistics)
+    _, found = ChEES(chains=4, superchains=2, max_steps=20).summarise(statistics)
     assert "max_steps=40" in found[0]
     diverging = statistics["diverging"].copy()
     diverging[0, :3] = True
-    _, found = method.told(statistics | {"diverging": diverging})
+    _, found = method.summarise(statistics | {"diverging": diverging})
     assert found[0].startswith("3 of 40 transitions diverged")
     assert "target_accept=0.826" in found[0]
 

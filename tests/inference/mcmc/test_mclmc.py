@@ -147,7 +147,7 @@ def target_of(density: Any, dimension: int) -> Any:
 
 
 def judged(method: MCLMC, kept: dict[str, np.ndarray]) -> Any:
-    return method.told({name: value[None] for name, value in kept.items() if name not in ("u", "v")})
+    return method.summarise({name: value[None] for name, value in kept.items() if name not in ("u", "v")})
 
 
 SCALES = np.logspace(-2, 2, 30)
@@ -345,7 +345,7 @@ def statistics_of(**changed: np.ndarray | float) -> dict[str, np.ndarray]:
 
 def test_what_is_said_of_a_tuning() -> None:
     method = MCLMC()
-    figures, warnings = method.told(statistics_of())
+    figures, warnings = method.summarise(statistics_of())
     assert figures == {
         "L": 5.0,
         "step_size": 1.0,
@@ -354,9 +354,9 @@ def test_what_is_said_of_a_tuning() -> None:
     }
     assert warnings == ()
     one = np.array([[1.0], [1.0], [1e-5]])
-    assert "chain 2" in method.told(statistics_of(energy_variance=5e-4 * one))[1][0]
-    assert "above" in method.told(statistics_of(energy_variance=5e-3))[1][0]
-    assert "24 of 24" in method.told(statistics_of(diverging=True))[1][0]
+    assert "chain 2" in method.summarise(statistics_of(energy_variance=5e-4 * one))[1][0]
+    assert "above" in method.summarise(statistics_of(energy_variance=5e-3))[1][0]
+    assert "24 of 24" in method.summarise(statistics_of(diverging=True))[1][0]
     for name, value in (
         ("step_size", np.nan),
         ("step_size", 0.0),
@@ -366,12 +366,12 @@ def test_what_is_said_of_a_tuning() -> None:
         ("energy_variance", np.nan),
     ):
         with pytest.raises(DivergenceError, match="collapsed"):
-            method.told(statistics_of(**{name: value}))
+            method.summarise(statistics_of(**{name: value}))
     adjusted = MCLMC(adjusted=True)
-    assert adjusted.told(statistics_of(acceptance_rate=0.9))[0]["acceptance_rate"] == pytest.approx(0.9)
-    assert "cut off" in adjusted.told(statistics_of(acceptance_rate=0.9, n_steps=2048))[1][0]
+    assert adjusted.summarise(statistics_of(acceptance_rate=0.9))[0]["acceptance_rate"] == pytest.approx(0.9)
+    assert "cut off" in adjusted.summarise(statistics_of(acceptance_rate=0.9, n_steps=2048))[1][0]
     with pytest.raises(DivergenceError, match="chain 1"):
-        adjusted.told(statistics_of(acceptance_rate=np.array([[0.9], [0.01], [0.9]])))
+        adjusted.summarise(statistics_of(acceptance_rate=np.array([[0.9], [0.01], [0.9]])))
 
 
 def free(method: Any, size: int, step_size: float, width: float) -> tuple[Any, Any]:

@@ -74,11 +74,11 @@ def test_what_is_told_of_few_acceptances():
         "damping": np.full(shape, 0.2),
     }
     method = MEADS(chains=8, folds=2)
-    figures, found = method.told(statistics)
+    figures, found = method.summarise(statistics)
     assert figures["damping"] == pytest.approx(0.2)
     assert found[0].startswith("30% of the steps were accepted")
     assert "step_size_multiplier=0.125" in found[0]
-    assert method.told(statistics | {"acceptance_rate": np.full(shape, 0.8)})[1] == ()
+    assert method.summarise(statistics | {"acceptance_rate": np.full(shape, 0.8)})[1] == ()
 
 
 @pytest.mark.parametrize(

@@ -546,14 +546,14 @@ def test_a_fit_says_what_it_is_of_and_what_it_cost(cls):
 
 def test_too_much_variance_is_said():
     statistics = {"step_size": np.full((2, 3), 0.7), "variance_excess": np.full((2, 3), 0.3)}
-    figures, (said,) = SGLD(step_size=0.7, batch_size=5).told(statistics)
+    figures, (said,) = SGLD(step_size=0.7, batch_size=5).summarise(statistics)
     assert figures == pytest.approx({"step_size": 0.7, "variance_excess": 0.3})
     assert "30% too large on average" in said
     assert "a smaller step_size, a larger batch_size" in said
-    assert not SGLD(step_size=0.7).told({**statistics, "variance_excess": np.full((2, 3), 0.02)})[1]
+    assert not SGLD(step_size=0.7).summarise({**statistics, "variance_excess": np.full((2, 3), 0.02)})[1]
     exact = SGLD(correction="metropolis")
     assert exact.aim == ""
-    assert exact.told({"step_size": np.ones((2, 3)), "acceptance_rate": np.ones((2, 3))}) == (
+    assert exact.summarise({"step_size": np.ones((2, 3)), "acceptance_rate": np.ones((2, 3))}) == (
         {"step_size": 1.0},
         (),
     )
