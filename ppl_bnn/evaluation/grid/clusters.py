@@ -1,8 +1,9 @@
-"""Dask and Ray clusters to which tasks are sent.
+"""Tasks sent to the processes of a cluster, and what happens when one of these, or the cluster, ends.
 
 A `Cluster` sends one task to one process and reports when it is finished; errors are handled in `computed`. An error
 raised by a task itself is returned as a value, so any error raised in between comes from the cluster: a process that
-ended during a task, or a lost connection.
+ended during a task, or a lost connection. joblib's back ends for Dask and Ray, which scikit-learn uses, raise the first
+such error and lose which task it concerns and what is finished, so tasks are sent by the clients of Dask and Ray.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,25 +34,22 @@ TRIES = 4
 # minute after its head has ended, if a call waits for the head then, and when connecting it retries a head that has
 # ended for many minutes.
 _OF_RAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(10**6), "RAY_gcs_server_port_wait_time_s": "2"}
+# The exit status of a process of this machine that exceeded its memory limit.
+OVER_LIMIT = 77
 # Seconds between polls for finished tasks, and between checks of the cluster itself.
 LOOK, CHECK = 0.05, 1.0
 # Errors raised if a process ended during a task, and if the connection ended; by name, since each class is in an
 # optional package.
-_ENDED = frozenset(
-    {"KilledWorker", "WorkerCrashedError", "OutOfMemoryError", "RayActorError", "NodeDiedError"}
-)
-_CUT = frozenset({"OSError", "CancelledError", "RayError", "GetTimeoutError", "RpcError", "TimeoutError"})
+_ENDED = {
+    *("KilledWorker", "WorkerCrashedError", "OutOfMemoryError", "RayActorError", "NodeDiedError"),
+    "BrokenProcessPool",
+}
+_CUT = {"OSError", "CancelledError", "RayError", "GetTimeoutError", "RpcError", "TimeoutError"}
 
 
 @dataclass(frozen=True)
 class Lost:
-    """Result of a task whose process ended each time that it was tried.
-
-    Parameters
-    ----------
-    reason : str
-        One sentence.
-    """
+    """Result of a task whose process ended each time that it was tried; `reason` is one sentence."""
 
     reason: str
 
@@ -86,31 +86,17 @@ class Cluster(Protocol):
         ...
 
 
-def process_ended(error: BaseException) -> bool:
-    """Whether an error means that the process of a task ended."""
-    return _is(error, _ENDED)
-
-
-def _is(error: BaseException, names: frozenset[str]) -> bool:
+def _is(error: BaseException, names: set[str]) -> bool:
     return any(cls.__name__ in names for cls in type(error).__mro__)
 
 
-def why_ended(error: BaseException, detail: str | None = None) -> str:
-    """Why a process ended during a task, in one sentence.
-
-    Parameters
-    ----------
-    error : BaseException
-        The error.
-    detail : str, optional
-        What is known of the reason; else the text of the error is used.
-
-    Returns
-    -------
-    str
-    """
+def _why_ended(error: BaseException) -> str:
+    """Why a process ended during a task, in one sentence."""
     text = " ".join(str(error).split())
-    detail = detail or f"{type(error).__name__}: {text.partition('. ')[0][:200]}"
+    if f"EXIT({OVER_LIMIT})" in text:
+        return "MemoryError: it needed more memory than a process may have, and its process was ended"
+    codes = re.search(r"exit codes of the workers are \{(.*?)\}", text)
+    detail = codes[1] if codes else f"{type(error).__name__}: {text.partition('. ')[0][:200]}"
     return f"its process ended under it ({detail}), as by a crash of a library or for want of memory"
 
 
@@ -121,18 +107,27 @@ class _Raised:
     error: Exception
 
 
-def _called(function: Callable[..., Any], task: tuple[Any, ...]) -> Any:
+def called(function: Callable[..., Any], task: tuple[Any, ...]) -> Any:
+    """The result of a task, in the process that computes it; an error that it raises is a value."""
     # Dask and Ray limit the threads of all libraries but XLA, which reads NPROC when it is first loaded. The process
     # may be the caller's own, as in a Dask cluster of threads, so the variable is removed again.
-    limited = "NPROC" in os.environ
-    os.environ.setdefault("NPROC", os.environ.get("OMP_NUM_THREADS", "1"))
+    with environment({"NPROC": os.environ.get("OMP_NUM_THREADS", "1")}):
+        try:
+            return function(*task)
+        except Exception as error:
+            return _Raised(error)
+
+
+@contextlib.contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables temporarily, unless they are set already."""
+    added = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(added)
     try:
-        return function(*task)
-    except Exception as error:
-        return _Raised(error)
+        yield
     finally:
-        if not limited:
-            os.environ.pop("NPROC", None)
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def computed(
@@ -141,10 +136,11 @@ def computed(
     function: Callable[..., Any],
     tasks: Mapping[int, tuple[Any, ...]],
     jobs: int | None,
+    tries: int = TRIES,
 ) -> Generator[tuple[int, Any], None, None]:
     """Yield (number, `function(*task)`) for each of the tasks, as they finish.
 
-    A task whose process ended is tried again; after `TRIES` its result is `Lost`. A lost connection is re-established.
+    A task whose process ended is tried again; after `tries` its result is `Lost`. A lost connection is re-established.
     An error raised by the function is raised here and ends everything.
 
     Parameters
@@ -159,6 +155,8 @@ def computed(
         Number -> arguments.
     jobs : int, optional
         Number of tasks at once.
+    tries : int
+        How often a task is started.
 
     Raises
     ------
@@ -168,93 +166,85 @@ def computed(
         The cluster does not answer at first, or has no process.
     """
     waiting = dict(tasks)
-    tries: Counter[int] = Counter()
+    count: Counter[int] = Counter()
     losses = 0
-    while True:
+    while waiting:
         before = len(waiting)
         try:
-            with _connected(connect, name, again=losses > 0) as cluster:
-                with _named():
+            with contextlib.ExitStack() as stack:
+                try:
+                    with _disconnections():
+                        cluster = stack.enter_context(connect())
+                except InputError as error:
+                    if not losses:
+                        raise
+                    raise _gone(name, error.__cause__ or error) from error
+                with _disconnections():
                     room = cluster.room()
                 if room < 1 and not losses:
                     raise InputError.of("engine", "a cluster with processes", f"{name}, without", "some")
-                for number, result in _rounds(cluster, jobs, function, waiting, tries):
+                for number, result in _rounds(cluster, room, jobs, function, waiting, count, tries):
                     del waiting[number]
                     if isinstance(result, _Raised):
                         raise result.error
                     yield number, result
-            return
         except Disconnected as error:
             # A lost connection is re-established as long as there is progress.
             losses = losses + 1 if len(waiting) == before else 1
             if losses >= TRIES:
-                raise ClusterError(_gone(name, error)) from error
+                raise _gone(name, error) from error
 
 
-def _gone(name: str, error: BaseException) -> str:
-    detail = " ".join(str(error).split())[:200]
-    return message(
-        f"{name} to go on", f"the end of it ({detail})", "starting it again, and then the same call"
-    )
-
-
-@contextlib.contextmanager
-def _connected(
-    connect: Callable[[], contextlib.AbstractContextManager[Cluster]], name: str, again: bool
-) -> Iterator[Cluster]:
-    with contextlib.ExitStack() as stack:
-        try:
-            with _named():
-                cluster = stack.enter_context(connect())
-        except InputError as error:
-            if not again:
-                raise
-            raise ClusterError(_gone(name, error.__cause__ or error)) from error
-        yield cluster
+def _gone(name: str, error: BaseException) -> ClusterError:
+    got = f"the end of it ({' '.join(str(error).split())[:200]})"
+    return ClusterError(message(f"{name} to go on", got, "starting it again, and then the same call"))
 
 
 def _rounds(
     cluster: Cluster,
+    room: int,
     jobs: int | None,
     function: Callable[..., Any],
     waiting: Mapping[int, tuple[Any, ...]],
-    tries: Counter[int],
+    count: Counter[int],
+    tries: int,
 ) -> Iterator[tuple[int, Any]]:
     running: dict[Any, int] = {}
-    left = list(waiting)[::-1]
+    # The last of them is next. The last try of a task comes after all others, and nothing runs beside it.
+    left = sorted(waiting, key=lambda number: (count[number] < tries - 1, -number))
     seen = looked = time.monotonic()
-    with _named():
-        room = cluster.room()
     try:
         while left or running:
-            with _named():
+            with _disconnections():
                 while left and len(running) < min(max(room, 1), jobs or room or 1):
+                    if running and count[left[-1]] == tries - 1:
+                        break
                     number = left.pop()
                     running[cluster.submit(function, waiting[number])] = number
                 done = cluster.finished(list(running))
             if time.monotonic() - looked > CHECK:
                 if not cluster.answers():
                     raise Disconnected("it does not answer")
-                with _named():
+                with _disconnections():
                     room = cluster.room()
                 looked = time.monotonic()
                 seen = looked if room else seen
                 if looked - seen > RESTART:
-                    raise ClusterError(_gone("the cluster", Disconnected("it has no process left")))
+                    raise _gone("the cluster", Disconnected("it has no process left"))
             for handle in done:
                 number = running.pop(handle)
                 try:
-                    with _named():
+                    with _disconnections():
                         result = cluster.result(handle)
                 except Exception as error:
-                    if not process_ended(error):
+                    if not _is(error, _ENDED):
                         raise
-                    tries[number] += 1
+                    count[number] += 1
                     # Dask has already retried it as often.
-                    if tries[number] < TRIES and type(error).__name__ != "KilledWorker":
-                        left.append(number)
+                    if count[number] < tries and not _is(error, {"KilledWorker"}):
+                        left.insert(0 if count[number] == tries - 1 else len(left), number)
                         continue
-                    result = Lost(why_ended(error))
+                    result = Lost(_why_ended(error))
                 yield number, result
     finally:
         with contextlib.suppress(Exception):
@@ -262,28 +252,24 @@ def _rounds(
 
 
 @contextlib.contextmanager
-def _named() -> Iterator[None]:
+def _disconnections() -> Iterator[None]:
     """Convert an error of the cluster to our own class if the connection has ended."""
     try:
         yield
     except Exception as error:
-        if process_ended(error) or not _is(error, _CUT):
+        if _is(error, _ENDED) or not _is(error, _CUT):
             raise
         raise Disconnected(f"{type(error).__name__}: {error}") from error
 
 
-def reached(host: str, port: int) -> OSError | None:
-    """None if a server listens at the address, else the error."""
+def not_reached(address: str) -> OSError | None:
+    """None if a server listens at HOST:PORT, else the error."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
     try:
-        socket.create_connection((host, port), timeout=PATIENCE).close()
+        socket.create_connection((host, int(port)), timeout=PATIENCE).close()
     except OSError as error:
         return error
     return None
-
-
-def _not_reached(address: str) -> OSError | None:
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    return reached(host, int(port))
 
 
 # --- Dask -------------------------------------------------------------------------------------------------
@@ -295,18 +281,18 @@ class _OnDask:
     address: str
 
     def room(self) -> int:
-        threads = self.client.nthreads()
-        if any(count != 1 for count in threads.values()):
+        most = max((threads := self.client.nthreads()).values(), default=1)
+        if most != 1:
             raise InputError.of(
                 "engine",
                 "processes of one thread each, as a fit sets globals of torch and JAX",
-                f"dask://{self.address}, with up to {max(threads.values())} threads in one",
+                f"dask://{self.address}, with up to {most} threads in one",
                 "dask worker --nthreads 1 --nworkers N",
             )
         return len(threads)
 
     def submit(self, function: Callable[..., Any], task: tuple[Any, ...]) -> Any:
-        return self.client.submit(_called, function, task, pure=False)
+        return self.client.submit(called, function, task, pure=False)
 
     def finished(self, handles: list[Any]) -> list[Any]:
         done = [each for each in handles if each.done()]
@@ -332,9 +318,8 @@ def on_dask(address: str, device: str) -> Iterator[Cluster]:
     try:
         client = distributed.Client(address, timeout=PATIENCE, set_as_default=False)
     except OSError as error:
-        raise InputError.of(
-            "engine", "a cluster that answers", f"dask://{address}: {error}", "its scheduler's address"
-        ) from error
+        got = f"dask://{address}: {error}"
+        raise InputError.of("engine", "a cluster that answers", got, "its scheduler's address") from error
     try:
         with contextlib.suppress(TimeoutError):
             client.wait_for_workers(1, timeout=PATIENCE)
@@ -357,7 +342,7 @@ class _OnRay:
     def __post_init__(self) -> None:
         # Ray would retry a task that needs too much memory without end, unless its own retries are switched off.
         once = {"max_retries": 0} | ({"num_gpus": 1} if self.kind == "GPU" else {"num_cpus": 1})
-        self._remote = self.ray.remote(**once)(_called)
+        self._remote = self.ray.remote(**once)(called)
 
     def room(self) -> int:
         return int(self._in_time(self.ray.cluster_resources).get(self.kind, 0))
@@ -381,20 +366,20 @@ class _OnRay:
                 self.ray.cancel(handle, force=True)
 
     def answers(self) -> bool:
-        return _not_reached(self.address) is None
+        return not_reached(self.address) is None
 
 
 @contextlib.contextmanager
 def on_ray(address: str, device: str) -> Iterator[Cluster]:
     """Connect to the Ray cluster at an address."""
-    with _environment(_OF_RAY):
+    with environment(_OF_RAY):
         ray: Any = importlib.import_module("ray")
-    mine = not ray.is_initialized()
-    if not mine and address != "auto":
+    connects = not ray.is_initialized()
+    if not connects and address != "auto":
         got = f"ray://{address}, while this process is connected to another already"
         raise InputError.of("engine", "the cluster of this process", got, "'ray://auto', or ray.shutdown()")
     try:
-        if mine:
+        if connects:
             _connect(ray, address)
         head = ray.get_runtime_context().gcs_address if address == "auto" else address
         kind = resolve_device(device)[0]
@@ -402,7 +387,7 @@ def on_ray(address: str, device: str) -> Iterator[Cluster]:
         yield _OnRay(ray, head, "GPU" if on_gpus else "CPU", direct=address == "auto")
     finally:
         # Also if the connection failed: Ray stays a refused client, which breaks later connections.
-        if mine:
+        if connects:
             with contextlib.suppress(Exception):
                 ray.shutdown()
 
@@ -412,56 +397,39 @@ def _answered(call: Callable[[], Any]) -> Any:
 
     Raises TimeoutError after a minute. The thread then keeps waiting: it cannot be ended.
     """
-    got: list[tuple[Any, BaseException | None]] = []
+    answer: Future[Any] = Future()
 
     def ask() -> None:
         try:
-            got.append((call(), None))
+            answer.set_result(call())
         except BaseException as error:
-            got.append((None, error))
+            answer.set_exception(error)
 
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(RESTART)
-    if not got:
-        raise TimeoutError(f"its head has not answered for {RESTART:g} seconds")
-    result, error = got[0]
-    if error is not None:
-        raise error
-    return result
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables temporarily, unless they are set already."""
-    mine = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(mine)
+    threading.Thread(target=ask, daemon=True).start()
     try:
-        yield
-    finally:
-        for name in mine:
-            os.environ.pop(name, None)
-
-
-def _noted_head() -> str | None:
-    """HOST:PORT of the cluster that "auto" refers to; None if Ray does not report it."""
-    with contextlib.suppress(Exception):
-        return importlib.import_module("ray._private.services").canonicalize_bootstrap_address("auto")
-    return None
+        return answer.result(RESTART)
+    except TimeoutError:
+        if answer.done():
+            raise
+        raise TimeoutError(f"its head has not answered for {RESTART:g} seconds") from None
 
 
 def _connect(ray: Any, address: str) -> None:
-    where = address if address == "auto" or "://" in address else f"ray://{address}"
     try:
-        head = _noted_head() if address == "auto" else address
-        if head is not None and (error := _not_reached(head)) is not None:
+        head: str | None = address
+        if address == "auto":
+            # HOST:PORT of the cluster that "auto" refers to, if Ray reports it.
+            head = None
+            with contextlib.suppress(Exception):
+                head = importlib.import_module("ray._private.services").canonicalize_bootstrap_address("auto")
+        if head is not None and (error := not_reached(head)) is not None:
             raise ConnectionError(f"{head}: {error}") from error
-        with _environment(_OF_RAY):
-            ray.init(address=where, log_to_driver=False, logging_level="ERROR")
+        place = address if address == "auto" or "://" in address else f"ray://{address}"
+        with environment(_OF_RAY):
+            ray.init(address=place, log_to_driver=False, logging_level="ERROR")
     except ConnectionError as error:
-        raise InputError.of(
-            "engine",
-            "a cluster that answers",
+        got, advice = (
             f"ray://{address.removeprefix('ray://')}: {error}",
             "GRPC_ENABLE_FORK_SUPPORT=0 ray start --head",
-        ) from error
+        )
+        raise InputError.of("engine", "a cluster that answers", got, advice) from error

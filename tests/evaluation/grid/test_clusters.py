@@ -56,7 +56,7 @@ class _Cluster:
 
     def result(self, handle: Any) -> Any:
         self.dies(handle.number, handle.count)
-        return clusters._called(handle.function, handle.task)
+        return clusters.called(handle.function, handle.task)
 
     def forget(self, handles: list[Any]) -> None:
         self.forgotten += handles
@@ -197,7 +197,7 @@ def test_a_call_that_waits_for_ever_is_left_waiting(monkeypatch: pytest.MonkeyPa
 def test_variables_of_the_environment_are_set_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PPL_BNN_TEST_ONE", "the user's")
     monkeypatch.delenv("PPL_BNN_TEST_TWO", raising=False)
-    with clusters._environment({"PPL_BNN_TEST_ONE": "1", "PPL_BNN_TEST_TWO": "2"}):
+    with clusters.environment({"PPL_BNN_TEST_ONE": "1", "PPL_BNN_TEST_TWO": "2"}):
         assert (os.environ["PPL_BNN_TEST_ONE"], os.environ["PPL_BNN_TEST_TWO"]) == ("the user's", "2")
     assert os.environ["PPL_BNN_TEST_ONE"] == "the user's"
     assert "PPL_BNN_TEST_TWO" not in os.environ
@@ -250,7 +250,7 @@ def test_a_grid_whose_cluster_ends_keeps_what_is_finished(
     def connect(address: str, device: str) -> Any:
         return contextlib.nullcontext(Ends(never, begun))
 
-    monkeypatch.setattr("ppl_bnn.evaluation.grid.engines._CLUSTERS", {"dask": connect})
+    monkeypatch.setitem(engines._CLUSTERS, "dask", ("distributed", "", 8786, connect))
     monkeypatch.setattr("ppl_bnn.evaluation.grid.engines.check", lambda *_, **__: None)
     monkeypatch.setattr(
         "ppl_bnn.evaluation.grid.engines.Engine.of", lambda word: engines.Engine("dask", "127.0.0.1:1")
@@ -273,8 +273,8 @@ def test_a_grid_whose_cluster_ends_keeps_what_is_finished(
 def test_the_limit_on_threads_ends_with_the_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     # A cluster of threads computes pieces in the caller's own process.
     monkeypatch.delenv("NPROC", raising=False)
-    assert clusters._called(os.environ.get, ("NPROC",)) == os.environ.get("OMP_NUM_THREADS", "1")
+    assert clusters.called(os.environ.get, ("NPROC",)) == os.environ.get("OMP_NUM_THREADS", "1")
     assert "NPROC" not in os.environ
     monkeypatch.setenv("NPROC", "3")
-    assert clusters._called(os.environ.get, ("NPROC",)) == "3"
+    assert clusters.called(os.environ.get, ("NPROC",)) == "3"
     assert os.environ["NPROC"] == "3"

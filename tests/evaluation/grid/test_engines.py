@@ -24,7 +24,7 @@ import pytest
 
 import ppl_bnn as bnn
 from ppl_bnn.core.errors import DeviceError, InputError, MissingFrameworkError, UnknownNameError
-from ppl_bnn.evaluation.grid import engines
+from ppl_bnn.evaluation.grid import engines, workers
 from ppl_bnn.evaluation.grid.engines import Engine, Lost
 from ppl_bnn.evaluation.grid.grid import Grid
 from ppl_bnn.evaluation.grid.result import COSTS
@@ -135,7 +135,7 @@ def test_a_piece_that_ends_its_process_is_lost_and_the_others_are_not() -> None:
     assert found == {0: 0, 1: 1, 3: 3, 4: 4}
 
 
-@pytest.mark.skipif(engines.own_memory() is None, reason="the system does not say what a process holds")
+@pytest.mark.skipif(workers.own_memory() is None, reason="the system does not say what a process holds")
 def test_a_process_ends_at_its_ceiling() -> None:
     found = outcomes(grows, [(number,) for number in range(3)], jobs=1, memory=300 * 2**20)
     assert (found[0], found[2]) == (0, 2)
@@ -163,8 +163,8 @@ def test_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "machine_memory", lambda: 10 * 2**30)
     monkeypatch.setattr(engines, "gpus", lambda: ())
     # Eight cores, and memory for four.
-    assert engines.share() == (4, engines.Share(2, int(0.9 * 10 * 2**30 / 4), None))
-    assert engines.share(16, memory=2**30) == (16, engines.Share(1, 2**30, None))
+    assert engines.share() == (4, workers.Share(2, int(0.9 * 10 * 2**30 / 4), None))
+    assert engines.share(16, memory=2**30) == (16, workers.Share(1, 2**30, None))
     assert engines.share(3, "cpu")[1].gpus == ()
     with pytest.raises(DeviceError, match="0 of them"):
         engines.share(None, "cuda")
@@ -176,7 +176,7 @@ def test_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeviceError, match="3 of them"):
         engines.share(None, "cuda:3")
     monkeypatch.setattr(engines, "machine_memory", lambda: None)
-    assert engines.share(None, "cpu") == (8, engines.Share(1, None, ()))
+    assert engines.share(None, "cpu") == (8, workers.Share(1, None, ()))
 
 
 @pytest.mark.parametrize(
@@ -284,9 +284,9 @@ def test_what_one_process_compiles_the_others_read_and_the_bits_stay(
     kept.mkdir()
     with monkeypatch.context() as patch:
         # The folder of one use, which stays.
-        patch.setattr(engines.tempfile, "TemporaryDirectory", lambda **_: contextlib.nullcontext(str(kept)))
+        patch.setattr(workers.tempfile, "TemporaryDirectory", lambda **_: contextlib.nullcontext(str(kept)))
         shared = grid.run(tmp_path / "shared", jobs=1)
-    assert len(list((kept / engines.PROGRAMS).glob("*-cache"))) > 1
+    assert len(list((kept / workers.PROGRAMS).glob("*-cache"))) > 1
     # No program takes long enough to be kept.
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "none"))
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1e9")

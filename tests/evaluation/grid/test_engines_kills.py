@@ -139,7 +139,7 @@ def dask_scheduler(port: int) -> Iterator[str]:  # noqa: F811
     head = subprocess.Popen([*scheduler, "--port", str(port), "--no-dashboard"], **silent)
     computes = subprocess.Popen([*worker, "--no-dashboard", "--death-timeout", "10"], **silent)
     try:
-        while clusters.reached("127.0.0.1", port) is not None:
+        while clusters.not_reached(f"127.0.0.1:{port}") is not None:
             assert head.poll() is None
             time.sleep(0.1)
         yield f"dask://{address}"
