@@ -25,6 +25,7 @@ from ppl_bnn.core.arrays import (
     padded,
     padded_seeds,
     row_count,
+    unravel,
 )
 from ppl_bnn.core.errors import ModelError, unknown_name
 from ppl_bnn.language.handlers import network_output, recorded_linear
@@ -215,14 +216,7 @@ class Program:
 
     def unravel(self, flat: Array, names: Sequence[str] | None = None) -> dict[str, Array]:
         """The inverse of `ravel`; leading axes of `flat` are kept."""
-        u, start = {}, 0
-        for name in names or self.sites:
-            site = self.sites[name]
-            u[name] = flat[..., start : start + site.size].reshape(
-                (*flat.shape[:-1], *site.unconstrained_shape)
-            )
-            start += site.size
-        return u
+        return unravel(flat, {name: self.sites[name].unconstrained_shape for name in names or self.sites})
 
     # -- densities, in the system
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,22 @@ def map_data(function: Callable[[Any], Any], x: Any) -> Any:
 def describe_shapes(x: Any) -> str:
     """Description of the shapes of an array, a dict of arrays, or None, for messages."""
     return repr(None if x is None else map_data(lambda a: (tuple(a.shape), str(a.dtype)), x))
+
+
+def ravel(u: Mapping[str, Any], names: Iterable[str] | None = None, lead: int = 0) -> np.ndarray:
+    """The arrays `u[name]` side by side, (..., P); their first `lead` axes, which they share, are kept."""
+    values = [np.asarray(u[name]) for name in (u if names is None else names)]
+    return np.concatenate([value.reshape(*value.shape[:lead], -1) for value in values], axis=-1)
+
+
+def unravel(flat: Array, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+    """The inverse of `ravel`, for arrays of NumPy or of a system; leading axes of `flat` are kept."""
+    u, start = {}, 0
+    for name, shape in shapes.items():
+        stop = start + math.prod(shape)
+        u[name] = flat[..., start:stop].reshape((*flat.shape[:-1], *shape))
+        start = stop
+    return u
 
 
 def row_count(x: Any) -> int:

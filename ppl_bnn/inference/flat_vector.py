@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.arrays import map_data
+from ppl_bnn.core.arrays import map_data, ravel
 from ppl_bnn.core.errors import InputError, UnsupportedError
 
 
@@ -56,7 +56,12 @@ def flat_latents(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
     ndarray
         Shape (P,).
     """
-    return np.concatenate([np.asarray(u[name], dtype=float).reshape(-1) for name in latent_names(problem)])
+    return ravel(u, latent_names(problem)).astype(float)
+
+
+def flat_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The flat vector (P,) of all sites, including parameters without a prior."""
+    return ravel(u, problem.program.sites).astype(float)
 
 
 def latent_places(problem: Problem) -> np.ndarray:

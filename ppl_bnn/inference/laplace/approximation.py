@@ -14,7 +14,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import Model
-from ppl_bnn.core.arrays import chunks, map_data, row_count
+from ppl_bnn.core.arrays import chunks, map_data, ravel, row_count, unravel
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import STRUCTURES, Diagonal, Kronecker, Rotated
 from ppl_bnn.inference.curvature.jacobian import jacobians, linear_factors, linear_maps
@@ -67,7 +67,7 @@ class LaplaceGaussian(Approximation):
     @property
     def flat_mode(self) -> np.ndarray:
         """The mode as a flat vector of the latent sites, (P,)."""
-        return np.concatenate([value.reshape(-1) for value in self.mode.values()])
+        return ravel(self.mode)
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         deviations = self.covariance.sample(count, rng)
@@ -78,15 +78,10 @@ class LaplaceGaussian(Approximation):
         }
 
     def _unflatten(self, flat: np.ndarray) -> dict[str, np.ndarray]:
-        u, start = {}, 0
-        for name, value in self.mode.items():
-            u[name] = flat[:, start : start + value.size].reshape(len(flat), *value.shape)
-            start += value.size
-        return u
+        return unravel(flat, {name: value.shape for name, value in self.mode.items()})
 
     def _deviation(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
-        flat = np.concatenate([np.asarray(u[name]).reshape(len(u[name]), -1) for name in self.mode], axis=1)
-        return flat - self.flat_mode
+        return ravel(u, self.mode, lead=1) - self.flat_mode
 
     def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
         """Log density of the positions that the Gaussian is over; draws differ from the mode only there."""

@@ -27,21 +27,13 @@ from ppl_bnn.inference.curvature.kronecker import (
 )
 from ppl_bnn.inference.curvature.prior import prior_curvature, site_curvatures
 from ppl_bnn.inference.curvature.structures import DiagonalCurvature, FullCurvature
-from ppl_bnn.inference.flat_vector import flat_latents, latent_names, latent_places, site_slices
+from ppl_bnn.inference.flat_vector import flat_latents, flat_sites, latent_names, latent_places, site_slices
 from ppl_bnn.inference.laplace.approximation import predictor_columns
 from ppl_bnn.inference.laplace.hyperparameters import Tuning, gaussian_noise, noise_sites
 from ppl_bnn.inference.laplace.linearised import kinds_of
 from ppl_bnn.inference.laplace.search import marginal_mode
 from ppl_bnn.inference.method import Method, Start, central_start, fitted_start, missing_sites
-from ppl_bnn.inference.optimisation.mode import (
-    RISE,
-    Mode,
-    Refinement,
-    find_mode,
-    flat_sites,
-    kinks,
-    starting_point,
-)
+from ppl_bnn.inference.optimisation.mode import RISE, Mode, Refinement, find_mode, kinks, starting_point
 from ppl_bnn.posterior.posterior import Posterior
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ppl_bnn.core.arrays import map_data, site_seed
 from ppl_bnn.inference.curvature.jacobian import refuse_interacting_rows
 from ppl_bnn.inference.curvature.kronecker import KroneckerCurvature
 from ppl_bnn.inference.curvature.prior import check_bounded, check_smooth
-from ppl_bnn.inference.flat_vector import site_slices, somewhere
+from ppl_bnn.inference.flat_vector import flat_sites, site_slices, somewhere
 from ppl_bnn.inference.laplace.approximation import LaplaceGaussian
 from ppl_bnn.inference.laplace.autolaplace import guide_gaussian, refuse_point_estimates
 from ppl_bnn.inference.laplace.computed_weights import JUDGED, bent, computed_names
@@ -29,7 +29,7 @@ from ppl_bnn.inference.laplace.hyperparameters import (
 from ppl_bnn.inference.laplace.maximisation import alternate, fixed_point, maximise
 from ppl_bnn.inference.laplace.search import by_validation
 from ppl_bnn.inference.method import Outcome, Stopwatch
-from ppl_bnn.inference.optimisation.mode import Mode, flat_sites, kinks
+from ppl_bnn.inference.optimisation.mode import Mode, kinks
 
 # Nats of log evidence that the alternation may lose from its best round: it ignores how a new mode changes H.
 RUNAWAY = 1.0

@@ -20,6 +20,7 @@ from ppl_bnn.core.arrays import site_seed
 from ppl_bnn.core.errors import DivergenceError, InputError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort
+from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Start, Stopwatch, central_start, resolve_start
 from ppl_bnn.posterior.posterior import Posterior
 
@@ -515,26 +516,6 @@ def kinks(problem: Problem) -> str:
         return "the Laplace likelihood"
     sites = [site.name for site in problem.program.latents if site.family in KINKED]
     return f"the Laplace prior of {', '.join(sites)}" if sites else ""
-
-
-def flat_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The flat vector of all sites, including parameters without a prior.
-
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    u : mapping of str to ndarray
-        Unconstrained coordinates by site.
-
-    Returns
-    -------
-    ndarray
-        Shape (P,), float64.
-    """
-    return np.concatenate(
-        [np.asarray(u[name], dtype=np.float64).reshape(-1) for name in problem.program.sites]
-    )
 
 
 class _AdamNumPyro:

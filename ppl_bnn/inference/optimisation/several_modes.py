@@ -13,6 +13,7 @@ from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import site_seed
 from ppl_bnn.core.errors import DivergenceError
 from ppl_bnn.core.progress import Progress
+from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Start, Stopwatch
 from ppl_bnn.inference.optimisation.mode import (
     CHUNK,
@@ -22,7 +23,6 @@ from ppl_bnn.inference.optimisation.mode import (
     Refinement,
     diverged,
     find_mode,
-    flat_sites,
     starting_point,
 )
 from ppl_bnn.language import ops

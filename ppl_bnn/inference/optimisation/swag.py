@@ -12,11 +12,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.arrays import map_data, site_seed
+from ppl_bnn.core.arrays import map_data, ravel, site_seed, unravel
 from ppl_bnn.core.errors import DivergenceError, InputError, unknown_name
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.conditioning import conditioning
+from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
 from ppl_bnn.inference.optimisation.loops import (
     check_whole,
@@ -24,7 +25,7 @@ from ppl_bnn.inference.optimisation.loops import (
     refuse_free_parameters,
     rows_per_step,
 )
-from ppl_bnn.inference.optimisation.mode import Mode, effort_of_mode, flat_sites, starting_point
+from ppl_bnn.inference.optimisation.mode import Mode, effort_of_mode, starting_point
 from ppl_bnn.inference.optimisation.several_modes import find_modes, stacked_rows
 from ppl_bnn.posterior.approximation import Approximation
 
@@ -68,11 +69,8 @@ class SWAGGaussian(Approximation):
         """K, the number of deviations."""
         return len(next(iter(self.deviations.values())))
 
-    def _flat(self, values: Mapping[str, np.ndarray], leading: int = 0) -> np.ndarray:
-        return np.concatenate(
-            [np.asarray(values[name]).reshape(*np.shape(values[name])[:leading], -1) for name in self.mean],
-            -1,
-        )
+    def _flat(self, values: Mapping[str, np.ndarray], lead: int = 0) -> np.ndarray:
+        return ravel(values, self.mean, lead)
 
     @property
     def _factor(self) -> np.ndarray:
@@ -83,11 +81,7 @@ class SWAGGaussian(Approximation):
         mean, scale = self._flat(self.mean), np.sqrt(0.5 * self._flat(self.variance))
         flat = mean + scale * rng.standard_normal((count, len(mean)))
         flat += rng.standard_normal((count, self.rank)) @ self._factor
-        u, start = {}, 0
-        for name, value in self.mean.items():
-            u[name] = flat[:, start : start + value.size].reshape(count, *value.shape)
-            start += value.size
-        return u
+        return unravel(flat, {name: value.shape for name, value in self.mean.items()})
 
     def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
         from scipy.linalg import cho_solve, cholesky

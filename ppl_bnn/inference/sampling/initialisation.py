@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.arrays import site_seed
+from ppl_bnn.core.arrays import ravel, site_seed
 from ppl_bnn.core.errors import BNNError, UnsupportedError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.laplace.approximation import LaplaceGaussian
@@ -352,7 +352,7 @@ def spread(
     if isinstance(approximation, LaplaceGaussian):
         matrix = _of_laplace(approximation, dense)
     elif isinstance(approximation, MeanField):
-        variances = np.concatenate([np.ravel(approximation.scale[name]) for name in names]) ** 2
+        variances = ravel(approximation.scale, names) ** 2
         matrix = np.diag(variances) if dense else variances
     else:
         deviations = _deviations(problem, approximation, names, dense)
@@ -378,19 +378,15 @@ def _deviations(
     problem: Problem, approximation: Approximation, names: Sequence[str], dense: bool
 ) -> np.ndarray | None:
     """Draws (S, P) minus their mean, scaled so that their mean square is the unbiased variance."""
-
-    def flat(u: Mapping[str, np.ndarray], lead: tuple[int, ...]) -> np.ndarray:
-        return np.concatenate([np.asarray(u[name], float).reshape(*lead, -1) for name in names], axis=-1)
-
     if isinstance(approximation, Chains):
-        draws = flat(approximation.u, approximation.shape)
+        draws = ravel(approximation.u, names, lead=2).astype(float)
     else:
         size = sum(problem.program.sites[name].size for name in names)
         count = max(DRAWS, DRAWS_EACH * size) if dense else DRAWS
         if isinstance(approximation, Drawn):
             count = min(count, approximation.count)
         rng = np.random.default_rng(site_seed("mass matrix", problem.seed))
-        draws = flat(approximation.draw(count, rng), (count,))[None]
+        draws = ravel(approximation.draw(count, rng), names, lead=1).astype(float)[None]
     chains, count, size = draws.shape
     if count < LEAST:
         return None

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ppl_bnn.backends.program import Problem, Program
-from ppl_bnn.core.arrays import site_seed
+from ppl_bnn.core.arrays import ravel, site_seed
 from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference import registry
@@ -430,9 +430,7 @@ class Sampler(Method):
         fixed = {site.name: np.asarray(begin.points[0][site.name]) for site in problem.program.params}
         names = latent_names(problem.program)
         rng = np.random.default_rng(site_seed(f"{self.name.lower()} jitter", problem.seed))
-        flat = [
-            np.concatenate([np.ravel(point[name]) for name in names]).astype(float) for point in begin.points
-        ]
+        flat = [ravel(point, names).astype(float) for point in begin.points]
         spread = []
         for index, point in enumerate(flat):
             repeated = any(np.array_equal(point, earlier) for earlier in flat[:index])
@@ -449,7 +447,7 @@ class Sampler(Method):
         for attempt in range(1, PRIOR_ATTEMPTS):
             seed = site_seed(f"{self.name.lower()} start {point} {attempt}", problem.seed) % 2**31
             drawn = program.prior_draws(problem.x, problem.y, seed, 1)
-            yield np.concatenate([np.ravel(drawn[name]) for name in latent_names(program)])
+            yield ravel(drawn, latent_names(program))
 
     # -- results
 
@@ -610,7 +608,7 @@ def extend(posterior: Posterior, draws: int, *, progress: bool | Progress | None
     def going_on(problem: Problem) -> Outcome:
         names = latent_names(problem.program)
         chains, before = posterior.shape
-        u = np.concatenate([approximation.u[name].reshape(chains, before, -1) for name in names], -1)
+        u = ravel(approximation.u, names, lead=2)
         kept = {"u": u} | posterior.statistics
         state: dict[int, dict[int, np.ndarray]] = {}
         for key, value in approximation.state.items():

@@ -13,6 +13,7 @@ from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.conditioning import conditioning
+from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
 from ppl_bnn.inference.optimisation.loops import (
     State,
@@ -27,7 +28,7 @@ from ppl_bnn.inference.optimisation.loops import (
     unsettled_warning,
     walk,
 )
-from ppl_bnn.inference.optimisation.mode import flat_sites, starting_point
+from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.language import ops
 

@@ -10,13 +10,14 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ppl_bnn.backends.program import DENSITY_MEMORY, Problem
-from ppl_bnn.core.arrays import site_seed
+from ppl_bnn.core.arrays import ravel, site_seed, unravel
 from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
+from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, resolve_start
 from ppl_bnn.inference.optimisation.loops import check_whole, check_within, refuse_free_parameters
-from ppl_bnn.inference.optimisation.mode import flat_sites, starting_point
+from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.sampling.sampler import tempered, tempered_log_joint
 from ppl_bnn.language.transforms import GaussianPrior
 from ppl_bnn.posterior.approximation import Approximation, checked_weights
@@ -95,7 +96,7 @@ class PathMixture(Approximation):
     @property
     def means(self) -> np.ndarray:
         """m, the means, shape (K, P)."""
-        return np.concatenate([value.reshape(self.size, -1) for value in self.location.values()], axis=1)
+        return ravel(self.location, lead=1)
 
     def covariance(self, component: int = 0) -> np.ndarray:
         """The dense covariance S_k.
@@ -151,12 +152,7 @@ class PathMixture(Approximation):
         return flat
 
     def _unravel(self, flat: np.ndarray) -> dict[str, np.ndarray]:
-        u, start = {}, 0
-        for name, value in self.location.items():
-            size = math.prod(value.shape[1:])
-            u[name] = flat[:, start : start + size].reshape(len(flat), *value.shape[1:])
-            start += size
-        return u
+        return unravel(flat, {name: value.shape[1:] for name, value in self.location.items()})
 
     def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
         from scipy.linalg import solve_triangular

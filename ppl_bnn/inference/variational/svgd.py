@@ -15,6 +15,7 @@ from ppl_bnn.core.errors import unknown_name
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.conditioning import BAD, conditioning
+from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, resolve_start
 from ppl_bnn.inference.optimisation.loops import (
     State,
@@ -311,7 +312,7 @@ class SVGD(Method):
         flat: list[np.ndarray] = []
         seen: set[bytes] = set()
         for point in points:
-            one = np.concatenate([np.ravel(point[name]) for name in problem.program.sites]).astype(float)
+            one = flat_sites(problem, point)
             if one.tobytes() in seen:
                 one = one + self.jitter * rng.standard_normal(one.shape)
             seen.add(one.tobytes())
