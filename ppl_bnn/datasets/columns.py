@@ -1,22 +1,25 @@
 """Columns of a CSV file: interpretation of their cells, and detection of numbers and dates in unsupported formats.
 
-pandas splits a file into cells without guessing their types. A column holds numbers or words. Any other column is
-refused with its name, an example and advice.
+pandas splits a file into cells without guessing their types. A column holds numbers or words. Any other column raises
+an error with its name, an example and advice.
 """
 
 from __future__ import annotations
 
 import csv
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError
+from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.core.names import clean, clean_lines
 
+TASKS = ("regression", "classification")
 MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "<na>"})
 MOST_CATEGORIES = 50
 # Up to this many different whole numbers could be classes or numbers: the result states how they were read.
@@ -24,7 +27,7 @@ FEW_VALUES = 10
 # Largest number of characters of a header line that are read.
 MOST_HEADER = 1_000_000
 # Largest numbers of column names, and of values of a column, that are listed one by one.
-MOST_TOLD, MOST_VALUES = 8, 6
+MOST_NAMES, MOST_VALUES = 8, 6
 
 _DIGITS = r"\d+(?:[.,]\d+)?"
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
@@ -66,168 +69,106 @@ _LOOKS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
 _UNIT = re.compile(r"[-+−]?(\d+(?:[.,]\d+)?)\s*([^\W\d]{1,4}|°[cfk]?)", re.IGNORECASE)
 
 
-def refusal(expected: str, got: str, advice: str) -> InputError:
-    """An `InputError` with the parts of its message."""
-    return InputError.of("", expected, got, advice)
-
-
 def read_cells(path: Path) -> dict[str, list[str]]:
-    """Cells of each column as stripped text, below the single header line. Names of columns are cleaned.
-
-    Parameters
-    ----------
-    path : Path
-        A CSV file.
-
-    Returns
-    -------
-    dict of str to list of str
-        Column -> its cells.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read as a table.
-    """
+    """Column -> its cells as stripped text, below the single header line. Names of columns are cleaned."""
     import pandas as pd
 
     try:
         frame = pd.read_csv(path, header=None, dtype=object, na_filter=False, encoding="utf-8-sig")
     except FileNotFoundError:
-        raise refusal("a CSV file", f"{path}, which does not exist", "its full path") from None
+        raise InputError.of("", "a CSV file", f"{path}, which does not exist", "its full path") from None
     except pd.errors.EmptyDataError:
-        raise refusal("a CSV file with a header line", f"{path}, which is empty", "another") from None
+        raise InputError.of(
+            "", "a CSV file with a header line", f"{path}, which is empty", "another"
+        ) from None
     except (pd.errors.ParserError, UnicodeDecodeError, OSError) as problem:
         if isinstance(problem, pd.errors.ParserError):
-            _refuse_other_marks(header_of(path))
-        raise refusal(
-            "a comma-separated file in UTF-8", f"{path}: {str(problem).strip()}", "one row of cells per line"
-        ) from problem
+            _check_separator(header_of(path))
+        got, advice = f"{path}: {str(problem).strip()}", "one row of cells per line"
+        raise InputError.of("", "a comma-separated file in UTF-8", got, advice) from problem
     # pandas pads a short line with empty cells, which are then refused as missing.
     cells = [[str(cell).strip() for cell in frame[column]] for column in frame]
     header = [clean(column[0]) for column in cells]
-    _refuse_other_marks([cells[0][0]] if len(cells) == 1 else header)
-    refuse_duplicates(header, str(path))
+    _check_separator([cells[0][0]] if len(cells) == 1 else header)
+    check_different(header, str(path))
     if len(frame) < 2:
-        raise refusal(f"rows below the header of {path}", "no rows", "a file with data")
+        raise InputError.of("", f"rows below the header of {path}", "no rows", "a file with data")
     return {name: column[1:] for name, column in zip(header, cells, strict=True)}
 
 
-def _refuse_other_marks(header: Sequence[str]) -> None:
+def _check_separator(header: Sequence[str]) -> None:
     if len(header) == 1 and re.search(r"[;\t|]", header[0]):
         advice = "commas, and points in numbers; a spreadsheet saves such a file as CSV UTF-8"
-        raise refusal("cells separated by commas", f"the header {clean(header[0])!r}", advice)
+        raise InputError.of("", "cells separated by commas", f"the header {clean(header[0])!r}", advice)
 
 
 def header_of(path: Path) -> list[str]:
-    """Names of the columns of a CSV file. Only its first line is read.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-
-    Returns
-    -------
-    list of str
-        The names.
-    """
+    """Names of the columns of a CSV file. Only its first line is read."""
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
         return [clean(name) for name in next(csv.reader([file.readline(MOST_HEADER)]), [])]
 
 
-def refuse_duplicates(names: Sequence[str], where: str) -> None:
-    """Check that names are different.
-
-    Parameters
-    ----------
-    names : sequence of str
-        The names.
-    where : str
-        Their place, for the message.
-
-    Raises
-    ------
-    InputError
-        If a name occurs twice.
-    """
+def check_different(names: Sequence[str], where: str) -> None:
+    """Check that the names of the columns of `where` are different."""
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
-        raise refusal(f"column names that differ in {where}", f"{twice} more than once", "renaming them")
+        raise InputError.of(
+            "", f"different column names in {where}", f"{twice} more than once", "renaming them"
+        )
 
 
 def parse(name: str, cells: list[str]) -> np.ndarray:
     """Values of a column: all numbers (float64) or all words (object, cleaned).
 
-    Parameters
-    ----------
-    name : str
-        Name of the column.
-    cells : list of str
-        Its cells.
-
-    Returns
-    -------
-    ndarray
-        The values.
-
-    Raises
-    ------
-    InputError
-        If a value is missing or infinite, numbers and words are mixed, or a cell looks like a number or a date that was
-        not read.
+    An error is raised if a value is missing or infinite, numbers and words are mixed, or a cell looks like a number or
+    a date that was not read.
     """
+    leave_out = f"drop=[{name!r}] if it is a feature"
 
-    def refuse(expected: str, what: str, rows: list[int], advice: str) -> InputError:
+    def error(expected: str, what: str, rows: Sequence[int], advice: str) -> InputError:
         first = f"the first in row {rows[0] + 1} below the header ({cells[rows[0]]!r})"
-        return refusal(f"{expected} in column {name!r}", f"{len(rows)} {what}, {first}", advice)
+        return InputError.of("", f"{expected} in column {name!r}", f"{len(rows)} {what}, {first}", advice)
 
     if name == "":
-        raise refusal("a name for every column", "a column without one", "drop=[''] or a name")
+        raise InputError.of("", "a name for every column", "a column without one", "drop=[''] or a name")
     missing = [row for row, cell in enumerate(cells) if cell.lower() in MISSING]
     if missing:
-        advice = f"filling in or leaving out those rows, or drop=[{name!r}] if it is a feature"
-        raise refuse("no missing value", "missing", missing, advice)
+        raise error(
+            "no missing value", "missing", missing, f"filling in or leaving out those rows, or {leave_out}"
+        )
     numbers = [_number(cell) for cell in cells]
     words = [row for row, number in enumerate(numbers) if number is None]
-    alike = [(row, found) for row in words if (found := looks_like(cells[row])) is not None]
+    alike = {row: found for row in words if (found := looks_like(cells[row])) is not None}
     if alike:
         # 1,234 can be read as two numbers: another cell of the column may decide which.
-        what, advice = next((found for _, found in alike if found[0] != _THOUSANDS), alike[0][1])
-        kept = f"{advice}; or drop=[{name!r}] if it is a feature"
-        raise refuse("numbers or categories", f"that look like {what}", [row for row, _ in alike], kept)
+        kinds = list(alike.values())
+        what, advice = next((kind for kind in kinds if kind[0] != _THOUSANDS), kinds[0])
+        raise error(
+            "numbers or categories", f"that look like {what}", list(alike), f"{advice}; or {leave_out}"
+        )
     if len(words) == len(cells):
         if unit := _one_unit(cells):
-            advice = f"the numbers without it, or drop=[{name!r}] if it is a feature"
-            raise refuse("numbers or categories", f"with the unit {unit!r} behind a number", words, advice)
+            what, advice = (
+                f"with the unit {unit!r} behind a number",
+                f"the numbers without it, or {leave_out}",
+            )
+            raise error("numbers or categories", what, words, advice)
         return np.array([clean(cell) for cell in cells], dtype=object)
     if words:
         advice = "correcting them, or a word in every row if the column is categorical"
-        raise refuse("only numbers or only words", "that are no numbers", words, advice)
+        raise error("only numbers or only words", "that are no numbers", words, advice)
     if all(re.fullmatch(r"(?:19|20)\d{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])", cell) for cell in cells):
-        advice = f"days since the first, or year and month as columns; or drop=[{name!r}] if it is a feature"
-        every = list(range(len(cells)))
-        raise refuse("numbers", "cells that look like dates written as YYYYMMDD", every, advice)
+        advice = f"days since the first, or year and month as columns; or {leave_out}"
+        raise error("numbers", "cells that look like dates written as YYYYMMDD", range(len(cells)), advice)
     values = np.array(numbers, dtype=np.float64)
     infinite = np.flatnonzero(~np.isfinite(values)).tolist()
     if infinite:
-        raise refuse("finite values", "infinite", infinite, "leaving out those rows")
+        raise error("finite values", "infinite", infinite, "leaving out those rows")
     return values
 
 
 def looks_like(cell: str) -> tuple[str, str] | None:
-    """Description of a cell that is not a number, and advice for writing it; None for a word.
-
-    Parameters
-    ----------
-    cell : str
-        The cell.
-
-    Returns
-    -------
-    tuple of str, or None
-        Description and advice.
-    """
+    """Description of a cell that is not a number, and advice for writing it; None for a word."""
     for pattern, what, advice in _LOOKS:
         if pattern.fullmatch(cell):
             return what, advice.format(number=_plain_number(cell, what))
@@ -268,38 +209,15 @@ def _number(cell: str) -> float | None:
 def parse_target(
     name: str, values: np.ndarray, task: str | None
 ) -> tuple[np.ndarray, tuple[str, ...] | None, str]:
-    """Interpret the target column.
+    """The targets, the meaning of their labels (None for numbers), and how they were read, in words.
 
     Two different whole numbers are classes unless `task` states otherwise; more than two are numbers.
-
-    Parameters
-    ----------
-    name : str
-        Name of the column.
-    values : ndarray
-        Its values.
-    task : str, optional
-        "regression" or "classification".
-
-    Returns
-    -------
-    targets : ndarray
-        The targets.
-    labels : tuple of str, or None
-        Meaning of the labels. None for numbers.
-    reading : str
-        How the targets were read, in words.
-
-    Raises
-    ------
-    InputError
-        If the values do not suit the task.
     """
-    different = np.unique(values)
-    if values.dtype == np.float64:
+    different, where = np.unique(values), f"target {name!r}"
+    numeric, whole = values.dtype == np.float64, False
+    if numeric:
         whole = bool(np.all(values == np.round(values)))
-        as_classes = task == "classification" or (task is None and whole and different.size == 2)
-        if not as_classes:
+        if task == "regression" or (task is None and not (whole and different.size == 2)):
             words = "numbers"
             if whole and different.size <= FEW_VALUES:
                 listed = _some([f"{value:.0f}" for value in different])
@@ -308,27 +226,25 @@ def parse_target(
                 words += "; task='classification' reads them as classes" if different.size > 1 else ""
             return values, None, words
         if not whole:
-            raise refusal(
-                f"integer labels in target {name!r}",
-                f"{values[values != np.round(values)][0]}",
-                'task="regression"',
-            )
+            got = str(values[values != np.round(values)][0])
+            raise InputError.of("", f"integer labels in {where}", got, 'task="regression"')
     elif task == "regression":
-        raise refusal(f"numbers in target {name!r}", f"{values[0]!r}", 'task="classification"')
+        raise InputError.of("", f"numbers in {where}", repr(values[0]), 'task="classification"')
     elif task is None and different.size > MOST_CATEGORIES:
-        raise refusal(
-            f"numbers or at most {MOST_CATEGORIES} classes in target {name!r}",
-            f"{different.size} different words in {len(values)} rows, such as {values[0]!r}",
-            "another target",
+        got = f"{different.size} different words in {len(values)} rows, such as {values[0]!r}"
+        raise InputError.of(
+            "", f"numbers or at most {MOST_CATEGORIES} classes in {where}", got, "another target"
         )
     classes, labels = np.unique(values, return_inverse=True)
-    names = tuple(str(value) if isinstance(value, str) else str(int(value)) for value in classes)
+    names = tuple(str(int(value)) if numeric else str(value) for value in classes)
     if classes.size < 2:
-        raise refusal(f"two classes or more in target {name!r}", f"only {names[0]!r}", "more rows")
+        raise InputError.of("", f"two classes or more in {where}", f"only {names[0]!r}", "more rows")
     words = f"{classes.size} classes ({_some(names)})"
-    if values.dtype == np.float64:
-        words += "; task='regression' reads them as numbers"
-    return labels.astype(np.int64), names, words
+    return (
+        labels.astype(np.int64),
+        names,
+        words + ("; task='regression' reads them as numbers" if numeric else ""),
+    )
 
 
 def _some(values: Sequence[str]) -> str:
@@ -339,37 +255,67 @@ def _some(values: Sequence[str]) -> str:
 def in_one_line(target: str, words: str, features: Mapping[str, tuple[str, ...]], dropped: int = 0) -> str:
     """Summary of how the columns were read: the target, then the numerical features, then the categorical ones.
 
-    Parameters
-    ----------
-    target : str
-        Name of the target.
-    words : str
-        How the target was read.
-    features : mapping of str to tuple of str
-        Column -> its categories, empty for a column of numbers.
-    dropped : int, default 0
-        Number of dropped columns.
-
-    Returns
-    -------
-    str
-        One line.
+    `words` says how the target was read; `features` is column -> its categories, empty for a column of numbers.
     """
     numbers = [name for name, values in features.items() if not values]
-    said = [f"target {target} as {words}"]
+    categories = {name: values for name, values in features.items() if values}
+    parts = [f"target {target} as {words}"]
     if numbers:
-        more = f" and {len(numbers) - MOST_TOLD} more" if len(numbers) > MOST_TOLD else ""
-        said.append(f"{', '.join(numbers[:MOST_TOLD])}{more} as numbers")
-    categories = [(name, values) for name, values in features.items() if values]
-    said += [
-        f"{name} as {len(values)} categories ({_some(values)})" for name, values in categories[:MOST_TOLD]
+        more = f" and {len(numbers) - MOST_NAMES} more" if len(numbers) > MOST_NAMES else ""
+        parts.append(f"{', '.join(numbers[:MOST_NAMES])}{more} as numbers")
+    described = [
+        f"{name} as {len(values)} categories ({_some(values)})" for name, values in categories.items()
     ]
-    if len(categories) > MOST_TOLD:
-        rest = categories[MOST_TOLD:]
-        said.append(
-            f"{', '.join(name for name, _ in rest[:MOST_TOLD])}{' and others' if len(rest) > MOST_TOLD else ''} "
-            "as categories"
-        )
+    parts += described[:MOST_NAMES]
+    if rest := list(categories)[MOST_NAMES:]:
+        others = " and others" if len(rest) > MOST_NAMES else ""
+        parts.append(f"{', '.join(rest[:MOST_NAMES])}{others} as categories")
     if dropped:
-        said.append(f"{dropped} left out")
-    return clean_lines("; ".join(said))
+        parts.append(f"{dropped} left out")
+    return clean_lines("; ".join(parts))
+
+
+def read_columns(
+    path: str | os.PathLike[str], target: str, drop: Sequence[str], task: str | None
+) -> dict[str, Any]:
+    """The parts of a `Table` from a CSV file; see `tables.read_csv`."""
+    if task is not None and task not in TASKS:
+        raise unknown_name("task", task, TASKS)
+    cells = read_cells(Path(path))
+    target = clean(target)
+    dropped = dict.fromkeys(clean(name) for name in ([drop] if isinstance(drop, str) else drop))
+    for name in [target, *dropped]:
+        if name not in cells:
+            raise unknown_name(f"column of {path}", name, cells)
+    if target in dropped:
+        raise InputError.of("", "a target that is kept", f"{target!r} in drop", "another target or drop")
+
+    features: dict[str, np.ndarray] = {}
+    found: dict[str, tuple[str, ...]] = {}
+    for name in cells:
+        if name == target or name in dropped:
+            continue
+        values = parse(name, cells[name])
+        found[name] = () if values.dtype == np.float64 else tuple(sorted(set(values)))
+        if not found[name]:
+            features[name] = values
+        if len(found[name]) > MOST_CATEGORIES:
+            expected = f"numbers or at most {MOST_CATEGORIES} different words in column {name!r}"
+            got = f"{len(found[name])} different words in {len(values)} rows, as in an identifier"
+            raise InputError.of("", expected, got, f"drop=[{name!r}]")
+        for category in found[name]:
+            indicator = f"{name}={category}"
+            if indicator in features or indicator in cells:
+                raise InputError.of("", "different column names", f"{indicator!r} twice", "another name")
+            features[indicator] = (values == category).astype(np.float64)
+    if not features:
+        raise InputError.of("", "at least one feature column", f"none beside {target!r}", "a wider table")
+    y, class_names, words = parse_target(target, parse(target, cells[target]), task)
+    return {
+        "x": np.column_stack(list(features.values())),
+        "y": y,
+        "feature_names": list(features),
+        "target_name": target,
+        "class_names": class_names,
+        "reading": in_one_line(target, words, found, len(dropped)),
+    }

@@ -11,6 +11,7 @@ The name of a single split is "random@0.9[3]", "published[3]" or "time@0.9".
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,9 +20,11 @@ import numpy as np
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.datasets.tables import Table
 
-_NAME = re.compile(
-    r"(?P<kind>random|published|time)(:(?P<first>\d+)(-(?P<last>\d+))?)?(@(?P<share>0?\.\d+))?", re.ASCII
-)
+_NUMBERS, _SHARE = r":(?P<first>\d+)(-(?P<last>\d+))?", r"@(?P<share>0?\.\d+)"
+_NAMES = {
+    kind: re.compile(kind + rest, re.ASCII)
+    for kind, rest in (("random", _NUMBERS + _SHARE), ("published", f"({_NUMBERS})?"), ("time", _SHARE))
+}
 _EXAMPLE = "'random:5@0.9', 'published', 'published:3' or 'time@0.9'"
 
 
@@ -44,36 +47,20 @@ class Split:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A parsed name: numbers of the splits (None for all), and share of the training rows."""
+    """A parsed name: numbers of the splits (None for all), and share of the training rows (NaN if none is given)."""
 
     kind: str
     numbers: range | None
-    share: float | None
+    share: float
 
 
 def check(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Check names of splits.
-
-    Parameters
-    ----------
-    names : str or sequence of str
-        The names.
-
-    Returns
-    -------
-    tuple of str
-        The names.
-
-    Raises
-    ------
-    InputError
-        If a name cannot be parsed.
-    """
+    """The names as a tuple, after a check that each can be parsed."""
     found = (names,) if isinstance(names, str) else tuple(names)
     if not found or len(set(found)) < len(found):
         raise InputError.of("splits", "one name or more, each once", repr(names), _EXAMPLE)
     for name in found:
-        _read(name)
+        _parse(name)
     return found
 
 
@@ -98,31 +85,28 @@ def splits_of(table: Table, names: str | Sequence[str]) -> list[Split]:
         For a name that cannot be parsed, published splits that the table does not have, random splits of rows in time
         order, which share values, or one split under two names.
     """
-    found = [split for name in check(names) for split in _splits(table, _read(name))]
-    called = [split.name for split in found]
-    for name in called:
-        if called.count(name) > 1:
+    found = [split for name in check(names) for split in _splits(table, _parse(name))]
+    for name, count in Counter(split.name for split in found).items():
+        if count > 1:
             raise InputError.of("splits", "each split once", f"{name} twice", "ranges that do not overlap")
     return found
 
 
-def _read(name: str) -> _Wanted:
-    match = _NAME.fullmatch(name) if isinstance(name, str) else None
+def _parse(name: str) -> _Wanted:
+    kind = re.split("[:@]", name)[0] if isinstance(name, str) else ""
+    match = _NAMES[kind].fullmatch(name) if kind in _NAMES else None
     if match is None:
         raise InputError.of("splits", "the name of splits", repr(name), _EXAMPLE)
-    kind, first, last, share = match["kind"], match["first"], match["last"], match["share"]
+    groups: dict[str, str | None] = {"first": None, "last": None, "share": "nan", **match.groupdict()}
+    first, last, share = groups["first"], groups["last"], float(groups["share"] or "nan")
     numbers = None
     if first is not None:
         numbers = range(int(first)) if last is None else range(int(first), int(last) + 1)
-    needs = {"random": (True, True), "published": (None, False), "time": (False, True)}
-    for needed, given in zip(needs[kind], (numbers is not None, share is not None), strict=True):
-        if needed is not None and needed != given:
-            raise InputError.of("splits", "the name of splits", repr(name), _EXAMPLE)
-    if numbers is not None and len(numbers) == 0:
+    if numbers is not None and not numbers:
         raise InputError.of("splits", "one split or more", repr(name), _EXAMPLE)
-    if share is not None and not 0.0 < float(share) < 1.0:
+    if share == 0.0:
         raise InputError.of("splits", "a share strictly between 0 and 1", repr(name), _EXAMPLE)
-    return _Wanted(kind, numbers, None if share is None else float(share))
+    return _Wanted(kind, numbers, share)
 
 
 def _splits(table: Table, wanted: _Wanted) -> list[Split]:
@@ -130,20 +114,13 @@ def _splits(table: Table, wanted: _Wanted) -> list[Split]:
         there = 0 if table.splits is None else len(table.splits.train)
         numbers = range(max(there, 1)) if wanted.numbers is None else wanted.numbers
         return [Split(f"published[{k}]", *table.published_split(k)) for k in numbers]
-    assert wanted.share is not None
     if wanted.kind == "time":
         # The position of the cut does not depend on whether the table is marked as ordered.
         train = min(max(round(wanted.share * len(table.y)), 1), len(table.y) - 1)
         rows = np.arange(len(table.y))
         return [Split(f"time@{wanted.share:g}", rows[:train], rows[train:])]
     if table.ordered:
-        raise InputError.of(
-            "splits",
-            f"a split in time of {table.name!r}, whose rows are in time order and share values",
-            "random splits",
-            f"'time@{wanted.share:g}'",
-        )
-    assert wanted.numbers is not None
-    return [
-        Split(f"random@{wanted.share:g}[{k}]", *table.split(k, 1.0 - wanted.share)) for k in wanted.numbers
-    ]
+        expected = f"a split in time of {table.name!r}, whose rows are in time order and share values"
+        raise InputError.of("splits", expected, "random splits", f"'time@{wanted.share:g}'")
+    share = f"random@{wanted.share:g}"
+    return [Split(f"{share}[{k}]", *table.split(k, 1.0 - wanted.share)) for k in wanted.numbers or ()]

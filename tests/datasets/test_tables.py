@@ -25,6 +25,7 @@ from sklearn.model_selection import train_test_split
 from ppl_bnn import data
 from ppl_bnn.core import checks
 from ppl_bnn.core.errors import BNNError, InputError, UnknownNameError
+from ppl_bnn.datasets import readers, simulated
 
 UCI = ("concrete", "energy", "power-plant", "protein", "yacht", "airfoil", "bikesharing")
 TABLES = os.environ.get("PPL_BNN_DATA")
@@ -56,7 +57,7 @@ def exact(path):
 
 
 def test_cards_list_every_set_without_loading(monkeypatch):
-    monkeypatch.setattr(data, "_READERS", {})
+    monkeypatch.setattr(readers, "_READERS", {})
     cards = data.datasets()
     assert set(cards) == {
         *("diabetes", "breast_cancer", "iris", "wine", "digits", "diabetes_levels"),
@@ -185,7 +186,7 @@ def test_standard_splits_are_the_published_ones():
         "74 54 250 21 71 231 223 272 117 191 53 167 109 157 195 "
         "119 88 182 44 210 128 5 107 87 120 27 68 19 75 135 290"
     )
-    splits = data._standard_splits(308, 20)
+    splits = readers.standard_splits(308, 20)
     assert splits.train.shape == (20, 277)
     np.testing.assert_array_equal(splits.test[0], [int(row) for row in first.split()])
     np.testing.assert_array_equal(splits.test[19], [int(row) for row in last.split()])
@@ -315,7 +316,7 @@ def test_the_chaotic_series_solves_its_delay_equation():
         pieces.append(lambda t, solution=found.sol: solution(t)[0])
     times = np.arange(1, 171).astype(float)
     exact = np.array([pieces[int(np.ceil(t / 17.0))](t) for t in times])
-    np.testing.assert_allclose(data._mackey_glass_series(times), exact, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(simulated.mackey_glass_series(times), exact, rtol=0, atol=1e-8)
 
 
 def test_the_rows_of_a_series_are_its_lags_in_time_order():
@@ -324,7 +325,7 @@ def test_the_rows_of_a_series_are_its_lags_in_time_order():
     np.testing.assert_array_equal(table.x[1:, -1], table.y[:-1])
     assert (table.feature_names[0], table.feature_names[-1]) == ("lag_8", "lag_1")
     series = np.concatenate([table.x[0], table.y])
-    error = series - data._mackey_glass_series(600.0 + 6.0 * np.arange(408))
+    error = series - simulated.mackey_glass_series(600.0 + 6.0 * np.arange(408))
     assert scipy.stats.kstest(error, scipy.stats.norm(0.0, 0.05).cdf).pvalue > 0.001
     train, test = table.split(seed=5)
     assert train.max() < test.min()
