@@ -24,11 +24,11 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import chunks, map_data, padded
 from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError, unknown_name
+from ppl_bnn.inference.curvature.gaussians import check_finite
 from ppl_bnn.inference.curvature.jacobian import (
     Cotangents,
     Factors,
     Plan,
-    check_finite,
     compiled,
     factors_of,
     fill,

@@ -1,35 +1,44 @@
-"""Gaussians N(0, A^-1) over the flat vector of latent sites: sample, quadratic form, log-determinant.
+"""Normals N(0, S) over the flat vector, one class per structure: draws, densities, variances, projections, storage.
 
-There is one class per structure of the precision matrix A; `STRUCTURES` names them. Each has a root W with W W' = A^-1
-that is applied and never formed, so that draws are W eps and projected variances J A^-1 J' = (J W)(J W)' cannot be
-negative. No array has size (P, P) except in `Full` and in `covariance()` and `precision()`. NumPy and SciPy only. The
-precisions are made in `structures.py`.
+Each structure has a root W of its covariance, W W' = S, which is applied and never formed: draws are W eps, and
+projected variances J S J' = (J W)(J W)' cannot be negative. No array has size (P, P) except in `Full`, `covariance()`
+and `precision()`. All but `LowRankCovariance` come from a precision A = S^-1, see `structures.py`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from ppl_bnn.core.errors import CurvatureError, InputError, unknown_name
+from ppl_bnn.core.errors import CurvatureError
 
 # Largest ratio of two entries on the diagonal of a Cholesky factor: the condition number is about its square.
 CONDITION = 1e7
 # Pivot relative to its diagonal entry. No matrix that is singular up to rounding was seen with a larger one.
 SUSPICIOUS = 1e-3
 # Floats that a projection of linear maps with several positions may hold at once.
-HELD = 2**24
+MOST_FLOATS = 2**24
 
 
-class Gaussian(ABC):
-    """Base class of N(0, A^-1). Shapes: P entries of the flat vector, N rows, D outputs per row, S points."""
+class FlatGaussian(ABC):
+    """Base class of N(0, S). Shapes: P entries of the flat vector, N rows, D outputs per row, M or S points."""
 
     structure: ClassVar[str]
+    # The names of the fields in storage.
+    keys: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        # One order in memory, so that arrays read from a file round in the same way as those written.
+        for field in fields(self):  # type: ignore[arg-type]
+            order = "F" if field.name == "cholesky" else "C"
+            object.__setattr__(
+                self, field.name, np.asarray(getattr(self, field.name), dtype=float, order=order)
+            )
 
     @property
     @abstractmethod
@@ -39,111 +48,80 @@ class Gaussian(ABC):
     @property
     @abstractmethod
     def log_determinant(self) -> float:
-        """log det of the covariance A^-1."""
+        """log det of the covariance."""
 
     @abstractmethod
-    def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Independent draws, (count, P)."""
+    def colour(self, eps: np.ndarray) -> np.ndarray:
+        """W eps for each row eps of (S, P)."""
 
     @abstractmethod
     def whiten(self, rows: np.ndarray) -> np.ndarray:
-        """J W of rows J (M, P), (M, K), with a root W of the covariance: (J W)(J W)' = J A^-1 J'."""
+        """J W of rows J (M, P), (M, K): (J W)(J W)' = J S J'."""
 
     @abstractmethod
     def quadratic(self, deviation: np.ndarray) -> np.ndarray:
-        """The quadratic form x' A x of each row of (S, P), (S,)."""
+        """The quadratic form x' S^-1 x of each row of (S, P), (S,)."""
 
-    @abstractmethod
     def variances(self) -> np.ndarray:
-        """The diagonal of A^-1, (P,)."""
-
-    @abstractmethod
-    def precision(self) -> np.ndarray:
-        """The precision A (P, P), dense."""
-
-    @abstractmethod
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays from which `from_arrays` makes the same object, to the bit."""
-
-    @classmethod
-    @abstractmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Gaussian:
-        """The object with these `arrays()`."""
-
-    def log_prob(self, deviation: np.ndarray) -> np.ndarray:
-        """Log density of deviations (S, P) from the mean, (S,)."""
-        quadratic = self.quadratic(self._checked(deviation))
-        return -0.5 * (quadratic + self.size * np.log(2.0 * np.pi) + self.log_determinant)
-
-    def project(self, jacobian: np.ndarray) -> np.ndarray:
-        """J A^-1 J' over the last two axes of a Jacobian (N, D, P), row by row: (N, D, D)."""
-        half = self._half(jacobian)
-        return half @ half.transpose(0, 2, 1)
-
-    def joint(self, jacobian: np.ndarray) -> np.ndarray:
-        """J A^-1 J' of a Jacobian (N, D, P) across rows too: (N D, N D), with the outputs of a row adjacent."""
-        half = self._half(jacobian)
-        half = half.reshape(-1, half.shape[-1])
-        return half @ half.T
+        """The diagonal of S, (P,)."""
+        return np.diag(self.covariance())
 
     def covariance(self) -> np.ndarray:
-        """The covariance A^-1 (P, P), dense."""
+        """S (P, P), dense."""
         half = self.whiten(np.eye(self.size))
         return half @ half.T
 
-    def _half(self, jacobian: np.ndarray) -> np.ndarray:
-        if np.ndim(jacobian) != 3:
-            raise InputError.of(
-                "jacobian",
-                "three axes (N, D, P)",
-                f"shape {np.shape(jacobian)}",
-                "jacobian[None] for one row",
-            )
-        rows, outputs, size = jacobian.shape
-        half = self.whiten(self._checked(jacobian.reshape(rows * outputs, size)))
-        return half.reshape(rows, outputs, half.shape[-1])
+    def precision(self) -> np.ndarray:
+        """A = S^-1 (P, P), dense."""
+        return np.linalg.inv(self.covariance())
 
-    def _checked(self, rows: np.ndarray) -> np.ndarray:
-        rows = np.asarray(rows, dtype=np.float64)
-        if rows.ndim != 2 or rows.shape[1] != self.size:
-            raise InputError.of(
-                "",
-                f"rows over {self.size} entries of the flat vector",
-                f"shape {rows.shape}",
-                "the latent sites that this Gaussian is about, ravelled in the order of the program",
-            )
-        return rows
+    def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Independent draws, (count, P)."""
+        return self.colour(rng.standard_normal((count, self.size)))
+
+    def log_prob(self, deviation: np.ndarray) -> np.ndarray:
+        """Log density of deviations (S, P) from the mean, (S,)."""
+        quadratic = self.quadratic(np.asarray(deviation, dtype=float))
+        return -0.5 * (quadratic + self.size * np.log(2.0 * np.pi) + self.log_determinant)
+
+    def project(self, jacobian: np.ndarray) -> np.ndarray:
+        """J S J' over the last two axes of a Jacobian (N, D, P), row by row: (N, D, D)."""
+        half = self.whiten(jacobian.reshape(-1, self.size)).reshape(*jacobian.shape[:2], -1)
+        return half @ half.transpose(0, 2, 1)
+
+    def joint(self, jacobian: np.ndarray) -> np.ndarray:
+        """J S J' of a Jacobian (N, D, P) across rows too: (N D, N D), with the outputs of a row adjacent."""
+        half = self.whiten(jacobian.reshape(-1, self.size))
+        return half @ half.T
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays from which `from_arrays` makes the same object, to the bit."""
+        return {key: getattr(self, field.name) for key, field in zip(self.keys, fields(self), strict=True)}  # type: ignore[arg-type]
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
+        """The object with these `arrays()`."""
+        return cls(*(arrays[key] for key in cls.keys))
 
 
 @dataclass(frozen=True)
-class Full(Gaussian):
-    """N(0, A^-1) by the Cholesky factor of its precision.
-
-    Parameters
-    ----------
-    cholesky : ndarray
-        L, lower triangular (P, P), with A = L L'.
-    """
+class Full(FlatGaussian):
+    """A = L L' by its Cholesky factor L, lower triangular (P, P)."""
 
     cholesky: np.ndarray
     structure: ClassVar[str] = "full"
-
-    def __post_init__(self) -> None:
-        # Use one order in memory, so that arrays read from a file round in the same way as those written.
-        object.__setattr__(self, "cholesky", np.asarray(self.cholesky, dtype=np.float64, order="F"))
+    keys: ClassVar[tuple[str, ...]] = ("cholesky",)
 
     @classmethod
     def of(cls, precision: np.ndarray) -> Full:
-        """Factorise a precision matrix (P, P).
+        """Factorise a precision (P, P).
 
-        Raises
-        ------
-        CurvatureError
-            The matrix is not finite, indefinite, or so close to singular that some direction has no usable variance.
+        Raises `CurvatureError` if it is not finite, indefinite, or so close to singular that some direction has no
+        usable variance.
         """
         from scipy.linalg import cholesky
 
-        refuse_infinite(precision)
+        check_finite("a finite curvature", precision)
         try:
             # The transpose of a symmetric matrix in C order is the same matrix in LAPACK's.
             factor = cholesky(precision.T, lower=True, check_finite=False)
@@ -156,8 +134,8 @@ class Full(Gaussian):
                 "repair='clip' where the prior curves upwards, more steps if this is no mode, or a tighter prior",
             ) from None
         diagonal = np.diag(factor)
-        refuse_ill_conditioned(float(diagonal.min(initial=np.inf)), float(diagonal.max(initial=0.0)))
-        _refuse_singular(precision, factor)
+        check_condition(float(diagonal.min(initial=np.inf)), float(diagonal.max(initial=0.0)))
+        _check_regular(precision, factor)
         return cls(factor)
 
     @property
@@ -169,17 +147,14 @@ class Full(Gaussian):
         return -2.0 * float(np.sum(np.log(np.diag(self.cholesky))))
 
     def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """(count, P) draws: L'^-1 eps has covariance (L L')^-1."""
-        from scipy.linalg import solve_triangular
+        return self.colour(rng.standard_normal((self.size, count)).T)
 
-        eps = rng.standard_normal((self.size, count))
-        return solve_triangular(self.cholesky, eps, lower=True, trans=1, check_finite=False).T
+    def colour(self, eps: np.ndarray) -> np.ndarray:
+        """L'^-1 eps has covariance (L L')^-1."""
+        return solve_lower(self.cholesky, eps.T, trans=1).T
 
     def whiten(self, rows: np.ndarray) -> np.ndarray:
-        """J L'^-1, (M, P)."""
-        from scipy.linalg import solve_triangular
-
-        return solve_triangular(self.cholesky, rows.T, lower=True, check_finite=False).T
+        return solve_lower(self.cholesky, rows.T).T
 
     def quadratic(self, deviation: np.ndarray) -> np.ndarray:
         return np.sum((deviation @ self.cholesky) ** 2, axis=-1)
@@ -196,44 +171,25 @@ class Full(Gaussian):
     def precision(self) -> np.ndarray:
         return self.cholesky @ self.cholesky.T
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {"cholesky": self.cholesky}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Full:
-        return cls(arrays["cholesky"])
-
     def _inverse(self) -> np.ndarray:
         from scipy.linalg import get_lapack_funcs
 
         invert: Any = get_lapack_funcs("trtri", (self.cholesky,))
-        inverse, _ = invert(self.cholesky, lower=1)
-        return inverse
+        return invert(self.cholesky, lower=1)[0]
 
 
 @dataclass(frozen=True)
-class Diagonal(Gaussian):
-    """Independent entries: A = diag(a).
-
-    Parameters
-    ----------
-    values : ndarray
-        a, (P,).
-
-    Raises
-    ------
-    CurvatureError
-        An entry is not positive, or not finite.
-    """
+class Diagonal(FlatGaussian):
+    """Independent entries: A = diag(a), with a (P,). Raises `CurvatureError` unless all are positive and finite."""
 
     values: np.ndarray
     structure: ClassVar[str] = "diag"
+    keys: ClassVar[tuple[str, ...]] = ("precision",)
 
     def __post_init__(self) -> None:
-        values = np.asarray(self.values, dtype=np.float64)
-        refuse_infinite(values)
-        refuse_not_positive(values)
-        object.__setattr__(self, "values", values)
+        super().__post_init__()
+        check_finite("a finite curvature", self.values)
+        check_positive(self.values)
 
     @property
     def size(self) -> int:
@@ -243,10 +199,8 @@ class Diagonal(Gaussian):
     def log_determinant(self) -> float:
         return -float(np.sum(np.log(self.values)))
 
-    def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        draws = rng.standard_normal((count, self.size))
-        draws /= np.sqrt(self.values)
-        return draws
+    def colour(self, eps: np.ndarray) -> np.ndarray:
+        return eps / np.sqrt(self.values)
 
     def whiten(self, rows: np.ndarray) -> np.ndarray:
         return rows / np.sqrt(self.values)
@@ -261,94 +215,51 @@ class Diagonal(Gaussian):
         return np.diag(self.values)
 
     def project_linear(self, where: np.ndarray, inputs: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-        """The contribution of the weight (I, O) of a linear map to J A^-1 J', (N, D, D).
+        """The contribution of the weight (I, O) of a linear map at positions `where` (I O,) to J S J', (N, D, D).
 
-        The Jacobian sum_t a_nt (x) g_ndt is formed for T > 1 only, a few rows at a time.
-
-        Parameters
-        ----------
-        where : ndarray
-            The positions of the weight, (I O,).
-        inputs : ndarray
-            (N, T, I), the input of the map at each of its T positions.
-        gradients : ndarray
-            (N, D, T, O), of the outputs with respect to the output of the map.
+        inputs (N, T, I) of the map at its T positions, gradients (N, D, T, O) with respect to its output. The Jacobian
+        sum_t a_nt (x) g_ndt is formed for T > 1 only, a few rows at a time.
         """
-        inputs, gradients = _checked_linear(len(where), inputs, gradients)
-        shape = (inputs.shape[-1], gradients.shape[-1])
-        return _project_linear(inputs, gradients, 1.0 / self.values[where].reshape(shape))
+        variances = 1.0 / self.values[where]
+        return _project_linear(inputs, gradients, variances.reshape(inputs.shape[-1], gradients.shape[-1]))
 
     def project_part(self, where: np.ndarray, jacobian: np.ndarray) -> np.ndarray:
-        """The contribution of entries at positions `where` (p,), with Jacobian (N, D, p), to J A^-1 J', (N, D, D)."""
+        """The contribution of entries at positions `where` (p,), with Jacobian (N, D, p), to J S J', (N, D, D)."""
         return Diagonal(self.values[where]).project(jacobian)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {"precision": self.values}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Diagonal:
-        return cls(arrays["precision"])
 
 
 @dataclass(frozen=True)
-class LowRank(Gaussian):
-    """A = diag(d) + B' B: a dense matrix of R rows instead of P.
+class LowRankPrecision(FlatGaussian):
+    """A = diag(d) + B' B, with d (P,) positive, B (R, P) and L (R, R): a dense matrix of R rows instead of P.
 
     With C = B diag(d)^-1/2 and K = I + C C' = L L', (R, R), the determinant is that of K times d, and W = diag(d)^-1/2
     (I - C' L'^-1 (L + I)^-1 C) is a root of A^-1: the square root of a Kalman filter's update (Andrews 1968). A draw
     and a projected row cost O(R P) each. A variance that data make k times smaller than the prior's has a relative
     error of about eps sqrt(k), while subtraction by Woodbury's identity would have eps k. The rounding of K itself adds
     up to eps |K|, as in a Cholesky factor of A. `variances` uses that subtraction.
-
-    Parameters
-    ----------
-    diagonal : ndarray
-        d (P,), positive.
-    factor : ndarray
-        B (R, P).
-    cholesky : ndarray
-        L (R, R).
     """
 
     diagonal: np.ndarray
     factor: np.ndarray
     cholesky: np.ndarray
     structure: ClassVar[str] = "lowrank"
-
-    def __post_init__(self) -> None:
-        for name in ("diagonal", "factor"):
-            object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=np.float64, order="C"))
-        object.__setattr__(self, "cholesky", np.asarray(self.cholesky, dtype=np.float64, order="F"))
+    keys: ClassVar[tuple[str, ...]] = ("diagonal", "factor", "cholesky")
 
     @classmethod
-    def of(cls, diagonal: np.ndarray, factor: np.ndarray, gram: np.ndarray | None = None) -> LowRank:
-        """From d (P,) and B (R, P).
+    def of(cls, diagonal: np.ndarray, factor: np.ndarray, gram: np.ndarray | None = None) -> LowRankPrecision:
+        """From d and B, and C C' (R, R) if it is known already.
 
-        Parameters
-        ----------
-        diagonal : ndarray
-            d (P,).
-        factor : ndarray
-            B (R, P).
-        gram : ndarray or None
-            C C' (R, R), if it is known already.
-
-        Raises
-        ------
-        CurvatureError
-            Values are not finite, d is not positive, or B' B is so much larger than d that d is lost in rounding.
+        Raises `CurvatureError` if B' B is so much larger than d that d is lost in rounding, or values are no precision.
         """
         from scipy.linalg import cholesky
 
-        diagonal = np.asarray(diagonal, dtype=np.float64)
-        factor = np.asarray(factor, dtype=np.float64)
-        refuse_infinite(diagonal)
-        refuse_not_positive(diagonal)
+        check_finite("a finite curvature", diagonal)
+        check_positive(diagonal)
         inner = np.array(gram_of(diagonal, factor) if gram is None else gram)
-        refuse_infinite(inner)
+        check_finite("a finite curvature", inner)
         np.fill_diagonal(inner, inner.diagonal() + 1.0)
         # No eigenvalue of K is below 1, and none is above R times its largest diagonal entry.
-        refuse_ill_conditioned(
+        check_condition(
             1.0,
             float(np.sqrt(inner.diagonal().max(initial=1.0))),
             "a prior with larger precision; with structure='lowrank', whose other directions have the prior alone, a "
@@ -365,85 +276,93 @@ class LowRank(Gaussian):
         inner = 2.0 * float(np.sum(np.log(np.diag(self.cholesky))))
         return -float(np.sum(np.log(self.diagonal))) - inner
 
-    def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """(count, P) draws W eps, from P normal numbers each."""
-        return self._turned(rng.standard_normal((count, self.size)), transposed=True) / np.sqrt(self.diagonal)
+    def colour(self, eps: np.ndarray) -> np.ndarray:
+        return self._update(eps, transposed=True) / np.sqrt(self.diagonal)
 
     def whiten(self, rows: np.ndarray) -> np.ndarray:
-        """J W, (M, P)."""
-        return self._turned(rows / np.sqrt(self.diagonal), transposed=False)
+        return self._update(rows / np.sqrt(self.diagonal), transposed=False)
 
     def quadratic(self, deviation: np.ndarray) -> np.ndarray:
         return deviation**2 @ self.diagonal + np.sum((deviation @ self.factor.T) ** 2, axis=-1)
 
     def variances(self) -> np.ndarray:
-        """(1 - sum over rows of (L^-1 C)^2) / d.
-
-        Raises
-        ------
-        CurvatureError
-            The posterior variance is smaller than the rounding error of the prior variance.
-        """
-        from scipy.linalg import solve_triangular
-
-        scaled = solve_triangular(
-            self.cholesky, self.factor / np.sqrt(self.diagonal), lower=True, check_finite=False
-        )
+        """(1 - sum over rows of (L^-1 C)^2) / d; `CurvatureError` if that is below the rounding error of 1."""
+        scaled = solve_lower(self.cholesky, self.factor / np.sqrt(self.diagonal))
         left = 1.0 - np.einsum("rp,rp->p", scaled, scaled)
         if left.min(initial=1.0) <= 0.0:
-            refuse_ill_conditioned(0.0, 1.0)
+            check_condition(0.0, 1.0)
         return left / self.diagonal
 
     def precision(self) -> np.ndarray:
         return self.factor.T @ self.factor + np.diag(self.diagonal)
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {"diagonal": self.diagonal, "factor": self.factor, "cholesky": self.cholesky}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> LowRank:
-        return cls(arrays["diagonal"], arrays["factor"], arrays["cholesky"])
-
-    def _turned(self, rows: np.ndarray, transposed: bool) -> np.ndarray:
+    def _update(self, rows: np.ndarray, transposed: bool) -> np.ndarray:
         """Rows times I - C' X C or its transpose, X = L'^-1 (L + I)^-1."""
-        from scipy.linalg import solve_triangular
-
         shifted = self.cholesky.copy(order="F")
         np.fill_diagonal(shifted, shifted.diagonal() + 1.0)
         scale = np.sqrt(self.diagonal)
         inner = ((rows / scale) @ self.factor.T).T
         for triangle in (shifted, self.cholesky) if transposed else (self.cholesky, shifted):
             # L^-1 and (L + I)'^-1 for the root, (L + I)^-1 and L'^-1 for its transpose.
-            trans = int((triangle is shifted) != transposed)
-            inner = solve_triangular(triangle, inner, lower=True, trans=trans, check_finite=False)
+            inner = solve_lower(triangle, inner, trans=int((triangle is shifted) != transposed))
         return rows - (inner.T @ self.factor) / scale
 
 
 @dataclass(frozen=True)
-class Rotated(Gaussian):
+class LowRankCovariance(FlatGaussian):
+    """S = D (I + Q (L L' - I) Q') D, D = diag(scale), scale (P,), Q (P, R) with Q' Q = I, L (R, R) lower triangular.
+
+    The root is W = D (I + Q (L - I) Q'). The quadratic form of z = D^-1 x is |z - Q Q' z|^2 + |L^-1 Q' z|^2, a sum of
+    squares, where Woodbury's difference would cancel.
+    """
+
+    scale: np.ndarray
+    basis: np.ndarray
+    factor: np.ndarray
+
+    @classmethod
+    def of(cls, scale: np.ndarray, factor: np.ndarray) -> LowRankCovariance:
+        """From S = diag(scale^2) + F' F with F (K, P)."""
+        basis, upper = np.linalg.qr((factor / scale).T)
+        return cls(scale, basis, np.linalg.cholesky(np.eye(len(upper)) + upper @ upper.T))
+
+    @property
+    def size(self) -> int:
+        return len(self.scale)
+
+    @property
+    def log_determinant(self) -> float:
+        return 2.0 * float(np.sum(np.log(self.scale)) + np.sum(np.log(np.diag(self.factor))))
+
+    def colour(self, eps: np.ndarray) -> np.ndarray:
+        return self.scale * (
+            eps + (eps @ self.basis) @ (self.factor - np.eye(len(self.factor))).T @ self.basis.T
+        )
+
+    def whiten(self, rows: np.ndarray) -> np.ndarray:
+        rows = rows * self.scale
+        return rows + (rows @ self.basis) @ (self.factor - np.eye(len(self.factor))) @ self.basis.T
+
+    def quadratic(self, deviation: np.ndarray) -> np.ndarray:
+        z = deviation / self.scale
+        inside = z @ self.basis
+        outside = z - inside @ self.basis.T
+        return np.sum(outside**2, axis=1) + np.sum(solve_lower(self.factor, inside.T) ** 2, axis=0)
+
+
+@dataclass(frozen=True)
+class Rotated(FlatGaussian):
     """A weight (I, O), ravelled row by row, with independent entries after a rotation of its rows and its columns.
 
-    A = (Q_l (x) Q_r) diag(a) (Q_l (x) Q_r)'. So W eps is Q_l (eps / sqrt(a)) Q_r' for a matrix eps (I, O).
-
-    Parameters
-    ----------
-    left : ndarray
-        Q_l (I, I), orthogonal.
-    right : ndarray
-        Q_r (O, O), orthogonal.
-    values : ndarray
-        a (I, O), positive.
+    A = (Q_l (x) Q_r) diag(a) (Q_l (x) Q_r)', with Q_l (I, I) and Q_r (O, O) orthogonal and a (I, O) positive. So W eps
+    is Q_l (eps / sqrt(a)) Q_r' for a matrix eps (I, O).
     """
 
     left: np.ndarray
     right: np.ndarray
     values: np.ndarray
     structure: ClassVar[str] = "rotated"
-
-    def __post_init__(self) -> None:
-        for name in ("left", "right", "values"):
-            value = np.asarray(getattr(self, name), dtype=np.float64, order="C")
-            object.__setattr__(self, name, value)
+    keys: ClassVar[tuple[str, ...]] = ("left", "right", "precision")
 
     @property
     def size(self) -> int:
@@ -453,20 +372,19 @@ class Rotated(Gaussian):
     def log_determinant(self) -> float:
         return -float(np.sum(np.log(self.values)))
 
-    def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        eps = rng.standard_normal((count, *self.values.shape))
-        eps /= np.sqrt(self.values)
-        return (self.left @ eps @ self.right.T).reshape(count, self.size)
+    def colour(self, eps: np.ndarray) -> np.ndarray:
+        scaled = eps.reshape(-1, *self.values.shape) / np.sqrt(self.values)
+        return (self.left @ scaled @ self.right.T).reshape(len(eps), self.size)
 
     def whiten(self, rows: np.ndarray) -> np.ndarray:
         """J (Q_l (x) Q_r) / sqrt(a), (M, I O)."""
-        turned = self._turned(rows)
-        turned /= np.sqrt(self.values)
-        return turned.reshape(len(rows), self.size)
+        rotated = self._rotate(rows)
+        rotated /= np.sqrt(self.values)
+        return rotated.reshape(len(rows), self.size)
 
     def quadratic(self, deviation: np.ndarray) -> np.ndarray:
-        turned = self._turned(deviation)
-        return np.einsum("sio,sio,io->s", turned, turned, self.values)
+        rotated = self._rotate(deviation)
+        return np.einsum("sio,sio,io->s", rotated, rotated, self.values)
 
     def variances(self) -> np.ndarray:
         return (self.left**2 @ (1.0 / self.values) @ (self.right**2).T).reshape(self.size)
@@ -477,17 +395,9 @@ class Rotated(Gaussian):
 
     def project_linear(self, inputs: np.ndarray, gradients: np.ndarray) -> np.ndarray:
         """`Diagonal.project_linear` after a rotation of inputs and gradients."""
-        inputs, gradients = _checked_linear(self.size, inputs, gradients)
         return _project_linear(inputs @ self.left, gradients @ self.right, 1.0 / self.values)
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {"left": self.left, "right": self.right, "precision": self.values}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Rotated:
-        return cls(arrays["left"], arrays["right"], arrays["precision"])
-
-    def _turned(self, rows: np.ndarray) -> np.ndarray:
+    def _rotate(self, rows: np.ndarray) -> np.ndarray:
         return self.left.T @ rows.reshape(len(rows), *self.values.shape) @ self.right
 
 
@@ -506,7 +416,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Kronecker(Gaussian):
+class Kronecker(FlatGaussian):
     """Independent parts, one per tensor: a weight by Kronecker factors (`Rotated`), small tensors dense (`Full`).
 
     The positions of the parts make up the flat vector. No array is larger than one factor or the flat vector.
@@ -516,7 +426,7 @@ class Kronecker(Gaussian):
     structure: ClassVar[str] = "kron"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "parts", tuple(self.parts))
+        pass
 
     @cached_property
     def size(self) -> int:  # type: ignore[override]
@@ -532,23 +442,20 @@ class Kronecker(Gaussian):
             draws[:, part.where] = part.gaussian.sample(count, rng)
         return draws
 
+    def colour(self, eps: np.ndarray) -> np.ndarray:
+        return self._by_part(lambda part: part.gaussian.colour(eps[:, part.where]), eps.shape)
+
     def whiten(self, rows: np.ndarray) -> np.ndarray:
-        half = np.empty((len(rows), self.size))
-        for part in self.parts:
-            half[:, part.where] = part.gaussian.whiten(rows[:, part.where])
-        return half
+        return self._by_part(lambda part: part.gaussian.whiten(rows[:, part.where]), rows.shape)
 
     def quadratic(self, deviation: np.ndarray) -> np.ndarray:
-        total = np.zeros(len(deviation))
-        for part in self.parts:
-            total += part.gaussian.quadratic(deviation[:, part.where])
-        return total
+        return sum(
+            (part.gaussian.quadratic(deviation[:, part.where]) for part in self.parts),
+            start=np.zeros(len(deviation)),
+        )
 
     def variances(self) -> np.ndarray:
-        total = np.empty(self.size)
-        for part in self.parts:
-            total[part.where] = part.gaussian.variances()
-        return total
+        return self._by_part(lambda part: part.gaussian.variances(), (self.size,))
 
     def precision(self) -> np.ndarray:
         total = np.zeros((self.size, self.size))
@@ -556,58 +463,34 @@ class Kronecker(Gaussian):
             total[np.ix_(part.positions, part.positions)] = part.gaussian.precision()
         return total
 
-    def project_linear(
-        self, where: str | np.ndarray, inputs: np.ndarray, gradients: np.ndarray
-    ) -> np.ndarray:
-        """The contribution of one linear map's weight to J A^-1 J', see `Diagonal.project_linear`.
+    def _by_part(self, function: Callable[[Part], np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+        total = np.empty(shape)
+        for part in self.parts:
+            total[..., part.where] = function(part)
+        return total
 
-        Parameters
-        ----------
-        where : str or ndarray
-            The name of the part, or its positions.
-        inputs, gradients : ndarray
-            As in `Diagonal.project_linear`.
-        """
-        gaussian = self.part(where).gaussian
+    def project_linear(self, where: np.ndarray, inputs: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+        """See `Diagonal.project_linear`; `where` are the positions of one part."""
+        gaussian = self._part(where)
         if isinstance(gaussian, Rotated):
             return gaussian.project_linear(inputs, gradients)
-        inputs, gradients = _checked_linear(gaussian.size, inputs, gradients)
         jacobian = np.einsum("nti,ndto->ndio", inputs, gradients)
         return gaussian.project(jacobian.reshape(*jacobian.shape[:2], -1))
 
-    def project_part(self, where: str | np.ndarray, jacobian: np.ndarray) -> np.ndarray:
-        """The contribution of one part (its name, or its positions) with Jacobian (N, D, p) to J A^-1 J', (N, D, D)."""
-        return self.part(where).gaussian.project(jacobian)
+    def project_part(self, where: np.ndarray, jacobian: np.ndarray) -> np.ndarray:
+        """See `Diagonal.project_part`; `where` are the positions of one part."""
+        return self._part(where).project(jacobian)
 
-    def part(self, where: str | np.ndarray) -> Part:
-        """The part with a name, or with positions.
-
-        Raises
-        ------
-        UnknownNameError
-            No part has that name.
-        InputError
-            No part has these positions.
-        """
-        for part in self.parts:
-            if part.name == where if isinstance(where, str) else np.array_equal(part.positions, where):
-                return part
-        if isinstance(where, str):
-            raise unknown_name("part", where, [part.name for part in self.parts])
-        raise InputError.of(
-            "",
-            "the positions of one part",
-            f"{np.size(where)} positions that are no part's",
-            ", ".join(part.name for part in self.parts),
-        )
+    def _part(self, where: np.ndarray) -> Full | Rotated:
+        return next(part.gaussian for part in self.parts if np.array_equal(part.positions, where))
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Arrays with keys index/structure/array/name. A name may contain further slashes."""
-        found = {}
-        for index, part in enumerate(self.parts):
-            for key, value in (part.gaussian.arrays() | {"positions": part.positions}).items():
-                found[f"{index:04d}/{part.gaussian.structure}/{key}/{part.name}"] = value
-        return found
+        return {
+            f"{index:04d}/{part.gaussian.structure}/{key}/{part.name}": value
+            for index, part in enumerate(self.parts)
+            for key, value in (part.gaussian.arrays() | {"positions": part.positions}).items()
+        }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Kronecker:
@@ -624,21 +507,20 @@ class Kronecker(Gaussian):
         )
 
 
-STRUCTURES: dict[str, type[Gaussian]] = {
-    kind.structure: kind for kind in (Full, Diagonal, LowRank, Kronecker)
+STRUCTURES: dict[str, type[FlatGaussian]] = {
+    kind.structure: kind for kind in (Full, Diagonal, LowRankPrecision, Kronecker)
 }
 
 
-def gram_of(diagonal: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    """B diag(d)^-1 B', (R, R), of d (P,) and B (R, P).
+def solve_lower(triangle: np.ndarray, right: np.ndarray, trans: int = 0) -> np.ndarray:
+    """L^-1 B, or L'^-1 B with trans=1, for a lower triangular L."""
+    from scipy.linalg import solve_triangular
 
-    Parameters
-    ----------
-    diagonal : ndarray
-        d (P,).
-    factor : ndarray
-        B (R, P).
-    """
+    return solve_triangular(triangle, right, lower=True, trans=trans, check_finite=False)
+
+
+def gram_of(diagonal: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    """B diag(d)^-1 B', (R, R), of d (P,) and B (R, P)."""
     scaled = factor / np.sqrt(diagonal)
     # A product of an array with its own transpose is computed as one triangle.
     return scaled @ scaled.T
@@ -651,18 +533,14 @@ def span(positions: np.ndarray) -> Any:
     return positions
 
 
-def refuse_infinite(values: np.ndarray) -> None:
+def check_finite(expected: str, *arrays: np.ndarray) -> None:
     """Raise `CurvatureError` if any value is NaN or infinite."""
-    if not np.all(np.isfinite(values)):
-        raise CurvatureError.of(
-            "",
-            "a finite curvature",
-            "NaN or infinity",
-            "a mode with finite density: other start, or standardise=True",
-        )
+    if not all(np.all(np.isfinite(array)) for array in arrays):
+        advice = "a mode with finite density: other start, or standardise=True"
+        raise CurvatureError.of("", expected, "NaN or infinity", advice)
 
 
-def refuse_not_positive(values: np.ndarray) -> None:
+def check_positive(values: np.ndarray) -> None:
     """Raise `CurvatureError` if an entry of a diagonal precision is zero or negative."""
     if values.min(initial=np.inf) <= 0.0:
         raise CurvatureError.of(
@@ -673,26 +551,15 @@ def refuse_not_positive(values: np.ndarray) -> None:
         )
 
 
-def refuse_ill_conditioned(
-    smallest: float, largest: float, advice: str = "a proper prior on every weight"
-) -> None:
-    """Raise `CurvatureError` if entries of a Cholesky factor differ so much that only rounding is left.
-
-    Parameters
-    ----------
-    smallest, largest : float
-        The smallest and the largest entry.
-    advice : str
-        The advice of the error message.
-    """
+def check_condition(smallest: float, largest: float, advice: str = "a proper prior on every weight") -> None:
+    """Raise `CurvatureError` if entries of a Cholesky factor differ so much that only rounding is left."""
     if smallest * CONDITION < largest:
         condition = (largest / smallest) ** 2 if smallest > 0.0 else np.inf
-        raise CurvatureError.of(
-            "", "a well conditioned curvature", f"a condition number above {condition:.1g}", advice
-        )
+        got = f"a condition number above {condition:.1g}"
+        raise CurvatureError.of("", "a well conditioned curvature", got, advice)
 
 
-def _refuse_singular(precision: np.ndarray, factor: np.ndarray) -> None:
+def _check_regular(precision: np.ndarray, factor: np.ndarray) -> None:
     """Raise `CurvatureError` for a matrix that has a Cholesky factor by rounding alone.
 
     The pivots of a singular matrix may be as large as 1e-4 of their diagonal entries, so they do not show it. The
@@ -707,26 +574,7 @@ def _refuse_singular(precision: np.ndarray, factor: np.ndarray) -> None:
     estimate: Any = get_lapack_funcs("pocon", (factor,))
     reciprocal, _ = estimate(np.asfortranarray(factor / scale[:, None]), norm, uplo="L")
     if reciprocal < np.finfo(float).eps:
-        refuse_ill_conditioned(float(np.sqrt(reciprocal)), 1.0)
-
-
-def _checked_linear(size: int, inputs: np.ndarray, gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Check that inputs (N, T, I) and gradients (N, D, T, O) fit each other and I O = size."""
-    inputs, gradients = np.asarray(inputs, dtype=np.float64), np.asarray(gradients, dtype=np.float64)
-    fits = (
-        inputs.ndim == 3
-        and gradients.ndim == 4
-        and inputs.shape[:2] == (gradients.shape[0], gradients.shape[2])
-        and inputs.shape[2] * gradients.shape[3] == size
-    )
-    if not fits:
-        raise InputError.of(
-            "",
-            f"inputs (N, T, I) and gradients (N, D, T, O) with I x O = {size}",
-            f"{inputs.shape} and {gradients.shape}",
-            "an axis of length 1 for T where the map is used once per row",
-        )
-    return inputs, gradients
+        check_condition(float(np.sqrt(reciprocal)), 1.0)
 
 
 def _project_linear(inputs: np.ndarray, gradients: np.ndarray, variances: np.ndarray) -> np.ndarray:
@@ -739,7 +587,7 @@ def _project_linear(inputs: np.ndarray, gradients: np.ndarray, variances: np.nda
         return half @ half.transpose(0, 2, 1)
     spread = np.sqrt(variances)
     total = np.empty((rows, outputs, outputs))
-    step = max(1, HELD // (outputs * variances.size))
+    step = max(1, MOST_FLOATS // (outputs * variances.size))
     for start in range(0, rows, step):
         part = slice(start, start + step)
         jacobian = inputs[part, None].transpose(0, 1, 3, 2) @ gradients[part]

@@ -17,7 +17,8 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import chunks, map_data, padded, row_count
-from ppl_bnn.core.errors import CurvatureError, UnsupportedError
+from ppl_bnn.core.errors import UnsupportedError
+from ppl_bnn.inference.curvature.gaussians import check_finite
 from ppl_bnn.inference.flat_vector import Where, first_rows, latent_names, site_slices, system_values
 from ppl_bnn.language import ops
 from ppl_bnn.language.handlers import NetworkFunction, RecordLinear, SubstituteLinear
@@ -216,22 +217,6 @@ def _make_plan(problem: Problem, u: Mapping[str, np.ndarray], sites: tuple[str, 
     reached = _depends(problem, w, row, [name for name in sites if name in mapped]) if maps else moved
     added = {use: shape for use, shape in leading.items() if use in looked_at}
     return Plan(sites, maps, rest, added, reached, moved, max(1, activations), eta)
-
-
-def check_finite(expected: str, *arrays: np.ndarray) -> None:
-    """Raise `CurvatureError` if any array is NaN or infinite.
-
-    Parameters
-    ----------
-    expected : str
-        What the error message expects.
-    *arrays : ndarray
-        The arrays.
-    """
-    if not all(np.all(np.isfinite(array)) for array in arrays):
-        raise CurvatureError.of(
-            "", expected, "NaN or infinity", "a mode with finite density: other start, or standardise=True"
-        )
 
 
 def _untransformed(problem: Problem, values: Mapping[str, Any], w: Mapping[str, Any]) -> set[str]:

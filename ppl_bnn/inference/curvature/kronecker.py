@@ -20,21 +20,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError
+from ppl_bnn.core.errors import CurvatureError, UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import (
     CONDITION,
     Kronecker,
     Part,
     Rotated,
-    refuse_ill_conditioned,
-    refuse_infinite,
-    refuse_not_positive,
+    check_condition,
+    check_finite,
+    check_positive,
     span,
 )
 from ppl_bnn.inference.curvature.structures import (
@@ -43,10 +43,9 @@ from ppl_bnn.inference.curvature.structures import (
     LogDeterminant,
     Spectrum,
     Term,
-    dense_determinant,
+    dense_term,
     full_gaussian,
     improper,
-    positive_factor,
     ratio_of,
 )
 
@@ -58,16 +57,7 @@ TensorPrior = np.ndarray | Rotated
 class KroneckerBlock:
     """The curvature left (x) right of a weight of shape (I, O), ravelled row by row: index i O + o.
 
-    Parameters
-    ----------
-    name : str
-        The name of the tensor.
-    shape : (int, int)
-        (I, O).
-    left, right : ndarray
-        (I, I) and (O, O), symmetric, without negative eigenvalues.
-    positions : ndarray
-        (I O,) in the flat vector.
+    left (I, I) and right (O, O) are symmetric, without negative eigenvalues; positions (I O,) are in the flat vector.
     """
 
     name: str
@@ -77,26 +67,11 @@ class KroneckerBlock:
     positions: np.ndarray
     _known: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        wide, high = self.shape
-        shapes = (np.shape(self.left), np.shape(self.right), np.shape(self.positions))
-        if shapes != ((wide, wide), (high, high), (wide * high,)):
-            raise InputError.of(
-                f"block {self.name!r}",
-                f"left, right and positions for a weight of shape {self.shape}",
-                f"shapes {shapes}",
-                "the shape (inputs, outputs) of the weight",
-            )
-
     def matrix(self) -> np.ndarray:
         """left (x) right, (I O, I O), dense."""
         return np.kron(self.left, self.right)
 
-    def diagonal(self) -> np.ndarray:
-        """The diagonal, (I O,)."""
-        return np.outer(np.diag(self.left), np.diag(self.right)).reshape(-1)
-
-    @cached_property
+    @property
     def rotations(self) -> tuple[np.ndarray, np.ndarray]:
         """Eigenvectors of left and of right, as columns."""
         return self._decomposed[1], self._decomposed[3]
@@ -107,117 +82,54 @@ class KroneckerBlock:
         return np.outer(self._decomposed[0], self._decomposed[2])
 
     @cached_property
-    def _decomposed(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _decomposed(self) -> list[np.ndarray]:
         from scipy.linalg import eigh
 
         found: list[np.ndarray] = []
-        for side, matrix in (("left", self.left), ("right", self.right)):
-            refuse_infinite(matrix)
+        for matrix in (self.left, self.right):
+            check_finite("a finite curvature", matrix)
             values, vectors = eigh(matrix, driver="evd", check_finite=False)
-            error = 8.0 * len(values) * np.finfo(float).eps * np.abs(values).max(initial=0.0)
-            if values.min(initial=0.0) < -error:
-                raise CurvatureError.of(
-                    f"block {self.name!r}",
-                    f"a {side} factor without negative eigenvalues",
-                    f"{values.min():.3g}",
-                    "sums of outer products",
-                )
-            # Negative values within the error of the decomposition are zero.
+            # Negative values are within the error of the decomposition of a sum of outer products.
             found += [np.maximum(values, 0.0), vectors]
-        return found[0], found[1], found[2], found[3]
+        return found
+
+    def diagonal_in(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """The diagonal of U' (L (x) R) U with U = left (x) right, (I, O)."""
+        if left is self.rotations[0] and right is self.rotations[1]:
+            return self.eigenvalues
+        return np.outer(np.sum(left * (self.left @ left), 0), np.sum(right * (self.right @ right), 0))
 
 
 @dataclass(frozen=True)
 class DenseBlock:
-    """The curvature of a small tensor, a bias or a noise scale, as a dense matrix.
-
-    Parameters
-    ----------
-    name : str
-        The name of the tensor.
-    values : ndarray
-        The matrix, (p, p).
-    positions : ndarray
-        (p,) in the flat vector.
-    """
+    """The curvature of a small tensor, a bias or a noise scale: a matrix (p, p) at `positions` (p,)."""
 
     name: str
     values: np.ndarray
     positions: np.ndarray
-    _known: dict[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        size = len(self.positions)
-        if np.shape(self.values) != (size, size):
-            raise InputError.of(
-                f"block {self.name!r}",
-                f"a matrix ({size}, {size}) for {size} positions",
-                f"shape {np.shape(self.values)}",
-                "one row per entry",
-            )
+    _known: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def matrix(self) -> np.ndarray:
         """The matrix, (p, p)."""
         return self.values
 
-    def diagonal(self) -> np.ndarray:
-        """The diagonal, (p,)."""
-        return np.diag(self.values)
-
 
 @dataclass(frozen=True)
 class KroneckerCurvature(DataCurvature):
-    """H = multiplier * a block-diagonal matrix with one block per tensor.
+    """H = multiplier * a block-diagonal matrix with one block per tensor, each decomposed once.
 
-    A prior is given as (P,) or (P, P), as for other structures, or as a dict, block -> prior of its tensor. Each block
-    is decomposed once.
-
-    Parameters
-    ----------
-    blocks : sequence of KroneckerBlock or DenseBlock
-        One block per tensor.
-    multiplier : float
-        The multiplier.
-    nearest : bool
-        Whether a prior that Kronecker factors cannot represent is replaced, as the module docstring explains, or
-        refused. The basis of a block is then chosen for the first prior that it meets, and kept for all multiples of
-        that one, so that the Gaussian and the log-determinant are of the same matrix.
-
-    Raises
-    ------
-    InputError
-        Blocks whose positions do not make up 0 .. P - 1.
+    A prior is given as (P,) or (P, P), as for other structures, or as a dict, block -> prior of its tensor. A prior
+    that Kronecker factors cannot represent is refused or, with `nearest`, replaced, as the module docstring explains.
+    The basis of a block is then chosen for the first prior that it meets, and kept for all multiples of that one, so
+    that the Gaussian and the log-determinant are of the same matrix.
     """
 
     blocks: Sequence[KroneckerBlock | DenseBlock]
-    multiplier: float = 1.0
     nearest: bool = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "blocks", tuple(self.blocks))
-        taken = np.zeros(self.size, dtype=bool)
-        for block in self.blocks:
-            positions = np.asarray(block.positions)
-            inside = positions.dtype.kind in "iu" and np.all((positions >= 0) & (positions < self.size))
-            if inside:
-                taken[positions] = True
-        if not np.all(taken):
-            raise InputError.of(
-                "blocks",
-                f"positions that make up 0 to {self.size - 1}, each once",
-                f"{int(np.sum(~taken))} that are missing",
-                "a block for every tensor of the flat vector",
-            )
 
     @cached_property
     def size(self) -> int:  # type: ignore[override]
         return sum(len(block.positions) for block in self.blocks)
-
-    def diagonal(self) -> np.ndarray:
-        total = np.empty(self.size)
-        for block in self.blocks:
-            total[block.positions] = self.multiplier * block.diagonal()
-        return total
 
     def matrix(self) -> np.ndarray:
         total = np.zeros((self.size, self.size))
@@ -227,81 +139,47 @@ class KroneckerCurvature(DataCurvature):
 
     def gaussian(self, prior: np.ndarray | Mapping[str, TensorPrior]) -> Kronecker:
         """See `DataCurvature.gaussian`. A dense block takes any prior of its tensor."""
-        priors = self._by_block(prior)
-        return Kronecker(tuple(self._part(block, priors[block.name]) for block in self.blocks))
+        if isinstance(prior, Mapping):
+            return Kronecker(tuple(self._part(block, prior[block.name]) for block in self.blocks))
+        if prior.ndim == 1:
+            return Kronecker(tuple(self._part(block, prior[span(block.positions)]) for block in self.blocks))
+        if not self.nearest:
+            check_independent(prior)
+        at = {block.name: np.ix_(block.positions, block.positions) for block in self.blocks}
+        return Kronecker(tuple(self._part(block, prior[at[block.name]]) for block in self.blocks))
 
     def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
-        """The log-determinant as a function of factors and scale.
+        """The log-determinant as a function of factors and scale; a `KroneckerBlock` is in one group.
 
         It uses the eigenvalues of each block that is within one group, and a Cholesky factor at each call for other
         dense blocks. With `nearest` it is that of the matrix in which the data's curvature, too, is reduced to its
         diagonal in the basis of the block. This is an upper bound of the log-determinant (Hadamard), so the evidence is
         a lower bound.
-
-        Raises
-        ------
-        UnsupportedError
-            A `KroneckerBlock` whose prior differs within it, or that is in several groups.
         """
-        prior, groups = self._prior(prior, dense=False), self._groups(groups)
         terms: list[Term] = []
         for block in self.blocks:
             where = span(block.positions)
             if isinstance(block, DenseBlock):
-                with_prior = prior[where], groups[where]
-                terms += dense_determinant(block.values, self.multiplier, *with_prior, block._known).terms
-                continue
-            _, data, added = self._aligned(block, prior[where])
-            group = int(groups[where][0])
-            if not np.all(groups[where] == group):
-                raise UnsupportedError.of(
-                    f"block {block.name!r}",
-                    "one factor for the whole tensor, which Kronecker factors need",
-                    "several groups within it",
-                    "one group per tensor, or structure='diag' or 'full'",
-                )
-            terms.append(Spectrum(data, added, group))
-        return LogDeterminant(tuple(terms), int(groups.max()) + 1)
-
-    def scaled(self, factor: float) -> KroneckerCurvature:
-        return replace(self, multiplier=self.multiplier * positive_factor(factor))
-
-    def _by_block(self, prior: np.ndarray | Mapping[str, TensorPrior]) -> dict[str, TensorPrior]:
-        """The prior of each block's tensor; for a matrix (P, P) the blocks on its diagonal."""
-        if isinstance(prior, Mapping):
-            sizes = {
-                name: each.size if isinstance(each, Rotated) else len(each) for name, each in prior.items()
-            }
-            wanted = {block.name: len(block.positions) for block in self.blocks}
-            if sizes != wanted:
-                raise InputError.of(
-                    "prior", f"one for each block, of sizes {wanted}", f"{sizes}", "the sites' own"
-                )
-            return dict(prior)
-        prior = self._prior(prior, dense=True)
-        if not self.nearest:
-            refuse_dependent(prior)
-        return {
-            block.name: prior[span(block.positions)]
-            if prior.ndim == 1
-            else prior[np.ix_(block.positions, block.positions)]
-            for block in self.blocks
-        }
+                known = block._known
+                terms.append(dense_term(block.values, self.multiplier, prior[where], groups[where], known))
+            else:
+                _, data, added = self._aligned(block, prior[where])
+                terms.append(Spectrum(data, added, int(groups[where][0])))
+        return LogDeterminant(tuple(terms))
 
     def _part(self, block: KroneckerBlock | DenseBlock, prior: TensorPrior) -> Part:
-        positions = np.asarray(block.positions)
         if isinstance(block, DenseBlock):
             dense = prior.precision() if isinstance(prior, Rotated) else prior
             with _named(block):
-                return Part(block.name, positions, full_gaussian(block.values, self.multiplier, dense))
+                return Part(block.name, block.positions, full_gaussian(block.values, self.multiplier, dense))
         basis, data, added = self._aligned(block, prior)
         values = data + added
         with _named(block):
             if not np.any(added) and values.min() * CONDITION**2 < values.max(initial=1e-300):
                 raise improper(values.size, values.size)
-            refuse_not_positive(values)
-            refuse_ill_conditioned(float(np.sqrt(values.min())), float(np.sqrt(values.max())))
-        return Part(block.name, positions, Rotated(*basis, values))
+            check_positive(values)
+            check_condition(float(np.sqrt(values.min())), float(np.sqrt(values.max())))
+        return Part(block.name, block.positions, Rotated(*basis, values))
 
     def _aligned(
         self, block: KroneckerBlock, prior: TensorPrior
@@ -313,15 +191,14 @@ class KroneckerCurvature(DataCurvature):
         if is_one_precision(prior):
             return block.rotations, self.multiplier * block.eigenvalues, float(diagonal_of(prior)[0])
         if not self.nearest:
-            refuse_uneven(block.name, prior)
+            check_one_precision(block.name, prior)
         if isinstance(prior, Rotated) and prior.values.shape != block.shape:
             prior = prior.precision()
         basis = block._known.get("basis")
-        known = block._known.get("prior")
-        if basis is None or not _multiples(prior, known):
+        if basis is None or not _are_multiples(prior, block._known["prior"]):
             basis = self._nearest_basis(block, prior)
             block._known.update(basis=basis, prior=prior)
-        return basis, self.multiplier * _data_in(block, *basis), prior_in(prior, *basis)
+        return basis, self.multiplier * block.diagonal_in(*basis), prior_in(prior, *basis)
 
     def _nearest_basis(self, block: KroneckerBlock, prior: TensorPrior) -> tuple[np.ndarray, np.ndarray]:
         """The pair of candidates with the smallest sum of log b."""
@@ -346,7 +223,7 @@ class KroneckerCurvature(DataCurvature):
         best, lowest = data, np.inf
         for left in (data[0], of_prior[0], both[0]):
             for right in (data[1], of_prior[1], both[1]):
-                values = self.multiplier * _data_in(block, left, right) + prior_in(prior, left, right)
+                values = self.multiplier * block.diagonal_in(left, right) + prior_in(prior, left, right)
                 total = float(np.sum(np.log(values))) if values.min() > 0.0 else np.inf
                 if total < lowest:
                     best, lowest = (left, right), total
@@ -354,15 +231,7 @@ class KroneckerCurvature(DataCurvature):
 
 
 def prior_in(prior: TensorPrior, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The diagonal of U' Lambda U with U = left (x) right, (I, O), of the prior of one tensor.
-
-    Parameters
-    ----------
-    prior : TensorPrior
-        The prior of one tensor.
-    left, right : ndarray
-        The factors of the basis, (I, I) and (O, O).
-    """
+    """The diagonal of U' Lambda U with U = left (x) right, (I, O), of the prior of one tensor."""
     shape = (len(left), len(right))
     if isinstance(prior, Rotated):
         return (left.T @ prior.left) ** 2 @ prior.values @ ((right.T @ prior.right) ** 2).T
@@ -374,30 +243,20 @@ def prior_in(prior: TensorPrior, left: np.ndarray, right: np.ndarray) -> np.ndar
 
 
 def prior_share(gaussian: Kronecker, prior: Mapping[str, TensorPrior]) -> float:
-    """tr(Lambda A^-1) over the tensors: how many parameters the prior determines.
-
-    Parameters
-    ----------
-    gaussian : Kronecker
-        N(0, A^-1).
-    prior : mapping
-        The prior of each tensor.
-    """
+    """tr(Lambda A^-1) over the tensors: how many parameters the prior determines."""
     total = 0.0
     for part in gaussian.parts:
-        each = prior[part.name]
-        if isinstance(part.gaussian, Rotated):
-            if isinstance(each, Rotated) and each.values.shape != part.gaussian.values.shape:
-                each = each.precision()
-            total += float(
-                np.sum(prior_in(each, part.gaussian.left, part.gaussian.right) / part.gaussian.values)
-            )
-            continue
-        dense = each.precision() if isinstance(each, Rotated) else each
-        if dense.ndim == 1:
-            total += float(dense @ part.gaussian.variances())
+        each, normal = prior[part.name], part.gaussian
+        if isinstance(each, Rotated) and not (
+            isinstance(normal, Rotated) and each.values.shape == normal.values.shape
+        ):
+            each = each.precision()
+        if isinstance(normal, Rotated):
+            total += float(np.sum(prior_in(each, normal.left, normal.right) / normal.values))
+        elif is_diagonal(each):
+            total += float(each @ normal.variances())
         else:
-            total += float(np.sum(dense * part.gaussian.covariance()))
+            total += float(np.sum(each * normal.covariance()))
     return total
 
 
@@ -408,11 +267,9 @@ def is_diagonal(prior: TensorPrior) -> bool:
 
 def is_one_precision(prior: TensorPrior) -> bool:
     """Whether the prior is one number times the identity, as Kronecker factors require, up to rounding."""
-    return (
-        not isinstance(prior, Rotated)
-        and prior.ndim == 1
-        and bool(np.ptp(prior) <= ROUNDING * np.abs(prior).max())
-    )
+    if isinstance(prior, Rotated) or prior.ndim == 2:
+        return False
+    return bool(np.ptp(prior) <= ROUNDING * np.abs(prior).max())
 
 
 def diagonal_of(prior: TensorPrior) -> np.ndarray:
@@ -422,28 +279,25 @@ def diagonal_of(prior: TensorPrior) -> np.ndarray:
     return prior if prior.ndim == 1 else np.diag(prior)
 
 
-def refuse_uneven(name: str, prior: TensorPrior, got: str = "") -> None:
-    """Raise `UnsupportedError` if the prior of the tensor `name` is not one precision.
-
-    Parameters
-    ----------
-    name : str
-        The name of the tensor.
-    prior : TensorPrior
-        Its prior.
-    got : str
-        A description of the prior for the message.
-    """
-    if not is_one_precision(prior):
-        raise UnsupportedError.of(
-            f"block {name!r}",
-            "one precision of the prior for the whole tensor, which Kronecker factors need",
-            got or described(prior),
-            "prior_approximation='kron' or 'mean', or structure='diag' or 'full'",
-        )
+def check_one_precision(name: str, prior: TensorPrior, got: str = "") -> None:
+    """Raise `UnsupportedError` if the prior of the tensor `name` is not one precision; `got` describes it."""
+    if is_one_precision(prior):
+        return
+    if isinstance(prior, Rotated):
+        got = got or "Kronecker factors of the prior's own"
+    elif prior.ndim == 2:
+        got = got or "a prior under which its weights depend on each other"
+    else:
+        got = got or f"precisions from {prior.min():.3g} to {prior.max():.3g}"
+    raise UnsupportedError.of(
+        f"block {name!r}",
+        "one precision of the prior for the whole tensor, which Kronecker factors need",
+        got,
+        "prior_approximation='kron' or 'mean', or structure='diag' or 'full'",
+    )
 
 
-def refuse_dependent(prior: np.ndarray) -> None:
+def check_independent(prior: np.ndarray) -> None:
     """Raise `UnsupportedError` if the curvature of the prior of all sites is dense, (P, P)."""
     if prior.ndim == 2:
         raise UnsupportedError.of(
@@ -452,15 +306,6 @@ def refuse_dependent(prior: np.ndarray) -> None:
             "a prior with a dense curvature, such as one with a sampled scale",
             "prior_approximation='kron', which keeps what is within a tensor, or structure='full'",
         )
-
-
-def described(prior: TensorPrior) -> str:
-    """A description in words of the prior of a tensor that is not one precision."""
-    if isinstance(prior, Rotated):
-        return "Kronecker factors of the prior's own"
-    if prior.ndim == 2:
-        return "a prior under which its weights depend on each other"
-    return f"precisions from {prior.min():.3g} to {prior.max():.3g}"
 
 
 @contextmanager
@@ -472,17 +317,8 @@ def _named(block: KroneckerBlock | DenseBlock) -> Iterator[None]:
         raise CurvatureError(f"block {block.name!r}: {error}") from error
 
 
-def _multiples(prior: TensorPrior, known: TensorPrior | None) -> bool:
+def _are_multiples(prior: TensorPrior, known: TensorPrior) -> bool:
     """Whether one prior is the other times a number."""
-    if prior is known:
-        return True
-    if known is None or isinstance(prior, Rotated) or isinstance(known, Rotated):
-        return False
-    return prior.ndim == known.ndim == 1 and bool(np.all(known > 0.0)) and ratio_of(prior, known) is not None
-
-
-def _data_in(block: KroneckerBlock, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The diagonal of U' (L (x) R) U with U = left (x) right, (I, O)."""
-    if left is block.rotations[0] and right is block.rotations[1]:
-        return block.eigenvalues
-    return np.outer(np.sum(left * (block.left @ left), 0), np.sum(right * (block.right @ right), 0))
+    if prior is known or not (is_diagonal(prior) and is_diagonal(known)):
+        return prior is known
+    return bool(np.all(known > 0.0)) and ratio_of(prior, known) is not None  # type: ignore[operator]

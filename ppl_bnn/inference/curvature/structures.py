@@ -14,26 +14,27 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
-from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError
+from ppl_bnn.core.errors import CurvatureError
 from ppl_bnn.inference.curvature.gaussians import (
     Diagonal,
+    FlatGaussian,
     Full,
-    Gaussian,
-    LowRank,
+    LowRankPrecision,
+    check_finite,
+    check_positive,
     gram_of,
-    refuse_infinite,
-    refuse_not_positive,
+    solve_lower,
     span,
 )
 
 # Relative differences up to this are rounding: within a block's prior, and between priors that are multiples.
 ROUNDING = 1e-12
 # The Gram matrices of all groups, kept from call to call, may take this many times the memory of the factor B.
-KEPT = 4
+MOST_GRAMS = 4
 
 
 # --- log-determinants -----------------------------------------------------------------------------
@@ -51,35 +52,13 @@ class LogDeterminant:
 
     A call returns the value and gamma (G,), the effective number of parameters of each group:
     gamma_g = sum over i in g of 1 - factors_g prior_i (A^-1)_ii, so that the sum of gamma is tr(scale H A^-1) and
-    P_g - gamma_g is the derivative of the value in log factors_g. Groups above the largest one are empty.
-
-    Raises
-    ------
-    InputError
-        Factors that are too few or not positive.
-    CurvatureError
-        The matrix is not positive definite.
+    P_g - gamma_g is the derivative of the value in log factors_g. Groups above the largest one are empty. Raises
+    `CurvatureError` if the matrix is not positive definite.
     """
 
     terms: tuple[Term, ...]
-    groups: int
 
     def __call__(self, factors: np.ndarray, scale: float = 1.0) -> tuple[float, np.ndarray]:
-        factors = np.asarray(factors, dtype=np.float64)
-        if factors.ndim != 1 or len(factors) < self.groups:
-            raise InputError.of(
-                "factors",
-                f"one factor for each of {self.groups} groups",
-                f"shape {factors.shape}",
-                "np.ones(groups)",
-            )
-        if not (np.all((factors > 0.0) & np.isfinite(factors)) and 0.0 < scale < np.inf):
-            raise InputError.of(
-                "factors and scale",
-                "positive finite numbers",
-                f"{factors} and {scale}",
-                "np.exp of their logarithms",
-            )
         value, gamma = 0.0, np.zeros(len(factors))
         for term in self.terms:
             part, share = term(factors, scale)
@@ -101,20 +80,9 @@ class LogDeterminant:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """sum_k log(scale data_k + tau prior_k) + unseen log tau + constant.
+    """sum_k log(scale data_k + tau prior_k) + unseen log tau + constant, with eigenvalues data_k.
 
-    Parameters
-    ----------
-    data : ndarray
-        The eigenvalues data_k.
-    prior : ndarray or float
-        prior_k.
-    groups : ndarray or int
-        The group of each k, or one for all.
-    unseen : int
-        The number of directions of that one group in which H is zero.
-    constant : float
-        The constant.
+    groups is the group of each k, or one for all. In `unseen` directions of that one group H is zero.
     """
 
     data: np.ndarray
@@ -127,7 +95,7 @@ class Spectrum:
         tau = factors[self.groups]
         data = scale * self.data
         total = data + tau * self.prior
-        refuse_not_positive(total)
+        check_positive(total)
         share = data / total
         if np.ndim(self.groups):
             gamma = np.bincount(np.asarray(self.groups), share, minlength=len(factors))
@@ -167,16 +135,13 @@ class _Grams:
 
     def __call__(self, factors: np.ndarray, scale: float) -> tuple[float, np.ndarray]:
         weights = scale / factors[: len(self.grams)]
+        weighted = tuple(zip(weights, self.grams, strict=True))
         inner = np.zeros_like(self.grams[0])
-        for weight, gram in zip(weights, self.grams, strict=True):
+        for weight, gram in weighted:
             inner += weight * gram
-        np.fill_diagonal(inner, inner.diagonal() + 1.0)
-        dual = Full.of(inner)
-        inverse = dual.covariance()
-        gamma = np.zeros(len(factors))
-        gamma[: len(weights)] = [
-            weight * np.vdot(inverse, gram) for weight, gram in zip(weights, self.grams, strict=True)
-        ]
+        dual = _dual(inner)
+        inverse, gamma = dual.covariance(), np.zeros(len(factors))
+        gamma[: len(weights)] = [weight * np.vdot(inverse, gram) for weight, gram in weighted]
         prior = float(self.sizes @ np.log(factors[: len(self.sizes)])) + self.log_prior
         return prior - dual.log_determinant, gamma
 
@@ -193,23 +158,29 @@ class _Columns:
     log_prior: float
 
     def __call__(self, factors: np.ndarray, scale: float) -> tuple[float, np.ndarray]:
-        from scipy.linalg import solve_triangular
-
         tau = factors[self.groups]
         columns = self.scaled * np.sqrt(scale / tau)
-        inner = columns @ columns.T
-        np.fill_diagonal(inner, inner.diagonal() + 1.0)
-        dual = Full.of(inner)
-        half = solve_triangular(dual.cholesky, columns, lower=True, check_finite=False)
+        dual = _dual(columns @ columns.T)
+        half = solve_lower(dual.cholesky, columns)
         gamma = np.bincount(self.groups, np.einsum("mp,mp->p", half, half), minlength=len(factors))
         return float(np.sum(np.log(tau))) + self.log_prior - dual.log_determinant, gamma
+
+
+def _dual(inner: np.ndarray) -> Full:
+    """The Gaussian of precision I + inner (M, M); overwrites its argument."""
+    np.fill_diagonal(inner, inner.diagonal() + 1.0)
+    return Full.of(inner)
 
 
 # --- curvatures of the data -----------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class DataCurvature(ABC):
-    """Base class of H, the curvature of the data, symmetric (P, P), in one structure."""
+    """Base class of H, the curvature of the data, symmetric (P, P), in one structure: `multiplier` times a matrix."""
+
+    multiplier: float = field(default=1.0, kw_only=True)
+    _known: dict[str, Any] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
 
     @property
     @abstractmethod
@@ -217,77 +188,23 @@ class DataCurvature(ABC):
         """P, the length of the flat vector."""
 
     @abstractmethod
-    def diagonal(self) -> np.ndarray:
-        """The diagonal of H, (P,)."""
-
-    @abstractmethod
     def matrix(self) -> np.ndarray:
         """The matrix H (P, P), dense."""
 
     @abstractmethod
-    def gaussian(self, prior: np.ndarray) -> Gaussian:
-        """The Gaussian N(0, A^-1) with A = H + prior.
+    def gaussian(self, prior: np.ndarray) -> FlatGaussian:
+        """The Gaussian N(0, A^-1) with A = H + prior, a diagonal (P,) or a matrix (P, P).
 
-        Parameters
-        ----------
-        prior : ndarray
-            (P,) is a diagonal, (P, P) a matrix.
-
-        Raises
-        ------
-        CurvatureError
-            A is not positive definite, or too close to singular.
-        UnsupportedError
-            A prior that this structure cannot represent.
-        InputError
-            A prior of another shape.
+        Raises `CurvatureError` if A is not positive definite, or too close to singular.
         """
 
     @abstractmethod
     def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
-        """log det(scale H + diag(factors[groups] prior)) as a function of factors and scale.
+        """log det(scale H + diag(factors[groups] prior)), for a prior (P,) and groups (P,) from 0."""
 
-        Parameters
-        ----------
-        prior : ndarray
-            (P,).
-        groups : ndarray of int
-            The group of each entry, from 0, (P,).
-        """
-
-    @abstractmethod
     def scaled(self, factor: float) -> Self:
         """factor H, with factor > 0 (such as a noise precision). Known decompositions are shared."""
-
-    def _prior(self, prior: np.ndarray, dense: bool) -> np.ndarray:
-        prior = np.asarray(prior, dtype=np.float64)
-        if prior.shape != (self.size,) and (prior.ndim != 2 or prior.shape != (self.size, self.size)):
-            raise InputError.of(
-                "prior",
-                f"a diagonal ({self.size},) or a matrix ({self.size}, {self.size})",
-                f"shape {prior.shape}",
-                "the curvature of the prior over the same flat vector",
-            )
-        if prior.ndim == 2 and not dense:
-            raise UnsupportedError.of(
-                f"{type(self).__name__}",
-                "a prior whose sites are independent of each other",
-                "a prior with a dense curvature, such as one with a sampled scale",
-                "structure='full', or the diagonal of the prior's curvature",
-            )
-        refuse_infinite(prior)
-        return prior
-
-    def _groups(self, groups: np.ndarray) -> np.ndarray:
-        groups = np.asarray(groups)
-        if groups.shape != (self.size,) or groups.dtype.kind not in "iu" or groups.min(initial=0) < 0:
-            raise InputError.of(
-                "groups",
-                f"{self.size} integers from 0",
-                f"shape {groups.shape} of {groups.dtype}",
-                "np.zeros(size, dtype=int) for one factor",
-            )
-        return groups
+        return replace(self, multiplier=self.multiplier * float(factor))
 
 
 @dataclass(frozen=True)
@@ -295,30 +212,20 @@ class FullCurvature(DataCurvature):
     """H = multiplier * values, a dense matrix (P, P) that may be indefinite."""
 
     values: np.ndarray
-    multiplier: float = 1.0
-    _known: dict[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def size(self) -> int:
         return len(self.values)
-
-    def diagonal(self) -> np.ndarray:
-        return self.multiplier * np.diag(self.values)
 
     def matrix(self) -> np.ndarray:
         return self.multiplier * self.values
 
     def gaussian(self, prior: np.ndarray) -> Full:
         """From one Cholesky factor, which is much cheaper than eigenvectors."""
-        return full_gaussian(self.values, self.multiplier, self._prior(prior, dense=True))
+        return full_gaussian(self.values, self.multiplier, prior)
 
     def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
-        """Eigenvalues for one group and a positive prior; else a Cholesky factor at each call."""
-        prior, groups = self._prior(prior, dense=False), self._groups(groups)
-        return dense_determinant(self.values, self.multiplier, prior, groups, self._known)
-
-    def scaled(self, factor: float) -> FullCurvature:
-        return replace(self, multiplier=self.multiplier * positive_factor(factor))
+        return LogDeterminant((dense_term(self.values, self.multiplier, prior, groups, self._known),))
 
 
 @dataclass(frozen=True)
@@ -330,68 +237,31 @@ class FactorCurvature(DataCurvature):
     """
 
     factor: np.ndarray
-    multiplier: float = 1.0
-    _known: dict[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
-
-    @classmethod
-    def from_eigenpairs(cls, values: np.ndarray, vectors: np.ndarray) -> FactorCurvature:
-        """H = V diag(values) V' with values (R,) and orthonormal columns V (P, R).
-
-        Raises
-        ------
-        CurvatureError
-            A negative eigenvalue.
-        InputError
-            Shapes that do not fit.
-        """
-        values, vectors = np.asarray(values, dtype=np.float64), np.asarray(vectors, dtype=np.float64)
-        if values.ndim != 1 or vectors.ndim != 2 or vectors.shape[1] != len(values):
-            raise InputError.of(
-                "eigenpairs",
-                "values (R,) and vectors (P, R)",
-                f"{values.shape} and {vectors.shape}",
-                "one column per eigenvalue",
-            )
-        if values.min(initial=0.0) < 0.0:
-            raise CurvatureError.of(
-                "eigenpairs",
-                "eigenvalues that are not negative",
-                f"{values.min():.3g}",
-                "a Gauss-Newton matrix, or the positive eigenvalues only",
-            )
-        return cls(np.sqrt(values)[:, None] * vectors.T)
 
     @property
     def size(self) -> int:
         return self.factor.shape[1]
 
-    def diagonal(self) -> np.ndarray:
-        return self.multiplier * np.einsum("mp,mp->p", self.factor, self.factor)
-
     def matrix(self) -> np.ndarray:
         return self.multiplier * self._dense
 
-    def gaussian(self, prior: np.ndarray) -> Full | LowRank:
-        """`LowRank` if M < P and the prior is a positive diagonal, else `Full`."""
-        prior = self._prior(prior, dense=True)
+    def gaussian(self, prior: np.ndarray) -> Full | LowRankPrecision:
+        """`LowRankPrecision` if M < P and the prior is a positive diagonal, else `Full`."""
         if not self._has_dual(prior):
             return full_gaussian(self._dense, self.multiplier, prior)
         gram, ratio = self._gram(prior)
         root = np.sqrt(self.multiplier)
         factor = self.factor if root == 1.0 else root * self.factor
-        return LowRank.of(prior, factor, self.multiplier / ratio * gram)
+        return LowRankPrecision.of(prior, factor, self.multiplier / ratio * gram)
 
     def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
         """For one group eigenvalues of the Gram matrix (M, M); for more a Cholesky factor (M, M) at each call."""
-        prior, groups = self._prior(prior, dense=False), self._groups(groups)
         if not self._has_dual(prior):
-            return dense_determinant(self._dense, self.multiplier, prior, groups, self._known)
-        count = int(groups.max()) + 1
-        rows = len(self.factor)
+            return LogDeterminant((dense_term(self._dense, self.multiplier, prior, groups, self._known),))
+        count, rows = int(groups.max()) + 1, len(self.factor)
         if rows == 0:
             return DiagonalCurvature(np.zeros(self.size)).determinant(prior, groups)
         log_prior = float(np.sum(np.log(prior)))
-        root = np.sqrt(self.multiplier)
         if count == 1:
             gram, ratio = self._gram(prior)
             if "eigenvalues" not in self._known:
@@ -399,19 +269,15 @@ class FactorCurvature(DataCurvature):
                 self._known["eigenvalues"] = np.maximum(_eigenvalues(gram.copy()), 0.0)
             values = self.multiplier / ratio * self._known["eigenvalues"]
             term: Term = Spectrum(values, 1.0, 0, unseen=self.size - rows, constant=log_prior)
-        elif count * rows <= KEPT * self.size:
-            sizes = np.bincount(groups, minlength=count)
+        elif count * rows <= MOST_GRAMS * self.size:
             grams = tuple(
                 self.multiplier * gram_of(prior[at], self.factor[:, span(at)])
                 for at in (np.flatnonzero(groups == group) for group in range(count))
             )
-            term = _Grams(grams, sizes, log_prior)
+            term = _Grams(grams, np.bincount(groups, minlength=count), log_prior)
         else:
-            term = _Columns(root * self.factor / np.sqrt(prior), groups, log_prior)
-        return LogDeterminant((term,), count)
-
-    def scaled(self, factor: float) -> FactorCurvature:
-        return replace(self, multiplier=self.multiplier * positive_factor(factor))
+            term = _Columns(np.sqrt(self.multiplier) * self.factor / np.sqrt(prior), groups, log_prior)
+        return LogDeterminant((term,))
 
     @property
     def _dense(self) -> np.ndarray:
@@ -438,55 +304,27 @@ class DiagonalCurvature(DataCurvature):
     """H = multiplier * diag(values), values (P,) of any sign."""
 
     values: np.ndarray
-    multiplier: float = 1.0
 
     @property
     def size(self) -> int:
         return len(self.values)
 
-    def diagonal(self) -> np.ndarray:
-        return self.multiplier * self.values
-
     def matrix(self) -> np.ndarray:
-        return np.diag(self.diagonal())
+        return np.diag(self.multiplier * self.values)
 
     def gaussian(self, prior: np.ndarray) -> Diagonal:
-        return Diagonal(self.diagonal() + self._prior(prior, dense=False))
+        return Diagonal(self.multiplier * self.values + prior)
 
     def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
         """Entry by entry, for any groups."""
-        prior, groups = self._prior(prior, dense=False), self._groups(groups)
-        return LogDeterminant((Spectrum(self.diagonal(), prior, groups),), int(groups.max()) + 1)
-
-    def scaled(self, factor: float) -> DiagonalCurvature:
-        return replace(self, multiplier=self.multiplier * positive_factor(factor))
+        return LogDeterminant((Spectrum(self.multiplier * self.values, prior, groups),))
 
 
 # --- shared by the structures ---------------------------------------------------------------------
 
 
-def positive_factor(factor: float) -> float:
-    """The factor itself, or an `InputError`."""
-    if not 0.0 < factor < np.inf:
-        raise InputError.of("scaled", "a positive finite factor", repr(factor), "a noise precision")
-    return float(factor)
-
-
 def ratio_of(prior: np.ndarray, known: np.ndarray | None) -> float | None:
-    """The factor c with prior = c known, if there is one.
-
-    Parameters
-    ----------
-    prior : ndarray
-        A prior.
-    known : ndarray or None
-        Another prior.
-
-    Returns
-    -------
-    float or None
-        c if prior = c known, else None.
-    """
+    """The factor c with prior = c known, if there is one."""
     if known is None:
         return None
     ratio = prior / known
@@ -494,17 +332,7 @@ def ratio_of(prior: np.ndarray, known: np.ndarray | None) -> float | None:
 
 
 def full_gaussian(matrix: np.ndarray, multiplier: float, prior: np.ndarray) -> Full:
-    """`Full` of multiplier * matrix + prior, with a separate error if an improper prior is the cause.
-
-    Parameters
-    ----------
-    matrix : ndarray
-        (P, P).
-    multiplier : float
-        The multiplier of the matrix.
-    prior : ndarray
-        (P,) or (P, P).
-    """
+    """`Full` of multiplier * matrix + prior, (P,) or (P, P), with its own error if an improper prior is the cause."""
     total = multiplier * matrix
     diagonal = prior if prior.ndim == 1 else np.diag(prior)
     if prior.ndim == 1:
@@ -534,31 +362,21 @@ def _eigenvalues(symmetric: np.ndarray) -> np.ndarray:
     """Eigenvalues alone, in ascending order; overwrites its argument."""
     from scipy.linalg import eigh
 
-    refuse_infinite(symmetric)
+    check_finite("a finite curvature", symmetric)
     return eigh(symmetric.T, eigvals_only=True, overwrite_a=True, driver="evd", check_finite=False)
 
 
-def dense_determinant(
-    matrix: np.ndarray, multiplier: float, prior: np.ndarray, groups: np.ndarray, known: dict[str, np.ndarray]
-) -> LogDeterminant:
-    """The log-determinant for multiplier * matrix.
+def dense_term(
+    matrix: np.ndarray, multiplier: float, prior: np.ndarray, groups: np.ndarray, known: dict[str, Any]
+) -> Term:
+    """The log-determinant for multiplier * matrix (P, P): by eigenvalues for one group and a positive prior.
 
-    Parameters
-    ----------
-    matrix : ndarray
-        (P, P).
-    multiplier : float
-        The multiplier of the matrix.
-    prior : ndarray
-        (P,).
-    groups : ndarray of int
-        The group of each entry, (P,).
-    known : dict of ndarray
-        Keeps the eigenvalues (of the matrix itself) and their prior between calls.
+    `known` keeps the eigenvalues (of the matrix itself) and their prior between calls. Otherwise there is a Cholesky
+    factor at each call.
     """
     group = int(groups[0])
     if not (np.all(groups == group) and np.all(prior > 0.0)):
-        return LogDeterminant((_Refactorised(matrix, multiplier, prior, groups),), int(groups.max()) + 1)
+        return _Refactorised(matrix, multiplier, prior, groups)
     ratio = ratio_of(prior, known.get("prior"))
     if ratio is None:
         root = np.sqrt(prior)
@@ -567,4 +385,4 @@ def dense_determinant(
         known["eigenvalues"] = _eigenvalues(scaled)
         known["prior"], ratio = prior.copy(), 1.0
     values = multiplier / ratio * known["eigenvalues"]
-    return LogDeterminant((Spectrum(values, 1.0, group, constant=float(np.sum(np.log(prior)))),), group + 1)
+    return Spectrum(values, 1.0, group, constant=float(np.sum(np.log(prior))))

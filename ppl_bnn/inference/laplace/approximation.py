@@ -184,7 +184,7 @@ class LaplaceGaussian(Approximation):
         for _, eta, factors, rest in linear_factors(problem, self.centre(), x, None, memory, sites):
             total = np.zeros((*eta.shape, eta.shape[1]))
             for name, (inputs, gradients) in factors.items():
-                gradients = gradients.astype(np.float64, copy=False)
+                inputs, gradients = inputs.astype(float, copy=False), gradients.astype(float, copy=False)
                 weight, bias = maps[name].weight, maps[name].bias
                 if weight in where:
                     total += self.covariance.project_linear(where[weight], inputs, gradients)
@@ -210,16 +210,10 @@ class LaplaceGaussian(Approximation):
             return None
         return tuple(name for name, at in slices.items() if inside[at].all())
 
-    def _where(self, slices: Mapping[str, slice], sites: Sequence[str]) -> dict[str | None, Any]:
-        """The key of each site in the covariance: the name of its part, or its positions within the Gaussian."""
-        if isinstance(self.covariance, Kronecker):
-            return {name: name for name in sites}
-        where, start = {}, 0
-        for name in sites:
-            size = slices[name].stop - slices[name].start
-            where[name] = np.arange(start, start + size)
-            start += size
-        return where
+    def _where(self, slices: Mapping[str, slice], sites: Sequence[str]) -> dict[str | None, np.ndarray]:
+        """The positions of each site within the Gaussian."""
+        sizes = [slices[name].stop - slices[name].start for name in sites]
+        return dict(zip(sites, np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]), strict=True))
 
     def closed_form(self, problem: Problem, x: Any, kind: str, memory: int) -> Prediction | None:
         """The prediction of the linearised predictor, without draws of weights. See `linearised.py` for the kinds."""

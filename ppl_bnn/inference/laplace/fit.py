@@ -18,12 +18,12 @@ from ppl_bnn.inference.curvature.kronecker import (
     KroneckerBlock,
     KroneckerCurvature,
     TensorPrior,
+    check_independent,
+    check_one_precision,
     diagonal_of,
     is_diagonal,
     is_one_precision,
     prior_share,
-    refuse_dependent,
-    refuse_uneven,
 )
 from ppl_bnn.inference.curvature.prior import prior_curvature, site_curvatures
 from ppl_bnn.inference.curvature.structures import DiagonalCurvature, FullCurvature
@@ -161,7 +161,7 @@ class GaussianFit:
         """Refuse a prior of a weight that is not one precision, at a point where no two elements are equal."""
         problem, slices = self.problem, site_slices(self.problem)
         if isinstance(prior, np.ndarray):
-            refuse_dependent(prior)
+            check_independent(prior)
         for linear in linear_maps(problem, u).values():
             at, family = slices[linear.weight], problem.program.sites[linear.weight].family
             if at.start not in positions:
@@ -173,7 +173,7 @@ class GaussianFit:
                 part = prior[linear.weight]
             changing = is_diagonal(part) and family != "Normal"
             words = f"a {family} prior, whose curvature changes with the value of a weight"
-            refuse_uneven(linear.weight, part, words if changing else "")
+            check_one_precision(linear.weight, part, words if changing else "")
 
     def _held_out(self) -> int:
         """The number of rows that validation holds out."""
@@ -497,7 +497,7 @@ def _without_upward(prior: Any) -> tuple[Any, int]:
 def _without_negative(curvature: Any) -> tuple[Any, int]:
     """The nearest curvature of the same structure without negative eigenvalues, and the number of those removed."""
     if isinstance(curvature, DiagonalCurvature):
-        values = curvature.diagonal()
+        values = curvature.multiplier * curvature.values
         return DiagonalCurvature(np.maximum(values, 0.0)), int((values < 0.0).sum())
     values, vectors = np.linalg.eigh(curvature.matrix())
     return FullCurvature((vectors * np.maximum(values, 0.0)) @ vectors.T), int((values < 0.0).sum())

@@ -17,6 +17,7 @@ from ppl_bnn.core.errors import DivergenceError, InputError, unknown_name
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.conditioning import conditioning
+from ppl_bnn.inference.curvature.gaussians import LowRankCovariance
 from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
 from ppl_bnn.inference.optimisation.loops import (
@@ -84,22 +85,10 @@ class SWAGGaussian(Approximation):
         return unravel(flat, {name: value.shape for name, value in self.mean.items()})
 
     def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
-        from scipy.linalg import cho_solve, cholesky
-
-        variance = self._flat(self.variance)
-        moves = variance > 0.0
-        scale = np.sqrt(0.5 * variance[moves])
-        z = (self._flat(u, 1) - self._flat(self.mean))[:, moves] / scale
-        factor = self._factor[:, moves] / scale
-        # With C = I + F F', whose eigenvalues are at least one, |z - F'c|^2 + |c|^2 for c = C^-1 F z is a sum of
-        # squares, where Woodbury's difference would cancel.
-        inner = factor @ factor.T
-        np.fill_diagonal(inner, inner.diagonal() + 1.0)
-        root = cholesky(inner, lower=True)
-        c = cho_solve((root, True), factor @ z.T).T
-        distance = np.sum((z - c @ factor) ** 2, axis=1) + np.sum(c**2, axis=1)
-        log_volume = np.sum(np.log(scale)) + np.sum(np.log(np.diag(root)))
-        return -0.5 * distance - log_volume - 0.5 * z.shape[1] * math.log(2.0 * math.pi)
+        moves = self._flat(self.variance) > 0.0
+        scale = np.sqrt(0.5 * self._flat(self.variance)[moves])
+        deviation = (self._flat(u, 1) - self._flat(self.mean))[:, moves]
+        return LowRankCovariance.of(scale, self._factor[:, moves]).log_prob(deviation)
 
     def centre(self) -> dict[str, np.ndarray]:
         return dict(self.mean)

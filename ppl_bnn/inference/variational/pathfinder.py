@@ -14,6 +14,7 @@ from ppl_bnn.core.arrays import ravel, site_seed, unravel
 from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
+from ppl_bnn.inference.curvature.gaussians import LowRankCovariance
 from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, resolve_start
 from ppl_bnn.inference.optimisation.loops import check_whole, check_within, refuse_free_parameters
@@ -111,10 +112,10 @@ class PathMixture(Approximation):
         ndarray
             Shape (P, P).
         """
-        basis, factor = self.basis[component], self.factor[component]
-        inner = factor @ factor.T - np.eye(len(factor))
-        spread = np.eye(len(basis)) + basis @ inner @ basis.T
-        return self.scale[component][:, None] * spread * self.scale[component]
+        return self._gaussian(component).covariance()
+
+    def _gaussian(self, component: int) -> LowRankCovariance:
+        return LowRankCovariance(self.scale[component], self.basis[component], self.factor[component])
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         which = np.zeros(count, dtype=int)
@@ -145,35 +146,22 @@ class PathMixture(Approximation):
         means = self.means
         for component in range(self.size):
             chosen = which == component
-            basis, factor = self.basis[component], self.factor[component]
-            z = flat[chosen]
-            z = z + (z @ basis) @ (factor - np.eye(len(factor))).T @ basis.T
-            flat[chosen] = means[component] + self.scale[component] * z
+            flat[chosen] = means[component] + self._gaussian(component).colour(flat[chosen])
         return flat
 
     def _unravel(self, flat: np.ndarray) -> dict[str, np.ndarray]:
         return unravel(flat, {name: value.shape[1:] for name, value in self.location.items()})
 
     def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
-        from scipy.linalg import solve_triangular
-
         flat = np.concatenate(
             [np.asarray(u[name]).reshape(len(u[name]), -1) for name in self.location], axis=1
         )
-        means, found = self.means, np.empty((len(flat), self.size))
-        for component in range(self.size):
-            scale, factor = self.scale[component], self.factor[component]
-            z = (flat - means[component]) / scale
-            inside = z @ self.basis[component]
-            solved = solve_triangular(factor, inside.T, lower=True)
-            quadratic = np.sum(z**2, axis=1) - np.sum(inside**2, axis=1) + np.sum(solved**2, axis=0)
-            half_determinant = np.sum(np.log(scale)) + np.sum(np.log(np.diag(factor)))
-            found[:, component] = -0.5 * (quadratic + len(scale) * math.log(2.0 * math.pi)) - half_determinant
+        found = [self._gaussian(k).log_prob(flat - mean) for k, mean in enumerate(self.means)]
         with np.errstate(divide="ignore"):  # a path without weight has none
             log_weights = np.log(
                 np.full(self.size, 1.0 / self.size) if self.weights is None else self.weights
             )
-        return np.logaddexp.reduce(found + log_weights, axis=1)
+        return np.logaddexp.reduce(np.stack(found, 1) + log_weights, axis=1)
 
     def centre(self) -> dict[str, np.ndarray]:
         """The mean of the path with the largest weight, or of the first; a mean over several may not be in any mode.
@@ -208,7 +196,7 @@ class PathMixture(Approximation):
                 "with_prior", "a Gaussian", f"a mixture of {self.size}", "Pathfinder() with one path"
             )
         centre = self.centre()
-        return GaussianPrior(centre, joint=((tuple(centre), np.linalg.inv(self.covariance())),))
+        return GaussianPrior(centre, joint=((tuple(centre), self._gaussian(0).precision()),))
 
     def arrays(self) -> dict[str, np.ndarray]:
         location = {
