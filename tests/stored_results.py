@@ -14,7 +14,8 @@ import pandas as pd
 
 import ppl_bnn as bnn
 from ppl_bnn.core.stored import write_manifest
-from ppl_bnn.evaluation.comparison.comparison import COLUMNS, Comparison
+from ppl_bnn.evaluation.comparison.comparison import Comparison
+from ppl_bnn.evaluation.comparison.table import COLUMNS
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.evaluation.grid import result as grid_result
 from ppl_bnn.evaluation.grid.result import GridResult

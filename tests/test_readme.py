@@ -85,7 +85,7 @@ def test_the_two_commands_do_their_own_set_up():
 
 
 def test_the_columns_are_those_of_the_table():
-    from ppl_bnn.evaluation.comparison.comparison import COLUMNS
+    from ppl_bnn.evaluation.comparison.table import COLUMNS
 
     table = README.split("| column | meaning |", 1)[1].split("\n\n", 1)[0]
     rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppl_bnn.core.files import write_whole
-from ppl_bnn.evaluation.comparison.comparison import COLUMNS
 from ppl_bnn.evaluation.comparison.panels import Picture
 from ppl_bnn.evaluation.comparison.summary import duration
+from ppl_bnn.evaluation.comparison.table import COLUMNS
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER, GridResult
 from ppl_bnn.reporting.grid_figures import PICTURES

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.files import write_whole
-from ppl_bnn.evaluation.comparison.comparison import COLUMNS, Comparison
+from ppl_bnn.evaluation.comparison.comparison import Comparison
 from ppl_bnn.evaluation.comparison.panels import Picture
 from ppl_bnn.evaluation.comparison.summary import listed
+from ppl_bnn.evaluation.comparison.table import COLUMNS
 from ppl_bnn.evaluation.grid.result import GridResult
 from ppl_bnn.prediction.reliability import LEVELS
 from ppl_bnn.reporting import grid_page

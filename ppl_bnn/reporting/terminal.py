@@ -1,6 +1,6 @@
 """A comparison in a terminal: its table in two halves, blanks and doubts, and conclusions.
 
-`ppl_bnn.evaluation.comparison.comparison.COLUMNS` describes each column; here they get short headings and few digits.
+`ppl_bnn.evaluation.comparison.table.COLUMNS` describes each column; here they get short headings and few digits.
 If a terminal is too narrow, the columns marked `spare` are left out from the last to the first.
 """
 

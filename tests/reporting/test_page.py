@@ -31,10 +31,11 @@ from ppl_bnn import scores
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.stored import write_manifest
 from ppl_bnn.diagnostics.diagnose import Diagnosis
-from ppl_bnn.evaluation.comparison.comparison import COLUMNS, Comparison
+from ppl_bnn.evaluation.comparison.comparison import Comparison
 from ppl_bnn.evaluation.comparison.panels import pareto_front
-from ppl_bnn.evaluation.comparison.record import Fit
+from ppl_bnn.evaluation.comparison.record import FitSummary
 from ppl_bnn.evaluation.comparison.run import compare
+from ppl_bnn.evaluation.comparison.table import COLUMNS
 from ppl_bnn.posterior.posterior import FitInfo
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.reliability import Transform
@@ -853,7 +854,7 @@ def test_every_kind_of_prediction_is_kept_as_it_was(rng: np.random.Generator, tm
     made.table.loc["heavy", ["rmse", "crps"]] = [np.inf, -0.0]
     made.notes["heavy", "rmse"] = HOSTILE
     made.table.index.name = "method"
-    made.fits["heavy"] = Fit(
+    made.fits["heavy"] = FitSummary(
         FitInfo(
             "SVI", "pyro", 3, "float64", "cpu", 1.0, 2.0, None, {"loss": rng.normal(size=50)},
             {"steps": 50, "guide": ("normal", None), "rates": {"first": 0.1}}, {"torch": "2.0"}, "hash", ("said",),

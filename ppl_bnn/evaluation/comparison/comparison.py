@@ -38,63 +38,13 @@ from ppl_bnn.evaluation.comparison.folder import (
     write_test_rows,
     write_words,
 )
-from ppl_bnn.evaluation.comparison.record import Fit, reason
+from ppl_bnn.evaluation.comparison.record import FitSummary, reason
 from ppl_bnn.posterior.posterior import Posterior
 from ppl_bnn.prediction import scores
 from ppl_bnn.prediction.prediction import Prediction
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-COLUMNS: dict[str, str] = {
-    "reference": "'reference' where the gaps are measured against this method, with what keeps it from being one: "
-    "'(not converged)', '(converged per mode only)', '(of another target)'",
-    "kind": "'chains', 'iid' (an approximation that draws independently) or 'point'",
-    "ppl": "the system that ran the method",
-    "target": "what was fitted where it is not the posterior of the model: tempered, an approximate objective, stacked",
-    "log_score": "mean over test rows of log p(y) under the predictive mixture; nats, original units; larger is better",
-    "log_score_se": "standard error of log_score over test rows",
-    "rmse": "root mean squared error of the predictive mean; units of y",
-    "crps": "continuous ranked probability score; units of y; smaller is better",
-    "coverage_90": "share of test targets in the central 90 % interval",
-    "width_90": "mean width of the central 90 % interval; units of y",
-    "concordance": "share of pairs of rows of known order that medians have in that order (Harrell's C); where rows "
-    "may be censored",
-    "accuracy": "share of test rows whose most probable class is the label",
-    "brier": "Brier score summed over all classes, from 0 to 2; smaller is better",
-    "ece": "expected calibration error of the most probable class, 15 bins",
-    "elpd_loo": "PSIS-LOO expected log predictive density of the training rows, summed, the draws taken at their word; "
-    "nats, original units",
-    "elpd_loo_se": "standard error of elpd_loo",
-    "elpd_loo_corrected": "the same with fresh draws of an approximation weighted by p / q; blank where k_hat or "
-    "pareto_k_corrected exceeds 0.7",
-    "pareto_k_corrected": "largest Pareto k over training rows for elpd_loo_corrected",
-    "pareto_k_loo": "largest Pareto k of PSIS-LOO over training rows; above 0.7 elpd_loo is not to be relied on",
-    "loo_rank": "rank by elpd_loo from arviz_stats.compare; 0 is best",
-    "loo_weight": "stacking weight from arviz_stats.compare",
-    "k_hat": "Pareto k-hat of p(w, D) / q(w): the approximation as an importance proposal",
-    "r_hat": "largest rank-normalised split R-hat in function space (chains only)",
-    "ess_min": "smallest effective sample size in function space (chains only)",
-    "converged": "chains: in function space, 'per mode' where each by itself has but they disagree, 'in doubt' where "
-    "R-hat and ESS are good but the sampler complained; else whether the optimisation settled, blank where the method "
-    "does not say",
-    "gap_mean": "error of the mean function against the reference; reference (epistemic) standard deviations",
-    "gap_sd_ratio": "epistemic standard deviation divided by that of the reference, geometric mean",
-    "gap_mean_floor": "gap_mean between two halves of the reference's draws: what sampling noise alone amounts to",
-    "gap_sd_floor": "gap_sd_ratio between two halves of the reference's draws",
-    "compile_seconds": "wall time of compilation, as far as the method can tell it apart",
-    "run_seconds": "wall time of the fit without compilation",
-    "predict_seconds": "wall time of the first prediction of the test rows, its compilation included",
-    "gradient_evaluations": "gradients of the log joint over all rows (a mini-batch counts as its share)",
-    "peak_memory": "the most memory that the process held while the method was fitted, predicted and was judged, in MB "
-    "of 10^6 bytes: what frameworks and earlier methods hold included, processes of single chains and the memory of a "
-    "GPU not; blank where the system does not say",
-    "parameters": "how many unconstrained numbers the method infers",
-    "failure": "why the method gave no posterior; blank where it did",
-}
-REGRESSION_SCORES = ("rmse", "crps", "coverage_90", "width_90", "concordance")
-CLASSIFICATION_SCORES = ("accuracy", "brier", "ece")
 
 
 @dataclass(eq=False)
@@ -123,7 +73,7 @@ class Comparison:
         The test rows, original units.
     failures : dict of str to str
         Method -> why it failed.
-    fits : dict of str to Fit
+    fits : dict of str to FitSummary
         Method -> information on its fit, also available without the posterior.
     drawn : dict of str to Prediction
         For a comparison loaded from a folder, the predictions of its figures at the inputs `drawn_at`.
@@ -144,13 +94,15 @@ class Comparison:
     test_inputs: Any
     test_targets: np.ndarray
     failures: dict[str, str] = field(default_factory=dict)
-    fits: dict[str, Fit] = field(default_factory=dict)
+    fits: dict[str, FitSummary] = field(default_factory=dict)
     drawn: dict[str, Prediction] = field(default_factory=dict)
     drawn_at: np.ndarray | None = None
     missing: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.fits = {name: Fit(each.info, each.shape) for name, each in self.posteriors.items()} | self.fits
+        self.fits = {
+            name: FitSummary(each.info, each.shape) for name, each in self.posteriors.items()
+        } | self.fits
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Comparison:
@@ -186,12 +138,9 @@ class Comparison:
         words = read_manifest(folder)
         if words is None:
             left = left_by_a_kill(Path(folder))
-            advice = "the `out` of `compare`"
-            if left is not None:
-                advice = f"{left}, which a save that was killed has left"
-            raise InputError.of(
-                "folder", "the folder of a comparison", f"{folder}, without {MANIFEST}", advice
-            )
+            advice = f"{left}, which a save that was killed has left" if left else "the `out` of `compare`"
+            got = f"{folder}, without {MANIFEST}"
+            raise InputError.of("folder", "the folder of a comparison", got, advice)
         try:
             return cls(**read_folder(Path(folder), words))
         except DamagedError:
@@ -232,16 +181,13 @@ class Comparison:
         header = ["method", *self.table.columns]
         lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
         for name, row in self.table.iterrows():
-            cells = [str(name), *(_cell(value) for value in row)]
+            cells = [str(name), *map(_cell, row)]
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        parts = ["\n".join(lines), self.summary()]
         together: dict[tuple[str, str], list[str]] = {}
         for (name, column), note in self.notes.items():
             together.setdefault((name, note), []).append(column)
-        if together:
-            parts.append(
-                "\n".join(f"- {name}, {', '.join(found)}: {note}" for (name, note), found in together.items())
-            )
+        notes = [f"- {name}, {', '.join(found)}: {note}" for (name, note), found in together.items()]
+        parts = ["\n".join(lines), self.summary(), *(["\n".join(notes)] if notes else [])]
         return "\n\n".join(parts) + "\n"
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -279,9 +225,8 @@ class Comparison:
                 write_figure(stage, self)
                 write_words(written, self)
         except OSError as error:
-            raise InputError.of(
-                "folder", "a folder that can be written", f"{folder} ({reason(error)})", "another folder"
-            ) from error
+            got = f"{folder} ({reason(error)})"
+            raise InputError.of("folder", "a folder that can be written", got, "another folder") from error
         return folder
 
 
@@ -314,18 +259,11 @@ def _own_files(entries: Sequence[Path], comparison: Comparison) -> set[str]:
                 methods |= {*words.get("trees", ()), *words.get("predictions", ())}
     methods |= {*comparison.trees, *comparison.predictions}
     own = found & file_names(methods)
-    strange = [
-        entry for entry in entries if entry.name in own and (entry.is_symlink() or not entry.is_file())
-    ]
-    if strange or (own and not theirs):
-        got = (
-            str(strange[0])
-            if strange
-            else f"{', '.join(sorted(own))} of something else in {entries[0].parent}"
-        )
-        raise InputError.of(
-            "folder", "a new folder, or that of a comparison to replace", got, "another folder"
-        )
+    odd = [entry for entry in entries if entry.name in own and (entry.is_symlink() or not entry.is_file())]
+    if odd or (own and not theirs):
+        got = str(odd[0]) if odd else f"{', '.join(sorted(own))} of something else in {entries[0].parent}"
+        expected = "a new folder, or that of a comparison to replace"
+        raise InputError.of("folder", expected, got, "another folder")
     return own
 
 

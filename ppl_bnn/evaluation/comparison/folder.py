@@ -19,7 +19,8 @@ from ppl_bnn.core.files import write_arrays, write_tree, write_whole
 from ppl_bnn.core.names import for_spreadsheet
 from ppl_bnn.core.plain_values import encoded
 from ppl_bnn.core.warning_filters import ignored
-from ppl_bnn.evaluation.comparison.record import Fit, reason
+from ppl_bnn.evaluation.comparison.record import FitSummary, reason
+from ppl_bnn.evaluation.comparison.table import WORDS, typed
 from ppl_bnn.posterior.posterior import FitInfo
 from ppl_bnn.posterior.storage import INFO
 from ppl_bnn.prediction.prediction import Prediction
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from ppl_bnn.evaluation.comparison.comparison import Comparison
 
 
-WORDS = ("reference", "kind", "ppl", "target", "converged", "failure")
 # Further files of a comparison, besides its trees, its table and its figure, which are needed to read it again.
 # Version 2 added checksums of all files.
 KIND, FORMAT = "ppl_bnn comparison", 2
@@ -75,12 +75,8 @@ def writable(out: str | os.PathLike[str]) -> Path:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as probe:
             probe.write(b"0")
     except OSError as error:
-        raise InputError.of(
-            "out",
-            "a folder that can be written",
-            f"{folder} ({type(error).__name__}: {error.strerror or error})",
-            "another folder",
-        ) from error
+        got = f"{folder} ({type(error).__name__}: {error.strerror or error})"
+        raise InputError.of("out", "a folder that can be written", got, "another folder") from error
     return folder
 
 
@@ -121,21 +117,19 @@ def write_words(folder: stored.Folder, comparison: Comparison) -> None:
         "notes": [[name, column, note] for (name, column), note in comparison.notes.items()],
         "failures": comparison.failures,
         "missing": list(comparison.missing),
-        "fits": {name: _words_of_fit(fit) for name, fit in comparison.fits.items()},
+        "fits": {
+            # The loss curves are arrays, and written with the prediction.
+            name: {
+                "info": {key: _storable(value) for key, value in vars(fit.info).items() if key != "history"},
+                "shape": list(fit.shape),
+            }
+            for name, fit in comparison.fits.items()
+        },
         "diagnoses": {name: dataclasses.asdict(found) for name, found in comparison.diagnoses.items()},
         "trees": list(comparison.trees),
         "predictions": list(comparison.predictions),
     }
     folder.write_manifest(MANIFEST, content)
-
-
-def _words_of_fit(fit: Fit) -> dict[str, Any]:
-    info = {
-        each.name: _storable(getattr(fit.info, each.name))
-        for each in dataclasses.fields(fit.info)
-        if each.name != "history"
-    }
-    return {"info": info, "shape": list(fit.shape)}
 
 
 def _storable(value: Any) -> Any:
@@ -153,21 +147,21 @@ def _storable(value: Any) -> Any:
 def write_test_rows(folder: stored.Folder, x: Any, y: np.ndarray) -> None:
     """Write the test rows."""
     inputs = {f"inputs/{name}": value for name, value in x.items()} if isinstance(x, Mapping) else {"x": x}
-    _write_arrays(folder, TEST_ROWS, {**inputs, "targets": y}, {})
+    _write_arrays(folder, TEST_ROWS, {**inputs, "targets": y})
 
 
 def write_prediction(folder: stored.Folder, comparison: Comparison, name: str) -> None:
     """Write a prediction of the test rows, the loss curves of its fit, and its predictions for figures."""
-    words, arrays = _parts_of_prediction(comparison.predictions[name], "test/")
-    said = {"test": words}
+    test, arrays = _parts_of_prediction(comparison.predictions[name], "test/")
+    words = {"test": test}
     if name in comparison.fits:
         history = comparison.fits[name].info.history
         arrays |= {f"history/{key}": np.asarray(value) for key, value in history.items()}
     at, drawn = _drawn(comparison, name)
     if at is not None and drawn is not None:
-        said["drawn"], more = _parts_of_prediction(drawn, "drawn/")
+        words["drawn"], more = _parts_of_prediction(drawn, "drawn/")
         arrays |= {**more, "drawn_at": at}
-    _write_arrays(folder, f"{name}{PREDICTION}", arrays, said)
+    _write_arrays(folder, f"{name}{PREDICTION}", arrays, **words)
 
 
 def _parts_of_prediction(prediction: Prediction, where: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -180,9 +174,7 @@ def _parts_of_prediction(prediction: Prediction, where: str) -> tuple[dict[str, 
     return words, arrays
 
 
-def _write_arrays(
-    folder: stored.Folder, name: str, arrays: Mapping[str, Any], words: Mapping[str, Any]
-) -> None:
+def _write_arrays(folder: stored.Folder, name: str, arrays: Mapping[str, Any], **words: Any) -> None:
     folder.write(name, lambda path: write_arrays(path, arrays, {"words": json.dumps(words)}))
 
 
@@ -208,21 +200,7 @@ def _drawn(comparison: Comparison, name: str) -> tuple[np.ndarray | None, Predic
 def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
     """The content of `comparison.json` in a folder; None if there is no such file.
 
-    Parameters
-    ----------
-    folder : str or PathLike
-        The folder.
-
-    Returns
-    -------
-    dict or None
-
-    Raises
-    ------
-    DamagedError
-        The manifest is damaged or not that of a comparison.
-    UnsupportedError
-        The manifest has a newer format.
+    Raises DamagedError, and UnsupportedError for a newer format.
     """
     return READER.manifest(Path(folder) / MANIFEST, KIND, FORMAT, _SCHEMA, sealed_since=2)
 
@@ -231,36 +209,30 @@ def read_folder(folder: Path, words: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of the `Comparison` whose manifest is `words`."""
     import pandas as pd
 
-    columns = words["columns"]
-    names = [name for name, *_ in words["rows"]]
-    table = pd.DataFrame([row for _, *row in words["rows"]], index=names, columns=columns)
-    for column in columns:
-        table[column] = table[column].astype(object if column in WORDS else float)
-    table.index.name = "method"
+    index = pd.Index([name for name, *_ in words["rows"]], name="method")
+    table = pd.DataFrame([row for _, *row in words["rows"]], index, words["columns"])
     files = words.get("files")
     rows = _read_arrays(folder, TEST_ROWS, files, {})[0]
-    predictions: dict[str, Prediction] = {}
-    drawn: dict[str, Prediction] = {}
+    predictions, drawn, histories = {}, {}, {}
     drawn_at: np.ndarray | None = None
-    histories: dict[str, dict[str, np.ndarray]] = {}
     for name in words["predictions"]:
         both = {"test": _OF_PREDICTION, "drawn?": _OF_PREDICTION}
-        arrays, said = _read_arrays(folder, f"{name}{PREDICTION}", files, both)
-        predictions[name] = _prediction_of(said["test"], _under(arrays, "test/"))
+        arrays, parts = _read_arrays(folder, f"{name}{PREDICTION}", files, both)
+        predictions[name] = _prediction_of(parts["test"], _under(arrays, "test/"))
         histories[name] = _under(arrays, "history/")
-        if "drawn" in said:
-            drawn[name] = _prediction_of(said["drawn"], _under(arrays, "drawn/"))
+        if "drawn" in parts:
+            drawn[name] = _prediction_of(parts["drawn"], _under(arrays, "drawn/"))
             drawn_at = arrays["drawn_at"]
     fits = {}
     for name, fit in words["fits"].items():
         info = fit["info"] | {"warnings": tuple(fit["info"]["warnings"])}
-        fits[name] = Fit(FitInfo(history=histories.get(name, {}), **info), tuple(fit["shape"]))
+        fits[name] = FitSummary(FitInfo(history=histories.get(name, {}), **info), tuple(fit["shape"]))
     data = dict(words["data"])
     for name in ("feature_names", "class_names"):
         if data.get(name) is not None:
             data[name] = tuple(data[name])
     return {
-        "table": table,
+        "table": typed(table, WORDS),
         "posteriors": {},
         "predictions": predictions,
         "trees": {name: READER.tree(READER.listed(folder, f"{name}.nc", files)) for name in words["trees"]},
@@ -282,8 +254,8 @@ def _read_arrays(
     folder: Path, name: str, files: Mapping[str, str] | None, schema: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     file = READER.listed(folder, name, files)
-    arrays, said = READER.arrays(file, ("words",))
-    return arrays, READER.json(file, said["words"], schema)
+    arrays, words = READER.arrays(file, ("words",))
+    return arrays, READER.json(file, words["words"], schema)
 
 
 def _prediction_of(words: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Prediction:

@@ -23,10 +23,14 @@ VALUE_SCORES = ("rmse", "crps", "coverage_90")
 # Largest draws x rows in each group of a tree: half a gigabyte. A chain keeps at least FEWEST_DRAWS.
 MOST_VALUES = 2**26
 FEWEST_DRAWS = 100
+_LOO = (
+    *("elpd_loo", "elpd_loo_se", "elpd_loo_corrected"),
+    *("pareto_k_corrected", "pareto_k_loo", "loo_rank", "loo_weight"),
+)
 
 
 @dataclass(frozen=True)
-class Fit:
+class FitSummary:
     """Information on how a posterior was fitted, without the posterior.
 
     Parameters
@@ -79,24 +83,7 @@ def fitted(
 ) -> Record:
     """All results of one method that do not need another method.
 
-    An error of the fit or prediction becomes the reason of the row.
-
-    Parameters
-    ----------
-    name : str
-        Name of the method.
-    fit : callable
-        Fits the method.
-    x_test, y_test
-        Test rows and their targets, original units.
-    seed : int
-        Seed of the fit.
-    device : str
-        Device of the fit.
-
-    Returns
-    -------
-    Record
+    `x_test` and `y_test` are in original units. An error of the fit or of the prediction becomes the reason of the row.
     """
     with peak_memory() as peak:
         record = _fitted(name, fit, x_test, y_test, seed, device)
@@ -107,15 +94,14 @@ def fitted(
 def _fitted(
     name: str, fit: Callable[[], Posterior], x_test: Any, y_test: np.ndarray, seed: int, device: str
 ) -> Record:
-    record = Record(name)
     try:
-        record.posterior = posterior = fit()
+        posterior = fit()
         started = time.perf_counter()
-        record.prediction = posterior.predict(x_test, seed=seed, device=device)
+        prediction = posterior.predict(x_test, seed=seed, device=device)
         seconds = time.perf_counter() - started
-        pointwise = record.pointwise = np.asarray(scores.log_score(record.prediction, y_test, pointwise=True))
-        record.figures = {
-            **scores.scores_of(record.prediction, y_test),
+        pointwise = np.asarray(scores.log_score(prediction, y_test, pointwise=True))
+        figures = {
+            **scores.scores_of(prediction, y_test),
             "kind": posterior.kind,
             "target": posterior.target,
             "log_score_se": standard_error(pointwise),
@@ -130,24 +116,23 @@ def _fitted(
         raise
     except Exception as error:
         return Record(name, failure=reason(error))
-    record.ppl = posterior.info.ppl
+    record = Record(name, posterior.info.ppl, posterior, prediction, figures=figures, pointwise=pointwise)
+    notes = record.notes
     if posterior.weights is not None:
-        record.notes["target"] = stacking_weights(posterior)
+        notes["target"] = stacking_weights(posterior)
     if posterior.info.warnings:
-        record.notes["run_seconds"] = " ".join(f"{said.rstrip('.')}." for said in posterior.info.warnings)
+        notes["run_seconds"] = " ".join(f"{text.rstrip('.')}." for text in posterior.info.warnings)
     if posterior.info.gradient_evaluations is None:
-        record.notes["gradient_evaluations"] = f"{posterior.info.method} does not count its gradients."
+        notes["gradient_evaluations"] = f"{posterior.info.method} does not count its gradients."
     if len(y_test) < 2:
-        record.notes["log_score_se"] = "One test row has no standard error."
-    if record.prediction.censored and not set(VALUE_SCORES) <= set(record.figures):
-        count = int(np.count_nonzero(y_test[:, 1] != 1.0))
-        note = (
-            f"Of {count} of {len(y_test)} test rows a bound is known and not the value: they were censored."
-        )
+        notes["log_score_se"] = "One test row has no standard error."
+    if prediction.censored and not set(VALUE_SCORES) <= set(figures):
+        of = f"{np.count_nonzero(y_test[:, 1] != 1.0)} of {len(y_test)}"
+        note = f"Of {of} test rows a bound is known and not the value: they were censored."
         record.notes |= dict.fromkeys(VALUE_SCORES, note)
     for part, title, columns in _PARTS:
         try:
-            part(record, x_test)
+            part(record, posterior, x_test)
         except Warning:
             raise
         except Exception as error:
@@ -156,60 +141,39 @@ def _fitted(
 
 
 def chain_of_draws(posterior: Posterior, prediction: Prediction) -> np.ndarray | None:
-    """The chain of each draw of a prediction.
-
-    Parameters
-    ----------
-    posterior : Posterior
-        The posterior.
-    prediction : Prediction
-        A prediction made from it.
-
-    Returns
-    -------
-    np.ndarray or None
-        (S,); None if the prediction was not made from all draws of the posterior.
-    """
+    """The chain of each draw of a prediction, (S,); None if it was not made from all draws of the posterior."""
     chains, draws = posterior.shape
     return np.repeat(np.arange(chains), draws) if prediction.draws == chains * draws else None
 
 
 def standing(row: Mapping[str, Any]) -> str:
     """Status of the reference by its row: "reference", with the reason why it may not be a valid one."""
-    doubt = {
+    if row["kind"] != "chains":
+        return "reference (an approximation)"
+    doubts = {
         "yes": " (of another target)" if row.get("target") else "",
         "no": " (not converged)",
         "per mode": " (converged per mode only)",
         "in doubt": " (in doubt)",
     }
-    return "reference" + (
-        doubt.get(row.get("converged", ""), " (convergence not known)")
-        if row["kind"] == "chains"
-        else " (an approximation)"
-    )
+    return "reference" + doubts.get(row.get("converged", ""), " (convergence not known)")
 
 
 def stacking_weights(posterior: Posterior) -> str:
     """A sentence on the weights of a stacked posterior."""
-    weights, figures = posterior.weights, posterior.info.figures
+    weights = posterior.weights
     assert weights is not None
-    gain = figures.get("stacking_gain", math.nan)
-    gained = (
-        ""
-        if math.isnan(gain)
-        else f", {gain:.3g} nats per row above equal weights on the rows that chose them"
-    )
+    gain = posterior.info.figures.get("stacking_gain", math.nan)
+    gained = f", {gain:.3g} nats per row above equal weights on the rows that chose them"
     return (
         f"{len(weights)} parts with weights from {weights.min():.3f} to {weights.max():.3f}, chosen by what each "
-        f"predicts{gained}: not the posterior."
+        f"predicts{'' if math.isnan(gain) else gained}: not the posterior."
     )
 
 
-def _export(record: Record, x_test: Any) -> None:
+def _export(record: Record, posterior: Posterior, x_test: Any) -> None:
     from ppl_bnn.posterior.export import posterior_datatree
 
-    posterior = record.posterior
-    assert posterior is not None
     chains, draws = posterior.shape
     rows = row_count(posterior.inputs) + row_count(x_test)
     kept = min(chains * draws, max(MOST_VALUES // rows, FEWEST_DRAWS * chains))
@@ -221,40 +185,36 @@ def _export(record: Record, x_test: Any) -> None:
     record.tree = posterior_datatree(posterior, x_test, draws=None if kept == chains * draws else kept)
 
 
-def _diagnose(record: Record, x_test: Any) -> None:
+def _diagnose(record: Record, posterior: Posterior, x_test: Any) -> None:
     from ppl_bnn.diagnostics.diagnose import CONVERGED, NOT_CONVERGED, PER_MODE, diagnose
 
-    posterior = record.posterior
-    assert posterior is not None
     record.diagnosis = diagnosis = diagnose(posterior)
-    found = diagnosis.figures
+    found, figures = diagnosis.figures, record.figures
     if posterior.kind == "chains":
-        record.figures["r_hat"] = found["rhat"]
-        record.figures["ess_min"] = min(found["ess_bulk"], found["ess_tail"])
-        record.figures["converged"] = {CONVERGED: "yes", PER_MODE: "per mode", NOT_CONVERGED: "no"}.get(
-            diagnosis.verdict, "in doubt"
-        )
+        figures["r_hat"] = found["rhat"]
+        figures["ess_min"] = min(found["ess_bulk"], found["ess_tail"])
+        words = {CONVERGED: "yes", PER_MODE: "per mode", NOT_CONVERGED: "no"}
+        figures["converged"] = words.get(diagnosis.verdict, "in doubt")
     elif "converged" in posterior.info.figures:
-        record.figures["converged"] = "yes" if posterior.info.figures["converged"] else "no"
-    if record.figures.get("converged") in ("no", "per mode", "in doubt"):
+        figures["converged"] = "yes" if posterior.info.figures["converged"] else "no"
+    if figures.get("converged", "yes") != "yes":
         record.notes["converged"] = "; ".join(diagnosis.reasons) + "."
         # The reasons contain the warnings of the fit, which are not repeated.
         record.notes.pop("run_seconds", None)
-    record.figures["k_hat"] = found.get("pareto_k")
+    figures["k_hat"] = found.get("pareto_k")
     if posterior.kind == "iid" and "pareto_k" not in found:
         record.notes["k_hat"] = "The approximation has no density."
 
 
-def _leave_one_out(record: Record, x_test: Any) -> None:
+def _leave_one_out(record: Record, posterior: Posterior, x_test: Any) -> None:
     from ppl_bnn.diagnostics.importance import K_LIMIT, leave_one_out
 
     if record.tree is None:
         raise InputError("there is no tree to leave a row out of")
-    assert record.posterior is not None
-    loo = leave_one_out(record.posterior, record.tree)
+    loo = leave_one_out(posterior, record.tree)
     record.elpd = loo.elpd_data
     if loo.reason:
-        record.notes |= dict.fromkeys(_LOO, loo.reason[0].upper() + loo.reason[1:] + ".")
+        record.notes |= dict.fromkeys(_LOO, _sentence(loo.reason))
         return
     record.figures |= {
         "elpd_loo": loo.elpd,
@@ -269,21 +229,14 @@ def _leave_one_out(record: Record, x_test: Any) -> None:
             "elpd_loo and what is ranked by it are not to be relied on."
         )
     if loo.corrected_reason and record.figures["kind"] == "iid":
-        said = loo.corrected_reason[0].upper() + loo.corrected_reason[1:] + "."
-        record.notes["elpd_loo_corrected"] = said
-        if loo.corrected_k is None:
-            record.notes["pareto_k_corrected"] = said
+        columns = ["elpd_loo_corrected", *(["pareto_k_corrected"] if loo.corrected_k is None else [])]
+        record.notes |= dict.fromkeys(columns, _sentence(loo.corrected_reason))
 
 
-_LOO = (
-    "elpd_loo",
-    "elpd_loo_se",
-    "elpd_loo_corrected",
-    "pareto_k_corrected",
-    "pareto_k_loo",
-    "loo_rank",
-    "loo_weight",
-)
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."
+
+
 _PARTS = (
     (_export, "The export to ArviZ", ("elpd_loo",)),
     (_diagnose, "The diagnosis", ("converged", "r_hat", "ess_min", "k_hat")),
@@ -292,17 +245,7 @@ _PARTS = (
 
 
 def standard_error(values: np.ndarray) -> float:
-    """Standard error of the mean; NaN for one value, and if a value is infinite.
-
-    Parameters
-    ----------
-    values : np.ndarray
-        The values.
-
-    Returns
-    -------
-    float
-    """
+    """Standard error of the mean; NaN for one value, and if a value is infinite."""
     if len(values) < 2 or not np.isfinite(values).all():
         return math.nan
     return float(np.std(values, ddof=1) / math.sqrt(len(values)))

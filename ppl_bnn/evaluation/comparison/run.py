@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-import math
 import os
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,22 +22,14 @@ from ppl_bnn.core.errors import (
     DeviceError,
     InputError,
     MissingFrameworkError,
-    UnsupportedError,
     message,
     unknown_name,
 )
 from ppl_bnn.core.names import LONGEST_FILE, clean, clean_all
 from ppl_bnn.core.progress import Progress, resolve
-from ppl_bnn.core.warning_filters import recorded
-from ppl_bnn.evaluation.comparison.comparison import (
-    CLASSIFICATION_SCORES,
-    COLUMNS,
-    REGRESSION_SCORES,
-    Comparison,
-    file_names,
-)
+from ppl_bnn.core.settings import whole
+from ppl_bnn.evaluation.comparison.comparison import Comparison, file_names
 from ppl_bnn.evaluation.comparison.folder import (
-    WORDS,
     ComparisonNotWrittenError,
     writable,
     write_figure,
@@ -50,12 +39,9 @@ from ppl_bnn.evaluation.comparison.folder import (
     write_test_rows,
     write_words,
 )
-from ppl_bnn.evaluation.comparison.record import Record, chain_of_draws, fitted, reason, standing
+from ppl_bnn.evaluation.comparison.record import Record, fitted, reason
+from ppl_bnn.evaluation.comparison.table import table_of
 from ppl_bnn.inference.method import Method
-from ppl_bnn.prediction import scores
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class ComparisonInterrupted(KeyboardInterrupt):
@@ -136,67 +122,50 @@ def compare(
     """
     methods = _checked_methods(methods)
     feature_names, class_names = clean_all(feature_names), clean_all(class_names)
-    target_name = None if target_name is None else clean(target_name)
     card = {name: clean(value) if isinstance(value, str) else value for name, value in (card or {}).items()}
     if reference is not None and reference not in methods:
         raise unknown_name("reference", reference, methods)
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**31:
+    if whole(0, 2**31 - 1)(seed):
         raise InputError.of("seed", "a whole number from 0 to 2**31 - 1", repr(seed), "seed=0")
     resolve_device(device)
     if not callable(model):
-        raise InputError.of(
-            "model", "a function (x, y=None)", type(model).__name__, "the model itself, not its name"
-        )
+        got = type(model).__name__
+        raise InputError.of("model", "a function (x, y=None)", got, "the model itself, not its name")
     x, y = _checked_rows("train", train)
     x_test, y_test = _checked_rows("test", test, like=(x, y))
-    _check_names(x, feature_names)
+    table = feature_names is not None and not isinstance(x, Mapping) and x.ndim == 2
+    if table and len(feature_names) != x.shape[1]:
+        expected = f"{x.shape[1]} names, one per column of x"
+        raise InputError.of("feature_names", expected, f"{len(feature_names)}", "the same columns")
     model = bind_classes(model, y, class_names)
     folder = None if out is None else writable(out)
-    task = _check_model(model, x, y, y_test, methods, device, observed)
-
-    run = _Run(
-        x_test,
-        y_test,
-        reference,
-        {
-            "task": task,
-            "train_rows": len(y),
-            "test_rows": len(y_test),
-            "target_name": target_name or "y",
-            "feature_names": feature_names,
-            "class_names": class_names,
-            "standardised": bool(standardise),
-            "seed": int(seed),
-            "train_hash": checks.data_hash(x, y),
-            "test_hash": checks.data_hash(x_test, y_test),
-            **card,
-        },
-        folder,
-        tuple(methods),
-    )
-    run.clear(methods)
-    bars = resolve(progress)
+    data = {
+        "task": _check_model(model, x, y, y_test, methods, device, observed),
+        "train_rows": len(y),
+        "test_rows": len(y_test),
+        "target_name": "y" if target_name is None else clean(target_name) or "y",
+        "feature_names": feature_names,
+        "class_names": class_names,
+        "standardised": bool(standardise),
+        "seed": int(seed),
+        "train_hash": checks.data_hash(x, y),
+        "test_hash": checks.data_hash(x_test, y_test),
+        **card,
+    }
+    run = _Run(reference, data, x_test, y_test, tuple(methods), folder)
+    options: dict[str, Any] = {
+        "seed": int(seed),
+        "device": device,
+        "progress": resolve(progress),
+        "observed": observed,
+        "standardise": standardise,
+        "feature_names": feature_names,
+        "class_names": class_names,
+    }
     for name, method in methods.items():
         try:
-            record = fitted(
-                name,
-                lambda method=method: method.fit(
-                    model,
-                    x,
-                    y,
-                    seed=int(seed),
-                    device=device,
-                    progress=bars,
-                    observed=observed,
-                    standardise=standardise,
-                    feature_names=feature_names,
-                    class_names=class_names,
-                ),
-                x_test,
-                y_test,
-                int(seed),
-                device,
-            )
+            fit = functools.partial(method.fit, model, x, y, **options)
+            record = fitted(name, fit, x_test, y_test, int(seed), device)
             record.ppl = record.ppl or method.ppl
             run.add(record)
         except KeyboardInterrupt as error:
@@ -241,28 +210,22 @@ def bind_classes(model: Model, y: np.ndarray, class_names: Sequence[str] | None 
 
 def _checked_methods(methods: Mapping[str, Method]) -> dict[str, Method]:
     if not isinstance(methods, Mapping) or not methods:
-        raise InputError.of(
-            "methods", "a dict of at least one name and method", repr(methods), "methods={'nuts': bnn.NUTS()}"
-        )
+        expected = "a dict of at least one name and method"
+        raise InputError.of("methods", expected, repr(methods), "methods={'nuts': bnn.NUTS()}")
     for name, method in methods.items():
+        where = f"methods[{name!r}]"
         if isinstance(method, type) and issubclass(method, Method):
-            raise InputError.of(
-                f"methods[{name!r}]",
-                "an instance of a method",
-                f"the class {method.__name__}",
-                f"{method.__name__}()",
-            )
+            got = f"the class {method.__name__}"
+            raise InputError.of(where, "an instance of a method", got, f"{method.__name__}()")
         if not isinstance(method, Method):
-            raise InputError.of(f"methods[{name!r}]", "a method", repr(method), "bnn.NUTS()")
+            raise InputError.of(where, "a method", repr(method), "bnn.NUTS()")
         # A name is used as a file name, and as the first cell of a row in a table that spreadsheets open.
         plain = isinstance(name, str) and clean(name) == name and name and name[0] not in ".=+-@"
         if not plain or len(name.encode()) > LONGEST_FILE or any(mark in name for mark in '/\\:*?"<>|'):
             raise InputError.of("methods", "names that can be file names", repr(name), "letters and digits")
-    folded = [name.casefold() for name in methods]
-    if len(set(folded)) < len(folded):
-        raise InputError.of(
-            "methods", "names that differ in more than case", ", ".join(methods), "names that are file names"
-        )
+    if len({name.casefold() for name in methods}) < len(methods):
+        expected = "names that differ in more than case"
+        raise InputError.of("methods", expected, ", ".join(methods), "names that are file names")
     return dict(methods)
 
 
@@ -275,25 +238,9 @@ def _checked_rows(name: str, rows: Any, like: tuple[Any, np.ndarray] | None = No
     except InputError as error:
         raise InputError(f"{name} {error}") from error
     if like is not None and y.shape[1:] != like[1].shape[1:]:
-        raise InputError.of(
-            f"{name} y",
-            f"targets of shape (N, *{like[1].shape[1:]}) as in training",
-            f"{y.shape}",
-            "the same outputs",
-        )
+        expected = f"targets of shape (N, *{like[1].shape[1:]}) as in training"
+        raise InputError.of(f"{name} y", expected, f"{y.shape}", "the same outputs")
     return x, y
-
-
-def _check_names(x: Any, feature_names: Sequence[str] | None) -> None:
-    if feature_names is None or isinstance(x, Mapping) or x.ndim != 2:
-        return
-    if len(feature_names) != x.shape[1]:
-        raise InputError.of(
-            "feature_names",
-            f"{x.shape[1]} names, one per column of x",
-            f"{len(feature_names)}",
-            "the same columns",
-        )
 
 
 def _check_model(
@@ -320,68 +267,86 @@ def _check_model(
         spoken = written_in(model, x, y, name)
         chosen = system(name if spoken == "language" else spoken)
         with chosen.session("float64", "cpu"):
-            program = Program.of(
-                chosen,
-                model,
-                map_data(chosen.asarray, x),
-                chosen.asarray(y.astype(float)),
-                language=spoken == "language",
-                observed=observed,
-            )
+            arrays = map_data(chosen.asarray, x), chosen.asarray(y.astype(float))
+            language = spoken == "language"
+            program = Program.of(chosen, model, *arrays, language=language, observed=observed)
             if program.likelihood.task == "regression":
                 return "regression"
             classes = program.classes(y)
         checks.check_labels(y, classes)
         if (y_test != np.floor(y_test)).any() or y_test.min() < 0 or y_test.max() >= classes:
-            raise InputError.of(
-                "test y",
-                f"labels 0..{classes - 1}",
-                f"values from {y_test.min()} to {y_test.max()}",
-                "the labels of training, or a model with as many classes",
-            )
+            got = f"values from {y_test.min()} to {y_test.max()}"
+            advice = "the labels of training, or a model with as many classes"
+            raise InputError.of("test y", f"labels 0..{classes - 1}", got, advice)
         return "classification"
     assert failure is not None
     raise failure
 
 
-@dataclass
 class _Run:
-    """The records so far, and the table and files made from them."""
+    """The records so far, and the comparison and the files made of them."""
 
-    x_test: Any
-    y_test: np.ndarray
-    reference: str | None
-    data: dict[str, Any]
-    folder: Path | None
-    asked: tuple[str, ...] = ()
-    records: dict[str, Record] = field(default_factory=dict)
-    _written: stored.Folder | None = None
-    _gaps: dict[str, dict[str, float] | str] = field(default_factory=dict)
-
-    def clear(self, names: Mapping[str, Any]) -> None:
-        if self.folder is not None:
+    def __init__(
+        self,
+        reference: str | None,
+        data: dict[str, Any],
+        x_test: Any,
+        y_test: np.ndarray,
+        names: tuple[str, ...],
+        folder: Path | None,
+    ):
+        self.reference, self.data, self.x_test, self.y_test = reference, data, x_test, y_test
+        self.names, self.folder = names, folder
+        self.records: dict[str, Record] = {}
+        self.written: stored.Folder | None = None
+        if folder is not None:
             for file in sorted(file_names(names)):
-                (self.folder / file).unlink(missing_ok=True)
+                (folder / file).unlink(missing_ok=True)
+
+    def comparison(self, *, ranked: bool = True) -> Comparison:
+        records = self.records.values()
+        table, notes = table_of(self.records, self.reference, self.data["task"], ranked=ranked)
+        return Comparison(
+            table=table,
+            posteriors={each.name: each.posterior for each in records if each.posterior is not None},
+            predictions={each.name: each.prediction for each in records if each.prediction is not None},
+            trees={each.name: each.tree for each in records if each.tree is not None},
+            diagnoses={each.name: each.diagnosis for each in records if each.diagnosis is not None},
+            reference=self.reference,
+            notes=notes,
+            data=self.data,
+            test_inputs=self.x_test,
+            test_targets=self.y_test,
+            failures={each.name: each.failure for each in records if each.failure},
+            missing=tuple(name for name in self.names if name not in self.records),
+        )
 
     def add(self, record: Record) -> None:
+        """Add a method, and write its files and the table; the methods are ranked when the last one has finished."""
         self.records[record.name] = record
         if self.folder is None:
             return
-        found = self.comparison()
-        if self._written is None:
-            self._written = stored.Folder(self.folder)
-            write_test_rows(self._written, self.x_test, self.y_test)
+        found = self.comparison(ranked=len(self.records) == len(self.names))
+        if self.written is None:
+            self.written = stored.Folder(self.folder)
+            write_test_rows(self.written, self.x_test, self.y_test)
         if record.tree is not None:
-            write_method_tree(self._written, record.name, record.tree)
+            write_method_tree(self.written, record.name, record.tree)
         if record.prediction is not None:
-            write_prediction(self._written, found, record.name)
-        write_table(self.folder, found.table)
-        write_words(self._written, found)
+            write_prediction(self.written, found, record.name)
+        self._write(found)
+
+    def _write(self, found: Comparison) -> None:
+        if self.folder is not None and self.written is not None:
+            write_table(self.folder, found.table)
+            write_words(self.written, found)
 
     def interrupted(self, during: str) -> ComparisonInterrupted:
         partial = self.comparison()
+        with contextlib.suppress(OSError):
+            self._write(partial)
         done = ", ".join(partial.posteriors) or "none"
-        where = (
+        place = (
             "in the `partial` of this exception"
             if self.folder is None
             else f"in {self.folder} (comparison.csv and one .nc file each; Comparison.load reads it again)"
@@ -389,162 +354,14 @@ class _Run:
             else "nowhere, as nothing was finished"
         )
         return ComparisonInterrupted(
-            f"interrupted during {during!r}; finished: {done}; kept {where}", partial
+            f"interrupted during {during!r}; finished: {done}; kept {place}", partial
         )
 
     def not_written(self, error: OSError) -> ComparisonNotWrittenError:
         partial = self.comparison()
-        said = message(
-            f"room to write to in {self.folder}",
-            reason(error),
+        advice = (
             "making room, or another folder: the `partial` of this exception has all that had finished "
-            f"({', '.join(partial.posteriors) or 'nothing'}), and partial.save(folder) writes it",
+            f"({', '.join(partial.posteriors) or 'nothing'}), and partial.save(folder) writes it"
         )
-        return ComparisonNotWrittenError(f"out: {said}", partial)
-
-    def comparison(self) -> Comparison:
-        table, notes = self.table()
-        records = self.records
-
-        def held(attribute: str) -> dict[str, Any]:
-            found = {name: getattr(record, attribute) for name, record in records.items()}
-            return {name: value for name, value in found.items() if value is not None}
-
-        return Comparison(
-            table=table,
-            posteriors=held("posterior"),
-            predictions=held("prediction"),
-            trees=held("tree"),
-            diagnoses=held("diagnosis"),
-            reference=self.reference,
-            notes=notes,
-            data=self.data,
-            test_inputs=self.x_test,
-            test_targets=self.y_test,
-            failures={name: record.failure for name, record in records.items() if record.failure},
-            missing=tuple(name for name in self.asked if name not in records),
-        )
-
-    def table(self) -> tuple[pd.DataFrame, dict[tuple[str, str], str]]:
-        import pandas as pd
-
-        others = CLASSIFICATION_SCORES if self.data["task"] == "regression" else REGRESSION_SCORES
-        columns = [name for name in COLUMNS if name not in others]
-        if not any("concordance" in record.figures for record in self.records.values()):
-            columns = [name for name in columns if name != "concordance"]
-        notes = {
-            (name, column): note
-            for name, record in self.records.items()
-            for column, note in record.notes.items()
-        }
-        rows = {}
-        for name, record in self.records.items():
-            rows[name] = {column: "" if column in WORDS else math.nan for column in columns}
-            rows[name] |= {"ppl": record.ppl, "failure": record.failure}
-            rows[name] |= {
-                column: value
-                for column, value in record.figures.items()
-                if column in columns and value is not None
-            }
-        self._rank(rows, notes)
-        self._mark_reference(rows)
-        self._measure_gaps(rows, notes)
-        table = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
-        for column in columns:
-            table[column] = table[column].astype(object if column in WORDS else float)
-        table.index.name = "method"
-        return table, notes
-
-    def _mark_reference(self, rows: dict[str, dict[str, Any]]) -> None:
-        if self.reference not in rows:
-            return
-        row = rows[self.reference]
-        if row["failure"]:
-            return
-        row["reference"] = standing(row)
-
-    def _rank(self, rows: dict[str, dict[str, Any]], notes: dict[tuple[str, str], str]) -> None:
-        """ArviZ's ranking and stacking weights of the methods for which leave-one-out is defined."""
-        results = {name: record.elpd for name, record in self.records.items() if record.elpd is not None}
-        if not results:
-            return
-        import arviz_stats
-
-        try:
-            with _said() as said:
-                ranking = arviz_stats.compare(  # pyright: ignore[reportPrivateImportUsage]
-                    results, method="stacking", round_to="none"
-                )
-        except Warning:
-            raise
-        except Exception as error:
-            said, ranking = [f"the comparison failed: {reason(error)}"], None
-        for name in results:
-            if ranking is not None:
-                rows[name]["loo_rank"] = float(ranking.loc[name, "rank"])
-                rows[name]["loo_weight"] = float(ranking.loc[name, "weight"])
-            if said:
-                notes[name, "loo_weight"] = "ArviZ: " + " ".join(said)
-
-    def _measure_gaps(self, rows: dict[str, dict[str, Any]], notes: dict[tuple[str, str], str]) -> None:
-        columns = ("gap_mean", "gap_sd_ratio", "gap_mean_floor", "gap_sd_floor")
-        record = None if self.reference is None else self.records.get(self.reference)
-        if record is None or record.prediction is None:
-            if self.reference is None:
-                note = "No reference was named."
-            elif record is None:
-                note = f"The reference, {self.reference}, has not been fitted."
-            else:
-                note = f"The reference, {self.reference}, failed."
-            notes |= {(name, "gap_mean"): note for name in rows if not rows[name]["failure"]}
-            return
-        floor = self._gap(record.name, record)
-        for name, row in rows.items():
-            prediction = self.records[name].prediction
-            if prediction is None:
-                continue
-            if isinstance(floor, str):
-                notes[name, "gap_mean_floor"] = floor
-            else:
-                row[columns[2]], row[columns[3]] = floor["mean_gap"], floor["sd_ratio"]
-            if name == self.reference:
-                notes[name, "gap_mean"] = "The reference has no gap to itself."
-                continue
-            gap = self._gap(name, record)
-            if isinstance(gap, str):
-                notes[name, "gap_mean"] = gap
-            else:
-                row[columns[0]], row[columns[1]] = gap["mean_gap"], gap["sd_ratio"]
-
-    def _gap(self, name: str, reference: Record) -> dict[str, float] | str:
-        """The gap of a method, or for the reference itself its noise floor; a sentence if there is none."""
-        if name not in self._gaps:
-            target = reference.prediction
-            assert target is not None
-            assert reference.posterior is not None
-            try:
-                if name == reference.name:
-                    groups = chain_of_draws(reference.posterior, target)
-                    self._gaps[name] = scores.noise_floor(target, groups)
-                else:
-                    prediction = self.records[name].prediction
-                    assert prediction is not None
-                    self._gaps[name] = scores.fidelity(prediction, target)
-            except (InputError, UnsupportedError) as error:
-                self._gaps[name] = f"{type(error).__name__}: {error}"
-        return self._gaps[name]
-
-
-@contextmanager
-def _said() -> Iterator[list[str]]:
-    """Collect ArviZ's warnings for the notes of the table, once each; other warnings pass through."""
-    said: list[str] = []
-    with recorded() as caught:
-        yield said
-    for warning in caught:
-        if issubclass(warning.category, UserWarning | RuntimeWarning):
-            text = " ".join(str(warning.message).split())
-            if text not in said:
-                said.append(text)
-        else:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        text = message(f"room to write to in {self.folder}", reason(error), advice)
+        return ComparisonNotWrittenError(f"out: {text}", partial)

@@ -22,9 +22,9 @@ from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.core.files import write_whole
 from ppl_bnn.core.names import for_spreadsheet
 from ppl_bnn.core.plain_values import shown
-from ppl_bnn.evaluation.comparison.comparison import COLUMNS
 from ppl_bnn.evaluation.comparison.folder import writable
 from ppl_bnn.evaluation.comparison.record import reason, standing
+from ppl_bnn.evaluation.comparison.table import COLUMNS
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.prediction import scores
 

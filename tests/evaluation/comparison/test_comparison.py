@@ -26,9 +26,10 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.diagnostics.importance import leave_one_out, pareto_k
 from ppl_bnn.evaluation.comparison import comparison as comparison_module
 from ppl_bnn.evaluation.comparison import record
-from ppl_bnn.evaluation.comparison.comparison import COLUMNS, Comparison
+from ppl_bnn.evaluation.comparison.comparison import Comparison
 from ppl_bnn.evaluation.comparison.run import ComparisonInterrupted, bind_classes, compare
 from ppl_bnn.evaluation.comparison.summary import paired_difference, sentences
+from ppl_bnn.evaluation.comparison.table import COLUMNS
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.posterior.approximation import Approximation, Chains, Point
 from ppl_bnn.prediction.prediction import Prediction

@@ -1,0 +1,179 @@
+"""The table of a comparison: a row per method, their ranking by leave-one-out, and their gaps to the reference."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ppl_bnn.core.errors import InputError, UnsupportedError
+from ppl_bnn.core.warning_filters import recorded
+from ppl_bnn.evaluation.comparison.record import Record, chain_of_draws, reason, standing
+from ppl_bnn.prediction import scores
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS: dict[str, str] = {
+    "reference": "'reference' where the gaps are measured against this method, with what keeps it from being one: "
+    "'(not converged)', '(converged per mode only)', '(of another target)'",
+    "kind": "'chains', 'iid' (an approximation that draws independently) or 'point'",
+    "ppl": "the system that ran the method",
+    "target": "what was fitted where it is not the posterior of the model: tempered, an approximate objective, stacked",
+    "log_score": "mean over test rows of log p(y) under the predictive mixture; nats, original units; larger is better",
+    "log_score_se": "standard error of log_score over test rows",
+    "rmse": "root mean squared error of the predictive mean; units of y",
+    "crps": "continuous ranked probability score; units of y; smaller is better",
+    "coverage_90": "share of test targets in the central 90 % interval",
+    "width_90": "mean width of the central 90 % interval; units of y",
+    "concordance": "share of pairs of rows of known order that medians have in that order (Harrell's C); where rows "
+    "may be censored",
+    "accuracy": "share of test rows whose most probable class is the label",
+    "brier": "Brier score summed over all classes, from 0 to 2; smaller is better",
+    "ece": "expected calibration error of the most probable class, 15 bins",
+    "elpd_loo": "PSIS-LOO expected log predictive density of the training rows, summed, the draws taken at their word; "
+    "nats, original units",
+    "elpd_loo_se": "standard error of elpd_loo",
+    "elpd_loo_corrected": "the same with fresh draws of an approximation weighted by p / q; blank where k_hat or "
+    "pareto_k_corrected exceeds 0.7",
+    "pareto_k_corrected": "largest Pareto k over training rows for elpd_loo_corrected",
+    "pareto_k_loo": "largest Pareto k of PSIS-LOO over training rows; above 0.7 elpd_loo is not to be relied on",
+    "loo_rank": "rank by elpd_loo from arviz_stats.compare; 0 is best",
+    "loo_weight": "stacking weight from arviz_stats.compare",
+    "k_hat": "Pareto k-hat of p(w, D) / q(w): the approximation as an importance proposal",
+    "r_hat": "largest rank-normalised split R-hat in function space (chains only)",
+    "ess_min": "smallest effective sample size in function space (chains only)",
+    "converged": "chains: in function space, 'per mode' where each by itself has but they disagree, 'in doubt' where "
+    "R-hat and ESS are good but the sampler complained; else whether the optimisation settled, blank where the method "
+    "does not say",
+    "gap_mean": "error of the mean function against the reference; reference (epistemic) standard deviations",
+    "gap_sd_ratio": "epistemic standard deviation divided by that of the reference, geometric mean",
+    "gap_mean_floor": "gap_mean between two halves of the reference's draws: what sampling noise alone amounts to",
+    "gap_sd_floor": "gap_sd_ratio between two halves of the reference's draws",
+    "compile_seconds": "wall time of compilation, as far as the method can tell it apart",
+    "run_seconds": "wall time of the fit without compilation",
+    "predict_seconds": "wall time of the first prediction of the test rows, its compilation included",
+    "gradient_evaluations": "gradients of the log joint over all rows (a mini-batch counts as its share)",
+    "peak_memory": "the most memory that the process held while the method was fitted, predicted and was judged, in MB "
+    "of 10^6 bytes: what frameworks and earlier methods hold included, processes of single chains and the memory of a "
+    "GPU not; blank where the system does not say",
+    "parameters": "how many unconstrained numbers the method infers",
+    "failure": "why the method gave no posterior; blank where it did",
+}
+REGRESSION_SCORES = ("rmse", "crps", "coverage_90", "width_90", "concordance")
+CLASSIFICATION_SCORES = ("accuracy", "brier", "ece")
+WORDS = ("reference", "kind", "ppl", "target", "converged", "failure")
+Notes = dict[tuple[str, str], str]
+
+
+def typed(table: Any, words: Collection[str]) -> pd.DataFrame:
+    """The table with floats in all columns but those of `words`, where a blank is ""."""
+    for column in table.columns:
+        values = table[column]
+        table[column] = (
+            values.astype(object).where(values.notna(), "") if column in words else values.astype(float)
+        )
+    return table
+
+
+def table_of(
+    records: Mapping[str, Record], reference: str | None, task: str, *, ranked: bool = True
+) -> tuple[pd.DataFrame, Notes]:
+    """The table of the methods so far, and (method, column) -> a sentence about a value.
+
+    ranked: whether to compare the methods by leave-one-out, which takes longer than all the rest.
+    """
+    import pandas as pd
+
+    notes = {(name, column): note for name, each in records.items() for column, note in each.notes.items()}
+    rows = {
+        name: {"ppl": each.ppl, "failure": each.failure, **each.figures} for name, each in records.items()
+    }
+    if ranked:
+        _rank(records, rows, notes)
+    if reference in rows and not rows[reference]["failure"]:
+        rows[reference]["reference"] = standing(rows[reference])
+    _measure_gaps(records, reference, rows, notes)
+    left_out = {*(CLASSIFICATION_SCORES if task == "regression" else REGRESSION_SCORES)}
+    if not any("concordance" in row for row in rows.values()):
+        left_out.add("concordance")
+    columns = [name for name in COLUMNS if name not in left_out]
+    index = pd.Index(list(rows), name="method")
+    return typed(pd.DataFrame(list(rows.values()), index, columns), WORDS), notes
+
+
+def _rank(records: Mapping[str, Record], rows: dict[str, dict[str, Any]], notes: Notes) -> None:
+    """ArviZ's ranking and stacking weights of the methods for which leave-one-out is defined."""
+    results = {name: record.elpd for name, record in records.items() if record.elpd is not None}
+    if not results:
+        return
+    import arviz_stats
+
+    try:
+        with _warnings() as texts:
+            ranking = arviz_stats.compare(  # pyright: ignore[reportPrivateImportUsage]
+                results, method="stacking", round_to="none"
+            )
+    except Warning:
+        raise
+    except Exception as error:
+        texts, ranking = [f"the comparison failed: {reason(error)}"], None
+    for name in results:
+        if ranking is not None:
+            rows[name] |= {f"loo_{each}": float(ranking.loc[name, each]) for each in ("rank", "weight")}
+        if texts:
+            notes[name, "loo_weight"] = "ArviZ: " + " ".join(texts)
+
+
+def _measure_gaps(
+    records: Mapping[str, Record], reference: str | None, rows: dict[str, dict[str, Any]], notes: Notes
+) -> None:
+    target = None if reference is None else records.get(reference)
+    if target is None or target.prediction is None or target.posterior is None:
+        note = (
+            "No reference was named."
+            if reference is None
+            else f"The reference, {reference}, {'has not been fitted' if target is None else 'failed'}."
+        )
+        notes |= {(name, "gap_mean"): note for name, record in records.items() if not record.failure}
+        return
+    floor = _gap(scores.noise_floor, target.prediction, chain_of_draws(target.posterior, target.prediction))
+    for name, record in records.items():
+        if record.prediction is None:
+            continue
+        if record is target:
+            gap: dict[str, float] | str = "The reference has no gap to itself."
+        else:
+            gap = _gap(scores.fidelity, record.prediction, target.prediction)
+        for found, mean, ratio in (
+            (floor, "gap_mean_floor", "gap_sd_floor"),
+            (gap, "gap_mean", "gap_sd_ratio"),
+        ):
+            if isinstance(found, str):
+                notes[name, mean] = found
+            else:
+                rows[name] |= {mean: found["mean_gap"], ratio: found["sd_ratio"]}
+
+
+def _gap(measure: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float] | str:
+    """A gap of mean functions, or in a sentence why there is none."""
+    try:
+        return measure(*arguments)
+    except (InputError, UnsupportedError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """Collect ArviZ's warnings for the notes of the table, once each; other warnings pass through."""
+    texts: list[str] = []
+    with recorded() as caught:
+        yield texts
+    for warning in caught:
+        if issubclass(warning.category, UserWarning | RuntimeWarning):
+            text = " ".join(str(warning.message).split())
+            if text not in texts:
+                texts.append(text)
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
