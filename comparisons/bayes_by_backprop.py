@@ -64,7 +64,8 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.diagnostics.function_space import convergence
 from ppl_bnn.diagnostics.importance import pareto_k
 from ppl_bnn.inference.method import Outcome, Stopwatch
-from ppl_bnn.inference.optimisation.adam import STRETCH, Stretch, descent
+from ppl_bnn.inference.optimisation.adam import Stretch, descent
+from ppl_bnn.inference.optimisation.loops import STRETCH
 from ppl_bnn.inference.variational.guides import Guide
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.inference.variational.objectives import Objective

@@ -1,27 +1,23 @@
-"""Stochastic gradient descent on a noisy loss: Adam, averaging of iterates, and a state that can be stored.
+"""Adam on a noisy loss, with averaging of iterates and a state that can be stored.
 
-Both systems run the same loop, one stretch of steps at a time. In JAX a stretch is one compiled loop of any number of
-steps up to its length, so it is compiled once. In torch the steps run one by one. If a loss is not finite, the loop
-stops and returns to the parameters of the step before.
+If a loss is not finite, the loop stops and returns to the parameters of the step before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.arrays import map_data, site_seed
+from ppl_bnn.core.arrays import map_data
 from ppl_bnn.core.warning_filters import ignored
-from ppl_bnn.inference.method import Stopwatch
+from ppl_bnn.inference.optimisation.loops import chosen_rows, loop_of
 
-# Steps between two checks of the losses.
-STRETCH = 100
-# (parameters, seed, weight of the complexity, x, y) -> (loss, (likelihood cost, complexity cost))
-Loss = Callable[..., tuple[Any, tuple[Any, Any]]]
+# (parameters, seed, weight of the complexity, x, y) -> (loss, further costs), the likelihood and the complexity cost
+Loss = Callable[..., tuple[Any, tuple[Any, ...]]]
 
 
 @dataclass(frozen=True)
@@ -48,44 +44,26 @@ class Stretch:
     def __len__(self) -> int:
         return len(self.rates)
 
+    def first(self, count: int) -> Stretch:
+        """The inputs of the first `count` steps."""
+        indices = None if self.indices is None else self.indices[:count]
+        return Stretch(self.rates[:count], self.averaged[:count], self.weights[:count], indices)
+
 
 class Descent(Protocol):
-    """The loop in one system. Parameters are dicts of unconstrained arrays, passed in and out as NumPy arrays.
-
-    Attributes
-    ----------
-    compile_seconds : float
-        Seconds of compilation so far.
-    """
+    """The loop in one system. Parameters are dicts of unconstrained arrays, passed in and out as NumPy arrays."""
 
     compile_seconds: float
 
     def begin(self, parameters: Mapping[str, np.ndarray], seed: int) -> None:
-        """Start at these parameters and discard the state.
-
-        Parameters
-        ----------
-        parameters : mapping of str to ndarray
-            Parameters by name.
-        seed : int
-            Seed of the random numbers of the loss.
-        """
+        """Start at these parameters, with this seed of the random numbers of the loss, and discard the state."""
         ...
 
     def advance(self, stretch: Stretch) -> np.ndarray:
-        """Take the steps of a stretch.
+        """Take the steps of a stretch; return (loss, further costs) of each, shape (n, 1 + costs).
 
-        Parameters
-        ----------
-        stretch : Stretch
-            The inputs of the steps.
-
-        Returns
-        -------
-        ndarray
-            (loss, likelihood cost, complexity cost) of each step, shape (n, 3). n < len(stretch) if a loss was not
-            finite; that loss is the last row. If the loss of the last step was finite and its gradient was not, the row
-            is NaN.
+        n < len(stretch) if a loss was not finite; that loss is the last row. If the loss of the last step was finite
+        and its gradient was not, the row is NaN.
         """
         ...
 
@@ -106,13 +84,7 @@ class Descent(Protocol):
         ...
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from a state that `state` returned.
-
-        Parameters
-        ----------
-        state : mapping of str to ndarray
-            The state.
-        """
+        """Continue from a state that `state` returned."""
         ...
 
 
@@ -126,53 +98,19 @@ def descent(
     problem : Problem
         The program and its data.
     loss : callable
-        (parameters, seed, weight of the complexity, x, y) -> (loss, (likelihood cost, complexity cost)).
+        (parameters, seed, weight of the complexity, x, y) -> (loss, further costs).
     start : mapping of str to ndarray
         Parameters of the right shapes.
     batch : int or None
         Rows per step; None for all rows.
     streamed : bool, default False
         Whether batches are taken from the rows in host memory, one stretch at a time, so that no other rows are moved.
-
-    Returns
-    -------
-    Descent
-        The loop.
     """
     return _DESCENTS[problem.system.name](problem, loss, start, batch, streamed)
 
 
-def batch_indices(rows: int, size: int, seed: int) -> Iterator[np.ndarray]:
-    """Row numbers of one batch after another, without end.
-
-    Permutations of all rows are concatenated and cut into batches, so every row occurs once per epoch even if `size`
-    does not divide the number of rows.
-
-    Parameters
-    ----------
-    rows : int
-        Number of rows.
-    size : int
-        Rows per batch.
-    seed : int
-        Seed of the permutations.
-
-    Yields
-    ------
-    ndarray
-        Row numbers, shape (size,).
-    """
-    rng = np.random.default_rng(site_seed("batches", seed))
-    waiting = np.empty(0, dtype=np.int64)
-    while True:
-        while len(waiting) < size:
-            waiting = np.concatenate([waiting, rng.permutation(rows)])
-        yield waiting[:size]
-        waiting = waiting[size:]
-
-
 class _JaxDescent:
-    """A stretch as one compiled loop over one flat vector: many small arrays would each need their own update."""
+    """Steps over one flat vector: many small arrays would each need their own update."""
 
     def __init__(
         self, problem: Problem, loss: Loss, start: Mapping[str, Any], batch: int | None, streamed: bool
@@ -183,131 +121,109 @@ class _JaxDescent:
         import optax
         from jax.flatten_util import ravel_pytree
 
-        watch = Stopwatch()
-        self._problem, self._batch, self._streamed = problem, batch, streamed
-        flat, self._unravel = ravel_pytree({name: self._array(value) for name, value in start.items()})
+        self._problem, self._streamed = problem, streamed
+        flat, self._unravel = ravel_pytree(self._arrays(start))
         unravel, adam = self._unravel, optax.scale_by_adam()
         self._initial = jax.jit(adam.init)
 
-        def advance(
-            state: Any, count: Any, rates: Any, averaged: Any, weights: Any, indices: Any, x: Any, y: Any
-        ) -> Any:
-            def rows(step: Any) -> tuple[Any, Any]:
-                if streamed:
-                    return map_data(lambda a: a[step], x), y[step]
-                if batch is None:
-                    return x, y
-                return map_data(lambda a: a[indices[step]], x), y[indices[step]]
+        def step(state: Any, given: Any, key: Any, x: Any, y: Any) -> Any:
+            flat, inner, total = state
 
-            def body(carry: Any) -> Any:
-                step, (flat, inner, total, key), trail, _ = carry
-                key, inside = jax.random.split(key)
+            def at(flat: Any) -> Any:
+                return loss(unravel(flat), key, given["weights"], *chosen_rows(given, x, y))
 
-                def at(flat: Any) -> Any:
-                    return loss(unravel(flat), inside, weights[step], *rows(step))
+            # The handlers of a guide are used here, while the step is traced.
+            with problem.system.turn, numpyro.validation_enabled(False):
+                (value, costs), gradient = jax.value_and_grad(at, has_aux=True)(flat)
+            update, inner = adam.update(gradient, inner)
+            flat = flat - given["rates"] * update
+            total = total + given["averaged"] * flat
+            return (flat, inner, total), jnp.stack([value, *costs]).astype(flat.dtype)
 
-                (value, parts), gradient = jax.value_and_grad(at, has_aux=True)(flat)
-                update, inner = adam.update(gradient, inner)
-                flat = flat - rates[step] * update
-                total = total + averaged[step] * flat
-                trail = trail.at[step].set(jnp.stack([value, *parts]).astype(trail.dtype))
-                return step + 1, (flat, inner, total, key), trail, jnp.isfinite(value)
+        data = (None, None) if streamed else (problem.x, problem.y)
+        one = Stretch(
+            np.ones(1), np.ones(1), np.ones(1), None if batch is None else np.zeros((1, batch), int)
+        )
+        self._loop = loop_of(problem, step, self._begun(flat), self._inputs(one), data, seed=0, stops=True)
+        self.compile_seconds = self._loop.compile_seconds
+        self._count, self._previous = 0, None
 
-            trail = jnp.full((STRETCH, 3), jnp.nan, dtype=flat.dtype)
-            step, state, trail, _ = jax.lax.while_loop(
-                lambda carry: (carry[0] < count) & carry[3], body, (0, state, trail, True)
-            )
-            return step, state, trail
+    def _arrays(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        asarray = self._problem.system.asarray
+        return {name: asarray(np.asarray(value, dtype=float)) for name, value in values.items()}
 
-        self._seeds = problem.system.seeds
-        self._start(flat, 0)
-        one = np.zeros(1)
-        stretch = Stretch(one, one, one, None if batch is None else np.zeros((1, batch), dtype=int))
-        with problem.system.turn, numpyro.validation_enabled(False):
-            lowered = jax.jit(advance).lower(*self._arguments(stretch))
-        self._advance = lowered.compile()
-        self.compile_seconds = watch()
-
-    def _array(self, value: Any) -> Any:
-        return self._problem.system.asarray(np.asarray(value, dtype=float))
-
-    def _start(self, flat: Any, seed: int) -> None:
+    def _begun(self, flat: Any) -> Any:
         import jax.numpy as jnp
 
-        self._count = 0
-        self._previous: tuple[Any, Stretch] | None = None
-        self._state = (flat, self._initial(flat), jnp.zeros_like(flat), self._seeds(seed, 1)[0])
+        return flat, self._initial(flat), jnp.zeros_like(flat)
 
     def begin(self, parameters: Mapping[str, np.ndarray], seed: int) -> None:
         from jax.flatten_util import ravel_pytree
 
-        self._start(ravel_pytree({name: self._array(value) for name, value in parameters.items()})[0], seed)
+        flat = ravel_pytree(self._arrays(parameters))[0]
+        self._loop.carry = self._begun(flat), self._problem.system.seeds(seed, 1)[0]
+        self._count, self._previous = 0, None
 
-    def _arguments(self, stretch: Stretch) -> tuple[Any, ...]:
-        problem, missing = self._problem, STRETCH - len(stretch)
-        columns = (stretch.rates, stretch.averaged.astype(float), stretch.weights)
-        padded = [self._array(np.concatenate([column, np.zeros(missing)])) for column in columns]
-        indices, data = None, (problem.x, problem.y) if not self._streamed else None
-        if stretch.indices is not None:
-            chosen = np.concatenate([stretch.indices, np.repeat(stretch.indices[:1], missing, axis=0)])
-            if self._streamed:
-                data = (
-                    map_data(lambda a: problem.system.asarray(np.asarray(a[chosen])), problem.inputs),
-                    problem.system.asarray(np.asarray(problem.targets[chosen])),
-                )
-            else:
-                indices = problem.system.asarray(chosen)
-        return self._state, np.asarray(len(stretch)), *padded, indices, *(data or ())
+    def _inputs(self, stretch: Stretch) -> dict[str, Any]:
+        given: dict[str, Any] = {
+            "rates": stretch.rates,
+            "averaged": stretch.averaged.astype(float),
+            "weights": stretch.weights,
+        }
+        if stretch.indices is not None and self._streamed:
+            problem, index = self._problem, stretch.indices
+            given["x"] = map_data(lambda a: np.asarray(a[index]), problem.inputs)
+            given["y"] = np.asarray(problem.targets[index])
+        elif stretch.indices is not None:
+            given["rows"] = stretch.indices
+        return given
 
     def advance(self, stretch: Stretch) -> np.ndarray:
-        taken, state, trail = self._advance(*self._arguments(stretch))
-        done = int(taken)
-        trail = np.array(trail[:done], dtype=np.float64)
+        before = self._loop.carry
+        trail = self._loop.advance(self._inputs(stretch))
+        done = len(trail)
         # The gradient of the last step was not finite, and no later loss would show it.
-        unsaid = bool(np.isfinite(trail[-1, 0])) and not np.all(np.isfinite(np.asarray(state[0])))
-        if unsaid:
+        hidden = bool(np.isfinite(trail[-1, 0])) and not np.all(np.isfinite(np.asarray(self._loop.state[0])))
+        if hidden:
             trail[-1] = np.nan
         if not np.isfinite(trail[-1, 0]):
-            self._failed = self._after(self._state, stretch, done - 1)
-            state = self._failed if unsaid else self._before(stretch, done)
+            self._failed = self._after(before, stretch, done - 1)
+            self._loop.carry = self._failed if hidden else self._before(before, stretch, done)
             done = 0
-        self._previous = (self._state, stretch)
-        self._state = state
+        self._previous = before, stretch
         self._count += int(stretch.averaged[:done].sum())
         return trail
 
-    def _after(self, state: Any, stretch: Stretch, count: int) -> Any:
-        """The state after the first `count` steps of a stretch, computed again."""
-        if count == 0:
-            return state
-        indices = None if stretch.indices is None else stretch.indices[:count]
-        part = Stretch(stretch.rates[:count], stretch.averaged[:count], stretch.weights[:count], indices)
-        return self._advance(state, *self._arguments(part)[1:])[1]
+    def _after(self, carry: Any, stretch: Stretch, count: int) -> Any:
+        """The carry after the first `count` steps of a stretch, computed again."""
+        return self._loop.run(carry, self._inputs(stretch.first(count)))[0] if count else carry
 
-    def _before(self, stretch: Stretch, done: int) -> Any:
-        """The state of the last step with a finite loss, if the loss of step `done` was not finite."""
+    def _before(self, carry: Any, stretch: Stretch, done: int) -> Any:
+        """The carry at the last step with a finite loss, if the loss of step `done` was not finite."""
         if done > 1:
-            return self._after(self._state, stretch, done - 2)
+            return self._after(carry, stretch, done - 2)
         if self._previous is None:
-            return self._state
-        state, previous = self._previous
-        return self._after(state, previous, len(previous) - 1)
+            return carry
+        carry, previous = self._previous
+        return self._after(carry, previous, len(previous) - 1)
+
+    def _numpy(self, flat: Any) -> dict[str, np.ndarray]:
+        return {name: np.asarray(value) for name, value in self._unravel(flat).items()}
 
     def latest(self) -> dict[str, np.ndarray]:
-        return {name: np.asarray(value) for name, value in self._unravel(self._state[0]).items()}
+        return self._numpy(self._loop.state[0])
 
     def failed(self) -> dict[str, np.ndarray]:
-        return {name: np.asarray(value) for name, value in self._unravel(self._failed[0]).items()}
+        return self._numpy(self._failed[0][0])
 
     def average(self) -> dict[str, np.ndarray]:
-        flat, _, total, _ = self._state
-        mean = total / self._count if self._count else flat
-        return {name: np.asarray(value) for name, value in self._unravel(mean).items()}
+        flat, _, total = self._loop.state
+        return self._numpy(total / self._count if self._count else flat)
 
     def state(self) -> dict[str, np.ndarray]:
         import jax
 
-        leaves = jax.tree_util.tree_leaves(self._state)
+        leaves = jax.tree_util.tree_leaves(self._loop.carry)
         return {f"state{index}": np.asarray(leaf) for index, leaf in enumerate(leaves)} | {
             "count": np.asarray(self._count)
         }
@@ -316,12 +232,12 @@ class _JaxDescent:
         import jax
         import jax.numpy as jnp
 
-        leaves, structure = jax.tree_util.tree_flatten(self._state)
+        leaves, structure = jax.tree_util.tree_flatten(self._loop.carry)
         given = [
             jnp.asarray(state[f"state{index}"], dtype=leaf.dtype).reshape(leaf.shape)
             for index, leaf in enumerate(leaves)
         ]
-        self._state, self._previous = jax.tree_util.tree_unflatten(structure, given), None
+        self._loop.carry, self._previous = jax.tree_util.tree_unflatten(structure, given), None
         self._count = int(state["count"])
 
 
@@ -336,7 +252,7 @@ class _TorchDescent:
         self, problem: Problem, loss: Loss, start: Mapping[str, Any], batch: int | None, streamed: bool
     ):
         system = problem.system
-        self._problem, self._loss, self._batch, self._streamed = problem, loss, batch, streamed
+        self._problem, self._loss, self._streamed = problem, loss, streamed
         self.compile_seconds = 0.0
         kept = getattr(loss, "leaves", None)
         if kept is None:
@@ -374,7 +290,7 @@ class _TorchDescent:
         return map_data(lambda a: a[chosen], problem.x), problem.y[chosen]
 
     def advance(self, stretch: Stretch) -> np.ndarray:
-        trail = np.full((len(stretch), 3), np.nan)
+        trail: list[list[float]] = []
         group = self._optimiser.param_groups[0]
         data = None if stretch.indices is not None else (self._problem.x, self._problem.y)
         before = {name: value.clone() for name, value in self._iterates.items()}
@@ -383,16 +299,14 @@ class _TorchDescent:
             for step in range(len(stretch)):
                 rows = data if stretch.indices is None else self._rows(stretch.indices[step])
                 assert rows is not None
-                value, (likelihood, complexity) = self._loss(
-                    self._leaves, None, float(stretch.weights[step]), *rows
-                )
-                trail[step] = [float(each.detach()) for each in (value, likelihood, complexity)]
-                if not np.isfinite(trail[step, 0]):
+                value, costs = self._loss(self._leaves, None, float(stretch.weights[step]), *rows)
+                trail.append([float(each.detach()) for each in (value, *costs)])
+                if not np.isfinite(trail[-1][0]):
                     self._failed = self.latest()
                     # If a gradient was not finite before the loss was, the step cannot be undone.
                     if not self._finite() or not self._undo():
                         self._go_back(before)
-                    return trail[: step + 1]
+                    return np.array(trail)
                 value.backward()
                 group["lr"] = float(stretch.rates[step])
                 self._optimiser.step()
@@ -405,8 +319,8 @@ class _TorchDescent:
             # The gradient of the last step was not finite, and no later loss would show it.
             self._failed = self.latest()
             self._go_back(before)
-            trail[-1] = np.nan
-        return trail
+            trail[-1] = [np.nan] * len(trail[-1])
+        return np.array(trail)
 
     def _finite(self) -> bool:
         import torch

@@ -1,14 +1,13 @@
-"""The loop of SVGD, IVON and Monte-Carlo dropout: many small steps of an update rule that the method defines.
+"""The training loop of all methods that take many small steps, and what they share: schedules, batches, plateaus.
 
-`adam.py` minimises a loss with Adam; here the update rule belongs to the method. A rule is a pure function over `ops`.
-JAX runs a stretch of steps as one compiled loop; torch runs them one by one.
+A step is a pure function over arrays of a system. JAX runs a stretch of steps as one compiled loop, torch one by one.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +18,11 @@ from ppl_bnn.core.arrays import map_data, site_seed
 from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.method import Stopwatch
-from ppl_bnn.inference.optimisation.adam import STRETCH, batch_indices
 from ppl_bnn.language import ops
 from ppl_bnn.posterior.approximation import Approximation
 
+# Steps between two checks of the losses.
+STRETCH = 100
 FINAL_RATE = 0.1
 State = dict[str, Any]
 # (state, inputs of this step, x, y, randomness) -> (state, loss)
@@ -33,26 +33,7 @@ Rule = Callable[..., tuple[State, Any]]
 
 
 def check_whole(method: str, field: str, value: object, least: int, advice: str) -> None:
-    """Check that a setting is a whole number of at least `least`.
-
-    Parameters
-    ----------
-    method : str
-        Name of the method, for the error message.
-    field : str
-        Name of the setting.
-    value : object
-        Its value.
-    least : int
-        The smallest value allowed.
-    advice : str
-        What the error message suggests.
-
-    Raises
-    ------
-    InputError
-        The value is not a whole number, or is too small.
-    """
+    """Refuse a setting that is not a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise InputError.of(
             f"{method} {field}", f"a whole number of at least {least}", repr(value), f"{field}={advice}"
@@ -60,26 +41,7 @@ def check_whole(method: str, field: str, value: object, least: int, advice: str)
 
 
 def check_within(method: str, field: str, value: Any, low: float, high: float, advice: str) -> None:
-    """Check that a setting is a number strictly between `low` and `high`.
-
-    Parameters
-    ----------
-    method : str
-        Name of the method, for the error message.
-    field : str
-        Name of the setting.
-    value : object
-        Its value.
-    low, high : float
-        The bounds.
-    advice : str
-        What the error message suggests.
-
-    Raises
-    ------
-    InputError
-        The value is not a number between the bounds.
-    """
+    """Refuse a setting that is not a number strictly between `low` and `high`."""
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not number or not (low < value < high):
         wanted = (
@@ -95,170 +57,82 @@ def rows_per_step(
     streamed: bool = False,
     advice: str = "batch_size=None",
 ) -> int | None:
-    """The number of rows per step.
+    """The rows of a batch, None if each step takes all rows; refuses a model whose rows cannot be separated.
 
-    Parameters
-    ----------
-    method : str
-        Name of the method, for error messages.
-    problem : Problem
-        The program and its data.
-    batch_size : int or None
-        The requested number.
-    streamed : bool, default False
-        Whether rows are streamed; streamed rows always come in batches.
-    advice : str
-        What the error suggests for a model whose rows cannot be separated.
-
-    Returns
-    -------
-    int or None
-        Rows of a batch; None if every step takes all rows.
-
-    Raises
-    ------
-    InputError
-        A batch with more rows than the data have.
-    UnsupportedError
-        A model whose rows cannot be separated.
+    Streamed rows always come in batches. `advice` is what the error for such a model suggests.
     """
     if batch_size is None or (batch_size == problem.rows and not streamed):
         return None
     if batch_size > problem.rows:
-        raise InputError.of(
-            f"{method} batch_size",
-            f"at most the {problem.rows} rows there are",
-            repr(batch_size),
-            "batch_size=None",
-        )
+        where, wanted = f"{method} batch_size", f"at most the {problem.rows} rows there are"
+        raise InputError.of(where, wanted, repr(batch_size), "batch_size=None")
     program = problem.program
     if program.has_local or program.coupled:
-        raise UnsupportedError.of(
-            method,
-            "a model whose rows can be taken apart, for mini-batches",
-            f"{'bnn.rows' if program.has_local else 'bnn.coupled'} in the model",
-            advice,
-        )
+        wanted = "a model with independent rows, for mini-batches"
+        got = f"{'bnn.rows' if program.has_local else 'bnn.coupled'} in the model"
+        raise UnsupportedError.of(method, wanted, got, advice)
     if not program.language and "population" not in inspect.signature(program.native).parameters:
-        raise UnsupportedError.of(
-            method,
-            (
-                "a plain model (x, y=None, *, population=None), which says so that its rows can be taken apart, for "
-                "mini-batches"
-            ),
-            "a model without that argument",
-            advice,
+        wanted = (
+            "a plain model (x, y=None, *, population=None), which declares independent rows, for mini-batches"
         )
+        raise UnsupportedError.of(method, wanted, "a model without that argument", advice)
     return batch_size
 
 
 def refuse_free_parameters(method: str, problem: Problem) -> None:
-    """Refuse parameters without a prior, which have no posterior to approximate.
-
-    Parameters
-    ----------
-    method : str
-        Name of the method, for the error message.
-    problem : Problem
-        The program and its data.
-
-    Raises
-    ------
-    UnsupportedError
-        The program has a parameter without a prior.
-    """
+    """Refuse parameters without a prior, which have no posterior to approximate."""
     names = [site.name for site in problem.program.params]
     if names:
-        raise UnsupportedError.of(
-            method, "a prior over everything", f"parameters without a prior: {names}", "a prior, or SVI()"
-        )
+        got = f"parameters without a prior: {names}"
+        raise UnsupportedError.of(method, "a prior over everything", got, "a prior, or SVI()")
 
 
 # --- schedules and curves -------------------------------------------------------------------------
 
 
 def schedule(rate: float, total: int, final: float = FINAL_RATE) -> np.ndarray:
-    """The learning rate of each step: constant for the first half, then linear down to a fraction.
+    """The learning rate of each step, (total,): constant for the first half, then linear down to `final * rate`."""
+    return falling(rate, np.arange(total), first_half(total), total, final)
 
-    Parameters
-    ----------
-    rate : float
-        The learning rate in the first half.
-    total : int
-        Number of steps.
-    final : float
-        The last rate as a fraction of `rate`.
 
-    Returns
-    -------
-    ndarray
-        Learning rates, shape (total,).
-    """
-    held = first_half(total)
-    through = np.clip((np.arange(total) + 1 - held) / max(1, total - held), 0.0, 1.0)
+def falling(
+    rate: float, steps: np.ndarray, constant: int, total: int, final: float = FINAL_RATE
+) -> np.ndarray:
+    """The learning rates at `steps`: `rate` for `constant` of the `total` steps, then linear down to `final * rate`."""
+    through = np.clip((steps + 1 - constant) / max(1, total - constant), 0.0, 1.0)
     return rate * (1.0 - (1.0 - final) * through)
 
 
 def first_half(total: int) -> int:
-    """The number of steps at the full learning rate.
-
-    Parameters
-    ----------
-    total : int
-        Number of steps.
-
-    Returns
-    -------
-    int
-        Half of them, rounded up.
-    """
+    """The number of steps at the full learning rate: half of them, rounded up."""
     return total - total // 2
 
 
 def settled(losses: np.ndarray, total: int) -> bool:
     """Whether the loss was on a plateau when the learning rate began to fall; after that, any loss looks flat.
 
-    The means over the last two windows of `total` / 10 steps at the full rate differ by no more than max(2 standard
-    errors of the difference, 0.1 nats). The difference may have either sign, because a rule other than descent may
-    converge from either side.
-
-    Parameters
-    ----------
-    losses : ndarray
-        One loss per step.
-    total : int
-        Number of steps.
-
-    Returns
-    -------
-    bool
-        Whether the loss was on a plateau.
+    A rule other than descent may converge from either side, so the loss may neither rise nor fall.
     """
-    window, held = total // 10, first_half(total)
-    if window < 2 or held < 2 * window:
+    window, constant = total // 10, first_half(total)
+    return plateau(losses[:constant], window, rising=False)
+
+
+def plateau(losses: np.ndarray, window: int, rising: bool = True) -> bool:
+    """Whether the mean of the last `window` losses is not below that of the window before, within noise.
+
+    Within noise means by no more than max(2 standard errors of the difference, 0.1 nats). Without `rising` it may not
+    be above it either. Losses of different steps use different draws, so they are independent.
+    """
+    if window < 2 or len(losses) < 2 * window:
         return False
-    before, last = losses[held - 2 * window : held - window], losses[held - window : held]
+    before, last = losses[-2 * window : -window], losses[-window:]
     error = math.sqrt((before.var(ddof=1) + last.var(ddof=1)) / window)
-    return bool(abs(before.mean() - last.mean()) <= max(2.0 * error, 0.1))
+    fall = before.mean() - last.mean()
+    return bool((fall if rising else abs(fall)) <= max(2.0 * error, 0.1))
 
 
 def unsettled_warning(method: str, steps: int, learning_rate: float) -> str:
-    """The warning for a loss that was not on a plateau.
-
-    Parameters
-    ----------
-    method : str
-        Name of the method.
-    steps : int
-        Number of steps.
-    learning_rate : float
-        Learning rate.
-
-    Returns
-    -------
-    str
-        The warning.
-    """
+    """The warning for a loss that was not on a plateau."""
     return (
         f"{method} has not converged: of {steps} steps the loss was still falling or rising after the "
         f"{first_half(steps)} at the full learning_rate={learning_rate:g}; try steps={2 * steps} or a larger learning "
@@ -266,58 +140,29 @@ def unsettled_warning(method: str, steps: int, learning_rate: float) -> str:
     )
 
 
-def refuse_divergence(method: str, losses: np.ndarray, advice: str) -> None:
-    """Raise an error at the first loss that is not finite.
+def divergence(method: str, losses: np.ndarray, advice: str, found: str = "") -> DivergenceError | None:
+    """The error for the first loss that is not finite, with its step and the losses before, or None.
 
-    Parameters
-    ----------
-    method : str
-        Name of the method, for the error message.
-    losses : ndarray
-        One loss per step.
-    advice : str
-        What the error suggests.
-
-    Raises
-    ------
-    DivergenceError
-        A loss is not finite; the message has its step and the loss before.
+    `found` is appended to what was got.
     """
     wrong = np.flatnonzero(~np.isfinite(losses))
     if not len(wrong):
-        return
+        return None
     step = int(wrong[0])
     so_far = "the first loss"
     if step:
         so_far = (
             f"before: first {losses[0]:.6g}, lowest {losses[:step].min():.6g}, last {losses[step - 1]:.6g}"
         )
-    raise DivergenceError.of(method, "a finite loss", f"{losses[step]} at step {step} ({so_far})", advice)
+    return DivergenceError.of(
+        method, "a finite loss", f"{losses[step]} at step {step} ({so_far}){found}", advice
+    )
 
 
 def evidence_bound(
     method: str, problem: Problem, q: Approximation, draws: int, advice: str
 ) -> tuple[float, float]:
-    """The ELBO from new draws: mean and standard error of log p(w(u), D) + log |dw/du| - log q(u).
-
-    Parameters
-    ----------
-    method : str
-        Name of the method, for error messages.
-    problem : Problem
-        The program and its data.
-    q : Approximation
-        The approximation.
-    draws : int
-        Number of draws.
-    advice : str
-        What an error suggests.
-
-    Returns
-    -------
-    tuple of float
-        The ELBO and its standard error, in nats.
-    """
+    """The ELBO from new draws: mean and standard error of log p(w(u), D) + log |dw/du| - log q(u), in nats."""
     u = q.draw(draws, np.random.default_rng(site_seed("elbo", problem.seed)))
     log_q = q.log_prob(u)
     assert log_q is not None
@@ -329,25 +174,9 @@ def evidence_bound(
 
 
 def adam(state: Mapping[str, Any], gradient: Any, step: Any) -> tuple[Any, State]:
-    """The direction of Adam and its new moments.
+    """The direction of Adam (Kingma and Ba, 2015) at step 1, 2, ..., and the new moments "first" and "second".
 
-    Parameters
-    ----------
-    state : mapping
-        Has the moments "first" and "second".
-    gradient : array
-        The gradient.
-    step : int
-        Number of the step, from 1.
-
-    Returns
-    -------
-    tuple
-        The direction, and a dict with the new moments.
-
-    References
-    ----------
-    Kingma and Ba (2015).
+    Over `ops`, for steps that are mapped over problems, where torch's own optimiser cannot be used.
     """
     first = 0.9 * state["first"] + 0.1 * gradient
     second = 0.999 * state["second"] + 0.001 * gradient**2
@@ -355,51 +184,64 @@ def adam(state: Mapping[str, Any], gradient: Any, step: Any) -> tuple[Any, State
     return first / (1.0 - 0.9**step) / size, {"first": first, "second": second}
 
 
+def batch_indices(rows: int, size: int, seed: int) -> Iterator[np.ndarray]:
+    """Row numbers (size,) of one batch after another, without end.
+
+    Permutations of all rows are concatenated and cut into batches, so every row occurs once per epoch even if `size`
+    does not divide the number of rows.
+    """
+    rng = np.random.default_rng(site_seed("batches", seed))
+    waiting = np.empty(0, dtype=np.int64)
+    while True:
+        while len(waiting) < size:
+            waiting = np.concatenate([waiting, rng.permutation(rows)])
+        yield waiting[:size]
+        waiting = waiting[size:]
+
+
+def chosen_rows(given: Mapping[str, Any], x: Any, y: Any) -> tuple[Any, Any]:
+    """The rows of a step: those in `given["x"]` and `given["y"]`, those numbered by `given["rows"]`, or all."""
+    if "y" in given:
+        return given["x"], given["y"]
+    index = given.get("rows")
+    return (x, y) if index is None else (map_data(lambda a: a[index], x), y[index])
+
+
 # --- the loop -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Walk:
-    """The result of `walk`.
-
-    Attributes
-    ----------
-    state : dict of str to ndarray
-        The final state (NumPy).
-    losses : ndarray
-        One loss per step.
-    compile_seconds : float
-        Seconds of compilation.
-    """
+class Iterated:
+    """The result of `iterate`: the final state (NumPy), one loss per step, and the seconds of compilation."""
 
     state: dict[str, np.ndarray]
     losses: np.ndarray
     compile_seconds: float
 
 
-def walk(
+def iterate(
     problem: Problem,
     rule: Rule,
     start: Mapping[str, np.ndarray],
-    told: Mapping[str, np.ndarray],
+    inputs: Mapping[str, np.ndarray],
     *,
     batch: int | None,
     progress: Progress,
     title: str,
     advice: str,
-) -> Walk:
-    """Apply an update rule once for each entry in `told`.
+) -> Iterated:
+    """Apply an update rule once for each entry of `inputs`.
 
     Parameters
     ----------
     problem : Problem
         The program and its data.
     rule : callable
-        (state, told, x, y, randomness) -> (state, loss), a pure function of arrays of the system.
+        (state, inputs of the step, x, y, randomness) -> (state, loss), a pure function of arrays of the system.
     start : mapping of str to ndarray
         The initial state.
-    told : mapping of str to ndarray
-        Inputs of the steps, shape (steps,) each; a step receives its own entry.
+    inputs : mapping of str to ndarray
+        Inputs of the steps, shape (steps,) each.
     batch : int or None
         Rows per step, with every row once per epoch; None for all rows.
     progress : Progress
@@ -408,121 +250,201 @@ def walk(
         Title of the progress bar and of errors.
     advice : str
         What the error suggests if the loss is not finite.
-
-    Returns
-    -------
-    Walk
-        The final state and the losses.
-
-    Raises
-    ------
-    DivergenceError
-        A loss is not finite. Raised within `STRETCH` steps of it.
     """
-    total = len(next(iter(told.values())))
+    system = problem.system
+    total = len(next(iter(inputs.values())))
     batches = None if batch is None else batch_indices(problem.rows, batch, problem.seed)
-    state = {name: problem.system.asarray(np.asarray(value, dtype=float)) for name, value in start.items()}
-    loop = _LOOPS[problem.system.name](problem, rule, state, list(told), batch)
+
+    def step(state: State, given: Mapping[str, Any], key: Any, x: Any, y: Any) -> tuple[State, Any]:
+        moved, loss = rule(state, given, *chosen_rows(given, x, y), system.randomness(key))
+        return {name: moved[name] for name in state}, loss
+
+    def inputs_of(first: int, count: int) -> dict[str, np.ndarray]:
+        part = {name: np.asarray(value[first : first + count], dtype=float) for name, value in inputs.items()}
+        if batches is not None:
+            part["rows"] = np.stack([next(batches) for _ in range(count)])
+        return part
+
+    state = {name: system.asarray(np.asarray(value, dtype=float)) for name, value in start.items()}
+    example = {name: np.zeros(1) for name in inputs}
+    if batch is not None:
+        example["rows"] = np.zeros((1, batch), dtype=int)
+    loop = loop_of(problem, step, state, example, (problem.x, problem.y), seed=problem.seed, stops=True)
     losses = np.empty(0)
-    task = progress.task(f"{title} ({problem.system.name})", total)
+    task = progress.task(f"{title} ({system.name})", total)
     try:
         for first in range(0, total, STRETCH):
             count = min(STRETCH, total - first)
-            part = {
-                name: np.asarray(value[first : first + count], dtype=float) for name, value in told.items()
-            }
-            indices = None if batches is None else np.stack([next(batches) for _ in range(count)])
-            latest = loop.advance(part, indices)
+            latest = loop.advance(inputs_of(first, count))
             losses = np.concatenate([losses, latest])
-            refuse_divergence(title, losses, advice)
+            error = divergence(title, losses, advice)
+            if error is not None:
+                raise error
             task.update(first + count, loss=float(latest.mean()))
     finally:
         task.close()
-    final = {name: np.array(problem.system.to_numpy(value)) for name, value in loop.state.items()}
-    return Walk(final, losses, loop.compile_seconds)
+    final = {name: np.array(system.to_numpy(value)) for name, value in loop.state.items()}
+    return Iterated(final, losses, loop.compile_seconds)
+
+
+def loop_of(
+    problem: Problem,
+    step: Callable[..., tuple[Any, Any]],
+    state: Any,
+    example: Mapping[str, Any],
+    data: tuple[Any, ...],
+    *,
+    length: int = STRETCH,
+    seed: int | None = None,
+    axes: tuple[int | None, ...] | None = None,
+    stops: bool = False,
+    key: Any = None,
+) -> Any:
+    """The loop of a step in the system of a problem: `advance(inputs)` returns the records of the steps it took.
+
+    Parameters
+    ----------
+    problem : Problem
+        The program and its data.
+    step : callable
+        (state, inputs of the step, key, *data) -> (state, record), a pure function of arrays of the system. `key` is a
+        key of JAX if there is a `seed`; torch has one generator, which is seeded.
+    state : object
+        The initial state, arrays of the system.
+    example : mapping of str to ndarray
+        Inputs of at least one step, in the shapes of all later ones: (steps, ...).
+    data : tuple
+        Passed to each step.
+    length : int, default STRETCH
+        Maximum number of steps of an `advance`.
+    seed : int, optional
+        Seed of the random numbers.
+    axes : tuple, optional
+        Map the step over several problems: the axis of each part of `data`, None for data that they share. State,
+        inputs of a step and records then have a first axis over problems.
+    stops : bool, default False
+        Whether the loop ends at a step whose record (its first element) is not finite. In torch its state is that
+        before this step.
+    key : object, optional
+        Compile once for all loops of the program with this key and these shapes.
+    """
+    kind = {"numpyro": _JaxLoop, "pyro": _TorchLoop}[problem.system.name]
+    return kind(problem, step, state, example, data, length, seed, axes, stops, key)
 
 
 class _JaxLoop:
-    """A stretch of steps as one compiled scan; the last, shorter stretch is padded with steps that change nothing."""
+    """A stretch of any number of steps up to `length` as one compiled loop."""
 
-    def __init__(self, problem: Problem, rule: Rule, state: State, names: list[str], batch: int | None):
+    def __init__(
+        self,
+        problem: Problem,
+        step: Callable[..., Any],
+        state: Any,
+        example: Mapping[str, Any],
+        data: tuple[Any, ...],
+        length: int,
+        seed: int | None,
+        axes: tuple[int | None, ...] | None,
+        stops: bool,
+        key: Any,
+    ):
         import jax
         import jax.numpy as jnp
 
-        system = problem.system
+        if axes is not None:
+            step = jax.vmap(step, in_axes=(0, 0, None, *axes))
 
-        def stretch(carry: Any, told: Any, taken: Any, indices: Any, x: Any, y: Any) -> Any:
-            def step(carry: Any, given: Any) -> Any:
-                state, key = carry
-                told, taken, index = given
+        def once(index: Any, carry: Any, given: Any, data: Any) -> Any:
+            state, key = carry
+            inside = None
+            if key is not None:
                 key, inside = jax.random.split(key)
-                rows = (x, y) if index is None else (map_data(lambda a: a[index], x), y[index])
-                moved, loss = rule(state, told, *rows, system.randomness(inside))
-                state = {name: jnp.where(taken, moved[name], state[name]) for name in state}
-                return (state, key), loss
+            state, record = step(state, jax.tree.map(lambda a: a[index], given), inside, *data)
+            return (state, key), record
 
-            return jax.lax.scan(step, carry, (told, taken, indices))
+        def stretch(carry: Any, count: Any, given: Any, *data: Any) -> Any:
+            def body(at: Any) -> Any:
+                index, carry, records, going = at
+                carry, record = once(index, carry, given, data)
+                going = jnp.isfinite(jnp.ravel(record)[0]) if stops else going
+                return index + 1, carry, records.at[index].set(record), going
 
-        self._problem = problem
-        self._carry = state, system.seeds(problem.seed, 1)[0]
+            _, record = jax.eval_shape(once, 0, carry, given, data)
+            records = jnp.full((length, *record.shape), jnp.nan, record.dtype)
+            return jax.lax.while_loop(lambda at: (at[0] < count) & at[3], body, (0, carry, records, True))[:3]
+
+        self._asarray, self._length, self._data = problem.system.asarray, length, data
+        self.carry = state, None if seed is None else problem.system.seeds(seed, 1)[0]
         watch = Stopwatch()
-        none = None if batch is None else np.zeros((1, batch), dtype=int)
-        arguments = self._arguments({name: np.zeros(1) for name in names}, none)
-        self._stretch = jax.jit(stretch).lower(*arguments).compile()
+        arguments = self._arguments(self.carry, example)
+        shapes = str(jax.tree.map(lambda array: (array.shape, str(array.dtype)), arguments))
+
+        def build() -> Any:
+            return jax.jit(stretch).lower(*arguments).compile()
+
+        self._stretch = build() if key is None else problem.program._cached((key, axes, shapes), build)
         self.compile_seconds = watch()
 
     @property
-    def state(self) -> State:
-        return self._carry[0]
+    def state(self) -> Any:
+        return self.carry[0]
 
-    def _arguments(self, told: Mapping[str, np.ndarray], indices: np.ndarray | None) -> tuple[Any, ...]:
-        asarray = self._problem.system.asarray
-        count = len(next(iter(told.values())))
-        missing = STRETCH - count
+    def _arguments(self, carry: Any, given: Mapping[str, Any]) -> tuple[Any, ...]:
+        count = len(next(iter(given.values())))
 
-        def filled(values: np.ndarray) -> Any:
-            return asarray(np.concatenate([values, np.repeat(values[-1:], missing, axis=0)]))
+        def padded(values: np.ndarray) -> Any:
+            return self._asarray(np.concatenate([values, np.repeat(values[-1:], self._length - count, 0)]))
 
-        return (
-            self._carry,
-            {name: filled(values) for name, values in told.items()},
-            asarray(np.arange(STRETCH) < count),
-            None if indices is None else filled(indices),
-            self._problem.x,
-            self._problem.y,
-        )
+        filled = {name: map_data(padded, values) for name, values in given.items()}
+        return carry, np.asarray(count), filled, *self._data
 
-    def advance(self, told: Mapping[str, np.ndarray], indices: np.ndarray | None) -> np.ndarray:
-        self._carry, losses = self._stretch(*self._arguments(told, indices))
-        return np.asarray(losses, dtype=np.float64)[: len(next(iter(told.values())))]
+    def run(self, carry: Any, given: Mapping[str, Any]) -> tuple[Any, np.ndarray]:
+        """The carry after the steps of `given` from another one, and the records."""
+        done, carry, records = self._stretch(*self._arguments(carry, given))
+        return carry, np.array(records[: int(done)], dtype=np.float64)
+
+    def advance(self, given: Mapping[str, Any]) -> np.ndarray:
+        self.carry, records = self.run(self.carry, given)
+        return records
 
 
 class _TorchLoop:
-    """Steps one by one, up to the first loss that is not finite."""
+    """Steps one by one."""
 
     compile_seconds = 0.0
 
-    def __init__(self, problem: Problem, rule: Rule, state: State, names: list[str], batch: int | None):
-        self._problem, self._rule, self.state = problem, rule, state
-        self._randomness = problem.system.randomness(problem.system.seeds(problem.seed, 1)[0])
+    def __init__(
+        self,
+        problem: Problem,
+        step: Callable[..., Any],
+        state: Any,
+        example: Mapping[str, Any],
+        data: tuple[Any, ...],
+        length: int,
+        seed: int | None,
+        axes: tuple[int | None, ...] | None,
+        stops: bool,
+        key: Any,
+    ):
+        self._system, self.state, self._data, self._stops = problem.system, state, data, stops
+        self._step = step if axes is None else self._system.vmap(step, in_axes=(0, 0, None, *axes))
+        if seed is not None:
+            self._system.randomness(self._system.seeds(seed, 1)[0])
 
-    def advance(self, told: Mapping[str, np.ndarray], indices: np.ndarray | None) -> np.ndarray:
+    def advance(self, given: Mapping[str, Any]) -> np.ndarray:
         import torch
 
-        losses = np.full(len(next(iter(told.values()))), np.nan)
-        rows = self._problem.x, self._problem.y
+        columns = {
+            name: value.tolist() if value.ndim == 1 else self._system.asarray(value)
+            for name, value in given.items()
+        }
+        records = []
         with torch.no_grad():
-            for step in range(len(losses)):
-                if indices is not None:
-                    index = torch.as_tensor(indices[step])
-                    rows = map_data(lambda a, i=index: a[i], self._problem.x), self._problem.y[index]
-                given = {name: float(values[step]) for name, values in told.items()}
-                moved, loss = self._rule(self.state, given, *rows, self._randomness)
-                losses[step] = float(loss)
-                if not math.isfinite(losses[step]):
+            for index in range(len(next(iter(given.values())))):
+                now = {name: column[index] for name, column in columns.items()}
+                state, record = self._step(self.state, now, None, *self._data)
+                records.append(record)
+                if self._stops and not math.isfinite(float(record)):
                     break
-                self.state = moved
-        return losses
-
-
-_LOOPS: dict[str, Any] = {"numpyro": _JaxLoop, "pyro": _TorchLoop}
+                self.state = state
+        return np.array(self._system.to_numpy(torch.stack(records)), dtype=np.float64)

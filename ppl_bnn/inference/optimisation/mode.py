@@ -22,9 +22,9 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort
 from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Start, Stopwatch, central_start, resolve_start
+from ppl_bnn.inference.optimisation.loops import STRETCH, loop_of
 from ppl_bnn.posterior.posterior import Posterior
 
-CHUNK = 100
 PATIENCE = 2
 SHRINK = 2.0**-8
 # Early stopping ends after this many steps without a better score of the held-out rows.
@@ -96,22 +96,18 @@ class Mode:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings for the user."""
-        found = list(self.failures)
+        scale, rise = 1e-2 * max(1.0, abs(self.log_joint)) ** 0.5, self.rise
         if self.held_score is not None:
-            if not self.converged:
-                found.append(
-                    "the score of the held-out rows might still have risen when the steps ran out: give more steps"
-                )
-            return tuple(found)
+            more = "the score of the held-out rows might still have risen when the steps ran out: give more steps"
+            return self.failures if self.converged else (*self.failures, more)
+        found = list(self.failures)
         if not self.converged:
             found.append(
                 "the loss was still falling when the steps ran out: give more steps or a larger learning rate"
             )
-        scale = 1e-2 * max(1.0, abs(self.log_joint)) ** 0.5
-        if self.rise is not None:
-            if self.rise > RISE:
-                found.append(f"not a mode: along its gradient the log joint rises by {self.rise:.3g} nats")
-        elif self.gain is None and self.gradient_norm > scale:
+        if rise is not None and rise > RISE:
+            found.append(f"not a mode: along its gradient the log joint rises by {rise:.3g} nats")
+        elif rise is None and self.gain is None and self.gradient_norm > scale:
             found.append(f"not a mode: the gradient of the log joint has norm {self.gradient_norm:.3g}")
         return tuple(found)
 
@@ -143,7 +139,7 @@ def find_mode(
     learning_rate : float, default 0.02
         Initial learning rate.
     tolerance : float, default 1e-4
-        In nats. A chunk of steps that lowers the mean loss by less is part of a plateau.
+        In nats. A stretch of steps that lowers the mean loss by less is part of a plateau.
     polish : bool, default True
         Whether to finish with L-BFGS (float64 only).
     jacobian : bool, default True
@@ -157,11 +153,6 @@ def find_mode(
     restart : int, default 0
         Index of the start among several.
 
-    Returns
-    -------
-    Mode
-        The mode.
-
     Raises
     ------
     DivergenceError
@@ -174,9 +165,10 @@ def find_mode(
     def loss(u: Mapping[str, Any], x: Any, y: Any) -> Any:
         return -program.log_joint({**u, **fixed}, x, y, jacobian=jacobian)
 
+    state, step = _ADAM[problem.system.name](problem, loss, u0)
     # Held values are part of the compiled steps, so these cannot be reused for another start.
     key = None if held else ("adam", jacobian)
-    adam = _ADAM[problem.system.name](problem, loss, u0, key)
+    adam = loop_of(problem, step, state, {"rate": np.zeros(1)}, (problem.x, problem.y), key=key)
     plateau = Plateau(learning_rate, tolerance)
     done = 0
     losses: list[np.ndarray] = []
@@ -184,7 +176,7 @@ def find_mode(
     task = progress.task(f"{title} ({problem.system.name})", steps)
     try:
         while done < steps and not plateau.reached:
-            values = adam.advance(plateau.rate)
+            values = adam.advance({"rate": np.full(STRETCH, plateau.rate)})
             losses.append(values)
             done += len(values)
             mean = float(values.mean())
@@ -192,7 +184,7 @@ def find_mode(
                 raise diverged(title, mean, done, learning_rate)
             plateau.see(mean)
             task.update(steps if plateau.reached else done, loss=mean, learning_rate=plateau.rate)
-        u = adam.values()
+        u = {name: np.array(problem.system.to_numpy(value)) for name, value in adam.state[0].items()}
         refinement = Refinement(problem, jacobian)
         if polish and problem.dtype == "float64":
             u = refinement.mode(u, held=held)
@@ -212,38 +204,56 @@ def find_mode(
     )
 
 
+def _adam_of_optax(problem: Problem, loss: Callable[..., Any], u0: Mapping[str, np.ndarray]) -> Any:
+    """The state of Adam over a dict of arrays, and its step (see `loop_of`)."""
+    import jax
+    import optax
+
+    adam = optax.scale_by_adam()
+
+    def step(state: Any, given: Mapping[str, Any], key: Any, x: Any, y: Any) -> Any:
+        u, inner = state
+        value, gradient = jax.value_and_grad(loss)(u, x, y)
+        updates, inner = adam.update(gradient, inner)
+        return (jax.tree.map(lambda a, b: a - given["rate"] * b, u, updates), inner), value
+
+    u = {name: problem.system.asarray(value) for name, value in u0.items()}
+    return (u, adam.init(u)), step
+
+
+def _adam_of_torch(problem: Problem, loss: Callable[..., Any], u0: Mapping[str, np.ndarray]) -> Any:
+    import torch
+
+    u = {name: problem.system.asarray(value).requires_grad_() for name, value in u0.items()}
+    adam = torch.optim.Adam(list(u.values()))
+
+    def step(state: Any, given: Mapping[str, Any], key: Any, x: Any, y: Any) -> Any:
+        adam.param_groups[0]["lr"] = given["rate"]
+        adam.zero_grad()
+        with torch.enable_grad():
+            value = loss(u, x, y)
+            value.backward()
+        adam.step()
+        return state, value.detach()
+
+    return (u, None), step
+
+
+_ADAM: dict[str, Any] = {"numpyro": _adam_of_optax, "pyro": _adam_of_torch}
+
+
 def effort_of_mode(steps: int, polish: bool = True) -> Effort:
-    """The cost of `find_mode`: the learning rate halves eight times, and L-BFGS follows Adam.
-
-    Parameters
-    ----------
-    steps : int
-        Maximum number of Adam steps.
-    polish : bool, default True
-        Whether L-BFGS follows.
-
-    Returns
-    -------
-    Effort
-        The cost.
-    """
-    whole = math.ceil(steps / CHUNK) * CHUNK
-    shortest = min(whole, CHUNK * (1 + PATIENCE * (1 + round(-math.log2(SHRINK)))))
+    """The cost of `find_mode`: the learning rate halves eight times, and L-BFGS follows Adam."""
+    whole = math.ceil(steps / STRETCH) * STRETCH
+    shortest = min(whole, STRETCH * (1 + PATIENCE * (1 + round(-math.log2(SHRINK)))))
     # L-BFGS evaluates its function once or twice per iteration, and usually ends after about a hundred.
     return Effort(shortest, min(whole, 5000) + 100 * polish, whole + 3 * REFINING * polish)
 
 
 class Plateau:
-    """The learning rate, which halves when chunks of steps no longer lower the mean loss.
+    """The learning rate, which halves when stretches of steps no longer lower the mean loss by `tolerance` nats.
 
     `reached` is True when the loss is on a plateau at the smallest rate.
-
-    Parameters
-    ----------
-    rate : float
-        Initial learning rate.
-    tolerance : float
-        In nats.
     """
 
     def __init__(self, rate: float, tolerance: float):
@@ -252,13 +262,7 @@ class Plateau:
         self._best, self._stale = np.inf, 0
 
     def see(self, mean: float) -> None:
-        """Record the mean loss of a chunk and adapt the rate.
-
-        Parameters
-        ----------
-        mean : float
-            The mean loss.
-        """
+        """Record the mean loss of a stretch and adapt the rate."""
         if mean < self._best - self._tolerance:
             self._best, self._stale = mean, 0
             return
@@ -270,40 +274,19 @@ class Plateau:
 
 def diverged(title: str, mean: float, done: int, learning_rate: float) -> DivergenceError:
     """The error for a mean loss that is not finite."""
-    return DivergenceError.of(
-        f"{title}",
-        "a finite loss",
-        f"{mean} after {done} steps",
-        f"learning_rate={learning_rate / 10:g}, or standardise=True",
-    )
+    advice = f"learning_rate={learning_rate / 10:g}, or standardise=True"
+    return DivergenceError.of(title, "a finite loss", f"{mean} after {done} steps", advice)
 
 
 def starting_point(
     problem: Problem, start: Start, progress: Progress, restart: int = 0
 ) -> dict[str, np.ndarray]:
-    """The point at which an optimisation begins.
+    """The point at which an optimisation begins, in unconstrained coordinates by site.
 
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    start : Start
-        A start (see `resolve_start`). For a posterior, its centre, or a draw if it has none. For None, a draw from the
-        prior, scaled so that networks train.
-    progress : Progress
-        Receives the progress of a method that is fitted first.
-    restart : int, default 0
-        Index of the start among several; each has its own draws.
-
-    Returns
-    -------
-    dict of str to ndarray
-        Unconstrained coordinates by site.
-
-    Notes
-    -----
-    From the prior, scalars start at the median of 15 draws. A weight tensor starts at a draw, shrunk if its root mean
-    square exceeds fan_in^(-1/2), because a draw from a wide prior saturates every unit.
+    It is the centre of a posterior (a draw if it has none), another start as by `resolve_start`, or without a start a
+    draw from the prior; each `restart` has its own. From the prior, scalars start at the median of 15 draws. A weight
+    tensor starts at a draw, shrunk if its root mean square exceeds fan_in^(-1/2), because a draw from a wide prior
+    saturates every unit.
     """
     if isinstance(start, Posterior) and start.approximation.has_centre:
         return central_start(problem, start)
@@ -311,22 +294,24 @@ def starting_point(
         return resolve_start(problem, start, progress)[0]
     seed = problem.seed if restart == 0 else site_seed(f"restart {restart}", problem.seed) % 2**31
     draws = problem.program.prior_draws(problem.x, problem.y, seed, 15)
-    u = {}
-    for name, value in draws.items():
+    sites = problem.program.sites
+
+    def begin(name: str, value: np.ndarray) -> Any:
         if value.ndim == 1:
-            u[name] = np.median(value)
-            continue
-        first = value[0]
-        if problem.program.sites[name].is_param and np.array_equal(
-            value, np.broadcast_to(first, value.shape)
-        ):
+            return np.median(value)
+        if sites[name].is_param and np.array_equal(value, np.broadcast_to(value[0], value.shape)):
             # The model gives this start; only random draws may be too wide.
-            u[name] = first
-            continue
-        fan_in = int(np.prod(first.shape[:-1])) if first.ndim > 1 else 1
-        size = float(np.sqrt(np.mean(first**2)))
-        u[name] = first * min(1.0, fan_in**-0.5 / size) if size > 0 else first
-    return {name: np.asarray(value) for name, value in u.items()}
+            return value[0]
+        return trainable(value[0])
+
+    return {name: np.asarray(begin(name, value)) for name, value in draws.items()}
+
+
+def trainable(value: np.ndarray) -> np.ndarray:
+    """A draw of a weight tensor, shrunk if its root mean square exceeds fan_in^(-1/2); larger ones saturate units."""
+    fan_in = int(np.prod(value.shape[:-1])) if value.ndim > 1 else 1
+    size = float(np.sqrt(np.mean(value**2)))
+    return value * min(1.0, fan_in**-0.5 / size) if size > 0 else value
 
 
 @dataclass(frozen=True)
@@ -337,17 +322,8 @@ class Changes:
 
         scale * log likelihood + log prior - 1/2 sum_i penalty_i (u_i - location_i)^2.
 
-    A prior precision multiplied by tau corresponds to the penalty (tau - 1) times that precision. A noise precision
-    multiplied by s corresponds to the scale s.
-
-    Attributes
-    ----------
-    penalty : ndarray
-        Over the flat vector of all sites, shape (P,).
-    location : ndarray
-        Over the flat vector of all sites, shape (P,).
-    scale : float, default 1
-        Factor on the log likelihood.
+    A prior precision multiplied by tau corresponds to the penalty (tau - 1) times that precision, a noise precision
+    multiplied by s to the scale s. `penalty` and `location` are over the flat vector of all sites, (P,).
     """
 
     penalty: np.ndarray
@@ -358,12 +334,7 @@ class Changes:
 class Refinement:
     """Modes close to a known one, by L-BFGS over the sites that are not held; compiled once for all `Changes`.
 
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    jacobian : bool, default True
-        Whether log |dw/du| is part of the density.
+    Without `jacobian`, log |dw/du| is not part of the density.
     """
 
     def __init__(self, problem: Problem, jacobian: bool = True):
@@ -380,20 +351,7 @@ class Refinement:
         self.evaluations = 0
 
     def value_and_grad(self, flat: np.ndarray, changes: Changes | None = None) -> tuple[float, np.ndarray]:
-        """Minus the log joint and its gradient.
-
-        Parameters
-        ----------
-        flat : ndarray
-            Flat vector of all sites.
-        changes : Changes, optional
-            Changes of hyper-parameters.
-
-        Returns
-        -------
-        tuple
-            The value and the gradient.
-        """
+        """Minus the log joint at the flat vector of all sites, and its gradient."""
         problem, system = self._problem, self._problem.system
         if changes is None:
             changes = Changes(np.zeros_like(flat), np.zeros_like(flat))
@@ -405,19 +363,9 @@ class Refinement:
     def standing(
         self, u: Mapping[str, np.ndarray], held: Collection[str] = ()
     ) -> tuple[float, float, float | None]:
-        """How close a point is to a mode.
+        """(log joint, norm of its gradient, rise along the gradient in nats if there are kinks, otherwise None).
 
-        Parameters
-        ----------
-        u : mapping of str to ndarray
-            Unconstrained coordinates by site.
-        held : collection of str
-            Sites whose coordinates do not count.
-
-        Returns
-        -------
-        tuple
-            (log joint, norm of its gradient, rise along the gradient in nats if there are kinks, otherwise None).
+        The coordinates of the sites `held` do not count for the rise.
         """
         flat = flat_sites(self._problem, u)
         value, gradient = self.value_and_grad(flat)
@@ -451,24 +399,7 @@ class Refinement:
         changes: Changes | None = None,
         steps: int = REFINING,
     ) -> dict[str, np.ndarray]:
-        """The mode reached from a point.
-
-        Parameters
-        ----------
-        u : mapping of str to ndarray
-            Unconstrained coordinates by site.
-        held : collection of str
-            Sites that stay at `u`.
-        changes : Changes, optional
-            Changes of hyper-parameters.
-        steps : int
-            Maximum number of iterations.
-
-        Returns
-        -------
-        dict of str to ndarray
-            The mode in unconstrained coordinates.
-        """
+        """The mode reached from u in at most `steps` iterations; the sites `held` stay."""
         from scipy.optimize import minimize
 
         begin, free = flat_sites(self._problem, u), self._free(held)
@@ -481,13 +412,8 @@ class Refinement:
             value, gradient = self.value_and_grad(flat, changes)
             return value, gradient[free]
 
-        result = minimize(
-            negative,
-            begin[free],
-            jac=True,
-            method="L-BFGS-B",
-            options={"maxiter": steps, "maxcor": 30, "ftol": 1e-15, "gtol": 1e-9},
-        )
+        options = {"maxiter": steps, "maxcor": 30, "ftol": 1e-15, "gtol": 1e-9}
+        result = minimize(negative, begin[free], jac=True, method="L-BFGS-B", options=options)
         flat = begin.copy()
         if np.all(np.isfinite(result.x)) and result.fun <= self.value_and_grad(begin, changes)[0]:
             flat[free] = result.x
@@ -499,17 +425,7 @@ def kinks(problem: Problem) -> str:
 
     The log density of a Laplace (double-exponential) distribution has a kink at its location. In a likelihood it is at
     residuals of zero, and the optimum has some of these (a median regression passes through as many rows as it has
-    weights). In a prior it is at weights of zero.
-
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-
-    Returns
-    -------
-    str
-        A description of the part; "" if no kinks are known.
+    weights). In a prior it is at weights of zero. "" if no kinks are known.
     """
     likelihood = getattr(problem.program.likelihood, "base", problem.program.likelihood)
     if getattr(likelihood, "family", type(likelihood).__name__) == "Laplace":
@@ -518,101 +434,8 @@ def kinks(problem: Problem) -> str:
     return f"the Laplace prior of {', '.join(sites)}" if sites else ""
 
 
-class _AdamNumPyro:
-    """A chunk of steps as one compiled scan; the learning rate is an argument, so it is compiled once.
-
-    `key` identifies the compiled steps for reuse by other starts; None keeps none.
-    """
-
-    def __init__(self, problem: Problem, loss: Callable[..., Any], u0: Mapping[str, np.ndarray], key: Any):
-        import jax
-        import optax
-
-        transformation = optax.scale_by_adam()
-
-        def step(state: Any, inputs: Any) -> Any:
-            u, inner, rate, x, y = state
-            value, gradient = jax.value_and_grad(loss)(u, x, y)
-            updates, inner = transformation.update(gradient, inner)
-            u = jax.tree.map(lambda a, b: a - rate * b, u, updates)
-            return (u, inner, rate, x, y), value
-
-        def chunk(u: Any, inner: Any, rate: Any, x: Any, y: Any) -> Any:
-            (u, inner, *_), values = jax.lax.scan(step, (u, inner, rate, x, y), None, length=CHUNK)
-            return u, inner, values
-
-        self._problem = problem
-        self._u = {name: problem.system.asarray(value) for name, value in u0.items()}
-        self._inner = transformation.init(self._u)
-        watch = Stopwatch()
-        rate = problem.system.asarray(np.asarray(0.0))
-
-        def build() -> Any:
-            return jax.jit(chunk).lower(self._u, self._inner, rate, problem.x, problem.y).compile()
-
-        self._chunk = build() if key is None else problem.program._cached(key, build)
-        self.compile_seconds = watch()
-
-    def advance(self, rate: float) -> np.ndarray:
-        rate_array = self._problem.system.asarray(np.asarray(rate))
-        self._u, self._inner, values = self._chunk(
-            self._u, self._inner, rate_array, self._problem.x, self._problem.y
-        )
-        return np.asarray(values)
-
-    def values(self) -> dict[str, np.ndarray]:
-        return {name: np.asarray(value) for name, value in self._u.items()}
-
-
-class _AdamPyro:
-    compile_seconds = 0.0
-
-    def __init__(self, problem: Problem, loss: Callable[..., Any], u0: Mapping[str, np.ndarray], key: Any):
-        import torch
-
-        self._problem = problem
-        self._loss = loss
-        self._u = {name: problem.system.asarray(value).requires_grad_() for name, value in u0.items()}
-        self._optimiser = torch.optim.Adam(list(self._u.values()))
-
-    def advance(self, rate: float) -> np.ndarray:
-        for group in self._optimiser.param_groups:
-            group["lr"] = rate
-        values = []
-        for _ in range(CHUNK):
-            self._optimiser.zero_grad()
-            value = self._loss(self._u, self._problem.x, self._problem.y)
-            value.backward()
-            self._optimiser.step()
-            values.append(value.detach())
-        return np.array([float(value) for value in values])
-
-    def values(self) -> dict[str, np.ndarray]:
-        return {name: self._problem.system.to_numpy(value).copy() for name, value in self._u.items()}
-
-
-_ADAM: dict[str, Any] = {"numpyro": _AdamNumPyro, "pyro": _AdamPyro}
-
-
 def check_optimiser(name: str, steps: int, learning_rate: float, tolerance: float) -> None:
-    """Check the settings of an optimiser.
-
-    Parameters
-    ----------
-    name : str
-        Name of the method, for error messages.
-    steps : int
-        Number of steps.
-    learning_rate : float
-        Learning rate.
-    tolerance : float
-        Tolerance in nats.
-
-    Raises
-    ------
-    InputError
-        A setting is impossible.
-    """
+    """Refuse impossible settings of an optimiser."""
     if not isinstance(steps, int) or steps < 1:
         raise InputError.of(name, "a positive whole number of steps", repr(steps), "steps=20_000")
     if not learning_rate > 0:
@@ -622,22 +445,7 @@ def check_optimiser(name: str, steps: int, learning_rate: float, tolerance: floa
 
 
 def check_restarts(name: str, restarts: int, start: Start) -> None:
-    """Check the number of starts.
-
-    Parameters
-    ----------
-    name : str
-        Name of the method, for error messages.
-    restarts : int
-        Number of starts.
-    start : Start
-        The start.
-
-    Raises
-    ------
-    InputError
-        Not a valid number, or several starts at one given point.
-    """
+    """Refuse a number of starts that is none, or several starts at one given point."""
     if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 1:
         raise InputError.of(f"{name}: restarts", "a positive whole number", repr(restarts), "restarts=5")
     if restarts > 1 and start is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,8 +14,8 @@ from ppl_bnn.core.errors import DivergenceError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Start, Stopwatch
+from ppl_bnn.inference.optimisation.loops import STRETCH, adam, loop_of
 from ppl_bnn.inference.optimisation.mode import (
-    CHUNK,
     WAIT,
     Mode,
     Plateau,
@@ -41,73 +40,67 @@ def find_modes(
     progress: Progress,
     title: str = "MAP",
 ) -> list[Mode | DivergenceError]:
-    """Run `find_mode` for several problems in one loop.
+    """Run `find_mode` for several problems in one loop; returns a mode, or the error, of each.
 
-    The problems differ in their seeds and rows. A step of all of them is one vectorised call. Each has its own learning
-    rate and stops moving when it has converged. The costs of the loop are shared evenly.
+    The problems are of one program and differ in their seeds and rows. A step of all of them is one vectorised call.
+    Each has its own learning rate and stops moving when it has converged. The costs of the loop are shared evenly.
 
-    Parameters
-    ----------
-    problems : sequence of Problem
-        Problems of one program.
-    start, steps, learning_rate, tolerance, polish, jacobian, progress, title
-        As for `find_mode`.
-    validation : float or None
-        The share of rows held out of each problem, chosen by its seed. The loss is then that of the other rows. The
-        iterate with the largest mean log likelihood of the held-out rows is kept (early stopping). It is not polished,
-        because it is not a mode.
-
-    Returns
-    -------
-    list of Mode or DivergenceError
-        One entry per problem; its error if it failed.
+    With `validation`, a share of the rows of each problem is held out, chosen by its seed. The loss is then that of the
+    other rows. The iterate with the largest mean log likelihood of the held-out rows is kept (early stopping). It is
+    not polished, because it is not a mode. The other arguments are those of `find_mode`.
     """
     watch = Stopwatch()
     count, first = len(problems), problems[0]
     program = first.program
-    splits = [None if validation is None else held_out(problem, validation) for problem in problems]
+    splits = None if validation is None else [held_out(problem, validation) for problem in problems]
     found: list[Any] = [None] * count
-    begins = np.empty((count, program.parameter_count))
+    begins = np.zeros((count, program.parameter_count))
     for index, problem in enumerate(problems):
         try:
             begins[index] = flat_sites(problem, starting_point(problem, start, progress))
         except DivergenceError as error:
-            found[index], begins[index] = error, 0.0
-    adam = _MEMBERS[first.system.name](problems, splits, begins, jacobian)
+            found[index] = error
+    loop = _adam_of_each(problems, splits, begins, jacobian)
+
+    def read(name: str) -> np.ndarray:
+        return np.array(first.system.to_numpy(loop.state[name]), dtype=np.float64)
+
     plateaus = [Plateau(learning_rate, tolerance) for _ in problems]
     running = np.array([each is None for each in found])
     ended, arrived = np.zeros(count, dtype=int), np.zeros(count, dtype=bool)
-    losses: list[np.ndarray] = []
+    best_steps = np.zeros(count, dtype=int)
+    trails = np.empty((0, count))
     done = 0
     task = progress.task(f"{title} x {count} ({first.system.name})", steps)
     try:
         while done < steps and running.any():
             rates = np.array([each.rate for each in plateaus]) * running
-            values = adam.advance(rates)
-            losses.append(values)
-            done += CHUNK
-            best_steps = adam.best_steps()
+            losses = loop.advance({"rate": np.tile(rates, (STRETCH, 1))})
+            trails = np.concatenate([trails, losses])
+            means = [float(losses[:, index].mean()) for index in range(count)]
+            done += STRETCH
+            if validation is not None:
+                best_steps = read("at").astype(int)
             for index in np.flatnonzero(running):
-                mean = float(values[index].mean())
                 ended[index] = done
-                if not np.isfinite(mean):
-                    found[index] = diverged(title, mean, done, learning_rate)
+                if not np.isfinite(means[index]):
+                    found[index] = diverged(title, means[index], done, learning_rate)
                     running[index] = False
                     continue
-                plateaus[index].see(mean)
+                plateaus[index].see(means[index])
                 waited = validation is not None and done - best_steps[index] >= WAIT
                 arrived[index] = plateaus[index].reached or waited
                 running[index] = not arrived[index]
-            told = values[[each is None for each in found]]
+            good = losses[:, [each is None for each in found]]
             task.update(
                 done if running.any() else steps,
-                loss=float(told.mean()) if told.size else float("nan"),
+                loss=float(good.mean()) if good.size else float("nan"),
                 running=float(running.sum()),
             )
     finally:
         task.close()
-    flats, scores, best_steps = adam.values(), adam.scores(), adam.best_steps()
-    trails = np.concatenate(losses, axis=1) if losses else np.empty((count, 0))
+    flats = read("flat" if validation is None else "best")
+    scores = None if validation is None else read("score")
     for index, problem in enumerate(problems):
         if found[index] is not None:
             continue
@@ -120,34 +113,72 @@ def find_modes(
             u=u,
             log_joint=value,
             gradient_norm=norm,
-            losses=trails[index, : ended[index]],
+            losses=trails[: ended[index], index],
             converged=bool(arrived[index]),
             evaluations=int(ended[index]) + refinement.evaluations,
-            compile_seconds=adam.compile_seconds / count,
+            compile_seconds=loop.compile_seconds / count,
             run_seconds=0.0,
-            held_score=None if validation is None else float(scores[index]),
-            best_step=None if validation is None else int(best_steps[index]),
+            held_score=None if scores is None else float(scores[index]),
+            best_step=None if scores is None else int(best_steps[index]),
             rise=rise,
         )
-    seconds = max(watch() - adam.compile_seconds, 0.0) / count
+    seconds = max(watch() - loop.compile_seconds, 0.0) / count
     return [replace(each, run_seconds=seconds) if isinstance(each, Mode) else each for each in found]
 
 
-def held_out(problem: Problem, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Split rows at random, by the seed of the problem; at least one row on each side.
+def _adam_of_each(
+    problems: Sequence[Problem],
+    splits: Sequence[tuple[np.ndarray, np.ndarray]] | None,
+    begins: np.ndarray,
+    jacobian: bool,
+) -> Any:
+    """The loop of Adam over several problems at once, from the flat vectors `begins`, (problems, P).
 
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    share : float
-        The share of rows to hold out.
-
-    Returns
-    -------
-    tuple of ndarray
-        (remaining rows, held-out rows), both sorted.
+    `splits` has (remaining rows, held-out rows) of each problem. The state then has the best point so far, its score
+    and its step: "best", "score" and "at".
     """
+    first = problems[0]
+    system, program, count = first.system, first.program, len(problems)
+    zeros = np.zeros_like(begins)
+    state = {"flat": begins, "first": zeros, "second": zeros, "step": np.zeros(count)}
+    if splits is None:
+        *data, axis = stacked_rows(problems)
+    else:
+        *data, axis = stacked_rows(problems, [left for left, _ in splits])
+        data += stacked_rows(problems, [out for _, out in splits])[:2]
+        state |= {"best": begins, "score": np.full(count, -np.inf), "at": np.zeros(count)}
+
+    def loss(flat: Any, x: Any, y: Any) -> Any:
+        return -program.log_joint(program.unravel(flat), x, y, jacobian=jacobian)
+
+    value_and_grad = system.value_and_grad(loss)
+
+    def step(state: Mapping[str, Any], given: Mapping[str, Any], key: Any, x: Any, y: Any, *out: Any) -> Any:
+        value, gradient = value_and_grad(state["flat"], x, y)
+        number = state["step"] + 1.0
+        direction, moments = adam(state, gradient, number)
+        flat = state["flat"] - given["rate"] * direction
+        new = {"flat": flat, "step": number, **moments}
+        if out:
+            score = program.log_likelihood(program.unravel(flat), *out).mean()
+            better = score > state["score"]
+            now = {"best": flat, "score": score, "at": number}
+            new |= {name: ops.where(better, value, state[name]) for name, value in now.items()}
+        return new, value
+
+    return loop_of(
+        first,
+        step,
+        {name: system.asarray(value) for name, value in state.items()},
+        {"rate": np.zeros((1, count))},
+        tuple(data),
+        axes=(axis,) * len(data),
+        key=("adam of each", jacobian),
+    )
+
+
+def held_out(problem: Problem, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """(remaining rows, held-out rows), both sorted and not empty: a random split by the seed of the problem."""
     rows = problem.rows
     held = min(max(1, round(share * rows)), rows - 1)
     order = np.random.default_rng(site_seed("held out", problem.seed)).permutation(rows)
@@ -157,34 +188,13 @@ def held_out(problem: Problem, share: float) -> tuple[np.ndarray, np.ndarray]:
 def best_mode(
     problem: Problem, *, restarts: int, progress: Progress, title: str, **settings: Any
 ) -> tuple[Mode, np.ndarray]:
-    """The highest of the modes from several starts.
+    """The highest of the modes from `restarts` starts, by `find_mode`, with the costs of all starts.
 
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    restarts : int
-        R, the number of starts.
-    progress : Progress
-        Receives reports of progress.
-    title : str
-        Title of the progress bar.
-    **settings
-        Settings of `find_mode`.
-
-    Returns
-    -------
-    tuple
-        The mode with the costs of all starts, and the log joint of each, shape (R,), -inf for a start that diverged.
-
-    Raises
-    ------
-    DivergenceError
-        All starts diverged.
+    Also the log joint of each, (restarts,), -inf for a start that diverged. If all diverged, the first error is raised.
     """
     best: Mode | None = None
     log_joints, failed = np.full(restarts, -np.inf), []
-    evaluations, compile_seconds, run_seconds = 0, 0.0, 0.0
+    spent = {"evaluations": 0, "compile_seconds": 0.0, "run_seconds": 0.0}
     for restart in range(restarts):
         name = title if restarts == 1 else f"{title} {restart + 1}/{restarts}"
         try:
@@ -193,52 +203,26 @@ def best_mode(
             failed.append(error)
             continue
         log_joints[restart] = mode.log_joint
-        evaluations += mode.evaluations
-        compile_seconds += mode.compile_seconds
-        run_seconds += mode.run_seconds
+        spent = {name: value + getattr(mode, name) for name, value in spent.items()}
         if best is None or mode.log_joint > best.log_joint:
             best = mode
     if best is None:
         raise failed[0]
-    spent = {"evaluations": evaluations, "compile_seconds": compile_seconds, "run_seconds": run_seconds}
     return replace(best, failures=failed_restarts(failed, restarts), **spent), log_joints
 
 
 def failed_restarts(failed: Sequence[Exception], restarts: int) -> tuple[str, ...]:
-    """A warning about starts that failed, if there are any.
-
-    Parameters
-    ----------
-    failed : sequence of Exception
-        Their errors.
-    restarts : int
-        Number of starts.
-
-    Returns
-    -------
-    tuple of str
-        One warning or none.
-    """
+    """A warning about starts that failed, if there are any."""
     return (f"{len(failed)} of {restarts} starts failed, the first with: {failed[0]}",) if failed else ()
 
 
 def stacked_rows(
     problems: Sequence[Problem], rows: Sequence[np.ndarray] | None = None
-) -> tuple[Any, Any, Any]:
-    """The data of several problems in arrays of the system.
+) -> tuple[Any, Any, int | None]:
+    """(x, y, axis): the data of several problems, or of the given rows of each, in arrays of the system.
 
-    Parameters
-    ----------
-    problems : sequence of Problem
-        The problems.
-    rows : sequence of ndarray, optional
-        Rows to take from each.
-
-    Returns
-    -------
-    tuple
-        (x, y, axis). The arrays have a first axis over problems (axis 0), or no such axis (axis None) if all problems
-        share their data and no `rows` are selected.
+    The arrays have a first axis over problems (axis 0), or no such axis (axis None) if all problems share their data
+    and no `rows` are selected.
     """
     first = problems[0]
     if rows is None and all(each.x is first.x and each.y is first.y for each in problems):
@@ -255,136 +239,3 @@ def stacked_rows(
     else:
         x = stacked(lambda each: each.inputs)
     return x, stacked(lambda each: each.targets), 0
-
-
-class _Members(ABC):
-    """Adam for several problems at once: the step of one of them, over ops, and the state of all.
-
-    `splits` has (remaining rows, held-out rows) of each problem, or None for each.
-    """
-
-    compile_seconds = 0.0
-
-    def __init__(
-        self,
-        problems: Sequence[Problem],
-        splits: Sequence[tuple[np.ndarray, np.ndarray] | None],
-        begins: np.ndarray,
-        jacobian: bool,
-    ):
-        first = problems[0]
-        self._system, self._program, self._jacobian = first.system, first.program, jacobian
-        known = [split for split in splits if split is not None]
-        if known:
-            self._held = True
-            *data, axis = stacked_rows(problems, [left for left, _ in known])
-            *held, _ = stacked_rows(problems, [out for _, out in known])
-            data += held
-        else:
-            self._held = False
-            *data, axis = stacked_rows(problems)
-        self._data, self._axes = tuple(data), (axis,) * len(data)
-        count = len(problems)
-        zeros = np.zeros_like(begins)
-        state = {"flat": begins, "first": zeros, "second": zeros, "step": np.zeros(count)}
-        if self._held:
-            state |= {"best": begins, "score": np.full(count, -np.inf), "at": np.zeros(count)}
-        self._state = {name: first.system.asarray(value) for name, value in state.items()}
-        self._build(first)
-
-    @abstractmethod
-    def _build(self, problem: Problem) -> None:
-        """Set up the step for all problems, compiled if the system compiles."""
-
-    def _step(self) -> Callable[..., Any]:
-        """(state, rate, x, y, ...) -> (state, loss before the step) of one problem."""
-        program, jacobian, held = self._program, self._jacobian, self._held
-
-        def loss(flat: Any, x: Any, y: Any) -> Any:
-            return -program.log_joint(program.unravel(flat), x, y, jacobian=jacobian)
-
-        value_and_grad = self._system.value_and_grad(loss)
-
-        def step(
-            state: Mapping[str, Any], rate: Any, x: Any, y: Any, *out: Any
-        ) -> tuple[dict[str, Any], Any]:
-            value, gradient = value_and_grad(state["flat"], x, y)
-            number = state["step"] + 1.0
-            first = 0.9 * state["first"] + 0.1 * gradient
-            second = 0.999 * state["second"] + 0.001 * gradient**2
-            size = ops.sqrt(second / (1.0 - 0.999**number)) + 1e-8
-            flat = state["flat"] - rate * (first / (1.0 - 0.9**number) / size)
-            new = {"flat": flat, "first": first, "second": second, "step": number}
-            if held:
-                score = program.log_likelihood(program.unravel(flat), *out).mean()
-                better = score > state["score"]
-                new["best"] = ops.where(better, flat, state["best"])
-                new["score"] = ops.where(better, score, state["score"])
-                new["at"] = ops.where(better, number, state["at"])
-            return new, value
-
-        return step
-
-    @abstractmethod
-    def advance(self, rates: np.ndarray) -> np.ndarray:
-        """Run a chunk of steps of each problem at its rate; return the losses, (problems, CHUNK)."""
-
-    def values(self) -> np.ndarray:
-        """The current points, or the best ones for problems with held-out rows, (problems, P)."""
-        return np.array(
-            self._system.to_numpy(self._state["best" if self._held else "flat"]), dtype=np.float64
-        )
-
-    def scores(self) -> np.ndarray:
-        """The best mean log likelihoods of held-out rows, (problems,); NaN if there are none."""
-        if not self._held:
-            return np.full(len(self._system.to_numpy(self._state["step"])), np.nan)
-        return np.array(self._system.to_numpy(self._state["score"]), dtype=np.float64)
-
-    def best_steps(self) -> np.ndarray:
-        """The steps of the best scores, (problems,); 0 if there are none."""
-        values = self._state["at"] if self._held else 0.0 * self._state["step"]
-        return np.array(self._system.to_numpy(values)).astype(int)
-
-
-class _MembersNumPyro(_Members):
-    def _build(self, problem: Problem) -> None:
-        import jax
-
-        step, axes = self._step(), self._axes
-
-        def member(state: Any, rate: Any, *data: Any) -> Any:
-            return jax.lax.scan(lambda state, _: step(state, rate, *data), state, None, length=CHUNK)
-
-        watch = Stopwatch()
-        arguments = (self._state, problem.system.asarray(np.zeros(len(self._state["step"]))), *self._data)
-        shapes = str(jax.tree.map(lambda array: (array.shape, str(array.dtype)), arguments))
-
-        def build() -> Any:
-            return jax.jit(jax.vmap(member, in_axes=(0, 0, *axes))).lower(*arguments).compile()
-
-        key = ("adam for several", self._jacobian, self._held, axes, shapes)
-        self._chunk = problem.program._cached(key, build)
-        self.compile_seconds = watch()
-
-    def advance(self, rates: np.ndarray) -> np.ndarray:
-        self._state, values = self._chunk(self._state, self._system.asarray(rates), *self._data)
-        return np.asarray(values, dtype=np.float64)
-
-
-class _MembersPyro(_Members):
-    def _build(self, problem: Problem) -> None:
-        self._one_step = self._system.vmap(self._step(), in_axes=(0, 0, *self._axes))
-
-    def advance(self, rates: np.ndarray) -> np.ndarray:
-        import torch
-
-        values, given = [], self._system.asarray(rates)
-        with torch.no_grad():
-            for _ in range(CHUNK):
-                self._state, value = self._one_step(self._state, given, *self._data)
-                values.append(value)
-        return np.array(self._system.to_numpy(torch.stack(values, 1)), dtype=np.float64)
-
-
-_MEMBERS: dict[str, Any] = {"numpyro": _MembersNumPyro, "pyro": _MembersPyro}

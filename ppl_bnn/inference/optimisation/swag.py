@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
 from ppl_bnn.inference.optimisation.loops import (
     check_whole,
     check_within,
+    chosen_rows,
+    loop_of,
     refuse_free_parameters,
     rows_per_step,
 )
@@ -358,12 +359,8 @@ class SWAG(Method):
         shape = np.ones(every)
         if self.schedule == "cyclical":
             shape = 1.0 - (1.0 - CYCLE_END) * (np.arange(every) + 1.0) / every
-        pieces = math.ceil(every / LONGEST)
-        length = math.ceil(every / pieces)
-        # All pieces have the same number of steps, so that the loop is compiled once. The last is padded with steps
-        # of rate zero.
-        shape = np.concatenate([shape, np.zeros(pieces * length - every)])
-        loop = _LOOPS[first.system.name](problems, [begin.flat for begin in begun], size, length)
+        length = math.ceil(every / math.ceil(every / LONGEST))
+        loop = _descent_of_each(problems, np.stack([begin.flat for begin in begun]), size, length)
         generators = [batch_generator(problem) for problem in problems]
         moments = [_Moments(self.rank) for _ in problems]
         total = self.burn_in + self.collections
@@ -372,15 +369,12 @@ class SWAG(Method):
         try:
             for stretch in range(total):
                 values = []
-                for start in range(0, every, length):
-                    given = rates[:, None] * shape[start : start + length] / first.rows
-                    steps = min(length, every - start)
-                    rows = np.zeros((count, length, size), dtype=np.int64)
-                    for index, each in enumerate(generators):
-                        rows[index, :steps] = each.integers(first.rows, size=(steps, size))
-                    values.append(loop.advance(given, rows)[:, :steps])
-                losses[:, stretch] = np.concatenate(values, axis=1).mean(1)
-                flats = loop.values()
+                for part in np.split(shape, range(length, every, length)):
+                    rows = [each.integers(first.rows, size=(len(part), size)) for each in generators]
+                    given = {"rate": part[:, None] * rates / first.rows, "rows": np.stack(rows, 1)}
+                    values.append(loop.advance(given))
+                losses[:, stretch] = np.concatenate(values).mean(0)
+                flats = np.array(first.system.to_numpy(loop.state), dtype=np.float64)
                 for index in range(count):
                     if index in failed:
                         continue
@@ -593,109 +587,28 @@ def _settled(losses: np.ndarray) -> bool:
     return bool(abs(before.mean() - last.mean()) <= max(3.0 * error, 0.1))
 
 
-class _Loop(ABC):
-    """Gradient descent for several problems at once, one stretch of steps at a time."""
+def _descent_of_each(problems: Sequence[Problem], begins: np.ndarray, size: int, length: int) -> Any:
+    """The loop of gradient descent for several problems at once, on batches of `size` rows."""
+    first, count = problems[0], len(problems)
+    program, scale = first.program, first.rows / size
+    x, y, axis = stacked_rows(problems)
 
-    compile_seconds = 0.0
+    def loss(flat: Any, x: Any, y: Any) -> Any:
+        return -program.log_joint(program.unravel(flat), x, y, scale)
 
-    def __init__(self, problems: Sequence[Problem], begins: Sequence[np.ndarray], size: int, length: int):
-        first = problems[0]
-        self._system, self._program = first.system, first.program
-        self._scale = first.rows / size
-        self._flats = first.system.asarray(np.stack(begins).astype(np.float64))
-        self._x, self._y, self._axis = stacked_rows(problems)
-        self._build(first, len(problems), size, length)
+    value_and_grad = first.system.value_and_grad(loss)
 
-    @abstractmethod
-    def _build(self, problem: Problem, count: int, size: int, length: int) -> None:
-        """Set up the step for all problems, compiled if the system compiles."""
+    def step(flat: Any, given: Mapping[str, Any], key: Any, x: Any, y: Any) -> tuple[Any, Any]:
+        value, gradient = value_and_grad(flat, *chosen_rows(given, x, y))
+        return flat - given["rate"] * gradient, value
 
-    def _step(self) -> Callable[..., Any]:
-        """(flat, rate, x, y) -> (flat, loss before the step) of one problem, for the rows of a batch."""
-        program, scale = self._program, self._scale
-
-        def loss(flat: Any, x: Any, y: Any) -> Any:
-            return -program.log_joint(program.unravel(flat), x, y, scale)
-
-        value_and_grad = self._system.value_and_grad(loss)
-
-        def step(flat: Any, rate: Any, x: Any, y: Any) -> tuple[Any, Any]:
-            value, gradient = value_and_grad(flat, x, y)
-            return flat - rate * gradient, value
-
-        return step
-
-    @abstractmethod
-    def advance(self, rates: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Take steps at rates (problems, length) on rows (problems, length, size); return losses (problems, length)."""
-
-    def values(self) -> np.ndarray:
-        """The current flat vectors, (problems, P)."""
-        return np.array(self._system.to_numpy(self._flats), dtype=np.float64)
-
-
-class _LoopNumPyro(_Loop):
-    def _build(self, problem: Problem, count: int, size: int, length: int) -> None:
-        import jax
-
-        step = self._step()
-
-        def stretch(flat: Any, rates: Any, rows: Any, x: Any, y: Any) -> Any:
-            def one(flat: Any, given: Any) -> Any:
-                rate, index = given
-                return step(flat, rate, map_data(lambda a: a[index], x), y[index])
-
-            return jax.lax.scan(one, flat, (rates, rows))
-
-        watch = Stopwatch()
-        asarray = self._system.asarray
-        arguments = (
-            self._flats,
-            asarray(np.zeros((count, length))),
-            asarray(np.zeros((count, length, size), dtype=np.int64)),
-            self._x,
-            self._y,
-        )
-        shapes = str(jax.tree.map(lambda array: (array.shape, str(array.dtype)), arguments))
-
-        def build() -> Any:
-            mapped = jax.vmap(stretch, in_axes=(0, 0, 0, self._axis, self._axis))
-            return jax.jit(mapped).lower(*arguments).compile()
-
-        self._stretch = problem.program._cached(("swag", self._scale, self._axis, shapes), build)
-        self.compile_seconds = watch()
-
-    def advance(self, rates: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        asarray = self._system.asarray
-        self._flats, values = self._stretch(self._flats, asarray(rates), asarray(rows), self._x, self._y)
-        return np.asarray(values, dtype=np.float64)
-
-
-class _LoopPyro(_Loop):
-    def _build(self, problem: Problem, count: int, size: int, length: int) -> None:
-        self._one_step = self._system.vmap(self._step())
-
-    def advance(self, rates: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        import torch
-
-        asarray = self._system.asarray
-        given, index = asarray(rates), torch.as_tensor(rows, device=self._flats.device)
-        values = []
-        with torch.no_grad():
-            for step in range(rates.shape[1]):
-                x = map_data(lambda a, i=index[:, step]: self._chosen(a, i), self._x)
-                y = self._chosen(self._y, index[:, step])
-                self._flats, value = self._one_step(self._flats, given[:, step], x, y)
-                values.append(value)
-        return np.array(self._system.to_numpy(torch.stack(values, 1)), dtype=np.float64)
-
-    def _chosen(self, array: Any, index: Any) -> Any:
-        """Rows (problems, size, ...) of data that all problems share, or of the data of each problem."""
-        if self._axis is None:
-            return array[index]
-        import torch
-
-        return array[torch.arange(len(index), device=index.device)[:, None], index]
-
-
-_LOOPS: dict[str, Any] = {"numpyro": _LoopNumPyro, "pyro": _LoopPyro}
+    return loop_of(
+        first,
+        step,
+        first.system.asarray(begins.astype(np.float64)),
+        {"rate": np.zeros((1, count)), "rows": np.zeros((1, count, size), dtype=np.int64)},
+        (x, y),
+        length=length,
+        axes=(axis, axis),
+        key=("swag", scale, length),
+    )

@@ -21,12 +21,12 @@ from ppl_bnn.inference.optimisation.loops import (
     check_within,
     evidence_bound,
     first_half,
+    iterate,
     refuse_free_parameters,
     rows_per_step,
     schedule,
     settled,
     unsettled_warning,
-    walk,
 )
 from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.variational.mean_field import MeanField
@@ -146,7 +146,7 @@ class IVON(Method):
         mean = flat_sites(problem, starting_point(problem, self.start, progress))
         zeros = np.zeros_like(mean)
         advice = f"learning_rate={self.learning_rate / 10:g}, a smaller init_scale, or standardise=True"
-        arrived = walk(
+        arrived = iterate(
             problem,
             self._rule(problem, batch),
             {

@@ -23,11 +23,11 @@ from ppl_bnn.inference.optimisation.loops import (
     check_whole,
     check_within,
     first_half,
+    iterate,
     rows_per_step,
     schedule,
     settled,
     unsettled_warning,
-    walk,
 )
 from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.language.handlers import LinearUse, NetworkFunction, RecordLinear, SubstituteLinear
@@ -202,7 +202,7 @@ class MCDropout(Method):
             return {"u": u, "total": state["total"] + told["counts"] * u, **moments}, value
 
         zeros = np.zeros_like(u0)
-        arrived = walk(
+        arrived = iterate(
             problem,
             rule,
             {"u": u0, "total": zeros, "first": zeros, "second": zeros},

@@ -22,12 +22,12 @@ from ppl_bnn.inference.optimisation.loops import (
     adam,
     check_whole,
     check_within,
+    iterate,
     refuse_free_parameters,
     rows_per_step,
     schedule,
     settled,
     unsettled_warning,
-    walk,
 )
 from ppl_bnn.language import ops
 from ppl_bnn.posterior.approximation import Approximation
@@ -249,7 +249,7 @@ class SVGD(Method):
             return self._ascend(state, direction, told), values.mean()
 
         particles = self._start(problem, progress)
-        arrived = walk(
+        arrived = iterate(
             problem,
             rule,
             {"particles": particles, "first": np.zeros_like(particles), "second": np.zeros_like(particles)},

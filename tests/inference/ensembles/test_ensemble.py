@@ -16,7 +16,7 @@ from ppl_bnn.core.arrays import site_seed
 from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError
 from ppl_bnn.inference.ensembles.members import Members, mixture
 from ppl_bnn.inference.method import Method, Outcome
-from ppl_bnn.inference.optimisation import several_modes, swag
+from ppl_bnn.inference.optimisation import several_modes
 from ppl_bnn.inference.optimisation.several_modes import held_out
 from ppl_bnn.inference.sampling.sampler import Sampler
 from ppl_bnn.posterior.approximation import Chains, Point
@@ -551,14 +551,3 @@ def test_impossible_early_stopping():
 def test_names_of_approximations_in_files_are_a_fixed_list():
     with pytest.raises(bnn.errors.UnknownNameError, match="approximation"):
         approximation_class("os:system")
-
-
-@pytest.mark.parametrize(
-    ("loop", "left_open"),
-    [(several_modes._Members, {"_build", "advance"}), (swag._Loop, {"_build", "advance"})],
-    ids=["adam", "swag"],
-)
-def test_a_loop_over_members_has_to_say_how_it_runs(loop, left_open):
-    assert loop.__abstractmethods__ == left_open
-    with pytest.raises(TypeError, match="abstract"):
-        loop()

@@ -14,7 +14,7 @@ from ppl_bnn import dist, likelihoods, ops, priors
 from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.backends.systems import system
 from ppl_bnn.core.errors import UnsupportedError
-from ppl_bnn.inference.optimisation.adam import batch_indices
+from ppl_bnn.inference.optimisation.loops import batch_indices
 from ppl_bnn.inference.variational.guides import Guide, GuideApproximation
 from ppl_bnn.inference.variational.objectives import ESTIMATORS, Objective
 from tests.problems import Conjugate
