@@ -266,7 +266,7 @@ def iterate(
         return part
 
     state = {name: system.asarray(np.asarray(value, dtype=float)) for name, value in start.items()}
-    example = {name: np.zeros(1) for name in inputs}
+    example: dict[str, np.ndarray] = {name: np.zeros(1) for name in inputs}
     if batch is not None:
         example["rows"] = np.zeros((1, batch), dtype=int)
     loop = loop_of(problem, step, state, example, (problem.x, problem.y), seed=problem.seed, stops=True)
