@@ -14,14 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import unknown_name
+from ppl_bnn.core.settings import OneOf, between, setting, whole
 from ppl_bnn.inference.cost import Size
-from ppl_bnn.inference.mcmc.superchains import ManyChains
-from ppl_bnn.inference.optimisation.loops import check_whole, check_within
+from ppl_bnn.inference.mcmc.superchains import ManyChains, cast, finite, where
 from ppl_bnn.inference.sampling.chains import Kernel
 from ppl_bnn.inference.sampling.sampler import Target
 
-METRICS = ("diagonal", "identity")
 # Decay of moving averages: the average at transition t takes the newest value with weight t^-DECAY.
 DECAY = 0.5
 # The acceptance of a failed proposal in the harmonic mean. At 0, one chain would stop the adaptation of all. If failed
@@ -31,6 +29,8 @@ FAILED = 0.1
 FIRST_MOMENT, SECOND_MOMENT = 0.0, 0.95
 # Bits of the index of the quasi-random sequence: it repeats after 2^20 transitions.
 HALTON_BITS = 20
+# Parts of the state that the warm-up learns.
+LEARNED = ("adaptation", "average", "mean", "variance", "refused")
 
 
 @dataclass(frozen=True)
@@ -100,18 +100,10 @@ class ChEES(ManyChains):
     Carlo", AISTATS.
     """
 
-    target_accept: float = 0.651
-    max_steps: int = 1000
-    metric: str = "diagonal"
-    learning_rate: float = 0.05
-
-    def check(self) -> None:
-        super().check()
-        check_within(self.name, "target_accept", self.target_accept, 0, 1, "0.651")
-        check_within(self.name, "learning_rate", self.learning_rate, 0, 1, "0.05")
-        check_whole(self.name, "max_steps", self.max_steps, 1, "1000")
-        if self.metric not in METRICS:
-            raise unknown_name("metric", self.metric, METRICS)
+    target_accept: float = setting(0.651, between(0, 1))
+    max_steps: int = setting(1000, whole())
+    metric: str = setting("diagonal", OneOf(("diagonal", "identity")))
+    learning_rate: float = setting(0.05, between(0, 1))
 
     def gradients_per_draw(self, size: Size) -> tuple[float, float, float]:
         return 1.0, min(30.0, self.max_steps), float(self.max_steps)
@@ -135,17 +127,8 @@ class ChEES(ManyChains):
             self.max_steps,
         )
 
-        def valued(flat: Any, data: Any) -> Any:
-            return jax.vmap(lambda one: hmc.init(one, lambda u: target.log_density(u, data)))(flat)
-
-        def sound(density: Any, gradient: Any) -> Any:
-            return jnp.isfinite(density) & jnp.all(jnp.isfinite(gradient), axis=-1)
-
-        def like(new: Any, old: Any) -> Any:
-            return jax.tree.map(lambda a, b: jnp.asarray(a).astype(b.dtype), new, old)
-
         def begin(flat: Any, key: Any, data: Any) -> dict[str, Any]:
-            chains = valued(flat, data)
+            chains = jax.vmap(lambda one: hmc.init(one, lambda u: target.log_density(u, data)))(flat)
             mean, variance = flat.mean(axis=0), flat.var(axis=0, ddof=1)
             inverse_mass = self._inverse_mass(variance)
             squared = jnp.sum(chains.logdensity_grad**2 * inverse_mass, axis=-1)
@@ -153,26 +136,28 @@ class ChEES(ManyChains):
             # No larger than 1 / sqrt of the curvature's trace, which is at most what the steepest direction allows.
             steepness = jnp.sum(jnp.where(usable, squared, 0.0)) / jnp.maximum(usable.sum(), 1)
             step_size = 1.0 / jnp.sqrt(jnp.maximum(steepness, 1.0))
-            adaptation = jax.tree.map(
-                lambda leaf: jnp.asarray(
-                    leaf, flat.dtype if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else jnp.int32
-                ),
-                start_adapting(jnp.int32(0), step_size),
-            )
+            floats, whole = flat.dtype, jnp.int32
+
+            def typed(leaf: Any) -> Any:
+                return jnp.asarray(
+                    leaf, floats if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else whole
+                )
+
+            adaptation = jax.tree.map(typed, start_adapting(whole(0), step_size))
             nothing = jnp.zeros(flat.shape[0], flat.dtype)
             return {
-                "count": jnp.int32(0),
+                "count": whole(0),
                 "key": key,
                 "chains": chains,
                 "mean": mean,
                 "variance": variance,
                 "adaptation": adaptation,
                 "average": jnp.log(jnp.stack([step_size, step_size])).astype(flat.dtype),
-                "refused": jnp.int32(0),
+                "refused": whole(0),
                 "energy": nothing,
                 "acceptance": nothing,
                 "diverging": nothing.astype(bool),
-                "steps": jnp.int32(0),
+                "steps": whole(0),
                 "step_size": step_size.astype(flat.dtype),
                 "length": step_size.astype(flat.dtype),
             }
@@ -188,27 +173,24 @@ class ChEES(ManyChains):
             steps = jnp.clip(jnp.ceil(jitter(state["count"]) * ratio), 1, self.max_steps).astype(jnp.int32)
             key, ours = jax.random.split(state["key"])
             keys = jax.random.split(ours, before.position.shape[0])
-            after, told = jax.vmap(
-                lambda key, chain: move(
-                    key, chain, lambda u: target.log_density(u, data), step_size, inverse_mass, steps
-                )
+            density = partial(target.log_density, data=data)
+            after, info = jax.vmap(
+                lambda key, chain: move(key, chain, density, step_size, inverse_mass, steps)
             )(keys, before)
-            whole = sound(after.logdensity, after.logdensity_grad)
-            accepted = told.is_accepted & whole
-            after = jax.tree.map(
-                lambda new, old: jnp.where(whole.reshape(-1, *[1] * (new.ndim - 1)), new, old), after, before
-            )
-            diverging = told.is_divergent | ~whole
-            acceptance = jnp.where(diverging, 0.0, told.acceptance_rate)
-            kinetic = 0.5 * jnp.sum(told.momentum**2 * inverse_mass, axis=-1)
+            sound = finite(after)
+            accepted = info.is_accepted & sound
+            after = where(sound, after, before)
+            diverging = info.is_divergent | ~sound
+            acceptance = jnp.where(diverging, 0.0, info.acceptance_rate)
+            kinetic = 0.5 * jnp.sum(info.momentum**2 * inverse_mass, axis=-1)
 
             def learn(state: dict[str, Any]) -> dict[str, Any]:
                 # For the adaptation of the length, a failed proposal has not moved.
                 failed = acceptance < FAILED
                 learned = adapt(
                     adaptation,
-                    jnp.where(failed[:, None], before.position, told.proposal.position),
-                    jnp.where(failed[:, None], 0.0, told.proposal.momentum),
+                    jnp.where(failed[:, None], before.position, info.proposal.position),
+                    jnp.where(failed[:, None], 0.0, info.proposal.momentum),
                     before.position,
                     jnp.maximum(acceptance, FAILED),
                     jnp.zeros_like(failed),
@@ -226,26 +208,24 @@ class ChEES(ManyChains):
                     "variance": (1.0 - weight) * (state["variance"] + weight * shift**2) + weight * spread,
                     "refused": state["refused"] + jnp.all(diverging),
                 }
-                return like(changed, keep(state))
+                return cast(changed, keep(state))
 
             def keep(state: dict[str, Any]) -> dict[str, Any]:
-                return {
-                    name: state[name] for name in ("adaptation", "average", "mean", "variance", "refused")
-                }
+                return {name: state[name] for name in LEARNED}
 
             changed = {
                 **jax.lax.cond(warming, learn, keep, state),
                 "count": state["count"] + 1,
                 "key": key,
                 "chains": after,
-                "energy": jnp.where(accepted, told.energy, kinetic - before.logdensity),
+                "energy": jnp.where(accepted, info.energy, kinetic - before.logdensity),
                 "acceptance": acceptance,
                 "diverging": diverging,
                 "steps": steps,
                 "step_size": step_size,
                 "length": length,
             }
-            return like(changed, state)
+            return cast(changed, state)
 
         def record(state: dict[str, Any]) -> dict[str, Any]:
             chains = state["chains"]
@@ -262,10 +242,7 @@ class ChEES(ManyChains):
                 "adaptation_refused": every(state["refused"]),
             }
 
-        def usable(state: dict[str, Any]) -> Any:
-            return sound(state["chains"].logdensity, state["chains"].logdensity_grad)
-
-        return Kernel(begin, step, record, usable, pooled=True)
+        return Kernel(begin, step, record, lambda state: finite(state["chains"]), pooled=True)
 
     def _inverse_mass(self, variance: Any) -> Any:
         """The variances, or 1 where the chains do not differ (yet) or the metric is the identity."""

@@ -30,16 +30,15 @@ from ppl_bnn.backends.protocol import SYSTEMS
 from ppl_bnn.backends.systems import system
 from ppl_bnn.core import processes
 from ppl_bnn.core.arrays import cores, map_data, site_seed
-from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
+from ppl_bnn.core.errors import UnsupportedError, unknown_name
 from ppl_bnn.core.progress import Progress
+from ppl_bnn.core.settings import OneOf, between, flag, optional, setting
 from ppl_bnn.inference.method import Outcome, Stopwatch
-from ppl_bnn.inference.optimisation.loops import check_within
 from ppl_bnn.inference.sampling.chains import CHAIN_METHODS, Kernel, Meter, Sampled, no_finite_start
 from ppl_bnn.inference.sampling.initialisation import spread
 from ppl_bnn.inference.sampling.sampler import Sampler, Target, latent_names
 from ppl_bnn.posterior.approximation import Approximation
 
-MASS_MATRICES = ("diagonal", "dense", "block")
 MARGIN = 1e-3
 PYRO_CHAIN_METHODS = ("auto", "processes", "sequential")
 
@@ -60,51 +59,31 @@ class Hamiltonian(Sampler):
         Where the tuning of the step size begins.
     """
 
-    target_accept: float = 0.8
-    mass_matrix: str = "diagonal"
-    adapt_mass_matrix: bool = True
-    step_size: float | None = None
+    target_accept: float = setting(0.8, between(0, 1))
+    mass_matrix: str = setting("diagonal", OneOf(("diagonal", "dense", "block")))
+    adapt_mass_matrix: bool = setting(True, flag)
+    step_size: float | None = setting(None, optional(between()), advice="None, for 1")
     systems: ClassVar[tuple[str, ...]] = SYSTEMS
     # The kernel's name in both systems.
     algorithm: ClassVar[str] = ""
 
     def check(self) -> None:
         super().check()
-        check_within(self.name, "target_accept", self.target_accept, 0, 1, "0.8")
-        if self.mass_matrix not in MASS_MATRICES:
-            raise unknown_name("mass_matrix", self.mass_matrix, MASS_MATRICES)
-        if not isinstance(self.adapt_mass_matrix, bool):
-            raise InputError.of(
-                f"{self.name} adapt_mass_matrix",
-                "True or False",
-                repr(self.adapt_mass_matrix),
-                "adapt_mass_matrix=True",
-            )
-        if self.step_size is not None:
-            check_within(self.name, "step_size", self.step_size, 0, math.inf, "None, for 1")
-        if self.ppl == "pyro":
-            for name in ("checkpoint", "until", "budget"):
-                if getattr(self, name) is not None:
-                    raise UnsupportedError.of(
-                        f"{self.name} {name}",
-                        "None in Pyro, whose chains run from beginning to end",
-                        repr(getattr(self, name)),
-                        "ppl='numpyro'",
-                    )
+        for name in ("checkpoint", "until", "budget") if self.ppl == "pyro" else ():
+            if (got := getattr(self, name)) is not None:
+                wanted = "None in Pyro, whose chains run from beginning to end"
+                raise UnsupportedError.of(f"{self.name} {name}", wanted, repr(got), "ppl='numpyro'")
 
     def check_chain_method(self) -> None:
-        """Check `chain_method` for the system. A method of the other system is refused by name."""
-        known = PYRO_CHAIN_METHODS if self.ppl == "pyro" else CHAIN_METHODS
+        known, others = CHAIN_METHODS, PYRO_CHAIN_METHODS
+        if self.ppl == "pyro":
+            known, others = others, known
         if self.chain_method in known:
             return
-        if self.chain_method not in (*CHAIN_METHODS, *PYRO_CHAIN_METHODS):
+        if self.chain_method not in others:
             raise unknown_name("chain_method", self.chain_method, known)
-        raise UnsupportedError.of(
-            f"{self.name} chain_method",
-            f"one of {known} for ppl={self.ppl!r}",
-            repr(self.chain_method),
-            "chain_method='auto'",
-        )
+        wanted = f"one of {known} for ppl={self.ppl!r}"
+        raise UnsupportedError.of(f"{self.name} chain_method", wanted, repr(self.chain_method), "'auto'")
 
     # -- differences between NUTS and HMC
 
@@ -119,19 +98,10 @@ class Hamiltonian(Sampler):
     def next_length(
         self, length: Any, step_size: Any, least: Callable[[Any, Any], Any], margin: float
     ) -> Any:
-        """The length of the next trajectory, from the requested one.
+        """The length of the next trajectory, from the requested one; `least` is the minimum function of the system.
 
-        Parameters
-        ----------
-        length
-            The requested length.
-        step_size
-            The step size of the next trajectory.
-        least : callable
-            The minimum function of the system.
-        margin : float
-            A fraction of a step that keeps rounding from changing the number of steps: negative for NumPyro, which
-            rounds up, and positive for Pyro, which rounds down.
+        `margin` is a fraction of a step that keeps rounding from changing the number of steps: negative for NumPyro,
+        which rounds up, and positive for Pyro, which rounds down.
         """
         return length
 
@@ -140,15 +110,10 @@ class Hamiltonian(Sampler):
     def inverse_mass(
         self, problem: Problem, approximation: Approximation | None, blocks: Sequence[Block]
     ) -> list[np.ndarray] | None:
-        """The inverse mass matrix that a start gives.
+        """The inverse mass matrix that a start gives, (k,) or (k, k) per block; None if the start has no spread.
 
         An approximation of the posterior, with its covariance times T, approximates the posterior tempered at T. This
         is exact for a Gaussian in coordinates without a volume term.
-
-        Returns
-        -------
-        list of ndarray or None
-            One array per block, (k,) or (k, k). None if the start gives no spread.
         """
         dense = any(block.dense for block in blocks)
         matrix = spread(problem, approximation, latent_names(problem.program), dense)
@@ -174,8 +139,7 @@ class Hamiltonian(Sampler):
 
         blocks = mass_blocks(target.problem.program, self.mass_matrix)
         inverse = self.inverse_mass(target.problem, target.approximation, blocks)
-        asarray = target.problem.system.asarray
-        known: Any = None if inverse is None else [asarray(part) for part in inverse]
+        known: Any = None if inverse is None else [target.problem.system.asarray(part) for part in inverse]
         dense_mass: Any = self.mass_matrix == "dense"
         if self.mass_matrix == "block":
             # NumPyro identifies the blocks of a mass matrix by the names in a dict.
@@ -191,13 +155,11 @@ class Hamiltonian(Sampler):
                 flat = jnp.concatenate([z[key] for key in keys])
                 return flat if place is None else flat[place]
 
-            if known is not None:
-                known = {(key,): part for key, part in zip(keys, known, strict=True)}
+            known = None if known is None else {(key,): part for key, part in zip(keys, known, strict=True)}
         else:
             # One flat vector saves one small operation per site in the tree of a trajectory.
             split = join = _same
-            if known is not None:
-                known = known[0]
+            known = None if known is None else known[0]
 
         def potential(*data: Any) -> Callable[[Any], Any]:
             return lambda z: -target.log_density(join(z), data)
@@ -250,15 +212,14 @@ class Hamiltonian(Sampler):
     # -- descriptions, figures and warnings
 
     def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
-        found = []
-        diverging = statistics["diverging"]
-        diverged = int(diverging.sum())
-        if diverged:
-            found.append(
-                f"{diverged} of {diverging.size} transitions diverged, so regions of high curvature may be missed: "
-                f"try target_accept={1 - (1 - self.target_accept) / 4:.3g} or a prior with lighter tails"
-            )
-        return {}, (*found, *self.summarise_lengths(statistics))
+        diverging, found = statistics["diverging"], self.summarise_lengths(statistics)
+        if not diverging.any():
+            return {}, found
+        warning = (
+            f"{int(diverging.sum())} of {diverging.size} transitions diverged, so regions of high curvature may be "
+            f"missed: try target_accept={1 - (1 - self.target_accept) / 4:.3g} or a prior with lighter tails"
+        )
+        return {}, (warning, *found)
 
     @abstractmethod
     def summarise_lengths(self, statistics: Mapping[str, np.ndarray]) -> tuple[str, ...]:
@@ -267,23 +228,15 @@ class Hamiltonian(Sampler):
     # -- Pyro
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
-        return self.sample(problem, progress) if self.ppl == "numpyro" else self._in_pyro(problem, progress)
-
-    def _in_pyro(self, problem: Problem, progress: Progress) -> Outcome:
+        if self.ppl == "numpyro":
+            return self.sample(problem, progress)
         watch = Stopwatch()
-        self.refuse_free_parameters(problem)
         started = self.started(problem, progress)
         blocks = mass_blocks(problem.program, self.mass_matrix)
         inverse = self.inverse_mass(problem, started.beginning.approximation, blocks)
         # This is sent to other processes: a posterior in `start` would carry its own model along.
-        job = _PyroJob(
-            dataclasses.replace(self, start=None),
-            started.flat,
-            started.fixed,
-            self.start is None,
-            blocks,
-            inverse,
-        )
+        method = dataclasses.replace(self, start=None)
+        job = _PyroJob(method, started.flat, started.fixed, self.start is None, blocks, inverse)
         meter = Meter(progress, self.name, self.chains, self.warmup + self.draws)
         try:
             sampled = _run_pyro(job, problem, meter)
@@ -301,17 +254,7 @@ def _same(flat: Any, /) -> Any:
 
 @dataclass(frozen=True)
 class Block:
-    """Sites whose momenta share a part of the mass matrix.
-
-    Parameters
-    ----------
-    sites : tuple of str
-        Names of the sites.
-    positions : ndarray
-        Their positions in the flat vector.
-    dense : bool
-        Whether the part is dense; else it is diagonal.
-    """
+    """Sites whose momenta share a part of the mass matrix, their positions in the flat vector, and if it is dense."""
 
     sites: tuple[str, ...]
     positions: np.ndarray
@@ -319,34 +262,31 @@ class Block:
 
 
 def mass_blocks(program: Program, structure: str) -> list[Block]:
-    """The blocks of a mass matrix.
+    """The blocks of a mass matrix that is "diagonal", "dense" or "block".
 
     There is one block over everything, or a dense block per layer and a diagonal block for the rest. The rest are
     layers of one coordinate, such as a noise, and latent variables of rows, which grow with the data.
-
-    Parameters
-    ----------
-    program : Program
-        The model.
-    structure : {"diagonal", "dense", "block"}
-        Structure of the mass matrix.
     """
     names = latent_names(program)
-    slices = _slices(program, names)
+    positions = _positions(program, names)
+
+    def block(names: Sequence[str], dense: bool) -> Block:
+        return Block(tuple(names), np.concatenate([positions[name] for name in names]), dense)
+
     if structure != "block":
-        return [_block(names, slices, structure == "dense")]
+        return [block(names, structure == "dense")]
     layers: dict[str, list[str]] = {}
     for name in names:
         layers.setdefault(layer_of(name), []).append(name)
     dense, rest = [], []
     for members in layers.values():
-        size = sum(program.sites[name].size for name in members)
-        alone = size == 1 or any(program.sites[name].local for name in members)
-        (rest if alone else dense).append(members)
-    found = [_block(members, slices, True) for members in dense]
-    if rest:
-        found.append(_block([name for members in rest for name in members], slices, False))
-    return found
+        sites = [program.sites[name] for name in members]
+        alone = sum(site.size for site in sites) == 1 or any(site.local for site in sites)
+        if alone:
+            rest += members
+        else:
+            dense.append(block(members, True))
+    return [*dense, block(rest, False)] if rest else dense
 
 
 def layer_of(name: str) -> str:
@@ -360,17 +300,10 @@ def layer_of(name: str) -> str:
     return ".".join(parts[: min(ends, default=len(parts) - 1)]) or name
 
 
-def _slices(program: Program, names: Sequence[str]) -> dict[str, slice]:
-    slices, start = {}, 0
-    for name in names:
-        slices[name] = slice(start, start + program.sites[name].size)
-        start += program.sites[name].size
-    return slices
-
-
-def _block(names: Sequence[str], slices: Mapping[str, slice], dense: bool) -> Block:
-    positions = np.concatenate([np.arange(slices[name].start, slices[name].stop) for name in names])
-    return Block(tuple(names), positions, dense)
+def _positions(program: Program, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """The positions of sites in the flat vector of these sites."""
+    ends = np.cumsum([program.sites[name].size for name in names])
+    return dict(zip(names, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
 
 
 # --- Pyro -----------------------------------------------------------------------------------------
@@ -398,32 +331,22 @@ def _run_pyro(job: _PyroJob, problem: Problem, meter: Meter) -> Sampled:
     if chain_method == "auto":
         alone = problem.device.startswith("cuda") or not processes.allowed()
         chain_method = "sequential" if alone else "processes"
-    warnings: tuple[str, ...] = ()
-    results: list[dict[str, Any]] | None = None
+    results, reason = None, ""
     if chain_method == "processes" and method.chains > 1:
         results, reason = _in_processes(job, problem, meter)
-        if results is None:
-            warnings = (f"chains ran one after another, since they cannot go to other processes: {reason}",)
     if results is None:
-
-        def tell(chain: int, *figures: float) -> None:
-            _tell(meter, chain, figures)
-
-        results = [_pyro_chain(job, problem, chain, partial(tell, chain)) for chain in range(method.chains)]
+        results = [_pyro_chain(job, problem, i, partial(_report, meter, i)) for i in range(method.chains)]
+    warning = f"chains ran one after another, since they cannot go to other processes: {reason}"
     gradients = sum(result.pop("gradients") for result in results)
     kept = {name: np.stack([result[name] for result in results]) for name in results[0]}
-    return Sampled(kept, [], gradients, warnings=warnings)
+    return Sampled(kept, [], gradients, warnings=(warning,) if reason else ())
 
 
-def _tell(meter: Meter, chain: int, figures: Sequence[float]) -> None:
-    """Update the meter. `figures`: transitions done, last acceptance, divergences after the warm-up, step size."""
-    done, acceptance, divergences, step_size = figures
-    meter.tell(chain, done, {"accept_prob": acceptance, "divergences": divergences, "step_size": step_size})
+def _report(meter: Meter, chain: int, done: Any, acceptance: float, divergences: float, step: float) -> None:
+    meter.tell(chain, done, {"accept_prob": acceptance, "divergences": divergences, "step_size": step})
 
 
-def _pyro_chain(
-    job: _PyroJob, problem: Problem, chain: int, tell: Callable[[float, float, float, float], None]
-) -> dict[str, Any]:
+def _pyro_chain(job: _PyroJob, problem: Problem, chain: int, report: Callable[..., None]) -> dict[str, Any]:
     """Run one chain of Pyro's kernel inside a session. Returns name -> (draws, ...), with the number of gradients."""
     import pyro.infer
     import torch
@@ -469,11 +392,9 @@ def _pyro_chain(
     kernel.initial_params = point
     kernel.setup(method.warmup)
     if job.inverse is not None:
-        _set_inverse_mass(kernel, job, program)
+        _set_inverse_mass(kernel, job.blocks, job.inverse, program)
     length = kernel.trajectory_length
-    kept: dict[str, list[Any]] = {
-        name: [] for name in ("u", "lp", "acceptance_rate", "mean_accept_prob", "step_size", "n_steps")
-    }
+    kept: list[dict[str, Any]] = []
     for done in range(method.warmup + method.draws):
         sampling = done >= method.warmup
         before, mean, step_size = gradients, kernel._mean_accept_prob, kernel.step_size
@@ -483,31 +404,34 @@ def _pyro_chain(
         count = done - method.warmup + 1 if sampling else done + 1
         acceptance = mean + count * (kernel._mean_accept_prob - mean)
         if sampling:
-            kept["u"].append(program.system.to_numpy(program.ravel(point, names)).copy())
-            kept["lp"].append(-float(kernel._potential_energy_last))
-            kept["acceptance_rate"].append(acceptance)
-            kept["mean_accept_prob"].append(kernel._mean_accept_prob)
-            kept["step_size"].append(step_size)
-            kept["n_steps"].append(gradients - before)
-        tell(done + 1, acceptance, len(kernel._divergences), kernel.step_size)
-    result: dict[str, Any] = {name: np.array(values) for name, values in kept.items()}
-    result["diverging"] = np.isin(np.arange(method.draws), kernel._divergences)
-    result["gradients"] = gradients
-    return result
+            draw = {
+                "u": program.system.to_numpy(program.ravel(point, names)).copy(),
+                "lp": -float(kernel._potential_energy_last),
+                "acceptance_rate": acceptance,
+                "mean_accept_prob": kernel._mean_accept_prob,
+                "step_size": step_size,
+                "n_steps": gradients - before,
+            }
+            kept.append(draw)
+        report(done + 1, acceptance, len(kernel._divergences), kernel.step_size)
+    result = {name: np.array([draw[name] for draw in kept]) for name in kept[0]}
+    diverging = np.isin(np.arange(method.draws), kernel._divergences)
+    return {**result, "diverging": diverging, "gradients": gradients}
 
 
-def _set_inverse_mass(kernel: Any, job: _PyroJob, program: Program) -> None:
+def _set_inverse_mass(
+    kernel: Any, blocks: Sequence[Block], inverse: Sequence[np.ndarray], program: Program
+) -> None:
     """Give a kernel that is set up the inverse mass matrix of the start, and search for its step size again."""
     import torch
 
-    assert job.inverse is not None
     found = {}
     for names, present in kernel.mass_matrix_adapter.inverse_mass_matrix.items():
-        for block, matrix in zip(job.blocks, job.inverse, strict=True):
+        for block, matrix in zip(blocks, inverse, strict=True):
             if set(block.sites) == set(names):
                 # Pyro has its own order of sites.
-                at = _slices(program, block.sites)
-                order = np.concatenate([np.arange(at[name].start, at[name].stop) for name in names])
+                at = _positions(program, block.sites)
+                order = np.concatenate([at[name] for name in names])
                 given = matrix[np.ix_(order, order)] if block.dense else matrix[order]
                 found[names] = torch.as_tensor(given, dtype=present.dtype, device=present.device)
     kernel.mass_matrix_adapter.inverse_mass_matrix = found
@@ -523,26 +447,14 @@ def _in_processes(job: _PyroJob, problem: Problem, meter: Meter) -> tuple[list[d
     if not processes.allowed():
         return None, "this one is daemonic, as the workers of Dask are, and may start no others"
     program, count = problem.program, job.method.chains
+    data = (problem.inputs, problem.targets, problem.seed, problem.device, problem.dtype)
     try:
         blob = processes.written(
-            {
-                "job": job,
-                "model": program.model,
-                "language": program.language,
-                "observed": program.observed,
-                "x": problem.inputs,
-                "y": problem.targets,
-                "dtype": problem.dtype,
-                "device": problem.device,
-                "seed": problem.seed,
-            },
-            program.model,
+            (job, program.model, program.language, program.observed, data), program.model
         )
     except Exception as error:
         return None, f"{type(error).__name__}: {error}"
-
     shown = np.zeros((count, 4))
-
     with tempfile.TemporaryDirectory(prefix="ppl-bnn-") as folder:
         # One row of figures per chain, which its process writes through a memory map.
         path = Path(folder) / "progress.npy"
@@ -552,7 +464,7 @@ def _in_processes(job: _PyroJob, problem: Problem, meter: Meter) -> tuple[list[d
             for chain, figures in enumerate(np.load(path)):
                 if not np.array_equal(figures, shown[chain]):
                     shown[chain] = figures
-                    _tell(meter, chain, figures)
+                    _report(meter, chain, *figures)
 
         calls = [(blob, chain, str(path)) for chain in range(count)]
         try:
@@ -572,19 +484,18 @@ def _pyro_worker(blob: bytes, chain: int, path: str) -> dict[str, Any]:
     # One thread each: the chains share the cores already.
     torch.set_num_threads(1)
     try:
-        work = processes.read(blob)
+        job, model, language, observed, data = processes.read(blob)
     except Exception as error:
         raise _CannotRebuildModel(f"{type(error).__name__}: {error}") from None
+    inputs, targets, seed, device, dtype = data
     board = np.lib.format.open_memmap(path, mode="r+")
 
-    def tell(*figures: float) -> None:
+    def report(*figures: float) -> None:
         board[chain] = figures
 
     chosen = system("pyro")
-    with chosen.session(work["dtype"], work["device"]):
-        x, y = map_data(chosen.asarray, work["x"]), chosen.asarray(work["y"])
-        program = Program.of(
-            chosen, work["model"], x, y, language=work["language"], observed=work["observed"]
-        )
-        problem = Problem(program, x, y, work["x"], work["y"], work["seed"], work["device"], work["dtype"])
-        return _pyro_chain(work["job"], problem, chain, tell)
+    with chosen.session(dtype, device):
+        x, y = map_data(chosen.asarray, inputs), chosen.asarray(targets)
+        program = Program.of(chosen, model, x, y, language=language, observed=observed)
+        problem = Problem(program, x, y, inputs, targets, seed, device, dtype)
+        return _pyro_chain(job, problem, chain, report)

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ppl_bnn.core.errors import InputError
+from ppl_bnn.core.settings import between, optional, setting, whole
 from ppl_bnn.inference.cost import Size
 from ppl_bnn.inference.mcmc.hamiltonian import Hamiltonian
-from ppl_bnn.inference.optimisation.loops import check_whole, check_within
 
 # A quarter of a period of a normal posterior whose mass matrix is its precision.
 QUARTER = math.pi / 2
@@ -73,25 +73,17 @@ class HMC(Hamiltonian):
     - Neal (2011), "MCMC using Hamiltonian dynamics".
     """
 
-    trajectory_length: float | None = None
-    num_steps: int | None = None
-    max_steps: int = 1023
+    trajectory_length: float | None = setting(None, optional(between()), advice="1.57")
+    num_steps: int | None = setting(None, optional(whole()), advice="20")
+    max_steps: int = setting(1023, whole())
     algorithm: ClassVar[str] = "HMC"
 
     def check(self) -> None:
         super().check()
-        if self.trajectory_length is not None:
-            check_within(self.name, "trajectory_length", self.trajectory_length, 0, math.inf, "1.57")
-        if self.num_steps is not None:
-            check_whole(self.name, "num_steps", self.num_steps, 1, "20")
-            if self.trajectory_length is not None:
-                raise InputError.of(
-                    self.name,
-                    "a length or a number of steps, for the step size to adapt",
-                    f"trajectory_length={self.trajectory_length!r} and num_steps={self.num_steps!r}",
-                    "one of them",
-                )
-        check_whole(self.name, "max_steps", self.max_steps, 1, "1023")
+        if self.trajectory_length is not None and self.num_steps is not None:
+            got = f"trajectory_length={self.trajectory_length!r} and num_steps={self.num_steps!r}"
+            wanted = "a length or a number of steps, for the step size to adapt"
+            raise InputError.of(self.name, wanted, got, "one of them")
 
     @property
     def limitations(self) -> str:
@@ -101,11 +93,8 @@ class HMC(Hamiltonian):
         )
 
     def gradients_per_draw(self, size: Size) -> tuple[float, float, float]:
-        return (
-            1.0,
-            float(min(self.num_steps or 32, self.max_steps)),
-            float(max(self.num_steps or 1, self.max_steps)),
-        )
+        usual, most = min(self.num_steps or 32, self.max_steps), max(self.num_steps or 1, self.max_steps)
+        return 1.0, float(usual), float(most)
 
     @property
     def _length(self) -> float:

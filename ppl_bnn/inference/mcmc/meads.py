@@ -6,17 +6,17 @@ computed from the positions and gradients of the chains at one moment, without o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ppl_bnn.core.errors import InputError
+from ppl_bnn.core.settings import between, flag, setting, whole
 from ppl_bnn.inference.cost import Size
-from ppl_bnn.inference.mcmc.superchains import ManyChains
-from ppl_bnn.inference.optimisation.loops import check_whole, check_within
+from ppl_bnn.inference.mcmc.superchains import ManyChains, cast, finite, where
 from ppl_bnn.inference.sampling.chains import Kernel
 from ppl_bnn.inference.sampling.sampler import Target
 from ppl_bnn.inference.sampling.whitening import gradients_of_a_start, whitened
@@ -28,6 +28,8 @@ FEW_ACCEPTED = 0.5
 # In the warm-up, a step with a lower acceptance over all chains makes the next steps smaller by this factor. Other
 # steps make them larger again, by a tenth of it on the logarithmic scale, up to the size that the gradients allow.
 BRAKE, RELEASE = 0.5, 0.1
+# Parts of the state that the warm-up learns, apart from the brake.
+LEARNED = ("folds", "average", "order")
 
 
 @dataclass(frozen=True)
@@ -114,32 +116,18 @@ class MEADS(ManyChains):
     - Neal (2020), "Non-reversibly updating a uniform [0,1] value for Metropolis accept/reject decisions".
     """
 
-    thinning: int = 10
-    folds: int = 4
-    step_size_multiplier: float = 0.25
-    damping_slowdown: float = 1.0
-    preconditioning: bool = True
+    thinning: int = setting(10, whole())
+    folds: int = setting(4, whole(2))
+    step_size_multiplier: float = setting(0.25, between())
+    damping_slowdown: float = setting(1.0, between())
+    preconditioning: bool = setting(True, flag)
 
     def check(self) -> None:
         super().check()
-        check_whole(self.name, "thinning", self.thinning, 1, "10")
-        check_whole(self.name, "folds", self.folds, 2, "4")
-        check_within(self.name, "step_size_multiplier", self.step_size_multiplier, 0, math.inf, "0.25")
-        check_within(self.name, "damping_slowdown", self.damping_slowdown, 0, math.inf, "1.0")
-        if not isinstance(self.preconditioning, bool):
-            raise InputError.of(
-                f"{self.name} preconditioning",
-                "True or False",
-                repr(self.preconditioning),
-                "preconditioning=True",
-            )
         if self.chains % self.folds or self.chains // self.folds < 4:
-            raise InputError.of(
-                f"{self.name} folds",
-                "a divisor of chains, with at least 4 chains in each fold",
-                f"folds={self.folds} of chains={self.chains}",
-                "chains=64, folds=4",
-            )
+            wanted = "a divisor of chains, with at least 4 chains in each fold"
+            got = f"folds={self.folds} of chains={self.chains}"
+            raise InputError.of(f"{self.name} folds", wanted, got, "chains=64, folds=4")
 
     def gradients_of_a_start(self, size: Size) -> tuple[float, float, float]:
         fewest, usual, most = super().gradients_of_a_start(size)
@@ -162,38 +150,17 @@ class MEADS(ManyChains):
         _, parameters_of = meads_adaptation.base(1, self.step_size_multiplier, self.damping_slowdown)
         folds, thinning = self.folds, self.thinning
 
-        def sound(density: Any, gradient: Any) -> Any:
-            return jnp.isfinite(density) & jnp.all(jnp.isfinite(gradient), axis=-1)
-
-        def fresh(positions: Any, gradients: Any, steps: Any) -> dict[str, Any]:
-            """Parameters of each fold from its own chains, (folds, ...)."""
-
-            def one(position: Any, gradient: Any) -> dict[str, Any]:
-                former = meads_adaptation.MEADSAdaptationState(
-                    steps, jnp.zeros(1), jnp.zeros((1, position.shape[1])), jnp.zeros(1), jnp.zeros(1)
-                )
-                found: Any = parameters_of(former, position, gradient, 0)
-                return {
-                    "step_size": found.step_size[0],
-                    "scale": found.position_sigma[0],
-                    "damping": found.alpha[0],
-                }
-
-            return jax.vmap(one)(positions, gradients)
-
-        def kept_where_unusable(new: dict[str, Any], old: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-            """Usable new parameters, else the old ones, and which folds have usable ones."""
-            fine = jnp.isfinite(new["step_size"]) & (new["step_size"] > 0)
-            fine = fine & jnp.isfinite(new["damping"]) & (new["damping"] > 0)
-            fine = fine & jnp.all(jnp.isfinite(new["scale"]) & (new["scale"] > 0), axis=-1)
+        def of_fold(position: Any, gradient: Any, steps: Any) -> dict[str, Any]:
+            """The parameters that the chains of one fold, (chains, P), give."""
+            former = meads_adaptation.MEADSAdaptationState(
+                steps, jnp.zeros(1), jnp.zeros((1, position.shape[1])), jnp.zeros(1), jnp.zeros(1)
+            )
+            found: Any = parameters_of(former, position, gradient, 0)
             return {
-                name: jnp.where(fine.reshape(-1, *[1] * (value.ndim - 1)), value, old[name])
-                for name, value in new.items()
-            }, fine
-
-        def dealt(values: Any, order: Any) -> Any:
-            """Reshape (chains, ...) to (folds, chains of a fold, ...)."""
-            return values[order].reshape(folds, -1, *values.shape[1:])
+                "step_size": found.step_size[0],
+                "scale": found.position_sigma[0],
+                "damping": found.alpha[0],
+            }
 
         def begin(flat: Any, key: Any, data: Any) -> dict[str, Any]:
             chains, size = flat.shape
@@ -227,105 +194,91 @@ class MEADS(ManyChains):
                 "damping": nothing,
             }
 
+        def learn(carry: dict[str, Any], steps: Any, key: Any) -> dict[str, Any]:
+            moving, order = carry["chains"], carry["order"]
+
+            def dealt(values: Any) -> Any:
+                """Reshape (chains, ...) to (folds, chains of a fold, ...)."""
+                return values[order].reshape(folds, -1, *values.shape[1:])
+
+            new = jax.vmap(of_fold, (0, 0, None))(
+                dealt(moving.position), dealt(moving.logdensity_grad), steps
+            )
+            fine = jnp.isfinite(new["step_size"]) & (new["step_size"] > 0)
+            fine = fine & jnp.isfinite(new["damping"]) & (new["damping"] > 0)
+            fine = fine & jnp.all(jnp.isfinite(new["scale"]) & (new["scale"] > 0), axis=-1)
+            now = where(fine, new, carry["folds"])
+            weight = (steps + 1.0) ** -DECAY
+            seen = now | {"step_size": now["step_size"] * carry["brake"]}
+            average = jax.tree.map(
+                lambda old, new: old + weight * (jnp.log(new).mean(axis=0) - old), carry["average"], seen
+            )
+            # Shuffle after as many steps as there are folds, so that no fold drifts away by itself.
+            order = jnp.where((steps + 1) % folds == 0, jax.random.permutation(key, order), order)
+            learned = carry["learned"] | jnp.any(fine)
+            return {"folds": now, "average": average, "order": order, "learned": learned}
+
+        def keep(carry: dict[str, Any], steps: Any, key: Any) -> dict[str, Any]:
+            return {name: carry[name] for name in (*LEARNED, "learned")}
+
         def step(state: dict[str, Any], data: Any) -> dict[str, Any]:
             chains = state["chains"].logdensity.shape[0]
             warming = state["count"] < self.warmup
-            per_fold = chains // folds
-
-            def adapted(carry: dict[str, Any], steps: Any, key: Any) -> dict[str, Any]:
-                moving, order = carry["chains"], carry["order"]
-                offered = fresh(dealt(moving.position, order), dealt(moving.logdensity_grad, order), steps)
-                now, fine = kept_where_unusable(offered, carry["folds"])
-                weight = (steps + 1.0) ** -DECAY
-                seen = now | {"step_size": now["step_size"] * carry["brake"]}
-                average = jax.tree.map(
-                    lambda old, new: old + weight * (jnp.log(new).mean(axis=0) - old), carry["average"], seen
-                )
-                # Shuffle after as many steps as there are folds, so that no fold drifts away by itself.
-                order = jnp.where((steps + 1) % folds == 0, jax.random.permutation(key, order), order)
-                return {
-                    "folds": now,
-                    "average": average,
-                    "order": order,
-                    "learned": carry["learned"] | jnp.any(fine),
-                }
-
-            def frozen(carry: dict[str, Any], steps: Any, key: Any) -> dict[str, Any]:
-                return {name: carry[name] for name in ("folds", "average", "order", "learned")}
+            density = partial(target.log_density, data=data)
 
             def of_chains(order: Any, learning: dict[str, Any]) -> dict[str, Any]:
                 """The parameters of each chain: those of the fold before its own, or the averages after the warm-up."""
-                fold = (
-                    jnp.zeros(chains, jnp.int32)
-                    .at[order]
-                    .set(jnp.arange(chains, dtype=jnp.int32) // per_fold)
-                )
+                numbers = jnp.arange(chains, dtype=jnp.int32) // (chains // folds)
+                fold = jnp.zeros(chains, jnp.int32).at[order].set(numbers)
                 return {
                     name: jnp.where(warming, value[(fold - 1) % folds], jnp.exp(learning["average"][name]))
                     for name, value in learning["folds"].items()
                 }
 
-            def braked(brake: Any, accepted: Any) -> Any:
-                return jnp.where(
-                    accepted < FEW_ACCEPTED, brake * BRAKE, jnp.minimum(1.0, brake * BRAKE**-RELEASE)
-                )
-
             def once(inner: Any, carry: dict[str, Any]) -> dict[str, Any]:
                 key, ours, dealing = jax.random.split(carry["key"], 3)
-                before = carry["chains"]
+                before, brake = carry["chains"], carry["brake"]
                 steps = state["count"] * thinning + inner
-                learning = jax.lax.cond(warming, adapted, frozen, carry, steps, dealing)
+                learning = jax.lax.cond(warming, learn, keep, carry, steps, dealing)
                 used = of_chains(carry["order"], learning)
-                used["step_size"] = used["step_size"] * jnp.where(warming, carry["brake"], 1.0)
+                used["step_size"] = used["step_size"] * jnp.where(warming, brake, 1.0)
                 scale, damping = used["scale"], used["damping"]
                 # Momenta are stored in units of the metric, r sigma ~ N(0, 1), since the metric changes between steps.
                 standing = before._replace(momentum=before.momentum / scale)
-                after, told = jax.vmap(
+                after, info = jax.vmap(
                     lambda key, chain, step_size, scale, damping: move(
-                        key,
-                        chain,
-                        lambda u: target.log_density(u, data),
-                        step_size,
-                        scale,
-                        damping,
-                        damping / 2,
+                        key, chain, density, step_size, scale, damping, damping / 2
                     )
                 )(jax.random.split(ours, chains), standing, used["step_size"], scale, damping)
-                whole = sound(after.logdensity, after.logdensity_grad)
+                sound = finite(after)
                 drifted = (before.slice + 1.0 + damping / 2) % 2 - 1.0
-                stays = before._replace(momentum=-told.momentum, slice=drifted)
-                after = jax.tree.map(
-                    lambda new, old: jnp.where(whole.reshape(-1, *[1] * (new.ndim - 1)), new, old),
-                    after,
-                    stays,
-                )
+                after = where(sound, after, before._replace(momentum=-info.momentum, slice=drifted))
                 # After a rejection the slice keeps its drifted value. BlackJAX adds 0 times exp of the loss to it,
                 # which is NaN if that overflows, unless the compiler folds the product away.
                 after = after._replace(
                     momentum=after.momentum * scale,
                     slice=jnp.where(jnp.isfinite(after.slice), after.slice, drifted),
                 )
+                rate = jnp.where(sound, info.acceptance_rate, 0.0)
+                faster = jnp.minimum(1.0, brake * BRAKE**-RELEASE)
                 return {
                     **learning,
-                    "brake": braked(carry["brake"], jnp.mean(jnp.where(whole, told.acceptance_rate, 0.0))),
+                    "brake": jnp.where(jnp.mean(rate) < FEW_ACCEPTED, brake * BRAKE, faster),
                     "key": key,
                     "chains": after,
-                    "acceptance": carry["acceptance"]
-                    + jnp.where(whole, told.acceptance_rate, 0.0) / thinning,
-                    "diverging": carry["diverging"] | told.is_divergent | ~whole,
+                    "acceptance": carry["acceptance"] + rate / thinning,
+                    "diverging": carry["diverging"] | info.is_divergent | ~sound,
                     "step_size": used["step_size"],
                     "damping": damping,
                 }
 
-            carry = {name: state[name] for name in ("key", "chains", "order", "folds", "average", "brake")}
+            carry = {name: state[name] for name in ("key", "chains", "brake", *LEARNED)}
             nothing = jnp.zeros_like(state["acceptance"])
-            carry |= {"acceptance": nothing, "diverging": nothing.astype(bool), "learned": jnp.array(False)}
-            carry |= {"step_size": nothing, "damping": nothing}
+            carry |= dict.fromkeys(("acceptance", "step_size", "damping"), nothing)
+            carry |= {"diverging": nothing.astype(bool), "learned": jnp.array(False)}
             carry = jax.lax.fori_loop(0, thinning, once, carry)
-            learned = carry.pop("learned")
-            refused = state["refused"] + (warming & ~learned)
-            changed = {"count": state["count"] + 1, "refused": refused, **carry}
-            return jax.tree.map(lambda new, old: new.astype(old.dtype), changed, state)
+            refused = state["refused"] + (warming & ~carry.pop("learned"))
+            return cast({"count": state["count"] + 1, "refused": refused, **carry}, state)
 
         def record(state: dict[str, Any]) -> dict[str, Any]:
             moving = state["chains"]
@@ -341,10 +294,7 @@ class MEADS(ManyChains):
                 "adaptation_refused": jnp.broadcast_to(state["refused"], chains),
             }
 
-        def usable(state: dict[str, Any]) -> Any:
-            return sound(state["chains"].logdensity, state["chains"].logdensity_grad)
-
-        return Kernel(begin, step, record, usable, pooled=True)
+        return Kernel(begin, step, record, lambda state: finite(state["chains"]), pooled=True)
 
     def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
         figures, found = super().summarise(statistics)

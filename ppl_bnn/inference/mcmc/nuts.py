@@ -80,19 +80,9 @@ class NUTS(Hamiltonian):
     `tree_depth` is the number of binary digits of `n_steps`. A last doubling that was broken off counts as one.
 
     Choice of the start. Where the mass matrix of the start is about right, as on a posterior that is nearly normal, a
-    warm-up of tens of transitions is enough. A Laplace approximation of a network is accurate at the mode only.
-
-    - 10 hidden units (diabetes, one seed): the variances of a Laplace approximation, kept (adapt_mass_matrix=False)
-      through a warm-up of 50, gave as many effective draws per gradient as a diagonal estimated in 200 or 1000
-      transitions. The dense covariance gave half as many. Warm-ups of 50, 200 and 1000 cost 24, 82 to 100 and 412
-      thousand gradients. A warm-up of 200 without a start did as well as with one.
-    - 50 hidden units (diabetes, one seed): the variances of SVI (1000 steps), kept in the same way, were the better
-      start: 148 thousand gradients for 900 effective draws, against 374 for 1280 with the diagonal of a Laplace
-      approximation, and 539 for 1410 without a start and with a warm-up of 500.
-    - Effective draws per second, with the fit of the start and compilation included, relative to hand-written NUTS with
-      a warm-up of 500 (`comparisons/performance/sampling.py`, three seeds): 2.0 from a mode, MAP(steps=300), with a
-      warm-up of 50. With the variances of SVI kept: 1.0 after 50 transitions, where one seed had 8 effective draws, and
-      1.7 after 100.
+    warm-up of tens of transitions is enough. A Laplace approximation of a network is accurate at the mode only; with
+    many hidden units the variances of SVI are the better start. `comparisons/performance/sampling.py` measures starts
+    and lengths of the warm-up.
 
     R-hat detects disagreement between chains. Chains that all begin around one mode agree, however many modes there
     are. To let R-hat detect several modes, begin in several: MAP(), fitted once per chain, or an ensemble.

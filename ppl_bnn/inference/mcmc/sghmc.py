@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ppl_bnn.core.settings import between, setting
 from ppl_bnn.inference.mcmc.stochastic_gradient import Density, Pace, Rule, StochasticGradient, Walker
-from ppl_bnn.inference.optimisation.loops import check_within
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,7 @@ class SGHMC(StochasticGradient):
     Chen, Fox and Guestrin (2014), "Stochastic gradient Hamiltonian Monte Carlo".
     """
 
-    friction: float = 0.1
-
-    def check(self) -> None:
-        check_within(self.name, "friction", self.friction, 0, 1, "0.1")
-        super().check()
+    friction: float = setting(0.1, between(0, 1))
 
     def rule(self, rows: int, batches: bool) -> Rule:
         import jax
@@ -106,7 +102,7 @@ class SGHMC(StochasticGradient):
                 "size": jnp.zeros_like(lp),
                 "steepness": jnp.mean(typical) / (4.0 - 2.0 * friction),
             }
-            return {**walker, "gradient": gradient} if batches else walker
+            return walker | ({"gradient": gradient} if batches else {})
 
         def move(walker: Walker, density: Density, pace: Pace, key: Any) -> tuple[Walker, Any, Any]:
             momentum = walker["momentum"]
@@ -115,15 +111,13 @@ class SGHMC(StochasticGradient):
             now = jnp.mean(gradient**2) / (4.0 - 2.0 * friction)
             if batches:
                 now = now + jnp.mean((gradient - walker["gradient"]) ** 2) / (4.0 * friction)
-            steepness = walker["steepness"] + pace.weight * (now - walker["steepness"])
-            # If the gradient has just become steeper than its running mean, the mean lags behind.
-            size = jnp.where(pace.tuned, self.allowance / jnp.maximum(steepness, now), pace.size)
+            steepness, size = self.step_of(walker, pace, now)
             noise = pace.noise * jax.random.normal(key, flat.shape, flat.dtype)
             momentum = (
                 (1.0 - friction) * momentum + jnp.sqrt(size) * gradient + math.sqrt(2.0 * friction) * noise
             )
             excess = (1.0 - 0.5 * friction) * jnp.mean(momentum**2) - 1.0
             walker = {"flat": flat, "momentum": momentum, "size": size, "steepness": steepness}
-            return {**walker, "gradient": gradient} if batches else walker, size, excess
+            return walker | ({"gradient": gradient} if batches else {}), size, excess
 
         return Rule(begin, move, lambda walker: self.allowance / walker["steepness"])

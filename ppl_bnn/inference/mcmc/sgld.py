@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from ppl_bnn.core.errors import UnsupportedError, unknown_name
+from ppl_bnn.core.errors import UnsupportedError
+from ppl_bnn.core.settings import OneOf, setting
 from ppl_bnn.inference.mcmc.stochastic_gradient import Density, Pace, Rule, StochasticGradient, Walker
 
-CORRECTIONS = ("metropolis",)
 # Added to the root mean square of the gradient per row.
 DAMPING = 1e-5
 # The acceptance at which the corrected chain moves fastest in many dimensions (Roberts and Rosenthal 1998).
@@ -94,8 +94,8 @@ class SGLD(StochasticGradient):
     - Roberts and Tweedie (1996), "Exponential convergence of Langevin distributions and their discrete approximations".
     """
 
-    correction: str | None = None
-    preconditioners: ClassVar[tuple[str, ...]] = ("auto", "curvature", "rmsprop")
+    preconditioner: str | None = setting("auto", OneOf(("auto", "curvature", "rmsprop", None)))
+    correction: str | None = setting(None, OneOf((None, "metropolis")))
 
     @property
     def limitations(self) -> str:
@@ -104,21 +104,15 @@ class SGLD(StochasticGradient):
         return super().limitations
 
     def check(self) -> None:
-        if self.correction is not None and self.correction not in CORRECTIONS:
-            raise unknown_name("correction", self.correction, CORRECTIONS)
         super().check()
-        if self.correction is not None:
-            for name, given, wanted in (
-                ("batch_size", self.batch_size, None),
-                ("schedule", self.schedule, "constant"),
-            ):
-                if given != wanted:
-                    raise UnsupportedError.of(
-                        "SGLD correction='metropolis'",
-                        f"{name}={wanted!r}, for a step is accepted by the density over all rows at one step size",
-                        f"{name}={given!r}",
-                        "correction=None",
-                    )
+        for name, wanted in (("batch_size", None), ("schedule", "constant")) if self.correction else ():
+            if (got := getattr(self, name)) != wanted:
+                reason = (
+                    f"{name}={wanted!r}, for a step is accepted by the density over all rows at one step size"
+                )
+                raise UnsupportedError.of(
+                    "SGLD correction='metropolis'", reason, f"{name}={got!r}", "correction=None"
+                )
 
     @property
     def _learns(self) -> bool:
@@ -166,9 +160,7 @@ class SGLD(StochasticGradient):
             kept = self._learned(walker, gradient, pace.weight, rows)
             mass = self._inverse_mass(kept)
             now = 0.5 * jnp.mean(mass * gradient**2)
-            steepness = walker["steepness"] + pace.weight * (now - walker["steepness"])
-            # If the gradient has just become steeper than its running mean, the mean lags behind.
-            size = jnp.where(pace.tuned, self.allowance / jnp.maximum(steepness, now), pace.size)
+            steepness, size = self.step_of(walker, pace, now)
             noise = pace.noise * jax.random.normal(key, flat.shape, flat.dtype)
             flat = flat + size * mass * gradient + jnp.sqrt(2.0 * size * mass) * noise
             return {"flat": flat, "steepness": steepness, **kept}, size, size * now

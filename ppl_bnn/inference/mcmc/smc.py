@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,12 +16,13 @@ from ppl_bnn.backends.program import CACHE, DENSITY_MEMORY, Problem
 from ppl_bnn.core.arrays import site_seed
 from ppl_bnn.core.errors import BudgetError, DivergenceError, InputError, UnsupportedError
 from ppl_bnn.core.progress import Progress, Task
+from ppl_bnn.core.settings import between, setting, whole
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.cost import Effort, Size
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
-from ppl_bnn.inference.optimisation.loops import check_whole, check_within, refuse_free_parameters
+from ppl_bnn.inference.optimisation.loops import refuse_free_parameters
 from ppl_bnn.inference.sampling.sampler import tempered
-from ppl_bnn.inference.sampling.stopping import FIGURES, check_until, watched
+from ppl_bnn.inference.sampling.stopping import FIGURES, Rule, check_until, watched
 from ppl_bnn.posterior.approximation import Chains
 
 FIRST_STEP_SIZE = 0.5
@@ -32,6 +34,9 @@ SEARCHES = 40
 PRIOR_COUNT, PRIOR_VARIANCE = 5.0, 1e-3
 # Standard deviation between runs, in nats, above which their mean is a poor estimate of the evidence.
 SPREAD_LIMIT = 1.0
+# What is recorded at each temperature.
+RECORD = ("inverse_temperature", "acceptance", "step_size", "ess", "log_normaliser")
+WIDER = "wider noise, narrower priors, or standardised inputs and targets"
 
 
 @dataclass(frozen=True)
@@ -122,13 +127,13 @@ class SMC(Method):
     - Beskos, Jasra, Kantas and Thiery (2016), "On the convergence of adaptive sequential Monte Carlo methods".
     """
 
-    particles: int = 1000
-    runs: int = 4
-    moves: int = 5
-    target_ess: float = 0.5
-    target_accept: float = 0.8
-    max_leapfrog: int = 32
-    temperature: float = 1.0
+    particles: int = setting(1000, whole(4))
+    runs: int = setting(4, whole())
+    moves: int = setting(5, whole())
+    target_ess: float = setting(0.5, between(0, 1))
+    target_accept: float = setting(0.8, between(0, 1))
+    max_leapfrog: int = setting(32, whole())
+    temperature: float = setting(1.0, between())
     checkpoint: str | Path | None = None
     until: str | None = None
     budget: float | None = None
@@ -138,18 +143,10 @@ class SMC(Method):
     finds_centre: ClassVar[bool] = False
 
     def check(self) -> None:
-        check_whole(self.name, "particles", self.particles, 4, "1000")
-        check_whole(self.name, "runs", self.runs, 1, "4")
-        check_whole(self.name, "moves", self.moves, 1, "5")
-        check_whole(self.name, "max_leapfrog", self.max_leapfrog, 1, "32")
-        check_within(self.name, "target_ess", self.target_ess, 0, 1, "0.5")
-        check_within(self.name, "target_accept", self.target_accept, 0, 1, "0.8")
-        check_within(self.name, "temperature", self.temperature, 0, math.inf, "1.0")
         if self.checkpoint is not None and not isinstance(self.checkpoint, str | os.PathLike):
-            raise InputError.of(
-                f"{self.name} checkpoint", "a folder", repr(self.checkpoint), "checkpoint='runs/one'"
-            )
-        rule = check_until(self.name, self.until, self.budget, (*FIGURES, f"{self._estimate}_se"))
+            got = repr(self.checkpoint)
+            raise InputError.of(f"{self.name} checkpoint", "a folder", got, "checkpoint='runs/one'")
+        rule = self._rule()
         if rule is not None and any(name == "rhat" for name, _, _ in rule.terms):
             raise UnsupportedError.of(
                 f"{self.name} until",
@@ -157,6 +154,9 @@ class SMC(Method):
                 "rhat, which compares runs and stays where they disagree however many there are",
                 f"more particles against disagreement, and until='{self._estimate}_se<0.1' or until='ess>5000'",
             )
+
+    def _rule(self) -> Rule | None:
+        return check_until(self.name, self.until, self.budget, (*FIGURES, f"{self._estimate}_se"))
 
     @property
     def _estimate(self) -> str:
@@ -172,27 +172,26 @@ class SMC(Method):
 
     def effort(self, size: Size) -> Effort:
         swarm = float(self.runs * self.particles)
-        most = (
-            math.inf
-            if self.until is not None
-            else swarm * 1000.0 * (1 + (self.moves + SEARCHES) * self.max_leapfrog)
-        )
+        most = swarm * 1000.0 * (1 + (self.moves + SEARCHES) * self.max_leapfrog)
         # About twenty temperatures, with `moves` transitions of a dozen steps at each.
         usual = swarm * 20.0 * (1.0 + self.moves * min(12.0, self.max_leapfrog))
+        most = math.inf if self.until is not None else most
         return Effort(swarm * (1.0 + self.moves), usual, most, together=self.particles)
+
+    def check_support(self, problem: Problem) -> None:
+        refuse_free_parameters(self.name, problem)
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()
-        refuse_free_parameters(self.name, problem)
-        belongs = {} if self.checkpoint is None else fingerprint(problem, self, ("runs", "until", "budget"))
+        settings = {} if self.checkpoint is None else fingerprint(problem, self, ("runs", "until", "budget"))
 
-        def kept(index: int) -> Checkpoint:
-            return Checkpoint.of(self.checkpoint, belongs, f"run{index}")
+        def checkpoint_of(index: int) -> Checkpoint:
+            return Checkpoint.of(self.checkpoint, settings, f"run{index}")
 
         # Refuse a checkpoint of another fit before anything is compiled.
-        kept(0).load()
+        checkpoint_of(0).load()
         compiling = Stopwatch()
-        swarm = _Swarm.of(self, problem)
+        swarm = _Swarm(self, problem)
         compile_seconds = compiling()
         look = self._look(problem)
         ended: list[_Path] = []
@@ -202,7 +201,7 @@ class SMC(Method):
         try:
             while len(ended) < wanted:
                 index = len(ended)
-                checkpoint, seed = kept(index), site_seed(f"smc run {index}", problem.seed)
+                checkpoint, seed = checkpoint_of(index), site_seed(f"smc run {index}", problem.seed)
                 before = checkpoint.load()
                 path = self._beginning(swarm, seed) if before is None else _Path.from_arrays(before)
                 path = self._pass(swarm, path, seed, index, checkpoint, task, watch)
@@ -220,30 +219,22 @@ class SMC(Method):
         finally:
             task.close()
         if not ended:
-            raise BudgetError.of(
-                "budget",
-                "seconds enough for one run",
-                f"{self.budget:g} s, spent before its end",
-                "a longer budget (with checkpoint= nothing is lost), or fewer particles",
-            )
+            got = f"{self.budget:g} s, spent before its end"
+            advice = "a longer budget (with checkpoint= nothing is lost), or fewer particles"
+            raise BudgetError.of("budget", "seconds enough for one run", got, advice)
         u = problem.program.unravel(np.stack([path.particles for path in ended]))
         figures = self._figures(ended)
         if self.until is not None:
             figures["rule_held"] = float(stopped == "rule")
         if self.budget is not None:
             figures["stopped_by_budget"] = float(stopped == "budget")
+        records = np.concatenate([path.told for path in ended])
         return Outcome(
             Chains({name: np.ascontiguousarray(u[name]) for name in problem.program.sites}),
             statistics={"lp": np.stack([path.prior + path.change for path in ended])},
             history={"run": np.repeat(np.arange(len(ended)), [len(path.told) for path in ended])}
-            | {
-                name: np.concatenate([path.told[:, column] for path in ended])
-                for column, name in enumerate(TOLD)
-            }
-            | {
-                f"look_{name}": np.array([each[name] for each in looks])
-                for name in (looks[0] if looks else ())
-            },
+            | dict(zip(RECORD, records.T.copy(), strict=True))
+            | {f"look_{name}": np.array([each[name] for each in looks]) for name in (*looks, {})[0]},
             compile_seconds=compile_seconds,
             run_seconds=watch() - compile_seconds,
             gradient_evaluations=float(sum(path.gradients for path in ended)),
@@ -258,7 +249,7 @@ class SMC(Method):
         figures = {name: float(np.logaddexp.reduce(each) - math.log(runs))}
         if runs > 1:
             figures[f"{name}_se"] = float(each.std(ddof=1) / math.sqrt(runs))
-        acceptance = TOLD.index("acceptance")
+        acceptance = RECORD.index("acceptance")
         return figures | {
             "temperatures": float(max(len(path.told) for path in ended)),
             "acceptance": float(min(path.told[:, acceptance].min() for path in ended)),
@@ -268,7 +259,7 @@ class SMC(Method):
 
     def _look(self, problem: Problem) -> Callable[[Sequence[_Path]], tuple[bool, dict[str, float]]] | None:
         """A function that evaluates the stopping rule on the runs so far; None without a rule."""
-        rule = check_until(self.name, self.until, self.budget, (*FIGURES, f"{self._estimate}_se"))
+        rule = self._rule()
         if rule is None:
             return None
         seen, error = watched(problem, rule), f"{self._estimate}_se"
@@ -281,24 +272,24 @@ class SMC(Method):
         return look
 
     def _warnings(self, ended: list[_Path], stopped: str) -> tuple[str, ...]:
-        said = []
+        found = []
         unsupported = max(path.unsupported for path in ended)
         if unsupported:
-            said.append(
+            found.append(
                 f"{self.name}: the likelihood is zero at {unsupported:.1%} of the draws from the prior of a run, which "
                 "carry no weight: try more particles, or a prior within its support"
             )
-        each = np.array([path.log_normaliser for path in ended])
         if stopped == "budget":
             unmet = f"until {self.until!r} held" if self.until is not None else f"all {self.runs} were made"
-            said.append(f"the budget of {self.budget:g} s was spent after {len(ended)} runs, before {unmet}")
-        if len(each) > 1 and each.std(ddof=1) > SPREAD_LIMIT:
-            said.append(
-                f"{self.name}: the runs differ in log p(D) by a standard deviation of {each.std(ddof=1):.2g} nats, so "
-                f"that they do not agree on the evidence, nor on the weights of modes: try "
+            found.append(f"the budget of {self.budget:g} s was spent after {len(ended)} runs, before {unmet}")
+        spread = np.std([path.log_normaliser for path in ended], ddof=1) if len(ended) > 1 else 0.0
+        if spread > SPREAD_LIMIT:
+            found.append(
+                f"{self.name}: the runs differ in log p(D) by a standard deviation of {spread:.2g} nats, so that they "
+                "do not agree on the evidence, nor on the weights of modes: try "
                 f"particles={4 * self.particles} or moves={2 * self.moves}"
             )
-        return tuple(said)
+        return tuple(found)
 
     # -- one run
 
@@ -319,15 +310,11 @@ class SMC(Method):
                     checkpoint.keep(path.arrays, last=True)
                     return path
                 path = self._next(swarm, path, seed)
-                checkpoint.keep(path.arrays, last=path.inverse_temperature == 1.0)
-                told = dict(zip(TOLD, path.told[-1], strict=True))
-                task.update(
-                    100 * index + int(100 * path.inverse_temperature),
-                    run=index + 1,
-                    inverse_temperature=told["inverse_temperature"],
-                    acceptance=told["acceptance"],
-                    ess=told["ess"],
-                )
+                at = path.inverse_temperature
+                checkpoint.keep(path.arrays, last=at == 1.0)
+                latest = dict(zip(RECORD, path.told[-1], strict=True))
+                shown = {name: latest[name] for name in ("inverse_temperature", "acceptance", "ess")}
+                task.update(100 * index + int(100 * at), run=index + 1, **shown)
         except KeyboardInterrupt:
             checkpoint.keep(path.arrays, last=True)
             raise
@@ -337,24 +324,13 @@ class SMC(Method):
     def _beginning(self, swarm: _Swarm, seed: int) -> _Path:
         particles = swarm.draw(seed)
         prior, change = swarm.measure(particles)
-        undefined = int(np.count_nonzero(~np.isfinite(prior) | np.isnan(change) | (change == np.inf)))
-        if undefined:
-            raise _not_defined(undefined, len(prior), "from the prior")
+        _check_defined(np.isfinite(prior) & (np.isfinite(change) | (change == -np.inf)), "from the prior")
+        count = len(prior)
         supported = int(np.count_nonzero(np.isfinite(change)))
         if not supported:
-            raise DivergenceError.of(
-                self.name,
-                "a likelihood with support at some draw from the prior",
-                f"a likelihood of zero at all {len(prior)} of them",
-                "wider noise, narrower priors, or standardised inputs and targets",
-            )
-        return _Path(
-            particles=particles,
-            prior=prior,
-            change=change,
-            ancestors=np.arange(len(prior)),
-            unsupported=1.0 - supported / len(prior),
-        )
+            wanted = "a likelihood with support at some draw from the prior"
+            raise DivergenceError.of(self.name, wanted, f"a likelihood of zero at all {count} of them", WIDER)
+        return _Path(particles, prior, change, np.arange(count), unsupported=1.0 - supported / count)
 
     def _next(self, swarm: _Swarm, path: _Path, seed: int) -> _Path:
         """Advance by one temperature. All randomness follows from the run's seed and the number of the temperature."""
@@ -363,12 +339,8 @@ class SMC(Method):
         rise = increment(path.change, self.target_ess, 1.0 - path.inverse_temperature)
         at = path.inverse_temperature + rise
         if at == path.inverse_temperature:
-            raise DivergenceError.of(
-                self.name,
-                "a likelihood that can be tempered",
-                f"log likelihoods of the particles from {path.change.min():.3g} to {path.change.max():.3g}",
-                "wider noise, narrower priors, or standardised inputs and targets",
-            )
+            got = f"log likelihoods of the particles from {path.change.min():.3g} to {path.change.max():.3g}"
+            raise DivergenceError.of(self.name, "a likelihood that can be tempered", got, WIDER)
         if rise == 1.0 - path.inverse_temperature:
             at = 1.0
         log_weights = rise * path.change
@@ -378,16 +350,28 @@ class SMC(Method):
         variances = (count * variances + PRIOR_COUNT * PRIOR_VARIANCE) / (count + PRIOR_COUNT)
         chosen = systematic(weights, rng.uniform())
         before = path.particles[chosen]
-        particles, step_size, rates, gradients = self._moved(
-            swarm, before, at, variances, path.step_size, seed, stage, rng
-        )
+        state, step_size = swarm.begin(before, at), path.step_size
+        rates: list[float] = []
+        done, gradients = 0, count
+        while len(rates) < self.moves:
+            steps = int(np.clip(math.ceil(rng.uniform(0.0, math.pi) / step_size), 1, self.max_leapfrog))
+            state, rate = swarm.move((seed, stage, done), state, at, step_size, variances, steps)
+            gradients += steps * count
+            searches = done - len(rates)
+            if rate >= 0.5 * self.target_accept or searches >= SEARCHES:
+                rates.append(rate)
+            done += 1
+            step_size *= math.exp(GAIN * (rate - self.target_accept))
+        if max(rates) < 0.1 * self.target_accept:
+            got = f"an acceptance of {max(rates):.2g} with steps of {step_size:.2g} standard deviations"
+            advice = "a model whose log joint has a finite gradient, or standardised inputs and targets"
+            wanted = f"particles that move at the inverse temperature {at:.3g}"
+            raise DivergenceError.of(self.name, wanted, got, advice)
+        particles = np.asarray(state[0], dtype=np.float64)
         prior, change = swarm.measure(particles)
-        undefined = int(np.count_nonzero(~np.isfinite(prior) | ~np.isfinite(change)))
-        if undefined:
-            raise _not_defined(undefined, count, f"at the inverse temperature {at:.3g}")
+        _check_defined(np.isfinite(prior) & np.isfinite(change), f"at the inverse temperature {at:.3g}")
         log_normaliser = path.log_normaliser + total - math.log(count)
         ess = 1.0 / (float(np.sum(weights**2)) * count)
-        told = np.array([at, np.mean(rates), step_size, ess, log_normaliser])
         # Resampling leaves copies side by side, which would look autocorrelated as draws of a chain.
         order = rng.permutation(count) if at == 1.0 else np.arange(count)
         return _Path(
@@ -401,59 +385,18 @@ class SMC(Method):
             gradients=path.gradients + gradients,
             unsupported=path.unsupported,
             correlation=_largest_correlation(before, particles),
-            told=np.concatenate([path.told, told[None]]),
+            told=np.vstack([path.told, [at, np.mean(rates), step_size, ess, log_normaliser]]),
         )
-
-    def _moved(
-        self,
-        swarm: _Swarm,
-        particles: np.ndarray,
-        at: float,
-        variances: np.ndarray,
-        step_size: float,
-        seed: int,
-        stage: int,
-        rng: np.random.Generator,
-    ) -> tuple[np.ndarray, float, list[float], int]:
-        """Move the particles at one temperature.
-
-        Returns the particles, the final step size, the acceptance of each move, and the number of single gradients.
-        """
-        state = swarm.begin(particles, at)
-        rates: list[float] = []
-        done, searches, gradients = 0, 0, len(particles)
-        while len(rates) < self.moves:
-            steps = int(np.clip(math.ceil(rng.uniform(0.0, math.pi) / step_size), 1, self.max_leapfrog))
-            state, rate = swarm.move((seed, stage, done), state, at, step_size, variances, steps)
-            gradients += steps * len(particles)
-            done += 1
-            if rate < 0.5 * self.target_accept and searches < SEARCHES:
-                searches += 1
-            else:
-                rates.append(rate)
-            step_size *= math.exp(GAIN * (rate - self.target_accept))
-        if max(rates) < 0.1 * self.target_accept:
-            raise DivergenceError.of(
-                self.name,
-                f"particles that move at the inverse temperature {at:.3g}",
-                f"an acceptance of {max(rates):.2g} with steps of {step_size:.2g} standard deviations",
-                "a model whose log joint has a finite gradient, or standardised inputs and targets",
-            )
-        return np.asarray(state[0], dtype=np.float64), step_size, rates, gradients
-
-
-# The record of each temperature, in the order of the columns of `_Path.told`.
-TOLD = ("inverse_temperature", "acceptance", "step_size", "ess", "log_normaliser")
 
 
 @dataclass(frozen=True)
 class _Path:
-    """The state of a run.
+    """The state of a run; a checkpoint has its fields by name.
 
     particles (N, P), with prior = log p(w) + log |dw/du| of each, and change, which is multiplied by the inverse
     temperature and added to prior. ancestors (N,): the draws from the prior that they descend from. gradients: of
     single particles. unsupported: the share of the prior draws without a likelihood. correlation: of the last moves.
-    told: (temperatures, len(TOLD)).
+    told: the record, (temperatures, len(RECORD)).
     """
 
     particles: np.ndarray
@@ -466,43 +409,29 @@ class _Path:
     gradients: int = 0
     unsupported: float = 0.0
     correlation: float = 1.0
-    told: np.ndarray = field(default_factory=lambda: np.empty((0, len(TOLD))))
+    told: np.ndarray = field(default_factory=lambda: np.empty((0, len(RECORD))))
 
     def arrays(self) -> dict[str, np.ndarray]:
         return {f.name: np.asarray(getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> _Path:
-        values: dict[str, Any] = {
-            name: value if value.ndim else value.item() for name, value in arrays.items()
-        }
-        return cls(**values)
+        return cls(**{name: value if value.ndim else value.item() for name, value in arrays.items()})
 
 
-@dataclass(frozen=True)
 class _Swarm:
-    """Compiled functions of all particles at once, with NumPy in and out, except for the state between moves.
+    """Compiled functions of all particles at once, with NumPy in and out, except for the state between moves."""
 
-    draw: seed -> (N, P) from the prior. measure: particles -> prior, change (see `_Path`). begin: particles, inverse
-    temperature -> (positions, log densities, gradients). move: (seed, temperature, transition), state, inverse
-    temperature, step size, variances, steps -> state and mean acceptance.
-    """
-
-    draw: Callable[[int], np.ndarray]
-    measure: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-    begin: Callable[[np.ndarray, float], Any]
-    move: Callable[..., tuple[Any, float]]
-
-    @classmethod
-    def of(cls, method: SMC, problem: Problem) -> _Swarm:
+    def __init__(self, method: SMC, problem: Problem):
         import jax
         from blackjax.mcmc import hmc
 
-        program, chosen, count = problem.program, problem.system, method.particles
+        program, self._asarray, self._count = problem.program, problem.system.asarray, method.particles
+        count = self._count
         units = sum(site.shape[-1] if len(site.shape) > 1 else 1 for site in program.sites.values())
         memory = CACHE if problem.device == "cpu" else DENSITY_MEMORY
         at_once = int(np.clip(memory // (16 * units * program.rows), 1, count))
-        data = (problem.x, problem.y)
+        data = self._data = (problem.x, problem.y)
         kernel = hmc.build_kernel()
 
         def mapped(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -511,7 +440,7 @@ class _Swarm:
             return jax.lax.map(lambda each: function(*each), arguments, batch_size=at_once)
 
         def drawn(key: Any, data: Any) -> Any:
-            sites = {site.name: site for site in chosen.run(program.native, *data, seed=key)}
+            sites = {site.name: site for site in problem.system.run(program.native, *data, seed=key)}
             return program.ravel({name: program.unconstrain_site(sites[name]) for name in program.sites})
 
         def measured(flat: Any, data: Any) -> tuple[Any, Any]:
@@ -521,8 +450,7 @@ class _Swarm:
                 return prior, joint - prior
             # Only the density of w is tempered, not the volume of the coordinates.
             density = program.log_prior(u, *data, jacobian=False)
-            tempered = program.log_joint(u, *data, jacobian=False) / method.temperature
-            return prior, tempered - density
+            return prior, program.log_joint(u, *data, jacobian=False) / method.temperature - density
 
         def log_density(flat: Any, at: Any, data: Any) -> Any:
             prior, change = measured(flat, data)
@@ -537,100 +465,63 @@ class _Swarm:
         def begin(particles: Any, at: Any, data: Any) -> Any:
             return mapped(lambda flat: tuple(hmc.init(flat, lambda f: log_density(f, at, data))), particles)
 
-        def move(
-            key: Any, state: Any, at: Any, step_size: Any, variances: Any, steps: Any, data: Any
-        ) -> tuple[Any, Any]:
+        def move(key: Any, state: Any, at: Any, step: Any, variances: Any, steps: Any, data: Any) -> Any:
             def one(key: Any, *state: Any) -> Any:
-                moved, info = kernel(
-                    key,
-                    hmc.HMCState(*state),
-                    lambda flat: log_density(flat, at, data),
-                    step_size,
-                    variances,
-                    steps,
-                )
+                density = partial(log_density, at=at, data=data)
+                moved, info = kernel(key, hmc.HMCState(*state), density, step, variances, steps)
                 return tuple(moved), info.acceptance_rate
 
             state, rates = mapped(one, jax.random.split(key, count), *state)
             return state, rates.mean()
 
-        def key_of(seed: int, *numbers: int) -> Any:
-            key = jax.random.PRNGKey(seed)
-            for number in numbers:
-                key = jax.random.fold_in(key, number)
-            return key
+        def compiled(function: Callable[..., Any], *arguments: Any) -> Any:
+            return jax.jit(function).lower(*arguments, data).compile()
 
-        size = program.parameter_count
-        keys, number = jax.random.split(key_of(0), count), chosen.asarray(np.asarray(0.5))
-        particles = chosen.asarray(np.zeros((count, size)))
-        state = (particles, particles[:, 0], particles)
-        whole = np.int32(1)
-        draw_compiled = jax.jit(draw).lower(keys, data).compile()
-        measure_compiled = jax.jit(measure).lower(particles, data).compile()
-        begin_compiled = jax.jit(begin).lower(particles, number, data).compile()
-        move_compiled = (
-            jax.jit(move).lower(keys[0], state, number, number, particles[0], whole, data).compile()
-        )
+        keys, number = jax.random.split(_key(0), count), self._asarray(np.asarray(0.5))
+        particles = self._asarray(np.zeros((count, program.parameter_count)))
+        state, steps = (particles, particles[:, 0], particles), np.int32(1)
+        self._draw, self._measure = compiled(draw, keys), compiled(measure, particles)
+        self._begin = compiled(begin, particles, number)
+        self._move = compiled(move, keys[0], state, number, number, particles[0], steps)
 
-        def single(value: float) -> Any:
-            return chosen.asarray(np.asarray(value))
+    def draw(self, seed: int) -> np.ndarray:
+        """Particles (N, P) from the prior."""
+        import jax
 
-        def double(array: Any) -> np.ndarray:
-            return np.asarray(array, dtype=np.float64)
+        return np.asarray(self._draw(jax.random.split(_key(seed), self._count), self._data), np.float64)
 
-        def measure_all(particles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            prior, change = measure_compiled(chosen.asarray(particles), data)
-            return double(prior), double(change)
+    def measure(self, particles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`prior` and `change` of particles, see `_Path`."""
+        prior, change = self._measure(self._asarray(particles), self._data)
+        return np.asarray(prior, np.float64), np.asarray(change, np.float64)
 
-        def move_all(
-            numbers: tuple[int, ...],
-            state: Any,
-            at: float,
-            step_size: float,
-            variances: np.ndarray,
-            steps: int,
-        ) -> tuple[Any, float]:
-            state, rate = move_compiled(
-                key_of(*numbers),
-                state,
-                single(at),
-                single(step_size),
-                chosen.asarray(variances),
-                np.int32(steps),
-                data,
-            )
-            return state, float(rate)
+    def begin(self, particles: np.ndarray, at: float) -> Any:
+        """(positions, log densities, gradients) at an inverse temperature."""
+        return self._begin(self._asarray(particles), self._asarray(np.asarray(at)), self._data)
 
-        return cls(
-            draw=lambda seed: double(draw_compiled(jax.random.split(key_of(seed), count), data)),
-            measure=measure_all,
-            begin=lambda particles, at: begin_compiled(chosen.asarray(particles), single(at), data),
-            move=move_all,
-        )
+    def move(
+        self, numbers: Sequence[int], state: Any, at: float, step: float, variances: np.ndarray, steps: int
+    ) -> tuple[Any, float]:
+        """The state after a transition with randomness from (seed, temperature, transition), and the acceptance."""
+        at, step, variances = (self._asarray(np.asarray(value)) for value in (at, step, variances))
+        state, rate = self._move(_key(*numbers), state, at, step, variances, np.int32(steps), self._data)
+        return state, float(rate)
+
+
+def _key(seed: int, *numbers: int) -> Any:
+    import jax
+
+    return reduce(jax.random.fold_in, numbers, jax.random.PRNGKey(seed))
 
 
 # --- between temperatures, in NumPy ---------------------------------------------------------------
 
 
 def increment(change: np.ndarray, target_ess: float, most: float) -> float:
-    """The largest rise of the inverse temperature that leaves a relative effective size of `target_ess`.
+    """The largest rise of the inverse temperature, up to `most`, with a relative effective size of `target_ess`.
 
-    The weights are exp(rise * change) of particles with equal previous weights. Particles without support, where
+    The weights are exp(rise * change) of particles (N,) with equal previous weights. Particles without support, where
     `change` is -inf, get no weight at any rise: the effective size is relative to the others.
-
-    Parameters
-    ----------
-    change : ndarray
-        Change of each particle's log density per unit of inverse temperature, (N,).
-    target_ess : float
-        Relative effective size.
-    most : float
-        Upper bound of the rise.
-
-    Returns
-    -------
-    float
-        The rise.
     """
     finite = change[np.isfinite(change)]
     finite = finite - finite.max()
@@ -655,19 +546,9 @@ def increment(change: np.ndarray, target_ess: float, most: float) -> float:
 
 
 def systematic(weights: np.ndarray, uniform: float) -> np.ndarray:
-    """Systematic resampling.
+    """Systematic resampling with normalised weights w (N,) and one uniform random number.
 
-    Parameters
-    ----------
-    weights : ndarray
-        Normalised weights w, (N,).
-    uniform : float
-        A uniform random number.
-
-    Returns
-    -------
-    ndarray
-        Indices (N,) in which i appears N w_i times, rounded up or down. The expectation over `uniform` is N w_i.
+    In the indices (N,), i appears N w_i times, rounded up or down. The expectation over `uniform` is N w_i.
     """
     count = len(weights)
     upto = np.cumsum(weights)
@@ -686,10 +567,8 @@ def _largest_correlation(before: np.ndarray, after: np.ndarray) -> float:
     return float(np.max(np.sum(before * after, axis=0) / scale))
 
 
-def _not_defined(undefined: int, count: int, where: str) -> DivergenceError:
-    return DivergenceError.of(
-        "SMC",
-        "a log joint at every particle",
-        f"{undefined} of {count} {where} at which it is NaN or infinite",
-        "a model that is defined everywhere, narrower priors, or standardised inputs and targets",
-    )
+def _check_defined(defined: np.ndarray, where: str) -> None:
+    if not defined.all():
+        got = f"{np.count_nonzero(~defined)} of {len(defined)} {where} at which it is NaN or infinite"
+        advice = "a model that is defined everywhere, narrower priors, or standardised inputs and targets"
+        raise DivergenceError.of("SMC", "a log joint at every particle", got, advice)

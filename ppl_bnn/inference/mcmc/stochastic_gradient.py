@@ -17,14 +17,14 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from ppl_bnn.core.arrays import map_data
-from ppl_bnn.core.errors import InputError, unknown_name
+from ppl_bnn.core.errors import InputError
+from ppl_bnn.core.settings import OneOf, between, flag, optional, setting, whole
 from ppl_bnn.inference.cost import Size
-from ppl_bnn.inference.optimisation.loops import check_whole, check_within, rows_per_step
+from ppl_bnn.inference.optimisation.loops import rows_per_step
 from ppl_bnn.inference.sampling.chains import Kernel
 from ppl_bnn.inference.sampling.sampler import Sampler, Target
 from ppl_bnn.inference.sampling.whitening import gradients_of_a_start, whitened
 
-SCHEDULES = ("constant", "decaying", "cyclical")
 # Running means over the warm-up weight step t by about t^(MEMORY - 1): the first steps, far from the target, are
 # forgotten, and the last fifth counts twice as much as all steps before it.
 MEMORY = 5.0
@@ -42,16 +42,8 @@ Density = Callable[[Any], tuple[Any, Any]]
 class Pace(NamedTuple):
     """The settings that a rule gets for one step.
 
-    Parameters
-    ----------
-    size
-        h.
-    tuned
-        Whether the rule finds h by itself at this step instead.
-    weight
-        The weight of this step in running means, 0 after the warm-up.
-    noise
-        1, or 0 in the exploration stage of a cycle.
+    size: h. tuned: whether the rule finds h by itself at this step instead. weight: of this step in running means, 0
+    after the warm-up. noise: 1, or 0 in the exploration stage of a cycle.
     """
 
     size: Any
@@ -64,17 +56,10 @@ class Pace(NamedTuple):
 class Rule:
     """One step of a method, as pure functions over JAX.
 
-    Parameters
-    ----------
-    begin : callable
-        (flat, log density, gradient, typical) -> walker, a dict of arrays with the position as "flat". `typical` (P,)
-        is a guess of the mean square of each derivative under the target.
-    move : callable
-        (walker, density, pace, key) -> (walker, h, measure).
-    found : callable
-        walker -> the h that the warm-up has found.
-    measure : str
-        The name of the statistic that `move` returns. It is averaged over the steps of a draw.
+    begin: (flat, log density, gradient, typical) -> walker, a dict of arrays with the position as "flat". `typical`
+    (P,) is a guess of the mean square of each derivative under the target.
+    move: (walker, density, pace, key) -> (walker, h, measure). found: walker -> the h that the warm-up has found.
+    measure: the name of the statistic that `move` returns. It is averaged over the steps of a draw.
     """
 
     begin: Callable[[Any, Any, Any, Any], Walker]
@@ -151,63 +136,35 @@ class StochasticGradient(Sampler):
     - Lamberton and Pages (2002), "Recursive computation of the invariant distribution of a diffusion".
     """
 
-    batch_size: int | None = None
-    step_size: float | None = None
-    allowance: float = 0.02
-    thinning: int | None = None
-    schedule: str = "constant"
-    decay: float = 1.0 / 3.0
-    cycle_length: int = 200
-    exploration: float = 0.5
-    control_variates: bool = False
-    preconditioner: str | None = "auto"
+    batch_size: int | None = setting(None, optional(whole()), advice="128")
+    step_size: float | None = setting(None, optional(between()))
+    allowance: float = setting(0.02, between(0, 1))
+    thinning: int | None = setting(None, optional(whole()), advice="20")
+    schedule: str = setting("constant", OneOf(("constant", "decaying", "cyclical")))
+    decay: float = setting(1.0 / 3.0, between(0, 1))
+    cycle_length: int = setting(200, whole(2))
+    exploration: float = setting(0.5, between(0, 1))
+    control_variates: bool = setting(False, flag)
+    preconditioner: str | None = setting("auto", OneOf(("auto", "curvature", None)))
     fewest_warmup: ClassVar[int] = 0
-    preconditioners: ClassVar[tuple[str, ...]] = ("auto", "curvature")
 
     def check(self) -> None:
         super().check()
-        if self.batch_size is not None:
-            check_whole(self.name, "batch_size", self.batch_size, 1, "128, or None for all rows")
-        if self.step_size is not None:
-            check_within(self.name, "step_size", self.step_size, 0, math.inf, "None, to have one found")
-        check_within(self.name, "allowance", self.allowance, 0, 1, "0.02")
-        if self.thinning is not None:
-            check_whole(self.name, "thinning", self.thinning, 1, "20, or None")
-        check_whole(self.name, "cycle_length", self.cycle_length, 2, "200")
-        check_within(self.name, "decay", self.decay, 0, 1, "1 / 3")
-        check_within(self.name, "exploration", self.exploration, 0, 1, "0.5")
-        if self.preconditioner is not None and self.preconditioner not in self.preconditioners:
-            raise unknown_name("preconditioner", self.preconditioner, self.preconditioners)
-        if self.schedule not in SCHEDULES:
-            raise unknown_name("schedule", self.schedule, SCHEDULES)
-        if not isinstance(self.control_variates, bool):
-            raise InputError.of(
-                f"{self.name} control_variates",
-                "True or False",
-                repr(self.control_variates),
-                "control_variates=False",
-            )
         if self.control_variates and self.batch_size is None:
             raise InputError.of(
                 f"{self.name} control_variates",
                 "mini-batches, whose noise they reduce",
-                "batch_size=None",
+                "none",
                 "batch_size=128",
             )
         if self.schedule == "cyclical" and not 0 < self._explored < self.cycle_length:
-            raise InputError.of(
-                f"{self.name} exploration",
-                "a share of the cycle that leaves at least one of its parts for each stage",
-                f"{self._explored} of {self.cycle_length}",
-                "cycle_length=200, exploration=0.5",
-            )
+            wanted = "a share of the cycle that leaves at least one of its parts for each stage"
+            got = f"{self._explored} of {self.cycle_length}"
+            raise InputError.of(f"{self.name} exploration", wanted, got, "cycle_length=200, exploration=0.5")
         if self._learns and self.warmup < 1:
-            raise InputError.of(
-                f"{self.name} warmup",
-                "a warm-up, in which the step size and the preconditioner are found",
-                repr(self.warmup),
-                "warmup=1000, or a step_size and no preconditioner",
-            )
+            wanted = "a warm-up, in which the step size and the preconditioner are found"
+            advice = "warmup=1000, or a step_size and no preconditioner"
+            raise InputError.of(f"{self.name} warmup", wanted, repr(self.warmup), advice)
 
     def steps_per_draw(self, rows: int, batch: int | None) -> int:
         """`thinning`, or if it is None the number of steps that the noise of the batches requires."""
@@ -231,28 +188,21 @@ class StochasticGradient(Sampler):
 
     @abstractmethod
     def rule(self, rows: int, batches: bool) -> Rule:
-        """The step of the method.
+        """The step of the method for N rows. batches: whether gradients are batch estimates, with their own noise."""
 
-        Parameters
-        ----------
-        rows : int
-            N.
-        batches : bool
-            Whether gradients are batch estimates, with noise of their own.
-        """
+    def step_of(self, walker: Walker, pace: Pace, now: Any) -> tuple[Any, Any]:
+        """The running mean of the steepness, the excess of variances per h, with its value `now`; and this step's h."""
+        import jax.numpy as jnp
+
+        steepness = walker["steepness"] + pace.weight * (now - walker["steepness"])
+        # If the gradient has just become steeper than its running mean, the mean lags behind.
+        size = jnp.where(pace.tuned, self.allowance / jnp.maximum(steepness, now), pace.size)
+        return steepness, size
 
     # -- schedules, over arrays of JAX or numbers
 
     def factor(self, done: Any, position: Any) -> Any:
-        """The factor of the schedule on s.
-
-        Parameters
-        ----------
-        done
-            Draws before this one.
-        position
-            Position in the cycle, 0 to 1.
-        """
+        """The factor of the schedule on s after `done` draws, at a position from 0 to 1 in the cycle."""
         import jax.numpy as jnp
 
         if self.schedule == "decaying":
@@ -262,7 +212,7 @@ class StochasticGradient(Sampler):
         return 1.0
 
     def _where(self, done: Any) -> tuple[Any, Any, Any]:
-        """Where a transition stands in its cycle, after `done` transitions.
+        """The place of a transition in its cycle, after `done` transitions.
 
         Returns the first thinning of the transition in its cycle, the number of thinnings that it takes, and its cycle.
         """
@@ -304,9 +254,7 @@ class StochasticGradient(Sampler):
         return least, most, most * (1.0 + (self.schedule == "cyclical")) + 1.0
 
     def kernel(self, target: Target) -> Kernel:
-        if self.whitens:
-            return whitened(target, self._kernel)
-        return self._kernel(target)
+        return whitened(target, self._kernel) if self.whitens else self._kernel(target)
 
     @property
     def whitens(self) -> bool:
@@ -325,9 +273,9 @@ class StochasticGradient(Sampler):
         evaluated = jax.value_and_grad(target.log_density)
         thinning = self.steps_per_draw(rows, batch)
         # Counted in batches: with control variates two gradients each, and one over all rows for each thinning.
-        gradients = thinning if batch is None else thinning * (2 if self.control_variates else 1)
+        gradients = thinning
         if batch is not None and self.control_variates:
-            gradients += -(-rows // batch)
+            gradients = 2 * thinning + -(-rows // batch)
         # A concrete number, even if a kernel is made while another is traced.
         with jax.ensure_compile_time_eval():
             begins = float(self.factor(self.warmup, self._explored / self.cycle_length))
@@ -338,7 +286,7 @@ class StochasticGradient(Sampler):
             (lp, gradient), (_, curvature) = jax.jvp(lambda at: evaluated(at, data), (flat,), (probe,))
             # At a mode the gradient does not show its typical size; |A probe| does, A being the curvature.
             typical = jnp.maximum(gradient**2, jnp.where(jnp.isfinite(curvature), jnp.abs(curvature), 0.0))
-            none = jnp.zeros((), jnp.int32)
+            none, zero = jnp.zeros((), jnp.int32), jnp.zeros((), flat.dtype)
             return {
                 "walker": rule.begin(flat, lp, gradient, typical),
                 "key": key,
@@ -347,8 +295,8 @@ class StochasticGradient(Sampler):
                 "failed": none - 1,
                 "lp": lp,
                 "n_steps": none,
-                "rate": jnp.zeros((), flat.dtype),
-                "measure": jnp.zeros((), flat.dtype),
+                "rate": zero,
+                "measure": zero,
                 "usable": jnp.isfinite(lp) & jnp.isfinite(gradient).all(),
             }
 
@@ -457,50 +405,30 @@ class StochasticGradient(Sampler):
     @property
     def aim(self) -> str:
         """The sampled distribution: the target up to the bias of the steps."""
-        if self.exact:
-            return super().aim
-        return "; ".join(
-            part for part in (super().aim, "up to O(step size), for no step is rejected") if part
-        )
+        bias = "" if self.exact else "up to O(step size), for no step is rejected"
+        return "; ".join(filter(None, (super().aim, bias)))
 
     def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
         """Figures "step_size" (the mean over the draws) and "variance_excess", and a warning if the excess is large."""
-        figures = {"step_size": float(np.mean(statistics["step_size"]))}
-        if "variance_excess" not in statistics:
-            return figures, ()
-        excess = figures["variance_excess"] = float(np.mean(statistics["variance_excess"]))
+        names = ("step_size", "variance_excess")
+        figures = {name: float(np.mean(statistics[name])) for name in names if name in statistics}
+        excess = figures.get("variance_excess", 0.0)
         if excess <= EXCESS_LIMIT:
             return figures, ()
-        said = (
+        advice = "a smaller step_size" if self.step_size else "a longer warm-up"
+        advice += ", a larger batch_size or control_variates=True" if self.batch_size else ""
+        warning = (
             f"{self.name} accepts every step: batches and step_size={figures['step_size']:.3g} make the variances "
-            f"{excess:.0%} too large on average over directions; try "
-            + ("a smaller step_size" if self.step_size else "a longer warm-up")
-            + (", a larger batch_size or control_variates=True" if self.batch_size else "")
+            f"{excess:.0%} too large on average over directions; try {advice}"
         )
-        return figures, (said,)
+        return figures, (warning,)
 
 
 def permuted_rows(key: Any, rows: int, size: int, steps: int) -> Any:
-    """Row numbers of random batches.
+    """Row numbers (steps, size) of random batches.
 
     Random permutations of all rows are concatenated and cut into pieces of `size`. A batch across the end of a
     permutation may hold a row twice. Every row occurs once per epoch in any case.
-
-    Parameters
-    ----------
-    key
-        Random key of JAX.
-    rows : int
-        Number of rows.
-    size : int
-        Rows per batch.
-    steps : int
-        Number of batches.
-
-    Returns
-    -------
-    array
-        Row numbers, (steps, size).
     """
     import jax
 

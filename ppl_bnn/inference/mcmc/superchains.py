@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from ppl_bnn.core.errors import InputError, UnsupportedError
+from ppl_bnn.core.settings import setting, whole
 from ppl_bnn.inference.cost import Effort, Size
-from ppl_bnn.inference.optimisation.loops import check_whole
 from ppl_bnn.inference.sampling.sampler import Sampler
 
 # The share of warm-up transitions without a usable proposal above which the adaptation counts as frozen.
@@ -42,25 +43,18 @@ class ManyChains(Sampler):
     draws: int = 200
     warmup: int = 300
     chains: int = 64
-    superchains: int = 8
+    superchains: int = setting(8, whole(2))
 
     def check(self) -> None:
         super().check()
-        check_whole(self.name, "superchains", self.superchains, 2, "8")
         if self.chains % self.superchains:
+            wanted = f"a divisor of chains={self.chains}"
             raise InputError.of(
-                f"{self.name} superchains",
-                f"a divisor of chains={self.chains}, so that each has as many chains",
-                repr(self.superchains),
-                "chains=64, superchains=8",
+                f"{self.name} superchains", wanted, repr(self.superchains), "chains=64, superchains=8"
             )
         if self.chain_method not in ("auto", "vectorised"):
-            raise UnsupportedError.of(
-                f"{self.name} chain_method",
-                "'auto' or 'vectorised', since the chains adapt together",
-                repr(self.chain_method),
-                "chain_method='auto'",
-            )
+            wanted = "'auto' or 'vectorised', since the chains adapt together"
+            raise UnsupportedError.of(f"{self.name} chain_method", wanted, repr(self.chain_method), "'auto'")
 
     @property
     def limitations(self) -> str:
@@ -79,24 +73,43 @@ class ManyChains(Sampler):
     def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
         found: list[str] = []
         diverging = np.asarray(statistics["diverging"])
-        refused = int(np.max(statistics["adaptation_refused"]))
-        if refused > FROZEN * self.warmup:
+        frozen = int(np.max(statistics["adaptation_refused"]))
+        if frozen > FROZEN * self.warmup:
             found.append(
-                f"the adaptation was frozen: in {refused} of {self.warmup} warm-up transitions nothing finite got "
-                f"back to learn from, so the step size is none that was tuned: try start=MAP(), narrower priors, or "
-                f"standardised inputs and targets"
+                f"the adaptation was frozen: in {frozen} of {self.warmup} warm-up transitions nothing was finite, so "
+                "the step size is not tuned: try start=MAP(), narrower priors, or standardised inputs and targets"
             )
         if diverging.any():
             found.append(
                 f"{int(diverging.sum())} of {diverging.size} transitions diverged, so regions of high curvature may "
                 f"be missed: try {self._smaller_steps()} or a prior with lighter tails"
             )
-        figures = {
-            "acceptance_rate": float(np.mean(statistics["acceptance_rate"])),
-            "step_size": float(np.mean(statistics["step_size"])),
-        }
+        figures = {name: float(np.mean(statistics[name])) for name in ("acceptance_rate", "step_size")}
         return figures, tuple(found)
 
     @abstractmethod
     def _smaller_steps(self) -> str:
         """The setting that makes steps smaller, for a warning."""
+
+
+def finite(chains: Any) -> Any:
+    """Which of BlackJAX's states of chains have a finite log density and gradient."""
+    import jax.numpy as jnp
+
+    return jnp.isfinite(chains.logdensity) & jnp.all(jnp.isfinite(chains.logdensity_grad), axis=-1)
+
+
+def where(rows: Any, new: Any, old: Any) -> Any:
+    """The rows of `new` where `rows` (N,) is true, else those of `old`; both are trees of arrays (N, ...)."""
+    import jax
+    import jax.numpy as jnp
+
+    return jax.tree.map(lambda a, b: jnp.where(rows.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, old)
+
+
+def cast(new: Any, old: Any) -> Any:
+    """A tree of arrays with the types of another, so that a loop or a condition can carry it."""
+    import jax
+    import jax.numpy as jnp
+
+    return jax.tree.map(lambda a, b: jnp.asarray(a).astype(b.dtype), new, old)
