@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -53,6 +54,8 @@ __all__ = [
 ]
 # Each stratum costs one pass through the network per draw.
 STRATA_LIMIT = 64
+# What a file keeps of each site.
+STORED_OF_A_SITE = ("name", "shape", "unconstrained_shape", "local", "family")
 
 
 # --- the guide --------------------------------------------------------------------------------------
@@ -72,14 +75,8 @@ class Guide:
     Parameters are one dict "<index of the block>:<name>" -> array. Draws are dicts site -> (..., *unconstrained shape),
     in the order of the program.
 
-    Attributes
-    ----------
-    sites : tuple of Site
-        The latent sites in the order of the program.
-    families : tuple of (str, Family)
-        Pairs (pattern, family), as specified.
-    blocks : tuple of Block
-        The blocks that the families give for the sites.
+    `sites` are the latent sites in the order of the program, `families` the pairs (pattern, family) as specified, and
+    `blocks` what the families give for the sites.
     """
 
     sites: tuple[Site, ...]
@@ -117,9 +114,8 @@ class Guide:
         given = specification if isinstance(specification, Mapping) else {"*": specification}
         for pattern in given:
             if not isinstance(pattern, str):
-                raise InputError.of(
-                    "guide", "names of layers, names of sites or globs as keys", repr(pattern), "'hidden*'"
-                )
+                wanted = "names of layers, names of sites or globs as keys"
+                raise InputError.of("guide", wanted, repr(pattern), "'hidden*'")
         families = tuple((pattern, family_of(each)) for pattern, each in given.items())
         taken: dict[str, str] = {}
         blocks: list[Block] = []
@@ -127,28 +123,23 @@ class Guide:
             matched = [site for site in latent if _matches(pattern, site.name)]
             chosen = [site for site in matched if site.name not in taken]
             if not chosen:
-                raise _idle(pattern, matched, taken, sites)
+                raise _unused(pattern, matched, taken, sites)
             taken |= {site.name: pattern for site in chosen}
             blocks += family.bind(chosen)
         missing = [site.name for site in latent if site.name not in taken]
         if missing:
+            got = f"none for {', '.join(missing)}"
             raise InputError.of(
-                "guide",
-                "a family for every random variable",
-                f"none for {', '.join(missing)}",
-                "'*': 'normal' as the last entry",
+                "guide", "a family for every random variable", got, "'*': 'normal' as the last entry"
             )
         strata = math.prod(block.strata for block in blocks)
         if strata > STRATA_LIMIT:
-            raise InputError.of(
-                "guide",
-                (
-                    f"at most {STRATA_LIMIT} combinations of components of mixtures, each of which is a pass through "
-                    "the network"
-                ),
-                f"{strata}",
-                "one mixture over the sites jointly, or fewer components",
+            wanted = (
+                f"at most {STRATA_LIMIT} combinations of components of mixtures, each of which is a pass through the "
+                "network"
             )
+            advice = "one mixture over the sites jointly, or fewer components"
+            raise InputError.of("guide", wanted, f"{strata}", advice)
         return cls(latent, families, tuple(blocks))
 
     # -- sites, sizes and blocks
@@ -178,54 +169,18 @@ class Guide:
         return {name: index for index, block in enumerate(self.blocks) for name in block.names}
 
     def index_of(self, site: str) -> int:
-        """The index of the block that contains a site.
-
-        Parameters
-        ----------
-        site : str
-            Name of the site.
-
-        Returns
-        -------
-        int
-            The index.
-        """
+        """The index of the block that contains a site."""
         if site not in self._place:
             raise unknown_name("random variable", site, self._place)
         return self._place[site]
 
     def block_of(self, site: str) -> Block:
-        """The block that contains a site.
-
-        Parameters
-        ----------
-        site : str
-            Name of the site.
-
-        Returns
-        -------
-        Block
-            The block.
-        """
+        """The block that contains a site."""
         return self.blocks[self.index_of(site)]
 
     def parameters_of(self, params: Parameters, index: int) -> dict[str, Array]:
-        """The parameters of one block, under the names that the block uses.
-
-        Parameters
-        ----------
-        params : dict of str to array
-            Parameters of the guide.
-        index : int
-            Index of the block.
-
-        Returns
-        -------
-        dict of str to array
-            Parameters of the block.
-        """
-        prefix = f"{index}:"
-        return {name.removeprefix(prefix): value for name, value in params.items() if name.startswith(prefix)}
+        """The parameters of one block, under the names that the block uses."""
+        return strip_prefix(params, f"{index}:")
 
     def _bound(self, params: Parameters) -> list[tuple[Block, dict[str, Array]]]:
         return [(block, self.parameters_of(params, index)) for index, block in enumerate(self.blocks)]
@@ -242,29 +197,10 @@ class Guide:
         rng: np.random.Generator,
         covariances: Mapping[int, np.ndarray] | None = None,
     ) -> dict[str, np.ndarray]:
-        """Parameters at which the guide has a given mean and, exactly or approximately, given standard deviations.
+        """Parameters at which the guide has the mean u0 and, exactly or approximately, given standard deviations.
 
-        Parameters
-        ----------
-        u0 : mapping of str to array
-            The mean by site.
-        scale : float or mapping
-            The standard deviations: a number, or by site a number or an array.
-        rng : numpy.random.Generator
-            For families that must break a symmetry.
-        covariances : mapping of int to ndarray, optional
-            The initial covariance of a full-rank block, by the index of the block; it replaces `scale`.
-
-        Returns
-        -------
-        dict of str to ndarray
-            The parameters.
-
-        Raises
-        ------
-        InputError
-            A site without a value, a wrong shape, a scale that is not positive, or a covariance for a block that is not
-            full rank.
+        `scale` is a number, or by site a number or an array. `rng` is for families that must break a symmetry.
+        `covariances` has the initial covariance of full-rank blocks by their index, in place of `scale`.
         """
         covariances = covariances or {}
         found: dict[str, np.ndarray] = {}
@@ -272,11 +208,9 @@ class Guide:
             loc = np.concatenate([_start_value(site, u0).reshape(-1) for site in block.sites])
             if index in covariances:
                 if not isinstance(block, FullRankBlock):
+                    got = f"one for {type(block).__name__} over {', '.join(block.names)}"
                     raise InputError.of(
-                        "guide",
-                        "a covariance at the start for full-rank blocks",
-                        f"one for {type(block).__name__} over {', '.join(block.names)}",
-                        "scale=",
+                        "guide", "a covariance at the start for full-rank blocks", got, "scale="
                     )
                 started = block.start_from(loc, covariances[index])
             else:
@@ -286,20 +220,7 @@ class Guide:
         return found
 
     def draw_blocks(self, params: Parameters, eps: Array) -> tuple[dict[str, Array], list[Array]]:
-        """As `draw`, with log q for each block; their sum is log q.
-
-        Parameters
-        ----------
-        params : dict of str to array
-            Parameters.
-        eps : array
-            Standard normals.
-
-        Returns
-        -------
-        tuple
-            (u, list of log q of the blocks).
-        """
+        """As `draw`, with a list of log q of each block; their sum is log q."""
         u: dict[str, Array] = {}
         each: list[Array] = []
         at, outer = 0, 1
@@ -327,128 +248,48 @@ class Guide:
         )
 
     def draw(self, params: Parameters, eps: Array) -> tuple[dict[str, Array], Array]:
-        """Draw from the guide, as a differentiable function of its parameters.
+        """Draws by site (..., *shape) and log q (...), from standard normals eps (..., E), differentiable.
 
-        Parameters
-        ----------
-        params : dict of str to array
-            Parameters.
-        eps : array
-            Standard normals, shape (..., E); with S > 1 strata (..., S, E).
-
-        Returns
-        -------
-        u : dict of str to array
-            Draws by site, shape (..., *shape); with strata (..., S, *shape).
-        log_q : array
-            log q(u), shape (...); with strata (..., S), to be weighted with exp of `log_weights`.
+        With S > 1 strata eps is (..., S, E), and there is an axis S more in the results, to be weighted with exp of
+        `log_weights`.
         """
         u, each = self.draw_blocks(params, eps)
-        return u, functools.reduce(lambda a, b: a + b, each)
+        return u, functools.reduce(operator.add, each)
 
     def log_weights(self, params: Parameters) -> Array:
-        """Log probabilities of the strata.
-
-        Parameters
-        ----------
-        params : dict of str to array
-            Parameters.
-
-        Returns
-        -------
-        array
-            Shape (S,).
-        """
+        """Log probabilities (S,) of the strata."""
         weights = [block.log_weights(own) for block, own in self._bound(params) if block.strata > 1]
         if not weights:
             return self.blocks[0].log_weights(self.parameters_of(params, 0))
         return functools.reduce(lambda a, b: (a[:, None] + b).reshape(-1), weights)
 
     def log_prob(self, params: Parameters, u: Mapping[str, Array]) -> Array:
-        """The log density of the guide.
+        """log q(u) (...) at unconstrained coordinates by site, (..., *shape)."""
+        each = (block.log_prob(own, block.join(u)) for block, own in self._bound(params))
+        return functools.reduce(operator.add, each)
 
-        Parameters
-        ----------
-        params : dict of str to array
-            Parameters.
-        u : mapping of str to array
-            Unconstrained coordinates by site, shape (..., *shape).
-
-        Returns
-        -------
-        array
-            log q(u), shape (...).
-        """
-        return functools.reduce(
-            lambda a, b: a + b, [block.log_prob(own, block.join(u)) for block, own in self._bound(params)]
-        )
-
-    def _by_site(self, values: Iterable[Array | None]) -> dict[str, Array | None]:
+    def _by_site(self, values: Iterable[Array | None]) -> dict[str, Any]:
         found: dict[str, Array | None] = {}
         for block, value in zip(self.blocks, values, strict=True):
             found |= dict.fromkeys(block.names) if value is None else block.split(value)
         return self._ordered(found)
 
     def mean(self, params: Parameters) -> dict[str, Array | None]:
-        """Exact marginal means.
-
-        Parameters
-        ----------
-        params : dict of str to array
-            Parameters.
-
-        Returns
-        -------
-        dict of str to array or None
-            Means by site; None if they are not known (flows).
-        """
+        """Exact marginal means by site; None if they are not known (flows)."""
         return self._by_site(block.mean(own) for block, own in self._bound(params))
 
     def variance(self, params: Parameters) -> dict[str, Array | None]:
-        """Exact marginal variances.
-
-        Parameters
-        ----------
-        params : dict of str to array
-            Parameters.
-
-        Returns
-        -------
-        dict of str to array or None
-            Variances by site; None if they are not known (flows).
-        """
+        """Exact marginal variances by site; None if they are not known (flows)."""
         return self._by_site(block.variance(own) for block, own in self._bound(params))
 
     def entropies(self, params: Parameters) -> list[Array | None]:
-        """The entropy of each block.
-
-        Parameters
-        ----------
-        params : dict of str to array
-            Parameters.
-
-        Returns
-        -------
-        list of array or None
-            In nats; None if a block has no closed form (mixtures, flows).
-        """
+        """The entropy of each block in nats; None if it has no closed form (mixtures, flows)."""
         return [block.entropy(own) for block, own in self._bound(params)]
 
     def entropy(self, params: Parameters) -> Array | None:
-        """The entropy of the guide.
-
-        Parameters
-        ----------
-        params : dict of str to array
-            Parameters.
-
-        Returns
-        -------
-        array or None
-            In nats; None if a block has no closed form.
-        """
+        """The entropy of the guide in nats; None if a block has no closed form."""
         known = [value for value in self.entropies(params) if value is not None]
-        return functools.reduce(lambda a, b: a + b, known) if len(known) == len(self.blocks) else None
+        return functools.reduce(operator.add, known) if len(known) == len(self.blocks) else None
 
     @functools.cached_property
     def normal_sites(self) -> tuple[str, ...]:
@@ -456,88 +297,27 @@ class Guide:
         return tuple(name for name in self.names if isinstance(self.block_of(name), NormalBlock))
 
     def loc_scale(self, params: Parameters) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Means and standard deviations of `normal_sites`.
-
-        Parameters
-        ----------
-        params : dict of str to array
-            Parameters.
-
-        Returns
-        -------
-        loc, scale : dict of str to array
-            By site, in unconstrained shapes.
-        """
+        """Means and standard deviations of `normal_sites`, by site."""
         loc: dict[str, Array] = {}
         scale: dict[str, Array] = {}
         for block, own in self._bound(params):
             if isinstance(block, NormalBlock):
                 loc |= block.split(own["loc"])
                 scale |= block.split(block.scale(own))
-        return ({name: loc[name] for name in self.normal_sites}, {n: scale[n] for n in self.normal_sites})
+        return {name: loc[name] for name in self.normal_sites}, {n: scale[n] for n in self.normal_sites}
 
     # -- in NumPy
 
     def sample(self, params: Parameters, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Draw from the guide in NumPy.
-
-        Parameters
-        ----------
-        params : dict of str to array
-            Parameters.
-        count : int
-            Number of draws.
-        rng : numpy.random.Generator
-            Random generator.
-
-        Returns
-        -------
-        dict of str to ndarray
-            Unconstrained coordinates by site, with one leading axis.
-        """
-        u: dict[str, np.ndarray] = {}
-        for block, own in self._bound(params):
-            u |= block.split(block.sample(own, count, rng))
-        return self._ordered(u)
+        """Draws in NumPy, unconstrained coordinates by site with one leading axis."""
+        return self._by_site(block.sample(own, count, rng) for block, own in self._bound(params))
 
     def centre(self, params: Parameters) -> dict[str, np.ndarray]:
-        """One representative point in NumPy.
-
-        The mean of a Gaussian, or of the component of a mixture with the largest weight.
-
-        Parameters
-        ----------
-        params : dict of str to array
-            Parameters.
-
-        Returns
-        -------
-        dict of str to ndarray
-            Unconstrained coordinates by site.
-        """
-        u: dict[str, np.ndarray] = {}
-        for block, own in self._bound(params):
-            u |= block.split(block.centre(own))
-        return self._ordered(u)
+        """The mean of a Gaussian, or of the component of a mixture with the largest weight, by site in NumPy."""
+        return self._by_site(block.centre(own) for block, own in self._bound(params))
 
     def as_prior(self, params: Parameters) -> GaussianPrior:
-        """The guide as a Gaussian.
-
-        Parameters
-        ----------
-        params : dict of str to ndarray
-            Parameters in NumPy.
-
-        Returns
-        -------
-        GaussianPrior
-            The Gaussian.
-
-        Raises
-        ------
-        UnsupportedError
-            A block that is not Gaussian, has no spread, or would need too large a matrix.
-        """
+        """The guide as a Gaussian, from parameters in NumPy; `UnsupportedError` if a block has none."""
         parts = [block.as_prior(own) for block, own in self._bound(params)]
         mode = {name: value for part in parts for name, value in part.mode.items()}
         return GaussianPrior(
@@ -551,70 +331,40 @@ class Guide:
 
     def to_json(self) -> str:
         """Sites and families as JSON, without parameters."""
-        return json.dumps(
-            {
-                "sites": [
-                    {
-                        "name": site.name,
-                        "shape": site.shape,
-                        "unconstrained_shape": site.unconstrained_shape,
-                        "local": site.local,
-                        "family": site.family,
-                    }
-                    for site in self.sites
-                ],
-                "families": [[pattern, family.described()] for pattern, family in self.families],
-            }
-        )
+        sites = [{name: getattr(site, name) for name in STORED_OF_A_SITE} for site in self.sites]
+        families = [[pattern, family.described()] for pattern, family in self.families]
+        return json.dumps({"sites": sites, "families": families})
 
     @classmethod
     def from_json(cls, text: str) -> Guide:
-        """The inverse of `to_json`.
-
-        Parameters
-        ----------
-        text : str
-            Result of `to_json`.
-
-        Returns
-        -------
-        Guide
-            The guide.
-        """
+        """The inverse of `to_json`."""
         found = json.loads(text)
         sites = [
-            Site(
-                each["name"],
-                tuple(each["shape"]),
-                tuple(each["unconstrained_shape"]),
-                local=each["local"],
-                family=each["family"],
-            )
+            Site(**{name: tuple(value) if isinstance(value, list) else value for name, value in each.items()})
             for each in found["sites"]
         ]
         return cls.of({pattern: family_of(family) for pattern, family in found["families"]}, sites)
 
 
-def _idle(
+def strip_prefix(arrays: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The entries whose names begin with a prefix, under the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+
+
+def _unused(
     pattern: str, matched: Sequence[Site], taken: Mapping[str, str], sites: Sequence[Site]
 ) -> Exception:
     """The error for a pattern that applies to no site."""
     if matched:
         earlier = sorted({taken[site.name] for site in matched})
-        return InputError.of(
-            "guide",
-            "patterns that each take a site, the first that matches winning",
-            f"{pattern!r}, whose sites all go to {', '.join(map(repr, earlier))}",
-            f"{pattern!r} earlier in the dict",
-        )
+        wanted = "patterns that each take a site, the first that matches winning"
+        got = f"{pattern!r}, whose sites all go to {', '.join(map(repr, earlier))}"
+        return InputError.of("guide", wanted, got, f"{pattern!r} earlier in the dict")
     without = [site.name for site in sites if site.is_param and _matches(pattern, site.name)]
     if without:
-        return InputError.of(
-            "guide",
-            "patterns over random variables",
-            f"{pattern!r}, which matches parameters without a prior only: {', '.join(without)}",
-            "leaving it out: they are optimised as they are",
-        )
+        got = f"{pattern!r}, which matches parameters without a prior only: {', '.join(without)}"
+        advice = "leaving it out: they are optimised as they are"
+        return InputError.of("guide", "patterns over random variables", got, advice)
     known = {site.name for site in sites if not site.is_param}
     layers = {name.rpartition(".")[0] or name for name in known}
     return unknown_name("site or layer in guide", pattern, known | layers)
@@ -622,37 +372,31 @@ def _idle(
 
 def _start_value(site: Site, u0: Mapping[str, Any]) -> np.ndarray:
     if site.name not in u0:
-        raise InputError.of(
-            "guide", f"a location at the start for {site.name!r}", "none", "a dict over all sites"
-        )
+        raise _without("a location", site)
     value = np.asarray(u0[site.name], dtype=float)
-    if value.shape != site.unconstrained_shape or not np.all(np.isfinite(value)):
-        raise InputError.of(
-            "guide",
-            f"a finite location of shape {site.unconstrained_shape} at the start for {site.name!r}",
-            f"shape {value.shape}" if np.all(np.isfinite(value)) else "NaN or infinity",
-            "a point in unconstrained coordinates",
-        )
+    finite = np.all(np.isfinite(value))
+    if value.shape != site.unconstrained_shape or not finite:
+        wanted = f"a finite location of shape {site.unconstrained_shape} at the start for {site.name!r}"
+        got = f"shape {value.shape}" if finite else "NaN or infinity"
+        raise InputError.of("guide", wanted, got, "a point in unconstrained coordinates")
     return value
 
 
 def _start_scale(site: Site, scale: Any) -> np.ndarray:
     if isinstance(scale, Mapping):
         if site.name not in scale:
-            raise InputError.of(
-                "guide", f"a scale at the start for {site.name!r}", "none", "a dict over all sites"
-            )
+            raise _without("a scale", site)
         scale = scale[site.name]
     value = np.asarray(scale, dtype=float)
     if value.shape not in ((), site.unconstrained_shape) or not np.all((value > 0) & np.isfinite(value)):
         got = f"shape {value.shape}, smallest {value.min() if value.size else math.nan:.3g}"
-        raise InputError.of(
-            "guide",
-            f"positive standard deviations at the start for {site.name!r}, a number or {site.unconstrained_shape}",
-            got,
-            "0.1",
-        )
+        wanted = f"positive standard deviations at the start for {site.name!r}, a number or {site.unconstrained_shape}"
+        raise InputError.of("guide", wanted, got, "0.1")
     return np.broadcast_to(value, site.unconstrained_shape)
+
+
+def _without(what: str, site: Site) -> InputError:
+    return InputError.of("guide", f"{what} at the start for {site.name!r}", "none", "a dict over all sites")
 
 
 # --- the approximation of a fit ---------------------------------------------------------------------
@@ -723,12 +467,6 @@ class GuideApproximation(Approximation):
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> GuideApproximation:
-        def part(prefix: str) -> dict[str, np.ndarray]:
-            return {
-                key.removeprefix(prefix): np.asarray(value)
-                for key, value in arrays.items()
-                if key.startswith(prefix)
-            }
-
         guide = Guide.from_json(np.asarray(arrays["guide"]).tobytes().decode())
-        return cls(guide, part("parameter/"), part("value/"), part("prior_scale/"))
+        parts = (strip_prefix(arrays, prefix) for prefix in ("parameter/", "value/", "prior_scale/"))
+        return cls(guide, *({name: np.asarray(value) for name, value in part.items()} for part in parts))

@@ -9,6 +9,7 @@ in Pyro and in Blundell et al. (2015). The diagonals of triangular factors are p
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,8 +18,8 @@ import numpy as np
 
 from ppl_bnn.backends.protocol import Site
 from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
+from ppl_bnn.core.settings import optional, setting, whole
 from ppl_bnn.inference.variational.families.base import (
-    DENSE_LIMIT,
     LOG_2PI,
     Array,
     Block,
@@ -26,49 +27,79 @@ from ppl_bnn.inference.variational.families.base import (
     Parameters,
     inverse_softplus,
     log_normal,
-    too_large,
-    whole_sites,
 )
 from ppl_bnn.language import ops
 from ppl_bnn.language.transforms import GaussianPrior
 
-# --- independent normals -----------------------------------------------------------------------------
+# A dense factor of this many coordinates takes 72 MB in float64, and an optimiser keeps four of them.
+DENSE_LIMIT = 3000
+
+
+# --- Gaussians ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class NormalBlock(Block):
-    """Independent normals, q(u) = prod_j N(u_j; loc_j, softplus(rho_j)^2).
-
-    `params`: loc (P,), rho (P,).
-    """
+class GaussianBlock(Block):
+    """A normal. `params`: loc (P,), rho (P,) with the scales s = softplus(rho) of most families, and others."""
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return {"loc": np.array(loc), "rho": inverse_softplus(np.broadcast_to(scale, loc.shape))}
 
-    def scale(self, params: Parameters) -> Array:
-        """Standard deviations (P,)."""
+    def scale(self, params: Parameters) -> Any:
+        """s; it is an argument of what follows, so that it is computed once."""
         return ops.softplus(params["rho"])
 
-    def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
-        scale = self.scale(params)
-        return params["loc"] + scale * eps, log_normal(eps, ops.sum(ops.log(scale)))
-
-    def log_prob(self, params: Parameters, u: Array) -> Array:
-        return log_normal(self.standardised(params, u), ops.sum(ops.log(self.scale(params))))
-
-    def standardised(self, params: Parameters, u: Array) -> Array:
-        """The noise eps with u = loc + scale eps."""
-        return (u - params["loc"]) / self.scale(params)
+    def log_determinant(self, params: Parameters, scale: Any) -> Array:
+        """Half the logarithm of the determinant of the covariance."""
+        return ops.sum(ops.log(scale))
 
     def mean(self, params: Parameters) -> Array:
         return params["loc"]
 
+    def entropy(self, params: Parameters) -> Array:
+        return self.log_determinant(params, self.scale(params)) + 0.5 * self.size * (1.0 + LOG_2PI)
+
+
+@dataclass(frozen=True)
+class AffineBlock(GaussianBlock):
+    """A normal u = loc + S eps with an invertible S."""
+
+    @abstractmethod
+    def deviation(self, params: Parameters, scale: Any, eps: Array) -> Array:
+        """S eps (..., P)."""
+
+    @abstractmethod
+    def noise(self, params: Parameters, scale: Any, deviation: Array) -> Array:
+        """The noise eps with S eps = deviation."""
+
+    def standardised(self, params: Parameters, u: Array) -> Array:
+        """The noise eps with u = loc + S eps."""
+        return self.noise(params, self.scale(params), u - params["loc"])
+
+    def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
+        scale = self.scale(params)
+        u = params["loc"] + self.deviation(params, scale, eps)
+        return u, log_normal(eps, self.log_determinant(params, scale))
+
+    def log_prob(self, params: Parameters, u: Array) -> Array:
+        scale = self.scale(params)
+        eps = self.noise(params, scale, u - params["loc"])
+        return log_normal(eps, self.log_determinant(params, scale))
+
+
+@dataclass(frozen=True)
+class NormalBlock(AffineBlock):
+    """Independent normals, q(u) = prod_j N(u_j; loc_j, s_j^2)."""
+
+    def deviation(self, params: Parameters, scale: Any, eps: Array) -> Array:
+        return scale * eps
+
+    def noise(self, params: Parameters, scale: Any, deviation: Array) -> Array:
+        return deviation / scale
+
     def variance(self, params: Parameters) -> Array:
         scale = self.scale(params)
         return scale * scale
-
-    def entropy(self, params: Parameters) -> Array:
-        return ops.sum(ops.log(self.scale(params))) + 0.5 * self.size * (1.0 + LOG_2PI)
 
     def as_prior(self, params: Parameters) -> GaussianPrior:
         return GaussianPrior(self.split(params["loc"]), scale=self.split(self.scale(params)))
@@ -89,9 +120,6 @@ class Normal(Family):
         return [NormalBlock(tuple(sites))]
 
 
-# --- Gaussians with dependence -----------------------------------------------------------------------
-
-
 def _unit_lower(below: Array) -> Array:
     """The lower-triangular matrix with a unit diagonal and the entries of `below` (D, D) below it."""
     return ops.namespace(below).tril(below, -1) + ops.diagonal_matrix(ops.ones_like(below[0]))
@@ -103,18 +131,11 @@ def _root_rows(lower: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class LowRankBlock(Block):
+class LowRankBlock(GaussianBlock):
     """A normal with covariance S (I + F F') S, S = diag(s): u = loc + s (F e + eps).
 
-    e are R and eps P standard normals. `params`: loc (P,), rho (P,) with s = softplus(rho), factor F (P, R).
+    e are R and eps P standard normals. `params`: loc (P,), rho (P,), factor F (P, R). `rank` is R.
 
-    Attributes
-    ----------
-    rank : int
-        R.
-
-    Notes
-    -----
     With C = I + F'F, whose eigenvalues are at least one, log det = 2 sum log s + log det C, and the squared distance of
     z = (u - loc) / s is |z - F c|^2 + |c|^2 with c = C^-1 F'z. This is a sum of squares; the difference |z|^2 - z'Fc of
     Woodbury's formula would cancel.
@@ -130,13 +151,17 @@ class LowRankBlock(Block):
         # At F = 0 the expected gradient in F is zero, so F starts small, with a hundredth of the variance.
         factor = 0.1 / math.sqrt(self.rank) * rng.standard_normal((self.size, self.rank))
         own = np.broadcast_to(scale, loc.shape) / np.sqrt(1.0 + _root_rows(factor))
-        return {"loc": np.array(loc), "rho": inverse_softplus(own), "factor": factor}
+        return super().start(loc, own, rng) | {"factor": factor}
 
     def _capacitance(self, factor: Array) -> tuple[Array, Array]:
         """(Cholesky factor of C = I + F'F, log det C)."""
         gram = factor.T @ factor + ops.diagonal_matrix(ops.ones_like(factor[0]))
         root = ops.namespace(gram).linalg.cholesky(gram)
         return root, 2.0 * ops.sum(ops.log(ops.einsum("ii->i", root)))
+
+    def log_determinant(self, params: Parameters, scale: Any) -> Array:
+        log_scale = ops.sum(ops.log(scale))
+        return log_scale + 0.5 * self._capacitance(params["factor"])[1]
 
     def _log_density(self, params: Parameters, scale: Array, z: Array) -> Array:
         factor = params["factor"]
@@ -148,34 +173,24 @@ class LowRankBlock(Block):
         return -0.5 * (distance + log_determinant + self.size * LOG_2PI) - ops.sum(ops.log(scale))
 
     def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
-        scale = ops.softplus(params["rho"])
+        scale = self.scale(params)
         z = eps[..., : self.rank] @ params["factor"].T + eps[..., self.rank :]
         return params["loc"] + scale * z, self._log_density(params, scale, z)
 
     def log_prob(self, params: Parameters, u: Array) -> Array:
-        scale = ops.softplus(params["rho"])
+        scale = self.scale(params)
         return self._log_density(params, scale, (u - params["loc"]) / scale)
 
-    def mean(self, params: Parameters) -> Array:
-        return params["loc"]
-
     def variance(self, params: Parameters) -> Array:
-        scale = ops.softplus(params["rho"])
+        scale = self.scale(params)
         return scale * scale * (1.0 + _root_rows(params["factor"]))
-
-    def entropy(self, params: Parameters) -> Array:
-        log_scale = ops.sum(ops.log(ops.softplus(params["rho"])))
-        return log_scale + 0.5 * self._capacitance(params["factor"])[1] + 0.5 * self.size * (1.0 + LOG_2PI)
 
     def as_prior(self, params: Parameters) -> GaussianPrior:
         if self.size > DENSE_LIMIT:
-            raise UnsupportedError.of(
-                "with_prior",
-                f"at most {DENSE_LIMIT} coordinates in a block, for their precision is dense",
-                f"{self.size} of 'lowrank' over {', '.join(self.names)}",
-                "guide='normal' or 'matrixnormal'",
-            )
-        scale, factor = ops.softplus(params["rho"]), params["factor"]
+            wanted = f"at most {DENSE_LIMIT} coordinates in a block, for their precision is dense"
+            got = f"{self.size} of 'lowrank' over {', '.join(self.names)}"
+            raise UnsupportedError.of("with_prior", wanted, got, "guide='normal' or 'matrixnormal'")
+        scale, factor = self.scale(params), params["factor"]
         half = ops.solve_triangular(self._capacitance(factor)[0], factor)
         precision = (np.eye(self.size) - half @ half.T) / np.outer(scale, scale)
         return GaussianPrior(self.split(params["loc"]), joint=((self.names, precision),))
@@ -198,105 +213,68 @@ class LowRank(Family):
     """
 
     name: ClassVar[str] = "lowrank"
-    rank: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.rank is not None:
-            whole_sites("LowRank", "rank", self.rank, 1)
+    rank: int | None = setting(None, optional(whole()), advice="3")
 
     def bind(self, sites: Sequence[Site]) -> list[Block]:
         size = sum(site.size for site in sites)
         rank = max(1, round(math.sqrt(size))) if self.rank is None else int(self.rank)
         if rank > size:
-            raise InputError.of(
-                "LowRank rank", f"at most the {size} coordinates there are", repr(rank), f"rank={size}"
-            )
+            wanted = f"at most the {size} coordinates there are"
+            raise InputError.of("LowRank rank", wanted, repr(rank), f"rank={size}")
         return [LowRankBlock(tuple(sites), rank)]
 
 
 @dataclass(frozen=True)
-class FullRankBlock(Block):
+class FullRankBlock(AffineBlock):
     """A normal with covariance L L': u = loc + L eps, L = diag(s) (I + T), T strictly lower triangular.
 
-    `params`: loc (P,), rho (P,) with s = softplus(rho), lower (P, P), of which only the part below the diagonal is
-    used. A step in T therefore has the same meaning whatever the scale of its row.
+    `params`: loc (P,), rho (P,), lower (P, P), of which only the part below the diagonal is used. A step in T therefore
+    has the same meaning whatever the scale of its row.
     """
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        spread = np.broadcast_to(scale, loc.shape)
-        return {
-            "loc": np.array(loc),
-            "rho": inverse_softplus(spread),
-            "lower": np.zeros((self.size, self.size)),
-        }
+        return super().start(loc, scale, rng) | {"lower": np.zeros((self.size, self.size))}
 
     def start_from(self, loc: np.ndarray, covariance: Any) -> dict[str, np.ndarray]:
-        """Parameters at which q is N(loc, covariance).
-
-        Parameters
-        ----------
-        loc : ndarray
-            Shape (P,).
-        covariance : ndarray
-            Shape (P, P).
-
-        Returns
-        -------
-        dict of str to ndarray
-            The parameters.
-
-        Raises
-        ------
-        InputError
-            A matrix of another shape, or not symmetric and positive definite.
-        """
+        """Parameters at which q is N(loc, covariance), with a symmetric positive definite covariance (P, P)."""
         matrix = np.asarray(covariance, dtype=float)
-        got = f"shape {matrix.shape}"
-        if matrix.shape == (self.size, self.size):
-            got = "one that is not"
-            if np.all(np.isfinite(matrix)) and np.allclose(matrix, matrix.T):
-                try:
-                    root = np.linalg.cholesky(matrix)
-                except np.linalg.LinAlgError:
-                    pass
-                else:
-                    scale = np.diag(root)
-                    below = np.tril(root / scale[:, None], -1)
-                    return {"loc": np.array(loc), "rho": inverse_softplus(scale), "lower": below}
-        raise InputError.of(
-            "guide",
-            f"a symmetric positive definite covariance {(self.size, self.size)} at the start",
-            got,
-            "a scale, or more draws than coordinates",
-        )
+        got = "one that is not"
+        if matrix.shape != (self.size, self.size):
+            got = f"shape {matrix.shape}"
+        elif np.all(np.isfinite(matrix)) and np.allclose(matrix, matrix.T):
+            try:
+                root = np.linalg.cholesky(matrix)
+            except np.linalg.LinAlgError:
+                pass
+            else:
+                scale = np.diag(root)
+                below = np.tril(root / scale[:, None], -1)
+                return {"loc": np.array(loc), "rho": inverse_softplus(scale), "lower": below}
+        wanted = f"a symmetric positive definite covariance {(self.size, self.size)} at the start"
+        raise InputError.of("guide", wanted, got, "a scale, or more draws than coordinates")
 
-    def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
-        scale = ops.softplus(params["rho"])
-        z = eps @ _unit_lower(params["lower"]).T
-        return params["loc"] + scale * z, log_normal(eps, ops.sum(ops.log(scale)))
+    def deviation(self, params: Parameters, scale: Any, eps: Array) -> Array:
+        return scale * (eps @ _unit_lower(params["lower"]).T)
 
-    def log_prob(self, params: Parameters, u: Array) -> Array:
-        return log_normal(self.standardised(params, u), ops.sum(ops.log(ops.softplus(params["rho"]))))
-
-    def standardised(self, params: Parameters, u: Array) -> Array:
-        """The noise eps with u = loc + L eps."""
-        scaled = (u - params["loc"]) / ops.softplus(params["rho"])
-        return ops.solve_triangular(_unit_lower(params["lower"]), scaled)
-
-    def mean(self, params: Parameters) -> Array:
-        return params["loc"]
+    def noise(self, params: Parameters, scale: Any, deviation: Array) -> Array:
+        return ops.solve_triangular(_unit_lower(params["lower"]), deviation / scale)
 
     def variance(self, params: Parameters) -> Array:
-        scale = ops.softplus(params["rho"])
+        scale = self.scale(params)
         return scale * scale * _root_rows(_unit_lower(params["lower"]))
 
-    def entropy(self, params: Parameters) -> Array:
-        return ops.sum(ops.log(ops.softplus(params["rho"]))) + 0.5 * self.size * (1.0 + LOG_2PI)
-
     def as_prior(self, params: Parameters) -> GaussianPrior:
-        scale = ops.softplus(params["rho"])
-        inverse = ops.solve_triangular(_unit_lower(params["lower"]), np.eye(self.size)).T / scale
+        inverse = ops.solve_triangular(_unit_lower(params["lower"]), np.eye(self.size)).T / self.scale(params)
         return GaussianPrior(self.split(params["loc"]), joint=((self.names, inverse.T @ inverse),))
+
+
+def _check_dense(family: str, what: str, size: int) -> None:
+    if size > DENSE_LIMIT:
+        wanted = f"at most {DENSE_LIMIT} {what}, because the factor is dense"
+        advice = (
+            "'lowrank', 'normal', or {'output': 'fullrank', '*': 'normal'} with only some layers in one block"
+        )
+        raise InputError.of(family, wanted, f"{size}", advice)
 
 
 @dataclass(frozen=True)
@@ -313,27 +291,26 @@ class FullRank(Family):
     name: ClassVar[str] = "fullrank"
 
     def bind(self, sites: Sequence[Site]) -> list[Block]:
-        size = sum(site.size for site in sites)
-        if size > DENSE_LIMIT:
-            raise too_large("FullRank", "coordinates", size)
+        _check_dense("FullRank", "coordinates", sum(site.size for site in sites))
         return [FullRankBlock(tuple(sites))]
 
 
 @dataclass(frozen=True)
-class MatrixNormalBlock(Block):
+class MatrixNormalBlock(AffineBlock):
     """A matrix normal W = M + A E B' for one site as a matrix (I, O).
 
     The covariance is A A' over its rows and B B' over its columns.
 
     A = diag(a) (I + T), B = diag(b) (I + R), with T and R strictly lower triangular. b_0 = 1, because A and B could
     otherwise exchange a factor without a change of q. `params`: loc (I * O,), rows (I,) with a = softplus(rows),
-    rows_lower (I, I), columns (O - 1,) with b_1, ... = softplus(columns), columns_lower (O, O).
+    rows_lower (I, I), columns (O - 1,) with b_1, ... = softplus(columns), columns_lower (O, O). The scales are (a, b).
     """
 
     @property
     def matrix(self) -> tuple[int, int]:
         """(I, O): the last axis is O, all other axes together are I."""
-        return self.size // self.shapes[0][-1], self.shapes[0][-1]
+        columns = self.sites[0].unconstrained_shape[-1]
+        return self.size // columns, columns
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # The initial standard deviations a_i b_j are the closest to the requested ones, in logarithms.
@@ -347,48 +324,38 @@ class MatrixNormalBlock(Block):
             "columns_lower": np.zeros((self.matrix[1],) * 2),
         }
 
-    def _scales(self, params: Parameters) -> tuple[Array, Array]:
-        """(a (I,), b (O,))."""
+    def scale(self, params: Parameters) -> tuple[Array, Array]:
         rows = ops.softplus(params["rows"])
         return rows, ops.concatenate([ops.ones_like(rows[:1]), ops.softplus(params["columns"])])
 
-    def _log_determinant(self, rows: Array, columns: Array) -> Array:
+    def log_determinant(self, params: Parameters, scale: Any) -> Array:
+        rows, columns = scale
         return self.matrix[1] * ops.sum(ops.log(rows)) + self.matrix[0] * ops.sum(ops.log(columns))
 
-    def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
-        rows, columns = self._scales(params)
-        lead = tuple(eps.shape[:-1])
-        left, right = _unit_lower(params["rows_lower"]), _unit_lower(params["columns_lower"])
+    def _lower(self, params: Parameters) -> tuple[Array, Array]:
+        return _unit_lower(params["rows_lower"]), _unit_lower(params["columns_lower"])
+
+    def deviation(self, params: Parameters, scale: Any, eps: Array) -> Array:
+        (rows, columns), (left, right), lead = scale, self._lower(params), tuple(eps.shape[:-1])
         z = left @ eps.reshape(lead + self.matrix) @ right.T
-        deviation = (rows[:, None] * columns * z).reshape((*lead, self.size))
-        return params["loc"] + deviation, log_normal(eps, self._log_determinant(rows, columns))
+        return (rows[:, None] * columns * z).reshape((*lead, self.size))
 
-    def log_prob(self, params: Parameters, u: Array) -> Array:
-        rows, columns = self._scales(params)
-        lead = tuple(u.shape[:-1])
-        z = (u - params["loc"]).reshape(lead + self.matrix) / rows[:, None] / columns
-        z = ops.solve_triangular(_unit_lower(params["columns_lower"]), z)
+    def noise(self, params: Parameters, scale: Any, deviation: Array) -> Array:
+        (rows, columns), (left, right), lead = scale, self._lower(params), tuple(deviation.shape[:-1])
+        z = ops.solve_triangular(right, deviation.reshape(lead + self.matrix) / rows[:, None] / columns)
         z = ops.namespace(z).swapaxes(z, -1, -2)
-        z = ops.solve_triangular(_unit_lower(params["rows_lower"]), z).reshape((*lead, self.size))
-        return log_normal(z, self._log_determinant(rows, columns))
-
-    def mean(self, params: Parameters) -> Array:
-        return params["loc"]
+        return ops.solve_triangular(left, z).reshape((*lead, self.size))
 
     def variance(self, params: Parameters) -> Array:
-        rows, columns = self._scales(params)
-        over_rows = rows * rows * _root_rows(_unit_lower(params["rows_lower"]))
-        over_columns = columns * columns * _root_rows(_unit_lower(params["columns_lower"]))
+        (rows, columns), (left, right) = self.scale(params), self._lower(params)
+        over_rows = rows * rows * _root_rows(left)
+        over_columns = columns * columns * _root_rows(right)
         return (over_rows[:, None] * over_columns).reshape(-1)
 
-    def entropy(self, params: Parameters) -> Array:
-        return self._log_determinant(*self._scales(params)) + 0.5 * self.size * (1.0 + LOG_2PI)
-
     def as_prior(self, params: Parameters) -> GaussianPrior:
-        rows, columns = self._scales(params)
         factors = (
-            rows[:, None] * _unit_lower(params["rows_lower"]),
-            columns[:, None] * _unit_lower(params["columns_lower"]),
+            scale[:, None] * lower
+            for scale, lower in zip(self.scale(params), self._lower(params), strict=True)
         )
         (left, rows, _), (right, columns, _) = map(np.linalg.svd, factors)
         precisions = 1.0 / np.outer(rows, columns) ** 2
@@ -416,8 +383,7 @@ class MatrixNormal(Family):
                 blocks += FullRank().bind([site])
                 continue
             block = MatrixNormalBlock((site,))
-            if max(block.matrix) > DENSE_LIMIT:
-                raise too_large("MatrixNormal", f"rows and columns in {site.name!r}", max(block.matrix))
+            _check_dense("MatrixNormal", f"rows and columns in {site.name!r}", max(block.matrix))
             blocks.append(block)
         return blocks
 
@@ -427,17 +393,11 @@ class MatrixNormal(Family):
 
 @dataclass(frozen=True)
 class MixtureBlock(Block):
-    """A mixture of independent normals, q(u) = sum_k pi_k prod_j N(u_j; loc_kj, softplus(rho_kj)^2).
+    """A mixture of K = `components` > 1 blocks of normals, q(u) = sum_k pi_k prod_j N(u_j; loc_kj, softplus(rho_kj)^2).
 
-    The weights are pi = softmax(logits).
-
-    `params`: loc (K, P), rho (K, P), logits (K,). One sample is a draw of each component, weighted with pi. This is
-    differentiable in pi, unlike a component picked at random, and has a lower variance.
-
-    Attributes
-    ----------
-    components : int
-        K > 1.
+    `params`: loc (K, P), rho (K, P), logits (K,) with the weights pi = softmax(logits). One sample is a draw of each
+    component, weighted with pi. This is differentiable in pi, unlike a component picked at random, and has a lower
+    variance.
     """
 
     components: int
@@ -529,10 +489,7 @@ class Mixture(Family):
     """
 
     name: ClassVar[str] = "mixture"
-    components: int = 3
-
-    def __post_init__(self) -> None:
-        whole_sites("Mixture", "components", self.components, 1)
+    components: int = setting(3, whole())
 
     def bind(self, sites: Sequence[Site]) -> list[Block]:
         if self.components == 1:
@@ -545,7 +502,7 @@ class DeltaBlock(Block):
     """A point, u = loc (P,).
 
     It has no density. By convention log q and the entropy are 0, so its evidence bound is the log joint, with the
-    optimum at a mode. `params`: loc (P,).
+    optimum at a mode.
     """
 
     @property
@@ -584,36 +541,12 @@ class Delta(Family):
 
 # Names that can be used for a family with default options; a family of another file adds itself.
 FAMILIES: dict[str, type[Family]] = {
-    "normal": Normal,
-    "diagonal": Normal,
-    "lowrank": LowRank,
-    "fullrank": FullRank,
-    "matrixnormal": MatrixNormal,
-    "mixture": Mixture,
-    "delta": Delta,
-}
+    each.name: each for each in (Normal, LowRank, FullRank, MatrixNormal, Mixture, Delta)
+} | {"diagonal": Normal}
 
 
 def family_of(specification: Any) -> Family:
-    """The family of a specification.
-
-    Parameters
-    ----------
-    specification : str, Family or mapping
-        A name, a family, or the result of `Family.described`.
-
-    Returns
-    -------
-    Family
-        The family.
-
-    Raises
-    ------
-    UnknownNameError
-        No such family.
-    InputError
-        Another type of value.
-    """
+    """The family of a specification: a name, a family, or the result of `Family.described`."""
     if isinstance(specification, Family):
         return specification
     if isinstance(specification, str):
@@ -621,15 +554,11 @@ def family_of(specification: Any) -> Family:
             raise unknown_name("guide", specification, FAMILIES)
         return FAMILIES[specification]()
     if isinstance(specification, Mapping) and specification.get("family") in FAMILIES:
-        options = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in specification.items()
-            if name != "family"
-        }
-        return FAMILIES[specification["family"]](**options)
-    raise InputError.of(
-        "guide",
-        f"a family or one of {', '.join(sorted(FAMILIES))}",
-        repr(specification),
-        "guide='normal', or {'output': 'fullrank', '*': 'normal'}",
-    )
+        options = dict(specification)
+        family = FAMILIES[options.pop("family")]
+        return family(
+            **{n: tuple(value) if isinstance(value, list) else value for n, value in options.items()}
+        )
+    wanted = f"a family or one of {', '.join(sorted(FAMILIES))}"
+    advice = "guide='normal', or {'output': 'fullrank', '*': 'normal'}"
+    raise InputError.of("guide", wanted, repr(specification), advice)

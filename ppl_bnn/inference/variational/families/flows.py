@@ -25,6 +25,7 @@ import numpy as np
 
 from ppl_bnn.backends.protocol import Site
 from ppl_bnn.core.errors import InputError, UnsupportedError
+from ppl_bnn.core.settings import between, optional, setting, whole
 from ppl_bnn.inference.variational.families.base import Array, Block, Family, Parameters
 from ppl_bnn.inference.variational.families.blocks import FAMILIES, FullRankBlock, NormalBlock
 from ppl_bnn.language import ops
@@ -54,7 +55,7 @@ MOST_BINS = 100
 def rational_quadratic(
     x: Array, widths: Array, heights: Array, slopes: Array, bound: float
 ) -> tuple[Array, Array]:
-    """A monotone rational-quadratic spline on [-bound, bound], with y = x outside of it.
+    """(y, log dy/dx) of a monotone rational-quadratic spline on [-bound, bound], with y = x outside of it.
 
     Between knots (x_k, y_k) and (x_k+1, y_k+1), with w and h the sides of that box, s = h / w, d_k the slope at a knot
     and t = (x - x_k) / w,
@@ -62,73 +63,36 @@ def rational_quadratic(
         y     = y_k + h (s t^2 + d_k t (1 - t)) / (s + (d_k + d_k+1 - 2 s) t (1 - t))
         dy/dx = s^2 (d_k+1 t^2 + 2 s t (1 - t) + d_k (1 - t)^2) / (s + (d_k + d_k+1 - 2 s) t (1 - t))^2.
 
-    This is increasing, continuous with its slope, and inverted by a quadratic equation [1]_ [2]_.
-
-    Parameters
-    ----------
-    x : array
-        Shape (...).
-    widths, heights : array
-        Shares of the interval, positive and with sum one, shape (..., K). The leading axes are those of `x`.
-    slopes : array
-        Slopes at the knots, positive, shape (..., K + 1). Ones at both ends join the tails smoothly.
-    bound : float
-        End of the interval.
-
-    Returns
-    -------
-    y : array
-        Shape (...).
-    log_slope : array
-        log dy/dx, shape (...).
-
-    References
-    ----------
-    .. [1] Gregory and Delbourgo (1982).
-    .. [2] Durkan, Bekasov, Murray and Papamakarios (2019), section 3.1.
+    This is increasing, continuous with its slope, and inverted by a quadratic equation (Gregory and Delbourgo 1982;
+    Durkan, Bekasov, Murray and Papamakarios 2019, section 3.1). `widths` and `heights` (..., K) are positive shares of
+    the interval with sum one; `slopes` (..., K + 1) are positive, and ones at both ends join the tails smoothly.
     """
-    inside, safe = _within(x, bound)
-    across, up = _knots(widths, bound), _knots(heights, bound)
-    box = _Box.at(safe, across, across, up, slopes)
-    t = (safe - box.left) / box.width
-    y, log_slope = box.value(t), box.log_slope(t)
-    return ops.where(inside, y, x), ops.where(inside, log_slope, ops.zeros_like(log_slope))
+    return _spline(x, widths, heights, slopes, bound, inverse=False)
 
 
 def rational_quadratic_inverse(
     y: Array, widths: Array, heights: Array, slopes: Array, bound: float
 ) -> tuple[Array, Array]:
-    """The exact inverse of `rational_quadratic`.
+    """(x, log dy/dx at x) of the exact inverse of `rational_quadratic`.
 
     With r = y - y_k, t is the root in [0, 1] of a t^2 + b t + c = 0 for a = h (s - d_k) + r (d_k + d_k+1 - 2 s),
     b = h d_k - r (d_k + d_k+1 - 2 s), c = -s r, in the form that does not cancel.
-
-    Parameters
-    ----------
-    y : array
-        Shape (...).
-    widths, heights, slopes, bound
-        As for `rational_quadratic`.
-
-    Returns
-    -------
-    x : array
-        Shape (...).
-    log_slope : array
-        log dy/dx at x, shape (...).
     """
-    inside, safe = _within(y, bound)
+    return _spline(y, widths, heights, slopes, bound, inverse=True)
+
+
+def _spline(
+    given: Array, widths: Array, heights: Array, slopes: Array, bound: float, inverse: bool
+) -> tuple[Array, Array]:
+    inside = (given > -bound) & (given < bound)
+    # Zero elsewhere, so that unused branches do not make a gradient NaN.
+    safe = ops.where(inside, given, ops.zeros_like(given))
     across, up = _knots(widths, bound), _knots(heights, bound)
-    box = _Box.at(safe, up, across, up, slopes)
-    t = box.solve(safe)
-    x, log_slope = box.left + t * box.width, box.log_slope(t)
-    return ops.where(inside, x, y), ops.where(inside, log_slope, ops.zeros_like(log_slope))
-
-
-def _within(x: Array, bound: float) -> tuple[Array, Array]:
-    """Whether x is in the interval, and x with zero elsewhere, so that unused branches do not make a gradient NaN."""
-    inside = (x > -bound) & (x < bound)
-    return inside, ops.where(inside, x, ops.zeros_like(x))
+    box = _Box.at(safe, up if inverse else across, across, up, slopes)
+    t = box.solve(safe) if inverse else (safe - box.left) / box.width
+    found = box.left + t * box.width if inverse else box.value(t)
+    log_slope = box.log_slope(t)
+    return ops.where(inside, found, given), ops.where(inside, log_slope, ops.zeros_like(log_slope))
 
 
 def _knots(shares: Array, bound: float) -> Array:
@@ -152,17 +116,14 @@ class _Box:
     def at(cls, where: Array, along: Array, across: Array, up: Array, slopes: Array) -> _Box:
         """The box of each number of `where` (...), located by the knots `along` (..., K + 1) of the same axis."""
         index = ops.sum(where[..., None] >= along[..., 1:-1], -1)[..., None]
-        left, right, bottom, top, slope, next_slope = (
-            ops.take_along(values, index)[..., 0]
-            for values in (
-                across[..., :-1],
-                across[..., 1:],
-                up[..., :-1],
-                up[..., 1:],
-                slopes[..., :-1],
-                slopes[..., 1:],
-            )
-        )
+
+        def taken(values: Array) -> tuple[Array, Array]:
+            """The values at the two ends of each box."""
+            ends = values[..., :-1], values[..., 1:]
+            first, second = (ops.take_along(each, index)[..., 0] for each in ends)
+            return first, second
+
+        (left, right), (bottom, top), (slope, next_slope) = map(taken, (across, up, slopes))
         return cls(left, right - left, bottom, top - bottom, slope, next_slope)
 
     @property
@@ -197,16 +158,9 @@ class _Box:
 
 @dataclass(frozen=True)
 class FlowBlock(Block):
-    """A flow, u = loc + softplus(rho) A T(eps).
+    """A flow, u = loc + softplus(rho) A T(eps), of `layers` layers with networks of `hidden` units.
 
     `params`: those of `end` (loc, rho and A), and the weights of the layers, "<layer>.<name>".
-
-    Attributes
-    ----------
-    layers : int
-        Number of layers.
-    hidden : int
-        Units in each hidden layer.
     """
 
     layers: int
@@ -223,62 +177,15 @@ class FlowBlock(Block):
 
     @abstractmethod
     def start_layer(self, layer: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Weights at which a layer is a constant times the identity, up to terms of the order of START.
-
-        Parameters
-        ----------
-        layer : int
-            Index of the layer.
-        rng : numpy.random.Generator
-            Random generator.
-
-        Returns
-        -------
-        dict of str to ndarray
-            The weights.
-        """
+        """Weights at which a layer is a constant times the identity, up to terms of the order of START."""
 
     @abstractmethod
     def forward_layer(self, params: Parameters, layer: int, x: Array) -> tuple[Array, Array]:
-        """One layer.
-
-        Parameters
-        ----------
-        params : dict of str to array
-            Parameters.
-        layer : int
-            Index of the layer.
-        x : array
-            Shape (..., P).
-
-        Returns
-        -------
-        y : array
-            Shape (..., P).
-        log_determinant : array
-            log |det dy/dx|, shape (...).
-        """
+        """One layer: y (..., P) and log |det dy/dx| (...) at x (..., P)."""
 
     @abstractmethod
     def inverse_layer(self, params: Parameters, layer: int, y: Array) -> tuple[Array, Array]:
-        """The inverse of `forward_layer`.
-
-        Parameters
-        ----------
-        params : dict of str to array
-            Parameters.
-        layer : int
-            Index of the layer.
-        y : array
-            Shape (..., P).
-
-        Returns
-        -------
-        x : array
-            Shape (..., P).
-        log_determinant : array
-            log |det dy/dx| at x, shape (...).
-        """
+        """The inverse of `forward_layer`: x (..., P) and log |det dy/dx| at x (...)."""
 
     @property
     def gain(self) -> float:
@@ -323,27 +230,12 @@ def _checked(family: str, block: FlowBlock) -> list[Block]:
     """The block in a list, or an error if it has too many weights."""
     if block.weight_count > WEIGHT_LIMIT:
         raise InputError.of(
-            f"{family}",
+            family,
             f"at most {WEIGHT_LIMIT} weights in the networks of a flow, which grow with the square of its size",
             f"{block.weight_count} weights over {block.size} coordinates ({', '.join(block.names)})",
             f"the flow on the last layer alone, guide={{'output': {family!r}, '*': 'normal'}}, or a smaller hidden",
         )
     return [block]
-
-
-def _check_whole(family: str, what: str, value: Any, least: int, most: int | None = None) -> None:
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or value < least or (most is not None and value > most):
-        span = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise InputError.of(
-            f"{family} {what}", f"a whole number {span}", repr(value), f"{what}={max(least, 4)}"
-        )
-
-
-def _check_network(family: str, layers: object, hidden: object) -> None:
-    _check_whole(family, "layers", layers, 1)
-    if hidden is not None:
-        _check_whole(family, "hidden", hidden, 1)
 
 
 # --- inverse autoregressive ------------------------------------------------------------------------
@@ -426,27 +318,7 @@ class InverseAutoregressiveBlock(FlowBlock):
         return self._ordered(layer, x), total
 
     def log_prob(self, params: Parameters, u: Array) -> Array:
-        """log q(u) by inversion.
-
-        It costs as much as one draw, but in P sequential steps per layer.
-
-        Parameters
-        ----------
-        params : dict of str to array
-            Parameters.
-        u : array
-            Shape (..., P).
-
-        Returns
-        -------
-        array
-            log q(u), shape (...).
-
-        Raises
-        ------
-        UnsupportedError
-            More than SEQUENTIAL_LIMIT coordinates.
-        """
+        """log q(u) (...) at u (..., P), in P sequential steps per layer; refused above SEQUENTIAL_LIMIT coordinates."""
         if self.size > SEQUENTIAL_LIMIT:
             raise UnsupportedError.of(
                 "log q of an inverse autoregressive flow",
@@ -494,12 +366,9 @@ class InverseAutoregressive(Family):
     .. [2] Germain, Gregor, Murray and Larochelle (2015). MADE.
     """
 
-    layers: int = 2
-    hidden: int | None = None
+    layers: int = setting(2, whole())
+    hidden: int | None = setting(None, optional(whole()))
     name: ClassVar[str] = "iaf"
-
-    def __post_init__(self) -> None:
-        _check_network("InverseAutoregressive", self.layers, self.hidden)
 
     def bind(self, sites: Sequence[Site]) -> list[Block]:
         size = sum(site.size for site in sites)
@@ -559,9 +428,7 @@ class NeuralSplineBlock(FlowBlock):
             "out.weight": START * rng.standard_normal((self.hidden, raw)) / math.sqrt(self.hidden),
         }
 
-    def _spline(
-        self, params: Parameters, layer: int, given: Array, moved: int
-    ) -> tuple[Array, Array, Array, float]:
+    def _splines(self, params: Parameters, layer: int, given: Array, moved: int) -> tuple[Array, ...]:
         """Widths, heights, slopes (..., M, .) and the bound of the splines, computed from `given` (..., P - M)."""
         raw, lead = params[f"{layer}.out.bias"], tuple(given.shape[:-1])
         if given.shape[-1]:
@@ -586,7 +453,7 @@ class NeuralSplineBlock(FlowBlock):
         first, second = x[..., :half], x[..., half:]
         swapped = bool(layer % 2 and half)
         given, moving = (second, first) if swapped else (first, second)
-        moved, log_slope = function(moving, *self._spline(params, layer, given, moving.shape[-1]))
+        moved, log_slope = function(moving, *self._splines(params, layer, given, moving.shape[-1]))
         parts = [moved, given] if swapped else [given, moved]
         return ops.concatenate(parts), ops.sum(log_slope, -1)
 
@@ -627,10 +494,8 @@ class NeuralSpline(Family):
     -----
     A lower-triangular matrix follows the layers. A normal with any covariance is then reached as fast as by a full-rank
     guide, and the splines represent only the difference of the posterior from a normal. The outputs of the networks are
-    multiplied by 0.1, so that the splines take shape after the location and the matrix. On a normal in four dimensions,
-    over 20 seeds at the defaults of SVI, means are off by at most 0.05 standard deviations and variances are 0.88 to
-    1.03 of the truth: 0.02 nats, compared with 0.002 for "fullrank" (`comparisons/performance/badly_scaled.py`).
-    Without the matrix and the factor the mean was up to half a standard deviation off.
+    multiplied by 0.1, so that the splines take shape after the location and the matrix. Its accuracy on a normal is
+    measured by `comparisons/performance/badly_scaled.py`.
 
     About 3 K P^2 / 4 weights per layer with hidden=None, and P^2 for the matrix. A draw with log q, and log q of any
     other point, take one pass each. Each draw holds 3 K numbers per coordinate.
@@ -640,18 +505,11 @@ class NeuralSpline(Family):
     .. [1] Durkan, Bekasov, Murray and Papamakarios (2019). Neural spline flows.
     """
 
-    layers: int = 4
-    bins: int = 8
-    bound: float = 4.0
-    hidden: int | None = None
+    layers: int = setting(4, whole())
+    bins: int = setting(8, whole(2, MOST_BINS))
+    bound: float = setting(4.0, between())
+    hidden: int | None = setting(None, optional(whole()))
     name: ClassVar[str] = "spline"
-
-    def __post_init__(self) -> None:
-        _check_network("NeuralSpline", self.layers, self.hidden)
-        _check_whole("NeuralSpline", "bins", self.bins, 2, MOST_BINS)
-        number = isinstance(self.bound, int | float | np.number) and not isinstance(self.bound, bool)
-        if not number or not (self.bound > 0 and math.isfinite(self.bound)):
-            raise InputError.of("NeuralSpline bound", "a positive number", repr(self.bound), "bound=4.0")
 
     def bind(self, sites: Sequence[Site]) -> list[Block]:
         size = sum(site.size for site in sites)
