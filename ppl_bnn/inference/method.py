@@ -10,9 +10,10 @@ import dataclasses
 import importlib.metadata
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NoReturn, Self, final
+from typing import Any, ClassVar, NamedTuple, NoReturn, Self, final
 
 import numpy as np
 
@@ -26,10 +27,10 @@ from ppl_bnn.core.arrays import map_data, row_count
 from ppl_bnn.core.errors import BNNError, InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.names import clean_all
 from ppl_bnn.core.progress import Progress, resolve
-from ppl_bnn.core.settings import check_settings
+from ppl_bnn.core.settings import OneOf, check_settings, setting
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.inference.cost import Effort, Size
-from ppl_bnn.inference.pretrained import is_network, weights_of
+from ppl_bnn.inference.start import check_start
 from ppl_bnn.language.distributions import SPECIAL
 from ppl_bnn.posterior.approximation import Approximation
 from ppl_bnn.posterior.posterior import FitInfo, Posterior
@@ -73,8 +74,13 @@ class Outcome:
     target: str = ""
 
 
-# A Method, a Posterior, a dict of arrays (constrained values), a trained network (see `pretrained`), or None.
-Start = Any
+class _Prepared(NamedTuple):
+    """A problem inside its session, and what a posterior keeps besides it."""
+
+    method: Method
+    problem: Problem
+    standardisation: Standardisation | None
+    labels: tuple[Any, ...] | None
 
 
 @dataclass(frozen=True)
@@ -106,12 +112,10 @@ class Method(ABC):
     """
 
     ppl: str = field(default="numpyro", kw_only=True)
-    dtype: str = field(default="auto", kw_only=True)
+    dtype: str = setting("auto", OneOf(("auto", "float64", "float32")), kw_only=True)
     systems: ClassVar[tuple[str, ...]] = SYSTEMS
     serves_local: ClassVar[bool] = True
-    # Whether the approximation has a mode or a mean that another method can take as the mode.
     finds_centre: ClassVar[bool] = True
-    # The families of `distributions.SPECIAL` that the method supports.
     serves_priors: ClassVar[frozenset[str]] = frozenset()
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
@@ -126,11 +130,8 @@ class Method(ABC):
         if self.ppl not in SYSTEMS:
             raise unknown_name("system", self.ppl, SYSTEMS)
         if self.ppl not in self.systems:
-            raise UnsupportedError.of(
-                self.name, f"ppl in {self.systems}", repr(self.ppl), f"ppl={self.systems[0]!r}"
-            )
-        if self.dtype not in ("auto", "float64", "float32"):
-            raise unknown_name("dtype", self.dtype, ("auto", "float64", "float32"))
+            wanted, advice = f"ppl in {self.systems}", f"ppl={self.systems[0]!r}"
+            raise UnsupportedError.of(self.name, wanted, repr(self.ppl), advice)
         check_settings(self, self.name)
         self.check()
 
@@ -170,12 +171,8 @@ class Method(ABC):
     def check_support(self, problem: Problem) -> None:  # noqa: B027 - a method may support every problem
         """Refuse what the method does not support, before anything is computed.
 
-        `fit` calls this before `run`, inside the session. A subclass raises `UnsupportedError` or `InputError`.
-
-        Parameters
-        ----------
-        problem : Problem
-            The program and its data.
+        `fit` and `refusal` call this before `run`, inside the session. A subclass raises `UnsupportedError` or
+        `InputError`.
         """
 
     @abstractmethod
@@ -257,50 +254,46 @@ class Method(ABC):
         DeviceError
             The device is not available. Raised before anything is compiled.
         """
-        if not callable(model):
-            raise InputError.of(
-                "model", "a function (x, y=None)", type(model).__name__, "the model itself, not its name"
-            )
-        x = checks.check_inputs(named_inputs(model, x), flat=True)
-        y, text = checks.text_labels(y)
-        y = checks.check_targets(y, row_count(x), column=True)
-        refusal = _refused_in_the_language(x, y)
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**31:
-            raise InputError.of("seed", "a whole number from 0 to 2**31 - 1", repr(seed), "seed=0")
-        resolve_device(device)
-        try:
-            spoken = written_in(model, x, y, self.ppl)
-        except BNNError as error:
-            raise (refusal or error) from error.__cause__
-        if spoken == "language" and refusal is not None:
-            raise refusal
-        method = self
-        if spoken not in ("language", self.ppl):
-            if spoken not in self.systems:
-                raise UnsupportedError.of(
-                    self.name, f"a model for {self.systems}", f"a {spoken} model", "bnn.observe"
-                )
-            method = dataclasses.replace(self, ppl=spoken)
-        try:
-            return method._fit(
-                model,
-                x,
-                y,
-                int(seed),
-                device,
-                resolve(progress),
-                observed,
-                standardise,
-                spoken == "language",
-                clean_all(feature_names),
-                clean_all(class_names),
-                text,
-            )
-        except (TypeError, RuntimeError) as error:
-            foreign = checks.foreign_function(error) if spoken == "language" else None
-            if foreign is None:
-                raise
-            raise foreign from error
+        prepared = self._prepared(model, x, y, seed, device, observed, standardise)
+        with prepared as (method, problem, standardisation, original):
+            outcome = method.run(problem, told_outside(resolve(progress), problem.system.outside))
+        class_names = clean_all(class_names)
+        if original is not None and class_names is None:
+            class_names = tuple(map(str, original))
+        program = problem.program
+        info = FitInfo(
+            method=method.name,
+            ppl=method.ppl,
+            seed=problem.seed,
+            dtype=problem.dtype,
+            device=problem.device,
+            compile_seconds=outcome.compile_seconds,
+            run_seconds=outcome.run_seconds,
+            gradient_evaluations=outcome.gradient_evaluations,
+            history=outcome.history,
+            settings=method.settings(),
+            versions=versions(),
+            data_hash=problem.data_hash,
+            warnings=outcome.warnings,
+            figures=outcome.figures,
+            target=outcome.target,
+        )
+        return Posterior(
+            model=model,
+            language=program.language,
+            observed=program.observed,
+            inputs=problem.inputs,
+            targets=problem.targets,
+            approximation=outcome.approximation,
+            info=info,
+            statistics=outcome.statistics,
+            standardisation=standardisation,
+            feature_names=clean_all(feature_names),
+            class_names=class_names,
+            labels=original,
+            # A tuned posterior uses another program than the one that was fitted, and builds it on demand.
+            _programs={problem.device: program} if outcome.approximation.program(model) is model else {},
+        )
 
     @final
     def refusal(self, model: Model, x: Any, y: Any, **options: Any) -> BNNError | None:
@@ -317,131 +310,133 @@ class Method(ABC):
         -------
         BNNError or None
             The error; None if the fit would begin.
-
-        Notes
-        -----
-        This runs `fit` up to its first random draw or its first report of progress, so its answer is always that of
-        `fit`. A method must therefore refuse before its first report of progress.
         """
         method = dataclasses.replace(self, checkpoint=None) if hasattr(self, "checkpoint") else self
-        token = _ONLY_ASKED.set(True)
+        token = _DRY.set(True)
         try:
             with ignored():
-                method.fit(model, x, y, **{**options, "progress": _BeginsAtOnce()})
+                method.fit(model, x, y, **{**options, "progress": _StopsAtOnce()})
         except _Begun:
             return None
         except BNNError as error:
             return error
         finally:
-            _ONLY_ASKED.reset(token)
+            _DRY.reset(token)
         return None
 
-    def _fit(
+    @contextmanager
+    def _prepared(
+        self, model: Model, x: Any, y: Any, seed: int, device: str, observed: str | None, standardise: bool
+    ) -> Iterator[_Prepared]:
+        """All checks of a fit, and its problem inside a session."""
+        if not callable(model):
+            got, advice = type(model).__name__, "the model itself, not its name"
+            raise InputError.of("model", "a function (x, y=None)", got, advice)
+        x = checks.check_inputs(named_inputs(model, x), flat=True)
+        y, text = checks.text_labels(y)
+        y = checks.check_targets(y, row_count(x), column=True)
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**31:
+            raise InputError.of("seed", "a whole number from 0 to 2**31 - 1", repr(seed), "seed=0")
+        resolve_device(device)
+        method, language = self._in_the_system_of(model, x, y)
+        try:
+            with method._opened(
+                model, x, y, int(seed), device, observed, standardise, language, text
+            ) as prepared:
+                yield prepared
+        except (TypeError, RuntimeError) as error:
+            foreign = checks.foreign_function(error) if language else None
+            if foreign is None:
+                raise
+            raise foreign from error
+
+    def _in_the_system_of(self, model: Model, x: Any, y: np.ndarray) -> tuple[Method, bool]:
+        """This method in the system that a model is written in, and whether it is written in the language."""
+        strict = _refused_in_the_language(x, y)
+        try:
+            written = written_in(model, x, y, self.ppl)
+        except BNNError as error:
+            raise (strict or error) from error.__cause__
+        if written == "language":
+            if strict is not None:
+                raise strict
+            return self, True
+        if written not in self.systems:
+            wanted = f"a model for {self.systems}"
+            raise UnsupportedError.of(self.name, wanted, f"a {written} model", "bnn.observe")
+        return self if written == self.ppl else dataclasses.replace(self, ppl=written), False
+
+    @contextmanager
+    def _opened(
         self,
         model: Model,
         x: Any,
         y: np.ndarray,
         seed: int,
         device: str,
-        progress: Progress,
         observed: str | None,
         standardise: bool,
         language: bool,
-        feature_names: tuple[str, ...] | None,
-        class_names: tuple[str, ...] | None,
-        named: tuple[Any, ...] | None,
-    ) -> Posterior:
+        text: tuple[Any, ...] | None,
+    ) -> Iterator[_Prepared]:
         digest = checks.data_hash(x, y)
         chosen: Any = system(self.ppl)
-        if _ONLY_ASKED.get():
+        if _DRY.get():
             chosen = _Unseeded(chosen)
+
+        def bound(x: Any, y: np.ndarray) -> Program:
+            x, y = map_data(chosen.asarray, x), chosen.asarray(y)
+            return Program.of(chosen, model, x, y, language=language, observed=observed)
+
         with chosen.session("float64", "cpu", threads=1):
-            sketch = Program.of(
-                chosen,
-                model,
-                map_data(chosen.asarray, x),
-                chosen.asarray(y.astype(float)),
-                language=language,
-                observed=observed,
-            )
-        if sketch.has_local and not self.serves_local:
-            raise UnsupportedError.of(
-                self.name, "a model without per-row latent variables", "bnn.rows in the model", "NUTS"
-            )
-        self._check_priors(sketch)
-        regression = sketch.likelihood.task == "regression"
-        if regression and named is not None:
-            raise InputError.of(
-                "y", "numbers, for a regression", f"text, such as {named[0]!r}", "a model of classes"
-            )
-        if not regression:
-            y, named = _coded(sketch, y, named)
-            if named is not None and class_names is None:
-                class_names = tuple(map(str, named))
-        y = y.astype(np.float64) if regression else labels(sketch, y)
-        if hasattr(sketch.likelihood, "check_values"):
-            sketch.likelihood.check_values(y)
+            sketch = bound(x, y.astype(float))
+        self._check_sites(sketch)
+        likelihood = sketch.likelihood
+        regression = likelihood.task == "regression"
+        if regression and text is not None:
+            got = f"text, such as {text[0]!r}"
+            raise InputError.of("y", "numbers, for a regression", got, "a model of classes")
+        original = None
+        if regression:
+            y = y.astype(np.float64)
+        else:
+            y, original = _coded(sketch, y, text)
+            y = labels(sketch, y)
+        if hasattr(likelihood, "check_values"):
+            likelihood.check_values(y)
         standardisation = None
         if standardise:
-            with_units = regression and getattr(sketch.likelihood, "standardises", True)
-            columns = getattr(sketch.likelihood, "columns_with_units", None)
+            with_units = regression and getattr(likelihood, "standardises", True)
+            columns = getattr(likelihood, "columns_with_units", None)
             standardisation = Standardisation.of(x, y, with_units, columns)
             x, y = standardisation.inputs(x), standardisation.targets(y)
         else:
             checks.warn_constant_columns(x)
         dtype = self._dtype(chosen, device)
         with chosen.session(dtype, device, threads_for(sketch.rows, sketch.parameter_count)) as where:
-            given = (map_data(lambda a: a[:1], x), y[:1]) if self.streams else (x, y)
-            data, targets = map_data(chosen.asarray, given[0]), chosen.asarray(given[1])
+            seen = (map_data(lambda a: a[:1], x), y[:1]) if self.streams else (x, y)
+            data, targets = map_data(chosen.asarray, seen[0]), chosen.asarray(seen[1])
             program = Program.of(chosen, model, data, targets, language=language, observed=observed)
             problem = Problem(program, data, targets, x, y, seed, where, dtype, digest, self.streams)
             self.check_support(problem)
-            outcome = self.run(problem, told_outside(progress, chosen.outside))
-        info = FitInfo(
-            method=self.name,
-            ppl=self.ppl,
-            seed=seed,
-            dtype=dtype,
-            device=where,
-            compile_seconds=outcome.compile_seconds,
-            run_seconds=outcome.run_seconds,
-            gradient_evaluations=outcome.gradient_evaluations,
-            history=outcome.history,
-            settings=self.settings(),
-            versions=versions(),
-            data_hash=digest,
-            warnings=outcome.warnings,
-            figures=outcome.figures,
-            target=outcome.target,
-        )
-        return Posterior(
-            model=model,
-            language=language,
-            observed=program.observed,
-            inputs=x,
-            targets=y,
-            approximation=outcome.approximation,
-            info=info,
-            statistics=outcome.statistics,
-            standardisation=standardisation,
-            feature_names=feature_names,
-            class_names=class_names,
-            labels=named,
-            # A tuned posterior uses another program than the one that was fitted, and builds it on demand.
-            _programs={where: program} if outcome.approximation.program(model) is model else {},
-        )
+            if _DRY.get():
+                check_start(problem, getattr(self, "start", None))
+            yield _Prepared(self, problem, standardisation, original)
 
-    def _check_priors(self, program: Program) -> None:
-        """Refuse special priors that the method does not support; a plain model of a system has none of them."""
+    def _check_sites(self, program: Program) -> None:
+        """Refuse latent variables per row and special priors where the method does not support them."""
+        if program.has_local and not self.serves_local:
+            wanted = "a model without per-row latent variables"
+            raise UnsupportedError.of(self.name, wanted, "bnn.rows in the model", "NUTS")
+        # A plain model of a system has no special priors.
         for site in program.latents if program.language else ():
             if site.family in SPECIAL and site.family not in self.serves_priors:
                 prior, advice = SPECIAL[site.family]
-                raise UnsupportedError.of(
+                where, wanted = (
                     f"{self.name}, site {site.name!r}",
                     "a prior that this method knows the meaning of",
-                    prior,
-                    advice,
                 )
+                raise UnsupportedError.of(where, wanted, prior, advice)
 
     def _dtype(self, chosen: Any, device: str) -> str:
         if self.dtype != "auto":
@@ -461,22 +456,19 @@ class Method(ABC):
 
 
 def _coded(
-    program: Program, y: np.ndarray, named: tuple[Any, ...] | None
+    program: Program, y: np.ndarray, text: tuple[Any, ...] | None
 ) -> tuple[np.ndarray, tuple[Any, ...] | None]:
     """Class labels as 0..K-1, and the original labels if they were different."""
     classes = program.classes(y)
-    if named is None:
-        y, named = checks.labels_from_one(y, classes)
-    elif len(named) > 1 and len(named) != classes:
-        raise InputError.of(
-            "y",
-            f"{classes} different labels, as many as the model has classes",
-            f"{len(named)}: {', '.join(map(repr, named[:10]))}",
-            "a model with as many classes",
-        )
-    if named is not None:
-        checks.warn_of_labels(named)
-    return y, named
+    if text is None:
+        y, text = checks.labels_from_one(y, classes)
+    elif len(text) > 1 and len(text) != classes:
+        wanted = f"{classes} different labels, as many as the model has classes"
+        got = f"{len(text)}: {', '.join(map(repr, text[:10]))}"
+        raise InputError.of("y", wanted, got, "a model with as many classes")
+    if text is not None:
+        checks.warn_of_labels(text)
+    return y, text
 
 
 def _refused_in_the_language(x: Any, y: np.ndarray) -> InputError | None:
@@ -490,20 +482,7 @@ def _refused_in_the_language(x: Any, y: np.ndarray) -> InputError | None:
 
 
 def labels(program: Program, y: np.ndarray) -> np.ndarray:
-    """Check class labels.
-
-    Parameters
-    ----------
-    program : Program
-        The program of the model.
-    y : ndarray
-        Labels 0..K-1, shape (N,) or (N, 1).
-
-    Returns
-    -------
-    ndarray
-        The labels in the shape of `y`. A Bernoulli target is a float in both systems.
-    """
+    """Checked class labels 0..K-1, (N,) or (N, 1); a Bernoulli target is a float in both systems."""
     bernoulli = getattr(program.likelihood, "family", type(program.likelihood).__name__) == "Bernoulli"
     single = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     checked = checks.check_labels(single, program.classes(single)).reshape(y.shape)
@@ -512,7 +491,7 @@ def labels(program: Program, y: np.ndarray) -> np.ndarray:
 
 # --- refusal: a fit that stops before its first computation ---------------------------------------
 
-_ONLY_ASKED = contextvars.ContextVar("only asked", default=False)
+_DRY = contextvars.ContextVar("dry", default=False)
 
 
 class _Begun(BaseException):
@@ -523,7 +502,7 @@ def _begin(*_: Any, **__: Any) -> NoReturn:
     raise _Begun
 
 
-class _BeginsAtOnce:
+class _StopsAtOnce:
     """A progress object that stops the fit at its first task."""
 
     task = staticmethod(_begin)
@@ -546,18 +525,7 @@ class _Unseeded:
 
 
 def plain(value: Any) -> Any:
-    """A value that JSON can hold; any other value by its `repr`.
-
-    Parameters
-    ----------
-    value : object
-        A plain value, a list or tuple of them, or a method (its name and settings).
-
-    Returns
-    -------
-    object
-        The plain value.
-    """
+    """A value that JSON can hold: of a method its name and settings, of any other object its `repr`."""
     if isinstance(value, bool | int | float | str) or value is None:
         return value
     if isinstance(value, list | tuple):
@@ -582,204 +550,6 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = "not installed"
     return found
-
-
-def resolve_start(
-    problem: Problem, start: Start, progress: Progress, count: int = 1
-) -> list[dict[str, np.ndarray]]:
-    """Starting points for a problem.
-
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    start : Method, Posterior, mapping, network or None
-        - None: draws from the prior.
-        - A method: it is fitted first, once per starting point, each with its own seed.
-        - A posterior: draws from it, or its point if it is one.
-        - A dict of constrained values, site to array. It may name some sites only (the values of `Point` weights, for
-          example); the other sites are drawn from the prior.
-        - A trained network (a torch module, Flax parameters): a dict of weights, as `pretrained.weights_of` finds them.
-    progress : Progress
-        Receives the progress of a method that is fitted first.
-    count : int, default 1
-        Number of starting points.
-
-    Returns
-    -------
-    list of dict
-        `count` dicts, site to array (NumPy) in unconstrained coordinates.
-
-    Raises
-    ------
-    InputError
-        A start of another type, a wrong shape, or a posterior of another model.
-    UnknownNameError
-        A site that the program does not have.
-    """
-    if isinstance(start, Method):
-        fitted = (fitted_start(problem, start, progress, index) for index in range(count))
-        return [_matching(problem, posterior.approximation.centre()) for posterior in fitted]
-    if isinstance(start, Posterior):
-        if start.kind == "point":
-            return [_matching(problem, start.approximation.centre())] * count
-        u = start.approximation.draw(count, np.random.default_rng(problem.seed))
-        return [
-            _matching(problem, {name: value[index] for name, value in u.items()}) for index in range(count)
-        ]
-
-    def from_prior() -> list[dict[str, np.ndarray]]:
-        prior = problem.program.prior_draws(problem.x, problem.y, problem.seed, count)
-        return [{name: value[index] for name, value in prior.items()} for index in range(count)]
-
-    if start is None:
-        return from_prior()
-    if is_network(start, problem):
-        start = weights_of(start, problem)
-    if not isinstance(start, Mapping):
-        raise InputError.of(
-            "start",
-            "a method, a posterior, a dict of arrays or a network of torch, Flax or Equinox",
-            type(start).__name__,
-            "start=MAP()",
-        )
-    sites = problem.program.sites
-    for name, value in start.items():
-        if name not in sites:
-            raise unknown_name("site", name, sites)
-        if np.shape(value) != sites[name].shape:
-            raise InputError.of(
-                f"start[{name!r}]",
-                f"shape {sites[name].shape}",
-                f"shape {np.shape(value)}",
-                "the shape of the site",
-            )
-    if set(start) == set(sites):
-        w = {name: np.asarray(value, float) for name, value in start.items()}
-        return [problem.program.unconstrain(w, problem.x, problem.y)] * count
-    filled = []
-    for point in from_prior():
-        w = problem.program.constrain_draws(
-            {name: value[None] for name, value in point.items()}, problem.x, problem.y
-        )
-        w = {name: value[0] for name, value in w.items()} | {
-            name: np.asarray(value, float) for name, value in start.items()
-        }
-        filled.append(problem.program.unconstrain(w, problem.x, problem.y))
-    return filled
-
-
-def fitted_start(problem: Problem, start: Method, progress: Progress, index: int = 0) -> Posterior:
-    """Fit the method `start` to the data of a problem.
-
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    start : Method
-        The method.
-    progress : Progress
-        Receives its progress.
-    index : int, default 0
-        Added to the seed of the problem.
-
-    Returns
-    -------
-    Posterior
-        The fit.
-    """
-    return start.fit(
-        problem.program.model,
-        problem.inputs,
-        problem.targets,
-        seed=(problem.seed + index) % 2**31,
-        device=problem.device,
-        progress=progress,
-        observed=None if problem.program.language else problem.program.observed,
-    )
-
-
-def central_start(problem: Problem, start: Posterior) -> dict[str, np.ndarray]:
-    """The centre of a posterior, for methods that need one point and cannot use a draw.
-
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    start : Posterior
-        A posterior of the same model.
-
-    Returns
-    -------
-    dict of str to ndarray
-        The centre in unconstrained coordinates.
-
-    Raises
-    ------
-    UnsupportedError
-        A posterior without a centre.
-    InputError
-        A posterior of another model.
-    """
-    refuse_without_centre(start)
-    return _matching(problem, start.approximation.centre())
-
-
-def refuse_without_centre(start: Any) -> None:
-    """Refuse a posterior or a method whose approximation has no mode or mean to use as the mode.
-
-    Parameters
-    ----------
-    start : object
-        A start; only a posterior or a method without a centre is refused.
-
-    Raises
-    ------
-    UnsupportedError
-        The start has no centre.
-    """
-    if isinstance(start, Posterior):
-        good, got = start.approximation.has_centre, start.info.method
-    else:
-        good, got = getattr(start, "finds_centre", True), getattr(start, "name", "")
-    if not good:
-        raise UnsupportedError.of(
-            "start",
-            "a start with a centre, to be taken as the mode",
-            f"{got}, whose draws, members or components have none in common",
-            "start=MAP(), or optimise=True, which begins at a draw and finds the mode",
-        )
-
-
-def missing_sites(problem: Problem, start: Start) -> list[str]:
-    """The sites that a start does not name: a network has no noise, and a dict may leave sites out.
-
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    start : Start
-        As for `resolve_start`.
-
-    Returns
-    -------
-    list of str
-        Names of sites; empty for a start that is neither a network nor a dict.
-    """
-    if is_network(start, problem):
-        start = weights_of(start, problem)
-    elif not isinstance(start, Mapping):
-        return []
-    return [name for name in problem.program.sites if name not in start]
-
-
-def _matching(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Check that `u` has the sites and shapes of the program."""
-    wanted = {name: site.unconstrained_shape for name, site in problem.program.sites.items()}
-    got = {name: np.shape(value) for name, value in u.items()}
-    if wanted != got:
-        raise InputError.of("start", f"sites {wanted}", f"sites {got}", "a posterior of the same model")
-    return dict(u)
 
 
 class Stopwatch:

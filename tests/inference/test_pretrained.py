@@ -19,8 +19,8 @@ from ppl_bnn.core.errors import InputError, ModelError, UnknownNameError
 from ppl_bnn.core.progress import Silent
 from ppl_bnn.inference.checkpoint import fingerprint
 from ppl_bnn.inference.laplace.approximation import LaplaceGaussian
-from ppl_bnn.inference.method import resolve_start
 from ppl_bnn.inference.pretrained import is_network, weights_of
+from ppl_bnn.inference.start import resolve_start
 from ppl_bnn.language.handlers import network_function
 from ppl_bnn.language.layers.basic import conv2d
 from tests.inference.laplace.test_laplace_torch import default_double

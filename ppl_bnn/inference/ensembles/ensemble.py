@@ -19,8 +19,9 @@ from ppl_bnn.core.progress import Progress, Task
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.cost import Effort, Size
 from ppl_bnn.inference.ensembles.members import Members
-from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
+from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.loops import check_whole, rows_per_step
+from ppl_bnn.inference.start import Start
 from ppl_bnn.posterior.approximation import Approximation, Chains
 from ppl_bnn.posterior.registered import approximation_class
 

@@ -32,8 +32,9 @@ from ppl_bnn.inference.laplace.approximation import predictor_columns
 from ppl_bnn.inference.laplace.hyperparameters import Tuning, gaussian_noise, noise_sites
 from ppl_bnn.inference.laplace.linearised import kinds_of
 from ppl_bnn.inference.laplace.search import marginal_mode
-from ppl_bnn.inference.method import Method, Start, central_start, fitted_start, missing_sites
+from ppl_bnn.inference.method import Method
 from ppl_bnn.inference.optimisation.mode import RISE, Mode, Refinement, find_mode, kinks, starting_point
+from ppl_bnn.inference.start import Start, central_start, fitted_start, missing_sites
 from ppl_bnn.posterior.posterior import Posterior
 
 if TYPE_CHECKING:

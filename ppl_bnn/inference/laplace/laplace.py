@@ -24,9 +24,10 @@ from ppl_bnn.inference.curvature.curvature import CURVATURES
 from ppl_bnn.inference.laplace.evidence import GROUPINGS
 from ppl_bnn.inference.laplace.linearised import KINDS
 from ppl_bnn.inference.laplace.tuned_fit import Fit
-from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, refuse_without_centre
+from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.mode import REFINING, check_optimiser, check_restarts, effort_of_mode
 from ppl_bnn.inference.optimisation.several_modes import failed_restarts
+from ppl_bnn.inference.start import Start, refuse_without_centre
 
 WEIGHTS = ("all", "last_layer", "largest_variance", "largest_magnitude")
 NOISES = ("gaussian", "mode", "evidence")

@@ -68,7 +68,7 @@ def rows_per_step(
         raise InputError.of(where, wanted, repr(batch_size), "batch_size=None")
     program = problem.program
     if program.has_local or program.coupled:
-        wanted = "a model with independent rows, for mini-batches"
+        wanted = "a model whose rows can be taken apart, for mini-batches"
         got = f"{'bnn.rows' if program.has_local else 'bnn.coupled'} in the model"
         raise UnsupportedError.of(method, wanted, got, advice)
     if not program.language and "population" not in inspect.signature(program.native).parameters:

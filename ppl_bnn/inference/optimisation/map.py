@@ -10,10 +10,11 @@ from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.errors import DivergenceError, InputError, unknown_name
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
-from ppl_bnn.inference.method import Method, Outcome, Start
+from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.optimisation.loops import check_within, rows_per_step
 from ppl_bnn.inference.optimisation.mode import WAIT, Mode, check_optimiser, check_restarts, effort_of_mode
 from ppl_bnn.inference.optimisation.several_modes import best_mode, find_modes, held_out
+from ppl_bnn.inference.start import Start
 from ppl_bnn.posterior.approximation import Point
 
 

@@ -21,8 +21,9 @@ from ppl_bnn.core.errors import DivergenceError, InputError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort
 from ppl_bnn.inference.flat_vector import flat_sites
-from ppl_bnn.inference.method import Start, Stopwatch, central_start, resolve_start
+from ppl_bnn.inference.method import Stopwatch
 from ppl_bnn.inference.optimisation.loops import STRETCH, loop_of
+from ppl_bnn.inference.start import Start, central_start, resolve_start
 from ppl_bnn.posterior.posterior import Posterior
 
 PATIENCE = 2

@@ -13,7 +13,7 @@ from ppl_bnn.core.arrays import site_seed
 from ppl_bnn.core.errors import DivergenceError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.flat_vector import flat_sites
-from ppl_bnn.inference.method import Start, Stopwatch
+from ppl_bnn.inference.method import Stopwatch
 from ppl_bnn.inference.optimisation.loops import STRETCH, adam, loop_of
 from ppl_bnn.inference.optimisation.mode import (
     WAIT,
@@ -24,6 +24,7 @@ from ppl_bnn.inference.optimisation.mode import (
     find_mode,
     starting_point,
 )
+from ppl_bnn.inference.start import Start
 from ppl_bnn.language import ops
 
 

@@ -18,7 +18,7 @@ from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.conditioning import conditioning
 from ppl_bnn.inference.curvature.gaussians import LowRankCovariance
 from ppl_bnn.inference.flat_vector import flat_sites
-from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
+from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.loops import (
     check_whole,
     check_within,
@@ -29,6 +29,7 @@ from ppl_bnn.inference.optimisation.loops import (
 )
 from ppl_bnn.inference.optimisation.mode import Mode, effort_of_mode, starting_point
 from ppl_bnn.inference.optimisation.several_modes import find_modes, stacked_rows
+from ppl_bnn.inference.start import Start
 from ppl_bnn.posterior.approximation import Approximation
 
 SCHEDULES = ("constant", "cyclical")

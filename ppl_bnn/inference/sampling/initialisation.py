@@ -19,7 +19,8 @@ from ppl_bnn.core.arrays import ravel, site_seed
 from ppl_bnn.core.errors import BNNError, UnsupportedError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.laplace.approximation import LaplaceGaussian
-from ppl_bnn.inference.method import Method, Outcome, Start, resolve_start
+from ppl_bnn.inference.method import Method, Outcome
+from ppl_bnn.inference.start import Start, resolve_start
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.language.distributions import SPECIAL
 from ppl_bnn.posterior.approximation import Approximation, Chains

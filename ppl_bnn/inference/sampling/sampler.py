@@ -24,7 +24,7 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference import registry
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
-from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, missing_sites
+from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.loops import check_whole, check_within
 from ppl_bnn.inference.sampling.chains import (
     CHAIN_METHODS,
@@ -40,6 +40,7 @@ from ppl_bnn.inference.sampling.chains import (
 from ppl_bnn.inference.sampling.initialisation import Beginning, beginning, beginnings
 from ppl_bnn.inference.sampling.stopping import Rule, check_until, watched
 from ppl_bnn.inference.sampling.stream import Arrays, Stream
+from ppl_bnn.inference.start import Start, missing_sites
 from ppl_bnn.posterior.approximation import Approximation, Chains
 from ppl_bnn.posterior.posterior import Posterior
 

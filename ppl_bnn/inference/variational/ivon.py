@@ -14,7 +14,7 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.conditioning import conditioning
 from ppl_bnn.inference.flat_vector import flat_sites
-from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
+from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.loops import (
     State,
     check_whole,
@@ -29,6 +29,7 @@ from ppl_bnn.inference.optimisation.loops import (
     unsettled_warning,
 )
 from ppl_bnn.inference.optimisation.mode import starting_point
+from ppl_bnn.inference.start import Start
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.language import ops
 

@@ -16,7 +16,7 @@ from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.flat_vector import flat_sites, somewhere, system_values
-from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
+from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.loops import (
     State,
     adam,
@@ -30,6 +30,7 @@ from ppl_bnn.inference.optimisation.loops import (
     unsettled_warning,
 )
 from ppl_bnn.inference.optimisation.mode import starting_point
+from ppl_bnn.inference.start import Start
 from ppl_bnn.language.handlers import LinearUse, NetworkFunction, RecordLinear, SubstituteLinear
 from ppl_bnn.language.stochastic_layers import DroppedInputs
 from ppl_bnn.posterior.approximation import Approximation

@@ -16,10 +16,11 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.gaussians import LowRankCovariance
 from ppl_bnn.inference.flat_vector import flat_sites
-from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, resolve_start
+from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.loops import check_whole, check_within, refuse_free_parameters
 from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.sampling.sampler import tempered, tempered_log_joint
+from ppl_bnn.inference.start import Start, resolve_start
 from ppl_bnn.language.transforms import GaussianPrior
 from ppl_bnn.posterior.approximation import Approximation, checked_weights
 from ppl_bnn.posterior.fixed_draws import Drawn

@@ -16,7 +16,7 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.conditioning import BAD, conditioning
 from ppl_bnn.inference.flat_vector import flat_sites
-from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch, resolve_start
+from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.loops import (
     State,
     adam,
@@ -29,6 +29,7 @@ from ppl_bnn.inference.optimisation.loops import (
     settled,
     unsettled_warning,
 )
+from ppl_bnn.inference.start import Start, resolve_start
 from ppl_bnn.language import ops
 from ppl_bnn.posterior.approximation import Approximation
 

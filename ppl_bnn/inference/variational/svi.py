@@ -23,7 +23,7 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
-from ppl_bnn.inference.method import Method, Outcome, Start, Stopwatch
+from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.adam import Descent, Stretch, descent
 from ppl_bnn.inference.optimisation.loops import (
     STRETCH,
@@ -33,6 +33,7 @@ from ppl_bnn.inference.optimisation.loops import (
     rows_per_step,
 )
 from ppl_bnn.inference.optimisation.mode import starting_point
+from ppl_bnn.inference.start import Start
 from ppl_bnn.inference.variational.autoguide import KEPT, system_guide
 from ppl_bnn.inference.variational.families.base import Family
 from ppl_bnn.inference.variational.families.blocks import Mixture, family_of
