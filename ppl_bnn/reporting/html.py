@@ -3,7 +3,7 @@
 Everything is in the file: pictures as SVG that takes its colours from the page (so that one picture serves a light
 screen, a dark one and paper), numbers as downloads made from the file itself, some forty lines of script for sorting
 and for the theme. A content security policy forbids all other requests. The templates in this folder are `base.html`
-(head, style, script), `parts.html` (tables, pictures) and one file for each kind of page.
+(head, style, script), `parts.html` (tables, pictures) and `page.html`.
 """
 
 from __future__ import annotations
@@ -24,64 +24,43 @@ from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.files import part_of, write_whole
 from ppl_bnn.core.names import for_spreadsheet, from_figure
 from ppl_bnn.core.warning_filters import ignored
-from ppl_bnn.evaluation.comparison.drawing import BLUE, CLASS_COLOURS, GREY, ORANGE, SKY, VERMILION
-from ppl_bnn.evaluation.comparison.panels import INK, WIDTH, Panel, Picture, legend_entries, new_figure
-from ppl_bnn.reporting.terminal import Column, number
+from ppl_bnn.evaluation.comparison import drawing
+from ppl_bnn.evaluation.comparison.drawing import BLUE, CLASS_COLOURS, GREY, INK, ORANGE, SKY, VERMILION
+from ppl_bnn.reporting.panels import WIDTH, Panel, Picture
+from ppl_bnn.reporting.terminal import Column, in_digits
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # Colour in a picture -> variable of the page: one picture for light, dark and paper.
-THEME = {
-    "#000000": "ink",
-    "#ebebeb": "grid",
-    "#ffffff": "paper",
-    BLUE.lower(): "blue",
-    SKY.lower(): "sky",
-    ORANGE.lower(): "orange",
-    VERMILION.lower(): "vermilion",
-    GREY.lower(): "grey",
-    CLASS_COLOURS[2].lower(): "green",
-    CLASS_COLOURS[5].lower(): "pink",
-    CLASS_COLOURS[7].lower(): "yellow",
-}
+THEME = {"#000000": "ink", "#ebebeb": "grid", "#ffffff": "paper"} | dict(
+    zip(
+        map(
+            str.lower,
+            (BLUE, SKY, ORANGE, VERMILION, GREY, CLASS_COLOURS[2], CLASS_COLOURS[5], CLASS_COLOURS[7]),
+        ),
+        ("blue", "sky", "orange", "vermilion", "grey", "green", "pink", "yellow"),
+        strict=True,
+    )
+)
 DOTS_PER_INCH = 150
 # Largest number of rows of a table that the page offers for download; larger ones need `numbers`.
 MOST_ROWS = 4000
 # Largest number of feature names that a card of data shows.
 MOST_NAMES = 40
-FORMATS = ("csv", "parquet")
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "ppl_bnn",
     "font.size": 8.5,
-    "axes.linewidth": 0.8,
-    "xtick.major.width": 0.8,
-    "ytick.major.width": 0.8,
     "text.color": INK,
-}
+} | dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width"), 0.8)
 
 
 # --- files ------------------------------------------------------------------------------------------------
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
-    """A path that can be written, with its folder made.
-
-    Parameters
-    ----------
-    path : str or PathLike
-        The path.
-
-    Returns
-    -------
-    Path
-
-    Raises
-    ------
-    InputError
-        The path cannot be written, or does not end in .html.
-    """
+    """A path that can be written and ends in .html, with its folder made."""
     target = Path(path)
     if target.suffix.lower() not in (".html", ".htm"):
         raise InputError.of("path", "a file name that ends in .html", f"{str(path)!r}", f"{target.stem}.html")
@@ -93,88 +72,50 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
-        raise InputError.of(
-            "path",
-            "a file that can be written",
-            f"{target} ({type(error).__name__}: {error.strerror or error})",
-            "another folder",
-        ) from error
+        got = f"{target} ({type(error).__name__}: {error.strerror or error})"
+        raise InputError.of("path", "a file that can be written", got, "another folder") from error
     return target
 
 
 def check_format(numbers: str | None) -> None:
     """Refuse a format of numbers that is unknown, or that no installed package can write."""
-    if numbers is not None and numbers not in FORMATS:
+    if numbers not in (None, "csv", "parquet"):
         raise InputError.of("numbers", "None, 'csv' or 'parquet'", repr(numbers), "numbers='csv'")
-    engines = ("pyarrow", "fastparquet")
-    if numbers == "parquet" and not any(importlib.util.find_spec(name) for name in engines):
-        raise UnsupportedError.of(
-            "numbers",
-            "pyarrow or fastparquet, with which pandas writes Parquet",
-            "neither",
-            "pip install pyarrow, or numbers='csv'",
-        )
+    if numbers == "parquet" and not any(map(importlib.util.find_spec, ("pyarrow", "fastparquet"))):
+        wanted = "pyarrow or fastparquet, with which pandas writes Parquet"
+        raise UnsupportedError.of("numbers", wanted, "neither", "pip install pyarrow, or numbers='csv'")
 
 
 def write_numbers(target: Path, frames: Mapping[str, pd.DataFrame], form: str) -> None:
-    """Write tables beside a page: the one called "table" as `<stem>.<form>`, any other as `<stem>-<name>.<form>`.
-
-    Parameters
-    ----------
-    target : Path
-        The file of the page.
-    frames : mapping of str to pd.DataFrame
-        Name -> table.
-    form : {"csv", "parquet"}
-        The format.
-    """
+    """Write tables beside a page: the one called "table" as `<stem>.<form>`, any other as `<stem>-<name>.<form>`."""
     for name, frame in frames.items():
         buffer = io.BytesIO()
         if form == "csv":
             buffer.write(for_spreadsheet(frame).to_csv(index=False).encode())
         else:
             frame.to_parquet(buffer, index=False)
-        ending = "" if name == "table" else f"-{name}"
-        write_whole(
-            target.with_name(f"{target.stem}{ending}.{form}"),
-            lambda path, buffer=buffer: path.write_bytes(buffer.getvalue()),
-        )
+        ending, content = "" if name == "table" else f"-{name}", buffer.getvalue()
+        file = target.with_name(f"{target.stem}{ending}.{form}")
+        write_whole(file, lambda path, content=content: path.write_bytes(content))
 
 
 def rendered(template: str, **values: Any) -> str:
-    """A page from a template of this folder.
-
-    Parameters
-    ----------
-    template : str
-        Name of the template.
-    **values
-        Values for the template.
-
-    Returns
-    -------
-    str
-    """
+    """A page from a template of this folder."""
     import jinja2
     from markupsafe import Markup
 
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("ppl_bnn", "reporting"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    loader = environment.loader
-    assert loader is not None
+    loader = jinja2.PackageLoader("ppl_bnn", "reporting")
+    options: dict[str, Any] = {
+        "trim_blocks": True,
+        "lstrip_blocks": True,
+        "undefined": jinja2.StrictUndefined,
+    }
+    environment = jinja2.Environment(loader=loader, autoescape=True, **options)
     style, script = (loader.get_source(environment, name)[0] for name in ("page.css", "page.js"))
-    return environment.get_template(template).render(
-        # The hash of exactly this text: no other script can run.
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        style=Markup(style),
-        script=Markup(script),
-        **values,
-    )
+    # The hash of exactly this text: no other script can run.
+    script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    values |= {"script_hash": script_hash, "style": Markup(style), "script": Markup(script)}
+    return environment.get_template(template).render(**values)
 
 
 # --- tables -----------------------------------------------------------------------------------------------
@@ -184,18 +125,8 @@ def rendered(template: str, **values: Any) -> str:
 class Cell:
     """One cell of a table.
 
-    Parameters
-    ----------
-    text : str
-        The text shown.
-    order : str
-        The value to sort by, "" for a blank.
-    mark : str
-        "best", "level" or "".
-    notes : tuple of int
-        Numbers of notes.
-    alarm : bool
-        Whether the value is highlighted as a problem.
+    text: what is shown; order: the value to sort by, "" for a blank; mark: "best", "level" or ""; notes: numbers of
+    notes; alarm: whether the value is highlighted as a problem.
     """
 
     text: str
@@ -209,20 +140,8 @@ class Cell:
 class Sheet:
     """One sortable table.
 
-    Parameters
-    ----------
-    heading : str
-        Heading of the table.
-    columns : sequence of tuple
-        (heading, explanation) of each column but the first.
-    rows : sequence of tuple
-        Name, remark and cells of each row.
-    foot : sequence of str
-        One text for each column.
-    first : str
-        Heading of the first column.
-    below : str
-        A sentence below the table.
+    columns: (heading, explanation) of each column but the first; rows: name, remark and cells; foot: one text for each
+    column; first: heading of the first column; below: a sentence below the table.
     """
 
     heading: str
@@ -233,11 +152,6 @@ class Sheet:
     below: str = ""
 
 
-def heading_of(column: Column) -> str:
-    """The heading in one line, without the hyphens that a narrow terminal needs."""
-    return column.heading.replace("-\n", "").replace("\n", " ")
-
-
 def cell_of(row: Mapping[Any, Any], column: Column, mark: str = "", notes: tuple[int, ...] = ()) -> Cell:
     """The cell of a row of the table in a column, with its standard error if the column has one."""
     value = row[column.source]
@@ -245,16 +159,10 @@ def cell_of(row: Mapping[Any, Any], column: Column, mark: str = "", notes: tuple
         return Cell(value or "–", value, mark, notes, alarm=value not in ("", "yes"))
     if math.isnan(value):
         return Cell("–", "", "", notes)
-    text = number(value, column.digits)
-    error = float(row[column.error]) if column.error else math.nan
-    if not math.isnan(error):
-        text += f" ± {number(error, column.digits)}"
-    return Cell(minus(text), order_of(float(value)), mark, notes)
-
-
-def order_of(value: float) -> str:
-    """A number in the form that the script of a page reads; it would not read "inf" as a number."""
-    return repr(value) if math.isfinite(value) else "Infinity" if value > 0.0 else "-Infinity"
+    # The script of a page would not read "inf" as a number.
+    order = repr(float(value)) if math.isfinite(value) else "Infinity" if value > 0.0 else "-Infinity"
+    alarm = (column.source == "failures" and value > 0) or (column.source == "converged" and value < 1.0)
+    return Cell(minus(in_digits(row, column)), order, mark, notes, alarm)
 
 
 def minus(text: str) -> str:
@@ -267,16 +175,16 @@ def minus(text: str) -> str:
 
 def pictures_of(functions: Mapping[str, Callable[[Any], Picture]], findings: Any) -> list[Picture]:
     """All pictures. One that cannot be drawn holds the reason, and the others are still drawn."""
-    made = []
+    found = []
     for key, function in functions.items():
         try:
-            made.append(function(findings))
+            found.append(function(findings))
         except Warning:
             # A caller who has turned warnings into errors wants to see them.
             raise
         except Exception as error:
-            made.append(_failed(key, key.replace("_", " ").capitalize(), error))
-    return made
+            found.append(_failed(key, key.replace("_", " ").capitalize(), error))
+    return found
 
 
 def _failed(key: str, title: str, error: Exception) -> Picture:
@@ -287,59 +195,55 @@ def shown(picture: Picture) -> dict[str, Any]:
     """A picture in the form that the templates use."""
     from markupsafe import Markup
 
-    panels, entries, drawn = [], {}, []
+    drawn, entries = [], {}
     try:
         drawn = [_drawn(panel, f"{picture.key}{index}-") for index, panel in enumerate(picture.panels)]
     except Warning:
         raise
     except Exception as error:
         picture = _failed(picture.key, picture.title, error)
-    for panel, (drawing, found) in zip(picture.panels, drawn, strict=True):
-        panels.append({"title": panel.title, "svg": Markup(drawing), "words": panel.words})
-        for label, swatch in found.items():
-            entries.setdefault(label, Markup(swatch))
-    numbers = picture.numbers
-    small = numbers is not None and 0 < len(numbers) <= MOST_ROWS
+    for label, swatch in (entry for _, found in drawn for entry in found.items()):
+        entries.setdefault(label, Markup(swatch))
+    numbers, panels = picture.numbers, zip(picture.panels, drawn, strict=True)
+    rows = 0 if numbers is None else len(numbers)
     return {
-        "key": picture.key,
-        "title": picture.title,
-        "caption": picture.caption,
-        "missing": picture.missing,
-        "panels": panels,
+        **{key: getattr(picture, key) for key in ("key", "title", "caption", "missing")},
+        "panels": [
+            {"title": panel.title, "svg": Markup(svg), "words": panel.words} for panel, (svg, _) in panels
+        ],
         "legend": [(from_figure(label), swatch) for label, swatch in entries.items()],
-        "download": download(numbers) if small and numbers is not None else "",
-        "rows": 0 if numbers is None else len(numbers),
+        "download": download(numbers) if numbers is not None and 0 < rows <= MOST_ROWS else "",
+        "rows": rows,
     }
 
 
 def _drawn(panel: Panel, prefix: str) -> tuple[str, dict[str, str]]:
     """A panel as SVG that takes its colours from the page, and label -> SVG of each entry of its legend."""
     import matplotlib
+    from markupsafe import escape
 
     # Characters that matplotlib's font does not have are drawn by the browser.
     with matplotlib.rc_context(_STYLE), ignored("Glyph .* missing from"):
-        figure = new_figure(WIDTH, panel.height)
+        figure = drawing.new_figure(WIDTH, panel.height)
         axes = figure.subplots()
         panel.draw(axes)
-        entries = legend_entries([axes])
         axes.set_facecolor("none")
-        drawing = _svg(figure, prefix, f'role="img" aria-label="{_attribute(panel.words)}"')
+        svg = _svg(figure, prefix, f'role="img" aria-label="{escape(panel.words)}"')
         swatches = {}
-        for index, (label, handle) in enumerate(entries.items()):
-            small = new_figure(0.36, 0.17)
+        for index, (label, handle) in enumerate(drawing.legend_entries([axes]).items()):
+            small = drawing.new_figure(0.36, 0.17)
             small.set_layout_engine("none")
-            small.legend([handle], [""], loc="center", frameon=False, borderpad=0.0, handletextpad=0.0,
-                         borderaxespad=0.0, handlelength=2.2, numpoints=1, scatterpoints=1)  # fmt: skip
+            bare = dict.fromkeys(("borderpad", "handletextpad", "borderaxespad"), 0.0)
+            one = {"numpoints": 1, "scatterpoints": 1, "handlelength": 2.2}
+            small.legend([handle], [""], loc="center", frameon=False, **bare, **one)
             swatches[label] = _svg(small, f"{prefix}l{index}-", 'aria-hidden="true"')
-    return drawing, swatches
+    return svg, swatches
 
 
 def _svg(figure: Any, prefix: str, attributes: str) -> str:
     """A figure as an <svg> element for a page: no namespaces, unique ids, colours by name."""
-    buffer = io.StringIO()
-    figure.savefig(
-        buffer, format="svg", transparent=True, dpi=DOTS_PER_INCH, metadata={"Date": None, "Creator": None}
-    )
+    buffer, metadata = io.StringIO(), {"Date": None, "Creator": None}
+    figure.savefig(buffer, format="svg", transparent=True, dpi=DOTS_PER_INCH, metadata=metadata)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
@@ -354,41 +258,21 @@ def _themed(tag: str, prefix: str) -> str:
     if tag.startswith("<svg"):
         return tag
     tag = tag.replace("xlink:href", "href")
-    tag = re.sub(r'\bid="', f'id="{prefix}', tag)
-    tag = re.sub(r"url\(#", f"url(#{prefix}", tag)
-    tag = re.sub(r'href="#', f'href="#{prefix}', tag)
+    tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}", tag)
     if tag.startswith("<image"):
         return tag
-    tag = re.sub(
-        r"(?<=[:\s])#[0-9a-f]{6}\b",
-        lambda found: f"var(--{THEME[found.group()]})" if found.group() in THEME else found.group(),
-        tag,
-    )
+
+    def colour(found: re.Match[str]) -> str:
+        return f"var(--{THEME[found.group()]})" if found.group() in THEME else found.group()
+
+    tag = re.sub(r"(?<=[:\s])#[0-9a-f]{6}\b", colour, tag)
     # "font: 8px 'DejaVu Sans', ..." or "font-family: 'DejaVu Sans', ...", depending on the version of matplotlib.
     tag = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--letters)", tag)
     return re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found.group()):.2f}", tag)
 
 
-def _attribute(text: str) -> str:
-    from markupsafe import escape
-
-    return str(escape(text))
-
-
 def download(frame: pd.DataFrame, *, exact: bool = False) -> str:
-    """A table as a data URL for download.
-
-    Parameters
-    ----------
-    frame : pd.DataFrame
-        The table.
-    exact : bool
-        Whether to write all digits instead of eight.
-
-    Returns
-    -------
-    str
-    """
+    """A table as a data URL for download, with all digits if `exact`, else with eight."""
     content = for_spreadsheet(frame).to_csv(index=False, float_format=None if exact else "%.8g").encode()
     return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(content).decode()}"
 

@@ -1,50 +1,73 @@
-"""A comparison as one self-contained page: a verdict in words, the table, pictures, and the origin of the numbers.
+"""A comparison, or the result of a grid, as one self-contained page.
 
-`report` writes the page of a comparison, or of the result of a grid (`reporting.grid_page`); the parts of both are in
-`reporting.html`.
+It has a verdict in words, tables, pictures, and the origin of the numbers; the parts are in `reporting.html`.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.files import write_whole
 from ppl_bnn.evaluation.comparison.comparison import Comparison
-from ppl_bnn.evaluation.comparison.panels import Picture
-from ppl_bnn.evaluation.comparison.summary import listed
+from ppl_bnn.evaluation.comparison.summary import duration, listed
 from ppl_bnn.evaluation.comparison.table import COLUMNS
-from ppl_bnn.evaluation.grid.result import GridResult
+from ppl_bnn.evaluation.grid import cell as cells
+from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER, GridResult
 from ppl_bnn.prediction.reliability import LEVELS
-from ppl_bnn.reporting import grid_page
-from ppl_bnn.reporting.comparison_figures import PICTURES
-from ppl_bnn.reporting.diagnostic_figures import Findings
-from ppl_bnn.reporting.html import (
-    Cell,
-    Sheet,
-    cell_of,
-    check_format,
-    checked_path,
-    data_card,
-    download,
-    heading_of,
-    in_words,
-    minus,
-    pictures_of,
-    rendered,
-    shown,
-    write_numbers,
-)
-from ppl_bnn.reporting.terminal import FIDELITY, PREDICTION, Column, number
-from ppl_bnn.reporting.verdict import margin_of, standing, verdict
+from ppl_bnn.reporting import html
+from ppl_bnn.reporting.findings import Findings, lags_of, verdict
+from ppl_bnn.reporting.grid_findings import GridBlock, GridFindings, grid_verdict
+from ppl_bnn.reporting.html import Cell, Sheet, data_card, download, in_words, minus
+from ppl_bnn.reporting.panels import Picture
+from ppl_bnn.reporting.pictures import GRID_PICTURES, PICTURES
+from ppl_bnn.reporting.terminal import FIDELITY, PREDICTION, Column, noise_floors, number
+from ppl_bnn.reporting.verdict import Block, standing
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Pairs = list[tuple[str, str]]
+
+# Columns of the table of a grid, if they have values; `GridResult.table` has more.
+SHOWN = (
+    Column("splits", "splits", 0),
+    Column("log score ↑", "log_score", 3, "log_score_se"),
+    Column("minus the best", "log_score_to_best", 3, "log_score_to_best_se"),
+    Column("RMSE ↓", "rmse", -3, "rmse_se"),
+    Column("accuracy ↑", "accuracy", 3, "accuracy_se"),
+    Column("concordance ↑", "concordance", 3, "concordance_se"),
+    Column("CRPS ↓", "crps", -3, "crps_se"),
+    Column("Brier ↓", "brier", 3, "brier_se"),
+    Column("90 % cover", "coverage_90", 2),
+    Column("ECE ↓", "ece", 3, "ece_se"),
+    Column("mean off by (sd)", "gap_mean", 2),
+    Column("sd ratio", "gap_sd_ratio", 2),
+    Column("converged", "converged", 2),
+    Column("run (s)", "run_seconds", 1),
+    Column("gradients", "gradient_evaluations", 0),
+    Column("failed", "failures", 0),
+)
+MEANINGS = {
+    "splits": "number of splits with a result",
+    "cells": "number of cells with a result",
+    "failures": "number of failed cells",
+    "converged": "share of the cells of chains that converged",
+    # Standard errors first, because in a single comparison they are over test rows.
+    "_to_reference_se": "standard error of that mean",
+    "_to_best_se": "standard error of that mean",
+    "_to_reference": "mean over splits of the paired differences to the reference: this method minus the reference",
+    "_to_best": "mean over splits of the paired differences to the best method: this method minus the best",
+    "_se": "standard error over splits, corrected for the training rows that splits share",
+}
+# Largest number of rows of a list on a page; the file of all cells has the rest.
+MOST_LISTED = 100
 
 
 def report(
@@ -56,10 +79,9 @@ def report(
 ) -> Path:
     """Write a comparison, or the result of a grid, as one self-contained HTML file.
 
-    The page begins with a verdict in words (`reporting.verdict`, `reporting.grid_verdict`). Then follow the tables, in
-    which a value is marked only if its difference from the others exceeds twice its standard error; the pictures of
-    `reporting.comparison_figures` or `reporting.grid_figures`; the data, the settings and the versions; and for a grid
-    also failures and missing cells. The page suits screens of any width, light or dark, and paper.
+    The page begins with a verdict in words. Then follow the tables, in which a value is marked only if its difference
+    from the others exceeds twice its standard error; the pictures; the data, the settings and the versions; and for a
+    grid also failures and missing cells. The page suits screens of any width, light or dark, and paper.
 
     Parameters
     ----------
@@ -70,8 +92,8 @@ def report(
     title : str, optional
         The heading. Default: the target and the methods, or the models and the data.
     numbers : {"csv", "parquet"}, optional
-        Also write all numbers (`all_numbers`, `grid_page.all_numbers`) beside the page, the table to `<stem>.csv` and
-        the numbers of each picture to `<stem>-<picture>.csv`. (The page itself has most of them.)
+        Also write all numbers (`all_numbers`) beside the page, the table to `<stem>.csv` and the numbers of each
+        picture to `<stem>-<picture>.csv`. (The page itself has most of them.)
 
     Returns
     -------
@@ -86,338 +108,377 @@ def report(
         "parquet" without a package with which pandas can write it; before anything is drawn.
     """
     if not isinstance(result, Comparison | GridResult):
-        raise InputError.of(
-            "report",
-            "a Comparison or a GridResult",
-            type(result).__name__,
-            "the result of bnn.compare(...) or of a grid's run(...)",
-        )
-    target = checked_path(path)
-    check_format(numbers)
-    if isinstance(result, GridResult):
-        grid_page.write(result, target, title, numbers)
-        return target
-    findings = Findings(result)
-    pictures = _pictures(findings)
-    content = page(result, title=title, pictures=pictures, findings=findings).encode()
+        advice = "the result of bnn.compare(...) or of a grid's run(...)"
+        raise InputError.of("report", "a Comparison or a GridResult", type(result).__name__, advice)
+    target = html.checked_path(path)
+    html.check_format(numbers)
+    found = _findings(result)
+    pictures = _pictures(found)
+    content = page(found, title=title, pictures=pictures).encode()
     write_whole(target, lambda path: path.write_bytes(content))
     if numbers is not None:
-        write_numbers(target, all_numbers(result, pictures, findings), numbers)
+        html.write_numbers(target, all_numbers(found, pictures), numbers)
     return target
 
 
-def all_numbers(
-    comparison: Comparison, pictures: Sequence[Picture] | None = None, findings: Findings | None = None
-) -> dict[str, pd.DataFrame]:
-    """Everything that a report shows, as tables.
+def _findings(result: Comparison | GridResult | Findings | GridFindings) -> Findings | GridFindings:
+    if isinstance(result, Comparison):
+        return Findings(result)
+    return GridFindings(result) if isinstance(result, GridResult) else result
 
-    They are "table", "rows" (scores of each test row), for numbers "intervals" (coverage and width at several levels,
-    and the distance of PIT from uniform) and one for each picture.
 
-    Parameters
-    ----------
-    comparison : Comparison
-        The comparison.
-    pictures : sequence of Picture, optional
-        The pictures, if they have been made already.
-    findings : Findings, optional
-        The findings, if they have been made already.
+def _pictures(found: Findings | GridFindings) -> list[Picture]:
+    return html.pictures_of(PICTURES if isinstance(found, Findings) else GRID_PICTURES, found)
 
-    Returns
-    -------
-    dict of str to pd.DataFrame
+
+def all_numbers(result: Any, pictures: Sequence[Picture] | None = None) -> dict[str, pd.DataFrame]:
+    """Everything that a report shows, as tables: "table", and one for each picture.
+
+    For a comparison also "rows" (scores of each test row) and for numbers "intervals" (coverage and width at several
+    levels, and the distance of PIT from uniform); for a grid "cells".
     """
+    found = _findings(result)
+    frames = {"table": found.table.reset_index()}
+    frames |= {"rows": _rows(found)} if isinstance(found, Findings) else {"cells": found.result.cells}
+    if isinstance(found, Findings) and len(found.intervals):
+        frames["intervals"] = found.intervals
+    for picture in _pictures(found) if pictures is None else pictures:
+        if picture.numbers is not None and len(picture.numbers):
+            frames[picture.key] = picture.numbers
+    return frames
+
+
+def _rows(found: Findings) -> pd.DataFrame:
     import pandas as pd
 
-    findings = Findings(comparison) if findings is None else findings
-    pictures = _pictures(findings) if pictures is None else pictures
-    found = {"table": comparison.table.reset_index()}
-    scored = {
-        (name, column): values
-        for column, by_method in findings.row_scores.items()
-        for name, values in by_method.items()
-    }
     # By row, rmse is a squared error, and scores of which smaller is better get their original sign back.
-    signs = {"log_score": 1.0, "accuracy": 1.0}
-    called = {"rmse": "squared_error", "accuracy": "correct"}
-    found["rows"] = pd.concat(
-        [
-            pd.DataFrame(
-                {
-                    "method": name,
-                    "row": range(len(next(iter(found_scores.values())))),
-                    **{
-                        called.get(column, column): signs.get(column, -1.0) * values
-                        for column, values in found_scores.items()
-                    },
-                }
-            )
-            for name in findings.names
-            if (found_scores := {c: v for (method, c), v in scored.items() if method == name})
-        ]
-        or [pd.DataFrame()]
-    )
-    if len(findings.intervals):
-        found["intervals"] = findings.intervals
-    for picture in pictures:
-        if picture.numbers is not None and len(picture.numbers):
-            found[picture.key] = picture.numbers
-    return found
+    called = {"log_score": ("log_score", 1.0), "accuracy": ("correct", 1.0), "rmse": ("squared_error", -1.0)}
+    frames = []
+    for name in found.names:
+        scores = {column: values[name] for column, values in found.row_scores.items() if name in values}
+        renamed = {called.get(column, (column, -1.0)): values for column, values in scores.items()}
+        columns = {column: sign * values for (column, sign), values in renamed.items()}
+        frames.append(pd.DataFrame({"method": name, "row": range(len(scores["log_score"])), **columns}))
+    return pd.concat(frames or [pd.DataFrame()])
 
 
-def page(
-    comparison: Comparison,
-    *,
-    title: str | None = None,
-    pictures: Sequence[Picture] | None = None,
-    findings: Findings | None = None,
-) -> str:
-    """The page of a comparison as text (see `report`).
-
-    Parameters
-    ----------
-    comparison : Comparison
-        The comparison.
-    title : str, optional
-        The heading.
-    pictures : sequence of Picture, optional
-        The pictures, if they have been made already.
-    findings : Findings, optional
-        The findings, if they have been made already.
-
-    Returns
-    -------
-    str
-    """
-    findings = Findings(comparison) if findings is None else findings
-    pictures = _pictures(findings) if pictures is None else pictures
-    notes = _Notes(comparison)
-    tables = _tables(comparison, findings, notes)
-    whole = _whole_table(comparison, notes)
-    return rendered(
-        "page.html",
-        title=title or _title(comparison),
-        subtitle=_subtitle(comparison),
-        interrupted=_interrupted(comparison),
-        verdict=verdict(comparison),
-        tables=tables,
-        whole=whole,
-        notes=notes.listed,
-        glossary=[(name, COLUMNS[name]) for name in comparison.table.columns if name in COLUMNS],
-        pictures=[shown(picture) for picture in pictures],
-        intervals=_intervals(findings),
-        table_download=download(comparison.table.reset_index()),
-        data=data_card(comparison.data),
-        fits=_fits(comparison),
-        versions=_versions(comparison),
-    )
+def page(result: Any, *, title: str | None = None, pictures: Sequence[Picture] | None = None) -> str:
+    """The page of a comparison or of the result of a grid as text (see `report`)."""
+    found = _findings(result)
+    content = _of_comparison(found) if isinstance(found, Findings) else _of_grid(found)
+    content["title"] = title or content["title"]
+    drawn = _pictures(found) if pictures is None else pictures
+    return html.rendered("page.html", pictures=[html.shown(picture) for picture in drawn], **content)
 
 
-def _interrupted(comparison: Comparison) -> str:
-    """What is missing from an interrupted comparison, in a sentence or two; "" if it is complete."""
-    if not comparison.missing:
-        return ""
-    return (
+# --- a comparison -----------------------------------------------------------------------------------------
+
+
+def _of_comparison(found: Findings) -> dict[str, Any]:
+    comparison, table = found.comparison, found.table
+    notes: dict[tuple[str, str], dict[str, Any]] = {}
+    numbers: dict[tuple[str, str], tuple[int, ...]] = {}
+    # Notes are numbered in the order in which the tables refer to them.
+    sheets = [[column.source for column in columns] for columns in (PREDICTION[comparison.task], FIDELITY)]
+    places = [
+        (name, column) for columns in (*sheets, table.columns) for name in table.index for column in columns
+    ]
+    for name, column in dict.fromkeys(places):
+        if text := comparison.notes.get((name, column)):
+            entry = {"number": len(notes) + 1, "method": name, "columns": [], "text": text}
+            entry = notes.setdefault((name, text), entry)
+            entry["columns"].append(column)
+            numbers[name, column] = (entry["number"],)
+    interrupted = (
         f"This comparison was interrupted, or is still being computed. Not fitted: {listed(list(comparison.missing))}. "
-        "Everything below is about the methods that had finished."
+        "The rest of this page is about the methods that have finished."
     )
-
-
-def _pictures(findings: Findings) -> list[Picture]:
-    return pictures_of(PICTURES, findings)
-
-
-# --- the table --------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Notes:
-    """Notes by number, in the order of first reference; equal texts of one method are one note."""
-
-    comparison: Comparison
-    listed: list[dict[str, Any]] = field(default_factory=list)
-
-    def of(self, name: str, column: str) -> tuple[int, ...]:
-        note = self.comparison.notes.get((name, column))
-        if not note:
-            return ()
-        for entry in self.listed:
-            if entry["method"] == name and entry["text"] == note:
-                if column not in entry["columns"]:
-                    entry["columns"].append(column)
-                return (entry["number"],)
-        self.listed.append(
-            {"number": len(self.listed) + 1, "method": name, "columns": [column], "text": note}
-        )
-        return (len(self.listed),)
-
-
-def _tables(comparison: Comparison, findings: Findings, notes: _Notes) -> list[Sheet]:
-    """The tables of the terminal: how well each method predicts, then its distance to the reference and its cost."""
-    table = comparison.table
-    marks = {
-        column: standing(values, margin_of(column, values)) for column, values in findings.row_scores.items()
+    data = comparison.data
+    rows = f"{data.get('train_rows', '?')} training rows and {data.get('test_rows', '?')} test rows"
+    return {
+        "title": _title_of_comparison(comparison),
+        "subtitle": f"{comparison.task.capitalize()} of {data.get('target_name', 'y')}, {rows}",
+        "verdict": verdict(found),
+        "interrupted": interrupted if comparison.missing else "",
+        "explained": "",
+        "marked": "Only means over test rows, and leave-one-out if it is reliable for every method, are marked.",
+        "tables": _tables_of_comparison(found, numbers),
+        "downloads": [("comparison.csv", download(table.reset_index()), "All columns as CSV")],
+        "whole": _whole_table(table, numbers),
+        "glossary": [(name, COLUMNS[name]) for name in table.columns if name in COLUMNS],
+        "intervals": _intervals(found),
+        "notes": list(notes.values()),
+        "gaps": None,
+        "origin": [
+            ("Data", data_card(data), []),
+            ("Fits", [], [_fit(comparison, name) for name in comparison.fits]),
+            ("Versions", _versions(fit.info.versions for fit in comparison.fits.values()), []),
+        ],
     }
-    reliable = {name: loo for name, loo in findings.left_out.items() if loo.share_above == 0.0}
-    if len(reliable) == len(findings.left_out):
-        marks["elpd_loo"] = standing(
-            {name: loo.elpd_data.elpd_i.values.ravel() for name, loo in reliable.items()}
-        )
-    reference = findings.reference
-    predicted = [column for column in PREDICTION[comparison.task] if column.source in table.columns]
-    fidelity = [
-        column
-        for column in FIDELITY
-        if column.source in table.columns and (reference or not column.source.startswith("gap"))
-    ]
-    floor: list[str] = []
-    if reference:
-        floors: Any = table[["gap_mean_floor", "gap_sd_floor"]].dropna()
-        if len(floors):
-            sources = {"gap_mean": "gap_mean_floor", "gap_sd_ratio": "gap_sd_floor"}
-            floor = [
-                number(float(floors[sources[column.source]].iloc[0]), 2) if column.source in sources else ""
-                for column in fidelity
-            ]
-    rows = comparison.data.get("test_rows", len(comparison.test_targets))
-    return [
-        _sheet(comparison, f"How well it predicts {rows} test rows", predicted, marks, notes),
-        _sheet(
-            comparison,
-            f"How far it is from {reference}, and what it cost" if reference else "Convergence and cost",
-            fidelity,
-            marks,
-            notes,
-            floor,
-        ),
-    ]
 
 
-def _sheet(
-    comparison: Comparison,
-    heading: str,
-    columns: Sequence[Column],
-    marks: Mapping[str, Mapping[str, str]],
-    notes: _Notes,
-    foot: Sequence[str] = (),
-) -> Sheet:
-    rows = []
-    for name, row in comparison.table.to_dict(orient="index").items():
-        name = str(name)
-        cells = [
-            cell_of(row, column, marks.get(column.source, {}).get(name, ""), notes.of(name, column.source))
-            for column in columns
-        ]
-        rows.append((name, str(row["reference"]), cells))
-    return Sheet(
-        heading, [(heading_of(column), COLUMNS.get(column.source, "")) for column in columns], rows, foot
-    )
-
-
-def _intervals(findings: Findings) -> Sheet | None:
-    """Coverage and width of central intervals, and whether PIT is uniform; None if no method predicts numbers."""
-    frame = findings.intervals
-    if not len(frame):
-        return None
-    columns = []
-    for level in LEVELS:
-        percent = f"{100 * level:.0f}"
-        columns += [
-            (
-                Column(f"{percent} % cover", f"coverage_{percent}", 2),
-                f"share of test targets in the central {percent} % interval",
-            ),
-            (
-                Column(f"{percent} % width", f"width_{percent}", -3),
-                f"mean width of the central {percent} % interval; units of y",
-            ),
-        ]
-    columns += [
-        (
-            Column("PIT off by", "pit_distance", 2),
-            "largest distance between the share of PIT values up to u, and u",
-        ),
-        (Column("p value", "pit_p", 3), "of that distance, by a Kolmogorov-Smirnov test"),
-    ]
-    rows = []
-    for row in frame.to_dict(orient="records"):
-        cells = [cell_of(row, column) for column, _ in columns]
-        if row["pit_p"] < 0.001:
-            cells[-1] = Cell("< 0.001", cells[-1].order)
-        rows.append((str(row["method"]), "", cells))
-    return Sheet(
-        "Central intervals, and PIT against uniform",
-        [(heading_of(column), said) for column, said in columns],
-        rows,
-        below="Cover: the share of test targets inside; width: the mean, in units of the target. PIT off by: the "
-        "largest distance of its distribution from the uniform one. The p value takes rows as independent, which "
-        "those that one fit has predicted are not: it is small too often.",
-    )
-
-
-def _whole_table(comparison: Comparison, notes: _Notes) -> dict[str, Any]:
-    """All columns: one line for each column, one column for each method."""
-    names = [str(name) for name in comparison.table.index]
-    lines = []
-    for column in comparison.table.columns:
-        cells = []
-        for name in names:
-            value = comparison.table.loc[name, column]
-            text = value if isinstance(value, str) else "" if math.isnan(value) else minus(f"{value:.4g}")
-            cells.append(Cell(text or "–", notes=notes.of(name, str(column))))
-        lines.append((str(column), cells))
-    return {"names": names, "lines": lines}
-
-
-# --- origin -----------------------------------------------------------------------------------------------
-
-
-def _title(comparison: Comparison) -> str:
+def _title_of_comparison(comparison: Comparison) -> str:
     what = comparison.data.get("name") or comparison.data.get("target_name", "y")
     if comparison.data.get("model"):
         return f"{comparison.data['model']} on {what}"
     names = [str(name) for name in comparison.table.index]
     if len(names) > 4:
         return f"{what}: {len(names)} methods compared"
-    return f"{what}: {', '.join(names)} compared" if len(names) > 1 else f"{what}: {''.join(names)}"
+    return f"{what}: {', '.join(names)}{' compared' if len(names) > 1 else ''}"
 
 
-def _subtitle(comparison: Comparison) -> str:
-    data = comparison.data
-    rows = f"{data.get('train_rows', '?')} training rows and {data.get('test_rows', '?')} test rows"
-    return f"{comparison.task.capitalize()} of {data.get('target_name', 'y')}, {rows}"
-
-
-def _fits(comparison: Comparison) -> list[dict[str, Any]]:
-    """How each posterior was fitted: device, seed, settings, figures and warnings."""
-    found = []
-    for name, fit in comparison.fits.items():
-        info, diagnosis = fit.info, comparison.diagnoses.get(name)
-        found.append(
-            {
-                "name": name,
-                "made": [
-                    ("method", info.method),
-                    ("system", info.ppl),
-                    ("draws", " x ".join(map(str, fit.shape))),
-                    ("seed", str(info.seed)),
-                    ("type", info.dtype),
-                    ("device", info.device),
-                ],
-                "settings": [(key, in_words(value)) for key, value in info.settings.items()],
-                "figures": [(key, f"{value:.6g}") for key, value in info.figures.items()],
-                "verdict": "" if diagnosis is None else diagnosis.verdict,
-                "reasons": [] if diagnosis is None else list(diagnosis.reasons),
-                "advice": [] if diagnosis is None else list(diagnosis.advice),
-            }
+def _tables_of_comparison(found: Findings, notes: Mapping[tuple[str, str], tuple[int, ...]]) -> list[Sheet]:
+    """The tables of the terminal: how well each method predicts, then its distance to the reference and its cost."""
+    comparison, reference = found.comparison, found.reference
+    marks = {column: found.standing(column) for column in found.row_scores}
+    if all(loo.share_above == 0.0 for loo in found.left_out.values()):
+        marks["elpd_loo"] = standing(lags_of(found.left_out_rows))
+    gaps = tuple(column for column in FIDELITY if reference or not column.source.startswith("gap"))
+    rows = comparison.data.get("test_rows", len(comparison.test_targets))
+    far = f"{f'How far it is from {reference}' if reference else 'Convergence'}, and what it cost"
+    return [
+        _sheet(found, heading, columns, marks, lambda column: COLUMNS.get(column, ""), notes)
+        for heading, columns in (
+            (f"How well it predicts {rows} test rows", PREDICTION[comparison.task]),
+            (far, gaps),
         )
-    return found
+    ]
 
 
-def _versions(comparison: Comparison) -> list[tuple[str, str]]:
+def _sheet(
+    block: Block,
+    heading: str,
+    columns: Sequence[Column],
+    marks: Mapping[str, Mapping[str, str]],
+    meaning: Callable[[str], str],
+    notes: Mapping[tuple[str, str], tuple[int, ...]] | None = None,
+    best: str | None = None,
+) -> Sheet:
+    """The table of a block; the method `best` has no difference to itself, and its cell says so."""
+    rows, notes = [], notes or {}
+    columns = [column for column in columns if column.source in block.table.columns]
+    for name, row in block.table.to_dict(orient="index").items():
+        line = []
+        for column in columns:
+            mark = marks.get(column.source, {}).get(name, "")
+            cell = html.cell_of(row, column, mark, notes.get((name, column.source), ()))
+            line.append(Cell("best", "0") if name == best and column.source == "log_score_to_best" else cell)
+        rows.append((str(name), str(row["reference"]), line))
+    floors = noise_floors(block.table, block.reference)
+    foot = [minus(number(floors[c.source], 2)) if c.source in floors else "" for c in columns]
+    headings = [(column.in_one_line, meaning(column.source)) for column in columns]
+    return Sheet(heading, headings, rows, foot if any(foot) else ())
+
+
+def _intervals(found: Findings) -> Sheet | None:
+    """Coverage and width of central intervals, and whether PIT is uniform; None if no method predicts numbers."""
+    frame = found.intervals
+    if not len(frame):
+        return None
+    columns = []
+    for level in (f"{100 * level:.0f}" for level in LEVELS):
+        inside, width = "share of test targets in", "mean width in units of y of"
+        columns.append(
+            (Column(f"{level} % cover", f"coverage_{level}", 2), f"{inside} the central {level} % interval")
+        )
+        columns.append(
+            (Column(f"{level} % width", f"width_{level}", -3), f"{width} the central {level} % interval")
+        )
+    farthest = "largest distance between the share of PIT values up to u, and u"
+    columns.append((Column("PIT off by", "pit_distance", 2), farthest))
+    columns.append((Column("p value", "pit_p", 3), "of that distance, by a Kolmogorov-Smirnov test"))
+    rows = []
+    for row in frame.to_dict(orient="records"):
+        line = [html.cell_of(row, column) for column, _ in columns]
+        if row["pit_p"] < 0.001:
+            line[-1] = Cell("< 0.001", line[-1].order)
+        rows.append((str(row["method"]), "", line))
+    below = (
+        "Cover: the share of test targets inside; width: the mean, in units of the target. PIT off by: the largest "
+        "distance of its distribution from the uniform one. The p value assumes independent rows; predictions by one "
+        "fit are not, so it is too often small."
+    )
+    headings = [(column.heading, meaning) for column, meaning in columns]
+    return Sheet("Central intervals, and PIT against uniform", headings, rows, below=below)
+
+
+def _whole_table(table: pd.DataFrame, notes: Mapping[tuple[str, str], tuple[int, ...]]) -> dict[str, Any]:
+    """All columns: one line for each column, one column for each method."""
+
+    def text(value: Any) -> str:
+        return (
+            value if isinstance(value, str) else "" if math.isnan(value) else minus(f"{value:.4g}")
+        ) or "–"
+
+    lines = [
+        (column, [Cell(text(value), notes=notes.get((name, column), ())) for name, value in values.items()])
+        for column, values in table.to_dict().items()
+    ]
+    return {"names": [str(name) for name in table.index], "lines": lines}
+
+
+def _fit(comparison: Comparison, name: str) -> dict[str, Any]:
+    """How a posterior was fitted: device, seed, diagnosis, settings and figures."""
+    fit, diagnosis = comparison.fits[name], comparison.diagnoses.get(name)
+    info, draws = fit.info, " x ".join(map(str, fit.shape))
+    values = (info.method, info.ppl, draws, str(info.seed), info.dtype, info.device)
+    made = list(zip(("method", "system", "draws", "seed", "type", "device"), values, strict=True))
+    parts = {
+        "": made,
+        "Diagnosis": [] if diagnosis is None else list(diagnosis.reasons),
+        "What to try": [] if diagnosis is None else list(diagnosis.advice),
+        "Settings": [(key, in_words(value)) for key, value in info.settings.items()],
+        "Figures of the fit": [(key, f"{value:.6g}") for key, value in info.figures.items()],
+    }
+    summary = name if diagnosis is None else f"{name}: {diagnosis.verdict}"
+    return {"summary": summary, "parts": parts}
+
+
+def _versions(fits: Any) -> Pairs:
     """Package -> version; all of them if fits differ because they were made at different times."""
     found: dict[str, dict[str, None]] = {}
-    for fit in comparison.fits.values():
-        for package, version in fit.info.versions.items():
+    for versions in fits:
+        for package, version in versions.items():
             found.setdefault(package, {})[version] = None
     return [(package, ", ".join(versions)) for package, versions in found.items()]
+
+
+# --- the result of a grid ---------------------------------------------------------------------------------
+
+
+def _of_grid(found: GridFindings) -> dict[str, Any]:
+    result = found.result
+    axes, settings, every = result.axes, result.settings, result.cells
+    done, methods = len(every) - result.failures, settings.get("methods", {})
+    counts = [("methods", "method"), ("splits", "split"), ("seeds", "seed")]
+    sizes = [f"{len(axes[axis])} {one}{'s' if len(axes[axis]) > 1 else ''}" for axis, one in counts]
+    subtitle = f"{', '.join(sizes)}: {done} of {result.asked} cells have a result"
+    subtitle += f", {result.failures} failed" if result.failures else ""
+    subtitle += f", {result.missing} are missing" if result.missing else ""
+    models, data = (
+        ", ".join(axes[axis]) if len(axes[axis]) <= 3 else f"{len(axes[axis])} {many}"
+        for axis, many in (("models", "models"), ("data", "data sets"))
+    )
+    counted = {
+        "requested": result.asked,
+        "finished": done,
+        "failed": result.failures,
+        "missing": result.missing,
+    }
+    requested = [(name, str(count)) for name, count in counted.items()] + [
+        ("reference", result.reference or "none")
+    ]
+    requested += [(name, in_words(settings[name])) for name in ("standardise", "device") if name in settings]
+    cards = settings.get("data", {})
+    return {
+        "title": f"{models} on {data}",
+        "subtitle": subtitle,
+        "verdict": grid_verdict(found),
+        "interrupted": "",
+        "explained": "Means over splits ± standard errors over splits; seeds are averaged first.",
+        "marked": "Only scores are marked.",
+        "tables": [_table_of_block(block) for block in found.blocks.values()],
+        "downloads": [
+            (
+                "table.csv",
+                download(found.table.reset_index(), exact=True),
+                "All columns of these tables as CSV",
+            ),
+            ("cells.csv", download(every, exact=True), "All cells as CSV"),
+        ],
+        "whole": None,
+        "glossary": [(name, _meaning(str(name))) for name in found.table.columns],
+        "intervals": None,
+        "notes": [],
+        "gaps": _gaps(result),
+        "origin": [
+            ("Data", [], [_folded(label, data_card(card), len(cards) == 1) for label, card in cards.items()]),
+            ("Axes", [(name, in_words(labels)) for name, labels in axes.items()], []),
+            ("Cells", requested, []),
+            ("Methods", [], [_method(name, words) for name, words in methods.items()]),
+            ("Models", [(name, _model(words)) for name, words in settings.get("models", {}).items()], []),
+            ("Where and when", list(_origins(result)), []),
+            ("Versions", _versions(words["versions"] for words in methods.values()), []),
+        ],
+    }
+
+
+def _table_of_block(block: GridBlock) -> Sheet:
+    columns = [c for c in SHOWN if c.source in block.table and block.table[c.source].notna().any()]
+    marks = {c.source: block.standing(c.source) for c in columns if c.source in LARGER_IS_BETTER}
+    return _sheet(block, block.title, columns, marks, _meaning, best=block.best("log_score"))
+
+
+def _meaning(column: str) -> str:
+    """Explanation of a column of the table of a grid."""
+    for ending, meaning in MEANINGS.items():
+        if column.endswith(ending) and column.removesuffix(ending) in LARGER_IS_BETTER:
+            return f"{column.removesuffix(ending)}: {meaning}"
+    return (COLUMNS | cells.COLUMNS | MEANINGS).get(column, "")
+
+
+def _gaps(result: GridResult) -> dict[str, Any]:
+    """Failed, missing and excluded cells, and the notes to cells, each note once with the number of its cells."""
+    every: Any = result.cells
+    failed = every[every["failure"] != ""]
+    columns = {"model": "model", "data": "data", "split": "split", "seed": "seed", "reason": "failure"}
+    rows = [
+        (str(row["method"]), "", [Cell(str(row[source]), str(row[source])) for source in columns.values()])
+        for _, row in failed.head(MOST_LISTED).iterrows()
+    ]
+    sheet = Sheet(f"{len(failed)} of {len(every)} cells failed", [(name, "") for name in columns], rows)
+    absent = Counter(f"{cell.model} on {cell.data} by {cell.method}" for cell in result.absent)
+    methods = dict(zip(every["key"], every["method"], strict=True))
+    found: dict[tuple[str, str], dict[str, set[str]]] = {}
+    for key, notes in result.notes.items():
+        for column, text in notes.items():
+            found.setdefault((methods.get(key, ""), text), {}).setdefault(column, set()).add(key)
+    counted = {note: len(set().union(*columns.values())) for note, columns in found.items()}
+    most = sorted(found, key=lambda note: -counted[note])[:MOST_LISTED]
+    return {
+        "failed": sheet if len(failed) else None,
+        "failed_left": max(len(failed) - MOST_LISTED, 0),
+        "absent": [f"{where}: {_cells(count)}" for where, count in absent.items()],
+        "left_out": list(result.left_out),
+        "notes": [
+            f"{note[0]}, {', '.join(found[note])}, {_cells(counted[note])}: {note[1]}" for note in most
+        ],
+        "notes_left": len(found) - len(most),
+    }
+
+
+def _cells(count: int) -> str:
+    return f"{count} cell{'s' if count > 1 else ''}"
+
+
+def _folded(summary: str, pairs: Pairs, opened: bool = False) -> dict[str, Any]:
+    return {"summary": summary, "parts": {"": pairs}, "open": opened}
+
+
+def _method(name: str, words: Mapping[str, Any]) -> dict[str, Any]:
+    fields = [(key, in_words(value)) for key, value in words["fields"].items()]
+    return _folded(f"{name}: {words['class'].rpartition('.')[2]}", fields)
+
+
+def _model(words: Mapping[str, Any]) -> str:
+    likelihood = words["likelihood"] or "of its own system"
+    return f"arguments: {in_words(words['arguments'])}; likelihood: {likelihood}"
+
+
+def _origins(result: GridResult) -> Iterator[tuple[str, str]]:
+    """Hosts, devices, dates and computing time."""
+    every: Any = result.cells
+    hosts = Counter(str(process).rpartition(":")[0] for process in every["process"] if process)
+    devices = Counter(device for device in every["device"] if device)
+    for what, count in (("hosts", hosts), ("devices", devices)):
+        if count:
+            yield what, ", ".join(f"{name} ({number} cells)" for name, number in count.most_common())
+    begun, seconds, memory = (every[column].dropna() for column in ("begun", "seconds", "peak_memory"))
+    if len(begun):
+        for what, at in (("first", begun.min()), ("last", begun.max())):
+            yield f"{what} cell begun", f"{datetime.fromtimestamp(float(at), UTC):%Y-%m-%d %H:%M} UTC"
+    if len(seconds):
+        total = float(seconds.sum())
+        yield "total wall time of all cells", duration(total) if total < 7200.0 else f"{total / 3600.0:.1f} h"
+    if len(memory):
+        yield "largest memory of a process", f"{float(memory.max()):.0f} MB"

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ppl_bnn.evaluation.comparison.summary import listed
+from ppl_bnn.reporting.verdict import SCORE
 
 if TYPE_CHECKING:
-    from ppl_bnn.reporting.grid_verdict import GridFindings
+    from ppl_bnn.reporting.grid_findings import GridFindings
 
 
-# The main score. SciPy calls the p value of Friedman's test reliable for more than ten blocks.
-SCORE = "log_score"
+# SciPy calls the p value of Friedman's test reliable for more than ten blocks.
 FEWEST_BLOCKS, FEWEST_METHODS = 11, 3
 SIGNIFICANCE = 0.05
 

@@ -7,11 +7,13 @@ If a terminal is too narrow, the columns marked `spare` are left out from the la
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
 
     from ppl_bnn.evaluation.comparison.comparison import Comparison
@@ -24,18 +26,8 @@ CLAUSES = 3
 class Column:
     """A column as it is shown.
 
-    Parameters
-    ----------
-    heading : str
-        Its heading.
-    source : str
-        Its name in the table.
-    digits : int
-        Digits after the point; a negative number means significant digits.
-    error : str
-        Name of the column of its standard error.
-    spare : bool
-        Whether it may be left out on a narrow terminal.
+    source: its name in the table; digits: after the point, or significant digits if negative; error: name of the column
+    of its standard error; spare: whether it may be left out on a narrow terminal.
     """
 
     heading: str
@@ -43,6 +35,11 @@ class Column:
     digits: int = 2
     error: str = ""
     spare: bool = False
+
+    @property
+    def in_one_line(self) -> str:
+        """The heading without the hyphens that a narrow terminal needs."""
+        return self.heading.replace("-\n", "").replace("\n", " ")
 
 
 _LOO = (
@@ -88,32 +85,22 @@ _LEGENDS = {
 
 
 def show(console: Console, comparison: Comparison, elsewhere: str = "comparison.notes") -> None:
-    """Print a comparison.
-
-    Parameters
-    ----------
-    console : Console
-        Where to print.
-    comparison : Comparison
-        The comparison.
-    elsewhere : str
-        Where all of its notes can be found.
-    """
+    """Print a comparison; elsewhere: where all of its notes can be found."""
     from rich.text import Text
 
     task, rows = comparison.task, comparison.data["test_rows"]
     reference = comparison.reference if comparison.reference in comparison.predictions else None
     unit = f" {comparison.data['target_name']} in its own units;" if task == "regression" else ""
     console.print()
-    _print_grid(console, comparison, f"How well it predicts {rows} test rows", list(PREDICTION[task]))
+    _print_grid(console, comparison, f"How well it predicts {rows} test rows", PREDICTION[task], ppl=True)
     _aside(
         console,
         f"↑ larger is better, ↓ smaller; ± standard error;{unit} log score and ELPD in nats. "
         f"{_LEGENDS[task]} LOO: leave-one-out over training rows, rank 0 is best. -: not defined, or see below.",
     )
-    aim = f"How far it is from {reference}" if reference else "Convergence"
     fidelity = [column for column in FIDELITY if reference or not column.source.startswith("gap")]
-    _print_grid(console, comparison, f"{aim}, and what it cost", fidelity, named=False)
+    title = f"{f'How far it is from {reference}' if reference else 'Convergence'}, and what it cost"
+    _print_grid(console, comparison, title, fidelity)
     measured = (
         f"sd: epistemic standard deviation of {reference}; ratio: the method's over that; noise floor: two halves "
         f"of {reference} against each other. "
@@ -127,8 +114,9 @@ def show(console: Console, comparison: Comparison, elsewhere: str = "comparison.
     )
     for name, why in comparison.failures.items():
         console.print(Text.assemble((f"{name} failed: ", "bold red"), (why, "red")))
-    shown = {column.source for column in (*PREDICTION[task], *fidelity)}
-    lines, cut = notes_by_method(comparison.notes, shown)
+    lines, cut = notes_by_method(
+        comparison.notes, {column.source for column in (*PREDICTION[task], *fidelity)}
+    )
     for name, text in lines.items():
         console.print(Text.assemble((f"{name}: ", "bold"), text))
     if cut:
@@ -147,22 +135,18 @@ def notes_by_method(
     for (name, column), note in notes.items():
         if column in shown:
             sentences = found.setdefault(name, [])
-            said = {clause for sentence in sentences for clause in sentence}
-            new = [clause for clause in note.rstrip(".").split("; ") if clause not in said]
-            if new:
+            known = set(chain.from_iterable(sentences))
+            if new := [clause for clause in note.rstrip(".").split("; ") if clause not in known]:
                 sentences.append(new)
-    lines, cut = {}, []
+    lines = {}
     for name, sentences in found.items():
         left, kept = CLAUSES, []
         for clauses in sentences:
-            if left > 0:
-                text = "; ".join(clauses[:left])
-                kept.append(text[0].upper() + text[1:] + ".")
+            text = "; ".join(clauses[: max(left, 0)])
+            kept += [text[0].upper() + text[1:] + "."] if text else []
             left -= len(clauses)
         lines[name] = " ".join(kept)
-        if left < 0:
-            cut.append(name)
-    return lines, cut
+    return lines, [name for name, sentences in found.items() if sum(map(len, sentences)) > CLAUSES]
 
 
 def _aside(console: Console, text: str) -> None:
@@ -173,45 +157,54 @@ def _aside(console: Console, text: str) -> None:
 
 
 def _print_grid(
-    console: Console, comparison: Comparison, title: str, columns: list[Column], named: bool = True
+    console: Console, comparison: Comparison, title: str, columns: Sequence[Column], ppl: bool = False
 ) -> None:
+    """Print a table, without its last spare columns if the terminal is too narrow; ppl: with the system."""
     from rich.text import Text
 
     kept = list(columns)
-    grid = _grid(comparison, kept, named)
     unbounded = console.options.update(width=10_000)
-    while console.measure(grid, options=unbounded).maximum > console.width and any(c.spare for c in kept):
-        kept.remove([column for column in kept if column.spare][-1])
-        grid = _grid(comparison, kept, named)
-    left_out = len(columns) - len(kept)
-    if left_out:
-        title += f" ({left_out} columns left out for want of room)"
+    while console.measure(grid := _grid(comparison, kept, ppl), options=unbounded).maximum > console.width:
+        spare = [column for column in kept if column.spare]
+        if not spare:
+            break
+        kept.remove(spare[-1])
+    if left_out := len(columns) - len(kept):
+        title += f" ({left_out} columns left out: the terminal is too narrow)"
     console.print(Text(title, style="bold"))
     console.print(grid)
 
 
-def _grid(comparison: Comparison, columns: list[Column], named: bool) -> Any:
+def _grid(comparison: Comparison, columns: Sequence[Column], ppl: bool) -> Any:
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     grid.add_column("\nmethod", no_wrap=True, min_width=11)
-    if named:
+    if ppl:
         grid.add_column("\nsystem", no_wrap=True)
     for column in columns:
-        grid.add_column(
-            column.heading if "\n" in column.heading else f"\n{column.heading}", justify="right", no_wrap=True
-        )
+        heading = column.heading if "\n" in column.heading else f"\n{column.heading}"
+        grid.add_column(heading, justify="right", no_wrap=True)
     for name, row in comparison.table.to_dict(orient="index").items():
-        cells = [cell(row, column) for column in columns]
-        system = [str(row["ppl"] or "-")] if named else []
-        grid.add_row(escape(str(name)), *system, *cells, style="red" if row["failure"] else None)
-    if columns[0].source == "gap_mean":
-        floors = comparison.table[["gap_mean_floor", "gap_sd_floor"]].dropna()
-        if len(floors):
-            grid.add_row("noise floor", *(number(float(value), 2) for value in floors.iloc[0]), style="dim")
+        cells = [*([str(row["ppl"] or "-")] if ppl else []), *(cell(row, column) for column in columns)]
+        grid.add_row(escape(str(name)), *cells, style="red" if row["failure"] else None)
+    if columns[0].source == "gap_mean" and (floors := noise_floors(comparison.table, comparison.reference)):
+        grid.add_row("noise floor", *(number(value, 2) for value in floors.values()), style="dim")
     return grid
+
+
+def noise_floors(table: pd.DataFrame, reference: str | None) -> dict[str, float]:
+    """Column of a gap -> its noise floor, which the reference or another row has; empty without a reference."""
+    sources = {"gap_mean": "gap_mean_floor", "gap_sd_ratio": "gap_sd_floor"}
+    if reference not in table.index or not set(sources.values()) <= set(table.columns):
+        return {}
+    floors: Any = table[list(sources.values())].dropna()
+    if not len(floors):
+        return {}
+    row = floors.loc[reference] if reference in floors.index else floors.iloc[0]
+    return {column: float(row[source]) for column, source in sources.items()}
 
 
 def cell(row: Mapping[Any, Any], column: Column) -> str:
@@ -219,27 +212,18 @@ def cell(row: Mapping[Any, Any], column: Column) -> str:
     value = row[column.source]
     if isinstance(value, str):
         return {"yes": "yes", "": "-"}.get(value, f"[bold red]{value}[/]")
-    if math.isnan(value):
-        return "-"
-    error = row[column.error] if column.error else math.nan
-    text = number(value, column.digits)
+    return "-" if math.isnan(value) else in_digits(row, column)
+
+
+def in_digits(row: Mapping[Any, Any], column: Column) -> str:
+    """A number of the table with its standard error, as text."""
+    error = float(row[column.error]) if column.error else math.nan
+    text = number(row[column.source], column.digits)
     return text if math.isnan(error) else f"{text} ± {number(error, column.digits)}"
 
 
 def number(value: float, digits: int) -> str:
-    """A number as text.
-
-    Parameters
-    ----------
-    value : float
-        The number.
-    digits : int
-        Digits after the point, or significant digits if negative.
-
-    Returns
-    -------
-    str
-    """
+    """A number as text; digits: after the point, or significant digits if negative."""
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
     if digits < 0:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 import json
 import math
 import re
@@ -22,18 +21,18 @@ import pytest
 from scipy import stats
 
 from ppl_bnn.core import stored
-from ppl_bnn.core.errors import InputError, UnknownNameError
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.datasets.tables import Table
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.evaluation.grid import result as grid_result
 from ppl_bnn.evaluation.grid.result import GridResult
-from ppl_bnn.reporting import grid_figures, grid_page
+from ppl_bnn.reporting import grid_findings
 from ppl_bnn.reporting import page as module
-from ppl_bnn.reporting.grid_page import all_numbers, page
-from ppl_bnn.reporting.grid_verdict import GridFindings, grid_verdict
-from ppl_bnn.reporting.page import report
+from ppl_bnn.reporting import pictures as figures
+from ppl_bnn.reporting.grid_findings import GridFindings
+from ppl_bnn.reporting.page import all_numbers, page, report
 from ppl_bnn.reporting.ranks import mean_ranks, words_of_ranks
-from ppl_bnn.reporting.verdict import BEST, LEVEL
+from ppl_bnn.reporting.verdict import BEST, LEVEL, Verdict
 from tests.cli.test_cli import GRID, csv, here, invoke
 from tests.reporting.test_page import HOSTILE, PROBE, Read, browser, outside, requested, shown
 
@@ -41,6 +40,10 @@ from tests.reporting.test_page import HOSTILE, PROBE, Read, browser, outside, re
 __all__ = ["browser", "csv", "here", "requested"]
 
 TRAIN, TEST = 90, 10
+
+
+def grid_verdict(result: GridResult) -> Verdict:
+    return grid_findings.grid_verdict(GridFindings(result))
 
 
 def made(
@@ -160,6 +163,10 @@ def text(whole: GridResult) -> str:
     return page(whole)
 
 
+def block_of(result: GridResult) -> Any:
+    return GridFindings(result).blocks["mlp", "data"]
+
+
 # --- which values are best --------------------------------------------------------------------------------
 
 
@@ -179,7 +186,7 @@ def test_a_value_is_best_where_the_corrected_paired_test_says_so(rng: np.random.
             # Nadeau and Bengio: the variance of the mean is (1 / J + test / train) times that of a difference.
             error = difference.std(ddof=1) * math.sqrt(1.0 / splits + TEST / TRAIN)
             ahead[name] = difference.mean() > 2.0 * error
-        found = GridFindings(made({"data": values})).standing(("mlp", "data"), "log_score")
+        found = block_of(made({"data": values})).standing("log_score")
         if all(ahead.values()):
             assert found == {best: BEST}
         elif any(ahead.values()):
@@ -191,18 +198,18 @@ def test_a_value_is_best_where_the_corrected_paired_test_says_so(rng: np.random.
 
 
 def test_of_one_split_or_one_method_nothing_is_best(rng: np.random.Generator) -> None:
-    one = GridFindings(made({"data": around(rng, 1, a=0.0, b=-9.0)}))
-    assert one.standing(("mlp", "data"), "log_score") == {}
-    assert one.standing(("mlp", "data"), "rmse") == {}
-    assert GridFindings(made({"data": {"a": [0.0, 1.0]}})).standing(("mlp", "data"), "log_score") == {}
+    one = block_of(made({"data": around(rng, 1, a=0.0, b=-9.0)}))
+    assert one.standing("log_score") == {}
+    assert one.standing("rmse") == {}
+    assert block_of(made({"data": {"a": [0.0, 1.0]}})).standing("log_score") == {}
     impossible = made({"data": {"a": [0.0, 1.0], "b": [0.0, -math.inf]}})
-    assert GridFindings(impossible).standing(("mlp", "data"), "log_score") == {"a": BEST}
+    assert block_of(impossible).standing("log_score") == {"a": BEST}
 
 
 def test_of_an_error_less_is_better(rng: np.random.Generator) -> None:
-    found = GridFindings(made({"data": around(rng, 20, a=0.0, b=-0.5)}))
-    assert found.standing(("mlp", "data"), "rmse") == {"a": BEST}
-    assert found.behind(("mlp", "data"), "rmse")["b"][0] > 0.0
+    found = block_of(made({"data": around(rng, 20, a=0.0, b=-0.5)}))
+    assert found.standing("rmse") == {"a": BEST}
+    assert found.lags("rmse")["b"][0] > 0.0
 
 
 # --- the verdict ------------------------------------------------------------------------------------------
@@ -221,28 +228,32 @@ def test_of_those_that_are_level_and_sound_the_quickest_is_named(rng: np.random.
             broken={"run_seconds": 1.0, "k_hat": math.inf},
         )
     )
-    (pair,) = found.pairs
+    (pair,) = found.parts
     assert (found.method, found.headline) == ("quick", "Use quick.")
     assert set(pair.level) == {"best", "quick", "stuck", "broken"}
     assert set(pair.sound) == {"best", "quick"}
-    assert "of which nothing is known to be amiss, it took least time (5.0 s a fit)" in found.because
+    assert "of the level methods without a known problem it was the fastest (5.0 s a fit)" in found.because
     difference = values["best"] - values["quick"]
     error = difference.std(ddof=1) * math.sqrt(1.0 / 10 + TEST / TRAIN)
     assert f"a loss of up to {difference.mean() + 2.0 * error:.2g}." in found.why[0]
     assert any("best (50.0 s; 10 times slower)" in said for said in found.why)
     assert any("Behind best" in said and "bad by 0.5" in said for said in found.why)
     stuck, open_question = pair.doubts
-    assert stuck == "stuck cannot be said to have converged in 10 of 10 cells."
-    assert open_question.startswith("broken is an approximation of which its own diagnostics do not decide")
+    assert stuck == "stuck has not verifiably converged in 10 of 10 cells."
+    assert open_question.startswith("broken is an approximation, and its diagnostics do not decide")
     assert open_question.endswith("Pareto k-hat is above 0.7 in 9 of 9 cells.")
-    assert found.failures == ("broken failed in 1 of 10 cells: CurvatureError: not positive (1).",)
+    assert found.doubts == (
+        "broken failed in 1 of 10 cells: CurvatureError: not positive (1).",
+        stuck,
+        open_question,
+    )
 
 
 def test_ahead_of_all_others(rng: np.random.Generator) -> None:
     found = grid_verdict(made({"data": around(rng, good=0.0, bad=-0.7)}))
     assert (found.method, found.headline) == ("good", "Use good.")
     assert (
-        "ahead of every other method's by over two standard errors and 0.01 nats per test row (10 splits)"
+        "ahead of every other method's by more than two standard errors and 0.01 nats per test row (10 splits)"
         in found.because
     )
     point = grid_verdict(made({"data": around(rng, good=0.0, bad=-0.7)}, good={"kind": "point"}))
@@ -260,8 +271,11 @@ def test_a_point_is_for_predictions_alone(rng: np.random.Generator) -> None:
 def test_what_is_amiss_is_not_recommended(rng: np.random.Generator) -> None:
     found = grid_verdict(made({"data": around(rng, bad=0.0, good=-0.9)}, bad={"converged": "no"}))
     assert found.method is None
-    assert found.headline == "None can be recommended without reserve."
-    assert "Of bad, which alone has the best log score, something is amiss" in found.because
+    assert found.headline == "No method can be recommended yet."
+    assert found.because.startswith(
+        "bad has the best log score, but it has not verifiably converged in 10 of 10 cells. Of the methods without a "
+        "known problem good predicts best; it is 0.9"
+    )
 
 
 def test_over_all_the_one_that_is_level_most_often(rng: np.random.Generator) -> None:
@@ -275,39 +289,39 @@ def test_over_all_the_one_that_is_level_most_often(rng: np.random.Generator) -> 
     assert (found.method, found.headline) == ("steady", "Over all, use steady.")
     assert "On 3 of 4 data sets it is level with the best log score" in found.because
     assert "more often than any other (the next: 2)" in found.because
-    assert "Not so on c." in found.because
+    assert "It is not on c." in found.because
     assert (
         "steady: level with the best on 3 of 4, ahead of all others on 1 of them; furthest behind on c, by 0.9"
         in (found.why[0])
     )
-    assert [pair.method for pair in found.pairs] == ["quick", "steady", "moody", "steady"]
+    assert [pair.method for pair in found.parts] == ["quick", "steady", "moody", "steady"]
     # As often, the quickest: by the geometric mean, so that one large data set does not decide alone.
     level = grid_verdict(
         made({name: around(rng, slow=0.0, fast=0.0) for name in "ab"}, fast={"run_seconds": 1.0})
     )
     assert level.headline == "Over all, use fast."
     assert "On all 2 data sets" in level.because
-    assert "as often as slow; of these it took least time" in level.because
+    assert "as often as slow; of these it was the fastest" in level.because
 
 
 def test_a_reference_in_doubt_is_said_first_and_rests_nothing(whole: GridResult, text: str) -> None:
     found = grid_verdict(whole)
     assert found.reference_doubt.startswith(
-        "The reference nuts is not one throughout: on one, not converged in 3 of 10 cells. The gaps to it there"
+        "The reference nuts is not valid everywhere: on one, not converged in 3 of 10 cells. The gaps to it there"
     )
-    by_name = {pair.name: pair for pair in found.pairs}
+    by_name = {pair.title: pair for pair in found.parts}
     assert not any("Measured by" in said for said in by_name["one"].why)
     (gap,) = [said for said in by_name["wide & $open$"].why if "Measured by" in said]
     assert "off by 0.30 epistemic standard deviations (sampling noise alone: 0.05); its spread is 0.80" in gap
-    assert text.index("The reference nuts is not one") < text.index('class="headline"')
+    assert text.index("The reference nuts is not valid") < text.index('class="headline"')
 
 
 def test_what_failed_and_what_is_missing_is_counted(whole: GridResult, text: str) -> None:
     found = grid_verdict(whole)
-    assert found.failures == (f"map failed in 2 of 30 cells: ModelError: {HOSTILE} (2).",)
-    assert found.missing == (
+    assert found.doubts == (
+        f"map failed in 2 of 30 cells: ModelError: {HOSTILE} (2).",
         "This grid was interrupted, or is still being computed: 3 of 123 cells have not been computed: nuts 3. "
-        "The same run goes on with them.",
+        "Running it again computes them.",
     )
     said = Read(text).said
     assert "118 of 123 cells have a result, 2 failed, 3 are missing" in said
@@ -320,14 +334,14 @@ def test_what_failed_and_what_is_missing_is_counted(whole: GridResult, text: str
 def test_chance_is_that_of_a_t_distribution(rng: np.random.Generator) -> None:
     for splits in (2, 5):
         (first, *_) = grid_verdict(made({"data": around(rng, splits, a=0.0, b=0.0)})).limits
-        assert f"{2.0 * stats.t.sf(2.0, splits - 1):.0%} still show" in first
+        assert f"{2.0 * stats.t.sf(2.0, splits - 1):.0%} of pairs of methods that do not differ" in first
     assert "There is one split" in grid_verdict(made({"data": around(rng, 1, a=0.0, b=0.0)})).limits[0]
 
 
 def test_nothing_is_finished_yet() -> None:
     empty = made({"data": {"a": [], "b": []}}, absent=4)
     found = grid_verdict(empty)
-    assert (found.method, found.pairs) == (None, ())
+    assert (found.method, found.parts) == (None, ())
     assert "No cell is finished" in found.headline
     text = page(empty)
     assert "4 of 4 cells have not been computed" in text
@@ -387,35 +401,27 @@ def test_ranks_leave_out_what_has_gaps(rng: np.random.Generator) -> None:
 # --- the figures ------------------------------------------------------------------------------------------
 
 
-def test_every_figure_is_a_matplotlib_figure_of_its_own(whole: GridResult, measured: GridResult) -> None:
-    for function in (grid_figures.gap_figure, grid_figures.elpd_figure, grid_figures.k_hat_figure):
-        function(measured).savefig(io.BytesIO(), format="png", dpi=30)
-    for function in (grid_figures.cost_figure, grid_figures.differences_figure, grid_figures.ranks_figure):
-        function(made({"d": {"a": [0.0, 1.0], "b": [0.5, 0.0]}})).savefig(io.BytesIO(), format="png", dpi=30)
-    simple = replace(whole, cells=whole.cells[whole.cells["data"] != "毫克"].copy())
-    for changes in ({"to": "reference"}, {"score": "rmse"}):
-        grid_figures.differences_figure(simple, **changes).savefig(io.BytesIO(), format="png", dpi=30)
-    with pytest.raises(InputError, match="'best' or 'reference'; got 'worst'"):
-        grid_figures.differences_figure(whole, to="worst")
-    with pytest.raises(InputError, match="a result with a reference"):
-        grid_figures.differences_figure(replace(whole, reference=None), to="reference")
-    with pytest.raises(UnknownNameError, match="did you mean 'rmse'"):
-        grid_figures.differences_figure(whole, score="rmsee")
+def test_every_picture_can_be_drawn(text: str, measured: GridResult) -> None:
+    both = text + page(measured)
+    assert "could not be drawn" not in both
+    for key in set(figures.GRID_PICTURES) - {"calibration"}:
+        assert f'<section id="{key}"' in both
+        assert f'<a href="#{key}">' in both
 
 
 def test_what_is_drawn_are_the_numbers_of_the_table(whole: GridResult) -> None:
     findings, table = GridFindings(whole), whole.table()
-    costs = grid_figures.cost(findings).numbers
+    costs = figures.cost(findings).numbers
     assert costs is not None
     assert len(costs) == 12
     for _, row in costs.iterrows():
         ours = table.loc[row["model"], row["data"], row["method"]]  # type: ignore[index]
-        assert (row["seconds"], row["log_score"]) == (ours["run_seconds"], ours["log_score"])
+        assert (row["seconds"], row["value"]) == (ours["run_seconds"], ours["log_score"])
         behind = 0.0 if math.isnan(ours["log_score_to_best"]) else -ours["log_score_to_best"]
         assert row["behind_best"] == behind
     for picture, word in (
-        (grid_figures.differences(findings), "best"),
-        (grid_figures.differences_to_reference(findings), "reference"),
+        (figures.differences(findings), "best"),
+        (figures.differences(findings, "reference"), "reference"),
     ):
         drawn = picture.numbers
         assert drawn is not None
@@ -428,7 +434,7 @@ def test_what_is_drawn_are_the_numbers_of_the_table(whole: GridResult) -> None:
                 assert row["difference"] == ours[f"log_score_to_{word}"]
                 assert row["standard_error"] == ours[f"log_score_to_{word}_se"]
             assert row["splits"] == (4 if (row["method"], row["data"]) == ("map", "one") else 5)
-    rmse = grid_figures._differences(findings, "reference", "rmse").numbers
+    rmse = figures.differences(findings, "reference", "rmse").numbers
     assert rmse is not None
     worse = rmse[(rmse["method"] == "map")]["difference"]
     assert (worse < 0.0).all()
@@ -466,7 +472,7 @@ def test_gaps_elpd_and_k_hat_are_drawn_as_means_over_splits(measured: GridResult
     def ours(row: Any) -> Any:
         return means.loc[row["model"], row["data"], row["method"]]  # type: ignore[index]
 
-    gaps = grid_figures.gap(findings)
+    gaps = figures.gap(findings)
     assert gaps.numbers is not None
     assert [panel.title for panel in gaps.panels] == [
         f"{data}: {what}" for data in ("one", "two") for what in ("mean function", "spread")
@@ -479,7 +485,7 @@ def test_gaps_elpd_and_k_hat_are_drawn_as_means_over_splits(measured: GridResult
     assert "Between two halves of nuts: 0.06." in gaps.panels[0].words
     assert "Between two halves of nuts: 1.08." in gaps.panels[1].words
 
-    elpd = grid_figures.elpd(findings)
+    elpd = figures.differences(findings, score="elpd_loo")
     assert elpd.numbers is not None
     assert len(elpd.numbers) == 2 * 3
     for (data, name), row in elpd.numbers.set_index(["data", "method"]).iterrows():  # type: ignore[misc]
@@ -488,10 +494,10 @@ def test_gaps_elpd_and_k_hat_are_drawn_as_means_over_splits(measured: GridResult
         assert row["to"] == best
         assert row["difference"] == pytest.approx((block[name] - block[best]).mean())
     # Pareto k of Laplace is above 0.7, and its ELPD is drawn as what it is.
-    assert all(panel.words.count("(not to be relied on)") == 1 for panel in elpd.panels)
-    assert re.search(r"laplace -?[\d.]+ [^;]*\(not to be relied on\)", elpd.panels[0].words)
+    assert all(panel.words.count("(not reliable)") == 1 for panel in elpd.panels)
+    assert re.search(r"laplace -?[\d.]+ [^;]*\(not reliable\)", elpd.panels[0].words)
 
-    hats = grid_figures.k_hat(findings)
+    hats = figures.k_hat(findings)
     assert hats.numbers is not None
     assert set(hats.numbers["method"]) == {"svi", "laplace"}
     for _, row in hats.numbers.iterrows():
@@ -505,15 +511,18 @@ def test_gaps_elpd_and_k_hat_are_drawn_as_means_over_splits(measured: GridResult
 def test_what_no_cell_has_is_not_drawn(rng: np.random.Generator) -> None:
     bare = GridFindings(made({"d": around(rng, 3, a=0.0, b=-0.1)}, reference="a"))
     for function, said in (
-        (grid_figures.gap, "No method has a gap that could be measured."),
-        (grid_figures.elpd, "There are no two methods with a leave-one-out ELPD on the same split."),
-        (grid_figures.k_hat, "No method has a density."),
-        (grid_figures.calibration, "No cell keeps where its test targets fell in its predictions."),
+        (figures.gap, "No method has a gap that could be measured."),
+        (
+            figures.GRID_PICTURES["elpd"],
+            "There are no two methods with a leave-one-out ELPD on the same split.",
+        ),
+        (figures.k_hat, "No method has a density."),
+        (figures.calibration, "No cell has stored where its test targets are in its predictions."),
     ):
         picture = function(bare)
         assert (picture.panels, picture.missing) == ((), said)
     lonely = GridFindings(made({"d": around(rng, 3, a=0.0, b=-0.1)}))
-    assert grid_figures.gap(lonely).missing == "No reference was named."
+    assert figures.gap(lonely).missing == "There is no reference, or it has no posterior."
 
 
 # --- the page ---------------------------------------------------------------------------------------------
@@ -567,7 +576,7 @@ def rows_of(text: str, number: int) -> tuple[list[str], dict[str, list[tuple[str
 
 def test_tables_are_the_table_and_marks_those_of_the_paired_differences(whole: GridResult, text: str) -> None:
     table, findings = whole.table(), GridFindings(whole)
-    sources = {column.heading: column.source for column in grid_page.SHOWN}
+    sources = {column.heading: column.source for column in module.SHOWN}
     marked = set()
     for number, pair in enumerate(findings.blocks, start=1):
         headings, found = rows_of(text, number)
@@ -580,14 +589,14 @@ def test_tables_are_the_table_and_marks_those_of_the_paired_differences(whole: G
             for heading, (order, style, shown_text) in zip(headings[1:], row, strict=True):
                 source = sources[heading]
                 value = ours[source]
-                if source == "log_score_to_best" and name == findings.best(pair, "log_score"):
+                if source == "log_score_to_best" and name == findings.blocks[pair].best("log_score"):
                     assert (order, shown_text) == ("0", "best")
                 elif math.isnan(value):
                     assert (order, shown_text) == ("", "–")
                 else:
                     assert float(order) == value
                 if source in grid_result.LARGER_IS_BETTER:
-                    wanted = findings.standing(pair, source).get(name, "")
+                    wanted = findings.blocks[pair].standing(source).get(name, "")
                     assert wanted in style
                     assert ("best" in style or "level" in style) is bool(wanted)
                     marked.add(wanted)
@@ -646,7 +655,7 @@ def test_the_data_have_their_cards(whole: GridResult, tmp_path: Path) -> None:
 
 
 def test_many_failures_are_counted_and_not_all_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid_page, "MOST_LISTED", 3)
+    monkeypatch.setattr(module, "MOST_LISTED", 3)
     found = page(made({"data": {"a": [math.nan] * 5, "b": [0.0] * 5}}))
     listed = found[found.index('id="failed"') :]
     assert listed[: listed.index("</table>")].count("CurvatureError") == 2 * 3
@@ -656,7 +665,7 @@ def test_many_failures_are_counted_and_not_all_listed(monkeypatch: pytest.Monkey
 def test_a_report_of_a_grid_is_one_file_and_numbers_come_on_demand(
     whole: GridResult, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grid_page, "page", lambda *given, **options: text)
+    monkeypatch.setattr(module, "page", lambda *given, **options: text)
     path = report(whole, tmp_path / "new" / "grid.html", numbers="csv")
     assert path.read_text(encoding="utf-8") == text
     assert {file.name for file in path.parent.iterdir()} == {
@@ -676,7 +685,7 @@ def test_a_report_of_a_grid_is_one_file_and_numbers_come_on_demand(
         pd.read_csv(tmp_path / "new" / "grid.csv")["method"].tolist() == ["nuts", "svi", "map", HOSTILE] * 3
     )
     monkeypatch.undo()
-    monkeypatch.setattr(grid_page, "pictures_of", lambda *given: pytest.fail("something was drawn"))
+    monkeypatch.setattr(module, "_pictures", lambda *given: pytest.fail("something was drawn"))
     with pytest.raises(InputError, match=r"ends in .html; got .*a.pdf"):
         report(whole, tmp_path / "a.pdf")
     assert module.report is report
@@ -703,7 +712,7 @@ def test_a_grid_of_the_command_line_has_its_page(csv: Path) -> None:
     assert "9 of 9 cells have a result" in said
     for name in ("linear_regression on small", "laplace: Laplace", "map: MAP", "nuts: NUTS", "warmup"):
         assert name in said
-    assert "The reference laplace is not one throughout" in said
+    assert "The reference laplace is not valid everywhere" in said
     assert result.settings["methods"]["nuts"]["fields"]["draws"] == 3
     assert outside(text) == []
     code, _, err = invoke("report", folder, "--reference", "nuts", "--out", "nuts.html")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from ppl_bnn.evaluation.comparison.summary import is_difference
-from ppl_bnn.reporting.grid_verdict import GridFindings, grid_verdict
-from ppl_bnn.reporting.verdict import BEST, is_far, margin_of, standing, verdict
-from tests.reporting.test_grid_page import made
-from tests.reporting.test_page import told
+from ppl_bnn.reporting.findings import lags_of
+from ppl_bnn.reporting.verdict import BEST, is_far, margin_of, standing
+from tests.reporting.test_grid_page import block_of, grid_verdict, made
+from tests.reporting.test_page import told, verdict
 
 ROWS = 40
 
@@ -42,13 +42,13 @@ def test_below_the_margin_methods_are_level_however_certain_the_difference(
     comparison = told(values, map={"run_seconds": 1.0})
     found = verdict(comparison)
     assert (found.method, "0.01 nats per test row" in found.because) == ("ahead" if counts else "map", True)
-    assert "do not tell the methods apart" not in found.because
+    assert "No difference between the methods is established" not in found.because
     assert ("ahead predicts best" in comparison.summary()) is counts
     assert ("level with map" in comparison.summary()) is not counts
-    assert standing(values) == ({"ahead": BEST} if counts else {})
+    assert standing(lags_of(values)) == ({"ahead": BEST} if counts else {})
     of_grid = made({"data": {name: each[:10] for name, each in values.items()}}, map={"run_seconds": 1.0})
     assert grid_verdict(of_grid).method == ("ahead" if counts else "map")
-    marks = GridFindings(of_grid).standing(("mlp", "data"), "log_score")
+    marks = block_of(of_grid).standing("log_score")
     assert marks == ({"ahead": BEST} if counts else {})
 
 
@@ -64,15 +64,17 @@ def test_other_scores_have_a_margin_of_one_percent_of_the_best(difference: float
     # Errors of 2.0, so that 1 % is 0.02; the sign is that of `row_scores`.
     values = {name: each - 1.0 for name, each in apart(difference).items()}
     values = {"ahead": values["ahead"] - difference, "map": values["map"] - difference}
-    assert standing(values, margin_of("crps", values)) == ({"ahead": BEST} if counts else {})
-    assert margin_of("log_score", values) == margin_of("elpd_loo", values) == 0.01
+    assert standing(lags_of(values), margin_of("crps", float(values["ahead"].mean()))) == (
+        {"ahead": BEST} if counts else {}
+    )
+    assert margin_of("log_score", -9.0) == margin_of("elpd_loo", -9.0) == 0.01
 
 
 @pytest.mark.parametrize(("difference", "counts"), [(0.0095, False), (0.0105, True)])
 def test_of_a_grid_too(difference: float, counts: bool) -> None:
     # rmse is exp(-log score) there: a share of it is a difference of log scores.
     of_grid = made({"data": {"ahead": np.full(10, difference), "map": np.zeros(10)}})
-    marks = GridFindings(of_grid).standing(("mlp", "data"), "rmse")
+    marks = block_of(of_grid).standing("rmse")
     assert marks == ({"ahead": BEST} if counts else {})
 
 

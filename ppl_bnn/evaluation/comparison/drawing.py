@@ -1,16 +1,15 @@
-"""Drawings of one prediction: curves, class maps, reliability; colours and sizes of all figures."""
+"""Drawings of one prediction: curves, intervals, class maps, reliability; colours and sizes of all figures."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.names import for_figure
-from ppl_bnn.posterior.convergence import Mixing
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.reliability import Event
 
@@ -18,11 +17,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from ppl_bnn.evaluation.comparison.comparison import Comparison
+
 
 # Okabe and Ito's colours, distinguishable with any kind of colour vision; meaning is never in colour alone.
 BLUE, SKY, ORANGE, VERMILION, GREY = "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#666666"
+INK, LINES_OF_GRID = "black", "0.92"
+# Lines that guide the eye, the range of sampling noise, the filled interval and the bar of an estimate.
+GUIDE: dict[str, Any] = {"color": GREY, "linewidth": 1.0, "linestyle": "--"}
+NOISE: dict[str, Any] = {"color": GREY, "alpha": 0.18, "linewidth": 0}
+FILLED: dict[str, Any] = {"color": SKY, "alpha": 0.35, "linewidth": 0}
+BAR: dict[str, Any] = {"color": BLUE, "linewidth": 1.6, "alpha": 0.6, "zorder": 2}
 LEVEL = 0.9
-MOST_POINTS = 300
+# Above MANY, marks are drawn as pixels; above MOST_POINTS, they would not be distinguishable.
+MANY, MOST_POINTS = 400, 300
 # Prior predictive figures: functions drawn as curves, functions drawn as maps, points along an axis of a map.
 CURVES, MAPS, PLACES = 20, 6, 90
 # Figures of a comparison: points along a curve, points along each side of a map, sufficient number of draws.
@@ -31,56 +39,9 @@ ALONG, SIDE, ENOUGH = 160, 60, 1000
 LINES = (0.1, 0.3, 0.5, 0.7, 0.9)
 CLASS_COLOURS = (BLUE, ORANGE, "#009E73", VERMILION, SKY, "#CC79A7", GREY, "#F0E442")
 CLASS_MARKS = "os^DvPX*"
-# 1200 x 800 pixels at 100 dots per inch.
-SIZE = (12.0, 8.0)
 
 
-def draw_marks(axes: Axes, rows: list[tuple[str, Mixing, bool]], pairs: Any, limit: float) -> None:
-    """Draw one line of marks per quantity on a logarithmic axis that holds all finite values and the limit.
-
-    Parameters
-    ----------
-    axes : Axes
-        The axes to draw on.
-    rows : sequence of tuple
-        The quantities; the second entry of each holds its figures.
-    pairs : sequence of tuple
-        The marks of each quantity: label, function that reads the value from the figures, colour, marker, whether
-        filled.
-    limit : float
-        The limit of the values.
-    """
-    values = [[read(figures) for _, figures, _ in rows] for _, read, _, _, _ in pairs]
-    usable = [value for line in values for value in line if math.isfinite(value) and value > 0.0]
-    low, high = min([limit, *usable]) / 2.0, max([limit, *usable]) * 2.0
-    axes.set_xscale("log")
-    axes.set_xlim(low, high)
-    for (label, _, colour, marker, filled), line in zip(pairs, values, strict=True):
-        # A value outside the axis is drawn at the edge on its side.
-        inside = np.array([min(max(value, low), high) for value in line])
-        beyond = np.array([not math.isfinite(value) or value <= 0.0 for value in line])
-        at = np.arange(len(line))
-        face = colour if filled else "none"
-        axes.plot(
-            inside[~beyond],
-            at[~beyond],
-            marker,
-            color=colour,
-            markerfacecolor=face,
-            markersize=8.0 if filled else 9.0,
-            zorder=3,
-            label=label,
-        )
-        for value, where in zip(inside[beyond], at[beyond], strict=True):
-            axes.plot(
-                value,
-                where,
-                ">" if value == high else "<",
-                color=colour,
-                markersize=9.0,
-                clip_on=False,
-                zorder=4,
-            )
+# --- numbers ----------------------------------------------------------------------------------------------
 
 
 def draw_curve(axes: Axes, x: np.ndarray, prediction: Prediction) -> None:
@@ -108,31 +69,18 @@ def draw_curve(axes: Axes, x: np.ndarray, prediction: Prediction) -> None:
         A prediction of classes or of several outputs.
     """
     if prediction.is_classes or len(prediction.shape) != 1:
-        raise UnsupportedError.of(
-            "draw_curve",
-            "a prediction of one number for each row",
-            repr(prediction),
-            "draw_class_map for classes",
-        )
+        wanted, advice = "a prediction of one number for each row", "draw_class_map for classes"
+        raise UnsupportedError.of("draw_curve", wanted, repr(prediction), advice)
     x = np.asarray(x)
     if x.shape != prediction.shape:
         raise InputError.of("draw_curve", f"x of shape {prediction.shape}", f"{x.shape}", "x[:, 0]")
     order = np.argsort(x, kind="stable")
-    lower, upper = prediction.interval(LEVEL)
-    mean, (least, most) = prediction.mean, _mean_interval(prediction)
-    axes.fill_between(
-        x[order], lower[order], upper[order], color=SKY, alpha=0.35, linewidth=0, label="90 % of observations"
-    )
-    axes.fill_between(
-        x[order],
-        least[order],
-        most[order],
-        color=BLUE,
-        alpha=0.40,
-        linewidth=0,
-        label="90 % of the mean function",
-    )
-    axes.plot(x[order], mean[order], color=BLUE, linewidth=1.6, label="mean")
+    lower, upper = (end[order] for end in prediction.interval(LEVEL))
+    least, most = (end[order] for end in _mean_interval(prediction))
+    axes.fill_between(x[order], lower, upper, **FILLED, label="90 % of observations")
+    inner = FILLED | {"color": BLUE, "alpha": 0.4}
+    axes.fill_between(x[order], least, most, **inner, label="90 % of the mean function")
+    axes.plot(x[order], prediction.mean[order], color=BLUE, linewidth=1.6, label="mean")
 
 
 def _mean_interval(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
@@ -152,6 +100,88 @@ def _mean_interval(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
     return lower, upper
 
 
+def drawn_along(x: np.ndarray) -> np.ndarray:
+    """Points of a curve over a single input, (N, 1), extended slightly beyond its rows on either side."""
+    margin = 0.15 * float(x[:, 0].max() - x[:, 0].min())
+    return np.linspace(x[:, 0].min() - margin, x[:, 0].max() + margin, ALONG)
+
+
+def any_censored(comparison: Comparison) -> bool:
+    return any(prediction.censored for prediction in comparison.predictions.values())
+
+
+def draw_targets(axes: Axes, x: np.ndarray, comparison: Comparison) -> None:
+    """Draw the test rows at x, (N,); the mark of a censored row points to where its value is."""
+    for y, rows, mark, label in marked_targets(comparison):
+        axes.plot(x[rows], y[rows], mark, color=GREY if len(x) > MANY else INK, markersize=3.5, alpha=0.75,
+                  label=label, rasterized=len(x) > MANY)  # fmt: skip
+
+
+def marked_targets(comparison: Comparison) -> list[tuple[np.ndarray, np.ndarray, str, str]]:
+    """(values, which rows, mark, label) of the test rows by whether they are censored."""
+    y = comparison.test_targets
+    if not any_censored(comparison):
+        return [(y, np.full(len(y), True), ".", "test rows")]
+    kinds = ((1.0, ".", "observed"), (0.0, "^", "censored: the value is larger"), (-1.0, "v", "smaller"))
+    return [
+        (y[:, 0], y[:, 1] == event, mark, label) for event, mark, label in kinds if np.any(y[:, 1] == event)
+    ]
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Predictive means and central 90 % intervals of observed test rows, flattened.
+
+    rows: how many were observed; shown: how many of them are drawn; truth: the observed values (n,); ends: method ->
+    mean, lower and upper end.
+    """
+
+    rows: int
+    shown: int
+    truth: np.ndarray
+    ends: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+    @classmethod
+    def of(cls, comparison: Comparison) -> Intervals:
+        """Those of a comparison. A censored row has no true value to compare with, and is left out."""
+        targets, rows = comparison.test_targets, np.arange(len(comparison.test_targets))
+        if any_censored(comparison):
+            rows, targets = np.flatnonzero(targets[:, 1] == 1.0), targets[:, 0]
+        if not len(rows):
+            return cls(0, 0, np.zeros(0), {})
+        shown = rows[evenly(targets[rows])]
+        parts = {name: prediction.take(shown) for name, prediction in comparison.predictions.items()}
+        ends = {
+            name: (np.ravel(part.mean), *map(np.ravel, part.interval(LEVEL))) for name, part in parts.items()
+        }
+        return cls(len(rows), len(shown), np.ravel(targets[shown]), ends)
+
+    def inside(self, name: str) -> np.ndarray:
+        """Whether the intervals of a method contain the observed values."""
+        _, lower, upper = self.ends[name]
+        return (lower <= self.truth) & (self.truth <= upper)
+
+    def draw(self, axes: Axes, name: str) -> None:
+        """Draw the intervals of a method against the observed values, with the same limits for each method."""
+        truth, (mean, lower, upper), inside = self.truth, self.ends[name], self.inside(name)
+        for rows, colour, mark, label in (
+            (inside, BLUE, "o", "truth inside the 90 % interval"),
+            (~inside, VERMILION, "D", "truth outside"),
+        ):
+            axes.vlines(truth[rows], lower[rows], upper[rows], color=colour, alpha=0.35, linewidth=1.2, zorder=2,
+                        rasterized=len(truth) > MANY)  # fmt: skip
+            axes.plot(truth[rows], mean[rows], mark, color=colour, markersize=3.5, markeredgewidth=0.0, zorder=3,
+                      label=label)  # fmt: skip
+        axes.axline((0.0, 0.0), slope=1.0, **GUIDE, zorder=1)
+        ends = np.concatenate([truth, *(end for _, *both in self.ends.values() for end in both)])
+        for values, limits in ((truth, axes.set_xlim), (ends, axes.set_ylim)):
+            margin = 0.03 * float(np.ptp(values)) or 1.0
+            limits(float(values.min()) - margin, float(values.max()) + margin)
+
+
+# --- classes ----------------------------------------------------------------------------------------------
+
+
 def grid_points(across: np.ndarray, up: np.ndarray) -> np.ndarray:
     """The inputs at which `draw_class_map` needs predictions.
 
@@ -168,38 +198,11 @@ def grid_points(across: np.ndarray, up: np.ndarray) -> np.ndarray:
     return np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
 
 
-def drawn_along(x: np.ndarray) -> np.ndarray:
-    """Points of a curve over a single input, extended slightly beyond its rows on either side.
-
-    Parameters
-    ----------
-    x : np.ndarray
-        Inputs (N, 1).
-
-    Returns
-    -------
-    np.ndarray
-    """
-    margin = 0.15 * float(x[:, 0].max() - x[:, 0].min())
-    return np.linspace(x[:, 0].min() - margin, x[:, 0].max() + margin, ALONG)
-
-
-def drawn_over(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Points of a map over two inputs.
-
-    Parameters
-    ----------
-    x : np.ndarray
-        Inputs (N, 2).
-
-    Returns
-    -------
-    across, up : np.ndarray
-        Points along the first and along the second input.
-    """
+def drawn_over(x: np.ndarray, beyond: float = 0.15, side: int = SIDE) -> tuple[np.ndarray, np.ndarray]:
+    """Points of a map along the first and along the second of two inputs, (N, 2), slightly beyond its rows."""
     low, high = x.min(axis=0), x.max(axis=0)
-    margin = np.where(high > low, 0.15 * (high - low), 1.0)
-    across, up = (np.linspace(low[i] - margin[i], high[i] + margin[i], SIDE) for i in (0, 1))
+    margin = np.where(high > low, beyond * (high - low), 1.0)
+    across, up = (np.linspace(low[i] - margin[i], high[i] + margin[i], side) for i in (0, 1))
     return across, up
 
 
@@ -239,39 +242,26 @@ def draw_class_map(
 
     classes, probabilities = prediction.classes, prediction.probabilities
     if len(prediction) != len(across) * len(up):
-        raise InputError.of(
-            "draw_class_map",
-            f"a prediction of {len(across)} x {len(up)} places",
-            f"{len(prediction)} rows",
-            "grid_points(across, up)",
-        )
+        wanted = f"a prediction of {len(across)} x {len(up)} places"
+        raise InputError.of("draw_class_map", wanted, f"{len(prediction)} rows", "grid_points(across, up)")
     colours = np.array([to_rgb(_class_colour(label)) for label in range(classes)])
     best = probabilities.argmax(axis=1)
     sure = (probabilities.max(axis=1) - 1.0 / classes) / (1.0 - 1.0 / classes)
     # Opaque for certain predictions and transparent for uncertain ones, so the background shows: white or dark.
-    image = np.concatenate([colours[best], 0.05 + 0.75 * sure[:, None]], axis=1)
-    axes.imshow(
-        image.reshape(len(up), len(across), 4),
-        origin="lower",
-        extent=(across[0], across[-1], up[0], up[-1]),
-        aspect="auto",
-        interpolation="nearest",
+    image = np.concatenate([colours[best], 0.05 + 0.75 * sure[:, None]], axis=1).reshape(
+        len(up), len(across), 4
     )
+    extent = (across[0], across[-1], up[0], up[-1])
+    axes.imshow(image, origin="lower", extent=extent, aspect="auto", interpolation="nearest")
     values = probabilities[:, 1] if classes == 2 else probabilities.max(axis=1)
     if levels is None:
         levels = LINES if classes == 2 else [level for level in LINES if level > 0.5]
     # Matplotlib warns of a level that is not reached anywhere.
     reached = [level for level in sorted(levels) if values.min() < level < values.max()]
     if reached:
-        drawn = axes.contour(
-            across,
-            up,
-            values.reshape(len(up), len(across)),
-            levels=reached,
-            colors="black",
-            linestyles="solid",
-            linewidths=[2.2 if classes == 2 and level == 0.5 else 0.8 for level in reached],
-        )
+        widths = [2.2 if classes == 2 and level == 0.5 else 0.8 for level in reached]
+        drawn = axes.contour(across, up, values.reshape(len(up), len(across)), levels=reached, colors="black",
+                             linestyles="solid", linewidths=widths)  # fmt: skip
         axes.clabel(drawn, fmt="%g", fontsize=9)
 
 
@@ -292,42 +282,22 @@ def draw_classes(axes: Axes, x: np.ndarray, y: np.ndarray, names: Sequence[str],
         Size of the marks.
     """
     for label, name in enumerate(names):
-        rows = y == label
-        axes.plot(
-            x[rows, 0],
-            x[rows, 1],
-            CLASS_MARKS[label % len(CLASS_MARKS)],
-            color=_class_colour(label),
-            markeredgecolor="black",
-            markeredgewidth=0.5,
-            markersize=size,
-            label=for_figure(name),
-        )
+        rows, mark = y == label, CLASS_MARKS[label % len(CLASS_MARKS)]
+        edge = {"markeredgecolor": "black", "markeredgewidth": 0.5, "markersize": size}
+        axes.plot(x[rows, 0], x[rows, 1], mark, color=_class_colour(label), **edge, label=for_figure(name))
 
 
 def _class_colour(label: int) -> str:
     return CLASS_COLOURS[label % len(CLASS_COLOURS)]
 
 
-def predicted_event(prediction: Prediction) -> str:
-    """The event whose probability a reliability diagram shows, in words."""
-    if prediction.classes > 2:
-        return "probability of the most probable class"
-    return f"probability of {prediction.class_names[1] if prediction.class_names else 'class 1'}"
+def class_names(prediction: Prediction) -> Sequence[str]:
+    """The names of the classes; "class 0" and so on without names."""
+    return prediction.class_names or [f"class {label}" for label in range(prediction.classes)]
 
 
 def draw_reliability(axes: Axes, prediction: Prediction, labels: np.ndarray) -> None:
-    """Draw `reliability.Event` of a prediction in bins, with 90 % Clopper-Pearson intervals of the shares.
-
-    Parameters
-    ----------
-    axes : Axes
-        The axes to draw on.
-    prediction : Prediction
-        A prediction of classes.
-    labels : np.ndarray
-        The true labels, one for each row.
-    """
+    """Draw `reliability.Event` of a prediction in bins, with 90 % Clopper-Pearson intervals of the shares."""
     from scipy.stats import beta
 
     found = Event.of(prediction, labels).binned()
@@ -336,57 +306,49 @@ def draw_reliability(axes: Axes, prediction: Prediction, labels: np.ndarray) -> 
     misses = rows - hits
     low = np.where(hits > 0, beta.ppf(tail, np.maximum(hits, 1), misses + 1), 0.0)
     high = np.where(misses > 0, beta.ppf(1.0 - tail, hits + 1, np.maximum(misses, 1)), 1.0)
-    axes.plot(
-        [0.0, 1.0], [0.0, 1.0], "--", color=GREY, linewidth=1.0, label="calibrated", scalex=False, zorder=1
-    )
-    axes.vlines(
-        centre, low, high, color=BLUE, linewidth=1.6, alpha=0.6, zorder=2, label="90 % interval of the share"
-    )
-    axes.scatter(
-        centre,
-        share,
-        s=18.0 + 160.0 * rows / rows.sum(),
-        color=BLUE,
-        zorder=3,
-        label="rows in a bin (area: how many)",
-    )
+    axes.plot([0.0, 1.0], [0.0, 1.0], **GUIDE, label="calibrated", scalex=False, zorder=1)
+    axes.vlines(centre, low, high, **BAR, label="90 % interval of the share")
+    area = 18.0 + 160.0 * rows / rows.sum()
+    axes.scatter(centre, share, s=area, color=BLUE, zorder=3, label="rows in a bin (area: how many)")
+    event = "the most probable class" if prediction.classes > 2 else class_names(prediction)[1]
+    axes.set_xlabel(for_figure(f"probability of {event}"))
+    axes.set_ylabel("share that occurred")
     axes.set_ylim(-0.03, 1.03)
-    axes.grid(color="0.92")
-    axes.set_axisbelow(True)
+    grid_lines(axes)
 
 
-def new_figure() -> Figure:
+# --- figures ----------------------------------------------------------------------------------------------
+
+
+def new_figure(width: float = 12.0, height: float = 8.0) -> Figure:
+    """An empty figure of the given size in inches, by default 1200 x 800 pixels, on its own canvas."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=SIZE, dpi=100, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
-def label_bottom(panels: Mapping[str, Axes], text: str) -> None:
-    """Put a label under the lowest panel of each column; one label for the whole figure would overlap the legend."""
-    for axes in panels.values():
-        specification = axes.get_subplotspec()
-        if specification is not None and axes.xaxis.get_tick_params().get("labelbottom", True):
-            axes.set_xlabel(text, fontsize=10)
+def grid_lines(axes: Axes) -> None:
+    axes.grid(color=LINES_OF_GRID, zorder=0)
+    axes.set_axisbelow(True)
 
 
-def add_legend(figure: Figure, panels: Mapping[str, Axes]) -> None:
-    """Add one legend below the figure, with each label of the panels once."""
+def legend_entries(panels: Iterable[Axes]) -> dict[str, Any]:
+    """Label -> handle, each label once, over several axes."""
     found: dict[str, Any] = {}
-    for axes in panels.values():
+    for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
-    if found:
-        figure.legend(
-            found.values(),
-            found.keys(),
-            loc="outside lower center",
-            ncols=len(found),
-            frameon=False,
-            fontsize=10,
-        )
+    return found
+
+
+def add_legend(figure: Figure, panels: Iterable[Axes]) -> None:
+    """Add one legend below the figure, with each label of the panels once."""
+    if found := legend_entries(panels):
+        style: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "fontsize": 10}
+        figure.legend(found.values(), found.keys(), ncols=len(found), **style)
 
 
 def single_input(x: Any) -> bool:
@@ -395,7 +357,7 @@ def single_input(x: Any) -> bool:
 
 
 def evenly(y: np.ndarray) -> np.ndarray:
-    """At most MOST_POINTS row numbers, evenly spaced in the order of y; more points would not be distinguishable."""
+    """At most MOST_POINTS row numbers, evenly spaced in the order of y."""
     order = np.argsort(y if y.ndim == 1 else y[:, 0], kind="stable")
     if len(order) <= MOST_POINTS:
         return order

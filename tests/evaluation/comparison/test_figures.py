@@ -20,7 +20,6 @@ from sklearn.calibration import calibration_curve
 
 from ppl_bnn import scores
 from ppl_bnn.core.errors import InputError, UnsupportedError
-from ppl_bnn.diagnostics.function_space import Convergence, RunningScore
 from ppl_bnn.evaluation.comparison.comparison import Comparison
 from ppl_bnn.evaluation.comparison.drawing import (
     BLUE,
@@ -32,8 +31,7 @@ from ppl_bnn.evaluation.comparison.drawing import (
     draw_curve,
     grid_points,
 )
-from ppl_bnn.evaluation.comparison.figures import convergence_figure, predictions_figure, running_score_figure
-from ppl_bnn.posterior.convergence import mixing
+from ppl_bnn.evaluation.comparison.figures import predictions_figure
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.reporting.prior_figures import prior_figure
 
@@ -238,67 +236,6 @@ def test_one_row_and_equal_truths_can_be_drawn(rng: np.random.Generator) -> None
         made: Any = comparison({"map": numbers(rng, rows)}, rng.normal(size=(rows, 2)), np.zeros(rows))
         png(predictions_figure(made))
         assert math.isfinite(sum(predictions_figure(made).axes[0].get_ylim()))
-
-
-# --- convergence ------------------------------------------------------------------------------------------
-
-
-def judged(rng: np.random.Generator, stuck: bool = False) -> Convergence:
-    quantities = {
-        "f": mixing(rng.normal(size=(4, 200, 5)) + (2.0 * np.arange(4)[:, None, None] if stuck else 0.0)),
-        "log_likelihood": mixing(np.ones((4, 200, 1))),
-        "noise": mixing(np.repeat(rng.normal(size=(4, 1, 1)), 200, axis=1)),
-    }
-    return Convergence(
-        converged=not stuck,
-        rhat=1.0,
-        ess_bulk=1.0,
-        ess_tail=1.0,
-        mcse=0.1,
-        chains=4,
-        draws=200,
-        probes=5,
-        quantities=quantities,
-        layers={"hidden0": mixing(rng.normal(size=(4, 200, 6)).cumsum(axis=1))},
-        rhat_within=1.004,
-        between_share=0.62,
-    )
-
-
-def test_r_hat_and_ess_are_drawn_where_they_are(rng: np.random.Generator) -> None:
-    found = judged(rng, stuck=True)
-    figure = convergence_figure(found, "Two modes")
-    left, right = figure.axes
-    # The likelihood does not vary and has no figures; the weights stand below a line of their own.
-    assert [label.get_text() for label in left.get_yticklabels()] == ["f", "noise", "weights: hidden0"]
-    worst = next(line for line in left.lines if line.get_label() == "worst")
-    points = np.asarray(worst.get_xydata())
-    assert points[:, 1].tolist() == [0.0, 2.0]
-    assert points[:, 0] == pytest.approx(
-        [found.quantities["f"].rhat - 1.0, found.layers["hidden0"].rhat - 1.0]
-    )
-    bulk = np.asarray(next(line for line in right.lines if line.get_label() == "bulk, worst").get_xydata())
-    assert bulk[0, 0] == pytest.approx(found.quantities["f"].ess_bulk)
-    # R-hat of the noise, on which each chain stands still, is infinite: at the right-hand edge.
-    arrows = [line for line in left.lines if line.get_marker() == ">"]
-    assert {float(np.ravel(line.get_ydata())[0]) for line in arrows} == {1.0}
-    assert all(float(np.ravel(line.get_xdata())[0]) == left.get_xlim()[1] for line in arrows)
-    assert "within one chain 1.004" in texts(figure)
-    assert "62% of the variance" in texts(figure)
-    assert png(figure) == png(convergence_figure(found, "Two modes"))
-
-
-def test_running_scores_are_drawn_for_each_chain_and_for_all(rng: np.random.Generator) -> None:
-    running = RunningScore(rng.normal(size=(3, 50)), rng.normal(size=50))
-    figure = running_score_figure(running)
-    (axes,) = figure.axes
-    curves = [line for line in axes.lines if len(np.asarray(line.get_ydata())) == 50]
-    assert len(curves) == 4
-    np.testing.assert_array_equal(curves[-1].get_ydata(), running.together)
-    np.testing.assert_array_equal(curves[1].get_ydata(), running.each[1])
-    assert f"at the end: {running.together[-1]:.3f}" in texts(figure)
-    alone = running_score_figure(RunningScore(rng.normal(size=(1, 9)), np.full(9, np.nan)))
-    assert len(alone.axes[0].lines) == 1
 
 
 # --- before data ------------------------------------------------------------------------------------------

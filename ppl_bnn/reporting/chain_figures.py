@@ -1,0 +1,283 @@
+"""Pictures of the fits of a comparison: ranks of the draws of chains, and loss curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ppl_bnn.core.errors import UnsupportedError
+from ppl_bnn.evaluation.comparison.drawing import BLUE, FILLED, GREY, NOISE, VERMILION
+from ppl_bnn.reporting.findings import Findings
+from ppl_bnn.reporting.panels import Panel, Picture, finish, rows_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ppl_bnn.evaluation.comparison.comparison import Comparison
+
+
+# Rows whose mean function is searched for the worst R-hat; number of simulations for the band of ranks.
+ROWS_RANKED, SIMULATIONS = 100, 1000
+# For ranks: fewest draws of a chain for a band, and the level of the band. False alarms should be rare.
+FEWEST_RANKS, BAND = 20, 0.99
+STEPS_DRAWN = 200
+
+
+def function_draws(comparison: Comparison, name: str) -> Any:
+    """Outputs of a network, draw by draw, as a DataTree for ArviZ: `arviz_plots.plot_rank(function_draws(...))`.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        The comparison.
+    name : str
+        Name of the method.
+
+    Returns
+    -------
+    xarray.DataTree
+        `f` (chain, draw, row): the mean of each draw at up to 100 test rows (for classes the probability of the class
+        that occurred). `log_likelihood` (chain, draw): the sum over training rows.
+
+    Raises
+    ------
+    UnsupportedError
+        A method that is not one of chains, or whose predictions are not those of its draws.
+    """
+    fit, tree = comparison.fits.get(name), comparison.trees.get(name)
+    if fit is None or comparison.table.loc[name, "kind"] != "chains":
+        got = f"{name!r}, which is none"
+        raise UnsupportedError.of("function_draws", "a method of chains", got, "NUTS or another sampler")
+    from xarray import Dataset, DataTree
+
+    prediction = comparison.predictions[name]
+    chains, draws = fit.shape
+    found: dict[str, Any] = {}
+    if prediction.draws == chains * draws:
+        means = prediction.component_mean()
+        if prediction.is_classes:
+            labels = np.asarray(comparison.test_targets).astype(int)
+            if means.ndim == 2:
+                means = np.where(labels == 1, means, 1.0 - means)
+            else:
+                means = means[:, np.arange(len(labels)), labels]
+        means = means.reshape(chains, draws, -1)
+        rows = np.unique(np.linspace(0, means.shape[-1] - 1, ROWS_RANKED).round().astype(int))
+        found["f"] = (("chain", "draw", "row"), means[..., rows])
+    if tree is not None and "log_likelihood" in tree.children:
+        total = tree["log_likelihood"]["y"].values
+        found["log_likelihood"] = (("chain", "draw"), total.reshape(*total.shape[:2], -1).sum(axis=-1))
+    if not found:
+        wanted, advice = "predictions of each draw, or a tree", "a prediction of all draws"
+        raise UnsupportedError.of("function_draws", wanted, repr(prediction), advice)
+    if len({value[1].shape[:2] for value in found.values()}) == 1:
+        return DataTree.from_dict({"posterior": Dataset(found)})
+    # A thinned tree has fewer draws than the prediction.
+    groups = {"f": "posterior", "log_likelihood": "log_likelihood"}
+    return DataTree.from_dict({groups[key]: Dataset({key: value}) for key, value in found.items()})
+
+
+# --- ranks ------------------------------------------------------------------------------------------------
+
+
+def ranks_of_draws(found: Findings) -> Picture:
+    """Ranks of the draws of each chain among those of all, in function space, as differences of distributions."""
+    panels, rows = [], []
+    for name in found.names:
+        try:
+            quantities = list(_ranked_quantities(function_draws(found.comparison, name)))
+        except UnsupportedError:
+            continue
+        for label, values in quantities:
+            if values.shape[0] < 2 or not np.isfinite(values).all():
+                continue
+            ranked = rank_curves(values)
+            chains, outside = len(ranked.curves), len(ranked.outside)
+            result = (
+                f"{outside} of {chains} chains leave the band"
+                if outside
+                else "all chains stay inside the band"
+            )
+            result = (
+                "too few independent draws for a band"
+                if ranked.band is None
+                else f"{result} of chains that agree"
+            )
+            words = f"Ranks of {label} of {name}, {chains} chains, {ranked.draws} draws of each: {result}."
+            panels.append(Panel(f"{name}: {label}", partial(_draw_ranks, ranked=ranked), words))
+            for chain, curve in enumerate(ranked.curves):
+                values = {name: zip(ranked.at, curve, strict=True)}
+                rows += rows_of(("at", "difference"), values, quantity=label, chain=chain)
+    caption = (
+        "Draws of all chains are ranked together; for each chain the distribution of its ranks minus the uniform one. "
+        "Chains that agree vary around zero inside the band, which contains all of them in 99 % of cases. Draws are "
+        "thinned until they are nearly independent. The quantities are the log likelihood of the training rows and, of "
+        "the mean function at the test rows, that with the largest R-hat. Weights are not ranked: they can be "
+        "exchanged without a change of the function."
+    )
+    return Picture.of(
+        "ranks", "Ranks in function space", caption, panels, rows, "No method has several chains."
+    )
+
+
+def _ranked_quantities(tree: Any) -> Iterator[tuple[str, np.ndarray]]:
+    from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
+
+    found = {key: value.values for group in tree.children.values() for key, value in group.dataset.items()}
+    if "f" in found:
+        values = found["f"]
+        varies = np.flatnonzero(values.max(axis=(0, 1)) > values.min(axis=(0, 1)))
+        if len(varies) and values.shape[0] > 1 and values.shape[1] > 3:
+            with np.errstate(all="ignore"):
+                rhat: Any = array_stats.rhat(values[..., varies], method="rank", chain_axis=0, draw_axis=1)
+            worst = varies[int(np.argmax(np.nan_to_num(rhat, nan=np.inf)))]
+            yield "mean function, worst row", values[..., worst]
+    if "log_likelihood" in found:
+        yield "log likelihood", found["log_likelihood"]
+
+
+@dataclass(frozen=True)
+class RankCurves:
+    """ECDF of ranks minus uniform, made by `rank_curves`.
+
+    at: (n,), the points of the curves; curves: (chain, n), the differences; band: (n,), half-width of the band, or
+    None; draws: the number of draws of a chain, after thinning.
+    """
+
+    at: np.ndarray
+    curves: np.ndarray
+    band: np.ndarray | None
+    draws: int
+
+    @property
+    def outside(self) -> list[int]:
+        """The chains that leave the band anywhere."""
+        band = math.inf if self.band is None else self.band
+        return [index for index, curve in enumerate(self.curves) if np.any(np.abs(curve) > band)]
+
+
+def rank_curves(values: np.ndarray, seed: int = 0) -> RankCurves:
+    """Fractional ranks of draws (chain, draw) among those of all chains, as differences of distributions.
+
+    Draws are thinned to about the effective sample size of single chains (ArviZ's bulk ESS, the median over chains:
+    that of all chains together is small exactly when they disagree). The band is simultaneous: ranks of chains that
+    agree are a random division of all ranks, of which 1000 are simulated; in 99 % of them no chain leaves the band
+    anywhere. Its width is proportional to the pointwise standard deviation sqrt(u (1 - u) (1 - 1 / m) / n). If fewer
+    than 20 draws of a chain are left there is no band, and nothing is thinned.
+
+    References
+    ----------
+    Säilynoja, Bürkner and Vehtari (2022), Statistics and Computing 32.
+    """
+    from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
+    from scipy.stats import rankdata
+
+    chains, draws = values.shape
+    by_chain = values.astype(np.float64)[:, None, :, None]
+    with np.errstate(all="ignore"):
+        found = [array_stats.ess(chain, method="bulk", chain_axis=0, draw_axis=1) for chain in by_chain]
+    sizes = np.nan_to_num([np.ravel(size)[0] for size in found], nan=1.0)
+    factor = math.ceil(draws / max(float(np.median(sizes)), 1.0))
+    known = draws // factor >= FEWEST_RANKS
+    thin = values[:, factor - 1 :: factor] if known else values
+    count = thin.shape[1]
+    steps = min(count, STEPS_DRAWN)
+    places = np.arange(1, steps) / steps
+    shares = rankdata(thin).reshape(thin.shape) / thin.size
+    curves = np.stack([np.mean(shares <= place, axis=1) for place in places], axis=1) - places
+    band = None
+    if known:
+        deviation = np.sqrt(places * (1.0 - places) * (1.0 - 1.0 / chains) / count)
+        upto = np.floor(places * thin.size + 1e-9).astype(int) - 1
+        labels = np.tile(np.repeat(np.arange(chains, dtype=np.int32), count), (SIMULATIONS, 1))
+        labels = np.random.default_rng(seed).permuted(labels, axis=1)
+        largest = np.zeros(SIMULATIONS)
+        for chain in range(chains):
+            inside = np.cumsum(labels == chain, axis=1)[:, upto] / count
+            np.maximum(largest, np.max(np.abs(inside - places) / deviation, axis=1), out=largest)
+        band = np.quantile(largest, BAND) * deviation
+    return RankCurves(places, curves, band, count)
+
+
+def _draw_ranks(axes: Axes, ranked: RankCurves) -> None:
+    at = np.concatenate([[0.0], ranked.at, [1.0]])
+    if ranked.band is not None:
+        band = np.pad(ranked.band, 1)
+        axes.fill_between(at, -band, band, **NOISE, label="99 % if chains agree")
+    for chain, curve in enumerate(np.pad(ranked.curves, ((0, 0), (1, 1)))):
+        style: dict[str, Any] = {"color": BLUE, "linewidth": 1.0, "label": "a chain"}
+        if chain in ranked.outside:
+            style = {
+                "color": VERMILION,
+                "linewidth": 1.6,
+                "linestyle": "--",
+                "label": "a chain that leaves the band",
+            }
+        axes.plot(at, curve, **style)
+    axes.axhline(0.0, color=GREY, linewidth=0.8)
+    axes.set_xlim(0.0, 1.0)
+    finish(axes, "rank among all draws (share)", "distribution minus uniform")
+
+
+# --- losses -----------------------------------------------------------------------------------------------
+
+# Last step of each bin, mean, lowest and highest loss.
+Bins = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def losses(found: Findings) -> Picture:
+    """The loss curve of each method that has one."""
+    panels, rows = [], []
+    for name in found.names:
+        fit = found.comparison.fits.get(name)
+        history = {} if fit is None else fit.info.history
+        curves = np.asarray(history.get("loss", history.get("member_loss", ())), dtype=np.float64)
+        if curves.ndim == 1:
+            curves = curves[:, None]
+        if curves.ndim != 2 or len(curves) < 2 or not np.isfinite(curves).any():
+            continue
+        binned = [_binned(curves[:, column]) for column in range(curves.shape[1])]
+        for curve, bins in enumerate(binned):
+            rows += rows_of(
+                ("step", "mean", "lowest", "highest"), {name: zip(*bins, strict=True)}, curve=curve
+            )
+        several = f", {len(binned)} members" if len(binned) > 1 else ""
+        first, last = (np.nanmean([mean[place] for _, mean, _, _ in binned]) for place in (0, -1))
+        words = f"Loss of {name} over {len(curves)} steps{several}: from {first:.4g} in the first to {last:.4g} in "
+        draw = partial(_draw_losses, binned=binned)
+        panels.append(Panel(f"{name}{several}", draw, f"{words}the last hundredth or so."))
+    caption = (
+        "The loss over the steps of the optimiser: means over short stretches, with the lowest and highest value in "
+        "each as a band. The axis shows all losses after the first tenth of the steps; earlier losses may be above it. "
+        "Losses of different methods are different quantities."
+    )
+    return Picture.of("losses", "Loss curves", caption, panels, rows, "No method has stored a loss curve.")
+
+
+def _binned(curve: np.ndarray) -> Bins:
+    """Finite losses in at most STEPS_DRAWN bins."""
+    steps = np.flatnonzero(np.isfinite(curve))
+    parts = np.array_split(steps, min(STEPS_DRAWN, len(steps))) if len(steps) else []
+    columns = [(part[-1] + 1, curve[part].mean(), curve[part].min(), curve[part].max()) for part in parts]
+    at, mean, low, high = (np.array(column, dtype=np.float64) for column in zip(*columns, strict=True))
+    return at, mean, low, high
+
+
+def _draw_losses(axes: Axes, binned: Sequence[Bins]) -> None:
+    single, ends = len(binned) == 1, []
+    for steps, mean, low, high in binned:
+        if single:
+            axes.fill_between(steps, low, high, **FILLED, label="lowest to highest")
+        axes.plot(
+            steps, mean, color=BLUE, linewidth=1.2, alpha=1.0 if single else 0.6, label="mean of a stretch"
+        )
+        late = steps > 0.1 * steps[-1]
+        ends += [(low if single else mean)[late].min(), (high if single else mean)[late].max()]
+    pad = 0.05 * float(max(ends) - min(ends)) or 1.0
+    axes.set_ylim(min(ends) - pad, max(ends) + pad)
+    finish(axes, "step", "loss, nats")

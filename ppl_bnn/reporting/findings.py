@@ -1,0 +1,289 @@
+"""What a report says of a comparison: scores of single rows, problems of the fits, and the verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ppl_bnn.core.errors import InputError, UnsupportedError
+from ppl_bnn.diagnostics.diagnose import INADEQUATE, UNDECIDED
+from ppl_bnn.diagnostics.importance import K_LIMIT, LeaveOneOut, leave_one_out
+from ppl_bnn.evaluation.comparison.figures import predicted_for_drawing
+from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, seconds_of
+from ppl_bnn.prediction import scores
+from ppl_bnn.prediction.prediction import Prediction
+from ppl_bnn.prediction.reliability import LEVELS, Event, Transform
+from ppl_bnn.reporting.verdict import MARGIN_LIMIT, SCORE, UNDECIDED_FIT, Block, Lags, Verdict, judge
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ppl_bnn.evaluation.comparison.comparison import Comparison
+
+
+class Findings(Block):
+    """What is known of a comparison; each figure is computed on first use. Methods are compared over test rows."""
+
+    pairing = "over the same test rows"
+    time = "wall time of the fit, compilation included"
+
+    def __init__(self, comparison: Comparison):
+        self.comparison, self.table = comparison, comparison.table
+        rows = len(comparison.test_targets)
+        self.units = f"{rows} test rows" if rows > 1 else "one test row"
+        self.blocks = {"": self}
+
+    @property
+    def names(self) -> list[str]:
+        """The methods with predictions, in the order of the table."""
+        return [str(name) for name in self.table.index if name in self.comparison.predictions]
+
+    @property
+    def reference(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The reference, if it has predictions."""
+        name = self.comparison.reference
+        return name if name in self.comparison.predictions else None
+
+    # --- scores -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def row_scores(self) -> dict[str, dict[str, np.ndarray]]:
+        """Scores of each test row: column of the table -> method -> (N,), larger being better.
+
+        Each column of the table is the mean of these: log_score; for numbers rmse (by squared errors, which have the
+        same order) and crps; for classes accuracy and brier. Columns that are not means over test rows (ece, coverage,
+        widths) and those of censored rows are left out.
+        """
+        y = self.comparison.test_targets
+        found: dict[str, dict[str, np.ndarray]] = {SCORE: self.comparison.pointwise_log_scores()}
+        for name, prediction in self.comparison.predictions.items():
+            of_rows: dict[str, Any] = {}
+            if prediction.is_classes:
+                of_rows["accuracy"] = prediction.probabilities.argmax(axis=1) == np.asarray(y)
+                of_rows["brier"] = -np.asarray(scores.brier(prediction, y, pointwise=True))
+            elif math.isfinite(self.number(name, "rmse")):
+                of_rows["rmse"] = -((prediction.mean - prediction.observed_values(y)) ** 2)
+                if math.isfinite(self.number(name, "crps")):
+                    of_rows["crps"] = -np.asarray(scores.crps(prediction, y, pointwise=True))
+            for column, values in of_rows.items():
+                # Means over the outputs of each row.
+                by_row = np.asarray(values, dtype=np.float64).reshape(len(values), -1).mean(axis=1)
+                found.setdefault(column, {})[name] = by_row
+        return found
+
+    @cached_property
+    def left_out(self) -> dict[str, LeaveOneOut]:
+        """PSIS-LOO of each tree for which leave-one-out is defined."""
+        found = {name: leave_one_out(tree) for name, tree in self.comparison.trees.items()}
+        return {name: loo for name, loo in found.items() if not loo.reason}
+
+    @cached_property
+    def left_out_rows(self) -> dict[str, np.ndarray]:
+        """ELPD of each training row by leave-one-out."""
+        return {name: np.ravel(loo.elpd_data.elpd_i.values) for name, loo in self.left_out.items()}
+
+    @cached_property
+    def calibrations(self) -> tuple[dict[str, Transform], dict[str, Event]]:
+        """Of each method, the probability integral transforms of numbers, or the events of classes."""
+        transforms, events = {}, {}
+        for name in self.names:
+            prediction, y = self.comparison.predictions[name], self.comparison.test_targets
+            if prediction.is_classes:
+                events[name] = Event.of(prediction, np.asarray(y).astype(int))
+                continue
+            try:
+                transforms[name] = Transform.of(prediction, y)
+            except (UnsupportedError, InputError) as error:
+                self.no_calibration = str(error)
+        return transforms, events
+
+    no_calibration = "No method gave predictions."
+
+    @cached_property
+    def intervals(self) -> pd.DataFrame:
+        """Intervals and PIT of each method that predicts numbers, one row each.
+
+        Columns: `coverage_50`, `width_50` and so on at `LEVELS`, `pit_distance` and `pit_p` of `scores.pit_uniformity`.
+        """
+        import pandas as pd
+
+        rows = []
+        for name in self.calibrations[0]:
+            prediction, y = self.comparison.predictions[name], self.comparison.test_targets
+            try:
+                found = scores.coverages(prediction, y, LEVELS)
+            except UnsupportedError:
+                continue
+            row: dict[str, Any] = {"method": name}
+            for level, share, width in zip(found["level"], found["coverage"], found["width"], strict=True):
+                row |= {f"coverage_{100 * level:.0f}": share, f"width_{100 * level:.0f}": width}
+            row["pit_distance"], row["pit_p"] = scores.pit_uniformity(prediction, y)
+            rows.append(row)
+        return pd.DataFrame.from_records(rows)
+
+    def at(self, name: str, x: np.ndarray) -> Prediction | None:
+        """The prediction of a method at the inputs of a picture; None if it has no posterior and none was stored."""
+        posterior = self.comparison.posteriors.get(name)
+        if posterior is not None:
+            return predicted_for_drawing(posterior, x, self.comparison.data.get("seed", 0))
+        stored_at = self.comparison.drawn_at
+        known = stored_at is not None and np.array_equal(stored_at, x)
+        return self.comparison.drawn.get(name) if known else None
+
+    # --- what a verdict needs -----------------------------------------------------------------------------
+
+    def lags(self, score: str) -> Lags:
+        return lags_of(self.row_scores.get(score, {}))
+
+    def behind(self, score: str) -> Lags:
+        lags = self.lags(score)
+        if score != "rmse":
+            return lags
+        # sqrt(a) - sqrt(b) = (a - b) / (sqrt(a) + sqrt(b)), where a and b are mean squared errors.
+        root = {
+            name: math.sqrt(max(-float(np.mean(each)), 0.0)) for name, each in self.row_scores[score].items()
+        }
+        both = {name: root[name] + min(root.values()) for name in lags}
+        return {
+            name: (lag / both[name], se / both[name]) if both[name] else (0.0, 0.0)
+            for name, (lag, se) in lags.items()
+        }
+
+    def best_value(self, score: str) -> float:
+        return max(float(np.mean(values)) for values in self.row_scores[score].values())
+
+    def seconds(self, name: str) -> float:
+        """Wall time of a fit, compilation included."""
+        seconds = seconds_of(self.comparison, name)
+        return math.inf if math.isnan(seconds) else seconds
+
+    def problem(self, name: str) -> str:
+        converged, kind = self.table.loc[name, ["converged", "kind"]]
+        known = {
+            "no": "has not converged",
+            "per mode": "has converged per mode only: its chains are in different modes, whose weights are not known",
+            "in doubt": "may have converged, but its sampler reported problems",
+        }
+        unknown = kind == "chains" and converged != "yes"
+        return known.get(converged, "could not be checked for convergence" if unknown else "")
+
+    @cached_property
+    def reference_doubt(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if (reference := self.reference) is None:
+            return ""
+        row, problem = self.table.loc[reference], self.problem(reference)
+        if row["kind"] != "chains":
+            problem = f"{problem} and is itself an approximation" if problem else "is itself an approximation"
+        elif not problem and row["target"]:
+            problem = f"converged, but not to the posterior ({row['target']})"
+        if not problem:
+            return ""
+        r_hat, size = float(row["r_hat"]), float(row["ess_min"])
+        figures = [f"R-hat up to {r_hat:.4f}"] if math.isfinite(r_hat) else []
+        figures += [f"effective sample size down to {size:.0f}"] if math.isfinite(size) else []
+        measured = f" ({' and '.join(figures)} in function space)" if figures else ""
+        return (
+            f"The reference {reference} {problem}{measured}. The gaps to it are not gaps to the posterior, and the "
+            "verdict does not use them."
+        )
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        return tuple(self._doubts())
+
+    def _doubts(self) -> Iterator[str]:
+        comparison, reference = self.comparison, self.comparison.reference
+        if self.reference is None:
+            why = "failed" if reference in comparison.failures else "was not fitted"
+            why = "No reference was named" if reference is None else f"The reference {reference} {why}"
+            yield f"{why}, so the distance of the methods from the posterior is not known."
+        for name in map(str, self.table.index):
+            problem = self.problem(name) if name in comparison.predictions else ""
+            if problem and not (self.reference_doubt and name == reference):
+                reasons = self._reasons(name)
+                yield f"{name} {problem}{': ' if reasons else ''}{reasons}."
+            if not problem and (undecided := self._undecided(name)):
+                yield f"{name} {undecided}."
+            if (target := self.table.loc[name, "target"]) and name != reference:
+                yield f"{name} has another target than the posterior: {target}."
+        yield from (f"{name} gave no posterior: {reason}" for name, reason in comparison.failures.items())
+
+    def _undecided(self, name: str) -> str:
+        """What the diagnosis of an approximation leaves open or finds wrong, as the end of a sentence; "" for neither.
+
+        This does not rule out a recommendation: an approximation may predict well and be far from the posterior.
+        """
+        diagnosis = self.comparison.diagnoses.get(name)
+        if diagnosis is None or diagnosis.verdict not in (UNDECIDED, INADEQUATE):
+            return ""
+        if diagnosis.verdict == INADEQUATE:
+            return "is not an adequate approximation of the posterior, however well it predicts; see its diagnosis"
+        k = float(diagnosis.figures.get("pareto_k", math.nan))
+        reason = f": Pareto k-hat is {k:.2f}, above {K_LIMIT}" if k > K_LIMIT else "; see its diagnosis"
+        return f"{UNDECIDED_FIT}{reason}"
+
+    def _reasons(self, name: str, most: int = 2) -> str:
+        """The first reasons of a diagnosis; the page lists all of them below its fits."""
+        diagnosis = self.comparison.diagnoses.get(name)
+        reasons = [] if diagnosis is None else [str(reason).rstrip(".") for reason in diagnosis.reasons]
+        more = f"; and {len(reasons) - most} more, in its diagnosis" if len(reasons) > most else ""
+        return "; ".join(reasons[:most]) + more
+
+    def coverage(self, name: str) -> tuple[str, ...]:
+        """Whether the 90 % intervals have their nominal coverage, by a binomial standard error."""
+        covered, rows = self.number(name, "coverage_90"), len(self.comparison.test_targets)
+        if not math.isfinite(covered):
+            return ()
+        points = 100 * (error := math.sqrt(0.9 * 0.1 / rows))
+        text = f"The 90 % intervals of {name} contain {covered:.0%} of the test targets"
+        if abs(covered - 0.9) <= STANDARD_ERRORS * error:
+            return (f"{text}, within two standard errors ({points:.1f} points each) of the nominal level.",)
+        if covered > 0.9 and self.comparison.predictions[name].is_counts:
+            return (
+                f"{text}: intervals of counts end at whole numbers, and contain more than the nominal level.",
+            )
+        wrong = "narrow" if covered < 0.9 else "wide"
+        more = f"more than two standard errors ({points:.1f} points each) from the nominal level"
+        return (f"{text}, {more}: they are too {wrong}.",)
+
+    def limits(self) -> Iterator[str]:
+        """What the numbers of a comparison cannot show."""
+        if (rows := len(self.comparison.test_targets)) == 1:
+            yield "There is one test row, so there is no standard error, and no difference is established."
+        else:
+            yield (
+                f"Standard errors are over {rows} test rows of one split, with fits of one seed, assuming independent "
+                "rows. Another split or seed, and rows that belong together, would add to them."
+            )
+        if len(self.comparison.predictions) > 2:
+            yield (
+                "Of pairs of methods that do not differ at all, about one in twenty still differs by more than two "
+                "standard errors, by chance."
+            )
+        yield MARGIN_LIMIT
+        yield "Times are those of one run on one machine, compilation included."
+
+
+def lags_of(values: Mapping[str, np.ndarray]) -> Lags:
+    """Method -> how far its mean is behind the best mean, and the standard error over paired rows; the best first.
+
+    values: method -> (N,), larger being better.
+    """
+    if not values:
+        return {}
+    best = max(values, key=lambda name: float(np.mean(values[name])))
+    found = {
+        name: scores.paired_difference(values[best], each) for name, each in values.items() if name != best
+    }
+    return {best: (0.0, 0.0), **dict(sorted(found.items(), key=lambda item: item[1][0]))}
+
+
+def verdict(found: Findings) -> Verdict:
+    """Which method of a comparison to use, why, and what speaks against it (see `verdict.judge`)."""
+    judged = judge(found)
+    return replace(judged, limits=tuple(found.limits())) if judged.lags else judged

@@ -1,0 +1,362 @@
+"""What a report says of the result of a grid: paired differences over splits, problems of cells, and the verdict.
+
+Seeds are averaged within a split, and a comparison of two methods uses the mean over splits of their differences and
+its corrected standard error (`GridResult.table`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ppl_bnn.diagnostics.importance import K_LIMIT
+from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, between, duration, listed
+from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER, GridResult, best_method
+from ppl_bnn.prediction.reliability import Event, Transform
+from ppl_bnn.reporting.ranks import mean_ranks, words_of_ranks
+from ppl_bnn.reporting.verdict import (
+    MARGIN_LIMIT,
+    NO_SPREAD,
+    SCORE,
+    UNDECIDED_FIT,
+    Block,
+    Lags,
+    Verdict,
+    judge,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Pair = tuple[str, str]
+# Largest number of models and data that a sentence names.
+MOST_NAMED = 8
+
+
+class GridBlock(Block):
+    """The methods of a grid on one model and one data set, compared over splits."""
+
+    fit = " a fit"
+
+    def __init__(self, found: GridFindings, pair: Pair, table: Any, cells: Any, title: str):
+        self.found, self.pair, self.table, self.cells, self.title = found, pair, table, cells, title
+        self.labels = {"model": pair[0], "data": pair[1]}
+        self.reference = found.result.reference
+        count = len(self.splits(SCORE))
+        self.units = f"{count} splits" if count != 1 else "one split"
+
+    def splits(self, score: str) -> Any:
+        """Split x method, where a score exists."""
+        every = self.found.by_split(score)
+        model, data = (every.index.get_level_values(level) for level in ("model", "data"))
+        chosen = every[(model == self.pair[0]) & (data == self.pair[1])]
+        return chosen.droplevel(["model", "data"]).dropna(axis=1, how="all")
+
+    def best(self, score: str) -> str | None:
+        """The method with the best mean, among those with the most splits."""
+        splits = self.splits(score)
+        return best_method(splits, LARGER_IS_BETTER[score]) if len(splits.columns) else None
+
+    def lags(self, score: str) -> Lags:
+        """See `Block.lags`; methods that have no split in common with the best one are left out."""
+        best, sign = self.best(score), -1.0 if LARGER_IS_BETTER[score] else 1.0
+        columns = (f"{score}_to_best", f"{score}_to_best_se")
+        found = {
+            str(name): tuple(self.number(name, column) for column in columns) for name in self.table.index
+        }
+        lags = {
+            name: (sign * lag, se)
+            for name, (lag, se) in found.items()
+            if name != best and not math.isnan(lag)
+        }
+        return (
+            {}
+            if best is None
+            else {best: (0.0, 0.0), **dict(sorted(lags.items(), key=lambda item: item[1][0]))}
+        )
+
+    def seconds(self, name: str) -> float:
+        """Mean wall time of a fit without compilation, which cells of one process share."""
+        value = self.number(name, "run_seconds")
+        return math.inf if math.isnan(value) else value
+
+    def cells_of(self, name: str) -> Any:
+        return self.cells[self.cells["method"] == name]
+
+    def problem(self, name: str) -> str:
+        cells = self.cells_of(name)
+        count = int((cells["failure"] != "").sum())
+        failed = f"failed in {count} of {len(cells)} cells" if count else ""
+        return " and ".join(filter(None, (failed, self.not_converged(name))))
+
+    def not_converged(self, name: str) -> str:
+        """How many fits of a method did not converge, as the end of a sentence; "" if all did."""
+        done = self.cells_of(name)
+        done = done[done["failure"] == ""]
+        bad = (done["kind"] == "chains") & (done["converged"] != "yes") | (done["converged"] == "no")
+        return f"has not verifiably converged in {bad.sum()} of {len(done)} cells" if bad.any() else ""
+
+    @cached_property
+    def doubts(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        # Failures of a single pair are listed in the overall verdict, with their reasons.
+        problem = self.problem if len(self.found.blocks) > 1 else self.not_converged
+        names = [str(name) for name in self.table.index]
+        return (
+            *(f"{name} {text}." for name in names if (text := problem(name))),
+            *(text for name in names if (text := self._undecided(name))),
+        )
+
+    def _undecided(self, name: str) -> str:
+        """In how many cells the diagnostics of an approximation are undecided, in a sentence; "" if in none.
+
+        This does not rule out a recommendation: an approximation may predict well and be far from the posterior.
+        """
+        cells = self.cells_of(name)
+        if "k_hat" not in cells:
+            return ""
+        judged = cells[(cells["failure"] == "") & (cells["kind"] == "iid") & cells["k_hat"].notna()]
+        count = int((judged["k_hat"] > K_LIMIT).sum())
+        reason = f"Pareto k-hat is above {K_LIMIT} in {count} of {len(judged)} cells"
+        return f"{name} {UNDECIDED_FIT}: {reason}." if count else ""
+
+    @cached_property
+    def reference_doubt(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Why gaps to the reference are not gaps to the posterior here, as the end of a sentence."""
+        if self.reference is None:
+            return ""
+        cells = self.cells_of(self.reference)
+        done = cells[cells["failure"] == ""]
+        words = [] if len(cells) else ["has not been fitted"]
+        if len(done) < len(cells):
+            words.append(f"failed in {len(cells) - len(done)} of {len(cells)} cells")
+        doubts = Counter(word.removeprefix("reference").strip(" ()") for word in done["reference"])
+        words += [f"{doubt} in {count} of {len(done)} cells" for doubt, count in doubts.items() if doubt]
+        return f"on {self.title}, {' and '.join(words)}" if words else ""
+
+    @cached_property
+    def calibrations(self) -> tuple[dict[str, Transform], dict[str, Event]]:
+        """Calibration of each method over the test rows of all cells: transforms for numbers, events for classes."""
+        transforms, events = {}, {}
+        for name in map(str, self.table.index):
+            arrays = [self.found.result.arrays(key) for key in self.cells_of(name)["key"]]
+            if of_numbers := [Transform.from_arrays(each) for each in arrays if "pit" in each]:
+                transforms[name] = Transform.joined(of_numbers)
+            if of_classes := [Event.from_arrays(each) for each in arrays if "event" in each]:
+                events[name] = Event.joined(of_classes)
+        return transforms, events
+
+
+class GridFindings:
+    """What is known of the result of a grid; each figure is computed on first use."""
+
+    pairing = "over the same splits, corrected for the training rows that splits share"
+    time = "mean wall time of a fit, without compilation"
+    no_calibration = "No cell has stored where its test targets are in its predictions."
+
+    def __init__(self, result: GridResult):
+        self.result, self.reference = result, result.reference
+        self._splits: dict[str, Any] = {}
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """The table of the result."""
+        return self.result.table()
+
+    @cached_property
+    def blocks(self) -> dict[Pair, GridBlock]:
+        """(model, data) -> what is known of it, with a title without the part common to all."""
+        if not len(self.table):
+            return {}
+        tables: Any = self.table.groupby(level=["model", "data"], sort=False)
+        every: Any = self.result.cells
+        cells = {
+            (str(model), str(data)): part
+            for (model, data), part in every.groupby(["model", "data"], sort=False)
+        }
+        found = {(str(model), str(data)): part.droplevel(["model", "data"]) for (model, data), part in tables}
+        models, data = (len(set(labels)) > 1 for labels in zip(*found, strict=True))
+        titles = {
+            pair: f"{pair[0]} on {pair[1]}" if models is data else pair[0 if models else 1] for pair in found
+        }
+        return {pair: GridBlock(self, pair, part, cells[pair], titles[pair]) for pair, part in found.items()}
+
+    def by_split(self, score: str) -> Any:
+        """`GridResult.by_split` of a score."""
+        if score not in self._splits:
+            self._splits[score] = self.result.by_split(score)
+        return self._splits[score]
+
+    @property
+    def kind_of_blocks(self) -> str:
+        models, data = (len(set(labels)) > 1 for labels in zip(*self.blocks, strict=True))
+        return (
+            ("models" if models else "data sets") if models is not data else "pairs of a model and a data set"
+        )
+
+
+# --- the verdict ------------------------------------------------------------------------------------------
+
+
+def grid_verdict(found: GridFindings) -> Verdict:
+    """Which method to use, for each model and data set (see `verdict.judge`) and over all.
+
+    Over all it is the method that is most often level with the best and without a known problem; if there are several,
+    the fastest.
+    """
+    parts = tuple(judge(block) for block in found.blocks.values())
+    whole = parts[0] if len(parts) == 1 else _over_all(found, parts)
+    doubts = (*_failures(found), *_missing(found), *(whole.doubts if len(parts) == 1 else ()))
+    where = "; ".join(part.reference_doubt for part in parts if part.reference_doubt)
+    reference_doubt = (
+        f"The reference {found.reference} is not valid everywhere: {where}. The gaps to it there are not gaps to the "
+        "posterior, and no verdict uses them."
+    )
+    reference_doubt = reference_doubt if where else ""
+    return replace(
+        whole, parts=parts, doubts=doubts, reference_doubt=reference_doubt, limits=tuple(_limits(found))
+    )
+
+
+def _over_all(found: GridFindings, parts: Sequence[Verdict]) -> Verdict:
+    compared = [part for part in parts if len(part.lags) > 1]
+    if not compared:
+        headline = "Two methods never have results on the same data, so there is nothing to compare."
+        return Verdict(headline if parts else "No cell is finished, so there is nothing to recommend.")
+    often = Counter(method for part in compared for method in part.sound)
+    blocks = {part.title: block for part, block in zip(parts, found.blocks.values(), strict=True)}
+    unit = f"{len(compared)} {found.kind_of_blocks}"
+    why = (*_counts(found, blocks, compared), words_of_ranks(mean_ranks(found)))
+    if not often:
+        because = f"On none of {unit} is a method without a known problem level with the best."
+        return Verdict("No method can be recommended yet.", because, why=why)
+
+    def is_point(method: str) -> bool:
+        return all(blocks[part.title].is_point(method) for part in compared if method in part.sound)
+
+    def rank(method: str) -> tuple[float, float]:
+        return -often[method], _typical_seconds(blocks, compared, method)
+
+    methods = [method for method in found.result.axes["methods"] if often[method]]
+    chosen, most = min(methods, key=rank), max(often.values())
+    leading = [method for method in methods if often[method] == most]
+    everywhere = f"all {unit}" if most == len(compared) else f"{most} of {unit}"
+    because = f"On {everywhere} it is level with the best log score and has no known problem"
+    if len(leading) > 1:
+        others = listed([method for method in leading if method != chosen])
+        because += f", as often as {others}; of these it was the fastest"
+    elif len(often) > 1:
+        because += f", more often than any other (the next: {often.most_common(2)[1][1]})"
+    because += "."
+    if most < len(compared):
+        elsewhere = [part.title for part in compared if chosen not in part.sound]
+        more = [f"{len(elsewhere) - MOST_NAMED} more"] if len(elsewhere) > MOST_NAMED else []
+        because += f" It is not on {listed([*elsewhere[:MOST_NAMED], *more])}."
+    headline = f"Over all, use {chosen}."
+    if is_point(chosen):
+        use = f"Over all, for predictions alone, use {chosen}"
+        second = min((method for method in methods if not is_point(method)), key=rank, default=None)
+        because += (
+            f" {NO_SPREAD}"
+            if second is None
+            else (
+                f" Of the methods with a spread {second} is level with the best most often, on {often[second]}."
+            )
+        )
+        headline = f"{use}." if second is None else f"{use}; for uncertainty about the function, {second}."
+    return Verdict(headline, because, chosen, why)
+
+
+def _counts(found: GridFindings, blocks: dict[str, GridBlock], compared: Sequence[Verdict]) -> Iterator[str]:
+    """How often each method is level with the best, and by how much at most it is behind otherwise."""
+    for name in found.result.axes["methods"]:
+        there = [part for part in compared if name in part.lags]
+        if not there:
+            continue
+        level = sum(name in part.level for part in there)
+        ahead = sum(part.level == (name,) for part in there)
+        text = f"{name}: level with the best on {level} of {len(there)}"
+        text += f", ahead of all others on {ahead} of them" if ahead else ""
+        if lost := {part.title: part.lags[name] for part in there if name not in part.level}:
+            where = max(lost, key=lambda title: lost[title][0])
+            lag = lost[where]
+            far = "it gave no probability to an outcome" if math.isinf(lag[0]) else f"by {between(*lag)}"
+            text += f"; furthest behind on {where}, {far}"
+        seconds = _typical_seconds(blocks, there, name)
+        yield text + (f"; {duration(seconds)} a fit (geometric mean)." if math.isfinite(seconds) else ".")
+
+
+def _typical_seconds(blocks: dict[str, GridBlock], parts: Sequence[Verdict], name: str) -> float:
+    """The geometric mean over models and data sets, so that the largest data set does not decide alone."""
+    there = [blocks[part.title] for part in parts if name in blocks[part.title].table.index]
+    found = [seconds for block in there if 0.0 < (seconds := block.seconds(name)) < math.inf]
+    return math.exp(sum(map(math.log, found)) / len(found)) if found else math.inf
+
+
+# --- doubts -----------------------------------------------------------------------------------------------
+
+
+def _failures(found: GridFindings) -> Iterator[str]:
+    """Which methods failed, how often and why, each reason once."""
+    every: Any = found.result.cells
+    for name in found.result.axes["methods"]:
+        cells = every[every["method"] == name]
+        reasons = Counter(reason for reason in cells["failure"] if reason)
+        if reasons:
+            words = [f"{_short(reason)} ({count})" for reason, count in reasons.most_common(3)]
+            more = f"; and {len(reasons) - 3} other reasons" if len(reasons) > 3 else ""
+            yield f"{name} failed in {reasons.total()} of {len(cells)} cells: {'; '.join(words)}{more}."
+
+
+def _short(reason: str, most: int = 200) -> str:
+    reason = reason.rstrip(".")
+    return reason if len(reason) <= most else f"{reason[: most - 1]}…"
+
+
+def _missing(found: GridFindings) -> Iterator[str]:
+    """How many cells have not been computed, by method."""
+    result = found.result
+    if result.missing:
+        count = Counter(cell.method for cell in result.absent)
+        names = [f"{name} {count[name]}" for name in result.axes["methods"] if count[name]]
+        yield (
+            "This grid was interrupted, or is still being computed: "
+            f"{result.missing} of {result.asked} cells have not been computed{': ' if names else ''}{listed(names)}. "
+            "Running it again computes them."
+        )
+
+
+def _limits(found: GridFindings) -> Iterator[str]:
+    """What the numbers of a grid cannot show."""
+    from scipy.stats import t
+
+    counts = [len(block.splits(SCORE)) for block in found.blocks.values()]
+    if not counts:
+        return
+    least, most = min(counts), max(counts)
+    if most == 1:
+        yield (
+            "There is one split, so there is no standard error, and no difference is established. More splits, or a "
+            "comparison over test rows (ppl-bnn compare), would show more."
+        )
+    else:
+        number = str(most) if least == most else f"{least} to {most}"
+        used = max(least, 2)
+        chance = 2.0 * float(t.sf(STANDARD_ERRORS, used - 1))
+        yield (
+            f"Standard errors are over {number} splits, corrected for the training rows that splits share (Nadeau and "
+            f"Bengio 2003). By a t distribution, {chance:.0%} of pairs of methods that do not differ still differ by "
+            f"more than two standard errors over {used} splits."
+        )
+        if least == 1:
+            yield "Where there is only one split, no difference is established."
+    yield MARGIN_LIMIT
+    if len(found.result.axes["seeds"]) > 1:
+        yield "Seeds are averaged within a split; their differences are in the cells, not in the errors."
+    yield (
+        "Times are those of a fit without compilation, as the cells were computed, possibly several at once on a "
+        "machine."
+    )

@@ -1,0 +1,327 @@
+"""Panels and pictures, of which pages are made, and the marks that several of them share.
+
+A panel can be drawn alone, as on a page for a narrow screen. A `Picture` holds panels with a description in words and
+the numbers that are drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ppl_bnn.core.names import for_figure
+from ppl_bnn.evaluation.comparison.drawing import (
+    BAR,
+    BLUE,
+    CLASS_COLOURS,
+    GUIDE,
+    INK,
+    NOISE,
+    ORANGE,
+    grid_lines,
+)
+from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+# In inches; about the width of a panel on a phone.
+WIDTH, HEIGHT = 3.6, 2.7
+LONGEST_NAME = 24
+DOT: dict[str, Any] = {"color": BLUE, "marker": "o", "linestyle": "", "markersize": 6.0}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One panel: its title, a function that draws it, a description in words, and its height in inches."""
+
+    title: str
+    draw: Callable[[Axes], None]
+    words: str
+    height: float = HEIGHT
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Several panels with a title, a caption and the numbers that are drawn; `missing` is why there are none."""
+
+    key: str
+    title: str
+    caption: str
+    panels: Sequence[Panel] = ()
+    numbers: pd.DataFrame | None = None
+    missing: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        key: str,
+        title: str,
+        caption: str,
+        panels: Sequence[Panel],
+        rows: Iterable[Any],
+        missing: str = "",
+    ) -> Picture:
+        """A picture with these rows as its numbers; `missing` applies if there are no panels."""
+        import pandas as pd
+
+        numbers = pd.DataFrame.from_records(list(rows))
+        return cls(key, title, caption, tuple(panels), numbers, "" if panels else missing)
+
+
+def rows_of(
+    columns: Sequence[str], values: Mapping[str, Iterable[Any]], **labels: Any
+) -> Iterator[dict[str, Any]]:
+    """Rows of a table, from method -> tuples of the values of these columns."""
+    for name, each in values.items():
+        for row in each:
+            yield {**labels, "method": name, **dict(zip(columns, row, strict=True))}
+
+
+def listed_values(values: Mapping[str, float]) -> str:
+    return "; ".join(f"{name} {value:.2f}" for name, value in values.items())
+
+
+# --- accuracy against cost --------------------------------------------------------------------------------
+
+
+def draw_costs(axes: Axes, points: Mapping[str, tuple[float, float, float]], heading: str, time: str) -> None:
+    """Draw method -> (seconds, distance to the best, its standard error) with the Pareto front, the best up."""
+    columns = zip(*points.values(), strict=True)
+    seconds, lags, errors = (np.nan_to_num(np.array(column)) for column in columns)
+    front, half = pareto_front(seconds, lags), STANDARD_ERRORS * errors
+    low, high = float((lags - half).min()), float((lags + half).max())
+    margin = 0.12 * (high - low) or 0.1
+    axes.set_xscale("log")
+    axes.set_ylim(high + margin, low - margin)
+    axes.set_xlim(seconds.min() / 1.8, seconds.max() * 1.8)
+    along = [*seconds[front], axes.get_xlim()[1]], [*lags[front], lags[front][-1]]
+    label = "front: nothing is better and faster"
+    axes.step(*along, where="post", color=ORANGE, linewidth=1.6, label=label, zorder=2)
+    axes.vlines(seconds, lags - half, lags + half, **BAR, label="two standard errors of the difference")
+    axes.plot(seconds, lags, **DOT, label="a method", zorder=4)
+    label_points(axes, seconds, lags, list(points))
+    log_ticks(axes, round_duration)
+    finish(axes, time, heading)
+
+
+def pareto_front(seconds: np.ndarray, losses: np.ndarray) -> np.ndarray:
+    """Indices of the points for which no other point is both faster and better, from fast to slow."""
+    order = np.lexsort((losses, seconds))
+    best_before = np.minimum.accumulate(np.concatenate([[math.inf], losses[order][:-1]]))
+    return order[losses[order] < best_before]
+
+
+# --- differences ------------------------------------------------------------------------------------------
+
+
+def forest_panel(
+    title: str, entries: Mapping[str, tuple[float, float, bool]], label: str, hollow: str = ""
+) -> Panel:
+    """Differences with two standard errors: method -> value, standard error and whether hollow, from the top.
+
+    hollow: the meaning of hollow marks.
+    """
+
+    def draw(axes: Axes) -> None:
+        halves = [
+            STANDARD_ERRORS * (error if math.isfinite(error) else 0.0) for _, error, _ in entries.values()
+        ]
+        values = [value for value, _, _ in entries.values()]
+        ends = [(abs(v) + half, v + half) for v, half in zip(values, halves, strict=True) if math.isfinite(v)]
+        reach = 1.12 * max((far for far, _ in ends), default=0.0) or 1.0
+        axes.set_xlim(-reach, max(0.15 * reach, 1.12 * max((right for _, right in ends), default=0.0)))
+        axes.axvline(0.0, **GUIDE, zorder=1)
+        for place, (value, _, is_hollow) in enumerate(entries.values()):
+            if math.isinf(value):
+                axes.plot(-reach, place, **DOT | {"marker": "<"}, clip_on=False, zorder=4)
+                continue
+            if (half := halves[place]) > 0.0:
+                axes.hlines(place, value - half, value + half, **BAR)
+            axes.plot(value, place, **DOT, markerfacecolor="none" if is_hollow else BLUE, zorder=3)
+        axes.plot([], [], **DOT | {"linestyle": "-"}, label="difference, two standard errors")
+        if any(is_hollow for _, _, is_hollow in entries.values()):
+            axes.plot([], [], **DOT, markerfacecolor="none", label=hollow)
+        names_below(axes, list(entries))
+        finish(axes, label)
+
+    words = "; ".join(
+        f"{name} {with_error(value, error)}{' (not reliable)' if is_hollow else ''}"
+        for name, (value, error, is_hollow) in entries.items()
+    )
+    return Panel(title, draw, f"{title}, {' '.join(label.split())}: {words}.", height_for(len(entries)))
+
+
+def draw_values(
+    axes: Axes, values: Mapping[str, float], label: str, low: float, high: float, *, log: bool = False
+) -> None:
+    """Draw a mark for each value, one below the other; values outside the range are drawn as arrows at the edge."""
+    axes.set_xscale("log" if log else "linear")
+    axes.set_xlim(low, high)
+    if log:
+        log_ticks(axes, "{:g}".format)
+    for place, value in enumerate(values.values()):
+        if low <= value <= high:
+            axes.plot(value, place, **DOT, zorder=3)
+        else:
+            at, mark = (low, "<") if value < low else (high, ">")
+            axes.plot(at, place, **DOT | {"marker": mark}, clip_on=False, zorder=4)
+    axes.plot([], [], **DOT, label="a method")
+    names_below(axes, list(values))
+    finish(axes, label)
+
+
+def draw_gaps(axes: Axes, values: Mapping[str, float], floor: float | None) -> None:
+    """Draw the distance of mean functions from that of a reference, and the gap that is sampling noise alone."""
+    usable = [value for value in [*values.values(), floor or 0.0] if value > 0.0 and math.isfinite(value)]
+    low, high = min(usable, default=0.1) / 2.0, max(usable, default=1.0) * 2.0
+    draw_values(axes, values, "mean off by (sd of the reference)", low, high, log=True)
+    if floor is not None and floor > 0.0:
+        axes.axvspan(low, floor, **NOISE, label="sampling noise alone")
+
+
+def draw_ratios(axes: Axes, values: Mapping[str, float], floor: float | None) -> None:
+    """Draw spreads over that of a reference, and the ratios up to which there is only sampling noise."""
+    usable = [abs(math.log(value)) for value in [*values.values(), floor or 1.0] if 0.0 < value < math.inf]
+    reach = math.exp(max(*usable, math.log(2.0))) * 1.2
+    draw_values(axes, values, "spread over that of the reference", 1.0 / reach, reach, log=True)
+    if floor is not None:
+        ratio = math.exp(abs(math.log(floor)))
+        axes.axvspan(1.0 / ratio, ratio, **NOISE, label="sampling noise alone")
+    axes.axvline(1.0, **GUIDE, label="that of the reference", zorder=1)
+
+
+# --- several lines ----------------------------------------------------------------------------------------
+
+
+def draw_shares(
+    axes: Axes, shares: Mapping[str, Callable[[float], float]], rows: int, labels: Sequence[str]
+) -> None:
+    """Draw the share of rows up to each level, minus the level, of each method.
+
+    rows: if positive, the range is drawn in which 90 % of such shares of independent rows are.
+    """
+    from scipy.stats import binom
+
+    levels = np.linspace(0.01, 0.99, 99)
+    if rows:
+        low, high = (binom.ppf(tail, rows, levels) / rows - levels for tail in (0.05, 0.95))
+        axes.fill_between(levels, low, high, **NOISE, label="90 % if calibrated")
+    axes.axhline(0.0, **GUIDE)
+    for index, (name, share) in enumerate(shares.items()):
+        values = np.array([share(level) for level in levels]) - levels
+        axes.plot(levels, values, label=for_figure(name), **line_of(index))
+    axes.set_xlim(0.0, 1.0)
+    finish(axes, *labels)
+
+
+def line_of(index: int) -> dict[str, Any]:
+    """Line style of the method at this index: lines also differ by their dashes, and 32 of them by both."""
+    return {
+        "color": CLASS_COLOURS[index % len(CLASS_COLOURS)],
+        "linestyle": ("-", "--", "-.", ":")[(index + index // len(CLASS_COLOURS)) % 4],
+        "linewidth": 1.5,
+    }
+
+
+# --- parts ------------------------------------------------------------------------------------------------
+
+
+def short(name: str) -> str:
+    """A name shortened to fit beside an axis."""
+    if len(name) > LONGEST_NAME:
+        half = (LONGEST_NAME - 1) // 2
+        name = f"{name[:half]}…{name[-half:]}"
+    return for_figure(name)
+
+
+def height_for(entries: int) -> float:
+    """Height in inches of a panel with this number of entries."""
+    return max(1.5, 0.85 + 0.27 * entries)
+
+
+def round_duration(seconds: float) -> str:
+    """A round number of seconds as text."""
+    if seconds < 0.95:
+        return f"{1000 * seconds:g} ms"
+    return f"{seconds:g} s" if seconds < 950.0 else f"{seconds:.0e} s".replace("e+0", "e")
+
+
+def with_error(value: float, error: float) -> str:
+    """A value with its standard error, as text."""
+    known = math.isfinite(error) and error != 0.0
+    return f"{value:.3g} (standard error {error:.2g})" if known else f"{value:.3g}"
+
+
+def finish(axes: Axes, x: str, y: str = "") -> None:
+    """Label the axes and style them: grid, no upper and right spines, small labels."""
+    grid_lines(axes)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
+    axes.set_xlabel(x, fontsize=8.5)
+    axes.set_ylabel(y, fontsize=8.5)
+
+
+def names_below(axes: Axes, names: Sequence[str]) -> None:
+    """Names down the vertical axis, the first at the top."""
+    axes.set_yticks(range(len(names)), [short(name) for name in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+
+
+def log_ticks(axes: Axes, text: Callable[[float], str]) -> None:
+    """At most six ticks at 1, 2, 5 times a power of ten, as plain text instead of mathematics."""
+    low, high = axes.get_xlim()
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [tick for power in powers for step in steps if low <= (tick := step * 10.0**power) <= high]
+        if len(ticks) <= 6:
+            break
+    ticks = ticks[:: math.ceil(len(ticks) / 6) or 1]
+    axes.set_xticks(ticks, [text(tick) for tick in ticks])
+    axes.set_xticks([], minor=True)
+
+
+# Offsets (in points) and alignments of a name beside its point, the preferred first.
+_SIDES = ((5, "left"), (-5, "right"))
+_PLACES = (
+    *((dx, dy, ha, va) for dx, ha in _SIDES for dy, va in ((4, "bottom"), (-4, "top"))),
+    (0, 7, "center", "bottom"),
+    (0, -7, "center", "top"),
+    *((dx, dy, ha, va) for dx, ha in _SIDES for dy, va in ((12, "bottom"), (-12, "top"))),
+)
+# Size of a panel without its labels, height of a line and width of a letter, in points.
+_WIDE, _TALL, _LINE, _LETTER = 205.0, 150.0, 9.5, 4.5
+
+
+def label_points(axes: Axes, x: np.ndarray, y: np.ndarray, names: Sequence[str]) -> None:
+    """Put names beside points, each where it overlaps others least."""
+    left, right = np.log(axes.get_xlim())
+    bottom, top = axes.get_ylim()
+    at = np.column_stack([(np.log(x) - left) / (right - left) * _WIDE, (y - bottom) / (top - bottom) * _TALL])
+    boxes = [(px - 4.0, py - 4.0, px + 4.0, py + 4.0) for px, py in at]
+    share = {"left": 0.0, "bottom": 0.0, "center": 0.5, "right": 1.0, "top": 1.0}
+    for index in np.argsort(at[:, 0], kind="stable"):
+        name = short(str(names[index]))
+        width, options = _LETTER * len(name), []
+        for place in _PLACES:
+            dx, dy, ha, va = place
+            x0, y0 = at[index] + (dx - share[ha] * width, dy - share[va] * _LINE)
+            box = (x0, y0, x0 + width, y0 + _LINE)
+            crowded = sum(_overlap(box, other) for number, other in enumerate(boxes) if number != index)
+            outside = sum(max(0.0, part) for part in (-x0, box[2] - _WIDE, -y0, box[3] - _TALL))
+            options.append((crowded + _LINE * outside, len(options), place, box))
+        _, _, (dx, dy, ha, va), box = min(options)
+        boxes.append(box)
+        style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": INK, "zorder": 5}
+        axes.annotate(name, (x[index], y[index]), xytext=(dx, dy), ha=ha, va=va, **style)
+
+
+def _overlap(first: tuple[float, ...], second: tuple[float, ...]) -> float:
+    wide = min(first[2], second[2]) - max(first[0], second[0])
+    tall = min(first[3], second[3]) - max(first[1], second[1])
+    return max(wide, 0.0) * max(tall, 0.0)

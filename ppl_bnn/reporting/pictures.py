@@ -1,0 +1,489 @@
+"""Pictures of a comparison, with one block, and of the result of a grid, with a block for each model and data set.
+
+Each function makes a `Picture` from `Findings` or `GridFindings`; `PICTURES` and `GRID_PICTURES` list them in the order
+of the page. ArviZ's own plots can be drawn from the trees of a comparison, and in function space from
+`chain_figures.function_draws`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ppl_bnn.core.names import for_figure
+from ppl_bnn.diagnostics.importance import K_LIMIT
+from ppl_bnn.evaluation.comparison.drawing import BAR, BLUE, GUIDE, MANY, VERMILION, draw_reliability
+from ppl_bnn.evaluation.comparison.summary import duration, listed
+from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER
+from ppl_bnn.prediction.reliability import LEVELS, Transform
+from ppl_bnn.reporting import panels as parts
+from ppl_bnn.reporting.chain_figures import losses, ranks_of_draws
+from ppl_bnn.reporting.findings import Findings, lags_of
+from ppl_bnn.reporting.grid_findings import GridBlock, GridFindings
+from ppl_bnn.reporting.panels import Panel, Picture, finish, height_for, listed_values, rows_of
+from ppl_bnn.reporting.prediction_figures import predictions, with_standing
+from ppl_bnn.reporting.ranks import Ranks, mean_ranks, words_of_ranks
+from ppl_bnn.reporting.verdict import SCORE, Block
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Blocks = Findings | GridFindings
+
+
+def _title(block: Block, what: str) -> str:
+    """What a panel shows, after the title of its block if there are several."""
+    return f"{block.title}: {what}" if block.title else f"{what[0].upper()}{what[1:]}"
+
+
+# --- accuracy against cost --------------------------------------------------------------------------------
+
+
+def cost(found: Blocks) -> Picture:
+    """Distance of each method to the best one against the time of a fit, with the Pareto front."""
+    panels, rows = [], []
+    columns = ("seconds", "value", "standard_error_of_value", "behind_best", "standard_error")
+    for block in found.blocks.values():
+        for score, label, unit in _scores_of_costs(block):
+            lags = block.behind(score)
+            points = {name: (block.seconds(name), *lag) for name, lag in lags.items()}
+            means = {name: (block.number(name, score), block.number(name, f"{score}_se")) for name in lags}
+            values = {name: [(point[0], *means[name], *point[1:])] for name, point in points.items()}
+            rows += rows_of(columns, values, **block.labels, score=score)
+            usable = {n: p for n, p in points.items() if 0.0 < p[0] < math.inf and math.isfinite(p[1])}
+            if usable:
+                words = [
+                    f"{n} {duration(s)}, {parts.with_error(lag, se)}" for n, (s, lag, se) in usable.items()
+                ]
+                lost = [str(name) for name in block.table.index if name in lags and name not in usable]
+                said = "; ".join(words) + (f". Cannot be drawn: {', '.join(lost)}" if lost else "")
+                heading = f"{label} behind the best\n({unit}; better is up)"
+                time = found.time.partition(",")[0]
+                draw = partial(parts.draw_costs, points=usable, heading=heading, time=time)
+                title = _title(block, f"{label} against time")
+                panels.append(Panel(title, draw, f"{title}: behind the best, in {unit}; {said}."))
+    caption = (
+        f"The distance of each method to the nominally best one {found.pairing} (bars are two standard errors of the "
+        f"paired difference), against the {found.time}, on a logarithmic axis. The line joins the methods that no "
+        "other method beats in both; where bars reach the line, the order is not established."
+    )
+    missing = "No method has both a finite score and a time."
+    return Picture.of("cost", "Accuracy against cost", caption, panels, rows, missing)
+
+
+def _scores_of_costs(block: Block) -> Iterator[tuple[str, str, str]]:
+    yield SCORE, "log score", "nats per row"
+    if isinstance(block, Findings):
+        if block.comparison.task == "classification":
+            yield "accuracy", "accuracy", "share of rows"
+        elif len(block.row_scores.get("rmse", {})) > 1:
+            yield "rmse", "RMSE", "units of the target"
+
+
+# --- differences ------------------------------------------------------------------------------------------
+
+
+def elpd(found: Findings) -> Picture:
+    """Differences of log score to the best method, on test rows and by leave-one-out over training rows."""
+    panels, rows, left_out = [], [], found.left_out_rows
+    count = len(next(iter(left_out.values()), ()))
+    loo = {name: (lag * count, error * count) for name, (lag, error) in lags_of(left_out).items()}
+    bad = {name for name, each in found.left_out.items() if not each.worst_k <= K_LIMIT}
+    over = f"By leave-one-out over {count} training rows"
+    for where, lags, title, label, hollow in (
+        (
+            "test rows, mean",
+            found.lags(SCORE),
+            f"On {found.units}",
+            "log score minus the best,\nnats per test row",
+            (),
+        ),
+        ("leave-one-out, sum", loo, over, "ELPD minus the best,\nnats in all", bad),
+    ):
+        entries = {name: (-lag, error, name in hollow) for name, (lag, error) in lags.items()}
+        if len(entries) > 1:
+            values = {name: [entry] for name, entry in entries.items()}
+            rows += rows_of(("difference", "standard_error", "pareto_k_above_limit"), values, where=where)
+            panels.append(parts.forest_panel(title, entries, label, "Pareto k above 0.7: not reliable"))
+    caption = (
+        "Differences to the nominally best method, with two standard errors of the paired difference. If a bar reaches "
+        "the dashed line, no difference is established. Leave-one-out is by Pareto-smoothed importance sampling, "
+        "which treats draws of an approximation as draws of the posterior; hollow marks have rows for which it fails."
+    )
+    missing = "There are no two methods to compare."
+    return Picture.of("elpd", "Expected log predictive density", caption, panels, rows, missing)
+
+
+def differences(found: GridFindings, to: str = "best", score: str = SCORE) -> Picture:
+    """Differences of a score to the method with the best mean, or to the reference, paired over splits.
+
+    Hollow marks are methods without some splits of the best, or for leave-one-out with a Pareto k above the limit.
+    """
+    loo, panels, rows = score == "elpd_loo", [], []
+    key = "elpd" if loo else "differences" if to == "best" else "to_reference"
+    heading = "Expected log predictive density" if loo else f"Differences to the {to}"
+    if to == "reference" and found.reference is None:
+        return Picture(key, heading, "", missing="No reference was named.")
+    called = "ELPD" if loo else score.replace("_", " ")
+    other = found.reference if to == "reference" else "the best"
+    for block in found.blocks.values():
+        pairs = _paired(block, block.best(score) if to == "best" else found.reference, to, score)
+        entries = {}
+        for row in pairs:
+            hollow = row.pop("few")
+            if loo:
+                row["pareto_k"] = block.number(row["method"], "pareto_k_loo")
+                hollow = not row["pareto_k"] <= K_LIMIT
+            entries[row["method"]] = (row["difference"], row["standard_error"], hollow)
+        if len(pairs) > 1:
+            rows += pairs
+            signed = (called, f"that of {other}") if LARGER_IS_BETTER[score] else (f"that of {other}", called)
+            label = (
+                f"{' minus '.join(signed)},\n{'nats over the training rows, ' if loo else ''}mean over splits"
+            )
+            meaning = "a Pareto k above 0.7" if loo else f"not on all splits of {other}"
+            panels.append(parts.forest_panel(_title(block, called), entries, label, meaning))
+    what = "the leave-one-out ELPD of the training rows (PSIS, summed)" if loo else called
+    last = "Hollow: ELPD is not reliable, as Pareto k is above 0.7 in some cell."
+    caption = (
+        f"Mean differences of {what} to {other}{' method' if to == 'best' else ''}, split by split, with two standard "
+        "errors that are corrected for shared training rows; below zero is worse. If a bar reaches the dashed line, no "
+        f"difference is established. {last if loo else 'With one split there are no bars.'}"
+    )
+    missing = (
+        f"There are no two methods with {'a leave-one-out ELPD' if loo else 'results'} on the same split."
+    )
+    return Picture.of(key, heading, caption, panels, rows, missing)
+
+
+def _paired(block: GridBlock, base: str | None, to: str, score: str) -> list[dict[str, Any]]:
+    """Difference of each method to `base` (above zero is better), its standard error and number of splits, best first.
+
+    "few": whether `base` has more splits. There are no rows if `base` has no score.
+    """
+    splits, sign = block.splits(score), 1.0 if LARGER_IS_BETTER[score] else -1.0
+    rows = []
+    for name in map(str, splits.columns if base in splits.columns else ()):
+        error = block.number(name, f"{score}_to_{to}_se") if name != base else 0.0
+        difference = sign * block.number(name, f"{score}_to_{to}") if name != base else 0.0
+        if not math.isnan(difference):
+            ours, theirs = splits[name].notna(), splits[base].notna()
+            row = {**block.labels, "method": name, "score": score, "to": base, "difference": difference}
+            counts = {"splits": int((ours & theirs).sum()), "few": bool((~ours & theirs).any())}
+            rows.append({**row, "standard_error": error, **counts})
+    return sorted(rows, key=lambda row: (-row["difference"], row["method"] != base))
+
+
+# --- calibration ------------------------------------------------------------------------------------------
+
+
+def calibration(found: Blocks) -> Picture:
+    """Calibration of the methods.
+
+    For classes, reliability diagrams. For numbers, the coverage of central intervals at every level and the
+    distribution of the probability integral transform, minus their values under calibration.
+    """
+    panels, rows, captions = [], [], {}
+    for block in found.blocks.values():
+        transforms, events = block.calibrations
+        if transforms:
+            counts = any(each.of_counts for each in transforms.values())
+            panels += _panels_of_numbers(block, transforms, counts)
+            rows += _rows_of_numbers(block, transforms)
+            captions |= dict.fromkeys((_OF_NUMBERS, _OF_COUNTS) if counts else (_OF_NUMBERS,))
+        if events:
+            columns = ("probability", "share", "rows")
+            binned = {name: each.binned() for name, each in events.items()}
+            bins = {name: list(zip(*map(each.get, columns), strict=True)) for name, each in binned.items()}
+            words = {
+                name: ", ".join(f"{a:.2f} to {b:.2f} ({c} rows)" for a, b, c in each)
+                for name, each in bins.items()
+            }
+            panels += _panels_of_classes(block, bins, words)
+            rows += rows_of(columns, bins, **block.labels)
+            captions[_OF_CLASSES] = None
+    return Picture.of("calibration", "Calibration", " ".join(captions), panels, rows, found.no_calibration)
+
+
+_OF_NUMBERS = (
+    "First, the share of test targets inside central intervals minus the nominal level: below zero, intervals are too "
+    "narrow. Then, the share of targets below each predicted quantile (probability integral transform, PIT) minus its "
+    "level: it shows predictions that are too low or too high. The grey band contains a calibrated method in 90 % of "
+    "cases, level by level, if all rows are independent, and is too narrow if splits or seeds share them."
+)
+_OF_COUNTS = (
+    "Intervals of counts end at whole numbers and contain more than the nominal level even if a method is calibrated: "
+    "lines above zero are no fault. The distribution function jumps at a count, and PIT is randomised within the jump."
+)
+_OF_CLASSES = (
+    "How often an event occurred, against its predicted probability, in ten bins. Calibrated probabilities are on the "
+    "dashed line. A probability integral transform is not defined for classes."
+)
+
+
+def _rows_of_numbers(block: Block, transforms: Mapping[str, Transform]) -> Iterator[dict[str, Any]]:
+    if isinstance(block, Findings):
+        return rows_of(("row", "pit"), {name: enumerate(each.pit) for name, each in transforms.items()})
+    columns = ("rows", *(f"coverage_{100 * level:.0f}" for level in LEVELS))
+    values = {name: [(len(each.pit), *map(each.covered, LEVELS))] for name, each in transforms.items()}
+    return rows_of(columns, values, **block.labels)
+
+
+def _panels_of_numbers(block: Block, transforms: Mapping[str, Transform], counts: bool) -> Iterator[Panel]:
+    rows = min(len(each.pit) for each in transforms.values())
+
+    def panel(what: str, said: str, share: Any, levels: Sequence[float], band: int, *label: str) -> Panel:
+        shares = {name: partial(share, each) for name, each in transforms.items()}
+        words = "; ".join(
+            f"{name} {', '.join(f'{of(at):.0%}' for at in levels)}" for name, of in shares.items()
+        )
+        title = _title(block, what)
+        draw = partial(parts.draw_shares, shares=shares, rows=band, labels=label)
+        return Panel(title, draw, f"{title}: {said}: {words}.")
+
+    def below(each: Transform, level: float) -> float:
+        return float(np.mean(each.pit <= level))
+
+    said = f"share of test targets in central intervals of {listed([f'{100 * level:.0f}' for level in LEVELS])} %"
+    label = ("probability of the interval", "share inside, minus that")
+    yield panel(
+        "coverage of central intervals", said, Transform.covered, LEVELS, 0 if counts else rows, *label
+    )
+    said = "share of test targets below the predicted quartiles, 25, 50 and 75 %"
+    label = (
+        "predicted probability of less\nthan the observed value (PIT)",
+        "share of rows below, minus that",
+    )
+    yield panel("randomised PIT" if counts else "PIT", said, below, (0.25, 0.5, 0.75), rows, *label)
+
+
+def _panels_of_classes(block: Block, bins: Mapping[str, Any], words: Mapping[str, str]) -> Iterator[Panel]:
+    """A panel for each method of a comparison, with intervals; one panel for all methods of a grid."""
+    said = "predicted probability to share that occurred"
+
+    def draw_method(axes: Axes, name: str) -> None:
+        comparison = block.comparison
+        draw_reliability(axes, comparison.predictions[name], np.asarray(comparison.test_targets).astype(int))
+        axes.set_xlim(-0.03, 1.03)
+        finish(axes, axes.get_xlabel(), axes.get_ylabel())
+
+    def draw(axes: Axes) -> None:
+        axes.plot([0.0, 1.0], [0.0, 1.0], **GUIDE, label="calibrated", zorder=1)
+        for index, (name, each) in enumerate(bins.items()):
+            probability, share, _ = zip(*each, strict=True)
+            style = {"marker": "o", "markersize": 3.5, "label": for_figure(name), **parts.line_of(index)}
+            axes.plot(probability, share, **style)
+        axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
+        label = "predicted probability of class 1, or of the\nmost probable class of several"
+        finish(axes, label, "share that occurred")
+
+    if isinstance(block, Findings):
+        for name, text in words.items():
+            described = f"Reliability of {name}, {said}: {text}."
+            yield Panel(with_standing(block, name), partial(draw_method, name=name), described)
+    else:
+        title = _title(block, "reliability")
+        yield Panel(
+            title, draw, f"{title}: {said}: {'; '.join(f'{name} {text}' for name, text in words.items())}."
+        )
+
+
+# --- the gap to the reference -----------------------------------------------------------------------------
+
+_GAPS = ("gap_mean", "gap_mean_floor", "gap_sd_ratio", "gap_sd_floor")
+
+
+def gap(found: Blocks) -> Picture:
+    """Distance of the mean function and the spread of each method to the reference, beside sampling noise alone."""
+    heading, reference = "Gap to the reference, and the noise floor", found.reference
+    if reference is None:
+        return Picture("gap", heading, "", missing="There is no reference, or it has no posterior.")
+    panels, rows, of_reference = [], [], "epistemic sd over that of the reference"
+    for block in found.blocks.values():
+        gaps = {str(name): [block.number(name, column) for column in _GAPS] for name in block.table.index}
+        floors = gaps.pop(reference, None)
+        gaps = {name: each for name, each in gaps.items() if math.isfinite(each[0])}
+        gaps = dict(sorted(gaps.items(), key=lambda item: item[1][0]))
+        rows += rows_of(_GAPS, {name: [each] for name, each in gaps.items()}, **block.labels)
+        for what, draw, column, said in (
+            ("mean function", parts.draw_gaps, 0, "off by (sd of the reference)"),
+            ("spread", parts.draw_ratios, 2, of_reference),
+        ):
+            # The floor is that of the reference, which every split with a measured gap has.
+            known = (each[column + 1] for each in (floors, *gaps.values()) if each is not None)
+            floor = next((value for value in known if math.isfinite(value) and value > 0.0), None)
+            values = {name: each[column] for name, each in gaps.items()}
+            between = "" if floor is None else f" Between two halves of {reference}: {floor:.2f}."
+            title, drawn = _title(block, what), partial(draw, values=values, floor=floor)
+            words = f"{title}, {said}: {listed_values(values)}.{between}"
+            panels += [Panel(title, drawn, words, height_for(len(values)))] if values else []
+    means = " Means over splits." if isinstance(found, GridFindings) else ""
+    caption = (
+        f"First, the distance of the mean function to that of {reference}, in its epistemic standard deviations. Then, "
+        f"the epistemic standard deviation divided by its own; 1 is right.{means} Grey is the difference between two "
+        f"halves of the draws of {reference}: sampling noise alone. Axes are logarithmic; arrows are beyond the edge."
+    )
+    return Picture.of("gap", heading, caption, panels, rows, "No method has a gap that could be measured.")
+
+
+# --- Pareto k ---------------------------------------------------------------------------------------------
+
+_K_HAT = (
+    "k-hat of the importance weights p(w, D) / q(w) of each approximation with a density. Above 0.7 it is no proposal "
+    "for importance sampling; with hundreds of weights that is nearly always so, and says little about its predictions."
+)
+
+
+def pareto_k(found: Findings) -> Picture:
+    """k-hat of each approximation as an importance proposal, and Pareto k of leaving out each training row."""
+    hats = {name: found.number(name, "k_hat") for name in found.names}
+    hats = {name: (k, k) for name, k in hats.items() if not math.isnan(k)}
+    per_row = {name: np.ravel(loo.elpd_data.pareto_k.values) for name, loo in found.left_out.items()}
+    columns = ("what", "row", "pareto_k")
+    rows = list(rows_of(columns, {name: [("p / q", -1, k)] for name, (k, _) in hats.items()}))
+    values = {name: [("leave-one-out", row, k) for row, k in enumerate(ks)] for name, ks in per_row.items()}
+    rows += rows_of(columns, values)
+    panels = [_k_hat_panel("k-hat of the approximation", hats, "")] if hats else []
+    if per_row:
+        worst = {name: (np.max(ks), np.mean(~(ks <= K_LIMIT))) for name, ks in per_row.items()}
+        words = "; ".join(f"{name} {largest:.2f}, {share:.1%}" for name, (largest, share) in worst.items())
+        said = f"Pareto k of leaving out each training row; largest, and share above 0.7: {words}."
+        draw = partial(_draw_row_ks, per_row=per_row)
+        panels.append(Panel("Pareto k of training rows", draw, said, height_for(len(per_row))))
+    caption = (
+        f"First, {_K_HAT} Then, k of leaving out one training row after the other; above 0.7 leave-one-out is not "
+        "reliable for that row. Arrows are infinite values."
+    )
+    missing = "No method has a density, or rows that can be left out."
+    return Picture.of("pareto_k", "Pareto k", caption, panels, rows, missing)
+
+
+def k_hat(found: GridFindings) -> Picture:
+    """k-hat of each approximation as an importance proposal: its mean over splits and its largest value in any cell."""
+    panels, rows = [], []
+    for block in found.blocks.values():
+        splits = block.splits("k_hat")
+        means = {str(name): float(splits[name].dropna().mean()) for name in splits.columns}
+        hats = {name: (mean, block.number(name, "k_hat")) for name, mean in means.items()}
+        values = {name: [(*both, int(splits[name].count()))] for name, both in hats.items()}
+        rows += rows_of(("k_hat", "largest", "splits"), values, **block.labels)
+        panels += [_k_hat_panel(_title(block, "k-hat"), hats, ", mean over splits")] if hats else []
+    caption = (
+        f"{_K_HAT[0].upper()}{_K_HAT[1:]} Marks are means over splits, with a line to the largest value of any cell. "
+        "Arrows are infinite values."
+    )
+    return Picture.of(
+        "k_hat", "k-hat of the approximations", caption, panels, rows, "No method has a density."
+    )
+
+
+def _k_hat_panel(title: str, hats: Mapping[str, tuple[float, float]], over: str) -> Panel:
+    """hats: method -> k-hat, in the mean over splits, and the largest; over: what the mean is over."""
+    words = "; ".join(f"{name} {k:.2f}{f' ({most:.2f})' if over else ''}" for name, (k, most) in hats.items())
+    said = f"{title} of p(w, D) / q(w), good below 0.7{over}{' (and the largest)' if over else ''}: {words}."
+    draw = partial(_draw_k_hats, hats=hats, label=f"k-hat{over}")
+    return Panel(title, draw, said, height_for(len(hats)))
+
+
+def _draw_k_hats(axes: Axes, hats: Mapping[str, tuple[float, float]], label: str) -> None:
+    finite = [k for both in hats.values() for k in both if math.isfinite(k)]
+    low, high = min([0.0, *finite]) - 0.1, max([1.2, *finite]) + 0.2
+    axes.axvline(K_LIMIT, **GUIDE, label="limit 0.7", zorder=1)
+    for place, (mean, largest) in enumerate(hats.values()):
+        if math.isfinite(mean) and largest > mean:
+            axes.hlines(place, mean, min(largest, high), **BAR)
+    parts.draw_values(axes, {name: mean for name, (mean, _) in hats.items()}, label, low, high)
+
+
+def _draw_row_ks(axes: Axes, per_row: Mapping[str, np.ndarray]) -> None:
+    finite = np.concatenate([ks[np.isfinite(ks)] for ks in per_row.values()])
+    low = min(-0.1, float(finite.min(initial=0.0))) - 0.05
+    high = max(1.0, float(finite.max(initial=0.0))) + 0.1
+    axes.set_xlim(low, high)
+    axes.axvline(K_LIMIT, **GUIDE, label="limit 0.7", zorder=1)
+    for place, ks in enumerate(per_row.values()):
+        # Rows of equal k are drawn side by side in a fixed zigzag, so that the picture is reproducible.
+        beside = place + 0.3 * (np.arange(len(ks)) * 0.618034 % 1.0 - 0.5)
+        at, bad = np.clip(np.nan_to_num(ks, nan=high, posinf=high), low, high), ~(ks <= K_LIMIT)
+        for rows, colour, mark, label in (
+            (~bad, BLUE, "o", "a training row"),
+            (bad, VERMILION, "D", "a row above the limit"),
+        ):
+            style = parts.DOT | {
+                "color": colour,
+                "marker": mark,
+                "markersize": 2.5,
+                "alpha": 0.8,
+                "label": label,
+            }
+            style |= {"markeredgewidth": 0.0, "rasterized": len(ks) > MANY, "zorder": 3}
+            axes.plot(at[rows], beside[rows], **style)
+    parts.names_below(axes, list(per_row))
+    finish(axes, "Pareto k")
+
+
+# --- mean ranks -------------------------------------------------------------------------------------------
+
+
+def ranks_of_methods(found: GridFindings) -> Picture:
+    """Mean ranks of methods by log score over data sets and splits, with Nemenyi's critical difference."""
+    ranks = mean_ranks(found)
+    known, over = math.isfinite(ranks.critical), f"over {ranks.blocks} {ranks.unit}"
+    words = f"Mean ranks by log score, 1 is best, {over}: "
+    words += f"{listed_values(ranks.mean)}."
+    bars = ""
+    if known:
+        words += f" Bars that do not meet are at least {ranks.critical:.2f} ranks apart, a difference at 5 %."
+        bars = " Bars are half of the critical difference (Nemenyi, 5 %): methods whose bars meet are not told apart."
+    enough = len(ranks.mean) > 1 and ranks.blocks
+    panel = Panel(over.capitalize(), partial(_draw_ranks, ranks=ranks), words, height_for(len(ranks.mean)))
+    caption = (
+        f"Methods ranked by log score within each block, 1 being the best, and averaged.{bars} {words_of_ranks(ranks)} "
+        "Ranks show how often a method is better, not by how much."
+    )
+    rows = ({"method": name, "mean_rank": rank} for name, rank in ranks.mean.items())
+    missing = "There are no two methods to rank in one block."
+    return Picture.of("ranks", "Mean ranks", caption, [panel] if enough else [], rows, missing)
+
+
+def _draw_ranks(axes: Axes, ranks: Ranks) -> None:
+    half = ranks.critical / 2.0 if math.isfinite(ranks.critical) else 0.0
+    values, label = list(ranks.mean.values()), "mean rank"
+    if half:
+        axes.hlines(range(len(values)), [v - half for v in values], [v + half for v in values], **BAR)
+        axes.axvline(values[0] + half, **GUIDE, zorder=1, label="end of the bar of the first")
+        label += ", half the critical difference"
+    axes.plot(values, range(len(values)), **parts.DOT, label=label, zorder=3)
+    margin = max(half, 0.2)
+    axes.set_xlim(1.0 - margin, len(values) + margin)
+    axes.set_xticks(range(1, len(values) + 1))
+    parts.names_below(axes, list(ranks.mean))
+    finish(axes, "mean rank (1 is best)")
+
+
+# --- all of them ------------------------------------------------------------------------------------------
+
+PICTURES: dict[str, Callable[[Findings], Picture]] = {
+    "cost": cost,
+    "predictions": predictions,
+    "calibration": calibration,
+    "elpd": elpd,
+    "ranks": ranks_of_draws,
+    "losses": losses,
+    "gap": gap,
+    "pareto_k": pareto_k,
+}
+GRID_PICTURES: dict[str, Callable[[GridFindings], Picture]] = {
+    "cost": cost,
+    "differences": differences,
+    "to_reference": partial(differences, to="reference"),
+    "elpd": partial(differences, score="elpd_loo"),
+    "calibration": calibration,
+    "ranks": ranks_of_methods,
+    "gap": gap,
+    "k_hat": k_hat,
+}
