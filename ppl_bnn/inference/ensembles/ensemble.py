@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +16,13 @@ from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data, site_seed
 from ppl_bnn.core.errors import BNNError, CurvatureError, DivergenceError, InputError, UnsupportedError
 from ppl_bnn.core.progress import Progress, Task
+from ppl_bnn.core.settings import flag, optional, setting, whole
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.cost import Effort, Size
-from ppl_bnn.inference.ensembles.members import Members
+from ppl_bnn.inference.ensembles.members import Members, unprefixed
+from ppl_bnn.inference.ensembles.of_member import OfMember
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
-from ppl_bnn.inference.optimisation.loops import check_whole, rows_per_step
+from ppl_bnn.inference.optimisation.loops import rows_per_step
 from ppl_bnn.inference.start import Start
 from ppl_bnn.posterior.approximation import Approximation, Chains
 from ppl_bnn.posterior.registered import approximation_class
@@ -29,11 +31,8 @@ from ppl_bnn.posterior.registered import approximation_class
 FAILURES = (DivergenceError, CurvatureError)
 
 
-# --- the method -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class Ensemble(Method):
+class Ensemble(OfMember):
     """Several fits of one method, combined as one mixture.
 
     Each of the `size` fits of `member` has its own seed (start, draws from the prior, batches). The prediction is
@@ -101,66 +100,30 @@ class Ensemble(Method):
     .. [3] Eschenhagen, Daxberger, Hennig and Kristiadi (2021).
     """
 
-    member: Method
-    size: int = 10
-    bootstrap: bool = False
-    together: int | None = None
-    tolerate: int = 0
+    size: int = setting(10, whole())
+    bootstrap: bool = setting(False, flag)
+    together: int | None = setting(None, optional(whole()), advice="None, for all")
+    tolerate: int = setting(0, whole(0))
     checkpoint: str | Path | None = None
-    ppl: str = dataclasses.field(default="", kw_only=True)
-    dtype: str = dataclasses.field(default="", kw_only=True)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.member, Method):
-            instead = (
-                f"{self.member.__name__}()" if isinstance(self.member, type) else "MAP(), SWAG() or another"
-            )
-            raise InputError.of("member", "a method", repr(self.member), f"member={instead}")
-        given = {name: getattr(self, name) for name in ("ppl", "dtype") if getattr(self, name)}
-        if any(getattr(self.member, name) != value for name, value in given.items()):
-            object.__setattr__(self, "member", replace(self.member, **given))
-        for name in ("ppl", "dtype"):
-            object.__setattr__(self, name, getattr(self.member, name))
-        super().__post_init__()
-
-    finds_centre: ClassVar[bool] = False
 
     def check(self) -> None:
-        check_whole(self.name, "size", self.size, 1, "10")
-        check_whole(self.name, "tolerate", self.tolerate, 0, "0")
+        member = self.member
         if self.tolerate >= self.size:
-            raise InputError.of(
-                f"{self.name} tolerate",
-                f"fewer than the {self.size} members",
-                repr(self.tolerate),
-                "tolerate=0",
-            )
-        if self.together is not None:
-            check_whole(self.name, "together", self.together, 1, "None, for all")
-        if not isinstance(self.bootstrap, bool):
-            raise InputError.of(
-                f"{self.name} bootstrap", "True or False", repr(self.bootstrap), "bootstrap=False"
-            )
-        if getattr(self.member, "checkpoint", None) is not None:
-            raise InputError.of(
-                self.name,
-                "the checkpoint of the ensemble, which makes a folder for each member",
-                "a member with one",
-                f"Ensemble({self.member.name}(), checkpoint=folder)",
-            )
-        holds_out = getattr(self.member, "validation", None) is not None
+            wanted = f"fewer than the {self.size} members"
+            raise InputError.of(f"{self.name} tolerate", wanted, repr(self.tolerate), "tolerate=0")
+        if getattr(member, "checkpoint", None) is not None:
+            wanted = "the checkpoint of the ensemble, which makes a folder for each member"
+            advice = f"Ensemble({member.name}(), checkpoint=folder)"
+            raise InputError.of(self.name, wanted, "a member with one", advice)
+        holds_out = getattr(member, "validation", None) is not None
         # A method with several objectives holds rows out for "validation" only.
-        if self.bootstrap and holds_out and getattr(self.member, "objective", "validation") == "validation":
-            raise InputError.of(
-                f"{self.name} bootstrap",
-                "members without rows held out, as copies of a row would be on both sides",
-                "bootstrap=True with validation=",
-                "one of the two",
-            )
-        if self.bootstrap and self.member.streams:
-            raise UnsupportedError.of(
-                f"{self.name} bootstrap", "rows in memory", "a member that streams them", "bootstrap=False"
-            )
+        if self.bootstrap and holds_out and getattr(member, "objective", "validation") == "validation":
+            wanted = "members without rows held out, as copies of a row would be on both sides"
+            got = "bootstrap=True with validation="
+            raise InputError.of(f"{self.name} bootstrap", wanted, got, "one of the two")
+        if self.bootstrap and member.streams:
+            got = "a member that streams them"
+            raise UnsupportedError.of(f"{self.name} bootstrap", "rows in memory", got, "bootstrap=False")
 
     @property
     def limitations(self) -> str:
@@ -181,19 +144,9 @@ class Ensemble(Method):
         at_once = self.size if hasattr(self.member, "run_together") else 1
         return replace(found.times(self.size), together=max(found.together, at_once))
 
-    # -- properties of the member
-
     @property
     def systems(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.member.systems
-
-    @property
-    def serves_local(self) -> bool:  # type: ignore[override]
-        return self.member.serves_local
-
-    @property
-    def serves_priors(self) -> frozenset[str]:  # type: ignore[override]
-        return self.member.serves_priors
 
     @property
     def streams(self) -> bool:
@@ -209,12 +162,15 @@ class Ensemble(Method):
 
     # -- the fit
 
-    def run(self, problem: Problem, progress: Progress) -> Outcome:
-        watch = Stopwatch()
+    def check_support(self, problem: Problem) -> None:
         if self.bootstrap:
             # N - 1 rows, because a batch of all rows would be accepted for any model.
             fewer = max(1, problem.rows - 1)
             rows_per_step(f"{self.name} bootstrap", problem, fewer, advice="bootstrap=False")
+        self.member.check_support(problem)
+
+    def run(self, problem: Problem, progress: Progress) -> Outcome:
+        watch = Stopwatch()
         outcomes: dict[int, Outcome] = {}
         failed: dict[int, BNNError] = {}
         problems = {index: self._problem(problem, index) for index in range(self.size)}
@@ -235,9 +191,7 @@ class Ensemble(Method):
                 if isinstance(error, DivergenceError) and isinstance(found, DivergenceError):
                     error.last = found.last
                 raise error from found
-        return self._joined(
-            [outcomes[index] for index in sorted(outcomes)], sorted(outcomes), failed, watch()
-        )
+        return self._joined(dict(sorted(outcomes.items())), failed, watch())
 
     def _problem(self, problem: Problem, index: int) -> Problem:
         """The problem of member `index`: another seed and, with bootstrap, other rows."""
@@ -246,28 +200,17 @@ class Ensemble(Method):
             return replace(problem, seed=seed)
         rows = np.random.default_rng(site_seed("bootstrap", seed)).integers(problem.rows, size=problem.rows)
         inputs = map_data(lambda a: np.asarray(a)[rows], problem.inputs)
-        targets = np.asarray(problem.targets)[rows]
-        asarray = problem.system.asarray
-        return replace(
-            problem,
-            seed=seed,
-            inputs=inputs,
-            targets=targets,
-            x=map_data(asarray, inputs),
-            y=asarray(targets),
-        )
+        targets, asarray = np.asarray(problem.targets)[rows], problem.system.asarray
+        data = {"inputs": inputs, "targets": targets, "x": map_data(asarray, inputs), "y": asarray(targets)}
+        return replace(problem, seed=seed, **data)
 
     def _checkpoint(self, problem: Problem, index: int) -> Checkpoint:
         if self.checkpoint is None:
             return Checkpoint.of(None, {}, "")
         # Plain settings would represent a posterior as a start by its repr, which contains seconds.
         member = {field.name: getattr(self.member, field.name) for field in dataclasses.fields(self.member)}
-        belongs = fingerprint(
-            problem,
-            self,
-            left_out=("size", "together", "tolerate"),
-            member={"method": self.member.name, **member, "checkpoint": None},
-        )
+        member = {"method": self.member.name, **member, "checkpoint": None}
+        belongs = fingerprint(problem, self, left_out=("size", "together", "tolerate"), member=member)
         return Checkpoint.of(self.checkpoint, belongs, f"member{index}")
 
     def _fits(
@@ -290,9 +233,9 @@ class Ensemble(Method):
             yield from zip(group, found, strict=True)
             alone = alone[size:]
         for index in alone:
-            told = _Titled(progress, f", member {index + 1} of {self.size}")
+            titled = _Titled(progress, f", member {index + 1} of {self.size}")
             try:
-                yield index, self._member(index).run(problems[index], told)
+                yield index, self._member(index).run(problems[index], titled)
             except FAILURES as error:
                 yield index, error
 
@@ -304,32 +247,31 @@ class Ensemble(Method):
         return replace(self.member, **folder)
 
     def _joined(
-        self, outcomes: list[Outcome], numbers: list[int], failed: Mapping[int, BNNError], seconds: float
+        self, found: Mapping[int, Outcome], failed: Mapping[int, BNNError], seconds: float
     ) -> Outcome:
+        outcomes = list(found.values())
         approximations = [outcome.approximation for outcome in outcomes]
+        approximation: Approximation = Members(tuple(approximations))
         statistics: dict[str, np.ndarray] = {}
-        cut: list[str] = []
-        approximation: Approximation
+        warnings = [
+            f"member {index + 1} of {self.size} failed and is left out: {error}"
+            for index, error in failed.items()
+        ]
         if all(isinstance(each, Chains) for each in approximations):
             chains: list[Any] = approximations
             lengths = [each.shape[1] for each in chains]
             draws = min(lengths)
             if max(lengths) > draws:
-                cut.append(
+                warnings.append(
                     f"members have from {draws} to {max(lengths)} draws per chain: the first {draws} of each are used"
                 )
-            joined = {
-                name: np.concatenate([each.u[name][:, :draws] for each in chains]) for name in chains[0].u
-            }
-            approximation = Chains(joined, groups=len(chains))
-            shared = set.intersection(*(set(outcome.statistics) for outcome in outcomes))
-            statistics = {
-                name: np.concatenate([outcome.statistics[name][:, :draws] for outcome in outcomes])
-                for name in outcomes[0].statistics
-                if name in shared
-            }
-        else:
-            approximation = Members(tuple(approximations))
+
+            def joined(parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+                shared = [name for name in parts[0] if all(name in part for part in parts)]
+                return {name: np.concatenate([part[name][:, :draws] for part in parts]) for name in shared}
+
+            approximation = Chains(joined([each.u for each in chains]), groups=len(chains))
+            statistics = joined([outcome.statistics for outcome in outcomes])
         compiled = sum(outcome.compile_seconds for outcome in outcomes)
         gradients = [outcome.gradient_evaluations for outcome in outcomes]
         figures = {"members": float(len(outcomes))}
@@ -345,14 +287,7 @@ class Ensemble(Method):
             compile_seconds=compiled,
             run_seconds=max(seconds - compiled, 0.0),
             gradient_evaluations=None if None in gradients else float(sum(g for g in gradients if g)),
-            warnings=(
-                *(
-                    f"member {index + 1} of {self.size} failed and is left out: {error}"
-                    for index, error in failed.items()
-                ),
-                *cut,
-                *_warnings(outcomes, numbers),
-            ),
+            warnings=(*warnings, *_warnings(found)),
             figures=figures,
             target="; ".join(targets),
         )
@@ -382,15 +317,15 @@ def _histories(outcomes: Sequence[Outcome]) -> dict[str, np.ndarray]:
     return found
 
 
-def _warnings(outcomes: Sequence[Outcome], numbers: Sequence[int]) -> list[str]:
+def _warnings(outcomes: Mapping[int, Outcome]) -> list[str]:
     """The warnings of the members without repetition, each with the members that raise it."""
-    said: dict[str, list[int]] = {}
-    for number, outcome in zip(numbers, outcomes, strict=True):
+    found: dict[str, list[int]] = {}
+    for index, outcome in outcomes.items():
         for text in outcome.warnings:
-            said.setdefault(text, []).append(number + 1)
+            found.setdefault(text, []).append(index + 1)
     return [
         f"{'all members' if len(who) == len(outcomes) else 'member ' + ', '.join(map(str, who))}: {text}"
-        for text, who in said.items()
+        for text, who in found.items()
     ]
 
 
@@ -400,39 +335,28 @@ _NUMBERS = ("compile_seconds", "run_seconds", "gradient_evaluations")
 
 
 def _stored(outcome: Outcome) -> dict[str, np.ndarray]:
-    told = {
+    words = {
         "class": type(outcome.approximation).__name__,
         "warnings": list(outcome.warnings),
-        "figures": outcome.figures,
-        "target": outcome.target,
-        **{name: getattr(outcome, name) for name in _NUMBERS},
+        **{name: getattr(outcome, name) for name in ("figures", "target", *_NUMBERS)},
     }
-    found = {"told": np.frombuffer(json.dumps(told).encode(), dtype=np.uint8).copy()}
-    for part, arrays in (
-        ("approximation", outcome.approximation.arrays()),
-        ("statistics", outcome.statistics),
-        ("history", outcome.history),
-    ):
-        found |= {f"{part}/{name}": np.asarray(value) for name, value in arrays.items()}
-    return found
+    parts = {
+        "approximation": outcome.approximation.arrays(),
+        "statistics": outcome.statistics,
+        "history": outcome.history,
+    }
+    # "told" is the name of this part in files.
+    return {"told": np.frombuffer(json.dumps(words).encode(), dtype=np.uint8).copy()} | {
+        f"{part}/{name}": np.asarray(value) for part, each in parts.items() for name, value in each.items()
+    }
 
 
 def _restored(arrays: Mapping[str, np.ndarray]) -> Outcome:
-    told = json.loads(arrays["told"].tobytes().decode())
-
-    def part(name: str) -> dict[str, np.ndarray]:
-        return {
-            key.partition("/")[2]: np.array(value)
-            for key, value in arrays.items()
-            if key.startswith(f"{name}/")
-        }
-
+    words = json.loads(arrays["told"].tobytes().decode())
     return Outcome(
-        approximation=approximation_class(told["class"]).from_arrays(part("approximation")),
-        statistics=part("statistics"),
-        history=part("history"),
-        warnings=tuple(told["warnings"]),
-        figures=told["figures"],
-        target=told["target"],
-        **{name: told[name] for name in _NUMBERS},
+        approximation=approximation_class(words["class"]).from_arrays(unprefixed(arrays, "approximation")),
+        statistics=unprefixed(arrays, "statistics"),
+        history=unprefixed(arrays, "history"),
+        warnings=tuple(words["warnings"]),
+        **{name: words[name] for name in ("figures", "target", *_NUMBERS)},
     )

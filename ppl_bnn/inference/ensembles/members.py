@@ -63,18 +63,7 @@ class Members(Approximation):
         return np.full(count, 1.0 / count) if self.weights is None else self.weights
 
     def weighted(self, weights: np.ndarray | None) -> Members:
-        """The same members with other weights.
-
-        Parameters
-        ----------
-        weights : ndarray or None
-            Shape (K,); None for equal weights.
-
-        Returns
-        -------
-        Members
-            The mixture.
-        """
+        """The same members with other weights (K,), or None for equal weights."""
         return replace(self, weights=weights)
 
     # -- draws
@@ -90,20 +79,7 @@ class Members(Approximation):
         return {name: np.stack([np.asarray(point[name]) for point in points]) for name in points[0]}
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Draw from the mixture, member after member.
-
-        Parameters
-        ----------
-        count : int
-            Number of draws; the number of members gives one draw of each.
-        rng : numpy.random.Generator
-            Random generator.
-
-        Returns
-        -------
-        dict of str to ndarray
-            Unconstrained coordinates by site, with one leading axis.
-        """
+        """Draws from the mixture, member after member; as many as members gives one draw of each."""
         owners = self._allotted(count)
         drawn = [
             member.draw(int(np.count_nonzero(owners == index)), rng)
@@ -148,15 +124,7 @@ class Members(Approximation):
         return np.stack(rows)
 
     def centre(self) -> dict[str, np.ndarray]:
-        """The centre of the member with the largest weight, the first if there are several.
-
-        A mean over modes is not a useful network.
-
-        Returns
-        -------
-        dict of str to ndarray
-            Unconstrained coordinates by site.
-        """
+        """The centre of the member with the largest weight: a mean over modes is not a useful network."""
         return self.members[int(np.argmax(self.shares))].centre()
 
     @property
@@ -181,43 +149,17 @@ class Members(Approximation):
             return problem
 
         def build() -> Program:
-            return Program.of(
-                problem.system,
-                model,
-                problem.x,
-                problem.y,
-                language=program.language,
-                observed=program.observed,
-            )
+            how = {"language": program.language, "observed": program.observed}
+            return Program.of(problem.system, model, problem.x, problem.y, **how)
 
         return replace(problem, program=program._cached(("member", id(self), index), build))
 
     def predictor_draws(
         self, problem: Problem, u: Mapping[str, np.ndarray], x: Any, kind: str, seed: int, memory: int
     ) -> np.ndarray:
-        """The predictor eta of draws, each computed as its own member does.
+        """The predictor eta (S, N, D) of draws, each computed as its own member does.
 
         Draws are assigned to members only if this makes a difference (linearised draws, tuned programs).
-
-        Parameters
-        ----------
-        problem : Problem
-            The program and its data.
-        u : mapping of str to ndarray
-            Draws by site, with one leading axis.
-        x : array or dict of arrays
-            Inputs.
-        kind : str
-            The kind of prediction.
-        seed : int
-            Seed of random numbers.
-        memory : int
-            Bytes held in addition to inputs and result.
-
-        Returns
-        -------
-        ndarray
-            eta, shape (S, N, D).
         """
         if kind == "sampled" and not self._tuned and not self.computes_weights(problem):
             return super().predictor_draws(problem, u, x, kind, seed, memory)
@@ -234,7 +176,7 @@ class Members(Approximation):
         if not self.computes_weights(problem):
             return {}
         return self._by_owner(
-            problem, u, lambda index, problem, part: self.members[index].weight_draws(problem, part)
+            problem, u, lambda index, own, part: self.members[index].weight_draws(own, part)
         )
 
     def _by_owner(
@@ -249,12 +191,11 @@ class Members(Approximation):
         """
         densities = self._log_densities(u)
         if densities is None:
-            raise UnsupportedError.of(
-                "",
-                "members with a density, by which their draws are told apart",
+            wanted, got = (
+                "members with a density, which identifies their draws",
                 type(self.members[0]).__name__,
-                "kind='sampled'",
             )
+            raise UnsupportedError.of("", wanted, got, "kind='sampled'")
         owners = densities.argmax(0)
         result: dict[str, np.ndarray] = {}
         for index in range(len(self.members)):
@@ -269,68 +210,37 @@ class Members(Approximation):
         return result
 
     def closed_form(self, problem: Problem, x: Any, kind: str, memory: int) -> Prediction | None:
-        """The mixture of the members' closed forms; None if a member has none.
-
-        Parameters
-        ----------
-        problem : Problem
-            The program and its data.
-        x : array or dict of arrays
-            Inputs.
-        kind : str
-            The kind of prediction.
-        memory : int
-            Bytes held in addition to inputs and result.
-
-        Returns
-        -------
-        Prediction or None
-            The mixture.
-        """
-        parts = []
-        for index, member in enumerate(self.members):
-            part = member.closed_form(self._problem(index, problem), x, kind, memory)
-            if part is None:
-                return None
-            parts.append(part)
-        return mixture(parts, self.shares)
+        """The mixture of the members' closed forms; None if a member has none."""
+        parts = self._each(problem, lambda member, own: member.closed_form(own, x, kind, memory))
+        return None if parts is None else mixture(parts, self.shares)
 
     def joint(self, problem: Problem, x: Any, memory: int) -> JointPrediction | None:
-        """Mean and covariance of the mixture, by the law of total covariance.
+        """Mean and covariance of the mixture, by the law of total covariance; None if a member has none."""
+        parts = self._each(problem, lambda member, own: member.joint(own, x, memory))
+        if parts is None:
+            return None
+        means = np.stack([part.mean for part in parts])
+        mean = np.tensordot(self.shares, means, axes=1)
+        between = np.einsum("k,ki,kj->ij", self.shares, means - mean, means - mean)
 
-        Parameters
-        ----------
-        problem : Problem
-            The program and its data.
-        x : array or dict of arrays
-            Inputs.
-        memory : int
-            Bytes held in addition to inputs and result.
+        def total(name: str) -> np.ndarray | None:
+            each = [getattr(part, name) for part in parts]
+            if any(covariance is None for covariance in each):
+                return None
+            return between + np.tensordot(self.shares, np.stack(each), axes=1)
 
-        Returns
-        -------
-        JointPrediction or None
-            The joint prediction; None if a member has none.
-        """
+        function: Any = total("function_covariance")
+        return JointPrediction(mean, function, total("covariance"))
+
+    def _each(self, problem: Problem, function: Callable[[Approximation, Problem], Any]) -> list[Any] | None:
+        """The result for each member and its problem, in order; None as soon as one is None."""
         parts = []
         for index, member in enumerate(self.members):
-            part = member.joint(self._problem(index, problem), x, memory)
+            part = function(member, self._problem(index, problem))
             if part is None:
                 return None
             parts.append(part)
-        mean = np.tensordot(self.shares, np.stack([part.mean for part in parts]), axes=1)
-        deviations = np.stack([part.mean for part in parts]) - mean
-        between = np.einsum("k,ki,kj->ij", self.shares, deviations, deviations)
-
-        def total(covariances: list[Any]) -> np.ndarray:
-            return between + np.tensordot(self.shares, np.stack(covariances), axes=1)
-
-        whole = [part.covariance for part in parts]
-        return JointPrediction(
-            mean,
-            total([part.function_covariance for part in parts]),
-            None if any(each is None for each in whole) else total(whole),
-        )
+        return parts
 
     # -- storage
 
@@ -344,34 +254,26 @@ class Members(Approximation):
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Members:
         names = json.loads(np.asarray(arrays["classes"], dtype=np.uint8).tobytes().decode())
-        parts: list[dict[str, np.ndarray]] = [{} for _ in names]
-        for key, value in arrays.items():
-            index, within, name = key.partition("/")
-            if within:
-                parts[int(index)][name] = value
+        kinds = [approximation_class(name) for name in names]
         return cls(
-            tuple(
-                approximation_class(name).from_arrays(part) for name, part in zip(names, parts, strict=True)
-            )
+            tuple(kind.from_arrays(unprefixed(arrays, str(index))) for index, kind in enumerate(kinds))
         )
 
 
+def unprefixed(arrays: Mapping[str, np.ndarray], part: str) -> dict[str, np.ndarray]:
+    """The arrays whose names begin with `part/`, by the rest of their names."""
+    prefix = f"{part}/"
+    return {
+        name.removeprefix(prefix): np.array(value)
+        for name, value in arrays.items()
+        if name.startswith(prefix)
+    }
+
+
 def mixture(parts: Sequence[Prediction], shares: np.ndarray) -> Prediction:
-    """The mixture of predictions of the same rows.
+    """The mixture of predictions of the same rows, with the `shares` w_k.
 
     The components of all parts are combined. A component of weight v_s within part k has the weight w_k v_s.
-
-    Parameters
-    ----------
-    parts : sequence of Prediction
-        The predictions.
-    shares : ndarray
-        w, the weights of the parts.
-
-    Returns
-    -------
-    Prediction
-        The mixture.
     """
     first = parts[0]
     rowwise = any(part.log_weights is not None and part.log_weights.ndim == 2 for part in parts)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data, site_seed
-from ppl_bnn.core.errors import InputError, unknown_name
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.progress import Progress
+from ppl_bnn.core.settings import OneOf, between, setting
 from ppl_bnn.inference.cost import Effort, Size
+from ppl_bnn.inference.ensembles.of_member import OfMember
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
+from ppl_bnn.inference.start import check_start, fitted_start
 from ppl_bnn.posterior.stacking import stack
 
 WAYS = ("loo", "validation")
 
 
 @dataclass(frozen=True)
-class Stacked(Method):
+class Stacked(OfMember):
     """Weight the chains or members of a posterior by their predictions (see `ppl_bnn.posterior.stacking`).
 
     The weights are [1]_ (for chains that do not mix see [2]_)
@@ -62,47 +64,13 @@ class Stacked(Method):
     .. [2] Yao, Vehtari and Gelman (2022).
     """
 
-    member: Method
-    by: str = "loo"
-    validation: float = 0.2
-    ppl: str = dataclasses.field(default="", kw_only=True)
-    dtype: str = dataclasses.field(default="", kw_only=True)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.member, Method):
-            raise InputError.of(
-                f"{self.name}, member",
-                "an instance of a method",
-                repr(self.member),
-                "Stacked(NUTS(chains=8))",
-            )
-        given = {name: getattr(self, name) for name in ("ppl", "dtype") if getattr(self, name)}
-        if given:
-            object.__setattr__(self, "member", dataclasses.replace(self.member, **given))
-        for name in ("ppl", "dtype"):
-            object.__setattr__(self, name, getattr(self.member, name))
-        super().__post_init__()
-
-    @property
-    def serves_priors(self) -> frozenset[str]:  # type: ignore[override]
-        """Those of `member`."""
-        return self.member.serves_priors
+    by: str = setting("loo", OneOf(WAYS))
+    validation: float = setting(0.2, between(0, 1))
 
     @property
     def serves_local(self) -> bool:  # type: ignore[override]
         """Latent variables per row exist for the fitted rows only, so there are none for held-out rows."""
         return self.by == "loo" and self.member.serves_local
-
-    finds_centre: ClassVar[bool] = False
-
-    def check(self) -> None:
-        if self.by not in WAYS:
-            raise unknown_name(f"{self.name}, way", self.by, WAYS)
-        share = self.validation
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 < share < 1.0:
-            raise InputError.of(
-                f"{self.name}, validation", "a share of rows between 0 and 1", repr(share), "validation=0.2"
-            )
 
     @property
     def limitations(self) -> str:
@@ -114,28 +82,22 @@ class Stacked(Method):
         found = self.member.effort(kept)
         return None if found is None else found.times(share)
 
+    def check_support(self, problem: Problem) -> None:
+        rows = self._split(problem)[0] if self.by == "validation" else np.arange(problem.rows)
+        check_start(_of_rows(problem, rows), self._member(problem))
+
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()
-        x, y = problem.inputs, problem.targets
-        held: tuple[Any, ...] = ()
-        target, share = "", 1.0
+        target, share, fitted, out = "", 1.0, problem, None
         if self.by == "validation":
             kept, out = self._split(problem)
-            held = (map_data(lambda array: array[out], x), y[out])
-            x, y = map_data(lambda array: array[kept], x), y[kept]
-            share = len(kept) / problem.rows
+            fitted, share = _of_rows(problem, kept), len(kept) / problem.rows
             target = f"the posterior of {len(kept)} of {problem.rows} rows"
-        program = problem.program
-        posterior = dataclasses.replace(self.member, dtype=problem.dtype).fit(
-            program.model,
-            x,
-            y,
-            seed=problem.seed,
-            device=problem.device,
-            progress=progress,
-            observed=None if program.language else program.observed,
-        )
-        posterior = stack(posterior, *held)
+        posterior = fitted_start(fitted, self._member(problem), progress)
+        if out is None:
+            posterior = stack(posterior)
+        else:
+            posterior = stack(posterior, map_data(lambda a: a[out], problem.inputs), problem.targets[out])
         info = posterior.info
         evaluations = info.gradient_evaluations
         return Outcome(
@@ -150,15 +112,23 @@ class Stacked(Method):
             target="; ".join(text for text in (info.target, target) if text),
         )
 
+    def _member(self, problem: Problem) -> Method:
+        return dataclasses.replace(self.member, dtype=problem.dtype)
+
     def _split(self, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of the fitted rows and of the held-out rows, each in order."""
         out = round(self.validation * problem.rows)
         if not 0 < out < problem.rows:
-            raise InputError.of(
-                f"{self.name}, validation",
+            wanted, got = (
                 "a share that leaves rows on either side",
                 f"{self.validation} of {problem.rows} rows",
-                "more rows, or another share",
             )
+            raise InputError.of(f"{self.name} validation", wanted, got, "more rows, or another share")
         order = np.random.default_rng(site_seed("stacking", problem.seed)).permutation(problem.rows)
         return np.sort(order[out:]), np.sort(order[:out])
+
+
+def _of_rows(problem: Problem, rows: np.ndarray) -> Problem:
+    """The problem with some of its rows in host memory, for another fit."""
+    inputs = map_data(lambda array: array[rows], problem.inputs)
+    return dataclasses.replace(problem, inputs=inputs, targets=problem.targets[rows])

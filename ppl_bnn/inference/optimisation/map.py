@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.errors import DivergenceError, InputError, unknown_name
+from ppl_bnn.core.errors import DivergenceError, InputError
 from ppl_bnn.core.progress import Progress
+from ppl_bnn.core.settings import OneOf, between, optional, setting, whole
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.method import Method, Outcome
-from ppl_bnn.inference.optimisation.loops import check_within, rows_per_step
-from ppl_bnn.inference.optimisation.mode import WAIT, Mode, check_optimiser, check_restarts, effort_of_mode
+from ppl_bnn.inference.optimisation.loops import rows_per_step
+from ppl_bnn.inference.optimisation.mode import WAIT, Mode, effort_of_mode, refuse_restarts_from_a_start
 from ppl_bnn.inference.optimisation.several_modes import best_mode, find_modes, held_out
 from ppl_bnn.inference.start import Start
 from ppl_bnn.posterior.approximation import Point
@@ -65,31 +66,23 @@ class MAP(Method):
     likelihood of the held-out rows in nats in the units of the fit, and "best_step".
     """
 
-    steps: int = 20_000
-    learning_rate: float = 0.02
-    tolerance: float = 1e-4
+    steps: int = setting(20_000, whole())
+    learning_rate: float = setting(0.02, between())
+    tolerance: float = setting(1e-4, between())
     polish: bool = True
-    space: str = "unconstrained"
+    space: str = setting("unconstrained", OneOf(("unconstrained", "constrained")))
     start: Start = None
-    restarts: int = 1
-    validation: float | None = None
+    restarts: int = setting(1, whole(), advice="5")
+    validation: float | None = setting(None, optional(between(0, 1)), advice="0.1, or None for the mode")
     # A fit finds one point, so chains that start from it need one fit each.
     finds_points: ClassVar[bool] = True
 
     def check(self) -> None:
-        check_optimiser(self.name, self.steps, self.learning_rate, self.tolerance)
-        check_restarts(self.name, self.restarts, self.start)
-        if self.validation is not None:
-            check_within(self.name, "validation", self.validation, 0, 1, "0.1, or None for the mode")
-            if self.restarts > 1:
-                raise InputError.of(
-                    f"{self.name}: restarts",
-                    "one start with validation=, as highest modes are not what is looked for",
-                    f"restarts={self.restarts}",
-                    "Ensemble(MAP(validation=0.1), size=5)",
-                )
-        if self.space not in ("unconstrained", "constrained"):
-            raise unknown_name("space", self.space, ("unconstrained", "constrained"))
+        refuse_restarts_from_a_start(self.name, self.restarts, self.start)
+        if self.validation is not None and self.restarts > 1:
+            wanted = "one start with validation=, as highest modes are not what is looked for"
+            advice = "Ensemble(MAP(validation=0.1), size=5)"
+            raise InputError.of(f"{self.name} restarts", wanted, f"restarts={self.restarts}", advice)
 
     @property
     def limitations(self) -> str:
@@ -104,24 +97,32 @@ class MAP(Method):
         found = effort_of_mode(self.steps, self.polish).times(self.restarts)
         return found.after(effort_of_start(self.start, size))
 
+    def check_support(self, problem: Problem) -> None:
+        if self.validation is None:
+            return
+        where = f"{self.name} validation"
+        if problem.rows < 2:
+            wanted = "at least 2 rows, one to hold out and one to fit"
+            raise InputError.of(where, wanted, str(problem.rows), "validation=None")
+        rows = len(held_out(problem, self.validation)[0])
+        rows_per_step(where, problem, rows, advice="validation=None")
+
+    def _settings(self, progress: Progress) -> dict[str, Any]:
+        names = ("start", "steps", "learning_rate", "tolerance", "polish")
+        settings = {name: getattr(self, name) for name in names}
+        return settings | {
+            "jacobian": self.space == "unconstrained",
+            "progress": progress,
+            "title": self.name,
+        }
+
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         if self.validation is not None:
             (outcome,) = self._together([problem], progress)
             if isinstance(outcome, DivergenceError):
                 raise outcome
             return outcome
-        mode, log_joints = best_mode(
-            problem,
-            restarts=self.restarts,
-            start=self.start,
-            steps=self.steps,
-            learning_rate=self.learning_rate,
-            tolerance=self.tolerance,
-            polish=self.polish,
-            jacobian=self.space == "unconstrained",
-            progress=progress,
-            title=self.name,
-        )
+        mode, log_joints = best_mode(problem, restarts=self.restarts, **self._settings(progress))
         outcome = self._outcome(mode)
         if self.restarts > 1:
             outcome.history["restart_log_joint"] = log_joints
@@ -130,52 +131,15 @@ class MAP(Method):
     def run_together(
         self, problems: Sequence[Problem], progress: Progress
     ) -> list[Outcome | DivergenceError] | None:
-        """Fit several problems of one program in one vectorised loop.
+        """Fit several problems of one program in one vectorised loop; a problem that failed has its error.
 
-        Parameters
-        ----------
-        problems : sequence of Problem
-            The problems.
-        progress : Progress
-            Receives reports of progress.
-
-        Returns
-        -------
-        list of Outcome or DivergenceError, or None
-            One entry per problem, its error if it failed. None if these settings do not allow a joint loop, so that
-            each problem must be fitted separately.
+        None if these settings do not allow a joint loop, so that each problem must be fitted separately.
         """
         return None if self.restarts > 1 else self._together(problems, progress)
 
     def _together(self, problems: Sequence[Problem], progress: Progress) -> list[Outcome | DivergenceError]:
-        for problem in problems if self.validation is not None else ():
-            self._refuse_whole(problem)
-        found = find_modes(
-            problems,
-            start=self.start,
-            steps=self.steps,
-            learning_rate=self.learning_rate,
-            tolerance=self.tolerance,
-            polish=self.polish,
-            jacobian=self.space == "unconstrained",
-            validation=self.validation,
-            progress=progress,
-            title=self.name,
-        )
+        found = find_modes(problems, validation=self.validation, **self._settings(progress))
         return [each if isinstance(each, DivergenceError) else self._outcome(each) for each in found]
-
-    def _refuse_whole(self, problem: Problem) -> None:
-        """Refuse to hold rows out if there are too few, or if they cannot be separated."""
-        assert self.validation is not None
-        if problem.rows < 2:
-            raise InputError.of(
-                f"{self.name} validation",
-                "at least 2 rows, one to hold out and one to fit",
-                str(problem.rows),
-                "validation=None",
-            )
-        rows = len(held_out(problem, self.validation)[0])
-        rows_per_step(f"{self.name} validation", problem, rows, advice="validation=None")
 
     def _outcome(self, mode: Mode) -> Outcome:
         figures = {"log_joint": mode.log_joint, "converged": float(mode.converged)}

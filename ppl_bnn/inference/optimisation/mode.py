@@ -449,10 +449,11 @@ def check_restarts(name: str, restarts: int, start: Start) -> None:
     """Refuse a number of starts that is none, or several starts at one given point."""
     if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 1:
         raise InputError.of(f"{name}: restarts", "a positive whole number", repr(restarts), "restarts=5")
+    refuse_restarts_from_a_start(name, restarts, start)
+
+
+def refuse_restarts_from_a_start(name: str, restarts: int, start: Start) -> None:
+    """Refuse several starts at one given point."""
     if restarts > 1 and start is not None:
-        raise InputError.of(
-            f"{name}: restarts",
-            "starts drawn from the prior",
-            f"start= with restarts={restarts}",
-            "start=None",
-        )
+        wanted, got = "starts drawn from the prior", f"start= with restarts={restarts}"
+        raise InputError.of(f"{name} restarts", wanted, got, "start=None")

@@ -12,21 +12,15 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data, ravel, site_seed, unravel
-from ppl_bnn.core.errors import DivergenceError, InputError, unknown_name
+from ppl_bnn.core.errors import DivergenceError, InputError
 from ppl_bnn.core.progress import Progress
+from ppl_bnn.core.settings import OneOf, between, optional, setting, whole
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.conditioning import conditioning
 from ppl_bnn.inference.curvature.gaussians import LowRankCovariance
 from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
-from ppl_bnn.inference.optimisation.loops import (
-    check_whole,
-    check_within,
-    chosen_rows,
-    loop_of,
-    refuse_free_parameters,
-    rows_per_step,
-)
+from ppl_bnn.inference.optimisation.loops import chosen_rows, loop_of, refuse_free_parameters, rows_per_step
 from ppl_bnn.inference.optimisation.mode import Mode, effort_of_mode, starting_point
 from ppl_bnn.inference.optimisation.several_modes import find_modes, stacked_rows
 from ppl_bnn.inference.start import Start
@@ -100,13 +94,7 @@ class SWAGGaussian(Approximation):
         return True
 
     def covariance(self) -> np.ndarray:
-        """The covariance of the flat vector.
-
-        Returns
-        -------
-        ndarray
-            Shape (P, P).
-        """
+        """The covariance of the flat vector, (P, P)."""
         return 0.5 * np.diag(self._flat(self.variance)) + self._factor.T @ self._factor
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -116,11 +104,8 @@ class SWAGGaussian(Approximation):
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> SWAGGaussian:
         def part(which: str) -> dict[str, np.ndarray]:
-            return {
-                key.partition("/")[2]: np.asarray(value)
-                for key, value in arrays.items()
-                if key.startswith(f"{which}/")
-            }
+            keys = (key for key in arrays if key.startswith(f"{which}/"))
+            return {key.partition("/")[2]: np.asarray(arrays[key]) for key in keys}
 
         return cls(part("mean"), part("variance"), part("deviations"))
 
@@ -212,39 +197,21 @@ class SWAG(Method):
     .. [4] Izmailov et al. (2018).
     """
 
-    collections: int = 100
-    rank: int = 20
-    every: int | None = None
-    burn_in: int = 20
-    batch_size: int | None = None
-    learning_rate: float | None = None
-    schedule: str = "constant"
+    collections: int = setting(100, whole(2))
+    rank: int = setting(20, whole(2))
+    every: int | None = setting(None, optional(whole()), advice="None, for one pass over the rows")
+    burn_in: int = setting(20, whole(0))
+    batch_size: int | None = setting(None, optional(whole()), advice="None, for a tenth of the rows")
+    learning_rate: float | None = setting(None, optional(between()), advice="None, for one by theory")
+    schedule: str = setting("constant", OneOf(SCHEDULES))
     start: Start = None
-    steps: int = 20_000
+    steps: int = setting(20_000, whole())
     serves_local: ClassVar[bool] = False
 
     def check(self) -> None:
-        check_whole(self.name, "collections", self.collections, 2, "100")
-        check_whole(self.name, "rank", self.rank, 2, "20")
-        check_whole(self.name, "burn_in", self.burn_in, 0, "20")
-        check_whole(self.name, "steps", self.steps, 1, "20_000")
         if self.rank > self.collections:
-            raise InputError.of(
-                f"{self.name} rank",
-                f"at most as many deviations as the {self.collections} collections",
-                repr(self.rank),
-                f"rank={self.collections}",
-            )
-        if self.every is not None:
-            check_whole(self.name, "every", self.every, 1, "None, for one pass over the rows")
-        if self.batch_size is not None:
-            check_whole(self.name, "batch_size", self.batch_size, 1, "None, for a tenth of the rows")
-        if self.learning_rate is not None:
-            check_within(
-                self.name, "learning_rate", self.learning_rate, 0, math.inf, "None, for one by theory"
-            )
-        if self.schedule not in SCHEDULES:
-            raise unknown_name("schedule", self.schedule, SCHEDULES)
+            wanted = f"at most as many deviations as the {self.collections} collections"
+            raise InputError.of(f"{self.name} rank", wanted, repr(self.rank), f"rank={self.collections}")
 
     @property
     def limitations(self) -> str:
@@ -254,11 +221,17 @@ class SWAG(Method):
         )
 
     def effort(self, size: Size) -> Effort:
-        batch = self._batch(size.rows)
-        every = math.ceil(size.rows / batch) if self.every is None else self.every
+        batch, every = self._lengths(size.rows)
         steps = (self.burn_in + self.collections) * every * size.share(batch)
         begin = effort_of_mode(self.steps) if self.start is None else effort_of_start(self.start, size)
         return Effort(steps, steps + 1, steps + 1, numbers=self.rank * size.parameters).after(begin)
+
+    def check_support(self, problem: Problem) -> None:
+        refuse_free_parameters(self.name, problem)
+        size, _ = self._lengths(problem.rows)
+        # N rows drawn with replacement are not all rows, so rows must be separable for any batch size.
+        if size != problem.rows or size > 1:
+            rows_per_step(self.name, problem, size - (size == problem.rows), advice="NUTS or SVI")
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         (outcome,) = self.run_together([problem], progress)
@@ -269,103 +242,71 @@ class SWAG(Method):
     def run_together(
         self, problems: Sequence[Problem], progress: Progress
     ) -> list[Outcome | DivergenceError]:
-        """Fit several problems of one program in one vectorised loop.
-
-        Parameters
-        ----------
-        problems : sequence of Problem
-            The problems.
-        progress : Progress
-            Receives reports of progress.
-
-        Returns
-        -------
-        list of Outcome or DivergenceError
-            One entry per problem; its error if it failed.
-        """
-        first = problems[0]
-        refuse_free_parameters(self.name, first)
-        size = self._size(first)
-        begun = self._begin(problems, progress)
-        good = [index for index, each in enumerate(begun) if isinstance(each, _Beginning)]
-        found: list[Any] = list(begun)
+        """Fit several problems of one program in one vectorised loop; a problem that failed has its error."""
+        paths = self._paths(problems, progress)
+        watch = Stopwatch()
+        for path in paths:
+            if path.error is None:
+                try:
+                    path.rate = self._rate(path)
+                except DivergenceError as error:
+                    path.error = error
+        good = [path for path in paths if path.error is None]
         if good:
-            walked = self._walk(
-                [problems[index] for index in good], [begun[index] for index in good], size, progress
-            )
-            for index, outcome in zip(good, walked, strict=True):
-                found[index] = outcome
-        return found
+            compile_seconds = self._walk(good, progress)
+            seconds = max(watch() - compile_seconds, 0.0)
+            for path in good:
+                path.compile_seconds += compile_seconds / len(good)
+                path.run_seconds += seconds / len(good)
+        return [path.error or self._outcome(path) for path in paths]
 
-    def _batch(self, rows: int) -> int:
-        return min(128, max(1, rows // 10)) if self.batch_size is None else self.batch_size
+    def _lengths(self, rows: int) -> tuple[int, int]:
+        """Rows of a batch, and steps between two collections."""
+        batch = min(128, max(1, rows // 10)) if self.batch_size is None else self.batch_size
+        return batch, math.ceil(rows / batch) if self.every is None else self.every
 
-    def _size(self, problem: Problem) -> int:
-        size = self._batch(problem.rows)
-        # N rows drawn with replacement are not all rows, so rows must be separable for any batch size.
-        if size != problem.rows:
-            rows_per_step(self.name, problem, size, advice="NUTS or SVI")
-        elif problem.rows > 1:
-            rows_per_step(self.name, problem, size - 1, advice="NUTS or SVI")
-        return size
-
-    # -- start
-
-    def _begin(self, problems: Sequence[Problem], progress: Progress) -> list[Any]:
-        """A `_Beginning` for each problem, or its error."""
+    def _paths(self, problems: Sequence[Problem], progress: Progress) -> list[_Path]:
+        """Where SGD begins for each problem, or its error."""
         if self.start is None:
             modes = find_modes(problems, steps=self.steps, progress=progress, title=f"{self.name}, start")
-            return [
-                each if isinstance(each, DivergenceError) else _Beginning.of(problem, each.u, each)
-                for problem, each in zip(problems, modes, strict=True)
-            ]
-        found: list[Any] = []
+            return [_Path.of(problem, mode) for problem, mode in zip(problems, modes, strict=True)]
+        paths = []
         for problem in problems:
             try:
-                found.append(_Beginning.of(problem, starting_point(problem, self.start, progress)))
+                u = starting_point(problem, self.start, progress)
+                paths.append(_Path(problem, flat_sites(problem, u)))
             except DivergenceError as error:
-                found.append(error)
-        return found
+                paths.append(_Path.of(problem, error))
+        return paths
 
-    def _rate(self, problem: Problem, begin: _Beginning, size: int) -> float:
+    def _rate(self, path: _Path) -> float:
         """The given rate, or that of the stationary Gaussian closest to the posterior."""
         if self.learning_rate is not None:
             return float(self.learning_rate)
-        noise, largest = gradient_noise(problem, begin.flat)
+        rows, (size, _) = path.problem.rows, self._lengths(path.problem.rows)
+        noise, largest = gradient_noise(path.problem, path.flat)
         if not (math.isfinite(noise) and noise > 0.0):
-            raise DivergenceError.of(
-                self.name,
-                "gradients that differ from row to row, from which the learning rate follows",
-                f"a variance of {noise:g} at the start",
-                "learning_rate=0.01",
-            )
-        closest = 2.0 * len(begin.flat) * size / (problem.rows * noise)
+            wanted = "gradients that differ from row to row, from which the learning rate follows"
+            got = f"a variance of {noise:g} at the start"
+            raise DivergenceError.of(self.name, wanted, got, "learning_rate=0.01")
+        closest = 2.0 * len(path.flat) * size / (rows * noise)
         return min(closest, 1.0 / (largest + noise / size))
 
-    # -- the descent
-
-    def _walk(
-        self, problems: Sequence[Problem], begun: Sequence[_Beginning], size: int, progress: Progress
-    ) -> list[Outcome | DivergenceError]:
-        watch = Stopwatch()
-        first, count = problems[0], len(problems)
-        failed: dict[int, DivergenceError] = {}
-        rates = np.zeros(count)
-        for index, (problem, begin) in enumerate(zip(problems, begun, strict=True)):
-            try:
-                rates[index] = self._rate(problem, begin, size)
-            except DivergenceError as error:
-                failed[index] = error
-        every = math.ceil(first.rows / size) if self.every is None else self.every
+    def _walk(self, paths: Sequence[_Path], progress: Progress) -> float:
+        """Descend from where the paths begin and collect their moments; returns the seconds of compilation."""
+        first, count = paths[0].problem, len(paths)
+        size, every = self._lengths(first.rows)
         shape = np.ones(every)
         if self.schedule == "cyclical":
             shape = 1.0 - (1.0 - CYCLE_END) * (np.arange(every) + 1.0) / every
         length = math.ceil(every / math.ceil(every / LONGEST))
-        loop = _descent_of_each(problems, np.stack([begin.flat for begin in begun]), size, length)
-        generators = [batch_generator(problem) for problem in problems]
-        moments = [_Moments(self.rank) for _ in problems]
+        loop = _descent_of_each(paths, size, length)
+        rates = np.array([path.rate for path in paths])
+        generators = [batch_generator(path.problem) for path in paths]
         total = self.burn_in + self.collections
-        losses = np.full((count, total), np.nan)
+        for path in paths:
+            path.moments, path.losses = _Moments(self.rank), np.full(total, np.nan)
+            path.evaluations += total * every * size / first.rows + (self.learning_rate is None)
         task = progress.task(f"{self.name} x {count} ({first.system.name})", total * every)
         try:
             for stretch in range(total):
@@ -374,64 +315,42 @@ class SWAG(Method):
                     rows = [each.integers(first.rows, size=(len(part), size)) for each in generators]
                     given = {"rate": part[:, None] * rates / first.rows, "rows": np.stack(rows, 1)}
                     values.append(loop.advance(given))
-                losses[:, stretch] = np.concatenate(values).mean(0)
+                losses = np.concatenate(values).mean(0)
                 flats = np.array(first.system.to_numpy(loop.state), dtype=np.float64)
-                for index in range(count):
-                    if index in failed:
-                        continue
-                    if not (np.isfinite(losses[index, stretch]) and np.isfinite(flats[index]).all()):
-                        failed[index] = self._diverged(losses[index], stretch, every, rates[index])
+                running = [index for index, path in enumerate(paths) if path.error is None]
+                for index in running:
+                    path, flat = paths[index], flats[index]
+                    path.losses[stretch] = losses[index]
+                    if not (np.isfinite(losses[index]) and np.isfinite(flat).all()):
+                        path.error = self._diverged(path, stretch, every)
                     elif stretch >= self.burn_in:
-                        moments[index].take(flats[index])
-                if len(failed) == count:
+                        path.moments.take(flat)
+                running = [index for index in running if paths[index].error is None]
+                if not running:
                     break
-                alive = [index for index in range(count) if index not in failed]
-                task.update((stretch + 1) * every, loss=float(losses[alive, stretch].mean()))
+                task.update((stretch + 1) * every, loss=float(losses[running].mean()))
         finally:
             task.close()
-        seconds = max(watch() - loop.compile_seconds, 0.0) / count
-        share = size / first.rows
-        found: list[Outcome | DivergenceError] = []
-        for index, (problem, begin) in enumerate(zip(problems, begun, strict=True)):
-            if index in failed:
-                found.append(failed[index])
-                continue
-            spent = begin.evaluations + total * every * share + (self.learning_rate is None)
-            found.append(
-                self._outcome(
-                    problem,
-                    moments[index],
-                    losses[index],
-                    float(rates[index]),
-                    gradient_evaluations=spent,
-                    compile_seconds=begin.compile_seconds + loop.compile_seconds / count,
-                    run_seconds=begin.run_seconds + seconds,
-                    warnings=begin.warnings,
-                )
-            )
-        return found
+        return loop.compile_seconds
 
-    def _diverged(self, losses: np.ndarray, stretch: int, every: int, rate: float) -> DivergenceError:
-        before = "the first ones" if not stretch else f"after a mean of {losses[stretch - 1]:.6g}"
-        return DivergenceError.of(
-            self.name,
-            "finite losses and weights",
-            f"others within steps {stretch * every} to {(stretch + 1) * every} ({before})",
-            f"learning_rate={rate / 10:.2g}, a larger batch_size, or standardise=True",
-        )
+    def _diverged(self, path: _Path, stretch: int, every: int) -> DivergenceError:
+        before = "the first ones" if not stretch else f"after a mean of {path.losses[stretch - 1]:.6g}"
+        got = f"others within steps {stretch * every} to {(stretch + 1) * every} ({before})"
+        advice = f"learning_rate={path.rate / 10:.2g}, a larger batch_size, or standardise=True"
+        return DivergenceError.of(self.name, "finite losses and weights", got, advice)
 
-    def _outcome(
-        self, problem: Problem, moments: _Moments, losses: np.ndarray, rate: float, **spent: Any
-    ) -> Outcome:
+    def _outcome(self, path: _Path) -> Outcome:
+        problem = path.problem
+
         def by_site(flat: np.ndarray) -> dict[str, np.ndarray]:
             return {name: np.array(value) for name, value in problem.program.unravel(flat).items()}
 
-        mean, variance, deviations = moments.all()
+        mean, variance, deviations = path.moments.all()
         approximation = SWAGGaussian(by_site(mean), by_site(variance), by_site(deviations))
         u = {name: value[None] for name, value in approximation.mean.items()}
         log_joint = float(problem.log_joint_draws(u)[0])
-        settled = _settled(losses[self.burn_in :])
-        warnings = [*spent.pop("warnings")]
+        settled = _settled(path.losses[self.burn_in :])
+        warnings = [*path.warnings]
         if not settled:
             warnings.append(
                 f"{self.name}: the loss still drifts from the first half of the collections to the second, so the "
@@ -449,9 +368,8 @@ class SWAG(Method):
             )
         still = int(np.count_nonzero(variance == 0.0))
         if still == len(variance):
-            raise DivergenceError.of(
-                self.name, "iterates that move", "none", "a larger learning rate, or a smaller batch_size"
-            )
+            advice = "a larger learning rate, or a smaller batch_size"
+            raise DivergenceError.of(self.name, "iterates that move", "none", advice)
         if still:
             warnings.append(
                 f"{self.name}: {still} of {len(variance)} coordinates did not move, as no row has a gradient there: "
@@ -459,44 +377,46 @@ class SWAG(Method):
             )
         return Outcome(
             approximation=approximation,
-            history={"loss": losses},
+            history={"loss": path.losses},
             warnings=tuple(warnings),
             figures={
-                "learning_rate": rate,
+                "learning_rate": path.rate,
                 "collections": float(self.collections),
                 "converged": float(settled),
                 "log_joint": log_joint,
             },
             target="the noise of SGD, not the posterior",
-            **spent,
+            gradient_evaluations=path.evaluations,
+            compile_seconds=path.compile_seconds,
+            run_seconds=path.run_seconds,
         )
 
 
 # --- pieces ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Beginning:
-    """The flat vector of all sites at which SGD begins, and the cost of finding it."""
+@dataclass
+class _Path:
+    """The fit of one problem: the flat vector at which SGD begins, what was found and spent, and its error, if any."""
 
+    problem: Problem
     flat: np.ndarray
     evaluations: float = 0.0
     compile_seconds: float = 0.0
     run_seconds: float = 0.0
     warnings: tuple[str, ...] = ()
+    error: DivergenceError | None = None
+    rate: float = math.nan
+    moments: Any = None
+    losses: Any = None
 
     @classmethod
-    def of(cls, problem: Problem, u: Mapping[str, np.ndarray], mode: Mode | None = None) -> _Beginning:
-        flat = flat_sites(problem, u)
-        if mode is None:
-            return cls(flat)
-        return cls(
-            flat,
-            mode.evaluations,
-            mode.compile_seconds,
-            mode.run_seconds,
-            tuple(f"start: {text}" for text in mode.warnings),
-        )
+    def of(cls, problem: Problem, mode: Mode | DivergenceError) -> _Path:
+        if isinstance(mode, DivergenceError):
+            return cls(problem, np.empty(0), error=mode)
+        warnings = tuple(f"start: {text}" for text in mode.warnings)
+        spent = (mode.evaluations, mode.compile_seconds, mode.run_seconds)
+        return cls(problem, flat_sites(problem, mode.u), *spent, warnings)
 
 
 class _Moments:
@@ -522,21 +442,9 @@ class _Moments:
 
 
 def gradient_noise(problem: Problem, flat: np.ndarray) -> tuple[float, float]:
-    """The size of C, the covariance between rows of the gradient of -log p(y_i | x_i, w(u)).
+    """(trace, largest eigenvalue) of C, the covariance between rows of the gradient of -log p(y_i | x_i, w(u)).
 
-    From at most 256 rows, chosen by the seed of the problem.
-
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    flat : ndarray
-        Flat vector of all sites.
-
-    Returns
-    -------
-    tuple of float
-        (trace, largest eigenvalue) of C.
+    From at most 256 rows, chosen by the seed of the problem; NaN for a single row.
     """
     program, system = problem.program, problem.system
     rng = np.random.default_rng(site_seed("gradient noise", problem.seed))
@@ -563,18 +471,7 @@ def gradient_noise(problem: Problem, flat: np.ndarray) -> tuple[float, float]:
 
 
 def batch_generator(problem: Problem) -> np.random.Generator:
-    """The random generator of the rows of all batches.
-
-    Parameters
-    ----------
-    problem : Problem
-        Its seed is used.
-
-    Returns
-    -------
-    numpy.random.Generator
-        The generator.
-    """
+    """The random generator of the rows of all batches of a problem."""
     return np.random.default_rng(site_seed("batches with replacement", problem.seed))
 
 
@@ -588,11 +485,11 @@ def _settled(losses: np.ndarray) -> bool:
     return bool(abs(before.mean() - last.mean()) <= max(3.0 * error, 0.1))
 
 
-def _descent_of_each(problems: Sequence[Problem], begins: np.ndarray, size: int, length: int) -> Any:
-    """The loop of gradient descent for several problems at once, on batches of `size` rows."""
-    first, count = problems[0], len(problems)
+def _descent_of_each(paths: Sequence[_Path], size: int, length: int) -> Any:
+    """The loop of gradient descent on several paths at once, on batches of `size` rows."""
+    first, count = paths[0].problem, len(paths)
     program, scale = first.program, first.rows / size
-    x, y, axis = stacked_rows(problems)
+    x, y, axis = stacked_rows([path.problem for path in paths])
 
     def loss(flat: Any, x: Any, y: Any) -> Any:
         return -program.log_joint(program.unravel(flat), x, y, scale)
@@ -606,7 +503,7 @@ def _descent_of_each(problems: Sequence[Problem], begins: np.ndarray, size: int,
     return loop_of(
         first,
         step,
-        first.system.asarray(begins.astype(np.float64)),
+        first.system.asarray(np.stack([path.flat for path in paths])),
         {"rate": np.zeros((1, count)), "rows": np.zeros((1, count, size), dtype=np.int64)},
         (x, y),
         length=length,

@@ -152,6 +152,8 @@ def _outcomes(problem: Problem, start: Method, progress: Progress, count: int) -
         return together
     here = _runs_here(problem, start)
     found: list[Outcome] = []
+    if here:
+        start.check_support(problem)
     for each in problems:
         found.append(start.run(each, progress) if here else _fit_elsewhere(each, start, progress))
         if _at_once(found[0].approximation):
@@ -169,6 +171,7 @@ def _together(problems: Sequence[Problem], start: Method, progress: Progress) ->
     run: Callable[..., Any] | None = getattr(start, "run_together", None)
     if run is None or not getattr(start, "finds_points", False) or not _runs_here(problems[0], start):
         return None
+    start.check_support(problems[0])
     outcomes = run(problems, progress)
     for each in outcomes or ():
         if isinstance(each, BNNError):

@@ -20,12 +20,12 @@ import numpy as np
 from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.core.arrays import ravel, site_seed
 from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError, unknown_name
-from ppl_bnn.core.progress import Progress
+from ppl_bnn.core.progress import Progress, resolve
+from ppl_bnn.core.settings import OneOf, between, is_number, setting, whole
 from ppl_bnn.inference import registry
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
-from ppl_bnn.inference.optimisation.loops import check_whole, check_within
 from ppl_bnn.inference.sampling.chains import (
     CHAIN_METHODS,
     PRIOR_ATTEMPTS,
@@ -53,22 +53,29 @@ def latent_names(program: Program) -> list[str]:
     return [site.name for site in program.latents]
 
 
+def not_negative(value: Any) -> str | None:
+    """A finite number of at least 0."""
+    return None if is_number(value) and 0 <= value < math.inf else "a number >= 0"
+
+
+def a_start(value: Any) -> str | None:
+    """What may be a start; which model it belongs to is checked later."""
+    if isinstance(value, str | int | float | Sequence | np.ndarray):
+        return "None, a method, a posterior, a dict of arrays or a network of torch, Flax or Equinox"
+    return None
+
+
+def a_folder(value: Any) -> str | None:
+    """A path, or None."""
+    return None if value is None or isinstance(value, str | os.PathLike) else "a folder"
+
+
 @dataclass(frozen=True)
 class Target:
-    """The target of a kernel: the posterior to the power 1 / T, over the flat vector of the latent sites.
+    """The target of a kernel: the posterior to the power 1 / T, over the flat vector (P,) of the latent sites `names`.
 
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    names : list of str
-        The latent sites.
-    dimension : int
-        P, the length of the flat vector.
-    temperature : float
-        T.
-    approximation : Approximation or None
-        What `start` is or fitted, if it has a spread. Whatever a kernel takes from it goes into its state.
+    `approximation` is what `start` is or fitted, if it has a spread. Whatever a kernel takes from it goes into its
+    state.
     """
 
     problem: Problem
@@ -80,14 +87,7 @@ class Target:
     def log_density(self, flat: Any, data: Any, scale: float = 1.0) -> Any:
         """The log density log p(w(u), D) / T + log |dw/du| at u = flat (P,), a scalar.
 
-        Parameters
-        ----------
-        flat : array
-            u, (P,).
-        data : tuple
-            (x, y, values of parameters without a prior).
-        scale : float
-            N / B if x and y are B rows out of N.
+        `data` is (x, y, values of parameters without a prior), and `scale` N / B if x and y are B rows out of N.
         """
         x, y, constants = data
         program = self.problem.program
@@ -97,17 +97,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Started:
-    """Where chains begin.
-
-    Parameters
-    ----------
-    flat : list of ndarray
-        One vector per chain.
-    fixed : dict of ndarray
-        Values of parameters without a prior, common to all chains.
-    beginning : Beginning
-        The starting points and what is known about them.
-    """
+    """Where chains begin: a flat vector per chain, values of parameters without a prior, and where they come from."""
 
     flat: list[np.ndarray]
     fixed: dict[str, np.ndarray]
@@ -168,14 +158,14 @@ class Sampler(Method):
     because all chains have one target.
     """
 
-    draws: int = 1000
+    draws: int = setting(1000, whole())
     warmup: int = 1000
-    chains: int = 4
-    start: Start = None
-    jitter: float = 0.01
+    chains: int = setting(4, whole())
+    start: Start = setting(None, a_start, advice="MAP()")  # noqa: RUF009
+    jitter: float = setting(0.01, not_negative)
     chain_method: str = "auto"
-    temperature: float = 1.0
-    checkpoint: str | Path | None = None
+    temperature: float = setting(1.0, between())
+    checkpoint: str | Path | None = setting(None, a_folder, advice="'runs/one'")  # noqa: RUF009
     until: str | None = None
     budget: float | None = None
     systems: ClassVar[tuple[str, ...]] = ("numpyro",)
@@ -183,29 +173,15 @@ class Sampler(Method):
     finds_centre: ClassVar[bool] = False
 
     def check(self) -> None:
-        check_whole(self.name, "draws", self.draws, 1, "1000")
-        check_whole(self.name, "warmup", self.warmup, self.fewest_warmup, "1000")
-        check_whole(self.name, "chains", self.chains, 1, "4")
-        check_within(self.name, "temperature", self.temperature, 0, math.inf, "1.0")
-        if not is_number(self.jitter) or not 0 <= self.jitter < np.inf:
-            raise InputError.of(f"{self.name} jitter", "a number >= 0", repr(self.jitter), "jitter=0.01")
+        wanted = whole(self.fewest_warmup)(self.warmup)
+        if wanted is not None:
+            raise InputError.of(f"{self.name} warmup", wanted, repr(self.warmup), "warmup=1000")
         self.check_chain_method()
-        if isinstance(self.start, str | int | float | Sequence | np.ndarray):
-            raise InputError.of(
-                f"{self.name} start",
-                "None, a method, a posterior, a dict of arrays or a network of torch, Flax or Equinox",
-                type(self.start).__name__,
-                "start=MAP()",
-            )
-        if self.checkpoint is not None and not isinstance(self.checkpoint, str | os.PathLike):
-            raise InputError.of(
-                f"{self.name} checkpoint", "a folder", repr(self.checkpoint), "checkpoint='runs/one'"
-            )
         check_until(self.name, self.until, self.budget)
 
     def check_chain_method(self) -> None:
         """Refuse an unknown `chain_method`."""
-        if self.chain_method not in CHAIN_METHODS:
+        if OneOf(CHAIN_METHODS)(self.chain_method) is not None:
             raise unknown_name("chain_method", self.chain_method, CHAIN_METHODS)
 
     # -- what a sampler defines
@@ -232,14 +208,6 @@ class Sampler(Method):
         """The sampled distribution, if it is not the posterior."""
         return tempered(self.temperature)
 
-    # -- running
-
-    def target(self, problem: Problem) -> Target:
-        """The target of the chains of a problem, before anything is known of it."""
-        latents = problem.program.latents
-        size = sum(site.size for site in latents)
-        return Target(problem, latent_names(problem.program), size, float(self.temperature))
-
     def gradients_per_draw(self, size: Size) -> tuple[float, float, float] | None:
         """The fewest, the usual and the most gradients over all rows that a transition takes; None if unknown."""
         return None
@@ -262,11 +230,33 @@ class Sampler(Method):
         points = self.starting_points if getattr(self.start, "finds_points", False) else 1
         return found.after(effort_of_start(self.start, size, points))
 
+    # -- running
+
     def check_support(self, problem: Problem) -> None:
         self.refuse_free_parameters(problem)
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         return self.sample(problem, progress)
+
+    def target(self, problem: Problem) -> Target:
+        """The target of the chains of a problem, before anything is known of it."""
+        latents = problem.program.latents
+        size = sum(site.size for site in latents)
+        return Target(problem, latent_names(problem.program), size, float(self.temperature))
+
+    def _plan(self, kernel: Kernel, chains: int, **settings: Any) -> Run:
+        # Kernels that do not use an approximation are the same for all fits of a program.
+        left_out = ("start", "jitter", "checkpoint", "chains", "chain_method", *OF_LENGTH)
+        known = {name: value for name, value in self.settings().items() if name not in left_out}
+        return Run(
+            **{"same": repr((self.name, known)), **settings},
+            chains=chains,
+            warmup=self.warmup,
+            draws=self.draws,
+            chain_method=self.chain_method,
+            title=self.name,
+            from_prior=self.start is None,
+        )
 
     def sample(
         self,
@@ -282,10 +272,9 @@ class Sampler(Method):
         streams, kept_fixed = self._streams(problem, kernel)
         started: Started | None = None
         if fixed is None and streams and all(stream.begun for stream in streams):
-            stored = kept_fixed.load()
-            if stored is not None:
-                stored.pop("written")
-                fixed = stored
+            fixed = kept_fixed.load()
+            if fixed is not None:
+                fixed.pop("written")
         if fixed is None:
             started = self.started(problem, progress)
             fixed = started.fixed
@@ -293,33 +282,26 @@ class Sampler(Method):
             kernel = self.kernel(target)
             kept_fixed.keep(lambda: {**fixed, "written": np.array(1)}, last=True)
         constants = {name: problem.system.asarray(value) for name, value in fixed.items()}
-        data = (problem.x, problem.y, constants)
-        rule = None if self.until is None else self._rule(problem, self.until, fixed)
-        known = target.approximation is None
+        plan = self._plan(
+            kernel,
+            self.chains,
+            rule=None if self.until is None else self._rule(problem, self.until, fixed),
+            budget=None if self.budget is None else max(self.budget - watch(), 1e-3),
+            streams=streams,
+            before=before,
+            **({} if target.approximation is None else {"same": None}),
+        )
         sampled = run_chains(
             problem,
             kernel,
-            Run(
-                chains=self.chains,
-                warmup=self.warmup,
-                draws=self.draws,
-                chain_method=self.chain_method,
-                title=self.name,
-                rule=rule,
-                budget=None if self.budget is None else max(self.budget - watch(), 1e-3),
-                from_prior=self.start is None,
-                streams=streams,
-                before=before,
-                same=self._same() if known else None,
-            ),
-            data,
+            plan,
+            (problem.x, problem.y, constants),
             lambda: (started or self.started(problem, progress)).flat,
             lambda chain, first: self.candidates(problem, chain, first),
             progress,
         )
-        return self.outcome(
-            problem, sampled, fixed, watch, kernel.cost, started.beginning if started else None
-        )
+        begin = started.beginning if started else None
+        return self.outcome(problem, sampled, fixed, watch, kernel.cost, begin)
 
     def run_together(
         self, problems: Sequence[Problem], progress: Progress
@@ -327,20 +309,12 @@ class Sampler(Method):
         """Run several fits on the same rows, each with its own seed, with all their chains at once.
 
         Each result is the same as if its fit had been run alone. A run whose chains failed is represented by its error,
-        and the others are not run again.
-
-        Returns
-        -------
-        list or None
-            An `Outcome` or `DivergenceError` per problem. None if the settings or the start require separate runs.
+        and the others are not run again. None if the settings or the start require separate runs.
         """
-        first = problems[0]
+        first, count = problems[0], len(problems)
         alone = self.ppl != "numpyro" or self.checkpoint is not None or self.budget is not None
-        if (
-            alone
-            or first.program.params
-            or any(each.x is not first.x or each.y is not first.y for each in problems)
-        ):
+        shared = all(each.x is first.x and each.y is first.y for each in problems)
+        if alone or first.program.params or not shared:
             return None
         watch = Stopwatch()
         kernel = self.kernel(self.target(first))
@@ -354,16 +328,7 @@ class Sampler(Method):
         sampled = run_chains(
             first,
             kernel,
-            Run(
-                chains=self.chains * len(problems),
-                warmup=self.warmup,
-                draws=self.draws,
-                chain_method=self.chain_method,
-                title=self.name,
-                from_prior=self.start is None,
-                same=self._same(),
-                seeds=[problem.seed for problem in problems],
-            ),
+            self._plan(kernel, self.chains * count, seeds=[problem.seed for problem in problems]),
             (first.x, first.y, {}),
             lambda: every,
             lambda chain, point: self.candidates(problems[chain // self.chains], chain % self.chains, point),
@@ -371,38 +336,31 @@ class Sampler(Method):
         )
         seconds = watch()
         outcomes: list[Outcome | DivergenceError] = []
-        size = self.chains * len(problems) // len(sampled.strands)
+        size = self.chains * count // len(sampled.strands)
         for index, (problem, each) in enumerate(zip(problems, started, strict=True)):
             mine = slice(index * self.chains, (index + 1) * self.chains)
             # A strand with chains of several runs is not a state of one of them.
-            whole = self.chains % size == 0
-            strands = sampled.strands[mine.start // size : mine.stop // size] if whole else []
+            whole_strands = self.chains % size == 0
+            strands = sampled.strands[mine.start // size : mine.stop // size] if whole_strands else []
             part = Sampled(
                 {name: value[mine] for name, value in sampled.kept.items()},
                 strands,
-                sum(strand.steps for strand in strands) if strands else sampled.steps // len(problems),
-                sampled.compile_seconds / len(problems),
+                sum(strand.steps for strand in strands) if strands else sampled.steps // count,
+                sampled.compile_seconds / count,
             )
             try:
                 outcome = self.outcome(problem, part, {}, watch, kernel.cost, each.beginning)
             except DivergenceError as error:
                 outcomes.append(error)
                 continue
-            outcome.run_seconds = seconds / len(problems) - outcome.compile_seconds
+            outcome.run_seconds = seconds / count - outcome.compile_seconds
             outcomes.append(outcome)
         return outcomes
 
-    def _same(self) -> str:
-        """A key of the kernel among those of one program, for kernels that do not use an approximation."""
-        settings = self.settings()
-        left_out = ("start", "jitter", "checkpoint", "chains", "chain_method", *OF_LENGTH)
-        return repr((self.name, {name: value for name, value in settings.items() if name not in left_out}))
-
     def _streams(self, problem: Problem, kernel: Kernel) -> tuple[list[Stream], Checkpoint]:
-        how = layout(kernel, self.chain_method, problem.device)
         if self.checkpoint is None:
             return [], Checkpoint.of(None, {}, "start")
-        names = strand_names(kernel, how, self.chains)
+        names = strand_names(kernel, layout(kernel, self.chain_method, problem.device), self.chains)
         # Threads and one chain after another give the same bits; vectorised chains do not.
         belongs = fingerprint(problem, self, (*OF_LENGTH, "chain_method")) | {"strands": names}
         streams = [Stream.of(self.checkpoint, belongs, name) for name in names]
@@ -447,17 +405,19 @@ class Sampler(Method):
         program, point = problem.program, chain // (self.chains // self.starting_points)
         for attempt in range(1, PRIOR_ATTEMPTS):
             seed = site_seed(f"{self.name.lower()} start {point} {attempt}", problem.seed) % 2**31
-            drawn = program.prior_draws(problem.x, problem.y, seed, 1)
-            yield ravel(drawn, latent_names(program))
+            yield ravel(program.prior_draws(problem.x, problem.y, seed, 1), latent_names(program))
 
     # -- results
+
+    @property
+    def _groups(self) -> int | None:
+        return None if self.starting_points == self.chains else self.starting_points
 
     def _rule(
         self, problem: Problem, until: str, fixed: Mapping[str, np.ndarray]
     ) -> Callable[[Arrays], tuple[bool, dict[str, float]]]:
         """The stopping rule as a function of the draws so far."""
-        groups = None if self.starting_points == self.chains else self.starting_points
-        look = watched(problem, Rule.of(until), groups)
+        look = watched(problem, Rule.of(until), self._groups)
         return lambda kept: look(self._sites(problem, kept["u"], fixed))
 
     def _sites(
@@ -479,39 +439,32 @@ class Sampler(Method):
         begin: Beginning | None = None,
     ) -> Outcome:
         """The outcome of sampled chains: posterior, statistics, figures and warnings."""
+        begin = begin or Beginning([])
         statistics = self.statistics(sampled.kept)
-        figures, warnings = self.summarise(statistics)
-        flat = sampled.kept["u"]
+        figures, found = self.summarise(statistics)
+        flat, looks = sampled.kept["u"], sampled.looks
         draws = flat.shape[1]
-        warnings = (*sampled.warnings, *warnings)
+        warnings = [*begin.warnings, *sampled.warnings, *found]
         if draws > 1:
             still = np.flatnonzero((flat == flat[:, :1]).all(axis=(1, 2)))
-            warnings += tuple(
-                f"chain {chain} never moved: all its {draws} draws are the same" for chain in still
-            )
+            warnings += [f"chain {chain} never moved: all its {draws} draws are the same" for chain in still]
         if self.until is not None:
             figures["rule_held"] = float(sampled.stopped == "rule")
         if self.budget is not None:
             figures["stopped_by_budget"] = float(sampled.stopped == "budget")
         if sampled.stopped == "budget":
             unmet = f"until {self.until!r} held" if self.until is not None else f"all {self.draws} were drawn"
-            warnings += (
-                f"the budget of {self.budget:g} s was spent after {draws} draws per chain, before {unmet}",
-            )
-        looks = sampled.looks
-        compile_seconds = sampled.compile_seconds + (begin.compile_seconds if begin else 0.0)
-        groups = None if self.starting_points == self.chains else self.starting_points
+            spent = f"the budget of {self.budget:g} s was spent after {draws} draws per chain, before {unmet}"
+            warnings.append(spent)
+        state = {
+            f"strand{index}:leaf{number}": leaf
+            for index, strand in enumerate(sampled.strands)
+            if strand.done == self.warmup + draws
+            for number, leaf in enumerate(strand.leaves)
+        }
+        compile_seconds = sampled.compile_seconds + begin.compile_seconds
         return Outcome(
-            Chains(
-                self._sites(problem, flat, fixed),
-                groups=groups,
-                state={
-                    f"strand{index}:leaf{number}": leaf
-                    for index, strand in enumerate(sampled.strands)
-                    if strand.done == self.warmup + draws
-                    for number, leaf in enumerate(strand.leaves)
-                },
-            ),
+            Chains(self._sites(problem, flat, fixed), groups=self._groups, state=state),
             statistics=statistics,
             history={
                 f"look_{name}": np.array([look[name] for look in looks])
@@ -519,8 +472,8 @@ class Sampler(Method):
             },
             compile_seconds=compile_seconds,
             run_seconds=watch() - compile_seconds,
-            gradient_evaluations=sampled.steps * cost + (begin.gradients if begin else 0.0),
-            warnings=(*(begin.warnings if begin else ()), *warnings),
+            gradient_evaluations=sampled.steps * cost + begin.gradients,
+            warnings=tuple(warnings),
             figures=figures,
             target=self.aim,
         )
@@ -529,23 +482,10 @@ class Sampler(Method):
 def tempered_log_joint(
     program: Program, temperature: float, u: Mapping[str, Any], x: Any, y: Any, scale: float = 1.0
 ) -> Any:
-    """The tempered log joint log p(w(u), D) / T + log |dw/du|, a scalar.
+    """The tempered log joint log p(w(u), D) / T + log |dw/du|, a scalar; `scale` is N / B for B rows out of N.
 
     The power applies to the density of w. The volume of the coordinates is not tempered, because the result would then
     depend on the choice of coordinates.
-
-    Parameters
-    ----------
-    program : Program
-        The model.
-    temperature : float
-        T.
-    u : mapping
-        Unconstrained values by site.
-    x, y
-        Rows of data.
-    scale : float
-        N / B if x and y are B rows out of N.
     """
     if temperature == 1.0:
         return program.log_joint(u, x, y, scale)
@@ -556,11 +496,6 @@ def tempered_log_joint(
 def tempered(temperature: float) -> str:
     """The name of the target at a temperature, empty for the posterior."""
     return "" if temperature == 1.0 else f"tempered: the posterior to the power 1/T with T={temperature:g}"
-
-
-def is_number(value: Any) -> bool:
-    """Whether the value is a number and not a bool."""
-    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
 def extend(posterior: Posterior, draws: int, *, progress: bool | Progress | None = None) -> Posterior:
@@ -588,47 +523,38 @@ def extend(posterior: Posterior, draws: int, *, progress: bool | Progress | None
     UnsupportedError
         The posterior is not one of chains, or its sampler cannot continue (Pyro's; stacked chains).
     """
-    from ppl_bnn.core.progress import resolve
-
-    check_whole("extend", "draws", draws, 1, "500")
+    wanted = whole()(draws)
+    if wanted is not None:
+        raise InputError.of("extend draws", wanted, repr(draws), "draws=500")
     approximation = posterior.approximation
     method = _method_of(posterior)
     if not isinstance(approximation, Chains) or not approximation.state:
-        raise UnsupportedError.of(
-            "extend",
-            "chains that know where they stand",
-            f"{posterior.info.method} in {posterior.info.ppl}, which kept no state",
-            "NUTS() in NumPyro, or checkpoint= and a longer fit",
-        )
+        got = f"{posterior.info.method} in {posterior.info.ppl}, which kept no state"
+        advice = "NUTS() in NumPyro, or checkpoint= and a longer fit"
+        raise UnsupportedError.of("extend", "chains with a stored state", got, advice)
     if posterior.weights is not None:
-        raise UnsupportedError.of(
-            "extend", "chains of equal weight", "stacked chains", "extending them first, bnn.stack after"
-        )
+        advice = "extending them first, bnn.stack after"
+        raise UnsupportedError.of("extend", "chains of equal weight", "stacked chains", advice)
     longer = dataclasses.replace(method, draws=posterior.shape[1] + draws)
 
-    def going_on(problem: Problem) -> Outcome:
+    def continued(problem: Problem) -> Outcome:
         names = latent_names(problem.program)
         chains, before = posterior.shape
         u = ravel(approximation.u, names, lead=2)
         kept = {"u": u} | posterior.statistics
-        state: dict[int, dict[int, np.ndarray]] = {}
-        for key, value in approximation.state.items():
-            strand, leaf = key.removeprefix("strand").split(":leaf")
-            state.setdefault(int(strand), {})[int(leaf)] = value
-        size = chains // len(state)
-        strands = [
-            Progressed(
-                [leaves[number] for number in range(len(leaves))],
-                longer.warmup + before,
-                0,
-                {name: value[index * size : (index + 1) * size] for name, value in kept.items()},
-            )
-            for index, leaves in sorted(state.items())
-        ]
+        size = chains // len({key.partition(":")[0] for key in approximation.state})
+
+        def strand(index: int) -> Progressed:
+            mine = [key for key in approximation.state if key.startswith(f"strand{index}:")]
+            leaves = [approximation.state[f"strand{index}:leaf{number}"] for number in range(len(mine))]
+            part = {name: value[index * size : (index + 1) * size] for name, value in kept.items()}
+            return Progressed(leaves, longer.warmup + before, 0, part)
+
+        strands = [strand(index) for index in range(chains // size)]
         fixed = {site.name: approximation.u[site.name][0, 0] for site in problem.program.params}
         return longer.sample(problem, resolve(progress), strands, fixed)
 
-    outcome = posterior._with(going_on)
+    outcome = posterior._with(continued)
     info = posterior.info
     return dataclasses.replace(
         posterior,

@@ -98,9 +98,9 @@ def test_divergence_is_named(ppl):
 
 
 def test_impossible_settings():
-    with pytest.raises(InputError, match="positive whole number of steps"):
+    with pytest.raises(InputError, match="MAP steps: expected a whole number of at least 1; got 0"):
         bnn.MAP(steps=0)
-    with pytest.raises(InputError, match="positive learning rate"):
+    with pytest.raises(InputError, match=r"MAP learning_rate: expected a positive number; got -1\.0"):
         bnn.MAP(learning_rate=-1.0)
     with pytest.raises(UnknownNameError, match="unconstrained"):
         bnn.MAP(space="unconstraint")
@@ -128,7 +128,7 @@ def test_of_several_starts_the_highest_mode_is_kept(ppl):
 
 
 def test_several_starts_are_drawn_not_given():
-    with pytest.raises(InputError, match="positive whole number"):
+    with pytest.raises(InputError, match="MAP restarts: expected a whole number of at least 1; got 0"):
         bnn.MAP(restarts=0)
     with pytest.raises(InputError, match="start=None"):
         bnn.MAP(restarts=3, start=bnn.MAP())

@@ -1,0 +1,40 @@
+"""The base class of methods that fit another method, their member."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ppl_bnn.core.errors import InputError
+from ppl_bnn.inference.method import Method
+
+
+@dataclass(frozen=True)
+class OfMember(Method):
+    """A method that fits `member`. System and dtype are those of the member; where they are given, it takes them."""
+
+    member: Method
+    ppl: str = dataclasses.field(default="", kw_only=True)
+    dtype: str = dataclasses.field(default="", kw_only=True)
+    finds_centre: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        member = self.member
+        if not isinstance(member, Method):
+            instead = f"{member.__name__}()" if isinstance(member, type) else "MAP(), SWAG() or another"
+            raise InputError.of("member", "an instance of a method", repr(member), f"member={instead}")
+        given = {name: getattr(self, name) for name in ("ppl", "dtype") if getattr(self, name)}
+        if any(getattr(member, name) != value for name, value in given.items()):
+            object.__setattr__(self, "member", dataclasses.replace(member, **given))
+        for name in ("ppl", "dtype"):
+            object.__setattr__(self, name, getattr(self.member, name))
+        super().__post_init__()
+
+    @property
+    def serves_local(self) -> bool:  # type: ignore[override]
+        return self.member.serves_local
+
+    @property
+    def serves_priors(self) -> frozenset[str]:  # type: ignore[override]
+        return self.member.serves_priors
