@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -112,44 +113,16 @@ def without_collection(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def as_array(name: str, value: Any) -> np.ndarray:
-    """A copy in float64, so that later changes of the network have no effect.
-
-    Parameters
-    ----------
-    name : str
-        The name for error messages.
-    value : array
-        An array of NumPy, torch or JAX.
-
-    Returns
-    -------
-    ndarray
-        The copy.
-
-    Raises
-    ------
-    InputError
-        The values are not finite numbers.
-    """
+    """A copy in float64, so that later changes of the network have no effect; refuses what is no finite number."""
     array = finite_numbers(value)
     if array.dtype.kind not in "fiu" or not np.isfinite(array).all():
-        raise InputError.of(f"start: {name}", "finite numbers", _unfit(array), "a trained network")
+        got = "NaN or an infinity" if array.dtype.kind in "fiu" else f"an array of {array.dtype}"
+        raise InputError.of(f"start: {name}", "finite numbers", got, "a trained network")
     return np.array(array, dtype=np.float64)
 
 
 def finite_numbers(value: Any) -> np.ndarray:
-    """Convert an array of any framework to NumPy.
-
-    Parameters
-    ----------
-    value : array
-        An array of NumPy, torch or JAX.
-
-    Returns
-    -------
-    ndarray
-        The numbers; floating types that NumPy does not know become float64.
-    """
+    """The array of any framework as NumPy; floating types that NumPy does not know become float64."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         return (value if value.is_complex() else value.double()).numpy()
@@ -158,18 +131,10 @@ def finite_numbers(value: Any) -> np.ndarray:
     return np.asarray(value, dtype=np.float64) if array.dtype.kind == "V" else array
 
 
-def _unfit(array: np.ndarray) -> str:
-    return "NaN or an infinity" if array.dtype.kind in "fiu" else f"an array of {array.dtype}"
-
-
 def _unknown(tensors: Mapping[str, Any]) -> InputError:
     listed = ", ".join(f"{name} {tuple(np.shape(value))}" for name, value in tensors.items())
-    return InputError.of(
-        "start",
-        "linear layers and convolutions in one or two dimensions only",
-        f"{listed}, which is the weight or the bias of neither",
-        ADVICE,
-    )
+    wanted = "linear layers and convolutions in one or two dimensions only"
+    return InputError.of("start", wanted, f"{listed}, which is the weight or the bias of neither", ADVICE)
 
 
 def _from_torch(name: str, weight: Any, bias: Any, geometry: Geometry | None = None) -> Layer:
@@ -183,28 +148,10 @@ def _from_torch(name: str, weight: Any, bias: Any, geometry: Geometry | None = N
 
 
 def torch_layers(module: Any, problem: Problem, convolutional: bool) -> list[Layer]:
-    """The layers of a torch module.
+    """The layers of a torch module, in the order in which they run on a row of the data, if the module runs on it.
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-        The network.
-    problem : Problem
-        The program and its data.
-    convolutional : bool
-        Whether the program has convolutions, so that a row of data is an image.
-
-    Returns
-    -------
-    list of Layer
-        The layers in the order in which they run on a row of the data, if the module runs on it; otherwise in the order
-        of registration.
-
-    Raises
-    ------
-    InputError
-        A layer that is neither linear nor a convolution in one or two dimensions, or a convolution with groups,
-        dilation or another padding mode than zeros.
+    Otherwise they are in the order of registration. If the program is `convolutional`, a row of data is an image.
+    Layers other than linear ones and plain convolutions in one or two dimensions are refused.
     """
     torch = sys.modules["torch"]
     layers = {}
@@ -213,13 +160,10 @@ def torch_layers(module: Any, problem: Problem, convolutional: bool) -> list[Lay
         if not tensors:
             continue
         shown = name or type(part).__name__
-        if not isinstance(part, torch.nn.Linear | torch.nn.Conv1d | torch.nn.Conv2d) or not set(tensors) <= {
-            "weight",
-            "bias",
-        }:
-            raise _unknown(
-                {f"{shown}.{key} ({type(part).__name__})": value for key, value in tensors.items()}
-            )
+        known = isinstance(part, torch.nn.Linear | torch.nn.Conv1d | torch.nn.Conv2d)
+        if not known or not set(tensors) <= {"weight", "bias"}:
+            word = type(part).__name__
+            raise _unknown({f"{shown}.{key} ({word})": value for key, value in tensors.items()})
         geometry = None if isinstance(part, torch.nn.Linear) else _torch_geometry(shown, part)
         layers[name] = _from_torch(shown, part.weight, part.bias, geometry)
     order = _torch_order(module, set(layers), problem, convolutional)
@@ -229,9 +173,8 @@ def torch_layers(module: Any, problem: Problem, convolutional: bool) -> list[Lay
 def _torch_geometry(name: str, part: Any) -> Geometry:
     for what, plain in (("groups", 1), ("dilation", (1,) * len(part.kernel_size)), ("padding_mode", "zeros")):
         if getattr(part, what) != plain:
-            raise InputError.of(
-                f"start: {name}", f"a convolution with {what}={plain!r}", repr(getattr(part, what)), ADVICE
-            )
+            wanted, got = f"a convolution with {what}={plain!r}", repr(getattr(part, what))
+            raise InputError.of(f"start: {name}", wanted, got, ADVICE)
     if isinstance(part.padding, str):
         total = [size - 1 if part.padding == "same" else 0 for size in part.kernel_size]
         sides = [(each // 2, each - each // 2) for each in total]
@@ -269,23 +212,7 @@ def _torch_order(module: Any, names: set[str], problem: Problem, convolutional: 
 
 
 def state_layers(state: Mapping[str, Any]) -> list[Layer]:
-    """The layers of a torch `state_dict`, in its order.
-
-    Parameters
-    ----------
-    state : mapping
-        Parameters by name.
-
-    Returns
-    -------
-    list of Layer
-        The layers.
-
-    Raises
-    ------
-    InputError
-        A tensor that is neither a weight nor a bias of a linear layer or a convolution.
-    """
+    """The layers of a torch `state_dict`, in its order."""
     left = dict(state)
     layers = []
     for key in state:
@@ -308,23 +235,7 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 
 def flax_layers(parameters: Mapping[tuple[str, ...], Any]) -> list[Layer]:
-    """The layers in the parameters of a Flax module.
-
-    Parameters
-    ----------
-    parameters : mapping of tuple of str to array
-        Parameters by path.
-
-    Returns
-    -------
-    list of Layer
-        The layers.
-
-    Raises
-    ------
-    InputError
-        A parameter that is neither a kernel nor a bias of a linear layer or a convolution.
-    """
+    """The layers in the parameters of a Flax module, which are given by path."""
     left = dict(parameters)
     layers = []
     for path in list(left):
@@ -342,24 +253,7 @@ def in_order_of(wanted: list[ProgramMap], layers: list[Layer]) -> list[Layer]:
     """Layers from a dict without a meaningful order, in the order of the program.
 
     Layers are matched by name if all names are those of the program, otherwise by shape, and among equal shapes by the
-    number in their name.
-
-    Parameters
-    ----------
-    wanted : list of ProgramMap
-        The maps of the program.
-    layers : list of Layer
-        The layers in any order.
-
-    Returns
-    -------
-    list of Layer
-        The layers in the order of the program; in their own order if names and shapes do not match.
-
-    Raises
-    ------
-    InputError
-        Layers of one shape whose names do not determine their order.
+    number in their name. If names and shapes do not match, they stay in their own order.
     """
     by_name = {layer.name: layer for layer in layers}
     if set(by_name) == {each.name for each in wanted}:
@@ -367,9 +261,9 @@ def in_order_of(wanted: list[ProgramMap], layers: list[Layer]) -> list[Layer]:
     groups: dict[Any, list[Layer]] = {}
     for layer in layers:
         groups.setdefault((layer.kind, layer.weight.shape), []).append(layer)
-    if sorted(map(str, [(each.kind, each.shape) for each in wanted])) != sorted(
-        str((layer.kind, layer.weight.shape)) for layer in layers
-    ):
+    if Counter((each.kind, each.shape) for each in wanted) != {
+        key: len(group) for key, group in groups.items()
+    }:
         return layers
     for group in groups.values():
         if len(group) > 1:
@@ -382,13 +276,10 @@ def _number_in(group: list[Layer]) -> Any:
     stems = {re.sub(r"\d+", "#", layer.name) for layer in group}
     numbers = {layer.name: tuple(map(int, re.findall(r"\d+", layer.name))) for layer in group}
     if len(stems) > 1 or len(set(numbers.values())) < len(group):
-        raise InputError.of(
-            "start",
-            (
-                "names that tell the order of layers of one shape, such as Dense_0 and Dense_1, since dicts of "
-                "parameters are sorted on their way"
-            ),
-            ", ".join(map(str, group)),
-            "the names of the program's layers, or start={'site': array}",
+        wanted = (
+            "names that tell the order of layers of one shape, such as Dense_0 and Dense_1, since dicts of parameters "
+            "are sorted on their way"
         )
+        advice = "the names of the program's layers, or start={'site': array}"
+        raise InputError.of("start", wanted, ", ".join(map(str, group)), advice)
     return lambda layer: numbers[layer.name]

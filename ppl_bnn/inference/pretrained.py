@@ -26,7 +26,6 @@ imported here.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,20 +35,8 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data
 from ppl_bnn.core.errors import InputError, unknown_name
-from ppl_bnn.inference.network_layers import (
-    ADVICE,
-    Layer,
-    ProgramMap,
-    as_array,
-    finite_numbers,
-    flax_layers,
-    in_order_of,
-    is_torch_module,
-    leaves,
-    state_layers,
-    torch_layers,
-    without_collection,
-)
+from ppl_bnn.inference import network_layers
+from ppl_bnn.inference.network_layers import Layer, ProgramMap, as_array, is_torch_module, leaves
 from ppl_bnn.language import ops
 from ppl_bnn.language.handlers import network_output
 from ppl_bnn.language.modules.module import framework_of
@@ -65,12 +52,7 @@ NAMED = 6
 class ProgramModule:
     """A `bnn.module` of the program that has at least one parameter that is not held fixed.
 
-    Attributes
-    ----------
-    use : ModuleUse
-        The module in the program.
-    sites : tuple of str or None
-        The sites of its parameters; None for a parameter without a site.
+    `sites` has the site of each of its parameters; None for a parameter without a site.
     """
 
     use: ModuleUse
@@ -83,18 +65,6 @@ def is_network(start: Any, problem: Problem) -> bool:
     A flat dict with the names of the sites holds their values. A dict is a `state_dict` if torch has marked it as one,
     or if it holds torch tensors under names that are not those of the sites. A dict that contains networks maps names
     of modules to networks.
-
-    Parameters
-    ----------
-    start : object
-        A start.
-    problem : Problem
-        The program and its data.
-
-    Returns
-    -------
-    bool
-        Whether it is a network.
     """
     if _is_whole(start):
         return True
@@ -118,69 +88,44 @@ def weights_of(module: Any, problem: Problem) -> dict[str, np.ndarray]:
     order. Flax dicts may have been sorted by name, so layers are matched by name if all names are those of the program,
     otherwise by shape, and among equal shapes by the number in their name (`Dense_0`, `Dense_1`).
 
-    Parameters
-    ----------
-    module : network or mapping
-        In a program with a `bnn.module`: a module of the same framework, or its parameters (a torch `state_dict()`, or
-        nested dicts of arrays). A dict {name of a module: network} selects the module, and may also have values of
-        other sites.
+    A dict {name of a module: network} selects the module, and may also have values of other sites.
 
-        In a program of layers: a `torch.nn.Module` or its `state_dict()`, the parameters of a Flax module as nested
-        dicts, with or without the collection "params" around them, or an NNX module.
-    problem : Problem
-        The program and its data.
-
-    Returns
-    -------
-    dict of str to ndarray
-        Constrained values, float64, by site. Sites without a counterpart in a network, such as the noise or the scale
-        of a prior, are not in the dict.
-
-    Raises
-    ------
-    InputError
-        A layer, a parameter or a tensor without a counterpart; another stride or padding; a flattening whose order
-        cannot be determined; a weight that the program computes from other sites; a held value that differs; modules
-        beside layers, or several modules without a name that selects one; a value that is not finite.
-    UnknownNameError
-        No module of that name.
+    Returns constrained values, float64, by site. Sites without a counterpart in a network, such as the noise or the
+    scale of a prior, are not in the dict.
     """
-    _refuse_plain(problem)
+    if not problem.program.language:
+        wanted = "a model in the language, whose linear maps are known"
+        raise InputError.of("start", wanted, "a plain NumPyro or Pyro model", "start={'site': array}")
     modules, has_layers = _modules(problem)
     if isinstance(module, Mapping) and any(map(_is_whole, module.values())):
         return _by_name(module, modules)
-    if modules:
-        if has_layers:
-            name = next(iter(modules))
-            raise InputError.of(
-                "start",
-                "a network for all of the program",
-                f"one for modules ({_quoted(modules)}) and other layers",
-                f"start={{{name!r}: network}} for a module alone, or start={{'site': array}}",
-            )
-        return _parameters_for(_meant(modules, module), module)
-    return _of_layers(module, problem)
+    if not modules:
+        return _of_layers(module, problem)
+    if has_layers:
+        advice = f"start={{{next(iter(modules))!r}: network}} for a module alone, or start={{'site': array}}"
+        got = f"one for modules ({_quoted(modules)}) and other layers"
+        raise InputError.of("start", "a network for all of the program", got, advice)
+    return _parameters_for(_meant(modules, module), module)
 
 
 def _of_layers(module: Any, problem: Problem) -> dict[str, np.ndarray]:
     framework = framework_of(module)
     if framework is not None and framework.library == "jax" and not isinstance(framework, Nnx):
-        raise InputError.of(
-            "start",
-            "a network of torch or Flax for layers of the language",
-            f"{type(module).__name__}, {framework.kind}",
-            "bnn.module('net', x, network) in the model, or start={'site': array}",
-        )
+        wanted, got = "a network of torch or Flax for layers of the language", type(module).__name__
+        advice = "bnn.module('net', x, network) in the model, or start={'site': array}"
+        raise InputError.of("start", wanted, f"{got}, {framework.kind}", advice)
     wanted = _maps(problem)
     if is_torch_module(module):
-        layers = torch_layers(module, problem, convolutional=any(each.kind == "conv" for each in wanted))
-    elif framework is not None:
-        named = _named(framework, module)
-        layers = in_order_of(wanted, flax_layers({tuple(name.split(".")): named[name] for name in named}))
-    elif any(isinstance(value, Mapping) for value in module.values()):
-        layers = in_order_of(wanted, flax_layers(dict(leaves(without_collection(module)))))
+        images = any(each.kind == "conv" for each in wanted)
+        layers = network_layers.torch_layers(module, problem, convolutional=images)
+    elif framework is None and not any(isinstance(value, Mapping) for value in module.values()):
+        layers = network_layers.state_layers(module)
     else:
-        layers = state_layers(module)
+        if framework is None:
+            paths = dict(leaves(network_layers.without_collection(module)))
+        else:
+            paths = {tuple(name.split(".")): value for name, value in _named(framework, module).items()}
+        layers = network_layers.in_order_of(wanted, network_layers.flax_layers(paths))
     _check(wanted, layers)
     values = {}
     for each, layer in zip(wanted, layers, strict=True):
@@ -262,51 +207,38 @@ def _channels_first(features: np.ndarray, channels: int) -> bool | None:
 
 
 def _maps(problem: Problem) -> list[ProgramMap]:
-    program = problem.program
-    drawn = program.constrain_draws(
-        program.prior_draws(problem.x, problem.y, problem.seed, 1), problem.x, problem.y
-    )
+    program, data = problem.program, (problem.x, problem.y)
+    drawn = program.constrain_draws(program.prior_draws(*data, problem.seed, 1), *data)
     values = {name: value[0] for name, value in drawn.items()}
-    # Latent variables per row need all training rows; otherwise one row is enough.
-    x = problem.inputs if program.has_local or program.coupled else map_data(lambda a: a[:1], problem.inputs)
     record = _Record(values)
 
     def recorded(x: Any, y: Any = None) -> None:
         with record:
             program.model(x, y)
 
-    network_output(recorded, values, x)
+    network_output(recorded, values, _enough_rows(problem, problem.inputs))
     found = list(record.found.values())
     if not found:
-        raise InputError.of(
-            "start",
-            "a program with linear maps, or with a module that has priors",
-            "neither",
-            "bnn.dense, bnn.conv2d, bnn.linear or bnn.module in the model",
-        )
-    computed = [each.name for each in found if each.weight is None or (each.has_bias and each.bias is None)]
-    _refuse_computed(computed)
+        wanted = "a program with linear maps, or with a module that has priors"
+        advice = "bnn.dense, bnn.conv2d, bnn.linear or bnn.module in the model"
+        raise InputError.of("start", wanted, "neither", advice)
+    _refuse_computed(
+        [each.name for each in found if each.weight is None or (each.has_bias and each.bias is None)]
+    )
     return found
+
+
+def _enough_rows(problem: Problem, x: Any) -> Any:
+    """One row, or all if the program has latent variables per row or couples the rows."""
+    program = problem.program
+    return x if program.has_local or program.coupled else map_data(lambda a: a[:1], x)
 
 
 def _refuse_computed(computed: list[str]) -> None:
     if computed:
-        raise InputError.of(
-            "start",
-            "weights and biases that are sites of the program",
-            f"{computed}, which it computes from other sites",
-            "a prior that samples the weights themselves, or start={'site': array}",
-        )
-
-
-def _refuse_plain(problem: Problem) -> None:
-    if not problem.program.language:
-        raise InputError.of(
-            "start",
-            "a model in the language, whose linear maps are known",
-            "a plain NumPyro or Pyro model",
-            "start={'site': array}",
-        )
+        got = f"{computed}, which it computes from other sites"
+        advice = "a prior that samples the weights themselves, or start={'site': array}"
+        raise InputError.of("start", "weights and biases that are sites of the program", got, advice)
 
 
 class _RecordModules(Handler):
@@ -343,9 +275,7 @@ def _modules(problem: Problem) -> tuple[dict[str, ProgramModule], bool]:
         with record:
             program.model(x, None)
 
-    # Latent variables per row need all rows, see `_maps`.
-    whole = problem.x if program.has_local or program.coupled else map_data(lambda a: a[:1], problem.x)
-    system.describe(system.native(recorded), whole, None)
+    system.describe(system.native(recorded), _enough_rows(problem, problem.x), None)
     return record.found, record.has_layers
 
 
@@ -362,12 +292,8 @@ def _by_name(start: Mapping[str, Any], modules: Mapping[str, ProgramModule]) -> 
             raise unknown_name("module of the model in start", name, modules)
         for site, value in _parameters_for(modules[name], network).items():
             if site in found:
-                raise InputError.of(
-                    f"start[{site!r}]",
-                    "each site once",
-                    f"an array, and the network {name!r}",
-                    "one of the two",
-                )
+                got = f"an array, and the network {name!r}"
+                raise InputError.of(f"start[{site!r}]", "each site once", got, "one of the two")
             found[site] = value
     return found
 
@@ -376,17 +302,16 @@ def _meant(modules: Mapping[str, ProgramModule], start: Any) -> ProgramModule:
     """The only module, or the one of several whose names and shapes match the network."""
     if len(modules) == 1:
         return next(iter(modules.values()))
-    fitting = []
-    for name, each in modules.items():
-        if _is_of_its_kind(each, start) and not any(_differences(each, _given(each, start))):
-            fitting.append(name)
+    fitting = [
+        name
+        for name, each in modules.items()
+        if _is_of_its_kind(each, start) and not any(_differences(each, _given(each, start)))
+    ]
     if len(fitting) != 1:
-        raise InputError.of(
-            "start",
-            f"a network with the parameters of exactly one module of {_quoted(modules)}",
-            f"one with those of {_quoted(fitting) if fitting else 'none'}",
-            f"start={{{(fitting or list(modules))[0]!r}: network, ...}}",
-        )
+        wanted = f"a network with the parameters of exactly one module of {_quoted(modules)}"
+        got = f"one with those of {_quoted(fitting) if fitting else 'none'}"
+        advice = f"start={{{(fitting or list(modules))[0]!r}: network, ...}}"
+        raise InputError.of("start", wanted, got, advice)
     return modules[fitting[0]]
 
 
@@ -397,23 +322,20 @@ def _parameters_for(module: ProgramModule, start: Any) -> dict[str, np.ndarray]:
     if not _is_of_its_kind(module, start):
         kind = framework_of(start)
         got = type(start).__name__ if kind is None else f"{type(start).__name__}, {kind.kind}"
-        raise InputError.of(
-            f"{word}",
-            f"{use.framework.kind}, as in the model, or the parameters of one in a dict",
-            got,
-            "the module of the model, or a trained copy of it",
-        )
+        wanted = f"{use.framework.kind}, as in the model, or the parameters of one in a dict"
+        raise InputError.of(word, wanted, got, "the module of the model, or a trained copy of it")
     given = _given(module, start)
     expected, got = _differences(module, given)
     if expected or got:
-        raise InputError.of(
-            f"{word}",
+        wanted = (
             f"its parameters, among them {_some(expected)}"
             if expected
-            else f"its {len(use.parameters)} parameters alone",
-            _some(got),
-            "a trained network of the class and the sizes of the one in the model, or start={'site': array}",
+            else f"its {len(use.parameters)} parameters alone"
         )
+        advice = (
+            "a trained network of the class and the sizes of the one in the model, or start={'site': array}"
+        )
+        raise InputError.of(word, wanted, _some(got), advice)
     values: dict[str, np.ndarray] = {}
     computed, moved = [], []
     for parameter, site, held in zip(use.parameters, module.sites, use.held, strict=True):
@@ -429,24 +351,17 @@ def _parameters_for(module: ProgramModule, start: Any) -> dict[str, np.ndarray]:
     further, constants = use.framework.further_names(use.network), use.framework.constants(use.network)
     for name, value in given.items():
         if name in further and not _same(value, given[further[name]]):
-            raise InputError.of(
-                f"{word}",
-                f"one value of {further[name]!r}, which the model has as {name!r} again",
-                "two",
-                "a network that shares it",
-            )
+            wanted = f"one value of {further[name]!r}, which the model has as {name!r} again"
+            raise InputError.of(word, wanted, "two", "a network that shares it")
         if name in constants and not _same(value, constants[name]):
             moved.append(name)
     if moved:
-        raise InputError.of(
-            f"{word}",
-            "the values that the model holds, which are those of its own module",
-            f"others of {_some(map(repr, moved))}",
-            (
-                f"the trained network itself in bnn.module({use.name!r}, x, network, ...), or for a parameter "
-                "a prior or priors.Point(), which begins at the start"
-            ),
+        wanted = "the values that the model holds, which are those of its own module"
+        advice = (
+            f"the trained network itself in bnn.module({use.name!r}, x, network, ...), or for a parameter a prior or "
+            "priors.Point(), which begins at the start"
         )
+        raise InputError.of(word, wanted, f"others of {_some(map(repr, moved))}", advice)
     return values
 
 
@@ -460,7 +375,7 @@ def _is_of_its_kind(module: ProgramModule, start: Any) -> bool:
 def _given(module: ProgramModule, start: Any) -> dict[str, Any]:
     if framework_of(start) is not None:
         return _named(module.use.framework, start)
-    return {".".join(path): value for path, value in leaves(without_collection(start))}
+    return {".".join(path): value for path, value in leaves(network_layers.without_collection(start))}
 
 
 def _named(framework: Framework, network: Any) -> dict[str, Any]:
@@ -468,12 +383,8 @@ def _named(framework: Framework, network: Any) -> dict[str, Any]:
     found = {}
     for parameter in framework.parameters("start", network):
         if parameter.own is None:
-            raise InputError.of(
-                "start",
-                f"a value of {parameter.name!r}",
-                "a shape only",
-                "a network that has been initialised",
-            )
+            wanted, advice = f"a value of {parameter.name!r}", "a network that has been initialised"
+            raise InputError.of("start", wanted, "a shape only", advice)
         found[parameter.name] = parameter.own
     shared = {name: found[listed] for name, listed in framework.further_names(network).items()}
     return found | shared | framework.constants(network)
@@ -484,20 +395,15 @@ def _differences(module: ProgramModule, given: Mapping[str, Any]) -> tuple[list[
     use = module.use
     wanted = {parameter.name: parameter.shape for parameter in use.parameters}
     others = {*use.framework.constants(use.network), *use.framework.further_names(use.network)}
-    expected, got = [], []
-    for name, shape in wanted.items():
-        if name not in given:
-            expected.append(f"{name} {shape}")
-            got.append(f"no {name}")
-        elif tuple(np.shape(given[name])) != shape:
-            expected.append(f"{name} {shape}")
-            got.append(f"{name} {tuple(np.shape(given[name]))}")
+    found = {name: tuple(np.shape(value)) for name, value in given.items()}
+    wrong = [name for name, shape in wanted.items() if found.get(name) != shape]
     extra = [name for name in given if name not in wanted and name not in others]
-    return expected, got + [f"{name} {tuple(np.shape(given[name]))}" for name in extra]
+    got = [f"{name} {found[name]}" if name in found else f"no {name}" for name in wrong]
+    return [f"{name} {wanted[name]}" for name in wrong], got + [f"{name} {found[name]}" for name in extra]
 
 
 def _same(first: Any, second: Any) -> bool:
-    first, second = finite_numbers(first), finite_numbers(second)
+    first, second = network_layers.finite_numbers(first), network_layers.finite_numbers(second)
     return np.array_equal(first, second, equal_nan=first.dtype.kind == second.dtype.kind == "f")
 
 
@@ -536,30 +442,22 @@ def _check(wanted: list[ProgramMap], layers: list[Layer]) -> None:
 
     if len(wanted) == len(layers) and all(map(fits, wanted, layers)):
         return
-    raise InputError.of(
-        "start",
-        f"the layers of the program in order, [{'; '.join(map(str, wanted))}]",
-        f"[{'; '.join(map(str, layers))}]",
-        ADVICE,
-    )
+    wanted_text = f"the layers of the program in order, [{'; '.join(map(str, wanted))}]"
+    raise InputError.of("start", wanted_text, f"[{'; '.join(map(str, layers))}]", network_layers.ADVICE)
 
 
 def _reordered(each: ProgramMap, layer: Layer) -> np.ndarray:
     """The weight with its rows in the order in which the program flattens an image."""
-    if not layer.flattens_channels_first or each.after_channels is None:
+    if not layer.flattens_channels_first or each.after_channels is None or each.channels_first:
         return np.ascontiguousarray(layer.weight)
     if each.channels_first is None:
-        raise InputError.of(
-            f"start: {layer.name}",
-            (
-                f"a program that flattens an image of {each.after_channels} channels before {each.name!r}, so that "
-                "the order of the rows of its weight is known"
-            ),
-            f"inputs of shape ({each.shape[0]},) that are no flattened image",
-            f"start={{{each.weight!r}: array}} with rows in the order of the program",
+        wanted = (
+            f"a program that flattens an image of {each.after_channels} channels before {each.name!r}, so that the "
+            "order of the rows of its weight is known"
         )
-    if each.channels_first:
-        return np.ascontiguousarray(layer.weight)
+        got = f"inputs of shape ({each.shape[0]},) that are no flattened image"
+        advice = f"start={{{each.weight!r}: array}} with rows in the order of the program"
+        raise InputError.of(f"start: {layer.name}", wanted, got, advice)
     places = each.shape[0] // each.after_channels
-    rows = np.arange(math.prod((each.after_channels, places))).reshape(each.after_channels, places).T
+    rows = np.arange(each.after_channels * places).reshape(each.after_channels, places).T
     return layer.weight[rows.reshape(-1)]

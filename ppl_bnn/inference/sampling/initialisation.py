@@ -20,7 +20,7 @@ from ppl_bnn.core.errors import BNNError, UnsupportedError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.laplace.approximation import LaplaceGaussian
 from ppl_bnn.inference.method import Method, Outcome
-from ppl_bnn.inference.start import Start, resolve_start
+from ppl_bnn.inference.start import Start, fitted_start, resolve_start
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.language.distributions import SPECIAL
 from ppl_bnn.posterior.approximation import Approximation, Chains
@@ -37,20 +37,10 @@ HALVINGS = 30
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where each chain begins, and what is known about the start.
+    """The starting point u of each chain (NumPy), and what is known about the start.
 
-    Parameters
-    ----------
-    points : list of dict
-        u of each chain (NumPy).
-    approximation : Approximation or None
-        What the start is or fitted, if it has a spread.
-    gradients : float
-        Gradient evaluations of its fits.
-    compile_seconds : float
-        Seconds of compilation of its fits.
-    warnings : tuple of str
-        Warnings of its fits.
+    `approximation` is what the start is or fitted, if it has a spread. Gradients, seconds and warnings are those of its
+    fits.
     """
 
     points: list[dict[str, np.ndarray]]
@@ -82,27 +72,6 @@ def beginning(problem: Problem, start: Start, progress: Progress, count: int) ->
     A method is fitted once, with the seed of the fit. If it finds a point, it is fitted once per chain with consecutive
     seeds, so that chains may begin in different modes. With an ensemble, chain c begins in member c, and from the first
     again if there are more chains. With a distribution each chain has its own draw (see `within_reach`).
-
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    start : method, posterior, dict or None
-        The start.
-    progress : Progress
-        The progress display.
-    count : int
-        Number of starting points.
-
-    Returns
-    -------
-    Beginning
-        The points and the approximation.
-
-    Raises
-    ------
-    InputError
-        A start of another model.
     """
     if isinstance(start, Method):
         return _fitted(problem, start, progress, count)
@@ -117,19 +86,7 @@ def beginning(problem: Problem, start: Start, progress: Progress, count: int) ->
 
 
 def beginnings(problems: Sequence[Problem], start: Start, progress: Progress, count: int) -> list[Beginning]:
-    """`beginning` for each of several problems of one program, with one loop for all modes if possible.
-
-    Parameters
-    ----------
-    problems : sequence of Problem
-        Problems of one program.
-    start : method, posterior, dict or None
-        The start.
-    progress : Progress
-        The progress display.
-    count : int
-        Number of starting points per problem.
-    """
+    """`beginning` for each of several problems of one program, with one loop for all modes if possible."""
     if isinstance(start, Method):
         found = _together([each for problem in problems for each in _seeded(problem, count)], start, progress)
         if found is not None:
@@ -198,15 +155,7 @@ def _runs_here(problem: Problem, start: Method) -> bool:
 
 
 def _fit_elsewhere(problem: Problem, start: Method, progress: Progress) -> Outcome:
-    posterior = start.fit(
-        problem.program.model,
-        problem.inputs,
-        problem.targets,
-        seed=problem.seed,
-        device=problem.device,
-        progress=progress,
-        observed=None if problem.program.language else problem.program.observed,
-    )
+    posterior = fitted_start(problem, start, progress)
     info = posterior.info
     return Outcome(
         posterior.approximation,
@@ -233,15 +182,13 @@ def _spreads(approximation: Approximation) -> bool:
 
 
 def _points(problem: Problem, approximation: Approximation, count: int) -> list[dict[str, np.ndarray]]:
-    members = _members(approximation)
-    if members:
-        shares = [range(index, count, len(members)) for index in range(min(len(members), count))]
-        drawn = [
-            _draws(problem, member, len(share), index)
-            for index, (member, share) in enumerate(zip(members, shares, strict=False))
-        ]
-        return [drawn[chain % len(members)][chain // len(members)] for chain in range(count)]
-    return _draws(problem, approximation, count, 0)
+    members = _members(approximation) or (approximation,)
+    # Chain c is number c // K of the chains that begin in member c % K.
+    drawn = [
+        _draws(problem, member, len(range(index, count, len(members))), index)
+        for index, member in enumerate(members[:count])
+    ]
+    return [drawn[chain % len(members)][chain // len(members)] for chain in range(count)]
 
 
 def _draws(
@@ -266,15 +213,6 @@ def within_reach(
     own density is that of the posterior's bulk. So chains begin as far apart as possible.
 
     Chains, and draws without a density, are unchanged.
-
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    approximation : Approximation
-        The approximation.
-    u : mapping
-        Draws with one leading axis.
     """
     drawn = dict(u)
     if approximation.kind != "iid" or approximation.log_prob(drawn) is None:
@@ -328,21 +266,7 @@ def spread(
     for an ensemble the mean over its members, because a sampler moves within one mode. A coordinate that does not vary,
     or that the approximation does not cover, has variance 1, the default of samplers without a start.
 
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    approximation : Approximation or None
-        The approximation.
-    names : sequence of str
-        Sites of the flat vector.
-    dense : bool
-        Whether to return the covariance.
-
-    Returns
-    -------
-    ndarray or None
-        Variances (P,), or the covariance (P, P) if `dense`. None if there is no spread.
+    With `dense` the covariance (P, P), otherwise variances (P,); None if there is no spread.
     """
     if approximation is None:
         return None
@@ -369,13 +293,9 @@ def spread(
 def _of_laplace(approximation: LaplaceGaussian, dense: bool) -> np.ndarray:
     gaussian, size = approximation.covariance, len(approximation.flat_mode)
     at = np.arange(size) if approximation.positions is None else approximation.positions
-    if dense:
-        matrix = np.zeros((size, size))
-        matrix[np.ix_(at, at)] = gaussian.covariance()
-        return matrix
-    variances = np.zeros(size)
-    variances[at] = gaussian.variances()
-    return variances
+    matrix = np.zeros((size, size) if dense else size)
+    matrix[np.ix_(at, at) if dense else at] = gaussian.covariance() if dense else gaussian.variances()
+    return matrix
 
 
 def _deviations(
@@ -405,16 +325,6 @@ def shrunk_covariance(deviations: np.ndarray) -> np.ndarray:
     identity: a = min(1, b / d), d = |R - I|^2 the distance to the target and b = (sum_s |z_s z_s' - R|^2) / S^2 the
     error of R, in squared Frobenius norms, z_s the deviations in units of their standard deviations.
 
-    Parameters
-    ----------
-    deviations : ndarray
-        (S, P).
-
-    Returns
-    -------
-    ndarray
-        (P, P).
-
     References
     ----------
     Ledoit and Wolf (2004), "A well-conditioned estimator for large-dimensional covariance matrices".
@@ -433,13 +343,12 @@ def shrunk_covariance(deviations: np.ndarray) -> np.ndarray:
 
 def _filled(matrix: np.ndarray) -> np.ndarray:
     """Variance 1 and no covariance for coordinates without a variance."""
-    variances = np.diag(matrix) if matrix.ndim == 2 else matrix
+    dense = matrix.ndim == 2
+    variances = np.diag(matrix) if dense else matrix
     unknown = ~((variances > 0) & np.isfinite(variances))
     filled = matrix.copy()
-    if matrix.ndim == 2:
+    if dense:
         filled[unknown] = 0.0
         filled[:, unknown] = 0.0
-        filled[unknown, unknown] = 1.0
-    else:
-        filled[unknown] = 1.0
+    filled[(unknown, unknown) if dense else unknown] = 1.0
     return filled
