@@ -261,22 +261,25 @@ class Method(ABC):
         if original is not None and class_names is None:
             class_names = tuple(map(str, original))
         program = problem.program
+        shared = (
+            "compile_seconds",
+            "run_seconds",
+            "gradient_evaluations",
+            "history",
+            "warnings",
+            "figures",
+            "target",
+        )
         info = FitInfo(
             method=method.name,
             ppl=method.ppl,
             seed=problem.seed,
             dtype=problem.dtype,
             device=problem.device,
-            compile_seconds=outcome.compile_seconds,
-            run_seconds=outcome.run_seconds,
-            gradient_evaluations=outcome.gradient_evaluations,
-            history=outcome.history,
             settings=method.settings(),
             versions=versions(),
             data_hash=problem.data_hash,
-            warnings=outcome.warnings,
-            figures=outcome.figures,
-            target=outcome.target,
+            **{name: getattr(outcome, name) for name in shared},
         )
         return Posterior(
             model=model,
@@ -339,11 +342,43 @@ class Method(ABC):
             raise InputError.of("seed", "a whole number from 0 to 2**31 - 1", repr(seed), "seed=0")
         resolve_device(device)
         method, language = self._in_the_system_of(model, x, y)
+        digest = checks.data_hash(x, y)
+        chosen: Any = system(method.ppl)
+        if _DRY.get():
+            chosen = _Unseeded(chosen)
+
+        def bound(x: Any, y: np.ndarray) -> Program:
+            x, y = map_data(chosen.asarray, x), chosen.asarray(y)
+            return Program.of(chosen, model, x, y, language=language, observed=observed)
+
         try:
-            with method._opened(
-                model, x, y, int(seed), device, observed, standardise, language, text
-            ) as prepared:
-                yield prepared
+            with chosen.session("float64", "cpu", threads=1):
+                sketch = bound(x, y.astype(float))
+            method._check_sites(sketch)
+            y, original = _checked_targets(sketch, y, text)
+            standardisation = None
+            if standardise:
+                likelihood, regression = sketch.likelihood, sketch.likelihood.task == "regression"
+                with_units = regression and getattr(likelihood, "standardises", True)
+                columns = getattr(likelihood, "columns_with_units", None)
+                standardisation = Standardisation.of(x, y, with_units, columns)
+                x, y = standardisation.inputs(x), standardisation.targets(y)
+            else:
+                checks.warn_constant_columns(x)
+            dtype, threads = method._dtype(chosen, device), threads_for(sketch.rows, sketch.parameter_count)
+            with chosen.session(dtype, device, threads) as where:
+                seen, streamed = (x, y), method.streams
+                if streamed:
+                    seen = (map_data(lambda a: a[:1], x), y[:1])
+                data, targets = map_data(chosen.asarray, seen[0]), chosen.asarray(seen[1])
+                program = Program.of(chosen, model, data, targets, language=language, observed=observed)
+                problem = Problem(
+                    program, data, targets, x, y, int(seed), where, dtype, digest, streamed=streamed
+                )
+                method.check_support(problem)
+                if _DRY.get():
+                    check_start(problem, getattr(method, "start", None))
+                yield _Prepared(method, problem, standardisation, original)
         except (TypeError, RuntimeError) as error:
             foreign = checks.foreign_function(error) if language else None
             if foreign is None:
@@ -365,63 +400,6 @@ class Method(ABC):
             wanted = f"a model for {self.systems}"
             raise UnsupportedError.of(self.name, wanted, f"a {written} model", "bnn.observe")
         return self if written == self.ppl else dataclasses.replace(self, ppl=written), False
-
-    @contextmanager
-    def _opened(
-        self,
-        model: Model,
-        x: Any,
-        y: np.ndarray,
-        seed: int,
-        device: str,
-        observed: str | None,
-        standardise: bool,
-        language: bool,
-        text: tuple[Any, ...] | None,
-    ) -> Iterator[_Prepared]:
-        digest = checks.data_hash(x, y)
-        chosen: Any = system(self.ppl)
-        if _DRY.get():
-            chosen = _Unseeded(chosen)
-
-        def bound(x: Any, y: np.ndarray) -> Program:
-            x, y = map_data(chosen.asarray, x), chosen.asarray(y)
-            return Program.of(chosen, model, x, y, language=language, observed=observed)
-
-        with chosen.session("float64", "cpu", threads=1):
-            sketch = bound(x, y.astype(float))
-        self._check_sites(sketch)
-        likelihood = sketch.likelihood
-        regression = likelihood.task == "regression"
-        if regression and text is not None:
-            got = f"text, such as {text[0]!r}"
-            raise InputError.of("y", "numbers, for a regression", got, "a model of classes")
-        original = None
-        if regression:
-            y = y.astype(np.float64)
-        else:
-            y, original = _coded(sketch, y, text)
-            y = labels(sketch, y)
-        if hasattr(likelihood, "check_values"):
-            likelihood.check_values(y)
-        standardisation = None
-        if standardise:
-            with_units = regression and getattr(likelihood, "standardises", True)
-            columns = getattr(likelihood, "columns_with_units", None)
-            standardisation = Standardisation.of(x, y, with_units, columns)
-            x, y = standardisation.inputs(x), standardisation.targets(y)
-        else:
-            checks.warn_constant_columns(x)
-        dtype = self._dtype(chosen, device)
-        with chosen.session(dtype, device, threads_for(sketch.rows, sketch.parameter_count)) as where:
-            seen = (map_data(lambda a: a[:1], x), y[:1]) if self.streams else (x, y)
-            data, targets = map_data(chosen.asarray, seen[0]), chosen.asarray(seen[1])
-            program = Program.of(chosen, model, data, targets, language=language, observed=observed)
-            problem = Problem(program, data, targets, x, y, seed, where, dtype, digest, self.streams)
-            self.check_support(problem)
-            if _DRY.get():
-                check_start(problem, getattr(self, "start", None))
-            yield _Prepared(self, problem, standardisation, original)
 
     def _check_sites(self, program: Program) -> None:
         """Refuse latent variables per row and special priors where the method does not support them."""
@@ -455,19 +433,28 @@ class Method(ABC):
         return {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
 
-def _coded(
+def _checked_targets(
     program: Program, y: np.ndarray, text: tuple[Any, ...] | None
 ) -> tuple[np.ndarray, tuple[Any, ...] | None]:
-    """Class labels as 0..K-1, and the original labels if they were different."""
-    classes = program.classes(y)
-    if text is None:
-        y, text = checks.labels_from_one(y, classes)
-    elif len(text) > 1 and len(text) != classes:
-        wanted = f"{classes} different labels, as many as the model has classes"
-        got = f"{len(text)}: {', '.join(map(repr, text[:10]))}"
-        raise InputError.of("y", wanted, got, "a model with as many classes")
-    if text is not None:
-        checks.warn_of_labels(text)
+    """Targets as the likelihood takes them, with classes 0..K-1, and the original labels if they were different."""
+    if program.likelihood.task == "regression":
+        if text is not None:
+            got = f"text, such as {text[0]!r}"
+            raise InputError.of("y", "numbers, for a regression", got, "a model of classes")
+        y = y.astype(np.float64)
+    else:
+        classes = program.classes(y)
+        if text is None:
+            y, text = checks.labels_from_one(y, classes)
+        elif len(text) > 1 and len(text) != classes:
+            wanted = f"{classes} different labels, as many as the model has classes"
+            got = f"{len(text)}: {', '.join(map(repr, text[:10]))}"
+            raise InputError.of("y", wanted, got, "a model with as many classes")
+        if text is not None:
+            checks.warn_of_labels(text)
+        y = labels(program, y)
+    if hasattr(program.likelihood, "check_values"):
+        program.likelihood.check_values(y)
     return y, text
 
 

@@ -80,16 +80,8 @@ class Kernel:
 class Progressed:
     """The progress of a strand.
 
-    Parameters
-    ----------
-    leaves : list of ndarray
-        The arrays of its state.
-    done : int
-        Transitions, warm-up included.
-    steps : int
-        Gradient evaluations, in units of `Kernel.cost`.
-    kept : dict of ndarray
-        Name -> (chains, draws, ...).
+    The arrays of its state, its transitions (warm-up included), its gradient evaluations in units of `Kernel.cost`, and
+    what was kept: name -> (chains, draws, ...).
     """
 
     leaves: list[np.ndarray]
@@ -100,24 +92,11 @@ class Progressed:
 
 @dataclass
 class Sampled:
-    """The draws of all chains.
+    """The draws of all chains, `kept`: name -> (chain, draw, ...), with the flat `u`.
 
-    Parameters
-    ----------
-    kept : dict of ndarray
-        Name -> (chain, draw, ...), with the flat `u`.
-    strands : list of Progressed
-        The progress of each strand.
-    steps : int
-        Gradient evaluations of all starts and transitions, warm-up included, in units of `Kernel.cost`.
-    compile_seconds : float
-        Seconds of compilation.
-    stopped : {"draws", "rule", "budget"}
-        Why the run ended: the requested draws were made, the rule held, or the seconds were spent first.
-    looks : list of dict
-        Figures at each evaluation of the rule.
-    warnings : tuple of str
-        Warnings.
+    `steps` are the gradient evaluations of all starts and transitions, warm-up included, in units of `Kernel.cost`.
+    `stopped` is why the run ended: "draws" (those requested were made), "rule" (it held) or "budget" (it was spent
+    first). `looks` are the figures at each evaluation of the rule.
     """
 
     kept: Arrays
@@ -135,14 +114,8 @@ class Run:
 
     Parameters
     ----------
-    chains : int
-        Number of chains.
-    warmup : int
-        Transitions per chain that are not kept.
-    draws : int
-        Draws per chain. With a `rule`, draws between two evaluations of it.
-    chain_method : str
-        See `Sampler`.
+    chains, warmup, draws, chain_method
+        See `Sampler`. With a `rule`, `draws` are those between two evaluations of it.
     title : str
         Title of the progress display.
     rule : callable or None
@@ -177,17 +150,7 @@ class Run:
 
 
 def layout(kernel: Kernel, chain_method: str, device: str) -> str:
-    """The method that "auto" means: vectorised for pooled chains or on CUDA, else threads over the cores.
-
-    Parameters
-    ----------
-    kernel : Kernel
-        The Markov kernel.
-    chain_method : str
-        The requested method.
-    device : str
-        The device of the fit.
-    """
+    """The method that "auto" means: vectorised for pooled chains or on CUDA, else threads over the cores."""
     if kernel.pooled:
         return "vectorised"
     if chain_method == "auto":
@@ -205,14 +168,9 @@ def strand_names(kernel: Kernel, how: str, chains: int) -> list[str]:
 def compiler_options(crowded: bool) -> dict[str, Any] | None:
     """Options of XLA on a CPU, if this version of it knows them.
 
-    They ask for vectors as wide as the processor has. If `crowded`, small matrix products are not shared among cores
-    that have their own chains. `comparisons/performance/sampling.py` compares NUTS compiled in this way with NumPyro's
-    own.
-
-    Parameters
-    ----------
-    crowded : bool
-        Whether there are at least as many chains as cores.
+    They ask for vectors as wide as the processor has. If `crowded` (at least as many chains as cores), small matrix
+    products are not shared among cores that have their own chains. `comparisons/performance/sampling.py` compares NUTS
+    compiled in this way with NumPyro's own.
     """
     import jax
 
@@ -229,12 +187,10 @@ def compiler_options(crowded: bool) -> dict[str, Any] | None:
 def no_finite_start(chain: int, log_joint: float, from_prior: bool) -> DivergenceError:
     """The error for a chain without a finite log density at its starting points."""
     where = f"in {PRIOR_ATTEMPTS} draws from the prior" if from_prior else "at the start given"
-    return DivergenceError.of(
-        "",
-        f"a point with a finite log joint and gradient for chain {chain} to start from",
-        f"none {where} (the last log joint: {log_joint})",
-        "start=MAP(), narrower priors, or standardised inputs and targets",
-    )
+    wanted = f"a point with a finite log joint and gradient for chain {chain} to start from"
+    got = f"none {where} (the last log joint: {log_joint})"
+    advice = "start=MAP(), narrower priors, or standardised inputs and targets"
+    return DivergenceError.of("", wanted, got, advice)
 
 
 class Meter:
@@ -246,17 +202,7 @@ class Meter:
         self._latest: dict[str, float] = {}
 
     def tell(self, chain: int, done: float, figures: Mapping[str, float]) -> None:
-        """Report the progress of a chain.
-
-        Parameters
-        ----------
-        chain : int
-            Index of the chain.
-        done : float
-            Its transitions so far.
-        figures : mapping
-            "accept_prob", "divergences", "step_size", if known.
-        """
+        """Report the transitions of a chain so far, and "accept_prob", "divergences", "step_size", if known."""
         self._rows[chain] = {"done": done, **figures}
         self._show()
 
@@ -269,14 +215,13 @@ class Meter:
         running = [row for row in self._rows if row]
         if not running:
             return
-        shown: dict[str, float] = {}
-        for name in running[-1]:
-            values = [row[name] for row in running if name in row]
-            if name == "divergences":
-                shown[name] = int(sum(values))
-            elif name != "done":
-                shown[name] = float(np.mean(values))
-        self._task.update(int(sum(row["done"] for row in running)), **shown, **self._latest)
+        values = {name: [row[name] for row in running if name in row] for name in running[-1]}
+        done = int(sum(values.pop("done")))
+        shown = {
+            name: int(sum(each)) if name == "divergences" else float(np.mean(each))
+            for name, each in values.items()
+        }
+        self._task.update(done, **shown, **self._latest)
 
     def close(self) -> None:
         self._task.close()
@@ -330,36 +275,10 @@ def run_chains(
     candidates: Callable[[int, np.ndarray], Iterator[np.ndarray]],
     progress: Progress,
 ) -> Sampled:
-    """Run all chains.
+    """Run all chains from `starts`, flat starting points, which are computed only if a chain has to begin.
 
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    kernel : Kernel
-        The Markov kernel.
-    run : Run
-        Length and layout.
-    data
-        The data argument of the kernel.
-    starts : callable
-        Returns the flat starting points. Called only if a chain has to begin.
-    candidates : callable
-        (chain, its start) -> starting points to try in turn.
-    progress : Progress
-        The progress display.
-
-    Returns
-    -------
-    Sampled
-        The draws.
-
-    Raises
-    ------
-    DivergenceError
-        No chain can start, or a draw has a log density that is not finite.
-    BudgetError
-        The budget was spent before the first draw.
+    `candidates` gives for a chain and its start the starting points to try in turn; `data` is that of the kernel. A
+    draw whose log density is not finite raises `DivergenceError`, a budget spent before the first draw `BudgetError`.
     """
     return _Chains(problem, kernel, run, data, progress).run(starts, candidates)
 
@@ -381,8 +300,7 @@ class _Later:
         self._traced, self._compiled = traced, None
 
     def compiled(self) -> Callable[..., Any]:
-        if self._compiled is None:
-            self._compiled = self._traced.lower().compile()
+        self._compiled = self._compiled or self._traced.lower().compile()
         return self._compiled
 
 
@@ -513,9 +431,8 @@ class _Chains:
             if found is None:
                 continue
             if [np.shape(leaf) for leaf in found.leaves] != [shape.shape for shape in shapes]:
-                raise InputError.of(
-                    "checkpoint", "the state of this sampler", "another one", "another folder"
-                )
+                wanted = "the state of this sampler"
+                raise InputError.of("checkpoint", wanted, "another one", "another folder")
             leaves = [
                 jax.numpy.asarray(leaf, shape.dtype) for leaf, shape in zip(found.leaves, shapes, strict=True)
             ]
@@ -541,28 +458,25 @@ class _Chains:
         self.compile_seconds += compiling()
         points = [np.asarray(point) for point in starts()]
         for strand in waiting:
-            tries = {chain: candidates(chain, points[chain]) for chain in strand.chains}
-            current = {chain: next(tries[chain]) for chain in strand.chains}
+            tries = [candidates(chain, points[chain]) for chain in strand.chains]
+            current = [next(each) for each in tries]
             steps = 0
             while True:
                 steps += len(strand.chains)
-                if self.together:
-                    flat = jnp.stack([asarray(current[chain]) for chain in strand.chains])
-                else:
-                    flat = asarray(current[strand.chains[0]])
+                flat = [asarray(point) for point in current]
+                flat = jnp.stack(flat) if self.together else flat[0]
                 state, usable, density = begin(flat, self._key(strand), self.data)
-                usable, density = np.atleast_1d(np.asarray(usable)), np.atleast_1d(np.asarray(density))
-                bad = [index for index in range(len(strand.chains)) if not usable[index]]
-                if not bad:
-                    spent = 0 if self.kernel.spent is None else round(float(self.kernel.spent(state)))
-                    strand.at = (state, 0, steps + spent)
+                bad = np.flatnonzero(~np.atleast_1d(np.asarray(usable)))
+                if not len(bad):
                     break
                 for index in bad:
-                    chain = strand.chains[index]
-                    following = next(tries[chain], None)
+                    following = next(tries[index], None)
                     if following is None:
-                        raise no_finite_start(chain, float(density[index]), self.plan.from_prior)
-                    current[chain] = following
+                        chain, log_joint = strand.chains[index], float(np.atleast_1d(density)[index])
+                        raise no_finite_start(chain, log_joint, self.plan.from_prior)
+                    current[index] = following
+            spent = 0 if self.kernel.spent is None else round(float(self.kernel.spent(state)))
+            strand.at = (state, 0, steps + spent)
 
     # -- advancing
 
@@ -599,12 +513,10 @@ class _Chains:
         draws = min(goal - plan.warmup, *(strand.drawn for strand in self.strands))
         if draws < 1:
             done = min(strand.done for strand in self.strands)
-            raise BudgetError.of(
-                "budget",
-                "seconds enough for the warm-up and a draw",
-                f"{plan.budget:g} s, spent after {done} of {plan.warmup} transitions of the warm-up",
-                "a longer budget (with checkpoint= nothing is lost), or a shorter warmup",
-            )
+            wanted = "seconds enough for the warm-up and a draw"
+            got = f"{plan.budget:g} s, spent after {done} of {plan.warmup} transitions of the warm-up"
+            advice = "a longer budget (with checkpoint= nothing is lost), or a shorter warmup"
+            raise BudgetError.of("budget", wanted, got, advice)
         return Sampled(
             self._kept(draws),
             [self._progressed(strand) for strand in self.strands],
@@ -633,13 +545,13 @@ class _Chains:
         behind = [strand for strand in self.strands if strand.done < goal]
         if self.how in ("sequential", "vectorised") or len(behind) < 2:
             for strand in behind:
-                self._advance(strand, goal, self._told, lambda: False)
+                self._advance(strand, goal, self._report, lambda: False)
             return
 
         def work(strand: _Strand, tell: Callable[..., None], stopped: Callable[[], bool]) -> None:
             self._in_session(lambda: self._advance(strand, goal, tell, stopped))
 
-        in_threads(behind, work, self._told)
+        in_threads(behind, work, self._report)
 
     def _advance(
         self, strand: _Strand, goal: int, tell: Callable[..., None], stopped: Callable[[], bool]
@@ -676,12 +588,9 @@ class _Chains:
             chain, at = (int(value) for value in wrong[0])
             failed = int(values["failed_step"][chain, at]) if "failed_step" in values else -1
             since = f", where parameters are not finite since step {failed}" if failed >= 0 else ""
-            raise DivergenceError.of(
-                f"{self.plan.title}",
-                "a finite log density at every draw",
-                f"{lp[chain, at]} at draw {strand.drawn + at} of chain {strand.chains[chain]}{since}",
-                "a smaller step size, start=MAP(), or standardised inputs and targets",
-            )
+            got = f"{lp[chain, at]} at draw {strand.drawn + at} of chain {strand.chains[chain]}{since}"
+            advice = "a smaller step size, start=MAP(), or standardised inputs and targets"
+            raise DivergenceError.of(self.plan.title, "a finite log density at every draw", got, advice)
 
     def _data(self, strand: _Strand) -> Any:
         if self.how != "devices":
@@ -699,7 +608,7 @@ class _Chains:
 
     # -- progress
 
-    def _told(self, strand: _Strand, values: Arrays) -> None:
+    def _report(self, strand: _Strand, values: Arrays) -> None:
         for index, chain in enumerate(strand.chains):
             figures: dict[str, float] = {}
             if "acceptance_rate" in values:
@@ -721,11 +630,9 @@ class _Chains:
         from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
 
         # Of the log density only: otherwise all draws of a wide network would be copied every time.
-        lp = np.concatenate([strand.kept(0, shortest, "lp")["lp"] for strand in self.strands]).astype(
-            np.float64
-        )
+        lp = np.concatenate([strand.kept(0, shortest, "lp")["lp"] for strand in self.strands])
         with np.errstate(all="ignore"):
-            size: Any = array_stats.ess(lp, method="bulk", chain_axis=0, draw_axis=1)
+            size: Any = array_stats.ess(lp.astype(np.float64), method="bulk", chain_axis=0, draw_axis=1)
         if np.isfinite(size):
             self.meter.add({"ess_of_lp": float(size)})
 
@@ -755,27 +662,18 @@ class _Chains:
 def in_threads(
     strands: Sequence[Any],
     work: Callable[[Any, Callable[..., None], Callable[[], bool]], None],
-    told: Callable[..., None],
+    report: Callable[..., None],
 ) -> None:
     """Run `work(strand, tell, stopped)` for each strand over the cores.
 
-    The calling thread passes on what the threads report through `tell`. An error in one thread, or an interrupt of the
+    The calling thread passes on to `report` what the threads tell. An error in one thread, or an interrupt of the
     calling thread, stops the others at their next call and is raised.
-
-    Parameters
-    ----------
-    strands : sequence
-        The units of work.
-    work : callable
-        The work on a strand, with the functions `tell` and `stopped`.
-    told : callable
-        Called by this thread with what `work` reports.
     """
     reports: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
     stop = threading.Event()
 
-    def tell(*report: Any) -> None:
-        reports.put(report)
+    def tell(*given: Any) -> None:
+        reports.put(given)
 
     with ThreadPoolExecutor(min(len(strands), cores()), thread_name_prefix="chain") as pool:
         futures = [pool.submit(work, strand, tell, stop.is_set) for strand in strands]
@@ -783,7 +681,7 @@ def in_threads(
             waiting: set[Future[None]] = set(futures)
             while waiting or not reports.empty():
                 try:
-                    told(*reports.get(timeout=0.05))
+                    report(*reports.get(timeout=0.05))
                 except queue.Empty:
                     for future in [future for future in waiting if future.done()]:
                         waiting.remove(future)

@@ -6,7 +6,6 @@ requires a budget, since it may never hold.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data
 from ppl_bnn.core.errors import InputError, unknown_name
-from ppl_bnn.inference.optimisation.loops import check_within
+from ppl_bnn.core.settings import between, optional
 from ppl_bnn.posterior.convergence import Mixing, components, mixing, probe_indices, quantities
 from ppl_bnn.posterior.posterior import MEMORY
 
@@ -35,27 +34,13 @@ _TERM = re.compile(r"\s*(\w+)\s*([<>])\s*([-+0-9.eE]+)\s*")
 
 @dataclass(frozen=True)
 class Rule:
-    """Limits that all have to hold.
-
-    Parameters
-    ----------
-    terms : tuple
-        (figure, "<" or ">", limit) each.
-    """
+    """Limits that all have to hold: (figure, "<" or ">", limit) each."""
 
     terms: tuple[tuple[str, str, float], ...]
 
     @classmethod
     def of(cls, text: Any, names: Collection[str] = tuple(FIGURES)) -> Rule:
-        """Parse a rule such as "rhat<1.01, ess>400" over the figures `names`.
-
-        Raises
-        ------
-        InputError
-            Text that is not a rule, or a limit on the wrong side.
-        UnknownNameError
-            An unknown figure.
-        """
+        """Parse a rule such as "rhat<1.01, ess>400" over the figures `names`."""
         example = "until='rhat<1.01, ess>400'"
         if not isinstance(text, str) or not text.strip():
             raise InputError.of("until", "a rule in words", repr(text), example)
@@ -67,16 +52,14 @@ class Rule:
             name, sign, number = found.groups()
             if name not in names:
                 raise unknown_name("figure of a rule", name, names)
-            try:
-                limit = float(number)
-            except ValueError:
-                raise InputError.of("until", "a number as the limit", repr(number), example) from None
             wanted = ">" if name in LARGER_IS_BETTER else "<"
             if sign != wanted:
-                raise InputError.of(
-                    "until", f"{name}{wanted}limit", repr(part.strip()), f"{name}{wanted}{number}"
-                )
-            terms.append((name, sign, limit))
+                better = f"{name}{wanted}{number}"
+                raise InputError.of("until", f"{name}{wanted}limit", repr(part.strip()), better)
+            try:
+                terms.append((name, sign, float(number)))
+            except ValueError:
+                raise InputError.of("until", "a number as the limit", repr(number), example) from None
         return cls(tuple(terms))
 
     def holds(self, figures: Mapping[str, float]) -> bool:
@@ -88,36 +71,16 @@ class Rule:
 
 
 def check_until(method: str, until: Any, budget: Any, names: Collection[str] = tuple(FIGURES)) -> Rule | None:
-    """The rule of a method, or None.
-
-    Parameters
-    ----------
-    method : str
-        The name of the method, for messages.
-    until
-        The rule as text, or None.
-    budget
-        The budget in seconds, or None.
-    names : collection of str
-        Figures that the rule may name.
-
-    Raises
-    ------
-    InputError
-        A rule that cannot be parsed, or that has no budget.
-    """
-    if budget is not None:
-        check_within(method, "budget", budget, 0, math.inf, "600 (seconds)")
+    """The rule of a method over the figures `names`, or None; a rule needs a budget, since it may never hold."""
+    wanted = optional(between())(budget)
+    if wanted is not None:
+        raise InputError.of(f"{method} budget", wanted, repr(budget), "budget=600 (seconds)")
     if until is None:
         return None
     rule = Rule.of(until, names)
     if budget is None:
-        raise InputError.of(
-            f"{method} until",
-            "a budget beside it, since a rule may never hold",
-            f"until={until!r} alone",
-            "budget=600 (seconds)",
-        )
+        wanted, got = "a budget beside it, since a rule may never hold", f"until={until!r} alone"
+        raise InputError.of(f"{method} until", wanted, got, "budget=600 (seconds)")
     return rule
 
 
@@ -129,16 +92,8 @@ def watched(
     It maps u, site -> (chain, draw, ...), to whether the rule holds, and the worst figures. These are the figures of
     the `quantities` at up to 50 training rows; the log likelihood is that of all rows. Each draw is predicted once: a
     later evaluation, with more draws of the same chains or more chains, adds only the new ones. Keyword arguments
-    `others` of the function are figures from elsewhere, which the rule may name too.
-
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    rule : Rule
-        The rule.
-    superchains : int or None
-        Number of superchains, for nested R-hat.
+    `others` of the function are figures from elsewhere, which the rule may name too. `superchains` are for nested
+    R-hat.
     """
     watch = _Watch(problem, superchains)
 
@@ -198,12 +153,9 @@ class _Watch:
         lead = next(iter(u.values())).shape[:2]
         flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in u.items()}
         w = program.constrain_draws(flat, problem.x, problem.y)
-        found = quantities(
-            problem,
-            w,
-            lambda x: program.predictor_draws(w, x, seed=seed, memory=MEMORY),
-            self.probe,
-            problem.inputs,
-            problem.targets,
-        )
+
+        def predicted(x: Any) -> np.ndarray:
+            return program.predictor_draws(w, x, seed=seed, memory=MEMORY)
+
+        found = quantities(problem, w, predicted, self.probe, problem.inputs, problem.targets)
         return {name: value.reshape(*lead, *value.shape[1:]) for name, value in found.items()}

@@ -53,20 +53,7 @@ class Stream:
         return self.keeps and time.monotonic() - self._written >= INTERVAL
 
     def load(self) -> tuple[Arrays, Arrays] | None:
-        """The last written state and draws.
-
-        Returns
-        -------
-        tuple or None
-            (state, draws along axis 1). None if nothing was written.
-
-        Raises
-        ------
-        InputError
-            A stream of another fit.
-        DamagedError
-            A piece is missing, damaged or of another run.
-        """
+        """The last written state and the draws (along axis 1), or None; refuses a stream of another fit."""
         state = self.checkpoint.load()
         if state is None:
             return None
@@ -78,15 +65,12 @@ class Stream:
         pieces: list[Arrays] = []
         have = 0
         while have < wanted:
-            piece = self._read(have, pieces[0] if pieces else None)
-            pieces.append(piece)
-            have += next(iter(piece.values())).shape[1]
-        joined = (
-            {name: np.concatenate([piece[name] for piece in pieces], 1)[:, :wanted] for name in pieces[0]}
-            if pieces
-            else {}
-        )
-        return state, joined
+            pieces.append(self._read(have, pieces[0] if pieces else None))
+            have += next(iter(pieces[-1].values())).shape[1]
+        names = pieces[0] if pieces else {}
+        return state, {
+            name: np.concatenate([piece[name] for piece in pieces], 1)[:, :wanted] for name in names
+        }
 
     def write(self, first: int, draws: Arrays, state: Arrays) -> None:
         """Write `draws`, (chains, count, ...) from draw number `first` on, and the state after them."""
@@ -114,17 +98,16 @@ class Stream:
         found = _READER.sealed(file, tuple(words))
         if found is None:
             raise _READER.damaged(file, OLDER)
-        piece, said = found
-        if said != words:
+        piece, found_words = found
+        if found_words != words:
             raise _READER.damaged(file, "it is a piece of another run, or from another place of this one")
         counts = {value.shape[1] if value.ndim > 1 else 0 for value in piece.values()}
         if len(counts) != 1 or 0 in counts:
             raise _READER.damaged(file, "its arrays are not of the same number of draws")
-        if like is not None:
-            kinds = [
-                {name: (value.dtype, value.shape[:1], value.shape[2:]) for name, value in each.items()}
-                for each in (piece, like)
-            ]
-            if kinds[0] != kinds[1]:
-                raise _READER.damaged(file, "its arrays are not those of the pieces before")
+
+        def kinds(arrays: Arrays) -> dict[str, Any]:
+            return {name: (value.dtype, value.shape[:1], value.shape[2:]) for name, value in arrays.items()}
+
+        if like is not None and kinds(piece) != kinds(like):
+            raise _READER.damaged(file, "its arrays are not those of the pieces before")
         return piece

@@ -88,16 +88,7 @@ def curvature(gradient_of: Callable[[Any], Any], flat: Any, key: Any) -> Whiteni
     """S at a point, from the absolute eigenvalues of the Hessian: |H|^(-1/2) along the stiffest directions.
 
     The stiffest directions are found by subspace iteration, exactly for at most `RANK` coordinates. The scale of the
-    other directions is that of a random one among them.
-
-    Parameters
-    ----------
-    gradient_of : callable
-        The gradient of the log density.
-    flat : array
-        The point, (P,).
-    key
-        Random key of JAX.
+    other directions is that of a random one among them. `gradient_of` is the gradient of the log density.
     """
     import jax
     import jax.numpy as jnp
@@ -145,21 +136,7 @@ def brought_in(
     Directions in which the chain is within `EDGE` standard deviations, by the local curvature and gradient, are
     unchanged. Along the others it moves to that edge, by a Newton step, halved until the log density rises, and again
     from there. On a Gaussian one step arrives. So chains begin as far apart as the posterior is wide, and no farther.
-    If no step raises the density the chain stays.
-
-    Parameters
-    ----------
-    value_and_gradient : callable
-        The log density and its gradient.
-    flat : array
-        The starting point, (P,).
-    key
-        Random key of JAX.
-
-    Returns
-    -------
-    tuple
-        (where the chain begins, S there, gradient evaluations).
+    If no step raises the density the chain stays. Returns where the chain begins, S there, and gradient evaluations.
     """
     import jax
     import jax.numpy as jnp
@@ -212,13 +189,7 @@ def brought_in(
 
 
 def pooled(whitenings: Whitening) -> Whitening:
-    """One S for chains that share their steps, of the mean of their curvatures S^-2 over the leading axis.
-
-    Parameters
-    ----------
-    whitenings : Whitening
-        With a leading axis over chains.
-    """
+    """One S for chains that share their steps, of the mean of their curvatures S^-2 over the leading axis."""
     import jax
     import jax.numpy as jnp
 
@@ -242,13 +213,6 @@ def whitened(target: Target, make: Callable[[Any], Kernel]) -> Kernel:
 
     S goes into the state under "whitening", beside the kernel's own state, which must be a dict. The gradients for it
     go under "whitening_gradients".
-
-    Parameters
-    ----------
-    target : Target
-        The target.
-    make : callable
-        Makes a kernel for a target.
     """
     import jax
 
