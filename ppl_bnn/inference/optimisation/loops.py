@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -287,22 +287,11 @@ def iterate(
     return Iterated(final, losses, loop.compile_seconds)
 
 
-def loop_of(
-    problem: Problem,
-    step: Callable[..., tuple[Any, Any]],
-    state: Any,
-    example: Mapping[str, Any],
-    data: tuple[Any, ...],
-    *,
-    length: int = STRETCH,
-    seed: int | None = None,
-    axes: tuple[int | None, ...] | None = None,
-    stops: bool = False,
-    key: Any = None,
-) -> Any:
-    """The loop of a step in the system of a problem: `advance(inputs)` returns the records of the steps it took.
+@dataclass
+class Loop:
+    """The loop of a step in one system (see `loop_of`).
 
-    Parameters
+    Attributes
     ----------
     problem : Problem
         The program and its data.
@@ -310,7 +299,7 @@ def loop_of(
         (state, inputs of the step, key, *data) -> (state, record), a pure function of arrays of the system. `key` is a
         key of JAX if there is a `seed`; torch has one generator, which is seeded.
     state : object
-        The initial state, arrays of the system.
+        The initial state, then the latest: arrays of the system.
     example : mapping of str to ndarray
         Inputs of at least one step, in the shapes of all later ones: (steps, ...).
     data : tuple
@@ -328,31 +317,42 @@ def loop_of(
     key : object, optional
         Compile once for all loops of the program with this key and these shapes.
     """
-    kind = {"numpyro": _JaxLoop, "pyro": _TorchLoop}[problem.system.name]
-    return kind(problem, step, state, example, data, length, seed, axes, stops, key)
+
+    problem: Problem
+    step: Callable[..., tuple[Any, Any]]
+    state: Any
+    example: Mapping[str, Any]
+    data: tuple[Any, ...]
+    length: int = STRETCH
+    seed: int | None = None
+    axes: tuple[int | None, ...] | None = None
+    stops: bool = False
+    key: Any = None
+    compile_seconds: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        if self.axes is not None:
+            self.step = self.problem.system.vmap(self.step, in_axes=(0, 0, None, *self.axes))
+
+    def advance(self, given: Mapping[str, Any]) -> np.ndarray:
+        """Take the steps with the inputs `given`; returns their records."""
+        raise NotImplementedError
 
 
-class _JaxLoop:
+def loop_of(problem: Problem, *arguments: Any, **options: Any) -> Any:
+    """The `Loop` of the system of a problem."""
+    return _LOOPS[problem.system.name](problem, *arguments, **options)
+
+
+class _JaxLoop(Loop):
     """A stretch of any number of steps up to `length` as one compiled loop."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        step: Callable[..., Any],
-        state: Any,
-        example: Mapping[str, Any],
-        data: tuple[Any, ...],
-        length: int,
-        seed: int | None,
-        axes: tuple[int | None, ...] | None,
-        stops: bool,
-        key: Any,
-    ):
+    def __post_init__(self) -> None:
         import jax
         import jax.numpy as jnp
 
-        if axes is not None:
-            step = jax.vmap(step, in_axes=(0, 0, None, *axes))
+        super().__post_init__()
+        step, length, stops, system = self.step, self.length, self.stops, self.problem.system
 
         def once(index: Any, carry: Any, given: Any, data: Any) -> Any:
             state, key = carry
@@ -373,30 +373,35 @@ class _JaxLoop:
             records = jnp.full((length, *record.shape), jnp.nan, record.dtype)
             return jax.lax.while_loop(lambda at: (at[0] < count) & at[3], body, (0, carry, records, True))[:3]
 
-        self._asarray, self._length, self._data = problem.system.asarray, length, data
-        self.carry = state, None if seed is None else problem.system.seeds(seed, 1)[0]
+        self.random = None if self.seed is None else system.seeds(self.seed, 1)[0]
         watch = Stopwatch()
-        arguments = self._arguments(self.carry, example)
+        arguments = self._arguments(self.carry, self.example)
         shapes = str(jax.tree.map(lambda array: (array.shape, str(array.dtype)), arguments))
 
         def build() -> Any:
             return jax.jit(stretch).lower(*arguments).compile()
 
-        self._stretch = build() if key is None else problem.program._cached((key, axes, shapes), build)
+        key = (self.key, self.axes, shapes)
+        self._stretch = build() if self.key is None else self.problem.program._cached(key, build)
         self.compile_seconds = watch()
 
     @property
-    def state(self) -> Any:
-        return self.carry[0]
+    def carry(self) -> tuple[Any, Any]:
+        """The state, and the key of JAX if there is one."""
+        return self.state, self.random
+
+    @carry.setter
+    def carry(self, carry: tuple[Any, Any]) -> None:
+        self.state, self.random = carry
 
     def _arguments(self, carry: Any, given: Mapping[str, Any]) -> tuple[Any, ...]:
-        count = len(next(iter(given.values())))
+        asarray, count = self.problem.system.asarray, len(next(iter(given.values())))
 
         def padded(values: np.ndarray) -> Any:
-            return self._asarray(np.concatenate([values, np.repeat(values[-1:], self._length - count, 0)]))
+            return asarray(np.concatenate([values, np.repeat(values[-1:], self.length - count, 0)]))
 
         filled = {name: map_data(padded, values) for name, values in given.items()}
-        return carry, np.asarray(count), filled, *self._data
+        return carry, np.asarray(count), filled, *self.data
 
     def run(self, carry: Any, given: Mapping[str, Any]) -> tuple[Any, np.ndarray]:
         """The carry after the steps of `given` from another one, and the records."""
@@ -408,43 +413,32 @@ class _JaxLoop:
         return records
 
 
-class _TorchLoop:
+class _TorchLoop(Loop):
     """Steps one by one."""
 
-    compile_seconds = 0.0
-
-    def __init__(
-        self,
-        problem: Problem,
-        step: Callable[..., Any],
-        state: Any,
-        example: Mapping[str, Any],
-        data: tuple[Any, ...],
-        length: int,
-        seed: int | None,
-        axes: tuple[int | None, ...] | None,
-        stops: bool,
-        key: Any,
-    ):
-        self._system, self.state, self._data, self._stops = problem.system, state, data, stops
-        self._step = step if axes is None else self._system.vmap(step, in_axes=(0, 0, None, *axes))
-        if seed is not None:
-            self._system.randomness(self._system.seeds(seed, 1)[0])
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seed is not None:
+            self.problem.system.randomness(self.problem.system.seeds(self.seed, 1)[0])
 
     def advance(self, given: Mapping[str, Any]) -> np.ndarray:
         import torch
 
+        system = self.problem.system
         columns = {
-            name: value.tolist() if value.ndim == 1 else self._system.asarray(value)
+            name: value.tolist() if value.ndim == 1 else system.asarray(value)
             for name, value in given.items()
         }
         records = []
         with torch.no_grad():
             for index in range(len(next(iter(given.values())))):
                 now = {name: column[index] for name, column in columns.items()}
-                state, record = self._step(self.state, now, None, *self._data)
+                state, record = self.step(self.state, now, None, *self.data)
                 records.append(record)
-                if self._stops and not math.isfinite(float(record)):
+                if self.stops and not math.isfinite(float(record)):
                     break
                 self.state = state
-        return np.array(self._system.to_numpy(torch.stack(records)), dtype=np.float64)
+        return np.array(system.to_numpy(torch.stack(records)), dtype=np.float64)
+
+
+_LOOPS: dict[str, type[Loop]] = {"numpyro": _JaxLoop, "pyro": _TorchLoop}
