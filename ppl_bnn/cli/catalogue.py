@@ -9,25 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppl_bnn.cli import complete
+from ppl_bnn.cli import complete, options
 from ppl_bnn.cli.console import (
-    DataOption,
-    DropOption,
-    ModelArgument,
-    SetOption,
-    TargetOption,
-    TaskOption,
-    app,
     check_seed,
+    command,
     digits,
     keeping,
     listing,
-    literal,
     new_console,
-    tell_of_reading,
-    told,
+    show_prior_problems,
+    show_reading,
 )
-from ppl_bnn.cli.plan import card_of, load_model, plan_of, settings_of, sketch_of, tell_of_prior
+from ppl_bnn.cli.plan import card_of, load_model, plan_of, settings_of, sketch_of
 from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.core.files import write_whole
 from ppl_bnn.core.warning_filters import ignored
@@ -42,80 +35,54 @@ if TYPE_CHECKING:
 PRIOR = "prior.png"
 
 
-# --- advise -----------------------------------------------------------------------------------------------
-
-
-@app.command()
-@told
+@command()
 def advise(
-    model: ModelArgument = None,
-    data: DataOption = None,
-    target: TargetOption = None,
-    drop: DropOption = None,
-    task: TaskOption = None,
-    set_: SetOption = None,
-    seconds: Annotated[float, typer.Option(help="How long a fit may take.")] = 300.0,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Methods, separated by commas, such as nuts,laplace-kron.",
-            show_default="all",
-            autocompletion=complete.methods,
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda[:i].")] = "auto",
+    model: options.Model = None,
+    data: options.Data = None,
+    target: options.Target = None,
+    drop: options.Drop = None,
+    task: options.Task = None,
+    set_: options.Set = None,
+    seconds: Annotated[float, options.option("How long a fit may take.", default=True)] = 300.0,
+    methods: options.Methods = None,
+    device: options.Device = "auto",
 ) -> None:
     """Say which methods end in time on this machine, before any of them is fitted, and what each gets wrong."""
     names = None if methods is None else [word.strip() for word in methods.split(",") if word.strip()]
     plan = plan_of(model, data, target, drop or [], task, set_ or [], 0, False, None, keeps=False)
-    tell_of_reading(new_console(error=True), plan.table)
+    show_reading(new_console(error=True), plan.table)
     from ppl_bnn.evaluation.advice import advise as ask
 
     console = new_console()
-    found = ask(
-        plan.model,
-        plan.table.x[plan.train],
-        plan.table.y[plan.train],
-        seconds=seconds,
-        methods=names,
-        device=device,
-        standardise=True,
-    )
+    x, y = plan.table.x[plan.train], plan.table.y[plan.train]
+    found = ask(plan.model, x, y, seconds=seconds, methods=names, device=device, standardise=True)
     console.print(f"{plan.name} on {plan.table.name}", markup=False, style="bold")
     console.print(found.text(console.width), markup=False, soft_wrap=True)
 
 
-# --- bench ------------------------------------------------------------------------------------------------
-
-
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-@told
+@command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench(
     context: typer.Context,
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME", help="A study or benchmark.", show_default=False, autocompletion=complete.studies
-        ),
-    ] = None,
+    name: Annotated[str | None, options.argument("A study or benchmark.", "NAME", complete.studies)] = None,
 ) -> None:
     """Run a study of the project by its name; without one, list them.
 
     What follows the name is the study's own: --tiny shows in seconds or a few minutes that all of it runs, --help its
     other options. Tables, figures and verdicts go to ./ppl-bnn-results/NAME unless --out says otherwise.
     """
+    from rich.text import Text
+
     from ppl_bnn.zoo import studies
 
     if name is None:
         listed = listing(("study", "what it is"))
         for each, file in studies.studies().items():
-            listed.add_row(each, literal(studies.summary(file)))
+            listed.add_row(each, Text(studies.summary(file)))
         new_console().print(listed)
         return
     arguments = list(context.args)
-    told = any(each in ("--help", "-h", "--out") or each.startswith("--out=") for each in arguments)
-    if "/" not in name and not told and name in studies.studies():
+    has_place = any(each in ("--help", "-h", "--out") or each.startswith("--out=") for each in arguments)
+    if "/" not in name and not has_place and name in studies.studies():
         arguments += ["--out", str(Path("ppl-bnn-results") / name)]
     written = re.search(r"(?:^|\0)--out[=\0]([^\0]+)", "\0".join(arguments))
     with keeping(Path(written[1])) if written else contextlib.nullcontext():
@@ -124,20 +91,10 @@ def bench(
         raise typer.Exit(status)
 
 
-# --- models, data -----------------------------------------------------------------------------------------
-
-
-@app.command()
-@told
+@command()
 def models(
     name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="Show the whole card of this model.",
-            show_default=False,
-            autocompletion=complete.models,
-        ),
+        str | None, options.argument("Show the whole card of this model.", "NAME", complete.models)
     ] = None,
 ) -> None:
     """List the models of the zoo with what fits them, or show one as `ppl-bnn show` does."""
@@ -177,28 +134,19 @@ def models(
     )
 
 
-@app.command()
-@told
+@command()
 def show(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A model of the zoo (see `ppl-bnn models`) or a file.py.",
-            show_default=False,
-            autocompletion=complete.models,
-        ),
-    ],
+    model: Annotated[str, options.argument(options.A_MODEL, "MODEL", complete.models)],
     data: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="A data set (see `ppl-bnn data`), for the number of inputs.",
-            show_default="the model's",
-            autocompletion=complete.datasets,
+        options.option(
+            "A data set (see `ppl-bnn data`), for the number of inputs.",
+            "NAME",
+            default="the model's",
+            complete=complete.datasets,
         ),
     ] = None,
-    set_: SetOption = None,
+    set_: options.Set = None,
 ) -> None:
     """Show a model: its card, its sites with priors and shapes, how many numbers it infers, what cannot fit it."""
     _show(model, data, set_ or [])
@@ -225,10 +173,8 @@ def _show(model: str, data: str | None, settings: list[str]) -> None:
     if source is None and card.example is None:
         console.print("Its sites depend on the number of inputs: --data NAME shows them.", markup=False)
         return
-    if data is None and card.example is not None:
-        inputs, title = card.example, "On the example in its file:"
-    else:
-        assert source is not None
+    inputs, title = card.example, "On the example in its file:"
+    if source is not None and (data is not None or card.example is None):
         inputs = known[source].features
         title = f"On {source}, with {inputs} inputs:"
     sketch, unread = sketch_of(function, inputs, bool(arguments) and not is_file)
@@ -278,23 +224,22 @@ def _show_methods(console: Console, name: str) -> None:
         console.print(grid)
 
 
-@app.command()
-@told
+@command()
 def prior(
-    model: ModelArgument = None,
-    data: DataOption = None,
-    target: TargetOption = None,
-    drop: DropOption = None,
-    task: TaskOption = None,
-    set_: SetOption = None,
-    draws: Annotated[int, typer.Option(help="How many draws from the prior.")] = 500,
-    seed: Annotated[int, typer.Option(help="For the draws.")] = 0,
+    model: options.Model = None,
+    data: options.Data = None,
+    target: options.Target = None,
+    drop: options.Drop = None,
+    task: options.Task = None,
+    set_: options.Set = None,
+    draws: Annotated[int, options.option("How many draws from the prior.", default=True)] = 500,
+    seed: Annotated[int, options.option("For the draws.", default=True)] = 0,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR|FILE.png",
-            help="Where the picture is kept: a folder, or a file where it ends in .png.",
-            show_default="./ppl-bnn-results/MODEL-DATA",
+        options.option(
+            "Where the picture is kept: a folder, or a file where it ends in .png.",
+            "DIR|FILE.png",
+            default="./ppl-bnn-results/MODEL-DATA",
         ),
     ] = None,
 ) -> None:
@@ -307,11 +252,11 @@ def prior(
     check_seed(seed)
     if draws < 2:
         raise InputError.of("--draws", "a whole number of at least 2", str(draws), "--draws 500")
-    is_picture = out is not None and out.suffix.lower() == ".png" and not out.is_dir()
-    folder = out.parent if out is not None and is_picture else out
+    picture = out if out is not None and out.suffix.lower() == ".png" and not out.is_dir() else None
+    folder = out if picture is None else picture.parent
     plan = plan_of(model, data, target, drop or [], task, set_ or [], seed, False, folder)
     table = plan.table
-    tell_of_reading(new_console(error=True), table)
+    show_reading(new_console(error=True), table)
     from ppl_bnn.diagnostics.prior_draws import prior_predictive
     from ppl_bnn.reporting.prior_figures import prior_figure
 
@@ -336,12 +281,12 @@ def prior(
         feature_names=table.feature_names,
     )
     plan.out.mkdir(parents=True, exist_ok=True)
-    file = out if out is not None and is_picture else plan.out / PRIOR
+    file = picture or plan.out / PRIOR
     with ignored("Glyph .* missing from"):
         write_whole(file, lambda path: figure.savefig(path, dpi=100, format="png"))
     console = new_console()
     console.print(Text(_expected(drawn.predict(table.x), table)))
-    tell_of_prior(console, plan)
+    show_prior_problems(console, plan)
     console.print(Text(f"Kept: {file}", style="bold"), soft_wrap=True)
 
 
@@ -374,8 +319,7 @@ def _expected(prediction: Prediction, table: Table) -> str:
     )
 
 
-@app.command()
-@told
+@command()
 def data() -> None:
     """List the data sets."""
     from rich.text import Text

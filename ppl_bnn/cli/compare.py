@@ -10,40 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ppl_bnn.cli import complete
+from ppl_bnn.cli import complete, options, plan
 from ppl_bnn.cli.console import (
     NOTES,
     REPORT,
-    DataOption,
-    DropOption,
-    ModelArgument,
-    OutOption,
-    SetOption,
     StatusBars,
-    TargetOption,
-    TaskOption,
-    app,
     check_seed,
+    command,
     in_seconds,
     keeping,
     listing,
     new_console,
     remember_compilations,
-    tell_of_reading,
-    told,
-    warnings_told,
-)
-from ppl_bnn.cli.plan import (
-    DEFAULT,
-    IN_PYRO,
-    REFERENCE,
-    Plan,
-    method_names,
-    methods_of,
-    plan_of,
-    reference_of,
-    systems_of,
-    tell_of_prior,
+    say,
+    show_prior_problems,
+    show_reading,
+    warnings_shown,
 )
 from ppl_bnn.core.errors import ClusterError, InputError
 from ppl_bnn.core.progress import Bars
@@ -57,88 +39,74 @@ if TYPE_CHECKING:
     from ppl_bnn.inference.method import Method
 
 MANY_ROWS = 20_000
+# Options that a grid has and a comparison has not, and those that both have.
+OF_GRID, OF_BOTH = ("engine", "jobs", "resume", "retry_failed", "memory"), ("grid", "out", "report")
+HELP = {
+    "methods": f"What to compare, separated by commas. Known: {', '.join(ROWS)}.",
+    "ppl": "numpyro or pyro for all methods, or svi=pyro,nuts=numpyro.",
+    "reference": "Which of the methods the others are measured against.",
+    "grid": "Many models, data sets, splits, methods and seeds, as the file says; of the other options only those "
+    "below, --out and --report count.",
+    "memory": "For a grid: what a process of this machine may hold, such as 4GB or 500MB; a cell that needs more "
+    "has failed.",
+}
+SYSTEMS = ",".join(["numpyro", *(f"{name}=pyro" for name in plan.IN_PYRO)])
 
 
-@app.command()
-@told
+@command()
 def compare(
     context: typer.Context,
-    model: ModelArgument = None,
-    data: DataOption = None,
-    target: TargetOption = None,
-    drop: DropOption = None,
-    task: TaskOption = None,
-    set_: SetOption = None,
+    model: options.Model = None,
+    data: options.Data = None,
+    target: options.Target = None,
+    drop: options.Drop = None,
+    task: options.Task = None,
+    set_: options.Set = None,
     methods: Annotated[
-        str,
-        typer.Option(
-            metavar="LIST",
-            help=f"What to compare, separated by commas. Known: {', '.join(ROWS)}.",
-            autocompletion=complete.methods,
-        ),
-    ] = ",".join(DEFAULT),
+        str, options.option(HELP["methods"], "LIST", default=True, complete=complete.methods)
+    ] = ",".join(plan.DEFAULT),
     ppl: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SYSTEM",
-            help="numpyro or pyro for all methods, or svi=pyro,nuts=numpyro.",
-            autocompletion=complete.systems,
-            show_default=",".join(["numpyro", *(f"{name}=pyro" for name in IN_PYRO)]),
-        ),
+        str | None, options.option(HELP["ppl"], "SYSTEM", default=SYSTEMS, complete=complete.systems)
     ] = None,
     reference: Annotated[
         str | None,
-        typer.Option(
-            metavar="METHOD",
-            help="Which of the methods the others are measured against.",
-            autocompletion=complete.method,
-            show_default=f"{REFERENCE}, if it is among them",
+        options.option(
+            HELP["reference"],
+            "METHOD",
+            default=f"{plan.REFERENCE}, if it is among them",
+            complete=complete.method,
         ),
     ] = None,
     draws: Annotated[
-        int | None,
-        typer.Option(help="Draws of each chain, of the methods that have them.", show_default=False),
+        int | None, options.option("Draws of each chain, of the methods that have them.")
     ] = None,
-    warmup: Annotated[
-        int | None, typer.Option(help="Draws of each chain before these.", show_default=False)
-    ] = None,
-    chains: Annotated[int | None, typer.Option(help="How many chains.", show_default=False)] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Steps of the methods that optimise.", show_default=False)
-    ] = None,
+    warmup: Annotated[int | None, options.option("Draws of each chain before these.")] = None,
+    chains: Annotated[int | None, options.option("How many chains.")] = None,
+    steps: Annotated[int | None, options.option("Steps of the methods that optimise.")] = None,
     budget: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS", help="After which a sampler ends with the draws it has.", show_default=False
-        ),
+        float | None, options.option("After which a sampler ends with the draws it has.", "SECONDS")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda[:i].")] = "auto",
+    device: options.Device = "auto",
     seed: Annotated[
-        int, typer.Option(help="For the split into training and test rows, and for every method.")
+        int, options.option("For the split into training and test rows, and for every method.", default=True)
     ] = 0,
     quick: Annotated[
         bool, typer.Option("--quick", help="Tiny sizes: shows in seconds that all runs, and nothing else.")
     ] = False,
-    out: OutOption = None,
+    out: Annotated[
+        Path | None, options.option("Where results are kept.", "DIR", default="./ppl-bnn-results/MODEL-DATA")
+    ] = None,
     report: Annotated[
         bool,
         typer.Option("--report", help="Write report.html, too: a page to read and to show; also of a grid."),
     ] = False,
-    grid: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.toml",
-            help="Many models, data sets, splits, methods and seeds, as the file says; of the other options only those "
-            "below, --out and --report count.",
-            show_default=False,
-        ),
-    ] = None,
+    grid: Annotated[Path | None, options.option(HELP["grid"], "FILE.toml")] = None,
     engine: Annotated[
-        str, typer.Option(help="For a grid: local, sequential, dask://HOST:PORT or ray://HOST:PORT.")
+        str,
+        options.option("For a grid: local, sequential, dask://HOST:PORT or ray://HOST:PORT.", default=True),
     ] = "local",
     jobs: Annotated[
-        int | None,
-        typer.Option(help="For a grid: how many cells at once.", show_default="what there is room for"),
+        int | None, options.option("For a grid: how many cells at once.", default="what there is room for")
     ] = None,
     resume: Annotated[
         bool,
@@ -148,13 +116,7 @@ def compare(
         bool, typer.Option("--retry-failed", help="For a grid: compute cells anew that have failed.")
     ] = False,
     memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="For a grid: what a process of this machine may hold, such as 4GB or 500MB; a cell that needs more "
-            "has failed.",
-            show_default="a fair part of the machine's",
-        ),
+        str | None, options.option(HELP["memory"], "SIZE", default="a fair part of the machine's")
     ] = None,
 ) -> None:
     """Fit one model by several methods and show what each gives and costs.
@@ -166,23 +128,24 @@ def compare(
     if grid is not None:
         _run_grid(grid, out, engine, jobs, resume, retry_failed, memory, report)
         return
-    names = method_names(methods)
-    systems = systems_of(names, ppl)
-    measure = reference_of(names, reference)
+    names = plan.method_names(methods)
+    systems = plan.systems_of(names, ppl)
+    measure = plan.reference_of(names, reference)
     check_seed(seed)
     sizes = {"draws": draws, "warmup": warmup, "chains": chains, "steps": steps, "budget": budget}
-    chosen = methods_of(systems, quick, sizes)
+    chosen = plan.methods_of(systems, quick, sizes)
     from ppl_bnn.backends.protocol import resolve_device
 
     resolve_device(device)
-    plan = plan_of(model, data, target, drop or [], task, set_ or [], seed, quick, out)
+    planned = plan.plan_of(model, data, target, drop or [], task, set_ or [], seed, quick, out)
     errors = new_console(error=True)
-    _announce(errors, plan, chosen, quick)
-    tell_of_prior(errors, plan)
+    _announce(errors, planned, chosen, quick)
+    show_prior_problems(errors, planned)
     if "numpyro" in systems.values():
         remember_compilations()
-    with keeping(plan.out):
-        failed = _fit_and_show(errors, plan, chosen, measure, seed, device, quick, report)
+    with keeping(planned.out):
+        settings = {"reference": measure, "seed": seed, "device": device}
+        failed = _fit_and_show(errors, planned, chosen, settings, quick, report)
     new_console().print(f"[dim]{in_seconds(time.monotonic() - started)} in all[/]")
     if failed:
         raise typer.Exit(1)
@@ -190,98 +153,88 @@ def compare(
 
 def _fit_and_show(
     errors: Console,
-    plan: Plan,
+    planned: plan.Plan,
     chosen: dict[str, Method],
-    measure: str | None,
-    seed: int,
-    device: str,
+    settings: dict[str, Any],
     quick: bool,
     report: bool,
 ) -> bool:
     """Fit, show and save what was planned; returns whether a method failed."""
+    from rich.markup import escape
+
     from ppl_bnn.evaluation.comparison.folder import ComparisonNotWrittenError
     from ppl_bnn.evaluation.comparison.run import compare as run
     from ppl_bnn.reporting.terminal import show
 
-    table, bars = plan.table, StatusBars(errors)
+    table, bars, console = planned.table, StatusBars(errors), new_console()
+    card = table.card()
+    kept = {name: card[name] for name in ("name", "description", "provenance", "licence") if name in card}
     for file in (NOTES, REPORT):
-        (plan.out / file).unlink(missing_ok=True)
+        (planned.out / file).unlink(missing_ok=True)
+
+    def write_notes(result: Comparison) -> None:
+        # Texts that are too long for a terminal.
+        (planned.out / NOTES).write_text(result.markdown(), encoding="utf-8")
+        if report and result.posteriors:
+            _write_report(errors, result, planned.out)
+
     try:
-        with warnings_told(errors):
+        with warnings_shown(errors):
             result = run(
-                plan.model,
-                (table.x[plan.train], table.y[plan.train]),
-                (table.x[plan.test], table.y[plan.test]),
+                planned.model,
+                (table.x[planned.train], table.y[planned.train]),
+                (table.x[planned.test], table.y[planned.test]),
                 chosen,
-                reference=measure,
-                seed=seed,
-                device=device,
                 progress=bars,
                 standardise=True,
-                out=plan.out,
+                out=planned.out,
                 feature_names=table.feature_names,
                 class_names=table.class_names,
                 target_name=table.target_name,
-                card={"model": plan.name}
-                | {
-                    name: value
-                    for name, value in table.card().items()
-                    if name in ("name", "description", "provenance", "licence")
-                },
+                card={"model": planned.name, **kept},
+                **settings,
             )
     except (KeyboardInterrupt, ComparisonNotWrittenError) as interrupt:
         bars.rest()
         partial = getattr(interrupt, "partial", None)
         if partial is not None and partial.posteriors:
-            show(new_console(), partial, NOTES)
-            if isinstance(interrupt, ComparisonNotWrittenError):
-                raise
-            _keep_notes(plan.out, partial)
-            if report:
-                _write_report(errors, partial, plan.out)
+            show(console, partial, NOTES)
+            if not isinstance(interrupt, ComparisonNotWrittenError):
+                write_notes(partial)
         raise
     finally:
         bars.rest()
-    from rich.markup import escape
-
-    console = new_console()
     show(console, result, NOTES)
-    _keep_notes(plan.out, result)
-    kept = _kept(plan.out, result)
-    if report and result.posteriors:
-        _write_report(errors, result, plan.out)
-        kept.append(REPORT)
+    write_notes(result)
     if quick:
         console.print("[yellow]--quick: nothing here is expected to have converged, or to mean anything.[/]")
     # A path is not wrapped, because it could not be copied; a list of names is.
-    console.print(f"[bold]Kept in {escape(str(plan.out))}/[/]", soft_wrap=True)
-    console.print(", ".join(kept))
+    console.print(f"[bold]Kept in {escape(str(planned.out))}/[/]", soft_wrap=True)
+    figure = ["figure.png"] if (planned.out / "figure.png").is_file() else []
+    files = [*(f"{name}.nc" for name in result.trees), "comparison.csv", NOTES, *figure, "comparison.json"]
+    console.print(", ".join([*files, *([REPORT] if report and result.posteriors else [])]))
     return bool(result.failures)
 
 
 def _write_report(errors: Console, result: Comparison | GridResult, folder: Path) -> None:
     from ppl_bnn.reporting.page import report as write
 
-    with warnings_told(errors):
+    with warnings_shown(errors):
         write(result, folder / REPORT)
 
 
 def _check_grid_options(context: typer.Context, grid: Path | None) -> None:
     """Refuse options without effect: those of a single comparison with --grid, and those of a grid without it."""
-    found = [name for name in context.params if typed(context, name)]
-    of_grid = ("engine", "jobs", "resume", "retry_failed", "memory")
-    of_both = ("grid", "out", "report")
-    wrong = [name for name in found if (name in of_grid) is (grid is None) and name not in of_both]
+    found = [name for name in context.params if typed(context, name) and name not in OF_BOTH]
+    wrong = [name for name in found if (name in OF_GRID) is (grid is None)]
     if not wrong:
         return
-    called = ", ".join(
-        f"--{name.strip('_').replace('_', '-')}" if name != "model" else "MODEL" for name in wrong
-    )
+    words = (f"--{name.strip('_').replace('_', '-')}" if name != "model" else "MODEL" for name in wrong)
+    called = ", ".join(words)
     if grid is None:
         raise InputError.of("--grid", f"a grid, which {called} is about", "none", "--grid FILE.toml")
-    raise InputError.of(
-        "--grid", "a file that says all that is fitted", f"{called} beside it", "keys of the file"
-    )
+    expected = "a file that says all that is fitted"
+    raise InputError.of("--grid", expected, f"{called} beside it", "keys of the file")
 
 
 def typed(context: typer.Context, name: str) -> bool:
@@ -300,7 +253,7 @@ def _run_grid(
     memory: str | None,
     report: bool,
 ) -> None:
-    ceiling = None if memory is None else _ceiling(memory, engine)
+    settings: dict[str, Any] = {"retry_failed": retry_failed, "memory": _bytes_of(memory, engine)}
     from ppl_bnn.evaluation.grid.grid import Grid, GridInterrupted
     from ppl_bnn.evaluation.grid.result import GridResult
 
@@ -308,14 +261,12 @@ def _run_grid(
     with keeping(folder):
         grid = Grid.from_toml(file)
         errors = new_console(error=True)
-        errors.print(f"{grid}: {len(grid.cells)} cells", markup=False, soft_wrap=True)
+        say(errors, f"{grid}: {len(grid.cells)} cells")
         for sentence in grid.left_out:
-            errors.print(sentence, markup=False, style="dim", soft_wrap=True)
-        with warnings_told(errors):
+            say(errors, sentence, "dim")
+        with warnings_shown(errors):
             try:
-                result = grid.run(
-                    folder, engine, jobs, resume, progress=Bars(), retry_failed=retry_failed, memory=ceiling
-                )
+                result = grid.run(folder, engine, jobs, resume, progress=Bars(), **settings)
             except (GridInterrupted, ClusterError):
                 if report and len((partial := GridResult.load(folder)).cells):
                     _write_report(errors, partial, folder)
@@ -333,32 +284,25 @@ def _run_grid(
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-def _ceiling(memory: str, engine: str) -> int:
+def _bytes_of(memory: str | None, engine: str) -> int | None:
     """The bytes of a size such as 4GB, for a grid that runs in processes of this machine."""
+    if memory is None:
+        return None
     found = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})", memory.strip(), re.ASCII)
     count = 0 if found is None else int(float(found[1]) * _UNITS[found[2]])
     if count < _UNITS["MiB"]:
-        raise InputError.of(
-            "--memory",
-            f"a size of 1MiB or more with its unit, one of {', '.join(_UNITS)}",
-            repr(memory),
-            "--memory 4GB",
-        )
+        expected = f"a size of 1MiB or more with its unit, one of {', '.join(_UNITS)}"
+        raise InputError.of("--memory", expected, repr(memory), "--memory 4GB")
     from ppl_bnn.evaluation.grid.engines import Engine
 
     if Engine.of(engine).kind != "local":
-        raise InputError.of(
-            "--memory", "processes of this machine to hold to it", f"--engine {engine}", "no --memory"
-        )
+        expected = "processes of this machine to hold to it"
+        raise InputError.of("--memory", expected, f"--engine {engine}", "no --memory")
     return count
 
 
-_GRID_HEADINGS = {
-    "log_score": "log score",
-    "gap_mean": "gap (sd)",
-    "run_seconds": "run (s)",
-    "failures": "failed",
-}
+_GRID_SCORES = ("log_score", "rmse", "accuracy", "crps", "ece")
+_GRID_COSTS = {"gap_mean": "gap (sd)", "run_seconds": "run (s)", "failures": "failed"}
 
 
 def _show_grid(console: Console, result: GridResult) -> None:
@@ -366,28 +310,26 @@ def _show_grid(console: Console, result: GridResult) -> None:
     table: Any = result.table()
     for (model, data), block in table.groupby(level=["model", "data"], sort=False):
         console.print(f"\n{model} on {data}", markup=False, style="bold")
-        scores = [name for name in ("log_score", "rmse", "accuracy", "crps", "ece") if name in block]
-        costs = [name for name in ("gap_mean", "run_seconds", "failures") if name in block]
-        shown = [_GRID_HEADINGS.get(name, name) for name in (*scores, *costs)]
-        headings = (
-            "method",
-            "splits",
-            *shown[: len(scores)][:1],
-            "behind best",
-            *shown[min(1, len(scores)) :],
-        )
-        listed = listing(headings, tuple(range(1, len(headings))))
+        # heading -> the text of a row
+        columns: dict[str, Any] = {"splits": lambda row: f"{row['splits']:.0f}"}
+        scores = [name for name in _GRID_SCORES if name in block]
+        for index, name in enumerate(scores):
+            if index:
+                columns[name] = lambda row, name=name: _plain(row[name], 3)
+            else:
+                heading = "log score" if name == "log_score" else name
+                columns[heading] = lambda row, name=name: _with_error(row, name)
+                columns["behind best"] = lambda row, name=name: _with_error(row, f"{name}_to_best")
+        if not scores:
+            columns["behind best"] = lambda row: "-"
+        for name in [name for name in _GRID_COSTS if name in block]:
+            places = 0 if name == "failures" else 2
+            columns[_GRID_COSTS[name]] = lambda row, name=name, places=places: _plain(row[name], places)
+        listed = listing(("method", *columns), tuple(range(1, len(columns) + 1)))
         for column in listed.columns:
             column.no_wrap = True
         for (_, _, method), row in block.iterrows():
-            listed.add_row(
-                method,
-                f"{row['splits']:.0f}",
-                *(_with_error(row, name) for name in scores[:1]),
-                _with_error(row, f"{scores[0]}_to_best") if scores else "-",
-                *(_plain(row[name], 3) for name in scores[1:]),
-                *(_plain(row[name], 0 if name == "failures" else 2) for name in costs),
-            )
+            listed.add_row(method, *(text(row) for text in columns.values()))
         console.print(listed)
     console.print(
         "Means over splits; ±: standard error over splits, corrected for the training rows that splits share. Behind "
@@ -395,19 +337,20 @@ def _show_grid(console: Console, result: GridResult) -> None:
         "standard deviations. Every column: table.csv; every cell: cells.csv.",
         style="dim",
     )
-    failures = _failures(result)
-    for key, reason in failures.items():
-        console.print(f"{key}: {reason}", markup=False, soft_wrap=True)
-    if failures:
+    failed: Any = result.cells[result.cells["failure"] != ""]
+    for _, row in failed.iterrows():
+        cell = f"{row['model']} on {row['data']}, {row['split']}, by {row['method']}, seed {row['seed']}"
+        say(console, f"{cell}: {row['failure']}")
+    if len(failed):
         advice = "A cell that has failed counts as finished: --retry-failed computes it anew."
-        if any("memory" in reason.lower() for reason in failures.values()):
+        if any("memory" in failure.lower() for failure in failed["failure"]):
             advice += (
                 " For want of memory give a process more with --memory, or run fewer at once with --jobs."
             )
-        console.print(advice, markup=False, soft_wrap=True)
+        say(console, advice)
     if result.missing:
         console.print(f"{result.missing} of {result.asked} cells have not been computed.", markup=False)
-    console.print(f"Kept in {result.folder}/", markup=False, style="bold", soft_wrap=True)
+    say(console, f"Kept in {result.folder}/", "bold")
 
 
 def _plain(value: float, digits: int) -> str:
@@ -422,39 +365,28 @@ def _with_error(row: Any, column: str) -> str:
     return _plain(value, 3) + ("" if math.isnan(error) else f" ± {_plain(error, 3)}")
 
 
-def _failures(result: GridResult) -> dict[str, str]:
-    failed: Any = result.cells[result.cells["failure"] != ""]
-    return {
-        f"{row['model']} on {row['data']}, {row['split']}, by {row['method']}, seed {row['seed']}": row[
-            "failure"
-        ]
-        for _, row in failed.iterrows()
-    }
-
-
-# --- text -----------------------------------------------------------------------------------------------
-
-
-def _announce(console: Console, plan: Plan, methods: dict[str, Method], quick: bool) -> None:
+def _announce(console: Console, planned: plan.Plan, methods: dict[str, Method], quick: bool) -> None:
     from rich.markup import escape
 
-    table = plan.table
-    size = f", {plan.parameters} parameters" if plan.parameters else ""
+    table = planned.table
+    size = f", {planned.parameters} parameters" if planned.parameters else ""
     names = ", ".join(f"{called(method)} ({method.ppl})" for method in methods.values())
     classes = f", {len(table.class_names)} classes" if table.class_names else ""
     console.print(
-        f"[bold]{escape(plan.name)}[/]{size}, on [bold]{escape(table.name)}[/]: {len(plan.train)} training and "
-        f"{len(plan.test)} test rows, {table.x.shape[1]} features{classes}"
+        f"[bold]{escape(planned.name)}[/]{size}, on [bold]{escape(table.name)}[/]: {len(planned.train)} training and "
+        f"{len(planned.test)} test rows, {table.x.shape[1]} features{classes}"
     )
-    tell_of_reading(console, table)
+    show_reading(console, table)
     console.print(f"by {names}")
-    if plan.unread:
-        console.print(f"[dim]its size is not known: outside of a system it ends in {escape(plan.unread)}[/]")
+    if planned.unread:
+        console.print(
+            f"[dim]its size is not known: outside of a system it ends in {escape(planned.unread)}[/]"
+        )
     if quick:
         console.print("[yellow]--quick: tiny sizes and few rows; nothing is expected to converge[/]")
-    if len(plan.train) > MANY_ROWS and "nuts" in methods:
+    if len(planned.train) > MANY_ROWS and "nuts" in methods:
         console.print(
-            f"[yellow]NUTS goes through all {len(plan.train)} rows for every gradient: this may take hours. "
+            f"[yellow]NUTS goes through all {len(planned.train)} rows for every gradient: this may take hours. "
             "--methods svi,map is quicker.[/]"
         )
 
@@ -462,13 +394,3 @@ def _announce(console: Console, plan: Plan, methods: dict[str, Method], quick: b
 def called(method: Method) -> str:
     member = getattr(method, "member", None)
     return method.name if member is None else f"{method.name} of {called(member)}"
-
-
-def _keep_notes(folder: Path, result: Comparison) -> None:
-    """Write the texts that are too long for a terminal to a file beside the others."""
-    (folder / NOTES).write_text(result.markdown(), encoding="utf-8")
-
-
-def _kept(folder: Path, result: Comparison) -> list[str]:
-    figure = ["figure.png"] if (folder / "figure.png").is_file() else []
-    return [*(f"{name}.nc" for name in result.trees), "comparison.csv", NOTES, *figure, "comparison.json"]

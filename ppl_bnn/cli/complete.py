@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import typer
@@ -13,53 +13,56 @@ from ppl_bnn.core.errors import BNNError
 from ppl_bnn.inference.registry import ROWS
 
 
-def models(incomplete: str) -> list[str]:
-    """Models of the zoo. The shell itself offers files if nothing here matches."""
+def _words(names: Callable[[], Iterable[str]], several: bool = False) -> Callable[[str], list[str]]:
+    """Completion of one name, or of the last of several; those before it are kept, and not offered again."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",") if several else ("", "", incomplete)
+        rest = [name for name in names() if name not in before.split(",")]
+        return [f"{before}{comma}{name}" for name in _beginning(rest, last)]
+
+    return complete
+
+
+def _models() -> Iterable[str]:
     from ppl_bnn import zoo
 
-    return _beginning(zoo.names(), incomplete)
+    return zoo.names()
 
 
-def datasets(incomplete: str) -> list[str]:
-    """Data sets by name."""
-    from ppl_bnn.datasets import tables as data
+def _datasets() -> Iterable[str]:
+    from ppl_bnn.datasets import tables
 
-    return _beginning(data.datasets(), incomplete)
-
-
-def studies(incomplete: str) -> list[str]:
-    """Studies of the project."""
-    from ppl_bnn.zoo import studies as listed
-
-    return _beginning(listed.studies(), incomplete)
+    return tables.datasets()
 
 
-def method(incomplete: str) -> list[str]:
-    """One method."""
-    return _beginning(ROWS, incomplete)
+def _studies() -> Iterable[str]:
+    from ppl_bnn.zoo import studies
+
+    return studies.studies()
 
 
-def methods(incomplete: str) -> list[str]:
-    """The last of several methods; those before it are kept."""
-    before, comma, last = incomplete.rpartition(",")
-    rest = [name for name in ROWS if name not in before.split(",")]
-    return [f"{before}{comma}{name}" for name in _beginning(rest, last)]
-
-
-def systems(incomplete: str) -> list[str]:
-    """A system for all methods, or for one of them."""
-    from ppl_bnn.backends.protocol import SYSTEMS
-
-    before, comma, last = incomplete.rpartition(",")
-    words = [*SYSTEMS, *(f"{name}={system}" for name in ROWS for system in SYSTEMS)]
-    return [f"{before}{comma}{word}" for word in _beginning(words, last)]
-
-
-def tasks(incomplete: str) -> list[str]:
-    """Regression or classification."""
+def _tasks() -> Iterable[str]:
     from ppl_bnn.datasets.tables import TASKS
 
-    return _beginning(TASKS, incomplete)
+    return TASKS
+
+
+def _systems() -> list[str]:
+    from ppl_bnn.backends.protocol import SYSTEMS
+
+    return [*SYSTEMS, *(f"{name}={system}" for name in ROWS for system in SYSTEMS)]
+
+
+# The shell itself offers files if no model matches.
+models = _words(_models)
+datasets = _words(_datasets)
+studies = _words(_studies)
+tasks = _words(_tasks)
+method = _words(lambda: ROWS)
+methods = _words(lambda: ROWS, several=True)
+# A system for all methods, or for one of them.
+systems = _words(_systems, several=True)
 
 
 def columns(context: typer.Context, incomplete: str) -> list[str]:

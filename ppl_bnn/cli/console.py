@@ -1,4 +1,4 @@
-"""Parts shared by all commands: the application, its console, errors, common options and lists."""
+"""Parts shared by all commands: the application, its console, errors and lists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ppl_bnn import __version__
-from ppl_bnn.cli import complete
 from ppl_bnn.core.errors import BNNError, InputError
 from ppl_bnn.core.names import clean, clean_lines
 from ppl_bnn.core.progress import Bars, Task
@@ -25,6 +24,7 @@ from ppl_bnn.core.progress import Bars, Task
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ppl_bnn.cli.plan import Plan
     from ppl_bnn.datasets.tables import Table
 
 NOTES, REPORT = "comparison.md", "report.html"
@@ -47,36 +47,45 @@ def new_console(error: bool = False) -> Console:
     from rich.console import Console
 
     console = Console(stderr=error, highlight=False)
-    if console.is_terminal or "COLUMNS" in os.environ:
-        return console
-    return Console(stderr=error, highlight=False, width=WIDTH)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDTH
+    return console
 
 
-def told(command: Callable[..., None]) -> Callable[..., None]:
-    """Report the library's own errors as one red line.
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print a line as it is: neither wrapped nor read as markup."""
+    console.print(text, markup=False, style=style, soft_wrap=True)
+
+
+def command(**settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command, which reports the library's own errors as one red line.
 
     The exit code is then 2; after Ctrl-C it is 130, after SIGTERM 143.
     """
 
-    @functools.wraps(command)
-    def told(*args: Any, **kwargs: Any) -> None:
-        signals: list[int] = []
-        try:
-            with _ended_as_by_ctrl_c(signals):
-                command(*args, **kwargs)
-        except BNNError as error:
-            complain(in_options(str(error)))
-            raise typer.Exit(2) from None
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            complain(f"{type(error).__name__}: {error}")
-            raise typer.Exit(2) from None
-        except KeyboardInterrupt as error:
-            complain(str(error) or "interrupted")
-            raise typer.Exit(128 + (signals or [signal.SIGINT])[0]) from None
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> None:
+            signals: list[int] = []
+            try:
+                with _ended_as_by_ctrl_c(signals):
+                    function(*args, **kwargs)
+            except BNNError as error:
+                text, status = in_options(str(error)), 2
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                text, status = f"{type(error).__name__}: {error}", 2
+            except KeyboardInterrupt as error:
+                text, status = str(error) or "interrupted", 128 + (signals or [signal.SIGINT])[0]
+            else:
+                return
+            complain(text)
+            raise typer.Exit(status)
 
-    return told
+        return app.command(**settings)(run)
+
+    return register
 
 
 @contextlib.contextmanager
@@ -88,10 +97,8 @@ def _ended_as_by_ctrl_c(signals: list[int]) -> Iterator[None]:
         raise KeyboardInterrupt
 
     # Python receives signals in its main thread only; an existing handler of SIGTERM is kept.
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    ):
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
     signal.signal(signal.SIGTERM, interrupt)
@@ -121,9 +128,8 @@ def in_options(text: str) -> str:
 def complain(text: str) -> None:
     from rich.text import Text
 
-    new_console(error=True).print(
-        Text.assemble(("error: ", "bold red"), (clean_lines(text), "red")), soft_wrap=True
-    )
+    line = Text.assemble(("error: ", "bold red"), (clean_lines(text), "red"))
+    new_console(error=True).print(line, soft_wrap=True)
 
 
 def _version(wanted: bool) -> None:
@@ -141,79 +147,28 @@ def _root(
     pass
 
 
-# --- options ----------------------------------------------------------------------------------------------
-
-
-ModelArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="A model of the zoo (see `ppl-bnn models`) or a file.py.",
-        show_default=False,
-        autocompletion=complete.models,
-    ),
-]
-DataOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME|FILE.csv",
-        help="A data set (see `ppl-bnn data`) or a CSV file.",
-        show_default="the model's",
-        autocompletion=complete.datasets,
-    ),
-]
-TargetOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="COLUMN",
-        help="The column of the CSV file to predict.",
-        show_default=False,
-        autocompletion=complete.columns,
-    ),
-]
-DropOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="COLUMN",
-        help="A column of the CSV file to leave out; repeatable.",
-        show_default=False,
-        autocompletion=complete.columns,
-    ),
-]
-TaskOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TASK",
-        help="regression or classification; always decides how the target of a CSV file is read.",
-        show_default="two whole numbers, or words: classification",
-        autocompletion=complete.tasks,
-    ),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        help="An argument of the model, such as width=20; repeatable.",
-        show_default=False,
-        autocompletion=complete.settings,
-    ),
-]
-OutOption = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Where results are kept.", show_default="./ppl-bnn-results/MODEL-DATA"),
-]
-
-
 def check_seed(seed: int) -> None:
     if not 0 <= seed < 2**31:
         raise InputError.of("--seed", "a whole number from 0 to 2**31 - 1", str(seed), "--seed 0")
 
 
-def tell_of_reading(console: Console, table: Table) -> None:
+def show_reading(console: Console, table: Table) -> None:
     """Print one line on how each column of a file was read."""
     if table.reading:
-        console.print(f"read: {in_options(table.reading)}", markup=False, style="dim", soft_wrap=True)
+        say(console, f"read: {in_options(table.reading)}", "dim")
+
+
+def show_prior_problems(console: Console, plan: Plan) -> None:
+    """Print one line for each problem of the prior; other errors are reported by the fit."""
+    if plan.parameters is None:
+        # A plain model of a system would have to be compiled for this.
+        return
+    from ppl_bnn.diagnostics.prior_check import check_prior
+
+    x, y = plan.table.x[plan.train], plan.table.y[plan.train]
+    with contextlib.suppress(BNNError):
+        for line in check_prior(plan.model, x, y, standardise=True).warnings:
+            say(console, f"warning: {line}", "yellow")
 
 
 # --- progress and warnings --------------------------------------------------------------------------------
@@ -228,15 +183,15 @@ def remember_compilations() -> None:
 
 
 @contextlib.contextmanager
-def warnings_told(console: Console) -> Iterator[None]:
+def warnings_shown(console: Console) -> Iterator[None]:
     """Show warnings meant for the user, each once and in one line; internal warnings of libraries are left out."""
-    said: set[str] = set()
+    shown: set[str] = set()
 
     def show(text: Any, category: type[Warning], *_: Any, **__: Any) -> None:
         words = clean(text)
-        if issubclass(category, UserWarning) and words not in said:
-            said.add(words)
-            console.print(f"warning: {words}", style="yellow", markup=False, soft_wrap=True)
+        if issubclass(category, UserWarning) and words not in shown:
+            shown.add(words)
+            say(console, f"warning: {words}", "yellow")
 
     with warnings.catch_warnings():
         warnings.showwarning = show
@@ -261,7 +216,7 @@ class StatusBars(Bars):
                 self._status = self._console.status(f"{title}: prediction, diagnosis, scores")
                 self._status.start()
 
-        return _Closing(bar.update, close)
+        return _StatusTask(bar.update, close)
 
     def rest(self) -> None:
         """Clear the status text."""
@@ -271,9 +226,7 @@ class StatusBars(Bars):
 
 
 @dataclass
-class _Closing:
-    """A task with another `close`."""
-
+class _StatusTask:
     update: Callable[..., None]
     close: Callable[[], None]
 
@@ -288,13 +241,6 @@ def in_seconds(seconds: float) -> str:
 def digits(number: int) -> str:
     """A number with separated thousands."""
     return f"{number:,}".replace(",", " ")
-
-
-def literal(words: str) -> Any:
-    """Text in which brackets are not markup."""
-    from rich.text import Text
-
-    return Text(words)
 
 
 def listing(headings: tuple[str, ...], right: tuple[int, ...] = ()) -> Any:

@@ -20,8 +20,6 @@ from ppl_bnn.core.names import clean, for_file
 from ppl_bnn.inference.registry import ROWS, method_class, row
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ppl_bnn.datasets.tables import Table
     from ppl_bnn.inference.method import Method
     from ppl_bnn.zoo import Card, Sketch
@@ -107,20 +105,15 @@ def systems_of(names: list[str], ppl: str | None) -> dict[str, str]:
             continue
         method = row(method).name
         if method not in systems:
-            raise InputError.of(
-                "--ppl",
-                f"methods among {', '.join(names)}",
-                method,
-                f"--methods {','.join([*names, method])}",
-            )
+            advice = f"--methods {','.join([*names, method])}"
+            raise InputError.of("--ppl", f"methods among {', '.join(names)}", method, advice)
         systems[method] = system
     for name, system in systems.items():
-        served = _served(name)
+        # A method runs in the systems of its innermost part.
+        served = _parts(name)[-1].systems
         if system not in served:
-            advice = f"--ppl {ppl},{name}={served[0]}"
-            raise InputError.of(
-                "--ppl", f"{name} in {' or '.join(served)}, where alone it runs", system, advice
-            )
+            expected = f"{name} in {' or '.join(served)}, where alone it runs"
+            raise InputError.of("--ppl", expected, system, f"--ppl {ppl},{name}={served[0]}")
     return systems
 
 
@@ -130,29 +123,25 @@ def reference_of(names: list[str], wanted: str | None) -> str | None:
         return REFERENCE if REFERENCE in names else None
     name = row(wanted).name
     if name not in names:
-        raise InputError.of(
-            "--reference",
-            f"one of the methods {', '.join(names)}",
-            name,
-            f"--methods {','.join([*names, name])}",
-        )
+        expected, advice = f"one of the methods {', '.join(names)}", f"--methods {','.join([*names, name])}"
+        raise InputError.of("--reference", expected, name, advice)
     return name
 
 
-def _class(name: str) -> type[Method]:
-    return method_class(row(name).class_name)
+def _parts(name: str) -> list[type[Method]]:
+    """The class of a method, and those of its parts."""
+    chosen = row(name)
+    return [method_class(chosen.class_name), *(_parts(chosen.member) if chosen.member is not None else [])]
 
 
-def _served(name: str) -> tuple[str, ...]:
-    """The systems of a method, which are those of its parts."""
-    member = row(name).member
-    return _class(name).systems if member is None else _served(member)
+def _fields(method: type[Method]) -> set[str]:
+    return {field.name for field in dataclasses.fields(method)}
 
 
 def method_of(name: str, system: str, quick: bool, sizes: Mapping[str, Any] | None = None) -> Method:
     """The method of that name with default settings, or with tiny sizes; `sizes` sets the fields that it has."""
     chosen = row(name)
-    has = {field.name for field in dataclasses.fields(_class(name))}
+    has = _fields(method_class(chosen.class_name))
     settings: dict[str, Any] = {}
     if quick:
         settings = {key: value for key, value in QUICK.items() if key in has}
@@ -169,19 +158,17 @@ def methods_of(systems: Mapping[str, str], quick: bool, sizes: Mapping[str, Any]
     for size in given:
         if not any(size in _sizes_of(name) for name in systems):
             having = [name for name in ROWS if size in _sizes_of(name)]
-            raise InputError.of(
-                f"--{size}",
+            expected, advice = (
                 f"a method that has {size} ({', '.join(having)})",
-                ", ".join(systems),
                 f"no --{size}, or another of --methods",
             )
+            raise InputError.of(f"--{size}", expected, ", ".join(systems), advice)
     return {name: method_of(name, system, quick, given) for name, system in systems.items()}
 
 
 def _sizes_of(name: str) -> set[str]:
     """The fields of a method and of its parts."""
-    own, member = {field.name for field in dataclasses.fields(_class(name))}, row(name).member
-    return own | (set() if member is None else _sizes_of(member))
+    return set().union(*map(_fields, _parts(name)))
 
 
 def plan_of(
@@ -207,12 +194,8 @@ def plan_of(
     card, is_file = (None, False) if model is None else card_of(model, "compare")
     source = data or (card.data if card is not None else "diabetes")
     if source is None:
-        raise InputError.of(
-            "--data",
-            f"data for {model}, which has no DATA of its own",
-            "none",
-            "--data NAME or --data FILE.csv --target COLUMN",
-        )
+        expected = f"data for {model}, which has no DATA of its own"
+        raise InputError.of("--data", expected, "none", "--data NAME or --data FILE.csv --target COLUMN")
     is_csv = source.lower().endswith(".csv") or "/" in source
     _check_source(source, is_csv, target, drop, task)
     arguments = settings_of(settings)
@@ -277,9 +260,8 @@ def load_model(model: str, is_file: bool, arguments: Mapping[str, Any]) -> Calla
         default = "" if card is None else card.arguments.get(name) or ""
         whole = re.fullmatch(r"-?\d+", default) is not None
         if whole and isinstance(value, int) and abs(value) > MOST_WHOLE:
-            raise InputError.of(
-                f"--set {name}", f"a whole number up to {MOST_WHOLE}", str(value), f"--set {name}={default}"
-            )
+            expected = f"a whole number up to {MOST_WHOLE}"
+            raise InputError.of(f"--set {name}", expected, str(value), f"--set {name}={default}")
     return zoo.from_file(model, **arguments) if is_file else zoo.load(model, **arguments)
 
 
@@ -304,21 +286,18 @@ def sketch_of(model: Callable[..., Any], inputs: Any, strict: bool = False) -> t
         if strict:
             given = getattr(model, "keywords", {})
             words = ", ".join(f"{name}={value!r}" for name, value in given.items() if name != "classes")
-            raise InputError.of(
-                "--set",
-                "values that the model takes",
+            got, advice = (
                 f"{words}, with which it ends in {found}",
                 "`ppl-bnn show MODEL`, which lists its arguments",
-            ) from error
+            )
+            raise InputError.of("--set", "values that the model takes", got, advice) from error
         return None, found
 
 
 def _check_task(name: str, sketch: Sketch | None, table: str, task: str | None) -> None:
     if task is not None and sketch is not None and sketch.task != task:
-        got = f"{name}, a model for {sketch.task}"
-        raise InputError.of(
-            "MODEL", f"a model for {task}, as {table} is meant for", got, _DEFAULT_MODEL[task]
-        )
+        expected, got = f"a model for {task}, as {table} is meant for", f"{name}, a model for {sketch.task}"
+        raise InputError.of("MODEL", expected, got, _DEFAULT_MODEL[task])
 
 
 def _check_source(source: str, is_csv: bool, target: str | None, drop: list[str], task: str | None) -> None:
@@ -331,28 +310,19 @@ def _check_source(source: str, is_csv: bool, target: str | None, drop: list[str]
             raise type(error)(f"{error}; a file is given as FILE.csv")
         for option, value in (("--target", target), ("--drop", drop), ("--task", task)):
             if value:
-                raise InputError.of(
-                    f"{option}",
-                    "a CSV file to go with it",
-                    f"data set {source!r}",
-                    f"--data FILE.csv, or no {option}",
-                )
+                got, advice = f"data set {source!r}", f"--data FILE.csv, or no {option}"
+                raise InputError.of(option, "a CSV file to go with it", got, advice)
         return
     if not Path(source).is_file():
-        raise InputError.of(
-            "--data",
-            "a CSV file",
-            f"{source}, which does not exist",
-            "its full path, or a name from `ppl-bnn data`",
-        )
+        got, advice = f"{source}, which does not exist", "its full path, or a name from `ppl-bnn data`"
+        raise InputError.of("--data", "a CSV file", got, advice)
     if target is None:
         from ppl_bnn.datasets.columns import header_of
 
         columns = header_of(Path(source))
         shown = ", ".join(columns[:30]) + (", ..." if len(columns) > 30 else "")
-        raise InputError.of(
-            "--target", f"the column of {source} to predict", "none", f"--target COLUMN, one of: {shown}"
-        )
+        expected = f"the column of {source} to predict"
+        raise InputError.of("--target", expected, "none", f"--target COLUMN, one of: {shown}")
 
 
 def _folder(out: Path | None, model: str, source: str, quick: bool) -> Path:
@@ -370,12 +340,8 @@ def _check_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise InputError.of(
-            "--out",
-            "a folder that can be written",
-            f"{folder} ({error.strerror or error})",
-            "another folder with --out DIR",
-        ) from None
+        got, advice = f"{folder} ({error.strerror or error})", "another folder with --out DIR"
+        raise InputError.of("--out", "a folder that can be written", got, advice) from None
     finally:
         for path in missing:
             with contextlib.suppress(OSError):
@@ -396,16 +362,3 @@ def settings_of(settings: list[str]) -> dict[str, Any]:
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             found[name] = value
     return found
-
-
-def tell_of_prior(console: Console, plan: Plan) -> None:
-    """Print one line for each problem of the prior; other errors are reported by the fit."""
-    if plan.parameters is None:
-        # A plain model of a system would have to be compiled for this.
-        return
-    from ppl_bnn.diagnostics.prior_check import check_prior
-
-    x, y = plan.table.x[plan.train], plan.table.y[plan.train]
-    with contextlib.suppress(BNNError):
-        for line in check_prior(plan.model, x, y, standardise=True).warnings:
-            console.print(f"warning: {line}", style="yellow", markup=False, soft_wrap=True)

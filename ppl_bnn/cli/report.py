@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from ppl_bnn.cli.console import REPORT, app, new_console, told, warnings_told
+from ppl_bnn.cli import options
+from ppl_bnn.cli.console import REPORT, command, new_console, say, warnings_shown
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.names import clean
 
@@ -15,30 +14,18 @@ if TYPE_CHECKING:
     from ppl_bnn.evaluation.comparison.comparison import Comparison
     from ppl_bnn.evaluation.grid.result import GridResult
 
+KEPT = "What `ppl-bnn compare` kept, with or without --grid."
+OF_GRID = "Of a grid: which of its methods the others are measured against."
 
-@app.command()
-@told
+
+@command()
 def report(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR", help="What `ppl-bnn compare` kept, with or without --grid.", show_default=False
-        ),
-    ],
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="The page.", show_default=f"DIR/{REPORT}")
-    ] = None,
+    folder: Annotated[Path, options.argument(KEPT, "DIR")],
+    out: Annotated[Path | None, options.option("The page.", "FILE.html", default=f"DIR/{REPORT}")] = None,
     title: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Its heading.", show_default="the model and the data")
+        str | None, options.option("Its heading.", "TEXT", default="the model and the data")
     ] = None,
-    reference: Annotated[
-        str | None,
-        typer.Option(
-            metavar="METHOD",
-            help="Of a grid: which of its methods the others are measured against.",
-            show_default="that of the grid",
-        ),
-    ] = None,
+    reference: Annotated[str | None, options.option(OF_GRID, "METHOD", default="that of the grid")] = None,
 ) -> None:
     """Write the page of a comparison or of a grid that was kept, also while it is being computed.
 
@@ -48,35 +35,30 @@ def report(
     from ppl_bnn.reporting.page import report as write
 
     errors = new_console(error=True)
-    with warnings_told(errors):
+    with warnings_shown(errors):
         page = write(result, out or folder / REPORT, title=None if title is None else clean(title))
     if missing := getattr(result, "missing", 0):
         errors.print(f"{missing} cells have not been computed.", markup=False)
-    new_console().print(str(page), markup=False, soft_wrap=True)
+    say(new_console(), str(page))
 
 
 def _read(folder: Path, reference: str | None) -> Comparison | GridResult:
     """The content of a folder: the result of a grid, or a comparison."""
-    from ppl_bnn.evaluation.comparison import comparison
+    from ppl_bnn.evaluation.comparison import folder as files
+    from ppl_bnn.evaluation.comparison.comparison import Comparison
     from ppl_bnn.evaluation.grid import result as grid_result
 
     if grid_result.read_manifest(folder) is not None:
         return grid_result.GridResult.load(folder, reference)
-    if comparison.read_manifest(folder) is None:
+    if files.read_manifest(folder) is None:
+        got = f"{folder}, without {grid_result.MANIFEST} and {files.MANIFEST}"
         if not folder.exists():
             got = f"{folder}, which does not exist"
         elif (folder / "comparison.csv").is_file():
             got = f"{folder}, whose comparison was kept before its predictions were"
-        else:
-            got = f"{folder}, without {grid_result.MANIFEST} and {comparison.MANIFEST}"
-        raise InputError.of(
-            "DIR", "the folder of a comparison or of a grid", got, "the --out of `ppl-bnn compare`"
-        )
+        advice = "the --out of `ppl-bnn compare`"
+        raise InputError.of("DIR", "the folder of a comparison or of a grid", got, advice)
     if reference is not None:
-        raise InputError.of(
-            "--reference",
-            "a grid to go with it",
-            f"{folder}, a comparison, whose gaps are measured",
-            "no --reference",
-        )
-    return comparison.Comparison.load(folder)
+        got = f"{folder}, a comparison, whose gaps are measured"
+        raise InputError.of("--reference", "a grid to go with it", got, "no --reference")
+    return Comparison.load(folder)
