@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -129,8 +129,8 @@ class Calibration:
         """ "calibrated as far as seen", "miscalibrated", or "undecided" if too few simulations finished."""
         if not self.tests:
             return UNDECIDED
-        bad = any(test.least < self.threshold for test in self.tests.values())
-        return MISCALIBRATED if bad else CALIBRATED
+        least = min(test.least for test in self.tests.values())
+        return MISCALIBRATED if least < self.threshold else CALIBRATED
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -142,11 +142,8 @@ class Calibration:
             yield "no function varied: there is nothing to rank"
         elif not self.tests:
             yield f"{self.simulations} simulations finished, and fewer than {FEWEST} tell nothing"
-        found = False
-        for name, test in self.tests.items():
-            if test.least < self.threshold:
-                found = True
-                yield f"{name}: {test.words(self.threshold)}"
+        found = {name: test for name, test in self.tests.items() if test.least < self.threshold}
+        yield from (f"{name}: {test.words(self.threshold)}" for name, test in found.items())
         if self.tests and not found:
             yield (
                 f"ranks of {listed(self.names)} are uniform within an error rate of {self.error_rate:.0%}: neither "
@@ -245,9 +242,8 @@ class Calibration:
         if kind not in _DRAWN:
             raise unknown_name("kind of figure", kind, _DRAWN)
         if not self.ranks.size:
-            raise InputError.of(
-                "figure", "ranks", f"none in {self.simulations} simulations", "more simulations"
-            )
+            got = f"none in {self.simulations} simulations"
+            raise InputError.of("figure", "ranks", got, "more simulations")
         count = len(self.names)
         columns = min(count, 3)
         rows = -(-count // columns)
@@ -353,19 +349,16 @@ class Uniformity:
         found = []
         if self.asymmetry_p < threshold:
             side = "upwards" if self.mean_probability > 0.5 else "downwards"
-            found.append(
-                f"biased {side} (a draw exceeds the truth with probability {self.mean_probability:.2f} on average, "
-                f"asymmetric with p = {self.asymmetry_p:.2g})"
-            )
+            exceeds = f"a draw exceeds the truth with probability {self.mean_probability:.2f} on average"
+            found.append(f"biased {side} ({exceeds}, asymmetric with p = {self.asymmetry_p:.2g})")
         if self.spread_p < threshold:
-            shape = (
-                "over-confident: the truth lies in the tails of the draws too often, in the shape of a U"
-                if self.spread > 1.0
-                else "under-confident: the truth lies in the middle of the draws too often"
-            )
-            found.append(
-                f"{shape} (spread {self.spread:.2f} times that of uniform ranks, p = {self.spread_p:.2g})"
-            )
+            shape = "under-confident: the truth lies in the middle of the draws too often"
+            if self.spread > 1.0:
+                shape = (
+                    "over-confident: the truth lies in the tails of the draws too often, in the shape of a U"
+                )
+            spread = f"spread {self.spread:.2f} times that of uniform ranks, p = {self.spread_p:.2g}"
+            found.append(f"{shape} ({spread})")
         if not found and self.ecdf_p < threshold:
             found.append(
                 f"not uniform (p = {self.ecdf_p:.2g}), in a way that is neither bias nor spread alone"
@@ -415,13 +408,8 @@ def uniformity(ranks: Any, draws: int, *, null_draws: int = NULL_DRAWS, seed: in
     Yao, Vehtari, Simpson and Gelman (2018), ICML.
     """
     array = np.asarray(ranks)
-    if (
-        array.ndim != 1
-        or not len(array)
-        or array.dtype.kind not in "iu"
-        or array.min() < 0
-        or array.max() > draws
-    ):
+    whole = array.ndim == 1 and len(array) > 0 and array.dtype.kind in "iu"
+    if not whole or array.min() < 0 or array.max() > draws:
         got = f"{array.dtype} of shape {array.shape}"
         raise InputError.of("ranks", f"whole numbers from 0 to {draws}, shape (S,)", got, "Calibration.ranks")
     count, size = len(array), draws + 1
@@ -492,8 +480,7 @@ def ecdf_band(simulations: int, draws: int, error_rate: float) -> tuple[np.ndarr
     return np.arange(1, draws + 1) / (draws + 1), lower, upper
 
 
-@dataclass(frozen=True, eq=False)
-class _Null:
+class _Null(NamedTuple):
     """Simulated uniform ranks: counts (M, L + 1), their gammas (M,), and the tails (S + 1, L) behind gamma."""
 
     counts: np.ndarray

@@ -10,19 +10,17 @@ import numpy as np
 
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.progress import Progress
+from ppl_bnn.diagnostics import remedies
 from ppl_bnn.diagnostics.calibration import MISCALIBRATED, Calibration
-from ppl_bnn.diagnostics.function_space import RESTART_LIMIT, Convergence, agreement, convergence, probe_rows
-from ppl_bnn.diagnostics.importance import K_LIMIT, ParetoK, held_coordinates, pareto_k
-from ppl_bnn.diagnostics.remedies import (
-    fitted_settings,
-    longer_optimisation,
-    more_chains,
-    more_modes,
-    more_of_a_sampler,
-    not_still,
-    other_starts,
-    smaller_steps,
+from ppl_bnn.diagnostics.function_space import (
+    RESTART_LIMIT,
+    Agreement,
+    Convergence,
+    agreement,
+    convergence,
+    probe_rows,
 )
+from ppl_bnn.diagnostics.importance import K_LIMIT, ParetoK, held_coordinates, pareto_k
 from ppl_bnn.diagnostics.sbc import simulation_based_calibration
 from ppl_bnn.inference.method import Method
 from ppl_bnn.prediction.scores import fidelity, noise_floor
@@ -75,14 +73,6 @@ class Diagnosis:
         if self.advice:
             lines += ["  try:", *(f"  - {advice}" for advice in self.advice)]
         return "\n".join(lines)
-
-
-@dataclass
-class _Findings:
-    compared: bool
-    reasons: list[str] = field(default_factory=list)
-    advice: list[str] = field(default_factory=list)
-    figures: dict[str, float] = field(default_factory=dict)
 
 
 def diagnose(
@@ -148,444 +138,415 @@ def diagnose(
         A reference for other data, or a calibration of another type.
     """
     if not isinstance(calibration, Calibration | Method | None):
+        advice = "bnn.simulation_based_calibration(model, x, method)"
         raise InputError.of(
-            "calibration",
-            "a Calibration, or a method to calibrate",
-            repr(calibration),
-            "bnn.simulation_based_calibration(model, x, method)",
+            "calibration", "a Calibration, or a method to calibrate", repr(calibration), advice
         )
-    found = _Findings(compared=reference is not None)
-    verdict = {"chains": _chains, "iid": _approximation, "point": _point}[posterior.kind](posterior, found)
-    found.reasons.extend(posterior.info.warnings)
+    judge = _Judge(posterior, compared=reference is not None)
+    verdict = {"chains": judge.chains, "iid": judge.approximation, "point": judge.point}[posterior.kind]()
+    judge.reasons.extend(posterior.info.warnings)
     if reference is not None:
-        compared = _against(posterior, reference, found)
+        compared = judge.against(reference)
         # Advice on convergence comes first; chains that have converged need no "as far as seen".
         if verdict not in (NOT_CONVERGED, PER_MODE) and (
             compared == INADEQUATE or posterior.kind != "chains"
         ):
             verdict = compared or verdict
+    if isinstance(calibration, Method):
+        calibration = simulation_based_calibration(
+            posterior.model,
+            posterior.inputs,
+            calibration,
+            simulations=simulations,
+            seed=seed,
+            progress=progress,
+            observed=None if posterior.language else posterior.observed,
+        )
     if calibration is not None:
-        if isinstance(calibration, Method):
-            calibration = simulation_based_calibration(
-                posterior.model,
-                posterior.inputs,
-                calibration,
-                simulations=simulations,
-                seed=seed,
-                progress=progress,
-                observed=None if posterior.language else posterior.observed,
-            )
-        verdict = _calibrated(calibration, verdict, found)
+        verdict = judge.calibrated(calibration, verdict)
+    reasons, advice = (tuple(dict.fromkeys(lines)) for lines in (judge.reasons, judge.advice))
     subject = f"{posterior.info.method} in {posterior.info.ppl}"
-    advice = tuple(dict.fromkeys(found.advice))
-    return Diagnosis(verdict, tuple(dict.fromkeys(found.reasons)), advice, found.figures, subject)
+    return Diagnosis(verdict, reasons, advice, judge.figures, subject)
 
 
-def _chains(posterior: Any, found: _Findings) -> str:
-    judged = convergence(posterior)
-    found.figures |= {name: float(value) for name, value in posterior.info.figures.items()}
-    found.figures |= judged.figures | {"chains": judged.chains, "draws": judged.draws}
-    if judged.converged:
-        nested = "" if judged.superchains is None else f", nested over {judged.superchains} groups of chains,"
-        found.reasons.append(
-            f"in function space the worst R-hat{nested} is {judged.rhat:.3f}, the smallest bulk ESS "
-            f"{judged.ess_bulk:.0f} and tail ESS {judged.ess_tail:.0f}, over {judged.chains} chains of {judged.draws} "
-            "draws"
-        )
-    else:
-        found.reasons.extend(judged.reasons)
-        _advise(posterior, judged, found)
-    _aim(posterior, found)
-    doubtful = _sampler(posterior, found)
-    cut_short = _cut_short(posterior, found)
-    if judged.per_mode:
-        return PER_MODE
-    if not judged.converged:
-        return NOT_CONVERGED
-    return UNDECIDED if doubtful or cut_short else CONVERGED
+class _Judge:
+    """The findings on a posterior: reasons, advice and figures. The methods that judge a kind return a verdict."""
 
+    def __init__(self, posterior: Any, compared: bool):
+        self.posterior, self.compared = posterior, compared
+        self.info, self.settings = posterior.info, remedies.fitted_settings(posterior)
+        self.reasons: list[str] = []
+        self.advice: list[str] = []
+        self.figures: dict[str, float] = {name: float(value) for name, value in self.info.figures.items()}
 
-def _advise(posterior: Any, judged: Convergence, found: _Findings) -> None:
-    """What to try with chains that have not converged."""
-    settings = fitted_settings(posterior)
-    if judged.per_mode:
-        found.advice += more_modes(settings)
-        return
-    if judged.chains < 2:
-        found.advice += more_chains(settings)
-    if judged.still:
-        found.advice.append(not_still(settings, smaller_steps(settings, posterior.statistics)))
-    found.advice += more_of_a_sampler(settings)
-    if not judged.rhat < 1.1:
-        found.advice += other_starts(settings)
-        found.advice.append(
-            "a smaller network or a tighter prior: the chains may sit in modes that predict differently"
-        )
+    def say(self, text: str, **figures: float) -> None:
+        self.reasons.append(text)
+        self.figures |= figures
 
+    def warned(self, word: str) -> bool:
+        """Whether the method itself has warned of this already, in words that are among the reasons."""
+        return any(word in warning for warning in self.info.warnings)
 
-def _aim(posterior: Any, found: _Findings) -> None:
-    """The target of chains, if it is not the posterior."""
-    if posterior.info.target:
-        found.reasons.append(
-            f"the target of the chains is not the posterior: {posterior.info.target}; that is what they are judged by"
-        )
-    weights = posterior.weights
-    if weights is not None:
-        found.reasons.append(
-            f"{len(weights)} parts are stacked, with weights from {weights.min():.3f} to {weights.max():.3f}: what is "
-            "said here is about the chains, each counted alike; their mixture is chosen for its predictions"
-        )
+    # --- chains -------------------------------------------------------------------------------------------
 
+    def chains(self) -> str:
+        judged = convergence(self.posterior)
+        self.figures |= judged.figures | {"chains": judged.chains, "draws": judged.draws}
+        if judged.converged:
+            groups = f", nested over {judged.superchains} groups of chains,"
+            worst = f"R-hat{'' if judged.superchains is None else groups} is {judged.rhat:.3f}"
+            self.say(
+                f"in function space the worst {worst}, the smallest bulk ESS {judged.ess_bulk:.0f} and tail ESS "
+                f"{judged.ess_tail:.0f}, over {judged.chains} chains of {judged.draws} draws"
+            )
+        else:
+            self.reasons.extend(judged.reasons)
+            self.advise_chains(judged)
+        if self.info.target:
+            self.say(
+                f"the target of the chains is not the posterior: {self.info.target}; that is what they are judged by"
+            )
+        if (weights := self.posterior.weights) is not None:
+            self.say(
+                f"{len(weights)} parts are stacked, with weights from {weights.min():.3f} to {weights.max():.3f}: what "
+                "is said here is about the chains, each counted alike; their mixture is chosen for its predictions"
+            )
+        doubts = [self.divergences(), self.trees(), self.energies(), self.cut_short()]
+        if judged.per_mode:
+            return PER_MODE
+        return NOT_CONVERGED if not judged.converged else UNDECIDED if any(doubts) else CONVERGED
 
-def _cut_short(posterior: Any, found: _Findings) -> bool:
-    """Whether the run ended before its stopping criterion was met."""
-    figures = posterior.info.figures
-    unmet = figures.get("rule_held") == 0.0
-    spent = figures.get("stopped_by_budget") == 1.0
-    if not unmet and not spent:
-        return False
-    if not _said(posterior, "budget"):
-        wanted = posterior.info.settings.get("until")
-        rule = f", before until={wanted!r} held" if wanted else ""
-        found.reasons.append(
-            f"the run was ended by its budget{rule}" if spent else f"until={wanted!r} did not hold"
-        )
-    # Particles are not chains and cannot be continued.
-    more = "" if "moves" in fitted_settings(posterior) else ", or bnn.extend(posterior, draws=...)"
-    found.advice.append(f"a larger budget{more}")
-    return True
+    def advise_chains(self, judged: Convergence) -> None:
+        """What to try with chains that have not converged."""
+        settings = self.settings
+        if judged.per_mode:
+            self.advice += remedies.more_modes(settings)
+            return
+        if judged.chains < 2:
+            self.advice += remedies.more_chains(settings)
+        if judged.still:
+            smaller = remedies.smaller_steps(settings, self.posterior.statistics)
+            self.advice.append(remedies.not_still(settings, smaller))
+        self.advice += remedies.more_of_a_sampler(settings)
+        if not judged.rhat < 1.1:
+            self.advice += [
+                *remedies.other_starts(settings),
+                "a smaller network or a tighter prior: the chains may sit in modes that predict differently",
+            ]
 
-
-def _said(posterior: Any, word: str) -> bool:
-    """Whether the method itself has warned of this already, in words that are among the reasons."""
-    return any(word in warning for warning in posterior.info.warnings)
-
-
-def _sampler(posterior: Any, found: _Findings) -> bool:
-    """The sampler's own figures, and whether they cast doubt on draws that look converged."""
-    statistics = posterior.statistics
-    doubtful = False
-    if "diverging" in statistics:
+    def divergences(self) -> bool:
+        """Whether too many transitions diverged."""
+        statistics = self.posterior.statistics
+        if "diverging" not in statistics:
+            return False
         diverging = np.asarray(statistics["diverging"])
         count, share = int(np.count_nonzero(diverging)), float(np.mean(diverging))
-        found.figures |= {"divergences": count, "divergence_share": share}
+        self.figures |= {"divergences": count, "divergence_share": share}
         if count:
-            if not _said(posterior, "diverged"):
-                found.reasons.append(
-                    f"{count} of {diverging.size} transitions diverged ({share:.1%}): "
-                    "parts of the posterior may be missed"
+            if not self.warned("diverged"):
+                parts = f"{count} of {diverging.size} transitions diverged ({share:.1%})"
+                self.say(f"{parts}: parts of the posterior may be missed")
+            self.advice.append(remedies.smaller_steps(self.settings, statistics))
+        return share > DIVERGENCE_LIMIT
+
+    def trees(self) -> bool:
+        """Trees of NUTS that were cut off, which casts no doubt on the draws."""
+        if "reached_max_tree_depth" in self.posterior.statistics:
+            share = float(np.mean(self.posterior.statistics["reached_max_tree_depth"]))
+            self.figures["tree_depth_saturation"] = share
+            if share > TREE_DEPTH_LIMIT:
+                self.say(
+                    f"{share:.0%} of the trajectories were cut off at the greatest tree depth: slow, not wrong"
                 )
-            found.advice.append(smaller_steps(fitted_settings(posterior), statistics))
-            doubtful = share > DIVERGENCE_LIMIT
-    if "reached_max_tree_depth" in statistics:
-        share = float(np.mean(statistics["reached_max_tree_depth"]))
-        found.figures["tree_depth_saturation"] = share
-        if share > TREE_DEPTH_LIMIT:
-            found.reasons.append(
-                f"{share:.0%} of the trajectories were cut off at the greatest tree depth: slow, not wrong"
-            )
-            depth = "a greater max_tree_depth, or " if "max_tree_depth" in fitted_settings(posterior) else ""
-            found.advice.append(f"{depth}standardise=True and a longer warm-up")
-    if "energy" in statistics and np.asarray(statistics["energy"]).shape[1] > 2:
+                depth = "a greater max_tree_depth, or " if "max_tree_depth" in self.settings else ""
+                self.advice.append(f"{depth}standardise=True and a longer warm-up")
+        return False
+
+    def energies(self) -> bool:
+        """Whether E-BFMI is too low."""
+        energy = np.asarray(self.posterior.statistics.get("energy", [[]]), dtype=np.float64)
+        if energy.shape[1] <= 2:
+            return False
         from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
 
-        energy = np.asarray(statistics["energy"], dtype=np.float64)
         with np.errstate(all="ignore"):
             fractions: Any = array_stats.bfmi(energy, chain_axis=0, draw_axis=1)
-        lowest = float(np.min(fractions))
-        found.figures["bfmi"] = lowest
-        if not lowest >= BFMI_LIMIT:
-            found.reasons.append(
-                f"the lowest E-BFMI is {lowest:.2f}, below {BFMI_LIMIT}: the momentum does not reach all energies"
-            )
-            found.advice.append(
-                "a prior without heavy tails, or scales of the prior that are not sampled with the weights"
-            )
-            doubtful = True
-    return doubtful
-
-
-def _optimisation(posterior: Any, found: _Findings) -> bool:
-    """Whether the optimisation settled, as far as the method reports it."""
-    figures = posterior.info.figures
-    found.figures |= {name: float(value) for name, value in figures.items()}
-    if "gradient_norm" in figures:
-        found.reasons.append(f"the norm of the gradient at the mode is {figures['gradient_norm']:.3g}")
-    if "rise_along_gradient" in figures:
-        found.reasons.append(
-            "the log joint has kinks, where its gradient does not vanish at a mode; along the gradient it rises by "
-            f"{figures['rise_along_gradient']:.3g} nats"
+        lowest = self.figures["bfmi"] = float(np.min(fractions))
+        if lowest >= BFMI_LIMIT:
+            return False
+        low = f"the lowest E-BFMI is {lowest:.2f}, below {BFMI_LIMIT}"
+        self.say(f"{low}: the momentum does not reach all energies")
+        self.advice.append(
+            "a prior without heavy tails, or scales of the prior that are not sampled with the weights"
         )
-    settled = bool(figures["converged"]) if "converged" in figures else None
-    settled = _loss_curve(posterior, settled, found)
-    if not settled:
-        if not _said(posterior, "still falling"):
-            found.reasons.append("the optimisation used all its steps without reaching a plateau")
-        found.advice += longer_optimisation(fitted_settings(posterior))
-    return settled
-
-
-def _loss_curve(posterior: Any, settled: bool | None, found: _Findings) -> bool:
-    """Whether the optimisation settled, by the method's own test or else by the end of the loss curve.
-
-    By the loss curve it settled if the mean over the last tenth of the losses is below that of the tenth before by at
-    most max(2 standard errors of the difference, 0.1 nats).
-    """
-    losses = np.asarray(posterior.info.history.get("loss", ()), dtype=np.float64)
-    # A loss without noise, such as that of a mode, is judged by its gradient.
-    if losses.ndim != 1 or len(losses) < FEWEST_LOSSES or "gradient_norm" in posterior.info.figures:
-        return settled is not False
-    window = len(losses) // WINDOWS
-    before, last = losses[-2 * window : -window], losses[-window:]
-    if not (np.isfinite(before).all() and np.isfinite(last).all()):
-        return settled is not False
-    fall = float(before.mean() - last.mean())
-    error = math.sqrt(float(before.var(ddof=1) + last.var(ddof=1)) / window)
-    found.figures |= {"loss_fall": fall, "loss_fall_se": error}
-    judged = ""
-    if settled is not None:
-        judged = f"the method's own test found {'a' if settled else 'no'} plateau; "
-    found.reasons.append(
-        f"{judged}from the last tenth but one of the {len(losses)} losses to the last, their mean "
-        f"{'fell' if fall >= 0.0 else 'rose'} by {abs(fall):.3g} "
-        f"nats (standard error {error:.2g})"
-    )
-    return fall <= max(2.0 * error, LEAST_FALL) if settled is None else settled
-
-
-def _approximation(posterior: Any, found: _Findings) -> str:
-    settled = _optimisation(posterior, found)
-    tempered = _target(posterior, found)
-    agreed = _agreement(posterior, settled, found)
-    try:
-        pareto = pareto_k(posterior)
-    except UnsupportedError:
-        found.reasons.append(
-            "the approximation has no density, so that what is made of p(w, D)/q(w) is not defined: k-hat, the ELBO, "
-            "the importance-weighted evidence"
-        )
-        if "elbo" in posterior.info.figures and not tempered:
-            found.reasons.append(f"the method itself gives an ELBO of {posterior.info.figures['elbo']:.2f}")
-        _ask_for_reference(found)
-        return UNDECIDED if settled else NOT_CONVERGED
-    held = held_coordinates(posterior)
-    _bounds(posterior, pareto, tempered, held, found)
-    found.figures |= {
-        "pareto_k": pareto.k,
-        "importance_log_evidence": pareto.log_evidence,
-        "importance_log_evidence_se": pareto.log_evidence_se,
-        "importance_relative_ess": pareto.relative_ess,
-    }
-    about = "Pareto k-hat of p(w, D)/q(w)" + (" (p not tempered)" if tempered else "")
-    if pareto.reliable:
-        found.reasons.append(f"{about} is {pareto.k:.2f}, at most {K_LIMIT}: importance weights find no gap")
-    else:
-        size = sum(value.size for value in posterior.approximation.draw(1, np.random.default_rng(0)).values())
-        found.reasons.append(
-            f"{about} is {pareto.k:.2f}, above {K_LIMIT}: q is no proposal for importance "
-            f"sampling over {size} coordinates, which alone does not say that its predictions are poor"
-        )
-        _ask_for_reference(found)
-        found.advice.append("scores on held-out rows, coverage above all")
-    if not settled:
-        return NOT_CONVERGED
-    return ADEQUATE if pareto.reliable and agreed and not held else UNDECIDED
-
-
-def _target(posterior: Any, found: _Findings) -> bool:
-    """What was fitted if it was not the posterior by its ELBO, and whether the target was tempered."""
-    settings = fitted_settings(posterior)
-    weight = settings.get("kl_weight", 1.0)
-    tempered = isinstance(weight, int | float) and not isinstance(weight, bool) and weight != 1.0
-    temperature = settings.get("temperature", 1.0)
-    if isinstance(temperature, int | float) and temperature != 1.0:
-        tempered = True
-        found.figures["temperature"] = float(temperature)
-        found.reasons.append(
-            f"temperature={temperature:g}: the fit aimed at another target, proportional to p(w, D)^"
-            f"{1.0 / temperature:.3g}; what is said of p/q, the ELBO and the evidence is about the posterior, not "
-            "about that target"
-        )
-    elif tempered:
-        found.figures["kl_weight"] = float(weight)
-        found.reasons.append(
-            f"kl_weight={weight:g}: the fit aimed at another target, proportional to p(w) p(D | w)^{1.0 / weight:.3g}; "
-            "what is said of p/q, the ELBO and the evidence is about the posterior, not about that target"
-        )
-    objective = settings.get("objective")
-    # A Laplace approximation also has an objective, that of its hyper-parameters.
-    if posterior.info.method != "Laplace" and objective not in (None, "elbo"):
-        found.reasons.append(
-            f"the fit maximised the objective {objective!r}; the ELBO given is of what it found"
-        )
-    return tempered
-
-
-def _bounds(posterior: Any, pareto: ParetoK, tempered: bool, held: int, found: _Findings) -> None:
-    """The ELBO and the importance-weighted evidence, and what they bound."""
-    figures = posterior.info.figures
-    elbo, error = pareto.elbo, pareto.elbo_se
-    # The method's own estimate uses more draws; it is taken if it is one of the posterior itself.
-    if "elbo" in figures and not tempered:
-        elbo, error = figures["elbo"], figures.get("elbo_se", math.nan)
-    if math.isfinite(elbo):
-        found.figures |= {"elbo": float(elbo)}
-        known = ""
-        if math.isfinite(error):
-            found.figures["elbo_se"] = float(error)
-            known = f" (standard error {error:.2g})"
-        bounded = "a lower bound on the log evidence"
-        if _said(posterior, "improper"):
-            bounded = "up to a constant, as a prior is improper"
-        if held:
-            bounded = f"a lower bound on log p(D, what is held): {held} coordinates are held at a value in every draw"
-        found.reasons.append(f"the ELBO is {elbo:.2f}{known}, {bounded}")
-    if not math.isfinite(pareto.log_evidence):
-        found.reasons.append("p/q is not finite for some draw of q: there is no importance-weighted evidence")
-        return
-    found.figures |= {"evidence_gap": pareto.gap, "evidence_gap_se": pareto.gap_se}
-    trust = (
-        "" if pareto.reliable else f"; not to be trusted, nor its standard error, as k-hat exceeds {K_LIMIT}"
-    )
-    found.reasons.append(
-        f"the importance-weighted evidence, log mean p/q over {pareto.draws} draws, is {pareto.log_evidence:.2f} "
-        f"(standard error {pareto.log_evidence_se:.2g}), {pareto.gap:.2g} nats above the ELBO of the same draws and in "
-        f"expectation still a lower bound{trust}"
-    )
-
-
-def _agreement(posterior: Any, settled: bool, found: _Findings) -> bool:
-    """Whether restarts, if there were several, gave the same predictive distribution."""
-    if posterior.approximation.components:
-        _members(posterior, found)
         return True
-    if len(getattr(posterior.approximation, "members", None) or ()) < 2:
+
+    def cut_short(self) -> bool:
+        """Whether the run ended before its stopping criterion was met."""
+        figures = self.info.figures
+        spent = figures.get("stopped_by_budget") == 1.0
+        if figures.get("rule_held") != 0.0 and not spent:
+            return False
+        if not self.warned("budget"):
+            wanted = self.info.settings.get("until")
+            rule = f", before until={wanted!r} held" if wanted else ""
+            self.say(f"the run was ended by its budget{rule}" if spent else f"until={wanted!r} did not hold")
+        # Particles are not chains and cannot be continued.
+        more = "" if "moves" in self.settings else ", or bnn.extend(posterior, draws=...)"
+        self.advice.append(f"a larger budget{more}")
         return True
-    judged = agreement(posterior)
-    found.figures |= {"restarts": judged.count, "restart_rhat": judged.rhat}
-    bounds = ""
-    if judged.elbo is not None and np.isfinite(judged.elbo).any():
-        finite = judged.elbo[np.isfinite(judged.elbo)]
-        found.figures |= {
-            "restart_elbo_best": float(finite.max()),
-            "restart_elbo_spread": float(np.ptp(finite)),
+
+    # --- optimisation ---------------------------------------------------------------------------------------
+
+    def optimisation(self) -> bool:
+        """Whether the optimisation settled, as far as the method reports it."""
+        figures = self.info.figures
+        if "gradient_norm" in figures:
+            self.say(f"the norm of the gradient at the mode is {figures['gradient_norm']:.3g}")
+        if "rise_along_gradient" in figures:
+            self.say(
+                "the log joint has kinks, where its gradient does not vanish at a mode; along the gradient it rises by "
+                f"{figures['rise_along_gradient']:.3g} nats"
+            )
+        settled = self.loss_curve(bool(figures["converged"]) if "converged" in figures else None)
+        if not settled:
+            if not self.warned("still falling"):
+                self.say("the optimisation used all its steps without reaching a plateau")
+            self.advice += remedies.longer_optimisation(self.settings)
+        return settled
+
+    def loss_curve(self, settled: bool | None) -> bool:
+        """Whether the optimisation settled, by the method's own test or else by the end of the loss curve.
+
+        By the loss curve it settled if the mean over the last tenth of the losses is below that of the tenth before by
+        at most max(2 standard errors of the difference, 0.1 nats).
+        """
+        losses = np.asarray(self.info.history.get("loss", ()), dtype=np.float64)
+        window = len(losses) // WINDOWS
+        # A loss without noise, such as that of a mode, is judged by its gradient.
+        read = losses.ndim == 1 and len(losses) >= FEWEST_LOSSES and "gradient_norm" not in self.info.figures
+        if not read or not np.isfinite(losses[-2 * window :]).all():
+            return settled is not False
+        before, last = losses[-2 * window : -window], losses[-window:]
+        fall = float(before.mean() - last.mean())
+        error = math.sqrt(float(before.var(ddof=1) + last.var(ddof=1)) / window)
+        own = f"the method's own test found {'a' if settled else 'no'} plateau; "
+        self.say(
+            f"{'' if settled is None else own}from the last tenth but one of the {len(losses)} losses to the last, "
+            f"their mean {'fell' if fall >= 0.0 else 'rose'} by {abs(fall):.3g} nats (standard error {error:.2g})",
+            loss_fall=fall,
+            loss_fall_se=error,
+        )
+        return fall <= max(2.0 * error, LEAST_FALL) if settled is None else settled
+
+    def point(self) -> str:
+        settled = self.optimisation()
+        self.say("a point has no spread: its predictions carry the noise only, no epistemic uncertainty")
+        self.advice.append("Laplace(), which puts a Gaussian around the same mode")
+        return CONVERGED if settled else NOT_CONVERGED
+
+    # --- approximations ---------------------------------------------------------------------------------------
+
+    def approximation(self) -> str:
+        settled = self.optimisation()
+        tempered = self.target()
+        agreed = self.restarts(settled)
+        try:
+            pareto = pareto_k(self.posterior)
+        except UnsupportedError:
+            self.say(
+                "the approximation has no density, so that what is made of p(w, D)/q(w) is not defined: k-hat, the "
+                "ELBO, the importance-weighted evidence"
+            )
+            if "elbo" in self.info.figures and not tempered:
+                self.say(f"the method itself gives an ELBO of {self.info.figures['elbo']:.2f}")
+            self.ask_for_reference()
+            return UNDECIDED if settled else NOT_CONVERGED
+        fixed = held_coordinates(self.posterior)
+        self.bounds(pareto, tempered, fixed)
+        self.figures |= {
+            "pareto_k": pareto.k,
+            "importance_log_evidence": pareto.log_evidence,
+            "importance_log_evidence_se": pareto.log_evidence_se,
+            "importance_relative_ess": pareto.relative_ess,
         }
-        bounds = f"; their ELBOs go from {finite.min():.2f} to {finite.max():.2f}"
-        if len(finite) < len(judged.elbo):
-            bounds += f", and {len(judged.elbo) - len(finite)} have none"
-    if judged.agree:
-        found.reasons.append(
-            f"restarts agree: over {judged.count} of them R-hat in function space is {judged.rhat:.3f}, below "
-            f"{RESTART_LIMIT}{bounds}"
+        about = f"Pareto k-hat of p(w, D)/q(w){' (p not tempered)' if tempered else ''} is {pareto.k:.2f}"
+        if pareto.reliable:
+            self.say(f"{about}, at most {K_LIMIT}: importance weights find no gap")
+        else:
+            one = self.posterior.approximation.draw(1, np.random.default_rng(0))
+            self.say(
+                f"{about}, above {K_LIMIT}: q is no proposal for importance sampling over "
+                f"{sum(value.size for value in one.values())} coordinates, which alone does not say that its "
+                "predictions are poor"
+            )
+            self.ask_for_reference()
+            self.advice.append("scores on held-out rows, coverage above all")
+        if not settled:
+            return NOT_CONVERGED
+        return ADEQUATE if pareto.reliable and agreed and not fixed else UNDECIDED
+
+    def target(self) -> bool:
+        """What was fitted if it was not the posterior by its ELBO, and whether the target was tempered."""
+        of_posterior = (
+            "; what is said of p/q, the ELBO and the evidence is about the posterior, not about that target"
         )
-        return True
-    why = (
-        "there are other modes, which predict otherwise and which one fit does not show"
-        if settled
-        else "there are other modes, or they would agree after more steps"
-    )
-    found.reasons.append(
-        f"restarts differ: over {judged.count} of them R-hat of {judged.worst} is {judged.rhat:.3f}, not below "
-        f"{RESTART_LIMIT}{bounds}: {why}"
-    )
-    mixture = (
-        "a mixture of the restarts, guide='mixture', or " if "guide" in fitted_settings(posterior) else ""
-    )
-    found.advice.append(f"{mixture}NUTS: a single mode is not the posterior")
-    return False
+        tempered = False
+        for name, target in (("temperature", "p(w, D)"), ("kl_weight", "p(w) p(D | w)")):
+            value = remedies.number(self.settings, name)
+            if value is not None and value != 1.0 and not tempered:
+                tempered = True
+                power = f"{name}={value:g}: the fit aimed at another target, proportional to {target}"
+                self.say(f"{power}^{1.0 / value:.3g}{of_posterior}", **{name: value})
+        objective = self.settings.get("objective")
+        # A Laplace approximation also has an objective, that of its hyper-parameters.
+        if self.info.method != "Laplace" and objective not in (None, "elbo"):
+            self.say(f"the fit maximised the objective {objective!r}; the ELBO given is of what it found")
+        return tempered
 
-
-def _members(posterior: Any, found: _Findings) -> None:
-    """The components of a mixture and how far they differ, which is intended and does not enter the verdict."""
-    parts, weights = posterior.approximation.components, posterior.weights
-    how = (
-        "of equal weight"
-        if weights is None
-        else f"with stacked weights from {weights.min():.3f} to {weights.max():.3f}"
-    )
-    differ = ""
-    # Points do not vary: between them R-hat is infinite whatever they predict.
-    spread = all(part.kind != "point" for part in parts)
-    if spread and len(getattr(posterior.approximation, "members", None) or ()) > 1:
-        judged = agreement(posterior)
-        found.figures |= {"members": judged.count, "member_rhat": judged.rhat}
-        differ = (
-            f"; they agree in function space (R-hat {judged.rhat:.3f})"
-            if judged.agree
-            else f"; they differ in function space (R-hat of {judged.worst} is {judged.rhat:.3f}), as other modes do"
+    def bounds(self, pareto: ParetoK, tempered: bool, fixed: int) -> None:
+        """The ELBO and the importance-weighted evidence, and what they bound. fixed: coordinates that do not vary."""
+        figures = self.info.figures
+        elbo, error = pareto.elbo, pareto.elbo_se
+        # The method's own estimate uses more draws; it is taken if it is one of the posterior itself.
+        if "elbo" in figures and not tempered:
+            elbo, error = figures["elbo"], figures.get("elbo_se", math.nan)
+        if math.isfinite(elbo):
+            bounded = "a lower bound on the log evidence"
+            if self.warned("improper"):
+                bounded = "up to a constant, as a prior is improper"
+            if fixed:
+                coordinates = f"{fixed} coordinates are held at a value in every draw"
+                bounded = f"a lower bound on log p(D, what is held): {coordinates}"
+            known = f" (standard error {error:.2g})" if math.isfinite(error) else ""
+            self.say(f"the ELBO is {elbo:.2f}{known}, {bounded}", elbo=float(elbo))
+            if known:
+                self.figures["elbo_se"] = float(error)
+        if not math.isfinite(pareto.log_evidence):
+            self.say("p/q is not finite for some draw of q: there is no importance-weighted evidence")
+            return
+        trust = f"; not to be trusted, nor its standard error, as k-hat exceeds {K_LIMIT}"
+        self.say(
+            f"the importance-weighted evidence, log mean p/q over {pareto.draws} draws, is {pareto.log_evidence:.2f} "
+            f"(standard error {pareto.log_evidence_se:.2g}), {pareto.gap:.2g} nats above the ELBO of the same draws "
+            f"and in expectation still a lower bound{'' if pareto.reliable else trust}",
+            evidence_gap=pareto.gap,
+            evidence_gap_se=pareto.gap_se,
         )
-    found.reasons.append(f"a mixture of {len(parts)} members {how}{differ}")
 
+    def restarts(self, settled: bool) -> bool:
+        """Whether restarts, if there were several, gave the same predictive distribution."""
+        several = len(getattr(self.posterior.approximation, "members", None) or ()) > 1
+        if parts := self.posterior.approximation.components:
+            # Points do not vary: between them R-hat is infinite whatever they predict.
+            spread = several and all(part.kind != "point" for part in parts)
+            self.members(len(parts), agreement(self.posterior) if spread else None)
+            return True
+        if not several:
+            return True
+        judged = agreement(self.posterior)
+        self.figures |= {"restarts": judged.count, "restart_rhat": judged.rhat}
+        bounds = ""
+        if judged.elbo is not None and np.isfinite(judged.elbo).any():
+            finite = judged.elbo[np.isfinite(judged.elbo)]
+            best, least = float(finite.max()), float(finite.min())
+            self.figures |= {"restart_elbo_best": best, "restart_elbo_spread": float(np.ptp(finite))}
+            bounds = f"; their ELBOs go from {least:.2f} to {best:.2f}"
+            if len(finite) < len(judged.elbo):
+                bounds += f", and {len(judged.elbo) - len(finite)} have none"
+        if judged.agree:
+            self.say(
+                f"restarts agree: over {judged.count} of them R-hat in function space is {judged.rhat:.3f}, below "
+                f"{RESTART_LIMIT}{bounds}"
+            )
+            return True
+        why = (
+            "which predict otherwise and which one fit does not show"
+            if settled
+            else "or they would agree after more steps"
+        )
+        self.say(
+            f"restarts differ: over {judged.count} of them R-hat of {judged.worst} is {judged.rhat:.3f}, not below "
+            f"{RESTART_LIMIT}{bounds}: there are other modes, {why}"
+        )
+        mixture = "a mixture of the restarts, guide='mixture', or " if "guide" in self.settings else ""
+        self.advice.append(f"{mixture}NUTS: a single mode is not the posterior")
+        return False
 
-def _calibrated(calibration: Calibration, verdict: str, found: _Findings) -> str:
-    """The findings of a calibration, and the verdict after it."""
-    found.figures |= {"simulations": calibration.simulations, "simulations_failed": len(calibration.failures)}
-    found.reasons.extend(
-        f"simulation-based calibration of {calibration.subject}: {reason}" for reason in calibration.reasons
-    )
-    if calibration.tests:
-        found.figures["calibration_least_p"] = min(test.least for test in calibration.tests.values())
-    if calibration.verdict == MISCALIBRATED:
-        found.advice.append(
+    def members(self, count: int, judged: Agreement | None) -> None:
+        """The components of a mixture and how far they differ, which is intended and does not enter the verdict."""
+        how, differ = "of equal weight", ""
+        if (weights := self.posterior.weights) is not None:
+            how = f"with stacked weights from {weights.min():.3f} to {weights.max():.3f}"
+        if judged is not None:
+            self.figures |= {"members": judged.count, "member_rhat": judged.rhat}
+            rhat = f"R-hat of {judged.worst} is {judged.rhat:.3f}"
+            differ = f"; they differ in function space ({rhat}), as other modes do"
+            if judged.agree:
+                differ = f"; they agree in function space (R-hat {judged.rhat:.3f})"
+        self.say(f"a mixture of {count} members {how}{differ}")
+
+    def ask_for_reference(self) -> None:
+        if not self.compared:
+            self.advice.append("a reference: diagnose(posterior, reference=a converged NUTS posterior)")
+
+    # --- against others -----------------------------------------------------------------------------------------
+
+    def calibrated(self, calibration: Calibration, verdict: str) -> str:
+        """The findings of a calibration, and the verdict after it."""
+        self.figures |= {
+            "simulations": calibration.simulations,
+            "simulations_failed": len(calibration.failures),
+        }
+        for reason in calibration.reasons:
+            self.say(f"simulation-based calibration of {calibration.subject}: {reason}")
+        if calibration.tests:
+            self.figures["calibration_least_p"] = min(test.least for test in calibration.tests.values())
+        if calibration.verdict != MISCALIBRATED:
+            return verdict
+        self.advice.append(
             "a richer approximation: this one misses the truth of data that its own model makes"
         )
         return UNDECIDED if verdict in (ADEQUATE, CONVERGED) else verdict
-    return verdict
 
-
-def _ask_for_reference(found: _Findings) -> None:
-    if not found.compared:
-        found.advice.append("a reference: diagnose(posterior, reference=a converged NUTS posterior)")
-
-
-def _point(posterior: Any, found: _Findings) -> str:
-    settled = _optimisation(posterior, found)
-    found.reasons.append(
-        "a point has no spread: its predictions carry the noise only, no epistemic uncertainty"
-    )
-    found.advice.append("Laplace(), which puts a Gaussian around the same mode")
-    return CONVERGED if settled else NOT_CONVERGED
-
-
-def _against(posterior: Any, reference: Any, found: _Findings) -> str | None:
-    """The gap to a reference; None if the reference cannot decide."""
-    if reference.kind != "chains":
-        raise UnsupportedError.of(
-            "diagnose",
-            "a reference of chains, whose convergence can be judged",
-            f"{reference.info.method}, of kind {reference.kind!r}",
-            "a NUTS posterior of the same model and data",
+    def against(self, reference: Any) -> str | None:
+        """The gap to a reference; None if the reference cannot decide."""
+        if reference.kind != "chains":
+            expected = "a reference of chains, whose convergence can be judged"
+            got = f"{reference.info.method}, of kind {reference.kind!r}"
+            raise UnsupportedError.of(
+                "diagnose", expected, got, "a NUTS posterior of the same model and data"
+            )
+        judged = convergence(reference)
+        self.figures |= {f"reference_{name}": value for name, value in judged.figures.items()}
+        if not judged.converged:
+            how = "has converged per mode only" if judged.per_mode else "has not converged"
+            figures = f"(R-hat {judged.rhat:.3f}, bulk ESS {judged.ess_bulk:.0f})"
+            self.say(f"the would-be reference {how} {figures}: it decides nothing")
+            self.advice.append(
+                "chains that move between modes" if judged.per_mode else "a longer reference run"
+            )
+            return None
+        if reference.target:
+            self.say(
+                f"the would-be reference is not of the posterior ({reference.target}): it decides nothing"
+            )
+            self.advice.append("a reference of the posterior itself, by an exact sampler")
+            return None
+        x = probe_rows(self.posterior, REFERENCE_ROWS)
+        theirs = reference.predict(x)
+        gap = fidelity(self.posterior.predict(x), theirs)
+        floor = noise_floor(theirs, np.repeat(np.arange(judged.chains), judged.draws))
+        self.say(
+            f"against the reference the predictive mean is off by {gap['mean_gap']:.2f} of its epistemic standard "
+            f"deviations (noise floor {floor['mean_gap']:.2f}), and the standard deviation is {gap['sd_ratio']:.2f} "
+            f"times its own (noise floor {floor['sd_ratio']:.2f})",
+            **gap,
+            **{f"{name}_floor": value for name, value in floor.items()},
         )
-    judged = convergence(reference)
-    found.figures |= {f"reference_{name}": value for name, value in judged.figures.items()}
-    if not judged.converged:
-        how = "has converged per mode only" if judged.per_mode else "has not converged"
-        found.reasons.append(
-            f"the would-be reference {how} (R-hat {judged.rhat:.3f}, bulk ESS {judged.ess_bulk:.0f}): "
-            "it decides nothing"
-        )
-        found.advice.append("chains that move between modes" if judged.per_mode else "a longer reference run")
-        return None
-    if reference.target:
-        found.reasons.append(
-            f"the would-be reference is not of the posterior ({reference.target}): it decides nothing"
-        )
-        found.advice.append("a reference of the posterior itself, by an exact sampler")
-        return None
-    x = probe_rows(posterior, REFERENCE_ROWS)
-    theirs = reference.predict(x)
-    gap = fidelity(posterior.predict(x), theirs)
-    floor = noise_floor(theirs, np.repeat(np.arange(judged.chains), judged.draws))
-    found.figures |= gap | {f"{name}_floor": value for name, value in floor.items()}
-    mean_limit = max(MEAN_GAP_LIMIT, floor["mean_gap"])
-    ratio = abs(math.log(gap["sd_ratio"])) if gap["sd_ratio"] > 0 else math.inf
-    ratio_limit = max(math.log(SD_RATIO_LIMIT), abs(math.log(floor["sd_ratio"])))
-    found.reasons.append(
-        f"against the reference the predictive mean is off by {gap['mean_gap']:.2f} of its epistemic standard "
-        f"deviations (noise floor {floor['mean_gap']:.2f}), and the standard deviation is {gap['sd_ratio']:.2f} "
-        f"times its own (noise floor {floor['sd_ratio']:.2f})"
-    )
-    if gap["mean_gap"] <= mean_limit and ratio <= ratio_limit:
-        return ADEQUATE
-    found.advice.append("the reference itself, or a richer approximation")
-    return INADEQUATE
+        ratio = abs(math.log(gap["sd_ratio"])) if gap["sd_ratio"] > 0 else math.inf
+        ratio_limit = max(math.log(SD_RATIO_LIMIT), abs(math.log(floor["sd_ratio"])))
+        if gap["mean_gap"] <= max(MEAN_GAP_LIMIT, floor["mean_gap"]) and ratio <= ratio_limit:
+            return ADEQUATE
+        self.advice.append("the reference itself, or a richer approximation")
+        return INADEQUATE

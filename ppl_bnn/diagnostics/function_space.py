@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core import checks
-from ppl_bnn.core.arrays import chunks, map_data, row_count, site_seed
+from ppl_bnn.core.arrays import map_data, row_count, site_seed
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.posterior.convergence import (
     FEWEST_DRAWS,
@@ -54,6 +53,10 @@ RESTART_DRAWS = 1000
 ESS_PER_CHAIN = 100
 # With many chains, single chains are examined in evenly chosen components of f only, at most this many in all.
 MOST_ALONE = 500
+_FIGURES = (
+    *("rhat", "ess_bulk", "ess_tail", "mcse"),
+    *("rhat_within", "ess_within", "between_share", "between_share_max"),
+)
 
 
 @dataclass(frozen=True)
@@ -120,19 +123,7 @@ class Convergence:
     @property
     def figures(self) -> dict[str, float]:
         """The worst figures by name, for tables."""
-        return {
-            name: float(getattr(self, name))
-            for name in (
-                "rhat",
-                "ess_bulk",
-                "ess_tail",
-                "mcse",
-                "rhat_within",
-                "ess_within",
-                "between_share",
-                "between_share_max",
-            )
-        }
+        return {name: float(getattr(self, name)) for name in _FIGURES}
 
 
 def convergence(
@@ -188,12 +179,10 @@ def convergence(
     Margossian et al. (2024), nested R-hat.
     """
     if posterior.kind != "chains":
-        raise UnsupportedError.of(
-            "convergence",
-            "a posterior of chains, whose draws depend on each other",
-            f"{posterior.info.method}, of kind {posterior.kind!r}",
-            "bnn.diagnose, or diagnostics.importance.pareto_k for an approximation",
-        )
+        expected = "a posterior of chains, whose draws depend on each other"
+        got = f"{posterior.info.method}, of kind {posterior.kind!r}"
+        advice = "bnn.diagnose, or diagnostics.importance.pareto_k for an approximation"
+        raise UnsupportedError.of("convergence", expected, got, advice)
     probe = probe_rows(posterior, max_rows) if probe is None else probe
     chains, draws = posterior.shape
     values = _judged(posterior, probe)
@@ -201,13 +190,21 @@ def convergence(
     superchains = groups if groups is not None and 1 < groups < chains else None
     mixed = {name: mixing(value, superchains) for name, value in values.items()}
     judged = {name: figures for name, figures in mixed.items() if figures.components}
-    still = tuple(int(chain) for chain in np.flatnonzero(_stands_still(values["f"])))
+    # Chains that give the same in every draw; a single draw says nothing.
+    same = (values["f"] == values["f"][:, :1]).all(axis=(1, 2)) if draws > 1 else np.zeros(chains)
+    still = tuple(map(int, np.flatnonzero(same)))
     parted = _parted({name: values[name] for name in judged}, superchains)
     reasons = _reasons(chains, draws, judged, superchains)
     if "f" not in judged:
         reasons.insert(0, "the network's outputs are the same in every draw: the chains did not move")
     elif still:
-        reasons.insert(0, _stuck(still))
+        reasons.insert(
+            0,
+            f"chain {still[0]} never moves: the network's outputs are the same in all its draws"
+            if len(still) == 1
+            else f"chains {', '.join(map(str, still))} never move: the network's outputs are the same in all draws of "
+            "each",
+        )
     moving = not still and draws >= FEWEST_DRAWS
     alone = parted.rhat_within < WITHIN_LIMIT and parted.ess_within > WITHIN_ESS
     per_mode = bool(reasons) and moving and alone and parted.rhat_between >= RESTART_LIMIT
@@ -245,13 +242,8 @@ def convergence(
         layers=layers,
         still=still,
         superchains=superchains,
-        rhat_within=parted.rhat_within,
-        ess_within=parted.ess_within,
-        between_share=parted.share,
-        between_share_max=parted.share_max,
-        rhat_between=parted.rhat_between,
         per_mode=per_mode,
-        between=parted.between,
+        **{name: getattr(parted, name) for name in _PARTED},
     )
 
 
@@ -289,12 +281,15 @@ class _Parted:
 
     rhat_within: float = math.nan
     ess_within: float = math.nan
-    share: float = math.nan
-    share_max: float = math.nan
+    between_share: float = math.nan
+    between_share_max: float = math.nan
     rhat_between: float = math.nan
-    short_limit: float = math.nan
     between: str = PREDICTOR
+    short_limit: float = math.nan
     words: str = ""
+
+
+_PARTED = (*("rhat_within", "ess_within", "between_share"), *("between_share_max", "rhat_between", "between"))
 
 
 def _parted(values: dict[str, np.ndarray], superchains: int | None) -> _Parted:
@@ -302,13 +297,12 @@ def _parted(values: dict[str, np.ndarray], superchains: int | None) -> _Parted:
     if PREDICTOR not in values:
         return _Parted()
     f = values[PREDICTOR]
-    chains = len(f)
-    step = math.ceil(chains * f.shape[-1] / MOST_ALONE)
+    step = math.ceil(len(f) * f.shape[-1] / MOST_ALONE)
     found = [
         (name, alone)
         for name, value in values.items()
-        for chain in range(chains)
-        if (alone := _within(value[chain, :, ::step])) is not None
+        for chain in value
+        if (alone := _within(chain[:, ::step])) is not None
     ]
     if not found or not np.isfinite(f).all():
         return _Parted()
@@ -336,8 +330,8 @@ def _parted(values: dict[str, np.ndarray], superchains: int | None) -> _Parted:
     return _Parted(
         rhat_within=max(alone.rhat for _, alone in found),
         ess_within=min(alone.worst_ess for _, alone in found),
-        share=share,
-        share_max=share_max,
+        between_share=share,
+        between_share_max=share_max,
         rhat_between=rhat[between],
         short_limit=math.nan if superchains is None else limits[between],
         between=between,
@@ -389,20 +383,6 @@ def _within(chain: np.ndarray) -> _Alone | None:
     )
 
 
-def _stands_still(values: np.ndarray) -> np.ndarray:
-    """Which chains (chain,) give the same (draw, components) in every draw; none if there is a single draw."""
-    if values.shape[1] < 2:
-        return np.zeros(len(values), dtype=bool)
-    return (values == values[:, :1]).all(axis=(1, 2))
-
-
-def _stuck(still: tuple[int, ...]) -> str:
-    if len(still) == 1:
-        return f"chain {still[0]} never moves: the network's outputs are the same in all its draws"
-    which = ", ".join(map(str, still))
-    return f"chains {which} never move: the network's outputs are the same in all draws of each"
-
-
 def _layers(posterior: Any, superchains: int | None) -> tuple[dict[str, Mixing], Mixing]:
     """Figures of the weights by layer, and of all together."""
     chains, draws = posterior.shape
@@ -414,67 +394,6 @@ def _layers(posterior: Any, superchains: int | None) -> tuple[dict[str, Mixing],
         {name: mixing(value, superchains) for name, value in layers.items()},
         mixing(np.concatenate(list(layers.values()), axis=-1), superchains),
     )
-
-
-@dataclass(frozen=True)
-class RunningScore:
-    """Log score of the first draws of chains, made by `running_score`. In nats per row, original units.
-
-    Parameters
-    ----------
-    each : np.ndarray
-        (chain, draw), score of the mixture over the first draws of one chain.
-    together : np.ndarray
-        (draw,), score of the mixture over the first draws of all chains, with their weights; NaN before the first draw
-        that has a weight.
-    """
-
-    each: np.ndarray
-    together: np.ndarray
-
-
-def running_score(posterior: Any, x: Any, y: Any, *, memory: int = MEMORY) -> RunningScore:
-    """Log score as a function of the number of draws, which shows what further draws still add.
-
-    For n = 1, 2, ... it is the mean over rows of log 1/n sum_{s<=n} p(y_i | x_i, draw s). Chains whose curves have
-    levelled out at different values are in different modes. If their mixture scores above all of them, the modes
-    complement each other. Draws of other kinds of posterior count as one chain.
-
-    Parameters
-    ----------
-    posterior : Posterior
-        A posterior with draws.
-    x, y
-        Rows in original units, (M, F) and their targets, usually held out.
-    memory : int
-        Bytes of densities held at a time.
-
-    Returns
-    -------
-    RunningScore
-    """
-    chains, draws = posterior.shape
-    rows = row_count(x)
-    y = checks.check_targets(y, rows)
-    weights = posterior.draw_weights
-    with np.errstate(divide="ignore"):  # a component without weight has no draws
-        logarithms = (
-            np.full((chains, draws), -math.log(chains * draws))
-            if weights is None
-            else np.log(weights).reshape(chains, draws)
-        )
-    seen = np.logaddexp.accumulate(np.logaddexp.reduce(logarithms, axis=0))
-    # Before the first draw that has a weight there is no mixture.
-    seen = np.where(np.isneginf(seen), np.nan, seen)
-    count = np.log(np.arange(1, draws + 1))[:, None]
-    each, together = np.zeros((chains, draws)), np.zeros(draws)
-    for start, stop in chunks(rows, max(1, memory // (24 * chains * draws))):
-        part = map_data(lambda array, i=start, j=stop: np.asarray(array)[i:j], x)
-        values = posterior.log_likelihood(part, y[start:stop])
-        each += (np.logaddexp.accumulate(values, axis=1) - count).sum(axis=-1)
-        mixed = np.logaddexp.reduce(values + logarithms[..., None], axis=0)
-        together += (np.logaddexp.accumulate(mixed, axis=0) - seen[:, None]).sum(axis=-1)
-    return RunningScore(each / rows, together / rows)
 
 
 def probe_rows(posterior: Any, max_rows: int = PROBES) -> Any:
@@ -557,12 +476,9 @@ def agreement(posterior: Any, max_rows: int = PROBES, draws: int = RESTART_DRAWS
     """
     members = list(getattr(posterior.approximation, "members", None) or ())
     if len(members) < 2:
-        raise UnsupportedError.of(
-            "agreement",
-            "an approximation with at least two members, one per restart",
-            f"{posterior.info.method} with {len(members)}",
-            "SVI(restarts=5)",
-        )
+        expected = "an approximation with at least two members, one per restart"
+        got = f"{posterior.info.method} with {len(members)}"
+        raise UnsupportedError.of("agreement", expected, got, "SVI(restarts=5)")
     chosen = _chosen_rows(posterior, max_rows)
     x = map_data(lambda array: np.asarray(array)[chosen], posterior.inputs)
     y = np.asarray(posterior.targets)[chosen]
@@ -592,14 +508,10 @@ def agreement(posterior: Any, max_rows: int = PROBES, draws: int = RESTART_DRAWS
 
 
 def _reasons(chains: int, draws: int, judged: dict[str, Mixing], superchains: int | None) -> list[str]:
-    reasons = []
-    if chains < 2:
-        reasons.append(
-            "one chain alone cannot show that it found the whole posterior: R-hat needs at least 2, better 4"
-        )
+    one = "one chain alone cannot show that it found the whole posterior: R-hat needs at least 2, better 4"
+    reasons = [one] if chains < 2 else []
     if draws < FEWEST_DRAWS:
-        reasons.append(f"{draws} draws per chain are too few for R-hat and ESS")
-        return reasons
+        return [*reasons, f"{draws} draws per chain are too few for R-hat and ESS"]
     which, unit = ("R-hat", "chain") if superchains is None else ("nested R-hat", "superchain")
     wanted = ESS_PER_CHAIN * (superchains or chains)
     for name, figures in judged.items():

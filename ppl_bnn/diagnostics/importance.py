@@ -15,6 +15,7 @@ import numpy as np
 
 from ppl_bnn.core.arrays import chunks, row_count, site_seed
 from ppl_bnn.core.errors import InputError, UnsupportedError
+from ppl_bnn.core.settings import whole
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.posterior.export import log_likelihood_tree, no_leave_one_out
 from ppl_bnn.posterior.pareto import K_LIMIT, smoothed
@@ -101,50 +102,34 @@ def pareto_k(posterior: Any, draws: int | None = None) -> ParetoK:
     InputError
         Fewer than 25 draws.
     """
-    whole = isinstance(draws, int | np.integer) and not isinstance(draws, bool)
-    if draws is not None and (not whole or draws < 25):
-        raise InputError.of("draws", "a whole number of at least 25", repr(draws), f"draws={DRAWS}")
+    if draws is not None and (expected := whole(25)(draws)):
+        raise InputError.of("draws", expected, repr(draws), f"draws={DRAWS}")
+    q = posterior.approximation
     rng = np.random.default_rng(site_seed("pareto_k", posterior.info.seed))
-    one: dict[str, np.ndarray] = {}
-    density = False
-    if posterior.kind == "iid":
-        one = posterior.approximation.draw(1, np.random.default_rng(0))
-        density = posterior.approximation.log_prob(one) is not None
-    if not density:
-        raise UnsupportedError.of(
-            "pareto_k",
-            "an approximation with a density, such as SVI or Laplace",
-            f"{posterior.info.method}, of kind {posterior.kind!r}",
-            "bnn.diagnose, which chooses what is defined",
-        )
+    one = q.draw(1, np.random.default_rng(0)) if posterior.kind == "iid" else None
+    if one is None or q.log_prob(one) is None:
+        expected = "an approximation with a density, such as SVI or Laplace"
+        got = f"{posterior.info.method}, of kind {posterior.kind!r}"
+        raise UnsupportedError.of("pareto_k", expected, got, "bnn.diagnose, which chooses what is defined")
     size = sum(value.size for value in one.values())
     if draws is None:
-        affordable = int(WORK / (size * row_count(posterior.inputs)))
-        draws = max(LEAST_DRAWS, min(DRAWS, affordable))
-    kept = kept_draws(posterior.approximation)
+        draws = max(LEAST_DRAWS, min(DRAWS, int(WORK / (size * row_count(posterior.inputs)))))
+    kept = kept_draws(q)
     draws = int(draws) if kept is None else min(int(draws), kept)
     # Draws that are stored in a fixed order can only be taken all at once.
     at_a_time = max(1, MEMORY // (8 * size)) if kept is None else draws
-    ratios = []
-    for start, stop in chunks(draws, at_a_time):
-        u = posterior.approximation.draw(stop - start, rng)
-        log_q = np.asarray(posterior.approximation.log_prob(u), dtype=np.float64)
-        ratios.append(posterior.log_joint(u).astype(np.float64) - log_q)
-    return pareto_k_of(np.concatenate(ratios))
+    parts = (q.draw(stop - start, rng) for start, stop in chunks(draws, at_a_time))
+    return pareto_k_of(np.concatenate([_log_ratios(posterior, u) for u in parts]))
+
+
+def _log_ratios(posterior: Any, u: dict[str, np.ndarray]) -> np.ndarray:
+    """log p(u_s, D) - log q(u_s) in float64, (S,)."""
+    log_q = np.asarray(posterior.approximation.log_prob(u), dtype=np.float64)
+    return posterior.log_joint(u).astype(np.float64) - log_q
 
 
 def kept_draws(approximation: Any) -> int | None:
-    """Number of draws of an approximation that can make no new ones (a hand-written guide), else None.
-
-    Parameters
-    ----------
-    approximation
-        The approximation of a posterior.
-
-    Returns
-    -------
-    int or None
-    """
+    """Number of draws of an approximation that can make no new ones (a hand-written guide), else None."""
     first = next(iter(getattr(approximation, "members", None) or [approximation]))
     return getattr(first, "count", None)
 
@@ -292,24 +277,20 @@ def leave_one_out(source: Any, tree: Any = None) -> LeaveOneOut:
         except (ValueError, IndexError) as error:
             return _undefined(f"importance weights could not be smoothed: {error}")
     k = np.asarray(found.pareto_k.values)
-    corrected = _Corrected(reason="draws of chains are from the posterior itself")
-    if kind != "chains":
-        corrected = (
-            _Corrected(reason="a tree holds too few draws: it is made of fresh ones of the posterior")
-            if posterior is None
-            else _corrected(posterior)
-        )
+    corrected: dict[str, Any] = {"corrected_reason": "draws of chains are from the posterior itself"}
+    if kind != "chains" and posterior is None:
+        why = "a tree holds too few draws: it is made of fresh ones of the posterior"
+        corrected = {"corrected_reason": why}
+    elif kind != "chains":
+        corrected = _corrected(posterior)
     return LeaveOneOut(
         elpd=float(found.elpd),
         se=float(found.se),
         p_loo=float(found.p),
         worst_k=float(np.where(np.isnan(k), math.inf, k).max()),
         share_above=float(np.mean(~(k <= K_LIMIT))),
-        corrected_elpd=corrected.elpd,
-        corrected_se=corrected.se,
-        corrected_reason=corrected.reason,
         elpd_data=found,
-        corrected_k=corrected.k,
+        **corrected,
     )
 
 
@@ -317,64 +298,59 @@ def _undefined(reason: str) -> LeaveOneOut:
     return LeaveOneOut(*[math.nan] * 5, reason=reason, corrected_reason=reason)
 
 
-@dataclass(frozen=True)
-class _Corrected:
-    """The corrected part of `LeaveOneOut`."""
+def _corrected(posterior: Any) -> dict[str, Any]:
+    """The fields of `LeaveOneOut` with the weights p/q, or why there are none."""
+    u, reason = _corrected_draws(posterior)
+    if u is None:
+        return {"corrected_reason": reason}
+    log_ratios = _log_ratios(posterior, u)
+    log_likelihood = _log_likelihood(posterior, u, row_count(posterior.inputs))
+    if not (np.isfinite(log_ratios).all() and np.isfinite(log_likelihood).all()):
+        return {"corrected_reason": "p/q or the log likelihood is not finite for some draw"}
+    elpd, k = _leave_out(log_likelihood, log_ratios)
+    return _published(elpd, k, smoothed(log_ratios)[1])
 
-    elpd: float = math.nan
-    se: float = math.nan
-    reason: str = ""
-    k: np.ndarray | None = None
 
-
-def _corrected(posterior: Any) -> _Corrected:
-    """Leave-one-out with the weights p/q, or why there is none; cheap conditions are checked first."""
+def _corrected_draws(posterior: Any) -> tuple[dict[str, np.ndarray] | None, str]:
+    """Draws for the corrected value, or why there is none; cheap conditions are checked first."""
     try:
         overall = pareto_k(posterior).k
     except UnsupportedError:
-        return _Corrected(reason="the approximation has no density")
+        return None, "the approximation has no density"
     if not overall <= K_LIMIT:
-        return _Corrected(reason=f"k-hat of p/q is {overall:.2f}, above {K_LIMIT}")
-    approximation, rows = posterior.approximation, row_count(posterior.inputs)
-    size = sum(value.size for value in approximation.draw(1, np.random.default_rng(0)).values())
-    if kept_draws(approximation) is not None:
-        return _Corrected(reason=f"it takes {CORRECTED_DRAWS} draws, and there are no more than were kept")
+        return None, f"k-hat of p/q is {overall:.2f}, above {K_LIMIT}"
+    q, rows = posterior.approximation, row_count(posterior.inputs)
+    size = sum(value.size for value in q.draw(1, np.random.default_rng(0)).values())
+    takes = f"it takes {CORRECTED_DRAWS} draws"
+    if kept_draws(q) is not None:
+        return None, f"{takes}, and there are no more than were kept"
     if CORRECTED_DRAWS * rows > CORRECTED_VALUES or 8 * CORRECTED_DRAWS * size > MEMORY:
-        return _Corrected(
-            reason=f"it takes {CORRECTED_DRAWS} draws, too many for {rows} rows and {size} coordinates"
-        )
+        return None, f"{takes}, too many for {rows} rows and {size} coordinates"
     if held_coordinates(posterior):
-        return _Corrected(reason="some weights are held at a value: p/q belongs to the others alone")
-    u = approximation.draw(
-        CORRECTED_DRAWS, np.random.default_rng(site_seed("corrected_leave_one_out", posterior.info.seed))
-    )
-    kind = approximation.kinds[0]
-    if kind == "linearised" and not _linear(posterior, u):
-        return _Corrected(
-            reason="the predictive is linearised, the predictor is not linear in the weights, and p/q belongs to the "
+        return None, "some weights are held at a value: p/q belongs to the others alone"
+    seed = site_seed("corrected_leave_one_out", posterior.info.seed)
+    u = q.draw(CORRECTED_DRAWS, np.random.default_rng(seed))
+    if q.kinds[0] == "linearised" and not _linear(posterior, u):
+        return None, (
+            "the predictive is linearised, the predictor is not linear in the weights, and p/q belongs to the "
             "network itself"
         )
-    log_p = posterior.log_joint(u).astype(np.float64)
-    log_q = np.asarray(approximation.log_prob(u), dtype=np.float64)
-    log_likelihood = _log_likelihood(posterior, u, rows)
-    if not (np.isfinite(log_p - log_q).all() and np.isfinite(log_likelihood).all()):
-        return _Corrected(reason="p/q or the log likelihood is not finite for some draw")
-    elpd, k = _leave_out(log_likelihood, log_p - log_q)
-    return _published(elpd, k, smoothed(log_p - log_q)[1])
+    return u, ""
 
 
-def _published(elpd: np.ndarray, k: np.ndarray, overall: float) -> _Corrected:
+def _published(elpd: np.ndarray, k: np.ndarray, overall: float) -> dict[str, Any]:
     """The value from rows elpd (N,), unless k-hat of p/q or the Pareto k of some row (N,) forbids it."""
-    if not overall <= K_LIMIT:
-        return _Corrected(reason=f"k-hat of p/q is {overall:.2f}, above {K_LIMIT}", k=k)
     above = ~(k <= K_LIMIT)
-    if above.any():
-        return _Corrected(
-            reason=f"with the weights p/q Pareto k is above {K_LIMIT} in {above.mean():.1%} of the rows, "
-            f"{k.max():.2f} at most",
-            k=k,
-        )
-    return _Corrected(float(elpd.sum()), float(math.sqrt(len(elpd)) * elpd.std(ddof=1)), k=k)
+    reason = ""
+    if not overall <= K_LIMIT:
+        reason = f"k-hat of p/q is {overall:.2f}, above {K_LIMIT}"
+    elif above.any():
+        share = f"in {above.mean():.1%} of the rows, {k.max():.2f} at most"
+        reason = f"with the weights p/q Pareto k is above {K_LIMIT} {share}"
+    if reason:
+        return {"corrected_reason": reason, "corrected_k": k}
+    se = float(math.sqrt(len(elpd)) * elpd.std(ddof=1))
+    return {"corrected_elpd": float(elpd.sum()), "corrected_se": se, "corrected_k": k}
 
 
 def _log_likelihood(posterior: Any, u: dict[str, np.ndarray], rows: int) -> np.ndarray:
@@ -395,17 +371,7 @@ def _leave_out(log_likelihood: np.ndarray, log_ratios: np.ndarray) -> tuple[np.n
 
 
 def held_coordinates(posterior: Any) -> int:
-    """Number of coordinates of latent sites that are the same in every draw, although they have a prior.
-
-    Parameters
-    ----------
-    posterior : Posterior
-        The posterior.
-
-    Returns
-    -------
-    int
-    """
+    """Number of coordinates of latent sites that are the same in every draw, although they have a prior."""
     draws = posterior.approximation.draw(3, np.random.default_rng(0))
     sites = posterior._with(lambda problem: problem.program.sites)
     return sum(
@@ -420,12 +386,9 @@ def _linear(posterior: Any, u: dict[str, np.ndarray]) -> bool:
     few = {name: value[:LINEAR_DRAWS] for name, value in u.items()}
 
     def both(problem: Any) -> list[np.ndarray]:
-        return [
-            np.asarray(
-                posterior.approximation.predictor_draws(problem, few, posterior.inputs, kind, 0, MEMORY)
-            ).astype(np.float64)
-            for kind in ("linearised", "sampled")
-        ]
+        q, x = posterior.approximation, posterior.inputs
+        drawn = (q.predictor_draws(problem, few, x, kind, 0, MEMORY) for kind in ("linearised", "sampled"))
+        return [np.asarray(each).astype(np.float64) for each in drawn]
 
     linearised, sampled = posterior._with(both)
     rounding = float(np.sqrt(np.finfo(np.dtype(posterior.info.dtype)).eps))

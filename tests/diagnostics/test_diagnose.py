@@ -16,13 +16,7 @@ import ppl_bnn as bnn
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.diagnostics import importance
 from ppl_bnn.diagnostics.diagnose import VERDICTS, diagnose
-from ppl_bnn.diagnostics.function_space import (
-    RESTART_LIMIT,
-    agreement,
-    convergence,
-    probe_rows,
-    running_score,
-)
+from ppl_bnn.diagnostics.function_space import RESTART_LIMIT, agreement, convergence, probe_rows
 from ppl_bnn.diagnostics.importance import leave_one_out, pareto_k, pareto_k_of
 from ppl_bnn.inference.curvature.gaussians import Full
 from ppl_bnn.inference.laplace.approximation import LaplaceGaussian
@@ -436,28 +430,6 @@ def test_weights_are_judged_by_layer_on_request() -> None:
     assert judged.layers["noise"].rhat < 1.02
     assert judged.converged
     assert convergence(posterior).layers == {}
-
-
-def test_running_score_is_that_of_the_first_draws() -> None:
-    posterior = exact_chains(chains=3, draws=7)
-    x, y = data()
-    w = posterior.approximation.u["output.weight"][..., 0]
-    density = scipy.stats.norm.pdf(y, np.einsum("nf,csf->csn", x, w), NOISE)
-    for memory in (2**28, 24 * 3 * 7 * 4):
-        running = running_score(posterior, x, y, memory=memory)
-        for n in range(7):
-            first = density[:, : n + 1]
-            assert running.each[:, n] == pytest.approx(np.log(first.mean(1)).mean(-1), abs=1e-12)
-            assert running.together[n] == pytest.approx(np.log(first.mean((0, 1))).mean(), abs=1e-12)
-    assert running.together[-1] == pytest.approx(posterior.predict(x).log_prob(y).mean(), abs=1e-12)
-    shares = np.array([0.7, 0.3, 0.0])
-    posterior.approximation = posterior.approximation.weighted(shares)
-    running = running_score(posterior, x, y)
-    wanted = np.log(np.einsum("c,csn->n", shares / 4, density[:, :4])).mean()
-    assert running.together[3] == pytest.approx(wanted, abs=1e-12)
-    assert running.together[-1] == pytest.approx(posterior.predict(x).log_prob(y).mean(), abs=1e-12)
-    with pytest.raises(InputError, match="rows"):
-        running_score(posterior, x, y[:-1])
 
 
 # --- importance -----------------------------------------------------------------------------------
