@@ -25,7 +25,10 @@ from ppl_bnn.backends.systems import system, written_in
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import cores, map_data, row_count
 from ppl_bnn.core.errors import BNNError, InputError, ModelError, UnsupportedError
+from ppl_bnn.core.settings import between
+from ppl_bnn.evaluation.comparison.run import check_method
 from ppl_bnn.evaluation.grid.engines import machine_memory
+from ppl_bnn.evaluation.grid.grid import labelled
 from ppl_bnn.inference import registry
 from ppl_bnn.inference.cost import Effort, Size
 from ppl_bnn.inference.method import Method, labels
@@ -106,27 +109,23 @@ class Advice:
         str
         """
         facts = self.facts
-        measured = ", ".join(
-            f"{1000.0 * facts[f'gradient_seconds_{name}']:.3g} ms in {name}"
+        measured = [
+            f"{1000.0 * facts[key]:.3g} ms in {name}"
             for name in SYSTEMS
-            if f"gradient_seconds_{name}" in facts
-        )
+            if (key := f"gradient_seconds_{name}") in facts
+        ]
         size = f"{facts['rows']:.0f} rows"
         if measured:
-            size = f"{facts['parameters']:.0f} parameters, {size}; a gradient takes {measured}"
+            size = f"{facts['parameters']:.0f} parameters, {size}; a gradient takes {', '.join(measured)}"
         lines = [f"{size}. Within {_duration(self.seconds)} on {facts['cores']:.0f} cores:", ""]
         longest = max(len("method"), *(len(str(name)) for name in self.table.index))
         lines.append(f"{'method':<{longest}}  {'in time':<8}  {'about':<8}  at most")
         for name, row in _rows(self.table):
-            about, most = "", ""
-            if not math.isnan(row["seconds"]):
-                about, most = _duration(row["seconds"]), _duration(row["seconds_high"])
-            beginning = f"{name:<{longest}}  {row['feasible']:<8}  {about:<8}  {most:<8}  "
-            told = row["reason"] or row["limitations"]
-            indent = " " * len(beginning)
-            lines.append(
-                textwrap.fill(beginning + told, max(width, len(indent) + 40), subsequent_indent=indent)
-            )
+            times = row["seconds"], row["seconds_high"]
+            about, most = ("", "") if math.isnan(times[0]) else map(_duration, times)
+            begin = f"{name:<{longest}}  {row['feasible']:<8}  {about:<8}  {most:<8}  "
+            text, indent = begin + (row["reason"] or row["limitations"]), " " * len(begin)
+            lines.append(textwrap.fill(text, max(width, len(indent) + 40), subsequent_indent=indent))
         return "\n".join(lines)
 
 
@@ -179,7 +178,7 @@ def advise(
     above all for samplers: the seconds are an order of magnitude. Numbers of iterations that are fixed by a setting are
     certain, and so are refusals.
     """
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.0 < seconds < math.inf:
+    if between()(seconds):
         raise InputError.of("seconds", "a positive number", repr(seconds), "seconds=300")
     checked = checks.check_inputs(x)
     targets = checks.check_targets(y, row_count(checked))
@@ -191,14 +190,11 @@ def advise(
         error = method if isinstance(method, BNNError) else method.refusal(model, x, y, **options)
         if error is not None:
             refused[label] = error
-    told = {str(error): error for error in refused.values()}
-    if (
-        len(refused) == len(asked)
-        and len(told) == 1
-        and isinstance(error := next(iter(told.values())), InputError | ModelError)
-    ):
+    errors = {str(error): error for error in refused.values()}
+    first = next(iter(errors.values()), None)
+    if len(refused) == len(asked) and len(errors) == 1 and isinstance(first, InputError | ModelError):
         # The model or the data are refused, not the methods.
-        raise error
+        raise first
     fitting = {label: method for label, method in asked.items() if label not in refused}
     served = [name for name in SYSTEMS if any(_ppl(method, spoken) == name for method in fitting.values())]
     probes = {
@@ -223,13 +219,13 @@ def advise(
         }
         if probe.together is not None:
             facts[f"gradient_seconds_{name}_together"] = probe.together
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for label, method in asked.items():
         if label in refused:
-            rows[label] = _refused(method, refused[label])
+            rows[label] = {"feasible": "refused", "reason": str(refused[label])}
         else:
-            probe = probes[_ppl(method, spoken)]
-            rows[label] = _told(method, efforts[label], probe, float(seconds), memory)
+            rows[label] = _row(method, efforts[label], probes[_ppl(method, spoken)], float(seconds), memory)
+        rows[label]["limitations"] = getattr(method, "limitations", "")
     return Advice(_table(rows), facts, float(seconds))
 
 
@@ -238,26 +234,17 @@ def advise(
 
 def _methods(given: Any, spoken: str) -> dict[str, Any]:
     """Label -> method, or the error of one that does not exist for this model's system."""
-    if given is None:
-        given = list(registry.ROWS)
-    if isinstance(given, str) or not isinstance(given, Mapping | Sequence) or not given:
-        raise InputError.of(
-            "methods", "a dict of labels, or a list of methods or names", repr(given), "methods=['nuts']"
-        )
-    if isinstance(given, Mapping):
-        entries = list(given.items())
-    else:
-        entries = [(each if isinstance(each, str) else None, each) for each in given]
-    found: dict[str, Any] = {}
-    for called, each in entries:
+
+    def checked(where: str, each: Any) -> Any:
         value = _named(each, spoken) if isinstance(each, str) else each
-        if isinstance(value, type) or not isinstance(value, Method | BNNError):
-            raise InputError.of("methods", "methods, or their names", repr(value), "bnn.NUTS()")
-        label = value.name.lower() if called is None and isinstance(value, Method) else str(called)
-        if label in found:
-            raise InputError.of("methods", "labels that differ", f"{label!r} twice", "a dict")
-        found[label] = value
-    return found
+        if not isinstance(value, BNNError):
+            check_method(where, value)
+        return value
+
+    named = {str(label): each for label, each in given.items()} if isinstance(given, Mapping) else given
+    return labelled(
+        "methods", list(registry.ROWS) if named is None else named, checked, lambda each: each.name.lower()
+    )
 
 
 def _named(name: str, spoken: str) -> Any:
@@ -343,21 +330,17 @@ def _probe(
 # --- report -----------------------------------------------------------------------------------------------
 
 
-def _told(
+def _row(
     method: Method, effort: Effort | None, probe: _Probe, budget: float, memory: int | None
 ) -> dict[str, Any]:
     if effort is None:
-        return {
-            "feasible": "unlikely",
-            "reason": "It does not say what it takes.",
-            "limitations": method.limitations,
-        }
+        return {"feasible": "unlikely", "reason": "It does not say what it takes."}
     # A method with its own budget keeps it.
     own = getattr(method, "budget", None) or math.inf
     low, usual, high = (min(each, own) for each in _seconds(effort, probe))
     held = 8.0 * effort.numbers
     allowed = math.inf if memory is None else SHARE_OF_MEMORY * memory
-    reason = ""
+    feasible, reason = "yes" if high <= budget else "likely", ""
     if held > allowed:
         feasible = "no"
         reason = f"It holds {held / 1e9:.3g} GB, and this machine can spare {allowed / 1e9:.3g}."
@@ -365,20 +348,8 @@ def _told(
         feasible, reason = "no", f"It takes {_duration(low)} at the very least."
     elif usual > budget:
         feasible, reason = "unlikely", f"It usually takes {_duration(usual)}."
-    else:
-        feasible = "yes" if high <= budget else "likely"
-    return {
-        "feasible": feasible,
-        "seconds_low": low,
-        "seconds": usual,
-        "seconds_high": high,
-        "gradients_low": effort.fewest,
-        "gradients": effort.usual,
-        "gradients_high": effort.most,
-        "memory": held / 1e6,
-        "reason": reason,
-        "limitations": method.limitations,
-    }
+    numbers = low, usual, high, effort.fewest, effort.usual, effort.most, held / 1e6
+    return {"feasible": feasible, "reason": reason, **dict(zip(_NUMBERS, numbers, strict=True))}
 
 
 def _seconds(effort: Effort, probe: _Probe) -> tuple[float, float, float]:
@@ -399,14 +370,9 @@ def _seconds(effort: Effort, probe: _Probe) -> tuple[float, float, float]:
     )
 
 
-def _refused(method: Any, error: BNNError) -> dict[str, Any]:
-    limitations = method.limitations if isinstance(method, Method) else ""
-    return {"feasible": "refused", "reason": str(error), "limitations": limitations}
-
-
 _NUMBERS = (
-    *("seconds_low", "seconds", "seconds_high", "gradients_low", "gradients", "gradients_high"),
-    "memory",
+    *("seconds_low", "seconds", "seconds_high"),
+    *("gradients_low", "gradients", "gradients_high", "memory"),
 )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ppl_bnn.core.errors import BNNError
-from ppl_bnn.evaluation.comparison import folder, run
+from ppl_bnn.evaluation.comparison import folder
 from ppl_bnn.evaluation.comparison.comparison import Comparison
 from ppl_bnn.evaluation.comparison.folder import ComparisonNotWrittenError
 from ppl_bnn.evaluation.comparison.run import compare
@@ -62,8 +62,7 @@ def test_what_is_finished_is_kept_where_the_disk_is_full(
     rng = np.random.default_rng(0)
     x = rng.normal(size=(20, 1))
     y = x[:, 0] + 0.1 * rng.normal(size=20)
-    module = run if at == "write_figure" else folder
-    writes = getattr(module, at)
+    writes = getattr(folder, at)
 
     def full(path: Any, *rest: Any) -> None:
         if at == "write_figure" or "second" in str(path):
@@ -71,7 +70,7 @@ def test_what_is_finished_is_kept_where_the_disk_is_full(
         writes(path, *rest)
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, at, full)
+        patched.setattr(folder, at, full)
         with pytest.raises(ComparisonNotWrittenError, match="No space left on device") as raised:
             compare(
                 line,

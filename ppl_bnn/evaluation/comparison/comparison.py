@@ -21,23 +21,7 @@ from ppl_bnn.core import stored
 from ppl_bnn.core.errors import BNNError, DamagedError, InputError
 from ppl_bnn.core.files import left_by_a_kill, staged, staged_within
 from ppl_bnn.core.warning_filters import ignored
-from ppl_bnn.evaluation.comparison.folder import (
-    FIGURE,
-    KIND,
-    MANIFEST,
-    PREDICTION,
-    READER,
-    TEST_ROWS,
-    read_folder,
-    read_manifest,
-    writable,
-    write_figure,
-    write_method_tree,
-    write_prediction,
-    write_table,
-    write_test_rows,
-    write_words,
-)
+from ppl_bnn.evaluation.comparison import folder as files
 from ppl_bnn.evaluation.comparison.record import FitSummary, reason
 from ppl_bnn.posterior.posterior import Posterior
 from ppl_bnn.prediction import scores
@@ -135,19 +119,19 @@ class Comparison:
         UserWarning
             The folder was written by an older version, which wrote no checksums.
         """
-        words = read_manifest(folder)
+        words = files.read_manifest(folder)
         if words is None:
             left = left_by_a_kill(Path(folder))
             advice = f"{left}, which a save that was killed has left" if left else "the `out` of `compare`"
-            got = f"{folder}, without {MANIFEST}"
+            got = f"{folder}, without {files.MANIFEST}"
             raise InputError.of("folder", "the folder of a comparison", got, advice)
         try:
-            return cls(**read_folder(Path(folder), words))
+            return cls(**files.read_folder(Path(folder), words))
         except DamagedError:
             raise
         # A part may raise any error if its values are inconsistent.
         except Exception as error:
-            raise READER.damaged(Path(folder), reason(error)) from error
+            raise files.READER.damaged(Path(folder), reason(error)) from error
 
     def __repr__(self) -> str:
         return f"Comparison({', '.join(self.table.index)}; reference={self.reference!r})"
@@ -216,14 +200,14 @@ class Comparison:
         try:
             with _staged(folder, self) as stage:
                 written = stored.Folder(stage)
-                write_test_rows(written, self.test_inputs, self.test_targets)
+                files.write_test_rows(written, self.test_inputs, self.test_targets)
                 for name, tree in self.trees.items():
-                    write_method_tree(written, name, tree)
+                    files.write_method_tree(written, name, tree)
                 for name in self.predictions:
-                    write_prediction(written, self, name)
-                write_table(stage, self.table)
-                write_figure(stage, self)
-                write_words(written, self)
+                    files.write_prediction(written, self, name)
+                files.write_table(stage, self.table)
+                files.write_figure(stage, self)
+                files.write_words(written, self)
         except OSError as error:
             got = f"{folder} ({reason(error)})"
             raise InputError.of("folder", "a folder that can be written", got, "another folder") from error
@@ -235,11 +219,11 @@ def _staged(folder: Path, comparison: Comparison) -> AbstractContextManager[Path
     if not os.path.lexists(folder):
         return staged(folder)
     # A link is followed; the folder that it points to stays where it is.
-    place = writable(folder).resolve()
+    place = files.writable(folder).resolve()
     entries = list(place.iterdir())
     own = _own_files(entries, comparison)
     alone = own == {entry.name for entry in entries}
-    return staged(place) if alone and _can_be_renamed(place) else staged_within(place, own, MANIFEST)
+    return staged(place) if alone and _can_be_renamed(place) else staged_within(place, own, files.MANIFEST)
 
 
 def _own_files(entries: Sequence[Path], comparison: Comparison) -> set[str]:
@@ -248,14 +232,14 @@ def _own_files(entries: Sequence[Path], comparison: Comparison) -> set[str]:
     Raises InputError if the new files would replace files that no comparison has written.
     """
     found = {entry.name for entry in entries}
-    methods = {name.removesuffix(PREDICTION) for name in found if name.endswith(PREDICTION)}
-    theirs = bool(methods) or TEST_ROWS in found
+    methods = {name.removesuffix(files.PREDICTION) for name in found if name.endswith(files.PREDICTION)}
+    theirs = bool(methods) or files.TEST_ROWS in found
     for entry in entries:
-        if entry.name == MANIFEST and stored.claims(entry, KIND):
+        if entry.name == files.MANIFEST and stored.claims(entry, files.KIND):
             theirs = True
             # A damaged comparison is replaced, too, as the error raised on loading it advises.
             with contextlib.suppress(BNNError), ignored(".* has no checksum"):
-                words = read_manifest(entry.parent) or {}
+                words = files.read_manifest(entry.parent) or {}
                 methods |= {*words.get("trees", ()), *words.get("predictions", ())}
     methods |= {*comparison.trees, *comparison.predictions}
     own = found & file_names(methods)
@@ -269,8 +253,8 @@ def _own_files(entries: Sequence[Path], comparison: Comparison) -> set[str]:
 
 def file_names(methods: Iterable[str]) -> set[str]:
     """Names of the files of a comparison of these methods."""
-    of_methods = {f"{name}{ending}" for name in methods for ending in (".nc", PREDICTION)}
-    return {"comparison.csv", FIGURE, MANIFEST, TEST_ROWS, *of_methods}
+    of_methods = {f"{name}{ending}" for name in methods for ending in (".nc", files.PREDICTION)}
+    return {"comparison.csv", files.FIGURE, files.MANIFEST, files.TEST_ROWS, *of_methods}
 
 
 def _can_be_renamed(folder: Path) -> bool:

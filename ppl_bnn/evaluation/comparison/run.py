@@ -28,17 +28,8 @@ from ppl_bnn.core.errors import (
 from ppl_bnn.core.names import LONGEST_FILE, clean, clean_all
 from ppl_bnn.core.progress import Progress, resolve
 from ppl_bnn.core.settings import whole
+from ppl_bnn.evaluation.comparison import folder as files
 from ppl_bnn.evaluation.comparison.comparison import Comparison, file_names
-from ppl_bnn.evaluation.comparison.folder import (
-    ComparisonNotWrittenError,
-    writable,
-    write_figure,
-    write_method_tree,
-    write_prediction,
-    write_table,
-    write_test_rows,
-    write_words,
-)
 from ppl_bnn.evaluation.comparison.record import Record, fitted, reason
 from ppl_bnn.evaluation.comparison.table import table_of
 from ppl_bnn.inference.method import Method
@@ -133,12 +124,16 @@ def compare(
         raise InputError.of("model", "a function (x, y=None)", got, "the model itself, not its name")
     x, y = _checked_rows("train", train)
     x_test, y_test = _checked_rows("test", test, like=(x, y))
-    table = feature_names is not None and not isinstance(x, Mapping) and x.ndim == 2
-    if table and len(feature_names) != x.shape[1]:
+    if (
+        feature_names is not None
+        and not isinstance(x, Mapping)
+        and x.ndim == 2
+        and len(feature_names) != x.shape[1]
+    ):
         expected = f"{x.shape[1]} names, one per column of x"
         raise InputError.of("feature_names", expected, f"{len(feature_names)}", "the same columns")
     model = bind_classes(model, y, class_names)
-    folder = None if out is None else writable(out)
+    folder = None if out is None else files.writable(out)
     data = {
         "task": _check_model(model, x, y, y_test, methods, device, observed),
         "train_rows": len(y),
@@ -175,7 +170,7 @@ def compare(
     result = run.comparison()
     if folder is not None:
         try:
-            write_figure(folder, result)
+            files.write_figure(folder, result)
         except OSError as error:
             raise run.not_written(error) from error
     return result
@@ -208,17 +203,21 @@ def bind_classes(model: Model, y: np.ndarray, class_names: Sequence[str] | None 
     return functools.partial(model, classes=count)
 
 
+def check_method(where: str, given: Any) -> None:
+    """Refuse anything but an instance of a method."""
+    if isinstance(given, type) and issubclass(given, Method):
+        advice = f"{given.__name__}()"
+        raise InputError.of(where, "an instance of a method", f"the class {given.__name__}", advice)
+    if not isinstance(given, Method):
+        raise InputError.of(where, "a method", repr(given), "bnn.NUTS()")
+
+
 def _checked_methods(methods: Mapping[str, Method]) -> dict[str, Method]:
     if not isinstance(methods, Mapping) or not methods:
         expected = "a dict of at least one name and method"
         raise InputError.of("methods", expected, repr(methods), "methods={'nuts': bnn.NUTS()}")
     for name, method in methods.items():
-        where = f"methods[{name!r}]"
-        if isinstance(method, type) and issubclass(method, Method):
-            got = f"the class {method.__name__}"
-            raise InputError.of(where, "an instance of a method", got, f"{method.__name__}()")
-        if not isinstance(method, Method):
-            raise InputError.of(where, "a method", repr(method), "bnn.NUTS()")
+        check_method(f"methods[{name!r}]", method)
         # A name is used as a file name, and as the first cell of a row in a table that spreadsheets open.
         plain = isinstance(name, str) and clean(name) == name and name and name[0] not in ".=+-@"
         if not plain or len(name.encode()) > LONGEST_FILE or any(mark in name for mark in '/\\:*?"<>|'):
@@ -329,17 +328,17 @@ class _Run:
         found = self.comparison(ranked=len(self.records) == len(self.names))
         if self.written is None:
             self.written = stored.Folder(self.folder)
-            write_test_rows(self.written, self.x_test, self.y_test)
+            files.write_test_rows(self.written, self.x_test, self.y_test)
         if record.tree is not None:
-            write_method_tree(self.written, record.name, record.tree)
+            files.write_method_tree(self.written, record.name, record.tree)
         if record.prediction is not None:
-            write_prediction(self.written, found, record.name)
+            files.write_prediction(self.written, found, record.name)
         self._write(found)
 
     def _write(self, found: Comparison) -> None:
         if self.folder is not None and self.written is not None:
-            write_table(self.folder, found.table)
-            write_words(self.written, found)
+            files.write_table(self.folder, found.table)
+            files.write_words(self.written, found)
 
     def interrupted(self, during: str) -> ComparisonInterrupted:
         partial = self.comparison()
@@ -357,11 +356,11 @@ class _Run:
             f"interrupted during {during!r}; finished: {done}; kept {place}", partial
         )
 
-    def not_written(self, error: OSError) -> ComparisonNotWrittenError:
+    def not_written(self, error: OSError) -> files.ComparisonNotWrittenError:
         partial = self.comparison()
         advice = (
             "making room, or another folder: the `partial` of this exception has all that had finished "
             f"({', '.join(partial.posteriors) or 'nothing'}), and partial.save(folder) writes it"
         )
         text = message(f"room to write to in {self.folder}", reason(error), advice)
-        return ComparisonNotWrittenError(f"out: {text}", partial)
+        return files.ComparisonNotWrittenError(f"out: {text}", partial)

@@ -14,7 +14,7 @@ certain and irrelevant. Below the margin methods are called level.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,36 +34,12 @@ def is_difference(difference: float, error: float, margin: float = MARGIN) -> bo
     """Whether a mean paired difference is claimed: it exceeds both two standard errors and the practical margin.
 
     An infinite difference is always claimed, and a finite one of unknown standard error (NaN) never.
-
-    Parameters
-    ----------
-    difference : float
-        The mean difference.
-    error : float
-        Its standard error.
-    margin : float
-        The practical margin.
-
-    Returns
-    -------
-    bool
     """
     return difference == math.inf or (difference > STANDARD_ERRORS * error and difference > margin)
 
 
 def sentences(comparison: Comparison) -> str:
-    """Conclusions of a comparison: the best prediction, distance to the reference and cost, status of the reference.
-
-    Parameters
-    ----------
-    comparison : Comparison
-        The comparison.
-
-    Returns
-    -------
-    str
-        Three sentences.
-    """
+    """Conclusions of a comparison: the best prediction, distance to the reference and cost, status of the reference."""
     return " ".join((_best(comparison), _distance(comparison), _standing(comparison)))
 
 
@@ -84,9 +60,7 @@ def _best(comparison: Comparison) -> str:
     if len(pointwise) == 1:
         return f"{on} {best} alone gave predictions ({score})."
     behind, level = [], []
-    for name in sorted(means, key=lambda name: -means[name]):
-        if name == best:
-            continue
+    for name in sorted((name for name in means if name != best), key=lambda name: -means[name]):
         difference, error = paired_difference(pointwise[best], pointwise[name])
         if math.isinf(difference):
             behind.append(f"{name}, which gave no probability to some outcome that occurred")
@@ -115,9 +89,8 @@ def between(difference: float, error: float) -> str:
 
 def _distance(comparison: Comparison) -> str:
     table, reference = comparison.table, comparison.reference
-    finished = list(comparison.predictions)
-    seconds = {name: seconds_of(comparison, name) for name in finished}
-    if reference is None or reference not in comparison.predictions:
+    seconds = {name: seconds_of(comparison, name) for name in comparison.predictions}
+    if reference is None or reference not in seconds:
         why = (
             "no reference was named"
             if reference is None
@@ -129,30 +102,24 @@ def _distance(comparison: Comparison) -> str:
         return f"How far any method is from the exact posterior is not known, as {why}" + (
             f"; the fits took: {price}." if price else "."
         )
-    parts = []
-    for name in finished:
-        if name == reference:
-            continue
-        gap = float(table.loc[name, "gap_mean"])  # type: ignore[arg-type]
-        ratio = float(table.loc[name, "gap_sd_ratio"])  # type: ignore[arg-type]
-        price = f"{duration(seconds[name])} ({relative(seconds[name], seconds[reference])})"
+    own, parts = seconds[reference], []
+    floors: Any = table["gap_mean_floor"]
+    for name in [each for each in seconds if each != reference]:
+        row: Any = table.loc[name]
+        gap, ratio = float(row["gap_mean"]), float(row["gap_sd_ratio"])
+        price = f"{duration(seconds[name])} ({relative(seconds[name], own)})"
         if math.isnan(gap):
             parts.append(f"{name} could not be measured and took {price}")
             continue
-        floor = float(table.loc[name, "gap_mean_floor"])  # type: ignore[arg-type]
-        place = f"{gap:.2f} sd off in the mean"
-        if gap <= floor:
-            place += " (within sampling noise)"
+        place = f"{gap:.2f} sd off in the mean" + (" (within sampling noise)" if gap <= floors[name] else "")
         spread = "without any spread" if ratio == 0.0 else f"with {ratio:.2f} times its spread"
         parts.append(f"{name} is {place} and {spread}, in {price}")
     if not parts:
-        return f"Only the reference {reference} finished, in {duration(seconds[reference])}."
-    floor = float(table.loc[reference, "gap_mean_floor"])  # type: ignore[arg-type]
+        return f"Only the reference {reference} finished, in {duration(own)}."
+    floor = float(floors[reference])
     noise = "" if math.isnan(floor) else f" (sampling noise alone: {floor:.2f} sd)"
-    return (
-        f"Against {reference} ({duration(seconds[reference])}), in standard deviations of its mean function"
-        f"{noise}: {'; '.join(parts)}."
-    )
+    against = f"Against {reference} ({duration(own)}), in standard deviations of its mean function{noise}"
+    return f"{against}: {'; '.join(parts)}."
 
 
 def seconds_of(comparison: Comparison, name: str) -> float:
@@ -182,54 +149,40 @@ def relative(seconds: float, reference: float) -> str:
 
 
 def _standing(comparison: Comparison) -> str:
-    table, reference = comparison.table, comparison.reference
-    failed = (
-        f"; {listed(list(comparison.failures))} failed (the table says why)" if comparison.failures else ""
-    )
+    table: Any = comparison.table
+    reference = comparison.reference
+    failures = listed(list(comparison.failures))
+    failed = f"; {failures} failed (the table says why)." if failures else "."
     if reference is None or reference not in comparison.predictions:
         chains = [name for name in comparison.predictions if table.loc[name, "kind"] == "chains"]
         bad = [name for name in chains if table.loc[name, "converged"] != "yes"]
         if bad:
-            return f"The chains of {listed(bad)} cannot be said to have converged{failed}."
+            return f"The chains of {listed(bad)} cannot be said to have converged{failed}"
         if chains:
-            return f"The chains of {listed(chains)} converged{failed}."
-        return f"No chains were run whose convergence could be judged{failed}."
+            return f"The chains of {listed(chains)} converged{failed}"
+        return f"No chains were run whose convergence could be judged{failed}"
     row = table.loc[reference]
-    converged, r_hat, size = row["converged"], float(row["r_hat"]), float(row["ess_min"])
+    r_hat, size = float(row["r_hat"]), float(row["ess_min"])
     figures = [] if math.isnan(r_hat) else [f"R-hat up to {r_hat:.3f}"]
     figures += [] if math.isnan(size) else [f"effective sample size at least {size:.0f}"]
     measured = f" ({' and '.join(figures)} in function space)" if figures else ""
+    converged, gaps = row["converged"], "so the gaps are not gaps to the truth"
     if row["kind"] != "chains":
-        return (
-            f"The reference {reference} is itself an approximation, so the gaps are not gaps to the truth"
-            f"{failed}."
-        )
-    if converged == "yes" and row["target"]:
-        return (
-            f"The reference {reference} converged{measured}, but not to the posterior ({row['target']}), so the gaps "
-            f"are not gaps to the truth{failed}."
-        )
-    if converged == "yes":
-        return f"The reference {reference} converged{measured}{failed}."
-    if converged == "per mode":
-        return (
-            f"The reference {reference} has converged per mode only{measured}, so the gaps are not gaps to the truth: "
-            f"its chains sit in modes of their own{failed}."
-        )
-    if converged == "no":
-        return (
-            f"The reference {reference} has NOT converged{measured}, so the gaps are not gaps to the truth: "
-            f"run it longer before relying on them{failed}."
-        )
-    doubt = (
-        "may have converged, but its sampler complained"
-        if converged == "in doubt"
-        else "could not be judged as to convergence"
-    )
-    return (
-        f"The reference {reference} {doubt}{measured}, so the gaps may not be gaps to the truth "
-        f"(the notes say more){failed}."
-    )
+        found = f"is itself an approximation, {gaps}"
+    elif converged == "yes" and row["target"]:
+        found = f"converged{measured}, but not to the posterior ({row['target']}), {gaps}"
+    elif converged == "yes":
+        found = f"converged{measured}"
+    elif converged == "per mode":
+        found = f"has converged per mode only{measured}, {gaps}: its chains sit in modes of their own"
+    elif converged == "no":
+        found = f"has NOT converged{measured}, {gaps}: run it longer before relying on them"
+    else:
+        doubt = "could not be judged as to convergence"
+        if converged == "in doubt":
+            doubt = "may have converged, but its sampler complained"
+        found = f"{doubt}{measured}, so the gaps may not be gaps to the truth (the notes say more)"
+    return f"The reference {reference} {found}{failed}"
 
 
 def listed(names: list[str]) -> str:

@@ -44,7 +44,6 @@ from ppl_bnn.evaluation.grid.engines import gpus
 from ppl_bnn.inference.fingerprint import identity, source
 from ppl_bnn.inference.method import Method, versions
 from ppl_bnn.prediction import reliability, scores
-from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.zoo import Sketch
 
 FORMAT = 1
@@ -127,17 +126,6 @@ def of_model(model: Callable[..., Any], sketch: Sketch | None) -> dict[str, Any]
     Comments and layout do not count. For a model in a notebook, or in a script (`__main__`) that also defines the grid,
     the parts of its module that it uses count instead of the file. Other modules that it imports count only as far as
     they affect the sites.
-
-    Parameters
-    ----------
-    model : callable
-        The model.
-    sketch : Sketch, optional
-        Its sketch, if it has one.
-
-    Returns
-    -------
-    dict
     """
     function, arguments = model, {}
     while isinstance(function, functools.partial):
@@ -155,19 +143,7 @@ def of_model(model: Callable[..., Any], sketch: Sketch | None) -> dict[str, Any]
 
 
 def of_method(method: Method, ppl: str) -> dict[str, Any]:
-    """Part of the key that identifies a method, and the versions that its results depend on in its system.
-
-    Parameters
-    ----------
-    method : Method
-        The method.
-    ppl : str
-        The system that runs it.
-
-    Returns
-    -------
-    dict
-    """
+    """Part of the key that identifies a method, and the versions that its results depend on in the system `ppl`."""
     known = versions()
     return {
         "class": f"{type(method).__module__}.{type(method).__qualname__}",
@@ -189,14 +165,7 @@ def of_split(split: Split) -> str:
 def of_device(device: str) -> str:
     """The kind of a device; which of several GPUs computes a number does not change the number.
 
-    Parameters
-    ----------
-    device : str
-        "auto", "cpu" or "cuda[:i]". "auto" is resolved on the machine where the cells are planned.
-
-    Returns
-    -------
-    str
+    "auto" is resolved on the machine where the cells are planned.
     """
     kind = resolve_device(device)[0]
     return ("cuda" if gpus() else "cpu") if kind == "auto" else kind
@@ -207,23 +176,7 @@ def of_device(device: str) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """Everything that the cells of one model, data set and method have in common, as sent to other processes.
-
-    Parameters
-    ----------
-    model : callable
-        The model.
-    method : Method
-        The method.
-    standardise : bool
-        Whether to fit on standardised inputs and targets.
-    device : str
-        Device of the fit.
-    feature_names : tuple of str
-        Names of the columns of x.
-    class_names : tuple of str, optional
-        Names of the classes.
-    """
+    """Everything that the cells of one model, data set and method have in common, as sent to other processes."""
 
     model: Callable[..., Any]
     method: Method
@@ -231,6 +184,11 @@ class Work:
     device: str
     feature_names: tuple[str, ...]
     class_names: tuple[str, ...] | None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of the fit."""
+        return {name: value for name, value in vars(self).items() if name not in ("model", "method")}
 
     def written(self) -> bytes:
         """Pickled bytes for `computed`; raises any error of pickling if a part cannot be pickled."""
@@ -246,42 +204,31 @@ def computed(
 ) -> bytes:
     """The content of the file of a cell.
 
-    Parameters
-    ----------
-    work : bytes
-        The result of `Work.written`.
-    parts : str
-        The parts of the key, as JSON.
-    x, y : np.ndarray
-        The whole table, original units.
-    train, test : np.ndarray
-        Row numbers of the split.
-    seed : int
-        Seed of the fit.
-
-    Returns
-    -------
-    bytes
+    `work` is the result of `Work.written`, `parts` the parts of the key as JSON, `x` and `y` the whole table in
+    original units, `train` and `test` the row numbers of the split.
     """
     begun, clock = time.time(), time.perf_counter()
     # Another process was writing the entry that this one read, so this one compiled it itself.
     with recorded() as caught, ignored("Error (reading|writing) persistent compilation cache"):
         try:
-            record = _fitted(_read(work), x, y, train, test, seed)
+            task = _read(work)
+            fit = functools.partial(
+                task.method.fit, task.model, x[train], y[train], seed=seed, **task.options
+            )
+            record = fitted("", fit, x[test], y[test], seed, task.device)
             arrays = _kept(record, y[test])
         except Exception as error:
             record, arrays = Record("", failure=reason(error)), {}
-    said = dict.fromkeys(
-        " ".join(str(each.message).split()) for each in caught if issubclass(each.category, UserWarning)
-    )
+    texts = [" ".join(str(each.message).split()) for each in caught if issubclass(each.category, UserWarning)]
+    prediction = record.prediction
     words = {
         "figures": record.figures,
         "notes": record.notes,
         "failure": record.failure,
-        "warnings": list(said),
+        "warnings": list(dict.fromkeys(texts)),
         "ppl": record.ppl,
         "rows": [len(train), len(test)],
-        "task": None if record.prediction is None else _task(record.prediction),
+        "task": None if prediction is None else "classification" if prediction.is_classes else "regression",
         "costs": {
             "seconds": time.perf_counter() - clock,
             "begun": begun,
@@ -292,51 +239,10 @@ def computed(
     return packed(words, parts, arrays)
 
 
-def lost(reason: str, parts: str) -> bytes:
-    """The content of the file of a cell whose process ended."""
-    return packed({"failure": reason}, parts, {})
-
-
 def packed(words: Mapping[str, Any], parts: str, arrays: Mapping[str, np.ndarray]) -> bytes:
-    """The content of a file: words and the parts of the key in the header, and arrays.
-
-    Parameters
-    ----------
-    words : mapping
-        Plain values for the header.
-    parts : str
-        The parts of the key, as JSON.
-    arrays : mapping of str to np.ndarray
-        The arrays.
-
-    Returns
-    -------
-    bytes
-    """
-    said = json.dumps(encoded({"format": FORMAT, **words}), allow_nan=False)
-    return stored.sealed(arrays, {"cell": said, "parts": parts})
-
-
-def _fitted(
-    work: Work, x: np.ndarray, y: np.ndarray, train: np.ndarray, test: np.ndarray, seed: int
-) -> Record:
-    return fitted(
-        "",
-        lambda: work.method.fit(
-            work.model,
-            x[train],
-            y[train],
-            seed=seed,
-            device=work.device,
-            standardise=work.standardise,
-            feature_names=work.feature_names,
-            class_names=work.class_names,
-        ),
-        x[test],
-        y[test],
-        seed,
-        work.device,
-    )
+    """The content of a file: plain values and the parts of the key (JSON) in the header, and arrays."""
+    header = json.dumps(encoded({"format": FORMAT, **words}), allow_nan=False)
+    return stored.sealed(arrays, {"cell": header, "parts": parts})
 
 
 def _kept(record: Record, y: np.ndarray) -> dict[str, np.ndarray]:
@@ -365,42 +271,22 @@ def _kept(record: Record, y: np.ndarray) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _task(prediction: Prediction) -> str:
-    return "classification" if prediction.is_classes else "regression"
-
-
 # --- distance to another cell ---------------------------------------------------------------------------------
 
 
 def gap(arrays: Mapping[str, np.ndarray], of: Mapping[str, np.ndarray], classes: bool) -> tuple[float, float]:
-    """Distance between the mean functions of two cells at the same rows.
+    """Mean gap and ratio of standard deviations between the mean functions of two cells at the same rows.
 
-    The figures are those of `scores.fidelity`, from "mean" and "variance" of the two mean functions.
-
-    Parameters
-    ----------
-    arrays, of : mapping of str to np.ndarray
-        Arrays of a cell, and those of the reference.
-    classes : bool
-        Whether the outcome is a label; (N, C) are then the C classes of a row.
-
-    Returns
-    -------
-    mean_gap, sd_ratio : float
-
-    Raises
-    ------
-    InputError
-        Missing arrays, other shapes, or a reference without spread.
+    `arrays` and `of` are the arrays of a cell and of the reference. The figures are those of `scores.fidelity`; if
+    `classes`, (N, C) are the C classes of a row. Raises InputError for missing arrays, other shapes, or a reference
+    without spread.
     """
     if "mean" not in arrays or "mean" not in of:
-        raise InputError.of(
-            "", "two mean functions with their variances", "one at most", "a prediction of draws"
-        )
+        expected = "two mean functions with their variances"
+        raise InputError.of("", expected, "one at most", "a prediction of draws")
     if arrays["mean"].shape != of["mean"].shape:
-        raise InputError.of(
-            "", f"a mean function of shape {of['mean'].shape}", f"{arrays['mean'].shape}", "the same rows"
-        )
+        expected = f"a mean function of shape {of['mean'].shape}"
+        raise InputError.of("", expected, f"{arrays['mean'].shape}", "the same rows")
     found = scores.mean_function_gap(arrays["mean"], arrays["variance"], of["mean"], of["variance"], classes)
     return found["mean_gap"], found["sd_ratio"]
 
@@ -439,51 +325,48 @@ class Store:
 
     def words(self, key: str) -> dict[str, Any] | None:
         """Everything but the arrays of a finished cell; None if there is no complete file of it."""
-        found = self._read(key)
-        return None if found is None else found[0]
+        return self._read(key)[0]
 
     def parts(self, key: str) -> dict[str, Any] | None:
         """The parts of the key of a finished cell."""
-        found = self._read(key)
-        return None if found is None else found[1]
+        return self._read(key)[1]
 
     def arrays(self, key: str) -> dict[str, np.ndarray]:
         """The arrays of a finished cell (see `ARRAYS`), those that it has."""
-        found = self._read(key)
-        return {} if found is None else found[2]
+        return self._read(key)[2]
 
-    def tell_damaged(self, what_then: str) -> None:
+    def warn_of_damaged(self, what_then: str) -> None:
         """Warn of the damaged cells, in one line. what_then: the consequence, as part of the message."""
         if self.damaged:
             key, why = next(iter(self.damaged.items()))
             more = f" and {len(self.damaged) - 1} more" if len(self.damaged) > 1 else ""
             warnings.warn(f"damaged cells {what_then}: {key}{more} ({why})", UserWarning, stacklevel=3)
 
-    def tell_unsealed(self) -> None:
+    def warn_of_unsealed(self) -> None:
         """Warn, in one line, of cells without a checksum."""
         if self.unsealed:
             text = f"{len(self.unsealed)} cells in {self.folder} were written by an older version and have no checksum"
             warnings.warn(f"{text}: damage to them would not be seen", UserWarning, stacklevel=3)
 
-    def _read(self, key: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, np.ndarray]] | None:
-        """The words, the parts of the key, and the arrays."""
+    def _read(self, key: str) -> tuple[dict[str, Any] | None, dict[str, Any] | None, dict[str, np.ndarray]]:
+        """The words, the parts of the key, and the arrays; none where there is no whole file."""
         file = self.path(key)
         if not os.path.lexists(file):
-            return None
+            return None, None, {}
         try:
             found = _READER.sealed(file, ("cell", "parts"))
             if found is None:
                 self.unsealed.add(key)
                 found = _READER.arrays(file, ("cell", "parts"))
-            arrays, said = found
-            words = _READER.json(file, said["cell"], _SCHEMA)
+            arrays, header = found
+            words = _READER.json(file, header["cell"], _SCHEMA)
             if words["format"] > FORMAT:
                 raise _READER.damaged(file, f"it is of format {words['format']}")
-            parts = _READER.json(file, said["parts"], {str: object})
+            parts = _READER.json(file, header["parts"], {str: object})
             if _KEY.fullmatch(key) and key_of(parts) != key:
                 raise _READER.damaged(file, "it is another cell, under this name")
         except DamagedError as error:
             self.damaged[key] = str(error)
-            return None
+            return None, None, {}
         self.damaged.pop(key, None)
         return words, parts, arrays

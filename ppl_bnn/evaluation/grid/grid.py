@@ -24,6 +24,7 @@ import os
 import re
 import time
 import warnings
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -39,11 +40,12 @@ from ppl_bnn.backends.systems import written_in
 from ppl_bnn.core import stored
 from ppl_bnn.core.errors import ClusterError, DamagedError, InputError, unknown_name
 from ppl_bnn.core.progress import Progress, Task, resolve
+from ppl_bnn.core.settings import whole
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.datasets import splits, tables
 from ppl_bnn.datasets.tables import Table
 from ppl_bnn.evaluation.comparison.folder import writable
-from ppl_bnn.evaluation.comparison.run import bind_classes
+from ppl_bnn.evaluation.comparison.run import bind_classes, check_method
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.evaluation.grid import engines
 from ppl_bnn.evaluation.grid.cell import Cell, Store, Work
@@ -113,9 +115,9 @@ class Grid:
 
     def __post_init__(self) -> None:
         settled = {
-            "models": _axis("models", self.models, _model, _name_of_model),
-            "data": _axis("data", self.data, _data, lambda table: table.name),
-            "methods": _axis("methods", self.methods, _method, lambda method: method.name.lower()),
+            "models": labelled("models", self.models, _model, _name_of_model),
+            "data": labelled("data", self.data, _data, lambda table: table.name),
+            "methods": labelled("methods", self.methods, _method, lambda method: method.name.lower()),
             "seeds": _seeds(self.seeds),
         }
         known = settled["data"]
@@ -123,10 +125,9 @@ class Grid:
             for label in self.splits:
                 if label not in known:
                     raise unknown_name("data set in splits", label, known)
-            for label in known:
-                if label not in self.splits:
-                    got = f"none for {label!r}"
-                    raise InputError.of("splits", "splits for each data set", got, "'random:5@0.9'")
+            for label in [each for each in known if each not in self.splits]:
+                got = f"none for {label!r}"
+                raise InputError.of("splits", "splits for each data set", got, "'random:5@0.9'")
             settled["splits"] = {label: splits.check(self.splits[label]) for label in known}
         else:
             settled["splits"] = splits.check(self.splits)
@@ -243,61 +244,55 @@ class Grid:
             store = Store(folder / CELLS)
             store.folder.mkdir(exist_ok=True)
             waiting = plan.waiting(store, resume, retry_failed)
-            store.tell_damaged("are computed again")
+            store.warn_of_damaged("are computed again")
             if not resume:
                 # Existing cells would count as finished if this run were stopped.
-                for index in waiting:
-                    store.path(plan.cells[index].cell.key).unlink(missing_ok=True)
+                for planned in waiting:
+                    store.path(planned.cell.key).unlink(missing_ok=True)
             meter = _Meter(plan, waiting, store, resolve(progress))
-            outcomes = engines.outcomes(
-                place,
-                cells.computed,
-                [tasks[index] for index in waiting],
-                jobs=jobs,
-                device=self.device,
-                memory=memory,
-            )
+            arguments = [tasks[planned] for planned in waiting]
+            limits: dict[str, Any] = {"jobs": jobs, "device": self.device, "memory": memory}
             try:
                 # Closed at once however this ends, so that no process continues with cells that are not needed.
-                with closing(outcomes) as results:
+                with closing(engines.outcomes(place, cells.computed, arguments, **limits)) as results:
                     for number, content in results:
-                        index = waiting[number]
+                        planned = waiting[number]
                         if isinstance(content, engines.Lost):
-                            content = cells.lost(content.reason, plan.cells[index].parts)
-                        store.write(plan.cells[index].cell.key, content)
-                        meter.finished(index)
+                            content = cells.packed({"failure": content.reason}, planned.parts, {})
+                        store.write(planned.cell.key, content)
+                        meter.finished(planned.cell)
                 meter.close()
-                result = GridResult.load(folder)
-                result.save()
-            except KeyboardInterrupt as error:
-                partial = GridResult.load(folder)
-                partial.save()
-                text = f"interrupted; {len(partial.cells)} of {partial.asked} cells are finished and kept in {folder}"
-                raise GridInterrupted(text, partial) from error
-            except ClusterError as error:
-                partial = GridResult.load(folder)
-                partial.save()
+                return _saved(folder)
+            except (KeyboardInterrupt, ClusterError) as error:
+                partial = _saved(folder)
                 kept = f"{len(partial.cells)} of {partial.asked} cells are finished and kept in {folder}"
-                raise ClusterError(f"{error}; {kept}") from error
+                if isinstance(error, ClusterError):
+                    raise ClusterError(f"{error}; {kept}") from error
+                raise GridInterrupted(f"interrupted; {kept}", partial) from error
             finally:
                 meter.close()
-        return result
+
+
+def _saved(folder: Path) -> GridResult:
+    """The result of the cells in a folder, which gets its tables."""
+    result = GridResult.load(folder)
+    result.save()
+    return result
 
 
 # --- the axes ---------------------------------------------------------------------------------------------
 
 
-def _axis(
+def labelled(
     name: str, given: Any, checked: Callable[[str, Any], Any], label: Callable[[Any], str]
 ) -> dict[str, Any]:
+    """Label -> checked value of a dict, or of a list whose items give their own labels. name: of the argument."""
     if isinstance(given, str) or not isinstance(given, Mapping | Sequence) or not given:
-        raise InputError.of(
-            name, "a dict of labels, or a list, with one entry or more", repr(given), f"{name}=[...]"
-        )
+        expected = "a dict of labels, or a list, with one entry or more"
+        raise InputError.of(name, expected, repr(given), f"{name}=[...]")
+    entries = [(each if isinstance(each, str) else None, each) for each in given]
     if isinstance(given, Mapping):
         entries = list(given.items())
-    else:
-        entries = [(each if isinstance(each, str) else None, each) for each in given]
     found: dict[str, Any] = {}
     for called, each in entries:
         value = checked(f"{name}[{called!r}]" if called is not None else name, each)
@@ -323,9 +318,8 @@ def _name_of_model(model: Any) -> str:
         model = model.func
     name = getattr(model, "__name__", type(model).__name__)
     # A file of the zoo gives its function this name.
-    return (
-        str(model.__module__).rpartition(".")[2].removeprefix("_ppl_bnn_file_") if name == "model" else name
-    )
+    file = str(model.__module__).rpartition(".")[2].removeprefix("_ppl_bnn_file_")
+    return file if name == "model" else name
 
 
 def _data(where: str, given: Any) -> Any:
@@ -334,9 +328,8 @@ def _data(where: str, given: Any) -> Any:
             raise unknown_name("data set", given, tables.datasets())
         return given
     if not isinstance(given, Table):
-        raise InputError.of(
-            where, "a table, or a name", type(given).__name__, "ppl_bnn.data.read_csv(path, target)"
-        )
+        advice = "ppl_bnn.data.read_csv(path, target)"
+        raise InputError.of(where, "a table, or a name", type(given).__name__, advice)
     return given
 
 
@@ -345,89 +338,77 @@ def _method(where: str, given: Any) -> Method:
         from ppl_bnn.zoo.support import declared
 
         return registry.row(given).build(declared().served(given)[0])
-    if isinstance(given, type) or not isinstance(given, Method):
-        raise InputError.of(where, "a method, or a name", repr(given), "bnn.NUTS()")
+    check_method(where, given)
     if getattr(given, "checkpoint", None) is not None:
-        raise InputError.of(
-            where, "a method without a checkpoint, as each cell is another fit", "one with", "checkpoint=None"
-        )
+        expected = "a method without a checkpoint, as each cell is another fit"
+        raise InputError.of(where, expected, "one with", "checkpoint=None")
     return given
 
 
 def _seeds(given: Any) -> tuple[int, ...]:
     found: Any = list(range(min(given, MOST_SEEDS + 1))) if type(given) is int else given
     good = isinstance(found, Sequence) and not isinstance(found, str) and 0 < len(found) <= MOST_SEEDS
-    for seed in found if good else ():
-        whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
-        good = good and whole and 0 <= int(seed) < 2**31
-    if not good or len(set(found)) < len(found):
-        raise InputError.of(
-            "seeds", "a number of seeds, or whole numbers from 0 that differ", repr(given), "seeds=3"
-        )
-    return tuple(int(seed) for seed in found)
+    valid = whole(0, 2**31 - 1)
+    if not good or any(valid(seed) for seed in found) or len(set(found)) < len(found):
+        expected = "a number of seeds, or whole numbers from 0 that differ"
+        raise InputError.of("seeds", expected, repr(given), "seeds=3")
+    return tuple(map(int, found))
 
 
 # --- the plan ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Planned:
-    """A cell, the parts of its key (JSON), and its table and split."""
+    """A cell, the parts of its key (JSON), its split, its table, and what the cells of its method have in common."""
 
     cell: Cell
     parts: str
     split: splits.Split
+    table: Table
+    work: Work
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """The planned cells. works: (model, data, method) -> what its cells have in common."""
-
     cells: list[_Planned]
-    works: dict[tuple[str, str, str], Work]
     tables: dict[str, Table]
     left_out: tuple[str, ...]
 
-    def waiting(self, store: Store, resume: bool, retry_failed: bool) -> list[int]:
-        """The cells to compute, by position; of identical cells (the same fit under two labels) only the first."""
-        first: dict[str, int] = {}
-        for index, planned in enumerate(self.cells):
-            first.setdefault(planned.cell.key, index)
-        return [
-            index
-            for index in first.values()
-            if not resume or _unfinished(store, self.cells[index].cell, retry_failed)
-        ]
+    def waiting(self, store: Store, resume: bool, retry_failed: bool) -> list[_Planned]:
+        """The cells to compute; of identical cells (the same fit under two labels) only the first."""
+        first: dict[str, _Planned] = {}
+        for planned in self.cells:
+            first.setdefault(planned.cell.key, planned)
 
-    def tasks(self, device: str) -> list[tuple[Any, ...]]:
+        def finished(key: str) -> bool:
+            words = store.words(key)
+            return words is not None and not (retry_failed and words["failure"])
+
+        return [planned for key, planned in first.items() if not resume or not finished(key)]
+
+    def tasks(self, device: str) -> dict[_Planned, tuple[Any, ...]]:
         """The arguments of `cells.computed` for each cell. device: its name where the cells are computed.
 
         Raises InputError for a model or a method that cannot be sent to another process.
         """
-        written = {}
-        for labels, work in self.works.items():
+        written: dict[int, bytes] = {}
+        for planned in self.cells:
+            if id(planned.work) in written:
+                continue
             try:
-                written[labels] = replace(work, device=device).written()
+                written[id(planned.work)] = replace(planned.work, device=device).written()
             except Exception as error:
-                what = f"{type(error).__name__}: {error}"
-                raise InputError.of(
-                    f"{labels[0]} by {labels[2]}",
-                    "what can be sent to another process",
-                    what,
-                    "a model at the top of a module",
-                ) from error
-        return [
-            (
-                written[planned.cell.model, planned.cell.data, planned.cell.method],
-                planned.parts,
-                self.tables[planned.cell.data].x,
-                self.tables[planned.cell.data].y,
-                planned.split.train,
-                planned.split.test,
-                planned.cell.seed,
+                where = f"{planned.cell.model} by {planned.cell.method}"
+                got, advice = f"{type(error).__name__}: {error}", "a model at the top of a module"
+                raise InputError.of(where, "what can be sent to another process", got, advice) from error
+        return {
+            each: (
+                *(written[id(each.work)], each.parts, each.table.x, each.table.y),
+                *(each.split.train, each.split.test, each.cell.seed),
             )
-            for planned in self.cells
-        ]
+            for each in self.cells
+        }
 
     def manifest(self, grid: Grid) -> dict[str, Any]:
         """The data that identify the folder of this grid, and the files of its cells."""
@@ -455,38 +436,40 @@ def _planned(grid: Grid) -> _Plan:
     found = {label: tables.load(each) if isinstance(each, str) else each for label, each in grid.data.items()}
     parted = {label: splits.splits_of(table, grid._splits_of(label)) for label, table in found.items()}
     hashes = {label: cells.of_data(table) for label, table in found.items()}
-    pairs: dict[tuple[str, str], tuple[dict[str, Any], str | None]] = {}
-    works: dict[tuple[str, str, str], Work] = {}
+    # (data, model) -> part of the key of the model, and for each method its part of the key and its work.
+    pairs: dict[tuple[str, str], tuple[dict[str, Any], dict[str, tuple[dict[str, Any], Work]]]] = {}
     left_out: list[str] = []
     for data, table in found.items():
+        names, of_classes = tuple(table.feature_names), table.task == "classification"
         for name, model in grid.models.items():
-            of_classes = table.task == "classification"
             bound = bind_classes(model, table.y, table.class_names) if of_classes else model
             sketch = _sketch(bound, table)
             if sketch is not None and sketch.task != table.task:
                 left_out.append(f"{name} is a model for {sketch.task}, and {data} for {table.task}.")
                 continue
-            pairs[data, name] = cells.of_model(bound, sketch), _own_system(bound, table, sketch)
-            for label, method in grid.methods.items():
-                names = tuple(table.feature_names)
-                works[name, data, label] = Work(
-                    bound, method, grid.standardise, grid.device, names, table.class_names
+            own = _own_system(bound, table, sketch)
+            works = {
+                label: (
+                    cells.of_method(method, own or method.ppl),
+                    Work(bound, method, grid.standardise, grid.device, names, table.class_names),
                 )
+                for label, method in grid.methods.items()
+            }
+            pairs[data, name] = cells.of_model(bound, sketch), works
     if not pairs:
-        raise InputError.of(
-            "models, data", "a model for the task of a data set", " ".join(left_out), "others"
-        )
+        got = " ".join(left_out)
+        raise InputError.of("models, data", "a model for the task of a data set", got, "others")
     planned = []
     for position in range(max(map(len, parted.values()))):
         for seed in grid.seeds:
-            for (data, name), (of_model, own) in pairs.items():
+            for (data, name), (of_model, works) in pairs.items():
                 if position >= len(parted[data]):
                     continue
                 split = parted[data][position]
-                for label, method in grid.methods.items():
+                for label, (of_method, work) in works.items():
                     parts = {
                         "model": of_model,
-                        "method": cells.of_method(method, own or method.ppl),
+                        "method": of_method,
                         "data": hashes[data],
                         "split": cells.of_split(split),
                         "seed": seed,
@@ -494,8 +477,8 @@ def _planned(grid: Grid) -> _Plan:
                         "device": cells.of_device(grid.device),
                     }
                     cell = Cell(name, data, split.name, label, seed, cells.key_of(parts))
-                    planned.append(_Planned(cell, json.dumps(parts), split))
-    return _Plan(planned, works, found, tuple(left_out))
+                    planned.append(_Planned(cell, json.dumps(parts), split, found[data], work))
+    return _Plan(planned, found, tuple(left_out))
 
 
 def _sketch(model: Any, table: Table) -> zoo.Sketch | None:
@@ -535,27 +518,18 @@ def _refuse_occupied(grid: Grid, out: str | os.PathLike[str]) -> None:
         if not stored.claims(folder / MANIFEST, KIND):
             raise
         # Its labels are not known, and cells are identified by their keys.
-        warnings.warn(f"the manifest of the grid is damaged and is written anew: {error}", stacklevel=3)
+        warnings.warn(f"the manifest of the grid is damaged and is written again: {error}", stacklevel=3)
         return
     if before is None:
         if folder.is_dir() and not all(_BEGUN.fullmatch(entry.name) for entry in folder.iterdir()):
-            got = f"{folder}, with other files"
-            raise InputError.of(
-                "out", "a new or an empty folder, or that of this grid", got, "another folder"
-            )
+            expected = "a new or an empty folder, or that of this grid"
+            raise InputError.of("out", expected, f"{folder}, with other files", "another folder")
         return
     axes = before["axes"]
     for name in ("models", "data", "methods", "seeds"):
         if not set(axes[name]) & set(getattr(grid, name)):
-            there = f"whose {name} are {', '.join(map(str, axes[name]))}"
-            raise InputError.of(
-                "out", "the folder of this grid", f"{out}, that of one {there}", "another folder"
-            )
-
-
-def _unfinished(store: Store, cell: Cell, retry_failed: bool) -> bool:
-    words = store.words(cell.key)
-    return words is None or (retry_failed and bool(words["failure"]))
+            got = f"{out}, that of one whose {name} are {', '.join(map(str, axes[name]))}"
+            raise InputError.of("out", "the folder of this grid", got, "another folder")
 
 
 @contextmanager
@@ -570,9 +544,8 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise InputError.of(
-                "out", "a folder where nothing runs", f"{folder}, with a run at work", "waiting for it"
-            ) from error
+            got = f"{folder}, with a run at work"
+            raise InputError.of("out", "a folder where nothing runs", got, "waiting for it") from error
         yield
 
 
@@ -586,54 +559,49 @@ class _Meter:
     none; the number of cells at once is taken to be its average so far.
     """
 
-    def __init__(self, plan: _Plan, waiting: Sequence[int], store: Store, progress: Progress):
-        self._plan, self._store = plan, store
-        # Each cell, under all its labels.
-        self._alike: dict[str, list[int]] = {}
-        for index, planned in enumerate(plan.cells):
-            self._alike.setdefault(planned.cell.key, []).append(index)
-        self._left = {alike for index in waiting for alike in self._alike[plan.cells[index].cell.key]}
-        self._seconds: dict[tuple[str, str, str], list[float]] = {}
+    def __init__(self, plan: _Plan, waiting: Sequence[_Planned], store: Store, progress: Progress):
+        self._store, self._total = store, len(plan.cells)
+        # A key counts once for each of its labels.
+        self._labels = Counter(planned.cell.key for planned in plan.cells)
+        self._left = {planned.cell.key: planned.cell for planned in waiting}
+        self._seconds: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
         self._failed = 0
-        for index, planned in enumerate(plan.cells):
-            if index not in self._left:
+        for planned in plan.cells:
+            if planned.cell.key not in self._left:
                 self._take(planned.cell)
         self._begun, self._busy = time.monotonic(), 0.0
-        self._task: Task | None = progress.task("Grid", len(plan.cells))
-        self._tell()
+        self._task: Task | None = progress.task("Grid", self._total)
+        self._update()
 
     def _take(self, cell: Cell) -> float:
         words = self._store.words(cell.key) or {}
         self._failed += bool(words.get("failure"))
         seconds = float(words.get("costs", {}).get("seconds", 0.0))
-        self._seconds.setdefault((cell.model, cell.data, cell.method), []).append(seconds)
+        self._seconds[cell.model, cell.data, cell.method].append(seconds)
         return seconds
 
-    def finished(self, index: int) -> None:
-        cell = self._plan.cells[index].cell
-        self._left.difference_update(self._alike[cell.key])
+    def finished(self, cell: Cell) -> None:
+        self._left.pop(cell.key, None)
         self._busy += self._take(cell)
-        self._tell()
+        self._update()
 
     def seconds_left(self) -> float:
         """Estimated seconds left; NaN before the first cell is finished."""
-        passed = time.monotonic() - self._begun
         if not self._left:
             return 0.0
         if not self._busy:
             return math.nan
-        means = {labels: float(np.mean(seconds)) for labels, seconds in self._seconds.items()}
         usual = float(np.mean([second for seconds in self._seconds.values() for second in seconds]))
-        left = {cell.key: cell for index in self._left for cell in [self._plan.cells[index].cell]}.values()
-        work = sum(means.get((cell.model, cell.data, cell.method), usual) for cell in left)
-        return work * passed / self._busy
+        alike = (self._seconds.get((each.model, each.data, each.method)) for each in self._left.values())
+        work = sum(float(np.mean(seconds)) if seconds else usual for seconds in alike)
+        return work * (time.monotonic() - self._begun) / self._busy
 
-    def _tell(self) -> None:
+    def _update(self) -> None:
         figures = {"failed": float(self._failed)}
         if not math.isnan(left := self.seconds_left()):
             figures["minutes_left"] = left / 60.0
         if self._task is not None:
-            self._task.update(len(self._plan.cells) - len(self._left), **figures)
+            self._task.update(self._total - sum(self._labels[key] for key in self._left), **figures)
 
     def close(self) -> None:
         task, self._task = self._task, None

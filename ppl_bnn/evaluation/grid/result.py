@@ -6,6 +6,7 @@ taken split by split, so that effects of a split common to all methods (unusual 
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import re
@@ -24,7 +25,7 @@ from ppl_bnn.core.names import for_spreadsheet
 from ppl_bnn.core.plain_values import shown
 from ppl_bnn.evaluation.comparison.folder import writable
 from ppl_bnn.evaluation.comparison.record import reason, standing
-from ppl_bnn.evaluation.comparison.table import COLUMNS
+from ppl_bnn.evaluation.comparison.table import COLUMNS, WORDS, typed
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.prediction import scores
 
@@ -70,19 +71,7 @@ _LARGEST, _SMALLEST = ("k_hat", "r_hat", "pareto_k_loo", "pareto_k_corrected"), 
 COSTS = (
     "compile_seconds", "run_seconds", "predict_seconds", "peak_memory", "seconds", "begun", "process",
 )  # fmt: skip
-_WORDS = (
-    *LABELS[:-1],
-    "key",
-    "reference",
-    "kind",
-    "ppl",
-    "target",
-    "converged",
-    "process",
-    "device",
-    "failure",
-)
-_GAPS = ("gap_mean", "gap_sd_ratio", "gap_mean_floor", "gap_sd_floor")
+_WORDS = (*LABELS[:-1], "key", *WORDS, "process", "device")
 # They rank methods of one comparison; a grid has its own ranking.
 _NOT_HERE = ("loo_rank", "loo_weight")
 
@@ -171,35 +160,36 @@ class GridResult:
         """
         manifest = read_manifest(folder)
         if manifest is None:
-            raise InputError.of(
-                "folder", "the folder of a grid", f"{folder}, without {MANIFEST}", "the folder given to `run`"
-            )
+            got = f"{folder}, without {MANIFEST}"
+            raise InputError.of("folder", "the folder of a grid", got, "the folder given to `run`")
         axes = manifest["axes"]
         if reference is not None and reference not in axes["methods"]:
             raise unknown_name("reference", reference, axes["methods"])
         reference = reference or manifest["reference"]
         store = cells.Store(Path(folder) / CELLS)
-        asked = [cells.Cell(*entry) for entry in manifest["cells"]]
-        found = {cell.key: words for cell in asked if (words := store.words(cell.key)) is not None}
-        store.tell_damaged("are left out; running the grid again computes them")
-        store.tell_unsealed()
-        rows = {cell.labels: _row(cell, found[cell.key]) for cell in asked if cell.key in found}
-        notes = {key: dict(words.get("notes", {})) for key, words in found.items()}
-        for key, words in found.items():
-            if words.get("warnings"):
-                notes[key]["warnings"] = " ".join(words["warnings"])
+        planned = [cells.Cell(*entry) for entry in manifest["cells"]]
+        found = {cell.key: words for cell in planned if (words := store.words(cell.key)) is not None}
+        store.warn_of_damaged("are left out; running the grid again computes them")
+        store.warn_of_unsealed()
+        finished = [cell for cell in planned if cell.key in found]
+        rows = {cell.labels: _row(cell, found[cell.key]) for cell in finished}
+        notes = {
+            key: words.get("notes", {})
+            | ({"warnings": " ".join(words["warnings"])} if words.get("warnings") else {})
+            for key, words in found.items()
+        }
         if reference is not None:
-            _measure_gaps([cell for cell in asked if cell.key in found], reference, found, store, rows, notes)
+            _measure_gaps(finished, reference, found, store, rows, notes)
         return cls(
             _frame(list(rows.values())),
-            {key: said for key, said in notes.items() if said},
+            {key: columns for key, columns in notes.items() if columns},
             axes,
             reference,
-            len(asked),
+            len(planned),
             tuple(manifest["left_out"]),
             Path(folder),
-            tuple(cell for cell in asked if cell.key not in found),
-            _settings([cell for cell in asked if cell.key in found], store, manifest),
+            tuple(cell for cell in planned if cell.key not in found),
+            _settings(finished, store, manifest),
         )
 
     def arrays(self, key: str) -> dict[str, np.ndarray]:
@@ -351,7 +341,7 @@ class GridResult:
         place = writable(folder if folder is not None else str(self.folder))
         write_whole(place / "cells.csv", lambda path: for_spreadsheet(self.cells).to_csv(path, index=False))
         write_whole(place / "table.csv", lambda path: for_spreadsheet(self.table()).to_csv(path))
-        if _has_pyarrow():
+        if importlib.util.find_spec("pyarrow") is not None:
             write_whole(place / "cells.parquet", lambda path: self.cells.to_parquet(path, index=False))
         return place
 
@@ -359,21 +349,7 @@ class GridResult:
 def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
     """The manifest of a folder of a grid; None if there is none.
 
-    Parameters
-    ----------
-    folder : str or PathLike
-        The folder.
-
-    Returns
-    -------
-    dict or None
-
-    Raises
-    ------
-    DamagedError
-        The manifest is damaged or not that of a grid.
-    UnsupportedError
-        The manifest has a newer format.
+    Raises DamagedError, and UnsupportedError for a newer format.
     """
     file = Path(folder) / MANIFEST
     words = _READER.manifest(file, KIND, FORMAT, _SCHEMA, sealed_since=2)
@@ -402,15 +378,8 @@ def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
     measured = [name for name in (*COLUMNS, *cells.COLUMNS) if name not in (*_NOT_HERE, "failure")]
     columns = [*LABELS, "train_rows", "test_rows", *measured, "failure", "key"]
-    frame = pd.DataFrame(rows, columns=columns)
-    for column in columns:
-        if column in _WORDS:
-            frame[column] = frame[column].astype(object).where(frame[column].notna(), "")
-        elif column == "seed":
-            frame[column] = frame[column].astype(np.int64)
-        else:
-            frame[column] = frame[column].astype(float)
-    return frame
+    frame = typed(pd.DataFrame(rows, columns=columns), _WORDS)
+    return frame.astype({"seed": np.int64})
 
 
 def _measure_gaps(
@@ -521,7 +490,7 @@ def _compared(
     by_split: Any, name: str, score: str, best: str, reference: str | None, ratio: float | None
 ) -> dict[str, float]:
     values = by_split[name].dropna().to_numpy()
-    mean = _paired(values, np.zeros(len(values)), ratio)
+    mean = scores.paired_difference(values, np.zeros(len(values)), test_to_train=ratio)
     row = {score: mean[0], f"{score}_se": mean[1]}
     for word, other in (("best", best), ("reference", reference)):
         if other is None or other not in by_split.columns:
@@ -529,13 +498,10 @@ def _compared(
         both = by_split[[name]].assign(other=by_split[other]).dropna()
         if name == other or both.empty:
             continue
-        difference = _paired(both[name].to_numpy(), both["other"].to_numpy(), ratio)
+        pair = both[name].to_numpy(), both["other"].to_numpy()
+        difference = scores.paired_difference(*pair, test_to_train=ratio)
         row |= {f"{score}_to_{word}": difference[0], f"{score}_to_{word}_se": difference[1]}
     return row
-
-
-def _paired(first: np.ndarray, second: np.ndarray, ratio: float | None) -> tuple[float, float]:
-    return scores.paired_difference(first, second, test_to_train=ratio)
 
 
 def _table_columns() -> Iterator[str]:
@@ -545,9 +511,3 @@ def _table_columns() -> Iterator[str]:
         for word in ("best", "reference"):
             yield from (f"{score}_to_{word}", f"{score}_to_{word}_se")
     yield from (*_MEANS[:2], *_LARGEST, *_SMALLEST, *_MEANS[2:])
-
-
-def _has_pyarrow() -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec("pyarrow") is not None

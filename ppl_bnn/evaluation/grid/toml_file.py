@@ -57,35 +57,19 @@ if TYPE_CHECKING:
     from ppl_bnn.evaluation.grid.grid import Grid
 
 _KEYS = ("models", "data", "methods", "splits", "seeds", "reference", "standardise", "device")
-_OF_MODEL = ("model", "arguments")
-_OF_DATA = ("data", "options", "file", "target", "drop", "task", "splits")
-_OF_METHOD = ("method", "ppl", "settings", "member", "start")
+# Axis -> the keys of its entries; the first is the name, which an entry without one takes from its label.
+_OF = {
+    "models": ("model", "arguments"),
+    "data": ("data", "options", "file", "target", "drop", "task", "splits"),
+    "methods": ("method", "ppl", "settings", "member", "start"),
+}
 
 
 def read(path: str | os.PathLike[str], kind: type[Grid]) -> Grid:
     """The grid of a TOML file, an instance of the class `kind`.
 
-    Each error names the file and the key.
-
-    Parameters
-    ----------
-    path : str or PathLike
-        The file.
-    kind : type
-        `Grid` or a subclass.
-
-    Returns
-    -------
-    Grid
-
-    Raises
-    ------
-    InputError
-        No such file, invalid TOML, or a value that is missing or of the wrong type.
-    UnknownNameError
-        A key or a name that does not exist.
-    ModelError
-        A model's file that cannot be run.
+    Each error names the file and the key: InputError (no such file, invalid TOML, or a value that is missing or of the
+    wrong type), UnknownNameError (a key or a name that does not exist), ModelError (a model's file that cannot be run).
     """
     file = Path(path)
     return _Reader(file.name, file.parent, read_toml(file)).grid(kind)
@@ -99,97 +83,78 @@ class _Reader:
     _building: list[str] = field(default_factory=list)
 
     def grid(self, kind: type[Grid]) -> Grid:
-        self._known("", self.content, _KEYS)
-        for key in _KEYS[:3]:
+        self._check_keys("", self.content, _KEYS)
+        for key in _OF:
             if key not in self.content:
-                raise InputError.of(f"{self.name}, {key}", f"the {key} of the grid", "none", f"{key} = [...]")
-        models = {
-            label: self._model(f"models.{label}", entry) for label, entry in self._axis("models", _stem)
-        }
-        entries = dict(self._axis("data", str))
-        data = {label: self._data(f"data.{label}", entry) for label, entry in entries.items()}
-        given = dict(self._axis("methods", str))
-        methods = {label: self._method(label, given) for label in given}
+                raise self._error(key, f"the {key} of the grid", "none", f"{key} = [...]")
+        entries = {axis: self._axis(axis) for axis in _OF}
+        models = {label: self._model(label, entry) for label, entry in entries["models"].items()}
+        data = {label: self._data(label, entry) for label, entry in entries["data"].items()}
+        methods = {label: self._method(label, entries["methods"]) for label in entries["methods"]}
         rest = {key: self.content[key] for key in _KEYS[3:] if key in self.content}
-        own = {label: entry["splits"] for label, entry in entries.items() if "splits" in entry}
+        own = {label: entry["splits"] for label, entry in entries["data"].items() if "splits" in entry}
         if own:
-            default = rest.get("splits", kind.splits)
-            rest["splits"] = {label: own.get(label, default) for label in entries}
+            rest["splits"] = dict.fromkeys(data, rest.get("splits", kind.splits)) | own
         return self._at("", lambda: kind(models, data, methods, **rest))
 
-    def _axis(self, key: str, label: Callable[[str], str]) -> list[tuple[str, dict[str, Any]]]:
-        """(label, entry) of an axis; a name stands for an entry without further settings."""
-        word, given = {"models": "model", "data": "data", "methods": "method"}[key], self.content[key]
+    def _axis(self, key: str) -> dict[str, dict[str, Any]]:
+        """Label -> entry of an axis; a name stands for an entry without further settings."""
+        word, given = _OF[key][0], self.content[key]
         if isinstance(given, Mapping):
-            pairs = [
-                (name, {word: entry} if isinstance(entry, str) else entry) for name, entry in given.items()
-            ]
+            pairs = [(name, {word: each} if isinstance(each, str) else each) for name, each in given.items()]
         else:
             names = given if isinstance(given, list) else [None]
-            pairs = [(label(name) if isinstance(name, str) else "", {word: name}) for name in names]
+            pairs = [(_label(key, name) if isinstance(name, str) else "", {word: name}) for name in names]
+        found: dict[str, dict[str, Any]] = {}
         for name, entry in pairs:
             if not isinstance(entry, dict) or not isinstance(entry.get(word, ""), str) or not name:
-                raise InputError.of(
-                    f"{self.name}, {key}",
-                    f"a list of names, or tables [{key}.LABEL]",
-                    repr(entry),
-                    f"[{key}.{name or 'LABEL'}]",
-                )
-        labels = [name for name, _ in pairs]
-        for name in labels:
-            if labels.count(name) > 1:
-                raise InputError.of(
-                    f"{self.name}, {key}", "labels that differ", f"{name!r} twice", f"[{key}.LABEL]"
-                )
-        return pairs
+                expected = f"a list of names, or tables [{key}.LABEL]"
+                raise self._error(key, expected, repr(entry), f"[{key}.{name or 'LABEL'}]")
+            if name in found:
+                raise self._error(key, "labels that differ", f"{name!r} twice", f"[{key}.LABEL]")
+            found[name] = entry
+        return found
 
-    def _model(self, where: str, entry: Mapping[str, Any]) -> Any:
-        self._known(where, entry, _OF_MODEL)
-        name, arguments = entry.get("model", where.partition(".")[2]), self._table(where, entry, "arguments")
+    def _model(self, label: str, entry: Mapping[str, Any]) -> Any:
+        where = f"models.{label}"
+        self._check_keys(where, entry, _OF["models"])
+        name, arguments = entry.get("model", label), self._table(where, entry, "arguments")
         if name.endswith(".py"):
             return self._at(where, lambda: zoo.from_file(self._file(name), **arguments))
         return self._at(where, lambda: zoo.load(name, **arguments))
 
-    def _data(self, where: str, entry: Mapping[str, Any]) -> Any:
-        self._known(where, entry, _OF_DATA)
-        of_file = [key for key in ("target", "drop", "task") if key in entry]
+    def _data(self, label: str, entry: Mapping[str, Any]) -> Any:
+        where = f"data.{label}"
+        self._check_keys(where, entry, _OF["data"])
         if "file" in entry:
             if "data" in entry or "options" in entry:
-                raise self._wrong(where, "file or data", "both", "one of them")
-            if not isinstance(entry.get("target"), str):
-                raise self._wrong(
-                    where, "target, the column to predict", repr(entry.get("target")), "target = 'y'"
-                )
+                raise self._error(where, "file or data", "both", "one of them")
+            target = entry.get("target")
+            if not isinstance(target, str):
+                raise self._error(where, "target, the column to predict", repr(target), "target = 'y'")
+            drop, task = entry.get("drop", ()), entry.get("task")
             return self._at(
-                where,
-                lambda: tables.read_csv(
-                    self._file(entry["file"]),
-                    entry["target"],
-                    drop=entry.get("drop", ()),
-                    task=entry.get("task"),
-                ),
+                where, lambda: tables.read_csv(self._file(entry["file"]), target, drop=drop, task=task)
             )
-        if of_file:
-            raise self._wrong(where, f"a file for {', '.join(of_file)}", "none", "file = 'mine.csv'")
-        name, options = entry.get("data", where.partition(".")[2]), self._table(where, entry, "options")
+        if of_file := [key for key in ("target", "drop", "task") if key in entry]:
+            raise self._error(where, f"a file for {', '.join(of_file)}", "none", "file = 'mine.csv'")
+        name, options = entry.get("data", label), self._table(where, entry, "options")
         if name not in tables.datasets():
             raise self._at(where, lambda: unknown_name("data set", name, tables.datasets()))
         return self._at(where, lambda: tables.load(name, **options)) if options else name
 
     def _method(self, label: str, given: Mapping[str, Mapping[str, Any]]) -> Method:
         """The method of that label, or of that row if the file has no such label."""
-        entry = given.get(label, {})
-        where = f"methods.{label}"
-        self._known(where, entry, _OF_METHOD)
+        entry, where = given.get(label, {}), f"methods.{label}"
+        self._check_keys(where, entry, _OF["methods"])
         if label in self._building:
-            raise self._wrong(
-                where, "methods made of others", " of ".join([*self._building, label]), "fewer of them"
-            )
+            nested = " of ".join([*self._building, label])
+            raise self._error(where, "methods made of others", nested, "fewer of them")
         row = self._at(where, lambda: registry.row(str(entry.get("method", label))))
         ppl = entry.get("ppl", next(iter(declared().served(row.name))))
         for key in ("ppl", "member", "start"):
             if not isinstance(entry.get(key, ""), str):
-                raise self._wrong(where, f"{key}, a name", repr(entry[key]), f"{key} = 'map'")
+                raise self._error(where, f"{key}, a name", repr(entry[key]), f"{key} = 'map'")
         if ppl not in SYSTEMS:
             raise self._at(where, lambda: unknown_name("system", ppl, SYSTEMS))
         settings = dict(self._table(where, entry, "settings"))
@@ -198,8 +163,7 @@ class _Reader:
             if key in entry:
                 other = entry[key]
                 # A row is made for the system of the method that it is part of.
-                part = {**given, other: {"ppl": ppl}} if other not in given else given
-                settings[key] = self._method(other, part)
+                settings[key] = self._method(other, {other: {"ppl": ppl}, **given})
         self._building.pop()
         return self._at(where, lambda: row.build(ppl, **settings))
 
@@ -216,15 +180,15 @@ class _Reader:
     def _table(self, where: str, entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
         found = entry.get(key, {})
         if not isinstance(found, Mapping):
-            raise self._wrong(where, f"{key}, a table", repr(found), f"{key} = {{ name = value }}")
+            raise self._error(where, f"{key}, a table", repr(found), f"{key} = {{ name = value }}")
         return found
 
-    def _known(self, where: str, names: Iterable[str], known: tuple[str, ...]) -> None:
+    def _check_keys(self, where: str, names: Iterable[str], known: tuple[str, ...]) -> None:
         for name in names:
             if name not in known:
                 raise self._at(where, lambda name=name: unknown_name("key", name, known))
 
-    def _wrong(self, where: str, expected: str, got: str, advice: str) -> InputError:
+    def _error(self, where: str, expected: str, got: str, advice: str) -> InputError:
         return InputError.of(f"{self.name}, {where}", expected, got, advice)
 
     def _at(self, where: str, action: Callable[[], Any]) -> Any:
@@ -240,5 +204,5 @@ class _Reader:
         return type(found)(f"{place}: {found}") if isinstance(found, BNNError) else found
 
 
-def _stem(name: str) -> str:
-    return Path(name).stem if name.endswith(".py") else name
+def _label(axis: str, name: str) -> str:
+    return Path(name).stem if axis == "models" and name.endswith(".py") else name

@@ -130,7 +130,7 @@ class _Processes:
             return self.executors[slot]
         from joblib.externals.loky import ProcessPoolExecutor
 
-        environment = dict.fromkeys((*THREADS, "NPROC"), str(self.share.threads))
+        environment: dict[str, str] = dict.fromkeys((*THREADS, "NPROC"), str(self.share.threads))
         if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
             # Every fit binds its model again, which is a new program to JAX: without a cache each task would compile
             # everything.

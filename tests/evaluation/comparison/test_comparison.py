@@ -24,7 +24,7 @@ import ppl_bnn as bnn
 from ppl_bnn.core.errors import CurvatureError, DeviceError, InputError, ModelError, UnknownNameError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.diagnostics.importance import leave_one_out, pareto_k
-from ppl_bnn.evaluation.comparison import comparison as comparison_module
+from ppl_bnn.evaluation.comparison import folder as comparison_files
 from ppl_bnn.evaluation.comparison import record
 from ppl_bnn.evaluation.comparison.comparison import Comparison
 from ppl_bnn.evaluation.comparison.run import ComparisonInterrupted, bind_classes, compare
@@ -702,7 +702,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn(folder: Path, comparison: Comparison) -> None:
         (folder / "figure.png").write_bytes(b"drawn")
 
-    monkeypatch.setattr(comparison_module, "write_figure", drawn)
+    monkeypatch.setattr(comparison_files, "write_figure", drawn)
 
 
 STEPS = (
@@ -731,7 +731,7 @@ def test_a_save_that_fails_leaves_what_was_there(
     before = content(tmp_path)
     with monkeypatch.context() as patched:
         quick(patched)
-        where = {"rename": Path, "replace": os}.get(step, comparison_module)
+        where = {"rename": Path, "replace": os}.get(step, comparison_files)
         works, calls = getattr(where, step), []
 
         def fails(*arguments: Any) -> Any:

@@ -602,7 +602,7 @@ def test_the_versions_of_a_key_are_of_the_system_that_fits() -> None:
 
 def test_a_numbered_gpu_is_the_only_one_that_a_process_elsewhere_sees() -> None:
     for device in ("cuda", "cpu"):
-        (work, *_) = one()._plan.tasks(device)[0]
+        (work, *_) = next(iter(one()._plan.tasks(device).values()))
         assert processes.read(work).device == device
 
 
@@ -772,7 +772,7 @@ def test_splits_may_differ_between_tables() -> None:
         ({"data": ["diabets"]}, "did you mean 'diabetes'"),
         ({"data": {"x": (1, 2)}}, "data\\['x'\\]: expected a table"),
         ({"methods": ["nut"]}, "did you mean 'nuts'"),
-        ({"methods": {"n": bnn.NUTS}}, "methods\\['n'\\]: expected a method"),
+        ({"methods": {"n": bnn.NUTS}}, "methods\\['n'\\]: expected an instance of a method"),
         ({"methods": {"n": bnn.NUTS(checkpoint="somewhere")}}, "without a checkpoint"),
         ({"reference": "exat"}, "unknown reference 'exat': did you mean 'exact'"),
         ({"splits": "random:5"}, "splits: expected"),
@@ -859,7 +859,7 @@ def test_a_damaged_manifest_is_written_anew_and_whole_cells_stay(tmp_path: Path)
     written = times(tmp_path)
     manifest = tmp_path / "grid.json"
     manifest.write_bytes(manifest.read_bytes()[:-40])
-    with pytest.warns(UserWarning, match=r"manifest of the grid is damaged and is written anew.*grid\.json"):
+    with pytest.warns(UserWarning, match=r"manifest of the grid is damaged and is written again.*grid\.json"):
         again = one().run(tmp_path, engine="sequential")
     assert times(tmp_path) == written
     pd.testing.assert_frame_equal(again.cells, first.cells)
