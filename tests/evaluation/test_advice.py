@@ -324,6 +324,6 @@ def test_time_and_memory_of_a_fit_are_those_of_its_effort() -> None:
 @pytest.mark.parametrize(("share", "feasible"), [(0.49, "yes"), (0.51, "no")])
 def test_a_fit_may_hold_half_of_the_memory(share: float, feasible: str) -> None:
     probe = module._Probe(None, "numpyro", 1e-6, 0.0, lambda count: (0.0, 0.0))  # type: ignore[arg-type]
-    found = module._told(bnn.MAP(), Effort(1, 1, 1, numbers=share * 2**30 / 8.0), probe, 1e6, 2**30)
+    found = module._row(bnn.MAP(), Effort(1, 1, 1, numbers=share * 2**30 / 8.0), probe, 1e6, 2**30)
     assert found["feasible"] == feasible
     assert found["memory"] == pytest.approx(share * 2**30 / 1e6)
