@@ -19,11 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bnn.core.arrays import Array
 from ppl_bnn.core.errors import InputError, ModelError, UnsupportedError
 from ppl_bnn.language import ops
+from ppl_bnn.language.likelihoods import Likelihood
 from ppl_bnn.prediction import scipy_families as families
+from ppl_bnn.prediction.families import FAMILIES_WITH_UNITS
 
-Array = Any
 Model = Callable[..., Any]
 
 # --- calls of a model -----------------------------------------------------------------------------
@@ -34,19 +36,23 @@ def is_torch_module(model: Any) -> bool:
     return any(kind.__module__.startswith("torch.nn") for kind in type(model).__mro__)
 
 
-def positional(model: Model) -> list[inspect.Parameter]:
-    """The positional parameters of a model that `functools.partial` has not bound; those of `forward` for a module."""
+def _signature(model: Model) -> inspect.Signature:
+    """The signature of a model, of `forward` for a module; without parameters where there is none."""
     try:
-        signature = inspect.signature(getattr(model, "forward", model) if is_torch_module(model) else model)
+        return inspect.signature(getattr(model, "forward", model) if is_torch_module(model) else model)
     except (TypeError, ValueError):
-        return []
+        return inspect.Signature()
+
+
+def _positional(model: Model) -> list[inspect.Parameter]:
+    """The positional parameters of a model that `functools.partial` has not bound."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [parameter for parameter in signature.parameters.values() if parameter.kind in kinds]
+    return [parameter for parameter in _signature(model).parameters.values() if parameter.kind in kinds]
 
 
-def input_names(model: Model) -> list[str]:
+def _input_names(model: Model) -> list[str]:
     """The parameters before the targets: those before a first default of None, else all required ones but the last."""
-    found = positional(model)
+    found = _positional(model)
     for index, parameter in enumerate(found):
         if parameter.default is None:
             return [each.name for each in found[:index]]
@@ -65,22 +71,18 @@ def named_inputs(model: Model, x: Any) -> Any:
     """
     if not isinstance(x, tuple):
         return x
-    names = input_names(model)
+    names = _input_names(model)
     if len(names) == len(x):
         return dict(zip(names, x, strict=True))
     if len(names) == 1:
         return {str(index): value for index, value in enumerate(x)}
-    raise InputError.of(
-        "x",
-        f"{len(names)} inputs, for the parameters {', '.join(names)}",
-        f"a tuple of {len(x)}",
-        "one array per parameter before the targets",
-    )
+    expected = f"{len(names)} inputs, for the parameters {', '.join(names)}"
+    raise InputError.of("x", expected, f"a tuple of {len(x)}", "one array per parameter before the targets")
 
 
 def called(model: Model) -> Model:
     """The model as a function of (x, y), where x may be a dict of the model's own parameters."""
-    names = [parameter.name for parameter in positional(model)]
+    names = [parameter.name for parameter in _positional(model)]
 
     @functools.wraps(getattr(model, "func", model), updated=())
     def native(x: Any, y: Any = None, **keywords: Any) -> Any:
@@ -98,39 +100,6 @@ def called(model: Model) -> Model:
     return native
 
 
-def _signature(model: Model) -> inspect.Signature:
-    try:
-        return inspect.signature(getattr(model, "forward", model) if is_torch_module(model) else model)
-    except (TypeError, ValueError):
-        return inspect.Signature()
-
-
-# --- sites that no method supports ----------------------------------------------------------------
-
-
-def refuse_discrete(name: str, family: str) -> UnsupportedError:
-    """The error for a latent site with a discrete support, which would require enumeration."""
-    return UnsupportedError.of(
-        f"site {name!r}",
-        "continuous latent variables: enumeration of discrete ones is not supported",
-        f"a latent {family}",
-        "summing it out in the model, as with MixtureSameFamily",
-    )
-
-
-def refuse_subsample(name: str, size: int, rows: int) -> UnsupportedError:
-    """The error for a plate of Pyro that draws a subsample: its size cannot be changed from outside."""
-    return UnsupportedError.of(
-        f"plate {name!r}",
-        "a plate over all rows in Pyro",
-        f"subsample_size={rows} of {size}",
-        (
-            f"pyro.plate({name!r}, {size}), and mini-batches by SVI(batch_size={rows}) with a parameter "
-            "population=None of the model"
-        ),
-    )
-
-
 # --- observations of a model ----------------------------------------------------------------------
 
 
@@ -138,11 +107,6 @@ def check_observation(name: str, distribution: Any, targets: tuple[int, ...]) ->
     """Refuse an observed distribution whose shape would be broadcast against the targets.
 
     A distribution with fewer axes, such as a single one for all rows, is used for every row.
-
-    Raises
-    ------
-    ModelError
-        The shapes do not fit.
     """
     shape = tuple(distribution.batch_shape) + tuple(distribution.event_shape)
     try:
@@ -151,16 +115,14 @@ def check_observation(name: str, distribution: Any, targets: tuple[int, ...]) ->
         together = ()
     if together != targets:
         column = shape == (*targets, 1) or (len(shape) == 2 and shape[1] == 1 and len(targets) == 1)
-        raise ModelError.of(
-            f"site {name!r}",
-            f"an observed distribution of the shape of y, {targets}",
-            f"shape {shape}" + (f", which broadcasts to {together}" if together else ""),
-            ".squeeze(-1) of its parameters" if column else "one distribution per row of y",
-        )
+        expected = f"an observed distribution of the shape of y, {targets}"
+        got = f"shape {shape}" + (f", which broadcasts to {together}" if together else "")
+        advice = ".squeeze(-1) of its parameters" if column else "one distribution per row of y"
+        raise ModelError.of(f"site {name!r}", expected, got, advice)
 
 
 @dataclass(frozen=True)
-class NativeLikelihood:
+class NativeLikelihood(Likelihood):
     """The likelihood of a plain NumPyro or Pyro model: eta are the parameters of its observed distribution.
 
     Parameters
@@ -177,20 +139,20 @@ class NativeLikelihood:
         Number of classes.
     """
 
-    family: str
-    parameters: tuple[str, ...]
-    task: str
+    # The defaults only take the place of the attributes of the base class.
+    family: str = ""
+    parameters: tuple[str, ...] = ()
+    task: str = "regression"
     shapes: tuple[tuple[int, ...], ...] = ()
     classes: int | None = None
 
     @property
     def standardises(self) -> bool:
-        """Whether the targets have units; counts, proportions and positive numbers are not standardised."""
-        return self.family in ("Normal", "StudentT", "Laplace", "NormalMixture", "MultivariateNormal")
+        return self.family in FAMILIES_WITH_UNITS
 
     @property
-    def form(self) -> NativeLikelihood:
-        return self
+    def has_kink(self) -> bool:
+        return self.family == "Laplace"
 
     def mixture_parameters(self, eta: np.ndarray) -> tuple[str, dict[str, np.ndarray]]:
         if self.family == "Categorical":
@@ -209,62 +171,34 @@ class NativeLikelihood:
             found[name] = np.clip(found[name], 0.0, 1.0)
         return self.family, found
 
-    def fisher(self, eta: Any) -> Any:
-        raise UnsupportedError.of(
-            "",
-            "a model in the language, whose likelihood has a Fisher information",
-            "a plain NumPyro or Pyro model",
-            "writing it with bnn.observe, or Laplace(curvature='hessian')",
-        )
+    def fisher_root(self, eta: Any) -> Any:
+        expected = "a model in the language, whose likelihood has a Fisher information"
+        advice = "writing it with bnn.observe, or Laplace(curvature='hessian')"
+        raise UnsupportedError.of("", expected, "a plain NumPyro or Pyro model", advice)
 
 
-# A class of a system -> the parameters of the family of the prediction -> their names in the system.
+# A class of a system -> the parameters of the family of the same name, which have the same names in the system.
 _SAME = {
-    "Normal": {"loc": "loc", "scale": "scale"},
-    "StudentT": {"df": "df", "loc": "loc", "scale": "scale"},
-    "Laplace": {"loc": "loc", "scale": "scale"},
-    "AsymmetricLaplace": {"asymmetry": "asymmetry", "loc": "loc", "scale": "scale"},
-    "SoftLaplace": {"loc": "loc", "scale": "scale"},
-    "Cauchy": {"loc": "loc", "scale": "scale"},
-    "Logistic": {"loc": "loc", "scale": "scale"},
-    "Gumbel": {"loc": "loc", "scale": "scale"},
-    "Uniform": {"low": "low", "high": "high"},
-    "Beta": {"concentration1": "concentration1", "concentration0": "concentration0"},
-    "Exponential": {"rate": "rate"},
-    "Gamma": {"concentration": "concentration", "rate": "rate"},
-    "InverseGamma": {"concentration": "concentration", "rate": "rate"},
-    "Chi2": {"df": "df"},
-    "LogNormal": {"loc": "loc", "scale": "scale"},
-    "LogUniform": {"low": "low", "high": "high"},
-    "HalfNormal": {"scale": "scale"},
-    "HalfCauchy": {"scale": "scale"},
-    "Pareto": {"alpha": "alpha", "scale": "scale"},
-    "Weibull": {"concentration": "concentration", "scale": "scale"},
-    "Poisson": {"rate": "rate"},
-    "Binomial": {"total_count": "total_count", "probs": "probs"},
-    "BetaBinomial": {
-        "total_count": "total_count",
-        "concentration1": "concentration1",
-        "concentration0": "concentration0",
-    },
-    "Geometric": {"probs": "probs"},
-    "DiscreteUniform": {"low": "low", "high": "high"},
-    "Bernoulli": {"logits": "logits"},
-    "Categorical": {"logits": "logits"},
-    "MultivariateNormal": {"scale_tril": "scale_tril", "loc": "loc"},
-    "Dirichlet": {"concentration": "concentration"},
-    "Multinomial": {"total_count": "total_count", "probs": "probs"},
+    **{name: families.names(name) for name in (*families.FAMILIES, *families.VECTORS)},
+    "Bernoulli": ("logits",),
+    "Categorical": ("logits",),
+    "MultivariateNormal": ("scale_tril", "loc"),
 }
-# In this library the rate of a negative binomial distribution is its mean.
+# Families that are recognised in other ways.
+del _SAME["NegativeBinomial"], _SAME["TruncatedNormal"]
+# A class of a system -> another family, and the names in the system of its parameters. In this library the rate of a
+# negative binomial distribution is its mean.
 _NAMED = {
-    "BetaProportion": ("Beta", _SAME["Beta"]),
+    "BetaProportion": ("Beta", {name: name for name in _SAME["Beta"]}),
     "NegativeBinomial": ("NegativeBinomial", {"concentration": "total_count", "rate": "mean"}),
     "GammaPoisson": ("NegativeBinomial", {"concentration": "concentration", "rate": "mean"}),
 }
-_OURS = ("NormalMixture", "NegativeBinomial")
 # The missing bound of a normal distribution that is truncated at one end only; single precision can represent it.
 FAR = 1e30
 _VECTORS = ("MultivariateNormal", *families.VECTORS)
+# (family, its parameters as functions without arguments): a system may compute a parameter on access, which is possible
+# only where the distribution was made.
+_Recognised = tuple[str, dict[str, Callable[[], Any]]]
 
 
 def unwrap(distribution: Any) -> Any:
@@ -274,12 +208,8 @@ def unwrap(distribution: Any) -> Any:
     return distribution
 
 
-def _recognised(distribution: Any) -> tuple[str, dict[str, Callable[[], Any]]] | None:
-    """(family, its parameters) of a distribution of a system; None if it has no counterpart here.
-
-    Parameters are functions without arguments: a system may compute them on access, which is possible only where the
-    distribution was made.
-    """
+def _recognised(distribution: Any) -> _Recognised | None:
+    """The family of a distribution of a system; None if it has no counterpart here."""
     base = unwrap(distribution)
     kind = type(base).__name__
     if kind == "MixtureSameFamily":
@@ -287,10 +217,14 @@ def _recognised(distribution: Any) -> tuple[str, dict[str, Callable[[], Any]]] |
         found = _recognised(base.component_distribution)
         if found is None or found[0] in _VECTORS or base.event_shape:
             return None
-        return _mixture(found, lambda: mixing.probs)
+        family = "NormalMixture" if found[0] == "Normal" else families.MIXTURE + found[0]
+        return family, {"weights": lambda: mixing.probs, **found[1]}
     if kind == "MixtureOfNormals":
-        parts = {"loc": lambda: base.loc, "scale": lambda: base.scale}
-        return _mixture(("Normal", parts), lambda: ops.softmax(base.logits))
+        return "NormalMixture", {
+            "weights": lambda: ops.softmax(base.logits),
+            "loc": lambda: base.loc,
+            "scale": lambda: base.scale,
+        }
     if kind.startswith("ZeroInflated"):
         found = _recognised(base.base_dist)
         if found is None or found[0] not in families.FAMILIES or not families.counts(found[0]):
@@ -308,45 +242,31 @@ def _recognised(distribution: Any) -> tuple[str, dict[str, Callable[[], Any]]] |
             "scale": lambda: base.base_dist.scale,
         }
     for each in type(base).__mro__:
-        name = each.__name__
-        for suffix in ("Logits", "Probs"):
-            name = name.removesuffix(suffix)
-        family, names = _NAMED.get(name) or (name, _SAME.get(name))
-        if names is not None:
+        name = each.__name__.removesuffix("Logits").removesuffix("Probs")
+        if name in _NAMED or name in _SAME:
+            family, names = _NAMED.get(name) or (name, {same: same for same in _SAME[name]})
             return family, {own: functools.partial(getattr, base, theirs) for own, theirs in names.items()}
     return None
-
-
-def _mixture(
-    found: tuple[str, dict[str, Callable[[], Any]]], weights: Callable[[], Any]
-) -> tuple[str, dict[str, Callable[[], Any]]]:
-    """The family and parameters of a mixture of a recognised family."""
-    family = "NormalMixture" if found[0] == "Normal" else families.MIXTURE + found[0]
-    return family, {"weights": weights, **found[1]}
 
 
 def _last_axis(distribution: Any) -> int:
     """The number of classes, or of components of a mixture, from the arguments of the distribution."""
     base = unwrap(distribution)
-    parts = getattr(base, "component_distribution", None)
-    if parts is not None:
-        return int(parts.batch_shape[-1])
+    components = getattr(base, "component_distribution", None)
+    if components is not None:
+        return int(components.batch_shape[-1])
     made_of = next(vars(base)[name] for name in ("_param", "probs", "logits", "loc") if name in vars(base))
     return int(np.shape(made_of)[-1])
 
 
-def _found(distribution: Any) -> tuple[str, dict[str, Callable[[], Any]]]:
+def _family(distribution: Any) -> _Recognised:
     """`_recognised`, or an error for a distribution that predictions do not support."""
     found = _recognised(distribution)
-    if found is None or not (found[0] in (*_SAME, *_OURS) or families.known(found[0])):
-        known = sorted({*_SAME, *_NAMED, "OrderedLogistic", "MixtureSameFamily", "TruncatedNormal"})
-        raise UnsupportedError.of(
-            "",
-            f"an observed distribution among {', '.join(known)}, or a zero-inflated one of these",
-            type(unwrap(distribution)).__name__,
-            "one of these",
-        )
-    return found
+    if found and (found[0] in (*_SAME, "NormalMixture", "NegativeBinomial") or families.known(found[0])):
+        return found
+    known = sorted({*_SAME, *_NAMED, "OrderedLogistic", "MixtureSameFamily", "TruncatedNormal"})
+    expected = f"an observed distribution among {', '.join(known)}, or a zero-inflated one of these"
+    raise UnsupportedError.of("", expected, type(unwrap(distribution)).__name__, "one of these")
 
 
 def _is_mixture(family: str) -> bool:
@@ -361,43 +281,25 @@ def _row_shape(family: str, name: str, distribution: Any, row: tuple[int, ...]) 
 
 
 def native_likelihood(distribution: Any, targets: tuple[int, ...]) -> NativeLikelihood:
-    """The likelihood that corresponds to the observed distribution of a plain model.
-
-    Parameters
-    ----------
-    distribution
-        The system's own distribution.
-    targets : tuple of int
-        Shape of y.
-
-    Returns
-    -------
-    NativeLikelihood
-        The likelihood.
+    """The likelihood that corresponds to the system's distribution of targets of that shape.
 
     Raises
     ------
     UnsupportedError
         A distribution that predictions do not support, or not with targets of that shape.
     """
-    family, parameters = _found(distribution)
+    family, parameters = _family(distribution)
     row = tuple(targets[1:])
     classes = {"Bernoulli": 2}.get(family)
     if family == "Categorical":
         classes = _last_axis(distribution)
     single = row == () or (row == (1,) and classes is not None)
-    if (
-        len(row) > 1
-        or (not single and (classes is not None or _is_mixture(family)))
-        or (single and family in _VECTORS)
-    ):
-        raise UnsupportedError.of(
-            "",
-            "one vector per row" if family in _VECTORS else "one observation per row, shape (N,)",
-            f"{family} with an observed site of shape {targets}",
-            "bnn.observe",
-        )
-    names = {"TruncatedNormal": families.names("TruncatedNormal")}.get(family) or tuple(parameters)
+    one_number = classes is not None or _is_mixture(family)
+    if len(row) > 1 or (not single and one_number) or (single and family in _VECTORS):
+        expected = "one vector per row" if family in _VECTORS else "one observation per row, shape (N,)"
+        got = f"{family} with an observed site of shape {targets}"
+        raise UnsupportedError.of("", expected, got, "bnn.observe")
+    names = families.names(family) if family == "TruncatedNormal" else tuple(parameters)
     if classes is not None:
         return NativeLikelihood(family, names, "classification", classes=classes)
     shapes = tuple(_row_shape(family, name, distribution, row) for name in names)
@@ -407,25 +309,8 @@ def native_likelihood(distribution: Any, targets: tuple[int, ...]) -> NativeLike
 def native_eta(
     zero: Array, likelihood: NativeLikelihood, distribution: Any, targets: tuple[int, ...]
 ) -> Array:
-    """eta (N, D) from an observed distribution of a plain model.
-
-    Parameters
-    ----------
-    zero : array
-        An array of the system, for its type.
-    likelihood : NativeLikelihood
-        The likelihood.
-    distribution
-        The system's own distribution.
-    targets : tuple of int
-        Shape of y.
-
-    Returns
-    -------
-    array
-        Predictors, (N, D).
-    """
-    family, found = _found(distribution)
+    """eta (N, D) from the system's distribution of targets of that shape; `zero` is an array, for its type."""
+    family, found = _family(distribution)
     parameters = {name: value() for name, value in found.items()}
     rows, row = targets[0], tuple(targets[1:])
     if family == "Categorical":

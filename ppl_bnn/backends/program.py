@@ -7,7 +7,7 @@ Every method works on a `Program`. `Problem` is a program with its training data
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -312,7 +312,7 @@ class Program:
 
     def constrain_draws(self, u: Mapping[str, np.ndarray], x: Any, y: Any) -> dict[str, np.ndarray]:
         """NumPy: constrain draws with one leading axis; x and y are arrays of the system."""
-        function = self._cached("constrain", lambda: self._mapped(self.constrain))
+        function = self.cached("constrain", lambda: self.mapped(self.constrain))
         values = {name: self.system.asarray(value) for name, value in u.items()}
         w = function(values, x, y)
         # JAX returns a dict in alphabetical order; other code needs the sites in the order of the program.
@@ -332,17 +332,17 @@ class Program:
                 name: ops.asarray(traced[name], like=next(iter(u.values()))) for name in self.deterministic
             }
 
-        function = self._cached("deterministic", lambda: self._mapped(sites))
+        function = self.cached("deterministic", lambda: self.mapped(sites))
         found = function({name: self.system.asarray(value) for name, value in u.items()}, x, y)
         return {name: self.system.to_numpy(found[name]) for name in self.deterministic}
 
     def log_joint_draws(self, u: Mapping[str, np.ndarray], x: Any, y: Any) -> np.ndarray:
         """NumPy: log joint of draws with one leading axis, shape (S,)."""
-        return self._density_draws(self._cached("log_joint", lambda: self._mapped(self.log_joint)), u, x, y)
+        return self._density_draws(self.cached("log_joint", lambda: self.mapped(self.log_joint)), u, x, y)
 
     def log_prior_draws(self, u: Mapping[str, np.ndarray], x: Any, y: Any) -> np.ndarray:
         """NumPy: log prior of draws with one leading axis, shape (S,)."""
-        return self._density_draws(self._cached("log_prior", lambda: self._mapped(self.log_prior)), u, x, y)
+        return self._density_draws(self.cached("log_prior", lambda: self.mapped(self.log_prior)), u, x, y)
 
     def _density_draws(
         self, function: Callable[..., Any], u: Mapping[str, np.ndarray], x: Any, y: Any
@@ -468,7 +468,7 @@ class Program:
             # Each column of eta is contiguous, because predictions are read column by column.
             return function(w, *given).T
 
-        batched = self._cached((key, batch), lambda: self.system.batched(columns, batch))
+        batched = self.cached((key, batch), lambda: self.system.batched(columns, batch))
         result = np.empty(
             (count, held // 8, rows), dtype=self.system.to_numpy(self.system.asarray(np.zeros(1))).dtype
         )
@@ -514,7 +514,7 @@ class Program:
                 return self.system.compile(one_by_one)
             return self.system.compile(self.system.vmap(self.predictor, in_axes=(0, None, 0)))
 
-        function = self._cached("seeded predictor", build)
+        function = self.cached("seeded predictor", build)
         seeds = self.system.seeds(seed, count)
         result: np.ndarray | None = None
         for start, stop in chunks(count, batch):
@@ -538,10 +538,11 @@ class Program:
         kept = int(np.shape(output.predictor)[-1])
         return 8 * 2 * (held + kept), 8 * kept
 
-    def _mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return self.system.compile(self.system.vmap(function, in_axes=(0, None, None)))
 
-    def _cached(self, key: Any, build: Callable[[], Any]) -> Any:
+    def cached[T](self, key: Hashable, build: Callable[[], T]) -> T:
+        """What `build` returned the first time for this key: compiled functions and facts about this program."""
         if key not in self._compiled:
             self._compiled[key] = build()
         return self._compiled[key]
@@ -562,7 +563,7 @@ class Program:
             quick = self.parameter_count <= QUICK_PARAMETERS
             return self.system.compile_for(self._prior_draw, (keys[0], x, y), quick=quick)
 
-        draw = self._cached(("prior", describe_shapes(x), describe_shapes(y)), build)
+        draw = self.cached(("prior", describe_shapes(x), describe_shapes(y)), build)
         # All draws are started before the first is converted, because a system may compute asynchronously.
         drawn = [draw(key, x, y) for key in keys]
         return {name: np.stack([self.system.to_numpy(one[name]) for one in drawn]) for name in self.sites}

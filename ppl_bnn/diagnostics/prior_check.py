@@ -237,12 +237,11 @@ def check_prior(
         return _in_its_system(model, x, y, draws, seed, standardise, ppl, observed)
     run, maps, index = tried
     regression = run.likelihood.task == "regression"
-    if hasattr(run.likelihood, "check_values"):
-        run.likelihood.check_values(y)
+    run.likelihood.check_values(y)
     if standardise:
         # The fit itself warns of a constant column.
         with ignored(category=UserWarning):
-            units = Standardisation.of(x, y, regression and getattr(run.likelihood, "standardises", True))
+            units = Standardisation.of(x, y, regression and run.likelihood.standardises)
         x, y = units.inputs(x), units.targets(y)
     rows, count = len(index), draws
     if not run.coupled:

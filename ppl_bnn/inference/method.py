@@ -371,7 +371,7 @@ class Method(ABC):
                 if streamed:
                     seen = (map_data(lambda a: a[:1], x), y[:1])
                 data, targets = map_data(chosen.asarray, seen[0]), chosen.asarray(seen[1])
-                program = Program.of(chosen, model, data, targets, language=language, observed=observed)
+                program = sketch.rebound(data, targets)
                 problem = Problem(
                     program, data, targets, x, y, int(seed), where, dtype, digest, streamed=streamed
                 )
@@ -470,7 +470,7 @@ def _refused_in_the_language(x: Any, y: np.ndarray) -> InputError | None:
 
 def labels(program: Program, y: np.ndarray) -> np.ndarray:
     """Checked class labels 0..K-1, (N,) or (N, 1); a Bernoulli target is a float in both systems."""
-    bernoulli = getattr(program.likelihood, "family", type(program.likelihood).__name__) == "Bernoulli"
+    bernoulli = program.likelihood.family == "Bernoulli"
     single = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     checked = checks.check_labels(single, program.classes(single)).reshape(y.shape)
     return checked.astype(np.float64) if bernoulli else checked

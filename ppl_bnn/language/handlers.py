@@ -233,23 +233,32 @@ def recorded_linear(
     return NetworkOutput(run.f, run.likelihood), record.inputs
 
 
-class _RecordDeterministic(Handler):
+class Record(Handler):
+    """Keeps the messages of a run, in order; with `kinds`, those of these kinds only."""
+
     sees_maps = False
 
-    def __init__(self) -> None:
-        self.found: dict[str, Any] = {}
+    def __init__(self, *kinds: str) -> None:
+        self.kinds = kinds
+        self.messages: list[Message] = []
 
     def process(self, msg: Message) -> None:
-        pass
+        if not self.kinds or msg.kind in self.kinds:
+            self.messages.append(msg)
 
-    def after(self, msg: Message) -> None:
-        if msg.kind == "deterministic":
-            self.found[msg.name] = msg.value
+    def around(self, model: Callable[..., Any]) -> Callable[..., Any]:
+        """The model `(x, y=None)`, each run of which is kept in place of the one before."""
+
+        def watched(x: Any, y: Any = None) -> None:
+            self.messages.clear()
+            with self:
+                model(x, y)
+
+        return watched
 
 
 def recorded_values(model: Callable[..., Any], values: Mapping[str, Any], x: Any) -> dict[str, Any]:
     """All deterministic sites of a run with every latent site at its value, in the order of the program."""
-    record = _RecordDeterministic()
-    with NetworkFunction(values), record:
+    with NetworkFunction(values), Record("deterministic") as record:
         model(x, None)
-    return record.found
+    return {msg.name: msg.value for msg in record.messages}

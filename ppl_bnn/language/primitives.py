@@ -11,11 +11,12 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
+from ppl_bnn.language.likelihoods import Likelihood
 
 # The sites and the plates of the language itself; in a system both share one namespace.
 RESERVED = ("f", "y", "observations", "rows")
@@ -73,7 +74,7 @@ class Handler:
     def after(self, msg: Message) -> None:
         pass
 
-    def __enter__(self) -> Handler:
+    def __enter__(self) -> Self:
         _stack().append(self)
         return self
 
@@ -372,7 +373,7 @@ def observe(y: Any, f: Any, likelihood: Any) -> None:
     ModelError
         `f` is not (N, K) or does not fit the likelihood, or `y` does not fit `f`.
     """
-    if isinstance(likelihood, type) or not hasattr(likelihood, "predictor"):
+    if not isinstance(likelihood, Likelihood):
         got = f"the class {likelihood.__name__}" if isinstance(likelihood, type) else repr(likelihood)
         raise ModelError.of("observe", "an instance of a likelihood", got, "bnn.likelihoods.Gaussian(noise)")
     shape = tuple(getattr(f, "shape", ()))

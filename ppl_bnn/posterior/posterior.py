@@ -580,7 +580,7 @@ class Posterior:
         units = self.standardisation
         if units is None:
             return joint
-        columns = self._with(lambda problem: getattr(problem.program.likelihood, "columns_with_units", None))
+        columns = self._with(lambda problem: problem.program.likelihood.columns_with_units)
         if columns is None or units.y_mean is None or units.y_scale is None:
             return units.prediction(joint)
         return joint.rescale(units.y_mean[:columns], units.y_scale[:columns])

@@ -210,8 +210,7 @@ def signature_of(problem: Any) -> tuple[list[dict[str, Any]], str]:
         }
         for site in program.sites.values()
     ]
-    likelihood = program.likelihood
-    return sites, str(getattr(likelihood, "family", type(likelihood).__name__))
+    return sites, program.likelihood.family
 
 
 def _refuse_occupied(path: Path) -> None:

@@ -95,7 +95,7 @@ def conditioning(problem: Problem, flat: np.ndarray) -> Conditioning | None:
 
         return system.compile(product)
 
-    product = program._cached("Hessian times a vector", build)
+    product = program.cached("Hessian times a vector", build)
     at, unit = system.asarray(flat), np.eye(size)
     columns = [
         np.asarray(system.to_numpy(product(at, system.asarray(row), problem.x, problem.y)), dtype=np.float64)

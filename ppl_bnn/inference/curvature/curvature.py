@@ -42,6 +42,7 @@ from ppl_bnn.inference.curvature.structures import (
     FullCurvature,
 )
 from ppl_bnn.inference.flat_vector import Where, latent_names, site_slices, system_values
+from ppl_bnn.language.likelihoods import HasObservedInformation
 from ppl_bnn.prediction.prediction import Prediction
 
 CURVATURES = ("ggn", "empirical", "hessian")
@@ -254,17 +255,17 @@ def _cotangents(
     if curvature == "empirical":
         targets = np.asarray(problem.targets)
         return lambda eta, rows: np.asarray(likelihood.score(eta, targets[rows]))[:, :, None]
-    seen = getattr(likelihood, "information_root", None)
-    if seen is not None and fisher == "sampled":
+    observed = isinstance(likelihood, HasObservedInformation)
+    if observed and fisher == "sampled":
         raise UnsupportedError.of(
             "fisher='sampled'",
             "targets that can be drawn as they came about",
             f"{type(likelihood).__name__} ones, of which what censors them is not known",
             "fisher='exact', or curvature='empirical'",
         )
-    if seen is not None:
+    if observed:
         targets = np.asarray(problem.targets)
-        return lambda eta, rows: np.asarray(seen(eta, targets[rows]))
+        return lambda eta, rows: np.asarray(likelihood.information_root(eta, targets[rows]))
     if fisher == "exact":
         return lambda eta, rows: np.asarray(likelihood.fisher_root(eta))
     # All targets are drawn at once, so that they do not depend on how rows are divided.
@@ -619,7 +620,7 @@ class _Hessian:
     def products(self, directions: np.ndarray) -> np.ndarray:
         """The products H v for directions (K, P), (K, P)."""
         problem, system = self.problem, self.problem.system
-        function = problem.program._cached(("hessian", self.where.sites), self._build)
+        function = problem.program.cached(("hessian", self.where.sites), self._build)
         rows, step = self._sizes
         step = min(step, len(directions))
         values = system_values(problem, self.u)

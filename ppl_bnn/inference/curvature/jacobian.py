@@ -133,7 +133,7 @@ def plan_of(problem: Problem, u: Mapping[str, np.ndarray], sites: tuple[str, ...
     sites : tuple of str
         The sites.
     """
-    return problem.program._cached(("linear plan", sites), lambda: _make_plan(problem, u, sites))
+    return problem.program.cached(("linear plan", sites), lambda: _make_plan(problem, u, sites))
 
 
 def refuse_interacting_rows(problem: Problem) -> None:
@@ -486,7 +486,7 @@ def compiled(problem: Problem, plan: Plan, kind: str) -> Callable[..., Any]:
             return system.compile(system.vmap(predictor, in_axes=(None, 0)))
         return system.compile(system.vmap(factors, in_axes=(None, 0, 0)))
 
-    return program._cached(("factors", kind, plan.sites), build)
+    return program.cached(("factors", kind, plan.sites), build)
 
 
 def jacobians(

@@ -34,7 +34,7 @@ def prior_hessian(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
     def build() -> Callable[..., Any]:
         return system.compile(system.hessian(_minus_log_prior(problem)))
 
-    hessian = problem.program._cached("prior hessian", build)(*_prior_arguments(problem, u))
+    hessian = problem.program.cached("prior hessian", build)(*_prior_arguments(problem, u))
     hessian = system.to_numpy(hessian).astype(np.float64)
     return 0.5 * (hessian + hessian.T)
 
@@ -100,7 +100,7 @@ def _row_sums(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
 
         return system.compile(sums)
 
-    sums = program._cached("prior row sums", build)(*_prior_arguments(problem, u))
+    sums = program.cached("prior row sums", build)(*_prior_arguments(problem, u))
     return system.to_numpy(sums).astype(np.float64)
 
 
@@ -177,7 +177,7 @@ def parents(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, set[str]
                     found[other].add(name)
         return found
 
-    return problem.program._cached("parents", find)
+    return problem.program.cached("parents", find)
 
 
 def site_densities(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -208,7 +208,7 @@ def site_densities(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, t
             found[name] = distribution.log_prob(site.value).reshape(-1), site.log_det
         return found
 
-    function = program._cached("site densities", lambda: system.compile(densities))
+    function = program.cached("site densities", lambda: system.compile(densities))
     return {
         name: (system.to_numpy(elements), np.asarray(system.to_numpy(volume)))
         for name, (elements, volume) in function(system_values(problem, u), *first_rows(problem)).items()
@@ -217,7 +217,7 @@ def site_densities(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, t
 
 def traced_latents(problem: Problem, values: Mapping[str, Any], x: Any, y: Any) -> dict[str, TracedSite]:
     """The latent sites of one run at unconstrained values, with their distributions there."""
-    return {site.name: site for site in problem.program._run(values, x, y) if site.kind == "latent"}
+    return {site.name: site for site in problem.program.run(values, x, y) if site.kind == "latent"}
 
 
 # Coordinates at which a scale is checked: far from any mode, and with squares that every floating type represents.

@@ -152,7 +152,7 @@ class Members(Approximation):
             how = {"language": program.language, "observed": program.observed}
             return Program.of(problem.system, model, problem.x, problem.y, **how)
 
-        return replace(problem, program=program._cached(("member", id(self), index), build))
+        return replace(problem, program=program.cached(("member", id(self), index), build))
 
     def predictor_draws(
         self, problem: Problem, u: Mapping[str, np.ndarray], x: Any, kind: str, seed: int, memory: int

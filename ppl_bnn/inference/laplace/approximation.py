@@ -283,4 +283,4 @@ def predictor_columns(problem: Problem) -> int:
         u = system_values(problem, somewhere(problem))
         return int(program.predictor(program.constrain(u, x, y), x).shape[-1])
 
-    return program._cached("predictor columns", count)
+    return program.cached("predictor columns", count)

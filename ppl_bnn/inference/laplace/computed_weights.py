@@ -38,7 +38,7 @@ def computed_names(problem: Problem) -> tuple[str, ...]:
         latents = {site.name for site in program.latents}
         return tuple(name for name in recorded if name + BASE in latents)
 
-    return program._cached("computed weights", find)
+    return program.cached("computed weights", find)
 
 
 def _values(problem: Problem, u: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def computed_weights(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str,
         found = _values(problem, u)
         return {name: found[name] for name in names}
 
-    function = problem.program._cached("computed", lambda: system.compile(system.vmap(one)))
+    function = problem.program.cached("computed", lambda: system.compile(system.vmap(one)))
     values = function({name: system.asarray(np.asarray(value)) for name, value in u.items()})
     return {name: system.to_numpy(values[name]) for name in names}
 
@@ -93,7 +93,7 @@ def linearised_weights(
         value, tangent = system.jvp(weights, {name: at[name] for name in moving}, dict(change))
         return {name: value[name] + tangent[name] for name in names}
 
-    function = program._cached(
+    function = program.cached(
         "linearised weights", lambda: system.compile(system.vmap(one, in_axes=(0, None)))
     )
     change = {name: system.asarray(np.asarray(u[name]) - centre[name]) for name in moving}

@@ -41,7 +41,7 @@ def log_likelihood(problem: Problem, u: Mapping[str, np.ndarray]) -> float:
         Unconstrained values by site.
     """
     program, system = problem.program, problem.system
-    total = program._cached(
+    total = program.cached(
         "log likelihood", lambda: system.compile(lambda u, x, y: program.log_likelihood(u, x, y).sum())
     )
     return float(total(system_values(problem, u), problem.x, problem.y))
@@ -102,7 +102,7 @@ def noise_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> tuple[str, ...
     program, system = problem.program, problem.system
     if not isinstance(program.likelihood, Gaussian):
         return ()
-    known: dict[str, tuple[str, ...]] = program._cached("noise sites", dict)
+    known: dict[str, tuple[str, ...]] = program.cached("noise sites", dict)
     if "all" in known:
         return known["all"]
     x, y = first_rows(problem)

@@ -67,7 +67,7 @@ class Fit(GaussianFit):
         if not problem.program.language and method.curvature != "hessian":
             problem.program.likelihood.fisher(None)
         exact = method.curvature == "ggn" and method.fisher == "exact"
-        if exact and not getattr(problem.program.likelihood, "has_fisher", True):
+        if exact and not problem.program.likelihood.has_fisher:
             problem.program.likelihood.fisher(None)
         self._check_names()
         self._kinds()

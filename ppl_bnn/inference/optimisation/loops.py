@@ -382,7 +382,7 @@ class _JaxLoop(Loop):
             return jax.jit(stretch).lower(*arguments).compile()
 
         key = (self.key, self.axes, shapes)
-        self._stretch = build() if self.key is None else self.problem.program._cached(key, build)
+        self._stretch = build() if self.key is None else self.problem.program.cached(key, build)
         self.compile_seconds = watch()
 
     @property

@@ -347,7 +347,7 @@ class Refinement:
 
         function = system.value_and_grad(loss)
         if system.name == "numpyro":
-            function = program._cached(("refinement", jacobian), lambda: system.compile(function))
+            function = program.cached(("refinement", jacobian), lambda: system.compile(function))
         self._problem, self._function = problem, function
         self.evaluations = 0
 
@@ -428,8 +428,7 @@ def kinks(problem: Problem) -> str:
     residuals of zero, and the optimum has some of these (a median regression passes through as many rows as it has
     weights). In a prior it is at weights of zero. "" if no kinks are known.
     """
-    likelihood = getattr(problem.program.likelihood, "base", problem.program.likelihood)
-    if getattr(likelihood, "family", type(likelihood).__name__) == "Laplace":
+    if problem.program.likelihood.has_kink:
         return "the Laplace likelihood"
     sites = [site.name for site in problem.program.latents if site.family in KINKED]
     return f"the Laplace prior of {', '.join(sites)}" if sites else ""

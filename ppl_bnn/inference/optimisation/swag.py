@@ -460,7 +460,7 @@ def gradient_noise(problem: Problem, flat: np.ndarray) -> tuple[float, float]:
 
     x = map_data(lambda a: system.asarray(np.asarray(a)[chosen][:, None]), problem.inputs)
     y = system.asarray(np.asarray(problem.targets)[chosen][:, None])
-    _, gradients = program._cached("gradients of rows", build)(system.asarray(flat), x, y)
+    _, gradients = program.cached("gradients of rows", build)(system.asarray(flat), x, y)
     deviations = np.asarray(system.to_numpy(gradients), dtype=np.float64)
     deviations = deviations - deviations.mean(0)
     # The nonzero eigenvalues of C are those of the smaller matrix of inner products between rows.

@@ -410,7 +410,7 @@ class _Chains:
             self.compiled = self._functions()
         else:
             key = ("chains", self.plan.same, self.how, self.size, self.chunk, str(self._options()))
-            self.compiled = self.problem.program._cached(key, self._functions)
+            self.compiled = self.problem.program.cached(key, self._functions)
 
     # -- beginning
 

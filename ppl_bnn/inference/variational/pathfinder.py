@@ -391,7 +391,7 @@ class Pathfinder(Method):
         def density(u: Mapping[str, Any], x: Any, y: Any) -> Any:
             return tempered_log_joint(program, self.temperature, u, x, y)
 
-        mapped = program._cached(("tempered", self.temperature), lambda: program._mapped(density))
+        mapped = program.cached(("tempered", self.temperature), lambda: program.mapped(density))
         return program._density_draws(mapped, u, problem.x, problem.y).astype(np.float64)
 
     def _warnings(self, figures: Mapping[str, float]) -> tuple[str, ...]:

@@ -13,14 +13,15 @@ uncertainty into aleatoric and epistemic parts possible. Each likelihood has
 - `mixture_parameters(eta)`: family and parameters for `Prediction`, in NumPy, for eta of shape (..., N, D);
 - `form`: the same likelihood without the values of one run; all of the above but the first two need only this.
 
-Some have more: `check_values(y)` refuses targets (NumPy) that have no probability; `standardises = False` means that
-targets have no units to change, such as counts; `columns_with_units` is the number of the first columns of y that have
-units, where the others are marks; `has_fisher = False` means that the Fisher information has no closed form;
-`information_root(eta, y)` replaces `fisher_root` where the information of a row depends on how it was observed.
+The class `Likelihood` has these and defaults of everything else: `check_values(y)` refuses targets (NumPy) that have no
+probability; `standardises`, `columns_with_units`, `has_fisher` and `has_kink` say what the targets and the density are
+like. `information_root(eta, y)` (`HasObservedInformation`) replaces `fisher_root` where the information of a row
+depends on how it was observed.
 """
 
 from __future__ import annotations
 
+from ppl_bnn.language.likelihoods.base import HasObservedInformation, Likelihood
 from ppl_bnn.language.likelihoods.categorical import Bernoulli, Categorical, Ordinal
 from ppl_bnn.language.likelihoods.counts import NegativeBinomial, Poisson
 from ppl_bnn.language.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
@@ -34,8 +35,10 @@ __all__ = [
     "Categorical",
     "Censored",
     "Gaussian",
+    "HasObservedInformation",
     "HeteroscedasticGaussian",
     "Laplace",
+    "Likelihood",
     "MixtureDensity",
     "MultiOutputGaussian",
     "NegativeBinomial",

@@ -7,42 +7,30 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, ModelError
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
-from ppl_bnn.language.likelihoods.arguments import check_targets
-from ppl_bnn.language.likelihoods.formulas import one_minus_exp
+from ppl_bnn.language.likelihoods.base import Likelihood, one_minus_exp
+
+
+def _indicators(y: Any, eta: Any) -> Any:
+    """(N, C), 1 in the column of the label and else 0."""
+    return (y[:, None] == ops.asarray(list(range(eta.shape[-1])), like=y)) * ops.ones_like(eta)
 
 
 @dataclass(frozen=True)
-class Bernoulli:
+class Bernoulli(Likelihood):
     """Two classes, P(y = 1) = sigmoid(f).
 
     f has the shape (N, 1), y the shape (N,) with values 0 and 1. eta = f, with Fisher information p (1 - p).
     """
 
     task = "classification"
-
-    @property
-    def form(self) -> Bernoulli:
-        return self
-
-    def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
-        if f[1] != 1:
-            raise ModelError.of(
-                "Bernoulli",
-                "one network output",
-                f"f of shape {f}",
-                "likelihoods.Categorical() for several classes",
-            )
-        check_targets("Bernoulli", f, y, f[:1])
+    outputs = (lambda k: k == 1, "one network output", "likelihoods.Categorical() for several classes")
 
     def distribution(self, f: Any) -> Distribution:
         return dist.distribution("Bernoulli", f[:, 0])
-
-    def predictor(self, f: Any) -> Any:
-        return f
 
     def fisher(self, eta: Any) -> Any:
         p = ops.sigmoid(eta)
@@ -60,30 +48,17 @@ class Bernoulli:
 
 
 @dataclass(frozen=True)
-class Categorical:
+class Categorical(Likelihood):
     """Several classes, P(y = k) = softmax(f)_k.
 
     f has the shape (N, C), y the shape (N,) with labels 0..C-1. eta = f, with Fisher information diag(p) - p p'.
     """
 
     task = "classification"
-
-    @property
-    def form(self) -> Categorical:
-        return self
-
-    def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
-        if f[1] < 2:
-            raise ModelError.of(
-                "Categorical", "at least two network outputs", f"f of shape {f}", "likelihoods.Bernoulli()"
-            )
-        check_targets("Categorical", f, y, f[:1])
+    outputs = (lambda k: k >= 2, "at least two network outputs", "likelihoods.Bernoulli()")
 
     def distribution(self, f: Any) -> Distribution:
         return dist.distribution("Categorical", f)
-
-    def predictor(self, f: Any) -> Any:
-        return f
 
     def fisher(self, eta: Any) -> Any:
         p = ops.softmax(eta)
@@ -96,15 +71,14 @@ class Categorical:
         return ops.diagonal_matrix(root) - p[..., :, None] * root[..., None, :]
 
     def score(self, eta: Any, y: Any) -> Any:
-        observed = y[:, None] == ops.asarray(list(range(eta.shape[-1])), like=y)
-        return observed * ops.ones_like(eta) - ops.softmax(eta)
+        return _indicators(y, eta) - ops.softmax(eta)
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         return "Categorical", {"probs": ops.softmax(eta)}
 
 
 @dataclass(frozen=True)
-class Ordinal:
+class Ordinal(Likelihood):
     """Ordered classes by cumulative logits, P(y <= k) = sigmoid(c_k - f), k = 0..C-2 (McCullagh 1980).
 
     f has the shape (N, 1), y the shape (N,) with labels 0..C-1 in their order. No other parameter should shift f by a
@@ -135,48 +109,30 @@ class Ordinal:
     cut_points: Any
     classes: int | None = None
     task = "classification"
+    outputs = (lambda k: k == 1, "one network output", "likelihoods.Categorical() for classes without order")
 
     def __post_init__(self) -> None:
-        given = self.cut_points
-        if given is None:
+        if self.cut_points is None:
             return
-        if isinstance(given, list | tuple):
-            given = np.asarray(given, dtype=float)
-            object.__setattr__(self, "cut_points", given)
-        shape = tuple(getattr(given, "shape", ()))
+        if isinstance(self.cut_points, list | tuple):
+            object.__setattr__(self, "cut_points", np.asarray(self.cut_points, dtype=float))
+        cuts = self.cut_points
+        shape = tuple(getattr(cuts, "shape", ()))
+        where = "likelihoods.Ordinal"
         if len(shape) != 1 or shape[0] < 1:
-            raise InputError.of(
-                "likelihoods.Ordinal",
-                "cut points of shape (C - 1,)",
-                f"shape {shape}",
-                "priors.CutPoints()('cuts', C)",
-            )
-        if isinstance(given, np.ndarray) and not (np.isfinite(given).all() and (np.diff(given) > 0).all()):
-            raise InputError.of(
-                "likelihoods.Ordinal", "finite cut points that increase", str(given.tolist()), "sorting them"
-            )
-        if self.classes not in (None, shape[0] + 1):
-            raise InputError.of(
-                "likelihoods.Ordinal",
-                f"{shape[0] + 1} classes for {shape[0]} cut points",
-                repr(self.classes),
-                "leaving it out",
-            )
-        object.__setattr__(self, "classes", shape[0] + 1)
+            expected, advice = "cut points of shape (C - 1,)", "priors.CutPoints()('cuts', C)"
+            raise InputError.of(where, expected, f"shape {shape}", advice)
+        if isinstance(cuts, np.ndarray) and not (np.isfinite(cuts).all() and (np.diff(cuts) > 0).all()):
+            raise InputError.of(where, "finite cut points that increase", str(cuts.tolist()), "sorting them")
+        count = shape[0] + 1
+        if self.classes not in (None, count):
+            expected = f"{count} classes for {shape[0]} cut points"
+            raise InputError.of(where, expected, repr(self.classes), "leaving it out")
+        object.__setattr__(self, "classes", count)
 
     @property
     def form(self) -> Ordinal:
         return Ordinal(None, self.classes)
-
-    def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
-        if f[1] != 1:
-            raise ModelError.of(
-                "Ordinal",
-                "one network output",
-                f"f of shape {f}",
-                "likelihoods.Categorical() for classes without order",
-            )
-        check_targets("Ordinal", f, y, f[:1])
 
     def distribution(self, f: Any) -> Distribution:
         return dist.distribution("Categorical", self._log_probabilities(self.predictor(f)))
@@ -219,16 +175,11 @@ class Ordinal:
         f = ops.concatenate([p, end]) + ops.concatenate([0.0 * end, p]) - 1.0
         return ops.concatenate([f[:, None, :], cuts], -2)
 
-    def fisher(self, eta: Any) -> Any:
-        root = self.fisher_root(eta)
-        return ops.einsum("nic,njc->nij", root, root)
-
     def fisher_root(self, eta: Any) -> Any:
         return self._scores(eta) * ops.exp(0.5 * self._log_probabilities(eta))[:, None, :]
 
     def score(self, eta: Any, y: Any) -> Any:
-        seen = y[:, None] == ops.asarray(list(range(eta.shape[-1])), like=y)
-        return ops.einsum("ndc,nc->nd", self._scores(eta), seen * ops.ones_like(eta))
+        return ops.einsum("ndc,nc->nd", self._scores(eta), _indicators(y, eta))
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         return "Categorical", {"probs": ops.exp(self._log_probabilities(eta))}

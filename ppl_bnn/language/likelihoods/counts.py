@@ -8,22 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
-from ppl_bnn.language.likelihoods.arguments import (
-    check_count_values,
-    check_counts,
-    check_one_or_each,
-    check_positive,
-    is_known,
-)
-from ppl_bnn.language.likelihoods.formulas import (
+from ppl_bnn.language.likelihoods.base import (
+    Likelihood,
     for_one_output,
-    log_columns,
-    not_negative,
+    is_known,
     one_minus_exp,
     special,
+    with_logs,
 )
 
 # Nodes of the trapezium rule in log t for the information about a concentration: the integrand
@@ -31,32 +26,29 @@ from ppl_bnn.language.likelihoods.formulas import (
 _LOG_NODES = np.arange(-37.0, 4.0 + 1e-9, 0.25)
 
 
+class _Counts(Likelihood):
+    """Counts, one per row; f is the log rate. They have no units to standardise."""
+
+    standardises = False
+    outputs = (lambda k: k == 1, "one network output, the log rate", "f[:, :1], one count per row")
+
+    def check_values(self, y: np.ndarray) -> None:
+        wrong = y[(y < 0) | (np.floor(y) != y)]
+        if len(wrong):
+            expected = f"counts 0, 1, 2, ... for likelihoods.{self.family}"
+            raise InputError.of("y", expected, f"{wrong[0]:g}", "whole numbers from 0")
+
+
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(_Counts):
     """Poisson counts, y ~ Poisson(exp(f)), with variance equal to the mean.
 
     f has the shape (N, 1), y the shape (N,). An exposure multiplies the rate: add its logarithm to f. eta = f, the log
     rate, with Fisher information exp(f). Counts have no other units, so they are not changed where a fit standardises.
     """
 
-    task = "regression"
-    standardises = False
-
-    @property
-    def form(self) -> Poisson:
-        return self
-
-    def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
-        check_counts("Poisson", f, y)
-
-    def check_values(self, y: np.ndarray) -> None:
-        check_count_values("Poisson", y)
-
     def distribution(self, f: Any) -> Distribution:
         return dist.distribution("Poisson", ops.exp(f[:, 0]))
-
-    def predictor(self, f: Any) -> Any:
-        return f
 
     def fisher(self, eta: Any) -> Any:
         return ops.exp(eta)[:, :, None]
@@ -72,7 +64,7 @@ class Poisson:
 
 
 @dataclass(frozen=True)
-class NegativeBinomial:
+class NegativeBinomial(_Counts):
     """Overdispersed counts with mean m = exp(f) and variance m + m^2 / concentration.
 
     f has the shape (N, 1), y the shape (N,). An exposure multiplies the mean: add its logarithm to f. The variance is
@@ -100,11 +92,7 @@ class NegativeBinomial:
     """
 
     concentration: Any = 1.0
-    task = "regression"
-    standardises = False
-
-    def __post_init__(self) -> None:
-        check_positive("NegativeBinomial", "concentration", self.concentration)
+    positive = ("concentration",)
 
     @property
     def _known(self) -> bool:
@@ -114,28 +102,17 @@ class NegativeBinomial:
     def form(self) -> NegativeBinomial:
         return self if self._known else NegativeBinomial(None)
 
-    def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
-        check_counts("NegativeBinomial", f, y)
-        check_one_or_each("NegativeBinomial", "concentration", self.concentration, f)
-
-    def check_values(self, y: np.ndarray) -> None:
-        check_count_values("NegativeBinomial", y)
-
     def distribution(self, f: Any) -> Distribution:
         concentration = for_one_output(self.concentration)
         return dist.distribution("NegativeBinomial", concentration, f[:, 0] - ops.log(concentration))
 
     def predictor(self, f: Any) -> Any:
-        return f if self._known else ops.concatenate([f, log_columns(self.concentration, f)])
+        return f if self._known else with_logs(f, self.concentration)
 
     def _parts(self, eta: Any) -> tuple[Any, Any]:
         """(f, log r), each (..., 1)."""
         f = eta[..., :1]
         return f, math.log(self.concentration) * ops.ones_like(f) if self._known else eta[..., 1:]
-
-    def fisher(self, eta: Any) -> Any:
-        root = self.fisher_root(eta)
-        return root**2
 
     def fisher_root(self, eta: Any) -> Any:
         f, log_r = self._parts(eta)
@@ -151,7 +128,7 @@ class NegativeBinomial:
         several = one_minus_exp(r * ops.log1p(m * u / r)) * t / u
         values = ops.exp(x - rt) * (several - one_minus_exp(m * t))
         information = r * (_LOG_NODES[1] - _LOG_NODES[0]) * values.sum(-1)[:, None]
-        return ops.diagonal_matrix(ops.concatenate([of_f, ops.sqrt(not_negative(information))]))
+        return ops.diagonal_matrix(ops.concatenate([of_f, ops.sqrt(ops.relu(information))]))
 
     def score(self, eta: Any, y: Any) -> Any:
         f, log_r = self._parts(eta)

@@ -7,19 +7,20 @@ from typing import Any
 
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
-from ppl_bnn.language.likelihoods.arguments import check_one_or_each, check_positive, check_targets, is_known
-from ppl_bnn.language.likelihoods.formulas import (
+from ppl_bnn.language.likelihoods.base import (
+    Likelihood,
     diagonal_blocks,
+    is_known,
     location_scale,
-    log_columns,
-    normal_parameters,
-    not_negative,
+    of_one_output,
+    parts,
     special,
+    with_logs,
 )
 
 
 @dataclass(frozen=True)
-class StudentT:
+class StudentT(Likelihood):
     """Student-t noise, y = f + scale * t_df, independently over rows and outputs.
 
     Outliers have little influence. y is (N,) for K = 1 output, else (N, K). The standard deviation is scale sqrt(df /
@@ -53,43 +54,26 @@ class StudentT:
 
     df: Any = 4.0
     scale: Any = 1.0
-    task = "regression"
-
-    def __post_init__(self) -> None:
-        check_positive("StudentT", "df", self.df)
-        check_positive("StudentT", "scale", self.scale)
+    positive = ("df", "scale")
+    per_output = True
 
     @property
     def form(self) -> StudentT:
-        return StudentT(self.df if is_known(self.df) else None, None)
-
-    def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
-        check_one_or_each("StudentT", "df", self.df, f)
-        check_one_or_each("StudentT", "scale", self.scale, f)
-        check_targets("StudentT", f, y, f[:1] if f[1] == 1 else f)
+        return self._without("scale") if is_known(self.df) else self._without("df", "scale")
 
     def distribution(self, f: Any) -> Distribution:
-        return location_scale("StudentT", f, (self.df,), self.scale)
+        return location_scale("StudentT", f, self.scale, self.df)
 
     def predictor(self, f: Any) -> Any:
-        columns = [f, log_columns(self.scale, f)]
-        if not is_known(self.df):
-            columns.append(log_columns(self.df, f))
-        return ops.concatenate(columns)
+        return with_logs(f, self.scale) if is_known(self.df) else with_logs(f, self.scale, self.df)
 
     def _parts(self, eta: Any) -> tuple[Any, Any, Any]:
         """(f, scale, df), each (..., K)."""
         if is_known(self.df):
-            outputs = eta.shape[-1] // 2
-            f, log_scale = eta[..., :outputs], eta[..., outputs:]
+            f, log_scale = parts(eta, 2)
             return f, ops.exp(log_scale), self.df * ops.ones_like(f)
-        outputs = eta.shape[-1] // 3
-        f, log_scale, log_df = (eta[..., k * outputs : (k + 1) * outputs] for k in range(3))
+        f, log_scale, log_df = parts(eta, 3)
         return f, ops.exp(log_scale), ops.exp(log_df)
-
-    def fisher(self, eta: Any) -> Any:
-        root = self.fisher_root(eta)
-        return ops.einsum("nic,njc->nij", root, root)
 
     def fisher_root(self, eta: Any) -> Any:
         _, scale, df = self._parts(eta)
@@ -102,7 +86,7 @@ class StudentT:
         halves = special("trigamma", 0.5 * df) - special("trigamma", 0.5 * (df + 1.0))
         of_df = 0.25 * df**2 * halves - 0.5 * df * (df + 5.0) / ((df + 1.0) * (df + 3.0))
         # For large df the two terms cancel, and rounding may leave a negative difference.
-        rest = ops.sqrt(not_negative(of_df - (both / of_scale) ** 2))
+        rest = ops.sqrt(ops.relu(of_df - (both / of_scale) ** 2))
         return diagonal_blocks([[of_f, none, none], [none, of_scale, none], [none, both / of_scale, rest]])
 
     def score(self, eta: Any, y: Any) -> Any:
@@ -116,14 +100,12 @@ class StudentT:
         return ops.concatenate(columns)
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
-        parts = self._parts(eta)
-        if parts[0].shape[-1] == 1:
-            parts = tuple(part[..., 0] for part in parts)
-        return "StudentT", dict(zip(("loc", "scale", "df"), parts, strict=True))
+        loc, scale, df = self._parts(eta)
+        return "StudentT", of_one_output(loc=loc, scale=scale, df=df)
 
 
 @dataclass(frozen=True)
-class Laplace:
+class Laplace(Likelihood):
     """Laplace noise, y = f + Laplace(scale), independently over rows and outputs.
 
     The density is exp(-|y - f| / scale) / (2 scale) and the standard deviation sqrt(2) scale. A mode fits the median
@@ -146,40 +128,31 @@ class Laplace:
     """
 
     scale: Any = 1.0
-    task = "regression"
-
-    def __post_init__(self) -> None:
-        check_positive("Laplace", "scale", self.scale)
+    positive = ("scale",)
+    per_output = True
+    has_kink = True
 
     @property
     def form(self) -> Laplace:
         return Laplace(None)
 
-    def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
-        check_one_or_each("Laplace", "scale", self.scale, f)
-        check_targets("Laplace", f, y, f[:1] if f[1] == 1 else f)
-
     def distribution(self, f: Any) -> Distribution:
-        return location_scale("Laplace", f, (), self.scale)
+        return location_scale("Laplace", f, self.scale)
 
     def predictor(self, f: Any) -> Any:
-        return ops.concatenate([f, log_columns(self.scale, f)])
-
-    def fisher(self, eta: Any) -> Any:
-        root = self.fisher_root(eta)
-        return root**2
+        return with_logs(f, self.scale)
 
     def fisher_root(self, eta: Any) -> Any:
-        precision = ops.exp(-eta[:, eta.shape[-1] // 2 :])
+        precision = ops.exp(-parts(eta, 2)[1])
         return ops.diagonal_matrix(ops.concatenate([precision, ops.ones_like(precision)]))
 
     def score(self, eta: Any, y: Any) -> Any:
-        outputs = eta.shape[-1] // 2
-        precision = ops.exp(-eta[:, outputs:])
-        residual = (y.reshape(tuple(precision.shape)) - eta[:, :outputs]) * precision
+        loc, log_scale = parts(eta, 2)
+        precision = ops.exp(-log_scale)
+        residual = (y.reshape(tuple(precision.shape)) - loc) * precision
         sign = ops.where(residual < 0.0, -ops.ones_like(precision), ops.ones_like(precision))
         return ops.concatenate([sign * precision, ops.abs(residual) - 1.0])
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
-        _, parameters = normal_parameters(eta, ops.exp(eta[..., eta.shape[-1] // 2 :]))
-        return "Laplace", parameters
+        loc, log_scale = parts(eta, 2)
+        return "Laplace", of_one_output(loc=loc, scale=ops.exp(log_scale))

@@ -12,7 +12,7 @@ from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
-from ppl_bnn.language.likelihoods.arguments import check_targets
+from ppl_bnn.language.likelihoods.base import Likelihood, Shape
 
 
 def _triangle(outputs: int) -> tuple[np.ndarray, np.ndarray]:
@@ -23,7 +23,7 @@ def _triangle(outputs: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class MultiOutputGaussian:
+class MultiOutputGaussian(Likelihood):
     """Gaussian noise with one covariance for all rows, y_n ~ N(f_n, L L').
 
     Outputs are correlated given the weights. f and y are (N, K), K of at least 2.
@@ -48,7 +48,7 @@ class MultiOutputGaussian:
     """
 
     scale_tril: Any
-    task = "regression"
+    per_output = True
 
     def __post_init__(self) -> None:
         if isinstance(self.scale_tril, list | tuple):
@@ -59,16 +59,13 @@ class MultiOutputGaussian:
     def form(self) -> MultiOutputGaussian:
         return MultiOutputGaussian(None)
 
-    def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
+    def check(self, f: Shape, y: Shape | None) -> None:
         shape = tuple(getattr(self.scale_tril, "shape", ()))
         if f[1] < 2 or shape != (f[1], f[1]):
-            raise ModelError.of(
-                "MultiOutputGaussian",
-                f"K >= 2 outputs and scale_tril (K, K), here {(f[1], f[1])}",
-                f"f of shape {f} and scale_tril of shape {shape}",
-                "likelihoods.Gaussian for one output or for independent ones",
-            )
-        check_targets("MultiOutputGaussian", f, y, f)
+            expected = f"K >= 2 outputs and scale_tril (K, K), here {(f[1], f[1])}"
+            got = f"f of shape {f} and scale_tril of shape {shape}"
+            raise ModelError.of(self.family, expected, got, "likelihoods.Gaussian for independent outputs")
+        super().check(f, y)
 
     def distribution(self, f: Any) -> Distribution:
         return dist.distribution("RowNormal", f, ops.asarray(self.scale_tril, like=f))
@@ -92,10 +89,6 @@ class MultiOutputGaussian:
         entries = ops.concatenate([ops.exp(entries[..., :outputs]), entries[..., outputs:]])
         flat = ops.matmul(entries, ops.asarray(placed, like=eta))
         return eta[..., :outputs], flat.reshape((*tuple(eta.shape[:-1]), outputs, outputs))
-
-    def fisher(self, eta: Any) -> Any:
-        root = self.fisher_root(eta)
-        return ops.einsum("nic,njc->nij", root, root)
 
     def fisher_root(self, eta: Any) -> Any:
         f, factor = self._parts(eta)

@@ -13,13 +13,14 @@ from ppl_bnn.core.errors import ModelError, UnsupportedError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
-from ppl_bnn.language.likelihoods.arguments import check_one_or_each, check_positive, check_targets, is_known
-from ppl_bnn.language.likelihoods.formulas import (
+from ppl_bnn.language.likelihoods.base import (
+    Likelihood,
+    Shape,
     diagonal_blocks,
     for_one_output,
-    log_columns,
-    not_negative,
+    is_known,
     one_minus_exp,
+    with_logs,
 )
 from ppl_bnn.language.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
 from ppl_bnn.language.likelihoods.heavy_tails import Laplace
@@ -33,7 +34,7 @@ def _ratio(u: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Weibull:
+class Weibull(Likelihood):
     """Survival times T > 0 with P(T > t) = exp(-(t / exp(f))^k).
 
     It is an accelerated failure time model, with proportional hazards too. f of shape (N, 1) is the log scale: with
@@ -61,11 +62,9 @@ class Weibull:
     """
 
     shape: Any = 1.0
-    task = "regression"
     standardises = False
-
-    def __post_init__(self) -> None:
-        check_positive("Weibull", "shape", self.shape)
+    positive = ("shape",)
+    outputs = (lambda k: k == 1, "one network output, the log scale", "f[:, :1], one time per row")
 
     @property
     def _known(self) -> bool:
@@ -75,17 +74,6 @@ class Weibull:
     def form(self) -> Weibull:
         return self if self._known else Weibull(None)
 
-    def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
-        if f[1] != 1:
-            raise ModelError.of(
-                "Weibull",
-                "one network output, the log scale",
-                f"f of shape {f}",
-                "f[:, :1], one time per row",
-            )
-        check_one_or_each("Weibull", "shape", self.shape, f)
-        check_targets("Weibull", f, y, f[:1])
-
     def check_values(self, y: np.ndarray) -> None:
         checks.check_times(y)
 
@@ -93,16 +81,12 @@ class Weibull:
         return dist.distribution("Weibull", ops.exp(f[:, 0]), for_one_output(self.shape))
 
     def predictor(self, f: Any) -> Any:
-        return f if self._known else ops.concatenate([f, log_columns(self.shape, f)])
+        return f if self._known else with_logs(f, self.shape)
 
     def _parts(self, eta: Any) -> tuple[Any, Any]:
         """(f, k), each (..., 1)."""
         f = eta[..., :1]
         return f, self.shape * ops.ones_like(f) if self._known else ops.exp(eta[..., 1:])
-
-    def fisher(self, eta: Any) -> Any:
-        root = self.fisher_root(eta)
-        return ops.einsum("nic,njc->nij", root, root)
 
     def fisher_root(self, eta: Any) -> Any:
         _, k = self._parts(eta)
@@ -122,8 +106,11 @@ class Weibull:
         return "Weibull", {"concentration": k[..., 0], "scale": ops.exp(f[..., 0])}
 
 
+_BASES = (Weibull, Gaussian, HeteroscedasticGaussian, Laplace)
+
+
 @dataclass(frozen=True)
-class Censored:
+class Censored(Likelihood):
     """Values that are known only up to a bound in some rows, such as survival times or readings beyond a limit.
 
         log p(y_n | f_n) = log p(v_n)         where d_n = 1, observed: v_n is the value itself,
@@ -169,19 +156,19 @@ class Censored:
     """
 
     base: Any
-    task = "regression"
     # The first column of y has units, the other is a mark.
     columns_with_units = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.base, Gaussian | HeteroscedasticGaussian | Laplace | Weibull):
+        if isinstance(self.base, _BASES):
             return
-        got = self.base.__name__ if isinstance(self.base, type) else type(self.base).__name__
-        if isinstance(self.base, type) and self.base in (Gaussian, HeteroscedasticGaussian, Laplace, Weibull):
-            expected, got, advice = "an instance of a likelihood", f"the class {got}", f"{got}()"
+        if isinstance(self.base, type) and self.base in _BASES:
+            name = self.base.__name__
+            expected, got, advice = "an instance of a likelihood", f"the class {name}", f"{name}()"
         else:
-            expected = "a likelihood whose tails both systems differentiate: Weibull, Gaussian, "
-            expected += "HeteroscedasticGaussian, Laplace"
+            names = ", ".join(each.__name__ for each in _BASES)
+            expected = f"a likelihood whose tails both systems differentiate: {names}"
+            got = getattr(self.base, "__name__", type(self.base).__name__)
             advice = "Censored(Gaussian(noise)) of log times, or Censored(Weibull(shape))"
         raise UnsupportedError.of("likelihoods.Censored", expected, got, advice)
 
@@ -191,32 +178,26 @@ class Censored:
 
     @property
     def standardises(self) -> bool:
-        """Whether values have units that can be changed; times of a Weibull distribution have a natural zero."""
-        return getattr(self.base, "standardises", True)
+        return self.base.standardises
+
+    @property
+    def has_kink(self) -> bool:
+        return self.base.has_kink
 
     @property
     def has_fisher(self) -> bool:
-        """Whether the log density of the base has a second derivative."""
-        return not isinstance(self.base, Laplace)
+        return not self.has_kink
 
-    def check(self, f: tuple[int, ...], y: tuple[int, ...] | None) -> None:
+    def check(self, f: Shape, y: Shape | None) -> None:
         wanted = 2 if isinstance(self.base, HeteroscedasticGaussian) else 1
         if f[1] != wanted:
-            raise ModelError.of(
-                "Censored",
-                f"f of shape (N, {wanted}), one number per row of {type(self.base).__name__}",
-                f"f of shape {f}",
-                f"f[:, :{wanted}]",
-            )
+            expected = f"f of shape (N, {wanted}), one number per row of {self.base.family}"
+            raise ModelError.of(self.family, expected, f"f of shape {f}", f"f[:, :{wanted}]")
         self.base.check(f, None)
         if y is not None and y != (f[0], 2):
+            expected = f"y of shape {(f[0], 2)}, values and events (1, 0 or -1)"
             advice = "np.column_stack([y, np.ones(len(y))]) where every row was observed"
-            raise ModelError.of(
-                "Censored",
-                f"y of shape {(f[0], 2)}, values and events (1, 0 or -1)",
-                f"y of shape {y}",
-                advice,
-            )
+            raise ModelError.of(self.family, expected, f"y of shape {y}", advice)
 
     def check_values(self, y: np.ndarray) -> None:
         checks.check_censored(y, positive=isinstance(self.base, Weibull))
@@ -226,10 +207,6 @@ class Censored:
 
     def predictor(self, f: Any) -> Any:
         return self.base.predictor(f)
-
-    def fisher(self, eta: Any) -> Any:
-        self._check_smooth()
-        return self.base.fisher(eta)
 
     def fisher_root(self, eta: Any) -> Any:
         self._check_smooth()
@@ -241,7 +218,7 @@ class Censored:
         z, direction, unit = self._coordinates(eta, y)
         _, weight = self._derivatives(z, y[:, 1:])
         seen = ops.where(y[:, 1:] > 0.0, unit, ops.zeros_like(unit))
-        return ops.stack([ops.sqrt(not_negative(weight)) * direction, seen])
+        return ops.stack([ops.sqrt(ops.relu(weight)) * direction, seen])
 
     def score(self, eta: Any, y: Any) -> Any:
         """The gradient of log p(y | eta) in eta, (N, D), for targets y (N, 2)."""
@@ -256,13 +233,13 @@ class Censored:
         return f"Censored{family}", parameters
 
     def _check_smooth(self) -> None:
-        if not self.has_fisher:
-            raise UnsupportedError.of(
-                "Censored",
+        if self.has_kink:
+            expected, got = (
                 "a base whose log density has a second derivative",
                 "Laplace, which has a kink instead",
-                "Laplace(curvature='empirical'), or Censored(Gaussian(noise))",
             )
+            advice = "Laplace(curvature='empirical'), or Censored(Gaussian(noise))"
+            raise UnsupportedError.of(self.family, expected, got, advice)
 
     def _coordinates(self, eta: Any, y: Any) -> tuple[Any, Any, Any]:
         """z (N, 1), its gradient in eta (N, D), and the gradient in eta of the logarithm of dz/dv (N, D)."""
@@ -292,7 +269,7 @@ class Censored:
         side = ops.where(left, -one, one)
         if isinstance(self.base, Laplace):
             sign = ops.where(z < 0.0, -one, one)
-            half = 0.5 * ops.exp(-not_negative(-side * z))
+            half = 0.5 * ops.exp(-ops.relu(-side * z))
             hazard = ops.where(side * z > 0.0, one, half / (1.0 - half))
             return ops.where(observed, -sign, -side * hazard), None
         hazard, excess = _normal_hazard(side * z)

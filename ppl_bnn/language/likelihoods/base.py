@@ -1,0 +1,195 @@
+"""The class of all likelihoods, with the defaults of what one can do, and formulas that several of them share."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+
+import numpy as np
+
+from ppl_bnn.core.errors import InputError, ModelError
+from ppl_bnn.language import distributions as dist
+from ppl_bnn.language import ops
+from ppl_bnn.language.distributions import Distribution
+
+Shape = tuple[int, ...]
+
+
+class Likelihood:
+    """The distribution of y given the network output f; a frozen dataclass for each kind of target.
+
+    Attributes
+    ----------
+    task : {"regression", "classification"}
+        Kind of the targets.
+    standardises : bool
+        Whether the targets have units that a fit may change. Counts, for instance, have none.
+    columns_with_units : int or None
+        Number of the first columns of y that have units, where the others are marks.
+    has_fisher : bool
+        Whether the Fisher information has a closed form.
+    has_kink : bool
+        Whether the log density has a kink in eta.
+    classes : int or None
+        Number of classes, where the likelihood knows it.
+    outputs : tuple
+        (whether so many network outputs fit, what is expected, advice).
+    positive : tuple of str
+        Names of the parameters that are positive numbers, or sampled values: one, or one per output.
+    per_output : bool
+        Whether y has a column for each network output; otherwise y is (N,).
+    """
+
+    task: ClassVar[str] = "regression"
+    standardises: bool = True
+    columns_with_units: ClassVar[int | None] = None
+    has_fisher: bool = True
+    has_kink: bool = False
+    classes: int | None = None
+    outputs: ClassVar[tuple[Callable[[int], bool], str, str]] = (lambda k: k >= 1, "network outputs", "")
+    positive: ClassVar[tuple[str, ...]] = ()
+    per_output: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for name in self.positive:
+            value = getattr(self, name)
+            # Sampled values are arrays, and a form has no value.
+            if isinstance(value, int | float) and not 0 < value < math.inf:
+                where = f"likelihoods.{self.family}"
+                raise InputError.of(where, f"a positive {name}", repr(value), f"{name}=1.0")
+
+    @property
+    def family(self) -> str:
+        """Name of the likelihood; of a plain model of a system, the family of its observed distribution."""
+        return type(self).__name__
+
+    @property
+    def form(self) -> Self:
+        """The likelihood without the values of one run."""
+        return self
+
+    def check(self, f: Shape, y: Shape | None) -> None:
+        """Refuse shapes of f and y that do not fit."""
+        fits, expected, advice = self.outputs
+        if not fits(f[1]):
+            raise ModelError.of(self.family, expected, f"f of shape {f}", advice)
+        for name in self.positive:
+            shape = tuple(getattr(getattr(self, name), "shape", ()))
+            if shape not in ((), f[1:]):
+                expected = f"one {name}, or one per output, {f[1:]}"
+                got, advice = f"{name} of shape {shape}", f"a number as {name}"
+                raise ModelError.of(self.family, expected, got, advice)
+        wanted = self.target_shape(f)
+        if y is not None and y != wanted:
+            expected = f"y of shape {wanted} for f of shape {f}"
+            advice = "y[:, 0]" if y == (*wanted, 1) else f"targets of shape {wanted}"
+            raise ModelError.of(self.family, expected, f"y of shape {y}", advice)
+
+    def target_shape(self, f: Shape) -> Shape:
+        """The shape of y for f of this shape."""
+        return f if self.per_output and f[1] > 1 else f[:1]
+
+    def check_values(self, y: np.ndarray) -> None:
+        """Refuse targets that have no probability."""
+
+    def distribution(self, f: Any) -> Distribution:
+        """The distribution of y."""
+        raise NotImplementedError
+
+    def predictor(self, f: Any) -> Any:
+        """eta (N, D), all parameters of the distribution of a row."""
+        return f
+
+    def fisher(self, eta: Any) -> Any:
+        """The Fisher information in eta, (N, D, D)."""
+        root = self.fisher_root(eta)
+        return ops.einsum("nic,njc->nij", root, root)
+
+    def fisher_root(self, eta: Any) -> Any:
+        """R (N, D, C) with R R' the Fisher information."""
+        raise NotImplementedError
+
+    def score(self, eta: Any, y: Any) -> Any:
+        """The gradient of log p(y | eta) in eta, (N, D)."""
+        raise NotImplementedError
+
+    def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
+        """Family and parameters of a `Prediction`, in NumPy, for eta (..., N, D)."""
+        raise NotImplementedError
+
+    def _without(self, *names: str) -> Self:
+        """The form: without the values of these parameters."""
+        return dataclasses.replace(self, **dict.fromkeys(names))  # pyright: ignore[reportArgumentType]
+
+
+@runtime_checkable
+class HasObservedInformation(Protocol):
+    """A likelihood whose information depends on how each row was observed."""
+
+    def information_root(self, eta: Any, y: Any) -> Any:
+        """R (N, D, C) with R R' the information of each row as it was observed."""
+        ...
+
+
+def is_known(value: Any) -> bool:
+    """Whether a value is a plain number. A draw of a sampled scalar is an `np.float64`: a `float`, but not known."""
+    return isinstance(value, int | float) and not isinstance(value, np.generic)
+
+
+def with_logs(f: Any, *values: Any) -> Any:
+    """f (N, K) and, K columns for each, the logarithms of values that are numbers or (K,)."""
+    logs = (ops.broadcast_to(ops.asarray(ops.log(value), like=f), tuple(f.shape)) for value in values)
+    return ops.concatenate([f, *logs]) if values else f
+
+
+def for_one_output(value: Any) -> Any:
+    """The value of the only output, without its axis."""
+    return value if isinstance(value, int | float) or len(value.shape) == 0 else value[0]
+
+
+def location_scale(family: str, f: Any, scale: Any, *shapes: Any) -> Distribution:
+    """A location-scale distribution around f, for one output or several."""
+    if f.shape[-1] == 1:
+        shapes = tuple(map(for_one_output, shapes))
+        return dist.distribution(family, *shapes, f[:, 0], for_one_output(scale))
+    return dist.distribution(family, *shapes, f, scale).to_event(1)
+
+
+def parts(eta: Any, count: int) -> list[Any]:
+    """The blocks of eta, (..., D / count) each."""
+    size = eta.shape[-1] // count
+    return [eta[..., k * size : (k + 1) * size] for k in range(count)]
+
+
+def of_one_output(**parameters: Any) -> dict[str, Any]:
+    """Parameters (..., K) of a prediction, without the last axis where K = 1."""
+    if next(iter(parameters.values())).shape[-1] == 1:
+        return {name: value[..., 0] for name, value in parameters.items()}
+    return parameters
+
+
+def special(name: str, x: Any) -> Any:
+    """digamma or trigamma in the system of x. The trigamma function of torch is accurate to nine digits only."""
+    xp = ops.namespace(x)
+    if xp.__name__ == "torch":
+        return xp.digamma(x) if name == "digamma" else xp.polygamma(1, x)
+    if xp.__name__ == "jax.numpy":
+        special = sys.modules["jax"].scipy.special
+    else:
+        import scipy.special as special
+    return special.digamma(x) if name == "digamma" else special.polygamma(1, x)
+
+
+def one_minus_exp(x: Any) -> Any:
+    """1 - exp(-x) for x >= 0, accurate for small x."""
+    t = ops.tanh(0.5 * x)
+    return 2.0 * t / (1.0 + t)
+
+
+def diagonal_blocks(blocks: list[list[Any]]) -> Any:
+    """The matrices (N, B K, B K) made of B x B diagonal blocks, each given as (N, K)."""
+    rows = [ops.concatenate([ops.diagonal_matrix(block) for block in row]) for row in blocks]
+    return ops.concatenate(rows, -2)
