@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextvars
 import functools
 import hashlib
-import math
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -25,139 +24,61 @@ import numpyro.distributions
 from numpyro.distributions.transforms import ExpTransform, biject_to
 from numpyro.primitives import Messenger
 
-from ppl_bnn.backends.native import called
+from ppl_bnn.backends.interpretation import (
+    ArrayNormal,
+    CholeskyFactor,
+    KroneckerFactor,
+    SystemInterpretation,
+    interpreted,
+    resolved,
+)
+from ppl_bnn.backends.native import Model, called
 from ppl_bnn.backends.protocol import (
-    Model,
     Site,
     TracedSite,
-    constrained_parameter,
+    check_unconstrained,
+    cuda_index,
     described,
-    resolve_device,
+    traced_sites,
 )
 from ppl_bnn.backends.turns import Turn
 from ppl_bnn.core.arrays import cores, row_count
-from ppl_bnn.core.errors import DeviceError
 from ppl_bnn.core.processes import refuse_forked
-from ppl_bnn.language.distributions import Distribution, censored_log_prob, check_no_nested
-from ppl_bnn.language.primitives import Interpretation, Message
+from ppl_bnn.language.distributions import Distribution, censored_log_prob
+
+_REAL, _POSITIVE = numpyro.distributions.constraints.real, numpyro.distributions.constraints.positive
 
 
-class _ArrayNormal(numpyro.distributions.Distribution):
-    """loc + A eps over an array, eps standard normal; a subclass defines A. One event of the shape of loc."""
+class _ArrayNormal(ArrayNormal, numpyro.distributions.Distribution):
+    """One event of the shape of loc."""
 
-    loc: Any
     reparametrized_params = ["loc"]
 
     def __init__(self, loc: Any, validate_args: bool | None = None):
         self.loc = loc
-        super().__init__((), jnp.shape(loc), validate_args=validate_args)
+        numpyro.distributions.Distribution.__init__(self, (), jnp.shape(loc), validate_args=validate_args)
 
     @property
     def support(self) -> Any:
-        return numpyro.distributions.constraints.independent(
-            numpyro.distributions.constraints.real, self.event_dim
-        )
+        return numpyro.distributions.constraints.independent(_REAL, self.event_dim)
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Any:
-        eps = jax.random.normal(key, (*sample_shape, self.loc.size), dtype=self.loc.dtype)
-        return self.loc + self.spread(eps).reshape((*sample_shape, *self.event_shape))
+        return self.drawn(jax.random.normal(key, (*sample_shape, self.loc.size), dtype=self.loc.dtype))
 
     def log_prob(self, value: Any, intermediates: Any = None) -> Any:
-        deviation = value - self.loc
-        batch = jnp.shape(deviation)[: jnp.ndim(deviation) - self.event_dim]
-        eps = self.gather(deviation.reshape((*batch, self.loc.size)))
-        constant = self.log_volume() + 0.5 * self.loc.size * math.log(2.0 * math.pi)
-        return -0.5 * jnp.sum(eps**2, axis=-1) - constant
-
-    def spread(self, eps: Any) -> Any:
-        """A eps, (..., P) to (..., P)."""
-        raise NotImplementedError
-
-    def gather(self, deviation: Any) -> Any:
-        """A^-1 deviation, (..., P) to (..., P)."""
-        raise NotImplementedError
-
-    def log_volume(self) -> Any:
-        """log |det A|."""
-        raise NotImplementedError
+        return self.density(value)
 
 
-class MultivariateNormal(_ArrayNormal):
-    """Normal distribution of an array; the distribution of NumPyro supports vectors as events only.
+class MultivariateNormal(CholeskyFactor, _ArrayNormal):
+    """Normal distribution of an array; the distribution of NumPyro supports vectors as events only."""
 
-    Parameters
-    ----------
-    loc : array
-        Mean.
-    scale_tril : array
-        Cholesky factor of the covariance of the ravelled array.
-    """
-
-    arg_constraints = {
-        "loc": numpyro.distributions.constraints.real,
-        "scale_tril": numpyro.distributions.constraints.lower_cholesky,
-    }
-
-    def __init__(self, loc: Any, scale_tril: Any, *, validate_args: bool | None = None):
-        self.scale_tril = scale_tril
-        super().__init__(loc, validate_args)
-
-    def spread(self, eps: Any) -> Any:
-        return eps @ self.scale_tril.T
-
-    def gather(self, deviation: Any) -> Any:
-        flat = deviation.reshape(-1, self.loc.size).T
-        return jax.scipy.linalg.solve_triangular(self.scale_tril, flat, lower=True).T.reshape(deviation.shape)
-
-    def log_volume(self) -> Any:
-        return jnp.sum(jnp.log(jnp.diagonal(self.scale_tril)))
+    arg_constraints = {"loc": _REAL, "scale_tril": numpyro.distributions.constraints.lower_cholesky}
 
 
-class KroneckerNormal(_ArrayNormal):
-    """Normal distribution with A = (Q_l (x) Q_r) diag(precisions^-1/2), which is never built.
+class KroneckerNormal(KroneckerFactor, _ArrayNormal):
+    """Normal distribution of an array whose covariance is that of `KroneckerFactor`."""
 
-    Parameters
-    ----------
-    loc : array
-        Mean.
-    left_vectors, right_vectors : array
-        Q_l (I, I) and Q_r (O, O), orthogonal.
-    precisions : array
-        Precisions, (I, O).
-    """
-
-    arg_constraints = {
-        "loc": numpyro.distributions.constraints.real,
-        "left_vectors": numpyro.distributions.constraints.real,
-        "right_vectors": numpyro.distributions.constraints.real,
-        "precisions": numpyro.distributions.constraints.positive,
-    }
-
-    def __init__(
-        self,
-        loc: Any,
-        left_vectors: Any,
-        right_vectors: Any,
-        precisions: Any,
-        *,
-        validate_args: bool | None = None,
-    ):
-        self.left_vectors, self.right_vectors, self.precisions = left_vectors, right_vectors, precisions
-        super().__init__(loc, validate_args)
-
-    def _as_matrices(self, flat: Any) -> Any:
-        return flat.reshape((*flat.shape[:-1], *self.precisions.shape))
-
-    def spread(self, eps: Any) -> Any:
-        scaled = self._as_matrices(eps) / jnp.sqrt(self.precisions)
-        return (self.left_vectors @ scaled @ self.right_vectors.T).reshape(eps.shape)
-
-    def gather(self, deviation: Any) -> Any:
-        turned = self.left_vectors.T @ self._as_matrices(deviation) @ self.right_vectors
-        return (jnp.sqrt(self.precisions) * turned).reshape(deviation.shape)
-
-    def log_volume(self) -> Any:
-        return -0.5 * jnp.sum(jnp.log(self.precisions))
+    arg_constraints = {"loc": _REAL, "left_vectors": _REAL, "right_vectors": _REAL, "precisions": _POSITIVE}
 
 
 class MultivariateLogNormal(numpyro.distributions.TransformedDistribution):
@@ -184,8 +105,8 @@ class EmpiricalBayes(numpyro.distributions.Normal):
 class ImproperLogUniform(numpyro.distributions.Distribution):
     """log p(w) = -log |w|, without a normalising constant. Starts are drawn from Normal(0, scale)."""
 
-    arg_constraints = {"scale": numpyro.distributions.constraints.positive}
-    support: Any = numpyro.distributions.constraints.real
+    arg_constraints = {"scale": _POSITIVE}
+    support: Any = _REAL
 
     def __init__(self, scale: Any = 1.0, *, validate_args: bool | None = None):
         self.scale = scale
@@ -220,141 +141,57 @@ class Censored(numpyro.distributions.Distribution):
         return censored_log_prob(self.family, self.arguments, value)
 
 
-# Families that NumPyro does not have, or has for vectors only.
-_OWN = {
-    family.__name__: family
-    for family in (
-        MultivariateNormal,
-        MultivariateLogNormal,
-        KroneckerNormal,
-        EmpiricalBayes,
-        ImproperLogUniform,
+def _mixture_of_normals(loc: Any, scale: Any, weights: Mapping[str, Any], **options: Any) -> Any:
+    return numpyro.distributions.MixtureSameFamily(
+        numpyro.distributions.Categorical(**weights, **options),
+        numpyro.distributions.Normal(loc, scale, **options),
+        **options,
     )
+
+
+# Families that NumPyro does not have, or has for vectors only, or with other arguments.
+_OWN: dict[str, Any] = {
+    "MultivariateNormal": MultivariateNormal,
+    "MultivariateLogNormal": MultivariateLogNormal,
+    "KroneckerNormal": KroneckerNormal,
+    "EmpiricalBayes": EmpiricalBayes,
+    "ImproperLogUniform": ImproperLogUniform,
+    "Censored": Censored,
+    "NormalMixture": lambda weights, scales, **options: _mixture_of_normals(
+        jnp.zeros_like(scales), scales, {"probs": weights}, **options
+    ),
+    "MixtureOfNormals": lambda logits, loc, scale, **options: _mixture_of_normals(
+        loc, scale, {"logits": logits}, **options
+    ),
+    "NegativeBinomial": numpyro.distributions.NegativeBinomialLogits,
+    # Rows are the batch and share one factor, so NumPyro's own distribution of vectors is enough.
+    "RowNormal": numpyro.distributions.MultivariateNormal,
 }
 
 
 def _as_array(value: Any) -> Any:
-    """Lists and NumPy arrays as arrays of the session's type; plain numbers unchanged."""
+    """Lists and NumPy arrays as arrays of the session's type; anything else unchanged."""
     return jnp.asarray(value, dtype=float) if isinstance(value, list | tuple | np.ndarray) else value
 
 
 def resolve(specification: Distribution, validate: bool | None = None) -> Any:
-    """The NumPyro distribution of a specification.
-
-    Parameters
-    ----------
-    specification : Distribution
-        The specification.
-    validate : bool, optional
-        False disables NumPyro's checks of its arguments.
-
-    Returns
-    -------
-    numpyro.distributions.Distribution
-        The distribution.
-
-    Raises
-    ------
-    ModelError
-        An argument is a distribution itself.
-    """
-    if specification.family == "NormalMixture":
-        weights = jnp.asarray(specification.arguments["weights"], dtype=float)
-        scales = jnp.asarray(specification.arguments["scales"], dtype=float)
-        result = numpyro.distributions.MixtureSameFamily(
-            numpyro.distributions.Categorical(probs=weights, validate_args=validate),
-            numpyro.distributions.Normal(jnp.zeros_like(scales), scales, validate_args=validate),
-            validate_args=validate,
-        )
-    elif specification.family == "MixtureOfNormals":
-        logits, loc, scale = map(_as_array, specification.arguments.values())
-        result = numpyro.distributions.MixtureSameFamily(
-            numpyro.distributions.Categorical(logits=logits, validate_args=validate),
-            numpyro.distributions.Normal(loc, scale, validate_args=validate),
-            validate_args=validate,
-        )
-    elif specification.family == "NegativeBinomial":
-        concentration, logits = map(_as_array, specification.arguments.values())
-        result = numpyro.distributions.NegativeBinomialLogits(concentration, logits, validate_args=validate)
-    elif specification.family == "RowNormal":
-        # Rows are the batch and share one factor, so NumPyro's own distribution of vectors is enough.
-        loc, scale_tril = map(_as_array, specification.arguments.values())
-        result = numpyro.distributions.MultivariateNormal(loc, scale_tril=scale_tril, validate_args=validate)
-    elif specification.family == "Censored":
-        base = specification.arguments["base"]
-        arguments = {name: _as_array(value) for name, value in base.arguments.items()}
-        result = Censored(resolve(base, validate), base.family, arguments, validate_args=validate)
-    elif specification.family in ("Bernoulli", "Categorical"):
-        result = getattr(numpyro.distributions, specification.family)(
-            logits=specification.arguments["logits"], validate_args=validate
-        )
-    else:
-        check_no_nested(specification)
-        arguments = {name: _as_array(value) for name, value in specification.arguments.items()}
-        family = _OWN.get(specification.family) or getattr(numpyro.distributions, specification.family)
-        result = family(**arguments, validate_args=validate)
-    if specification.shape is not None:
-        result = result.expand(specification.shape)
-    return result.to_event(specification.event_dims) if specification.event_dims else result
+    """The NumPyro distribution of a specification; with `validate` False, NumPyro does not check its arguments."""
+    return resolved(
+        specification,
+        lambda name: _OWN.get(name) or getattr(numpyro.distributions, name),
+        _as_array,
+        validate_args=validate,
+    )
 
 
-class NumPyroInterpretation(Interpretation):
-    """Every primitive of the language as a primitive of NumPyro.
+class NumPyroInterpretation(SystemInterpretation):
+    """Every primitive of the language as a primitive of NumPyro."""
 
-    Parameters
-    ----------
-    population : int or None
-        Number of rows to which the likelihood is scaled.
-    record : bool
-        Whether to record f, and to check the arguments of distributions.
-    """
+    primitives, scale, plate = numpyro, numpyro.handlers.scale, numpyro.plate
 
-    def __init__(self, population: int | None, record: bool):
-        super().__init__()
-        self.population = population
-        self.record = record
+    def resolve(self, specification: Distribution) -> Any:
         # In a fit an extreme draw may overflow; it should give a bad density, not an exception.
-        self.validate = None if record else False
-
-    def process(self, msg: Message) -> None:
-        super().process(msg)
-        arguments = msg.arguments
-        if msg.kind == "sample":
-            msg.answer(
-                numpyro.sample(
-                    msg.name, resolve(arguments["distribution"], self.validate), obs=arguments["obs"]
-                )
-            )
-        elif msg.kind == "deterministic":
-            msg.answer(numpyro.deterministic(msg.name, arguments["value"]))
-        elif msg.kind == "param":
-            init = arguments["init"]
-            if isinstance(init, Distribution):
-                init = resolve(init, self.validate).sample
-            msg.answer(numpyro.param(msg.name, init))
-        elif msg.kind == "rows":
-            msg.answer(self._plate("rows", arguments["n"]))
-        elif msg.kind == "observe":
-            f = arguments["f"]
-            if self.record:
-                numpyro.deterministic("f", f)
-            with self._plate("observations", f.shape[0]):
-                msg.answer(
-                    numpyro.sample(
-                        "y",
-                        resolve(arguments["likelihood"].distribution(f), self.validate),
-                        obs=arguments["y"],
-                    )
-                )
-
-    @contextmanager
-    def _plate(self, name: str, rows: int) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self.population is not None and self.population != rows:
-                # A plate with subsample_size refuses to run under HMC; the scale handler does not.
-                stack.enter_context(numpyro.handlers.scale(scale=self.population / rows))
-            stack.enter_context(numpyro.plate(name, rows))
-            yield
+        return resolve(specification, None if self.record else False)
 
 
 def as_numpyro(model: Model, population: int | None = None, record: bool = True) -> Model:
@@ -367,20 +204,14 @@ def as_numpyro(model: Model, population: int | None = None, record: bool = True)
     population : int, optional
         Number of rows to which the likelihood is scaled.
     record : bool
-        Whether to record f as a deterministic site.
+        Whether to record f as a deterministic site, and to check the arguments of distributions.
 
     Returns
     -------
     callable
         A NumPyro model.
     """
-
-    @functools.wraps(getattr(model, "func", model))
-    def native(x: Any, y: Any = None, **keywords: Any) -> None:
-        with NumPyroInterpretation(population, record):
-            model(x, y, **keywords)
-
-    return native
+    return interpreted(model, lambda: NumPyroInterpretation(population, record))
 
 
 class _Assign(Messenger):
@@ -393,20 +224,17 @@ class _Assign(Messenger):
         self.log_dets: dict[str, Any] = {}
 
     def process_message(self, msg: Any) -> None:
-        constraint = msg["kwargs"].get("constraint") if msg["type"] == "param" else None
-        if constraint not in (None, numpyro.distributions.constraints.real):
-            raise constrained_parameter(msg["name"])
+        if msg["type"] == "param":
+            check_unconstrained(msg["name"], msg["kwargs"].get("constraint"), _REAL)
         if msg["type"] not in ("sample", "param") or msg["name"] not in self.values:
             return
         if msg["type"] == "sample" and msg["is_observed"]:
             return
         value = self.values[msg["name"]]
         if self.unconstrained and msg["type"] == "sample":
-            transform = biject_to(msg["fn"].support)
-            u = value
+            transform, u = biject_to(msg["fn"].support), value
             value = transform(u)
-            log_det = transform.log_abs_det_jacobian(u, value)
-            self.log_dets[msg["name"]] = jnp.sum(log_det)
+            self.log_dets[msg["name"]] = jnp.sum(transform.log_abs_det_jacobian(u, value))
         msg["value"] = value
 
 
@@ -448,18 +276,31 @@ class _Keys:
         return jax.random.bernoulli(self._next(), probability, shape).astype(like.dtype)
 
 
+def _cuda_devices() -> int:
+    try:
+        return len(jax.devices("gpu"))
+    except RuntimeError:
+        return 0
+
+
 class NumPyro:
     """The system `ppl="numpyro"`."""
 
     name = "numpyro"
     maps_randomness = True
     turn = Turn()
+    randomness = _Keys
+    to_numpy = staticmethod(np.asarray)
+    split = staticmethod(jax.random.split)
+    value_and_grad, hessian = staticmethod(jax.value_and_grad), staticmethod(jax.hessian)
+    jacobian, vmap, compile = staticmethod(jax.jacrev), staticmethod(jax.vmap), staticmethod(jax.jit)
 
     @contextmanager
     def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
         refuse_forked()
         # XLA has its own threads, whose number cannot be changed once they run; `threads` is for torch.
-        chosen = self._device(device)
+        index = cuda_index(device, _cuda_devices, "JAX")
+        chosen = jax.devices("cpu")[0] if index is None else jax.devices("gpu")[index]
         with jax.enable_x64(dtype == "float64"), jax.default_device(chosen):
             yield "cpu" if chosen.platform == "cpu" else f"cuda:{chosen.id}"
 
@@ -467,31 +308,9 @@ class NumPyro:
         # The settings of a session belong to its thread, and the turn is held only while a program is traced.
         return nullcontext()
 
-    def _device(self, device: str) -> Any:
-        kind, index = resolve_device(device)
-        available: list[Any] = []
-        if kind != "cpu":
-            try:
-                available = jax.devices("gpu")
-            except RuntimeError:
-                available = []
-        if kind == "cpu" or (kind == "auto" and not available):
-            return jax.devices("cpu")[0]
-        if (index or 0) >= len(available):
-            raise DeviceError.of(
-                "",
-                f"a CUDA device for device={device!r} in JAX",
-                f"{len(available)} of them",
-                "device='cpu' or the 'cuda' extra",
-            )
-        return available[index or 0]
-
     def asarray(self, value: Any) -> Any:
         array = np.asarray(value)
         return jnp.asarray(array, dtype=float if np.issubdtype(array.dtype, np.floating) else None)
-
-    def to_numpy(self, array: Any) -> np.ndarray:
-        return np.asarray(array)
 
     def native(self, model: Model, population: int | None = None, record: bool = True) -> Model:
         return as_numpyro(model, population, record)
@@ -519,22 +338,7 @@ class NumPyro:
         handler = assign if seed is None else numpyro.handlers.seed(assign, seed)
         with self.turn:
             trace = numpyro.handlers.trace(handler).get_trace(x, y)
-        result = []
-        for name, site in trace.items():
-            if site["type"] == "sample":
-                kind = "observed" if site["is_observed"] else "latent"
-                if name == "y" and y is None:
-                    kind = "observed"
-                local = any(frame.name == "rows" for frame in site["cond_indep_stack"])
-                scale = 1.0 if site["scale"] is None else site["scale"]
-                result.append(
-                    TracedSite(
-                        name, kind, site["fn"], site["value"], assign.log_dets.get(name, 0.0), scale, local
-                    )
-                )
-            elif site["type"] in ("param", "deterministic"):
-                result.append(TracedSite(name, site["type"], None, site["value"]))
-        return result
+        return traced_sites(trace, assign.log_dets, drawn=y is None)
 
     def describe(self, native: Model, x: Any, y: Any) -> tuple[list[Site], list[TracedSite]]:
         found: list[tuple[list[Site], list[TracedSite]]] = []
@@ -549,23 +353,8 @@ class NumPyro:
     def seeds(self, seed: int, count: int) -> Any:
         return jax.random.split(jax.random.PRNGKey(seed), count)
 
-    def split(self, seed: Any, count: int) -> Any:
-        return jax.random.split(seed, count)
-
-    def randomness(self, seed: Any) -> _Keys:
-        return _Keys(seed)
-
     def unconstrain(self, distribution: Any, value: Any) -> Any:
         return biject_to(distribution.support).inv(value)
-
-    def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-        return jax.value_and_grad(function)
-
-    def hessian(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return jax.hessian(function)
-
-    def jacobian(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return jax.jacrev(function)
 
     def jvp(self, function: Callable[..., Any], at: Any, direction: Any) -> tuple[Any, Any]:
         return jax.jvp(function, (at,), (direction,))
@@ -573,9 +362,6 @@ class NumPyro:
     def vjp(self, function: Callable[..., Any], at: Any) -> tuple[Any, Callable[..., Any], Any]:
         value, pullback, extra = jax.vjp(function, at, has_aux=True)
         return value, lambda cotangent: pullback(cotangent)[0], extra
-
-    def vmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
-        return jax.vmap(function, in_axes=in_axes)
 
     def batched(self, function: Callable[..., Any], size: int) -> Callable[..., None]:
         compiled = jax.jit(lambda w, x: jax.lax.map(lambda one: function(one, x), w, batch_size=size))
@@ -620,9 +406,6 @@ class NumPyro:
                     waiting.popleft().result()
             while waiting:
                 waiting.popleft().result()
-
-    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return jax.jit(function)
 
     def compile_for(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], quick: bool = False

@@ -6,37 +6,21 @@ Every method works on a `Program`. `Problem` is a program with its training data
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from ppl_bnn.backends.native import check_observation, native_eta, native_likelihood, unwrap
-from ppl_bnn.backends.protocol import Model, Site, System, TracedSite
-from ppl_bnn.core.arrays import (
-    Array,
-    chunks,
-    describe_shapes,
-    iterate_seeds,
-    map_data,
-    on_cpu,
-    padded,
-    padded_seeds,
-    row_count,
-    unravel,
-)
+from ppl_bnn.backends.many_draws import DENSITY_MEMORY, MEMORY, chunked_draws, seeded_draws
+from ppl_bnn.backends.native import Model, check_observation, native_eta, native_likelihood, unwrap
+from ppl_bnn.backends.protocol import Site, System, TracedSite
+from ppl_bnn.core import arrays
+from ppl_bnn.core.arrays import Array, chunks, describe_shapes, iterate_seeds, map_data, padded, row_count
 from ppl_bnn.core.errors import ModelError, unknown_name
-from ppl_bnn.language.handlers import network_output, recorded_linear
+from ppl_bnn.language import ops
+from ppl_bnn.language.handlers import Record, network_output
 
-# Bytes and rows of a chunk of predictions on a CPU, where the budget allows more.
-CACHE, CACHE_ROWS = 2**24, 2000
-# The same where every core has a chunk of its own, and its least size as a multiple of the weights of a draw, since
-# weights are read again for every chunk of rows.
-OWN_CACHE, OWN_CACHE_ROWS, OWN_CACHE_WEIGHTS = 2**21, 500, 4
-# Bytes that the activations of a density over many draws may take.
-DENSITY_MEMORY = 2**28
 # Number of coordinates up to which an optimised compilation costs more than the draws from the prior.
 QUICK_PARAMETERS = 100_000
 # Rows of a streamed fit that are on the device at a time.
@@ -105,20 +89,17 @@ class Program:
         UnknownNameError
             There is no observed site of the given name.
         """
-        # f is not recorded, because it comes from the network function and a record costs a site per run.
-        native = chosen.native(model, record=False) if language else chosen.plain(model)
-        described, others = chosen.describe(native, x, y)
+        native = _native(chosen, model, language)
+        record = Record("observe", "coupled")
+        traced = _native(chosen, record.around(model), language) if language else native
+        described, others = chosen.describe(traced, x, y)
         observations = [site for site in others if site.kind == "observed"]
         # To a system a plain factor of the density is an observed site too, although it observes nothing.
         names = [site.name for site in observations if type(site.distribution).__name__ != "Unit"]
         if observed is None:
             if len(names) != 1:
-                raise ModelError.of(
-                    "",
-                    "exactly one observed site",
-                    f"{len(names)}: {names}",
-                    "observed='name of the site', or passing y to it",
-                )
+                advice = "observed='name of the site', or passing y to it"
+                raise ModelError.of("", "exactly one observed site", f"{len(names)}: {names}", advice)
             observed = names[0]
         elif observed not in names:
             raise unknown_name("observed site", observed, names)
@@ -126,63 +107,47 @@ class Program:
             raise ModelError.of(
                 "", "at least one random variable or parameter", "none", "a prior over the weights"
             )
-        sites = {site.name: site for site in described}
-        outputs, coupled, deterministic = None, False, ()
         targets = (row_count(x),) if y is None else tuple(y.shape)
+        outputs, deterministic = None, ()
         if language:
-            likelihood, outputs, coupled = cls._end_of_model(chosen, model, x)
+            (end,) = (msg.arguments for msg in record.messages if msg.kind == "observe")
+            likelihood, outputs = end["likelihood"].form, int(end["f"].shape[-1])
         else:
             observation = next(site for site in observations if site.name == observed)
             check_observation(observed, observation.distribution, targets)
             likelihood = native_likelihood(observation.distribution, targets)
             deterministic = tuple(site.name for site in others if site.kind == "deterministic")
         return cls(
-            chosen,
-            model,
-            native,
-            language,
-            observed,
-            sites,
-            likelihood,
-            row_count(x),
-            outputs,
-            coupled,
-            targets,
-            deterministic,
+            system=chosen,
+            model=model,
+            native=native,
+            language=language,
+            observed=observed,
+            sites={site.name: site for site in described},
+            likelihood=likelihood,
+            rows=row_count(x),
+            outputs=outputs,
+            coupled=any(msg.kind == "coupled" for msg in record.messages),
+            target_shape=targets,
+            deterministic=deterministic,
         )
 
-    @staticmethod
-    def _end_of_model(chosen: System, model: Model, x: Any) -> tuple[Any, int, bool]:
-        """The likelihood's form, the number of network outputs, and whether the rows of the model interact."""
-        from ppl_bnn.language.primitives import Handler, Message
+    def rebound(self, x: Any, y: Any) -> Program:
+        """The same program in the present session, for data of the same columns.
 
-        class Catch(Handler):
-            likelihood: Any = None
-            outputs = 0
-            coupled = False
-
-            def process(self, msg: Message) -> None:
-                if msg.kind == "observe":
-                    self.likelihood = msg.arguments["likelihood"]
-                    self.outputs = int(msg.arguments["f"].shape[-1])
-                elif msg.kind == "coupled":
-                    self.coupled = True
-
-        catch = Catch()
-
-        def caught(x: Any, y: Any = None) -> None:
-            with catch:
-                model(x, None)
-
-        chosen.describe(chosen.native(caught), x, None)
-        return catch.likelihood.form, catch.outputs, catch.coupled
+        The model is run again only if it gets another number of rows.
+        """
+        if row_count(x) != self.rows:
+            options = {"language": self.language, "observed": self.observed}
+            return Program.of(self.system, self.model, x, y, **options)
+        native = _native(self.system, self.model, self.language)
+        return replace(self, native=native, target_shape=tuple(y.shape), _compiled={})
 
     def classes(self, y: np.ndarray) -> int:
         """The number of classes; for a plain model without this information it follows from the labels."""
-        known = getattr(self.likelihood, "classes", None)
-        if known is not None:
-            return known
-        if getattr(self.likelihood, "family", type(self.likelihood).__name__) == "Bernoulli":
+        if self.likelihood.classes is not None:
+            return self.likelihood.classes
+        if self.likelihood.family == "Bernoulli":
             return 2
         return int(np.max(y)) + 1 if self.outputs is None else self.outputs
 
@@ -210,26 +175,27 @@ class Program:
 
     def ravel(self, u: Mapping[str, Array], names: Sequence[str] | None = None) -> Array:
         """Flat vector of the unconstrained values, sites in the order of the program."""
-        from ppl_bnn.language import ops
-
         return ops.concatenate([u[name].reshape(-1) for name in (names or self.sites)])
 
     def unravel(self, flat: Array, names: Sequence[str] | None = None) -> dict[str, Array]:
         """The inverse of `ravel`; leading axes of `flat` are kept."""
-        return unravel(flat, {name: self.sites[name].unconstrained_shape for name in names or self.sites})
+        return arrays.unravel(
+            flat, {name: self.sites[name].unconstrained_shape for name in names or self.sites}
+        )
 
     # -- densities, in the system
 
-    def _run(self, u: Mapping[str, Array], x: Any, y: Any) -> list[TracedSite]:
+    def run(self, u: Mapping[str, Array], x: Any, y: Any) -> list[TracedSite]:
+        """All sites of a run at unconstrained values, in order."""
         return self.system.run(self.native, x, y, values=u, unconstrained=True)
 
     def log_prior(self, u: Mapping[str, Array], x: Any, y: Any, jacobian: bool = True) -> Array:
         """log p(w(u)) + log |dw/du|, a scalar; without the second term where `jacobian` is False."""
-        return _log_prior(self._run(u, x, y), jacobian)
+        return _log_prior(self.run(u, x, y), jacobian)
 
     def log_likelihood(self, u: Mapping[str, Array], x: Any, y: Any) -> Array:
         """log p(y_i | x_i, w(u)) for each row, shape (N,)."""
-        distribution = self._observation(self._run(u, x, y)).distribution
+        distribution = self._observation(self.run(u, x, y))
         each = distribution.log_prob(y)
         if not self.language and each.ndim == 0:
             # A plain model may declare all rows as one event; each row still has its own density.
@@ -241,24 +207,10 @@ class Program:
     ) -> Array:
         """log p(w(u)) + log |dw/du| + scale * sum_i log p(y_i | x_i, w(u)), a scalar.
 
-        Parameters
-        ----------
-        u : mapping of str to array
-            Unconstrained values.
-        x, y
-            Data.
-        scale : float
-            N/B where x and y are B rows out of N; it multiplies every term that belongs to rows, including latent
-            variables inside `rows`.
-        jacobian : bool
-            With False, the density in the coordinates of the program.
-
-        Returns
-        -------
-        array
-            The log joint density.
+        scale: N/B where x and y are B rows out of N; it multiplies every term that belongs to rows, including latent
+        variables inside `rows`. jacobian: with False, the density in the coordinates of the program.
         """
-        sites = self._run(u, x, y)
+        sites = self.run(u, x, y)
         total = _log_prior(sites, jacobian, scale)
         for site in sites:
             if site.kind == "observed":
@@ -267,54 +219,37 @@ class Program:
                 total = total + factor * site.distribution.log_prob(value).sum()
         return total
 
-    def _observation(self, sites: list[TracedSite]) -> TracedSite:
-        return next(site for site in sites if site.name == self.observed)
+    def _observation(self, sites: list[TracedSite]) -> Any:
+        return next(site.distribution for site in sites if site.name == self.observed)
 
     def constrain(self, u: Mapping[str, Array], x: Any, y: Any) -> dict[str, Array]:
         """The values w(u) of all latent sites and parameters."""
-        return {site.name: site.value for site in self._run(u, x, y) if site.kind in ("latent", "param")}
+        return {site.name: site.value for site in self.run(u, x, y) if site.kind in ("latent", "param")}
 
     def predictor(self, w: Mapping[str, Array], x: Any, seed: Any = None) -> Array:
         """eta (N, D) of one set of values `w`; per-row latent variables are drawn from `seed`."""
         if self.language and not self.has_local:
             return network_output(self.model, w, x).predictor
         if self.language:
-            return self._predictor_with_rows(w, x, seed)
+            record = Record("observe")
+            shared = {name: value for name, value in w.items() if not self.sites[name].local}
+            self.system.run(self.system.native(record.around(self.model)), x, None, values=shared, seed=seed)
+            (end,) = (msg.arguments for msg in record.messages)
+            return end["likelihood"].predictor(end["f"])
         # The observation gets a value of its shape, so that none is drawn: only its distribution is needed.
         rows = (row_count(x), *self.target_shape[1:])
         unseen = self.system.asarray(np.zeros(rows))
         sites = self.system.run(self.native, x, None, values={**w, self.observed: unseen}, seed=seed)
-        distribution = next(site for site in sites if site.name == self.observed).distribution
+        distribution = self._observation(sites)
         check_observation(self.observed, distribution, rows)
         return native_eta(self.system.asarray(np.zeros(())), self.likelihood, distribution, rows)
-
-    def _predictor_with_rows(self, w: Mapping[str, Array], x: Any, seed: Any) -> Array:
-        from ppl_bnn.language.primitives import Handler, Message
-
-        class Catch(Handler):
-            eta: Any = None
-
-            def process(self, msg: Message) -> None:
-                if msg.kind == "observe":
-                    self.eta = msg.arguments["likelihood"].predictor(msg.arguments["f"])
-
-        catch = Catch()
-
-        def caught(x: Any, y: Any = None) -> None:
-            with catch:
-                self.model(x, None)
-
-        shared = {name: value for name, value in w.items() if not self.sites[name].local}
-        self.system.run(self.system.native(caught), x, None, values=shared, seed=seed)
-        return catch.eta
 
     # -- many draws at once, NumPy in and out
 
     def constrain_draws(self, u: Mapping[str, np.ndarray], x: Any, y: Any) -> dict[str, np.ndarray]:
         """NumPy: constrain draws with one leading axis; x and y are arrays of the system."""
         function = self.cached("constrain", lambda: self.mapped(self.constrain))
-        values = {name: self.system.asarray(value) for name, value in u.items()}
-        w = function(values, x, y)
+        w = function(self._arrays(u), x, y)
         # JAX returns a dict in alphabetical order; other code needs the sites in the order of the program.
         return {name: self.system.to_numpy(w[name]) for name in self.sites if name in w}
 
@@ -323,18 +258,16 @@ class Program:
         if not self.deterministic:
             return {}
 
-        from ppl_bnn.language import ops
-
         def sites(u: Mapping[str, Array], x: Any, y: Any) -> dict[str, Array]:
-            traced = {site.name: site.value for site in self._run(u, x, y)}
+            traced, like = {site.name: site.value for site in self.run(u, x, y)}, next(iter(u.values()))
             # A value may be a plain number.
-            return {
-                name: ops.asarray(traced[name], like=next(iter(u.values()))) for name in self.deterministic
-            }
+            return {name: ops.asarray(traced[name], like=like) for name in self.deterministic}
 
-        function = self.cached("deterministic", lambda: self.mapped(sites))
-        found = function({name: self.system.asarray(value) for name, value in u.items()}, x, y)
+        found = self.cached("deterministic", lambda: self.mapped(sites))(self._arrays(u), x, y)
         return {name: self.system.to_numpy(found[name]) for name in self.deterministic}
+
+    def _arrays(self, values: Mapping[str, np.ndarray]) -> dict[str, Array]:
+        return {name: self.system.asarray(value) for name, value in values.items()}
 
     def log_joint_draws(self, u: Mapping[str, np.ndarray], x: Any, y: Any) -> np.ndarray:
         """NumPy: log joint of draws with one leading axis, shape (S,)."""
@@ -353,40 +286,24 @@ class Program:
         size = int(np.clip(DENSITY_MEMORY // (16 * units * self.rows), 1, count))
         parts = []
         for start, stop in chunks(count, size):
-            values = {name: self.system.asarray(padded(value[start:stop], size)) for name, value in u.items()}
+            values = self._arrays({name: padded(value[start:stop], size) for name, value in u.items()})
             parts.append(self.system.to_numpy(function(values, x, y))[: stop - start])
         return np.concatenate(parts)
 
     def predictor_draws(
-        self, w: Mapping[str, np.ndarray], x: Any, seed: int = 0, memory: int = 2**28
+        self, w: Mapping[str, np.ndarray], x: Any, seed: int = 0, memory: int = MEMORY
     ) -> np.ndarray:
-        """NumPy: eta (S, N, D) of draws with one leading axis, vectorised over draws and in chunks of rows.
+        """NumPy: eta (S, N, D) of constrained draws with one leading axis; x is NumPy, too.
 
-        One compiled function is used for all chunks (the last is padded).
-
-        Parameters
-        ----------
-        w : mapping of str to ndarray
-            Constrained draws.
-        x
-            Inputs, NumPy too.
-        seed : int
-            Seed of per-row latent variables.
-        memory : int
-            Bound on the memory besides the inputs and the result, in bytes.
-
-        Returns
-        -------
-        ndarray
-            Predictors, (S, N, D).
+        seed: of per-row latent variables. memory: bound on the bytes besides the inputs and the result.
         """
         if self.has_local:
             # A per-row variable belongs to the training rows; at new rows there is another one.
             w = {name: value for name, value in w.items() if not self.sites[name].local}
         if self.has_local or not self.language:
-            return self._seeded_predictor_draws(w, x, seed, memory)
+            return seeded_draws(self, w, x, seed, memory)
         one = {name: value[0] for name, value in w.items()}
-        return self._chunked_draws("predictor", lambda w, x, _: self.predictor(w, x), w, x, None, one, memory)
+        return chunked_draws(self, "predictor", lambda w, x, _: self.predictor(w, x), w, x, None, one, memory)
 
     def linearised_draws(
         self,
@@ -394,30 +311,12 @@ class Program:
         deviations: Mapping[str, np.ndarray],
         x: Any,
         data: tuple[Any, Any],
-        memory: int = 2**28,
+        memory: int = MEMORY,
     ) -> np.ndarray:
-        """NumPy: the linearised predictor eta(u) + J (u' - u), (S, N, D).
+        """NumPy: the linearised predictor eta(u) + J (u' - u), (S, N, D), for u `around` and u' - u `deviations`.
 
         J is the Jacobian of the predictor at u in unconstrained coordinates. A product with it is one forward
-        derivative, so J is never built.
-
-        Parameters
-        ----------
-        around : mapping of str to ndarray
-            u.
-        deviations : mapping of str to ndarray
-            u' - u, with one leading axis.
-        x
-            Inputs.
-        data : tuple
-            One row of x and y, for the transforms, which need its shape only.
-        memory : int
-            As in `predictor_draws`.
-
-        Returns
-        -------
-        ndarray
-            Predictors, (S, N, D).
+        derivative, so J is never built. data: one row of x and y, for the transforms, which need its shape only.
         """
         names = [name for name in self.sites if name in deviations]
 
@@ -425,120 +324,16 @@ class Program:
             def eta(part: Mapping[str, Array]) -> Array:
                 return self.predictor(self.constrain({**around, **part}, *data), x)
 
-            value, tangent = self.system.jvp(
-                eta, {name: around[name] for name in names}, {name: change[name] for name in names}
-            )
+            at, along = ({name: values[name] for name in names} for values in (around, change))
+            value, tangent = self.system.jvp(eta, at, along)
             return value + tangent
 
-        at = {name: self.system.asarray(value) for name, value in around.items()}
+        at = self._arrays(around)
         one = {name: self.system.to_numpy(value) for name, value in self.constrain(at, *data).items()}
-        return self._chunked_draws(("linearised", *names), linearised, deviations, x, at, one, memory)
-
-    def _chunked_draws(
-        self,
-        key: Any,
-        function: Callable[..., Array],
-        w: Mapping[str, np.ndarray],
-        x: Any,
-        shared: Any,
-        one: Mapping[str, np.ndarray],
-        memory: int,
-    ) -> np.ndarray:
-        """eta (S, N, D) of function(w, x, shared) over draws w; `one`: a single set of constrained values."""
-        count, rows = len(next(iter(w.values()))), row_count(x)
-        per_row, held = self._bytes_per_row(one, x)
-        weights = sum(8 * math.prod(value.shape[1:]) for value in w.values())
-        work, row_chunk, threads = memory, rows, 1
-        if on_cpu(self.system.asarray(np.zeros(1))):
-            # Activations that fit in the cache are not written to memory; larger batches were up to six times slower.
-            work, row_chunk, threads = CACHE, CACHE_ROWS, self.system.threads()
-            if threads > 1:
-                work, row_chunk = int(np.clip(OWN_CACHE_WEIGHTS * weights, OWN_CACHE, CACHE)), OWN_CACHE_ROWS
-            work = min(memory // threads, work)
-        row_chunk = rows if self.coupled else max(1, min(rows, row_chunk, work // per_row))
-        batch = max(1, min(count, work // (per_row * row_chunk)))
-        # The values of a call are stored up to four times: in the batches, joined, and passed on.
-        draw_chunk = memory // (4 * (weights + threads * held * row_chunk))
-        # If all rows are one chunk, threads share the draws instead, provided that there is enough work.
-        if row_chunk == rows and count * rows * per_row >= threads * OWN_CACHE:
-            draw_chunk = min(draw_chunk, -(-count // threads))
-        draw_chunk = int(np.clip(draw_chunk, batch, count))
-
-        def columns(w: Mapping[str, Array], given: tuple[Any, Any]) -> Array:
-            # Each column of eta is contiguous, because predictions are read column by column.
-            return function(w, *given).T
-
-        batched = self.cached((key, batch), lambda: self.system.batched(columns, batch))
-        result = np.empty(
-            (count, held // 8, rows), dtype=self.system.to_numpy(self.system.asarray(np.zeros(1))).dtype
-        )
-
-        def draws(piece: tuple[int, int]) -> dict[str, Array]:
-            return {name: self.system.asarray(padded(v[slice(*piece)], draw_chunk)) for name, v in w.items()}
-
-        def fill(values: dict[str, Array], of_draws: tuple[int, int], of_rows: tuple[int, int]) -> None:
-            part = map_data(lambda a: self.system.asarray(padded(a[slice(*of_rows)], row_chunk)), x)
-            batched(values, (part, shared), result[slice(*of_draws), :, slice(*of_rows)])
-
-        pieces = (
-            (values, of_draws, of_rows)
-            for of_draws in chunks(count, draw_chunk)
-            for values in [draws(of_draws)]
-            for of_rows in chunks(rows, row_chunk)
-        )
-        self.system.each(fill, pieces, threads)
-        return result.transpose(0, 2, 1)
-
-    def _seeded_predictor_draws(
-        self, w: Mapping[str, np.ndarray], x: Any, seed: int, memory: int
-    ) -> np.ndarray:
-        """`predictor_draws` for programs that draw random numbers: per-row variables, and plain models of a system."""
-        count, rows = len(next(iter(w.values()))), row_count(x)
-        # The memory of a row is unknown for such a model: a wide layer is assumed.
-        per_row = 8 * 256
-        work = min(memory, CACHE) if on_cpu(self.system.asarray(np.zeros(1))) else memory
-        row_chunk = rows if self.has_local or self.coupled else max(1, min(rows, CACHE_ROWS, work // per_row))
-        batch = max(1, min(count, work // (per_row * row_chunk)))
-
-        def one_by_one(w: Mapping[str, Array], x: Any, seeds: Any) -> Array:
-            from ppl_bnn.language import ops
-
-            each = [
-                self.predictor({name: value[index] for name, value in w.items()}, x, seed)
-                for index, seed in enumerate(iterate_seeds(seeds))
-            ]
-            return ops.stack(each, 0)
-
-        def build() -> Callable[..., Any]:
-            if self.has_local and not self.system.maps_randomness:
-                return self.system.compile(one_by_one)
-            return self.system.compile(self.system.vmap(self.predictor, in_axes=(0, None, 0)))
-
-        function = self.cached("seeded predictor", build)
-        seeds = self.system.seeds(seed, count)
-        result: np.ndarray | None = None
-        for start, stop in chunks(count, batch):
-            values = {name: self.system.asarray(padded(v[start:stop], batch)) for name, v in w.items()}
-            for first, last in chunks(rows, row_chunk):
-                part = map_data(lambda a, i=first, j=last: self.system.asarray(padded(a[i:j], row_chunk)), x)
-                eta = function(values, part, padded_seeds(seeds, start, stop, batch))
-                eta = self.system.to_numpy(eta)[: stop - start, : last - first]
-                if result is None:
-                    result = np.empty((count, rows, eta.shape[-1]), dtype=eta.dtype)
-                result[start:stop, first:last] = eta
-        assert result is not None
-        return result
-
-    def _bytes_per_row(self, one: Mapping[str, np.ndarray], x: Any) -> tuple[int, int]:
-        """Bytes of one row of one draw during the computation (inputs and outputs of all linear maps), and after it."""
-        # Where rows interact, a single row is not a valid input of the model.
-        first = map_data(lambda a: np.asarray(a if self.coupled else a[:1]), x)
-        output, inputs = recorded_linear(self.model, one, first)
-        held = sum(int(np.prod(np.shape(part)[1:])) for parts in inputs.values() for part in parts)
-        kept = int(np.shape(output.predictor)[-1])
-        return 8 * 2 * (held + kept), 8 * kept
+        return chunked_draws(self, ("linearised", *names), linearised, deviations, x, at, one, memory)
 
     def mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """function(u, x, y) compiled for many u with one leading axis."""
         return self.system.compile(self.system.vmap(function, in_axes=(0, None, None)))
 
     def cached[T](self, key: Hashable, build: Callable[[], T]) -> T:
@@ -584,10 +379,8 @@ class Program:
 
     def unconstrain(self, w: Mapping[str, np.ndarray], x: Any, y: Any) -> dict[str, np.ndarray]:
         """NumPy: one set of constrained values (all sites) in unconstrained coordinates."""
-        values = {name: self.system.asarray(value) for name, value in w.items()}
-        sites = self.system.run(
-            self.native, x, y, values=values, seed=next(iterate_seeds(self.system.seeds(0, 1)))
-        )
+        seed = next(iterate_seeds(self.system.seeds(0, 1)))
+        sites = self.system.run(self.native, x, y, values=self._arrays(w), seed=seed)
         return {
             site.name: self.system.to_numpy(self.unconstrain_site(site))
             for site in sites
@@ -656,6 +449,11 @@ class Problem:
     def log_prior_draws(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
         """NumPy: log prior of draws with one leading axis, shape (S,)."""
         return self.program.log_prior_draws(u, self.x, self.y)
+
+
+def _native(chosen: System, model: Model, language: bool) -> Model:
+    # f is not recorded, because it comes from the network function and a record costs a site per run.
+    return chosen.native(model, record=False) if language else chosen.plain(model)
 
 
 def _log_prior(sites: list[TracedSite], jacobian: bool, row_scale: float = 1.0) -> Array:

@@ -17,12 +17,11 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from ppl_bnn.backends.native import refuse_discrete, unwrap
+from ppl_bnn.backends.native import Model, unwrap
 from ppl_bnn.backends.turns import Turn
 from ppl_bnn.core.arrays import Array
-from ppl_bnn.core.errors import InputError, UnsupportedError
+from ppl_bnn.core.errors import DeviceError, InputError, UnsupportedError
 
-Model = Callable[..., Any]
 SYSTEMS = ("numpyro", "pyro")
 
 
@@ -128,20 +127,7 @@ class System(Protocol):
     def session(self, dtype: str, device: str, threads: int | None = None) -> AbstractContextManager[str]:
         """A context in which everything runs in this floating type on this device; every global is restored.
 
-        Parameters
-        ----------
-        dtype : str
-            Floating type.
-        device : str
-            "auto", "cpu" or "cuda[:i]".
-        threads : int, optional
-            Number of threads that the system may use within one operation, where it can be set (torch); None leaves it
-            unchanged.
-
-        Returns
-        -------
-        context manager
-            Its value is the device.
+        Its value is the device. `threads`: those of one operation, where they can be set (torch); None: unchanged.
         """
         ...
 
@@ -241,31 +227,39 @@ class System(Protocol):
     ) -> Callable[..., Any]:
         """Compile the function for arguments like these, for a few calls; a process compiles equal programs once.
 
-        Parameters
-        ----------
-        function : callable
-            The function to compile.
-        arguments : tuple
-            Arguments of the shapes and types of the calls.
-        quick : bool
-            Prefer a short compilation to a fast program; rounding may differ.
-
-        Returns
-        -------
-        callable
-            The compiled function.
+        quick: prefer a short compilation to a fast program; rounding may differ.
         """
         ...
 
 
-def constrained_parameter(name: str) -> UnsupportedError:
-    """The error for a parameter with a constraint: parameters are optimised without transformation."""
-    return UnsupportedError.of(
-        f"param {name!r}",
-        "a parameter without a constraint",
-        "a constrained one",
-        "transforming a free parameter in the model",
-    )
+def check_unconstrained(name: Any, constraint: Any, real: Any) -> None:
+    """Refuse a parameter with a constraint: parameters are optimised without transformation."""
+    if constraint not in (None, real):
+        advice = "transforming a free parameter in the model"
+        raise UnsupportedError.of(
+            f"param {name!r}", "a parameter without a constraint", "a constrained one", advice
+        )
+
+
+def traced_sites(trace: Mapping[str, Any], log_dets: Mapping[str, Array], drawn: bool) -> list[TracedSite]:
+    """The sites of a trace of either system, in order; `drawn`: whether the run had no targets."""
+    result = []
+    for name, site in trace.items():
+        kind = site["type"]
+        if kind == "sample" and not site["infer"].get("_deterministic"):
+            # A plate of Pyro that draws a subsample is a site, too.
+            if type(site["fn"]).__name__ == "_Subsample":
+                continue
+            kind = "observed" if site["is_observed"] or (name == "y" and drawn) else "latent"
+            local = any(frame.name == "rows" for frame in site["cond_indep_stack"])
+            scale = 1.0 if site["scale"] is None else site["scale"]
+            log_det = log_dets.get(name, 0.0)
+            result.append(TracedSite(name, kind, site["fn"], site["value"], log_det, scale, local))
+        elif kind in ("param", "deterministic", "sample"):
+            result.append(
+                TracedSite(name, "param" if kind == "param" else "deterministic", None, site["value"])
+            )
+    return result
 
 
 def described(
@@ -273,22 +267,7 @@ def described(
 ) -> tuple[list[Site], list[TracedSite]]:
     """The result of `System.describe`, from the sites of one run.
 
-    Parameters
-    ----------
-    traced : sequence of TracedSite
-        The sites of one run.
-    inverse_shape : callable
-        (the system's own distribution, shape of a value) -> its shape in unconstrained coordinates.
-
-    Returns
-    -------
-    tuple
-        Latent sites and parameters, and the other sites.
-
-    Raises
-    ------
-    UnsupportedError
-        A discrete latent site.
+    inverse_shape: (the system's own distribution, shape of a value) -> its shape in unconstrained coordinates.
     """
     sites = []
     for site in traced:
@@ -296,10 +275,12 @@ def described(
         if site.kind == "param":
             sites.append(Site(site.name, shape, shape, is_param=True))
         elif site.kind == "latent":
-            if getattr(site.distribution.support, "is_discrete", False):
-                raise refuse_discrete(site.name, type(unwrap(site.distribution)).__name__)
-            inner = tuple(inverse_shape(site.distribution, shape))
             family = type(unwrap(site.distribution)).__name__
+            if getattr(site.distribution.support, "is_discrete", False):
+                expected = "continuous latent variables: enumeration of discrete ones is not supported"
+                advice = "summing it out in the model, as with MixtureSameFamily"
+                raise UnsupportedError.of(f"site {site.name!r}", expected, f"a latent {family}", advice)
+            inner = tuple(inverse_shape(site.distribution, shape))
             sites.append(Site(site.name, shape, inner, local=site.local, family=family))
     return sites, [site for site in traced if site.kind in ("observed", "deterministic")]
 
@@ -316,3 +297,15 @@ def resolve_device(device: str) -> tuple[str, int | None]:
     if kind not in ("auto", "cpu", "cuda") or (index and not index.isdigit()) or (index and kind != "cuda"):
         raise InputError.of("device", "'auto', 'cpu' or 'cuda[:i]'", repr(device), "device='auto'")
     return kind, int(index) if index else None
+
+
+def cuda_index(device: str, count: Callable[[], int], library: str) -> int | None:
+    """The index of the CUDA device for a device string, of as many as `count` says; None for the CPU."""
+    kind, index = resolve_device(device)
+    available = 0 if kind == "cpu" else count()
+    if kind == "cpu" or (kind == "auto" and not available):
+        return None
+    if (index or 0) >= available:
+        expected = f"a CUDA device for device={device!r} in {library}"
+        raise DeviceError.of("", expected, f"{available} of them", "device='cpu' or the 'cuda' extra")
+    return index or 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -22,87 +22,54 @@ with ignored(category=FutureWarning), ignored(category=DeprecationWarning):
     import pyro.distributions
     import pyro.poutine
     from pyro.poutine.messenger import Messenger
-from ppl_bnn.backends.native import called
+from ppl_bnn.backends.interpretation import SystemInterpretation, interpreted
+from ppl_bnn.backends.native import Model, called
 from ppl_bnn.backends.protocol import (
-    Model,
     Site,
     TracedSite,
-    constrained_parameter,
+    check_unconstrained,
+    cuda_index,
     described,
-    resolve_device,
+    traced_sites,
 )
 from ppl_bnn.backends.pyro_distributions import current_settings, resolve
 from ppl_bnn.backends.pyro_modules import in_session, messenger
 from ppl_bnn.backends.pyro_session import TURN, opened, outside, rest, resting, typed
 from ppl_bnn.core.arrays import row_count
-from ppl_bnn.core.errors import BNNError, DeviceError
+from ppl_bnn.core.errors import BNNError
 from ppl_bnn.core.processes import refuse_forked
 from ppl_bnn.language.distributions import Distribution
 from ppl_bnn.language.modules.torch_defaults import floating
-from ppl_bnn.language.primitives import Interpretation, Message
 
 # Number of blocks of draws from which recording the operations is faster, and bytes of the widest array in a block.
 RECORDED_BLOCKS, BLOCK = 64, 2**20
 MOST_RECORDED = 16
 
 
-class PyroInterpretation(Interpretation):
-    """Every primitive of the language as a primitive of Pyro.
+class PyroInterpretation(SystemInterpretation):
+    """Every primitive of the language as a primitive of Pyro."""
 
-    Parameters
-    ----------
-    population : int or None
-        Number of rows to which the likelihood is scaled.
-    record : bool
-        Whether to record f.
-    """
+    primitives, scale = pyro, pyro.poutine.scale
 
     def __init__(self, population: int | None, record: bool):
-        super().__init__()
-        self.population = population
-        self.record = record
+        super().__init__(population, record)
         self.plates: dict[str, Any] = {}
-        self.circumstances = current_settings()
+        self.settings = current_settings()
 
-    def process(self, msg: Message) -> None:
-        super().process(msg)
-        arguments = msg.arguments
-        if msg.kind == "sample":
-            msg.answer(
-                pyro.sample(
-                    msg.name, resolve(arguments["distribution"], self.circumstances), obs=arguments["obs"]
-                )
-            )
-        elif msg.kind == "deterministic":
-            msg.answer(pyro.deterministic(msg.name, arguments["value"]))
-        elif msg.kind == "param":
-            init = arguments["init"]
-            if isinstance(init, Distribution):
-                init = resolve(init).sample
-            else:
-                init = torch.as_tensor(init, dtype=floating())
-            msg.answer(pyro.param(msg.name, init))
-        elif msg.kind == "rows":
-            msg.answer(self._plate("rows", arguments["n"]))
-        elif msg.kind == "observe":
-            f = arguments["f"]
-            if self.record:
-                pyro.deterministic("f", f, event_dim=f.dim())
-            with self._plate("observations", f.shape[0]):
-                msg.answer(
-                    pyro.sample("y", resolve(arguments["likelihood"].distribution(f)), obs=arguments["y"])
-                )
+    def resolve(self, specification: Distribution) -> Any:
+        return resolve(specification, self.settings)
 
-    @contextmanager
-    def _plate(self, name: str, rows: int) -> Iterator[None]:
-        with ExitStack() as stack:
-            if self.population is not None and self.population != rows:
-                stack.enter_context(pyro.poutine.scale(scale=self.population / rows))
-            # A plate is a site in Pyro, so all uses of `rows` in a run share one.
-            if name not in self.plates:
-                self.plates[name] = pyro.plate(name, rows)
-            stack.enter_context(self.plates[name])
-            yield
+    def start(self, init: Any) -> Any:
+        return torch.as_tensor(init, dtype=floating())
+
+    def record_output(self, f: Any) -> None:
+        pyro.deterministic("f", f, event_dim=f.dim())
+
+    def plate(self, name: str, rows: int) -> Any:
+        # A plate is a site in Pyro, so all uses of `rows` in a run share one.
+        if name not in self.plates:
+            self.plates[name] = pyro.plate(name, rows)
+        return self.plates[name]
 
 
 def as_pyro(model: Model, population: int | None = None, record: bool = True) -> Model:
@@ -122,12 +89,7 @@ def as_pyro(model: Model, population: int | None = None, record: bool = True) ->
     callable
         A Pyro model.
     """
-
-    @functools.wraps(getattr(model, "func", model))
-    def native(x: Any, y: Any = None, **keywords: Any) -> None:
-        with PyroInterpretation(population, record):
-            model(x, y, **keywords)
-
+    native = interpreted(model, lambda: PyroInterpretation(population, record))
     native.says_types = True  # pyright: ignore[reportAttributeAccessIssue]
     return native
 
@@ -146,8 +108,7 @@ class _Assign(Messenger):
             return
         value = self.values[msg["name"]]
         if self.unconstrained:
-            transform = biject_to(msg["fn"].support)
-            u = value
+            transform, u = biject_to(msg["fn"].support), value
             value = transform(u)
             self.log_dets[msg["name"]] = transform.log_abs_det_jacobian(u, value).sum()
         msg["value"] = value
@@ -156,8 +117,7 @@ class _Assign(Messenger):
     def _pyro_param(self, msg: Any) -> None:
         name: Any
         name, init, constraint = (*msg["args"], None)[:3]
-        if msg["kwargs"].get("constraint", constraint) not in (None, constraints.real):
-            raise constrained_parameter(name)
+        check_unconstrained(name, msg["kwargs"].get("constraint", constraint), constraints.real)
         # The store would always return the start of the first run, for any seed.
         if name in self.values:
             msg["value"] = self.values[name]
@@ -185,30 +145,15 @@ class Pyro:
     name = "pyro"
     maps_randomness = False  # its samplers write in place, which torch.func.vmap refuses
     turn = TURN
+    outside, jacobian = staticmethod(outside), staticmethod(torch.func.jacrev)
 
     @contextmanager
     def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
         refuse_forked()
-        chosen = self._device(device)
+        index = cuda_index(device, torch.cuda.device_count, "torch")
+        chosen = torch.device("cpu") if index is None else torch.device("cuda", index)
         with opened(dtype, chosen, threads):
             yield str(chosen)
-
-    def outside(self) -> AbstractContextManager[None]:
-        return outside()
-
-    def _device(self, device: str) -> Any:
-        kind, index = resolve_device(device)
-        available = torch.cuda.device_count() if kind != "cpu" and torch.cuda.is_available() else 0
-        if kind == "cpu" or (kind == "auto" and not available):
-            return torch.device("cpu")
-        if (index or 0) >= available:
-            raise DeviceError.of(
-                "",
-                f"a CUDA device for device={device!r} in torch",
-                f"{available} of them",
-                "device='cpu' or the 'cuda' extra",
-            )
-        return torch.device("cuda", index or 0)
 
     def asarray(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -256,31 +201,7 @@ class Pyro:
             except BNNError as error:
                 # Pyro raises a copy with the shapes of all sites after the message; raise the original.
                 raise error.__cause__ if isinstance(error.__cause__, BNNError) else error from None
-        result = []
-        nodes: dict[str, Any] = dict(trace.nodes)
-        for name, site in nodes.items():
-            if site["type"] == "sample":
-                if type(site["fn"]).__name__ == "_Subsample":
-                    continue
-                if site["infer"].get("_deterministic"):
-                    result.append(TracedSite(name, "deterministic", None, site["value"]))
-                    continue
-                kind = "observed" if site["is_observed"] or (name == "y" and y is None) else "latent"
-                local = any(frame.name == "rows" for frame in site["cond_indep_stack"])
-                result.append(
-                    TracedSite(
-                        name,
-                        kind,
-                        site["fn"],
-                        site["value"],
-                        assign.log_dets.get(name, 0.0),
-                        site["scale"],
-                        local,
-                    )
-                )
-            elif site["type"] == "param":
-                result.append(TracedSite(name, "param", None, site["value"]))
-        return result
+        return traced_sites(dict(trace.nodes), assign.log_dets, drawn=y is None)
 
     def describe(self, native: Model, x: Any, y: Any) -> tuple[list[Site], list[TracedSite]]:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -324,9 +245,6 @@ class Pyro:
                 return inner(*arguments)
 
         return quiet
-
-    def jacobian(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return torch.func.jacrev(function)
 
     def jvp(self, function: Callable[..., Any], at: Any, direction: Any) -> tuple[Any, Any]:
         value, tangent = torch.func.jvp(function, (at,), (direction,))  # pyright: ignore[reportAssignmentType]

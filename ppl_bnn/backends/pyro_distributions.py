@@ -16,7 +16,8 @@ with ignored(category=FutureWarning), ignored(category=DeprecationWarning):
     import pyro
     import pyro.distributions
     import pyro.poutine
-from ppl_bnn.language.distributions import Distribution, censored_log_prob, check_no_nested
+from ppl_bnn.backends.interpretation import ArrayNormal, CholeskyFactor, KroneckerFactor, resolved
+from ppl_bnn.language.distributions import Distribution, censored_log_prob
 from ppl_bnn.language.modules.torch_defaults import floating
 
 
@@ -24,21 +25,13 @@ class NormalMixture(pyro.distributions.TorchDistribution):
     """Mixture of centred normals, sum_k weights_k N(0, scales_k^2), elementwise.
 
     The support that torch's MixtureSameFamily declares has no bijection from the real line, so no guide accepts it.
-
-    Parameters
-    ----------
-    weights : Tensor
-        Mixture weights.
-    scales : Tensor
-        Standard deviations.
     """
 
     arg_constraints: Any = {"weights": constraints.simplex, "scales": constraints.positive}
     support: Any = constraints.real
 
-    def __init__(self, weights: Any, scales: Any, batch_shape: Any = torch.Size(), validate_args: Any = None):
-        self.weights = weights
-        self.scales = scales
+    def __init__(self, weights: Any, scales: Any, batch_shape: Any = torch.Size()):
+        self.weights, self.scales = weights, scales
         super().__init__(torch.Size(batch_shape), torch.Size(), validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> NormalMixture:
@@ -46,9 +39,8 @@ class NormalMixture(pyro.distributions.TorchDistribution):
 
     def log_prob(self, value: Any) -> Any:
         each = -0.5 * (value[..., None] / self.scales) ** 2 - self.scales.log() - 0.9189385332046727
-        return torch.logsumexp(each + self.weights.log(), dim=-1).expand(
-            torch.broadcast_shapes(value.shape, self.batch_shape)
-        )
+        shape = torch.broadcast_shapes(value.shape, self.batch_shape)
+        return torch.logsumexp(each + self.weights.log(), dim=-1).expand(shape)
 
     def sample(self, sample_shape: Any = torch.Size()) -> Any:
         shape = torch.Size(sample_shape) + self.batch_shape
@@ -60,15 +52,6 @@ class MixtureOfNormals(pyro.distributions.TorchDistribution):
     """Mixture of normals, sum_m softmax(logits)_m N(loc_m, scale_m^2) over the last axis.
 
     torch's own has the support problem of `NormalMixture`.
-
-    Parameters
-    ----------
-    logits : Tensor
-        Logits of the weights.
-    loc : Tensor
-        Means.
-    scale : Tensor
-        Standard deviations.
     """
 
     arg_constraints: Any = {
@@ -101,15 +84,17 @@ class MixtureOfNormals(pyro.distributions.TorchDistribution):
         return loc + scale * torch.randn(shape, dtype=loc.dtype, device=loc.device)
 
 
-class _ArrayNormal(pyro.distributions.TorchDistribution):
-    """loc + A eps over an array, eps standard normal; a subclass defines A. One event of the shape of loc."""
+class _ArrayNormal(ArrayNormal, pyro.distributions.TorchDistribution):
+    """One event of the shape of loc."""
 
     arg_constraints: Any = {}
     has_rsample = True
 
     def __init__(self, loc: Any, batch_shape: Any = torch.Size()):
         self.loc = loc
-        super().__init__(torch.Size(batch_shape), loc.shape, validate_args=False)
+        pyro.distributions.TorchDistribution.__init__(
+            self, torch.Size(batch_shape), loc.shape, validate_args=False
+        )
 
     @property
     def support(self) -> Any:
@@ -117,99 +102,28 @@ class _ArrayNormal(pyro.distributions.TorchDistribution):
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Any:
         batch = torch.Size(sample_shape) + self.batch_shape
-        eps = torch.randn((*batch, self.loc.numel()), dtype=self.loc.dtype, device=self.loc.device)
-        return self.loc + self.spread(eps).reshape(batch + self.event_shape)
+        return self.drawn(
+            torch.randn((*batch, self.loc.numel()), dtype=self.loc.dtype, device=self.loc.device)
+        )
 
     def log_prob(self, value: Any) -> Any:
-        deviation = value - self.loc
-        batch = deviation.shape[: deviation.dim() - self.event_dim]
-        eps = self.gather(deviation.reshape((*batch, self.loc.numel())))
-        constant = self.log_volume() + 0.5 * self.loc.numel() * math.log(2.0 * math.pi)
-        density = -0.5 * (eps**2).sum(-1) - constant
-        return density.expand(torch.broadcast_shapes(batch, self.batch_shape))
-
-    def spread(self, eps: Any) -> Any:
-        """A eps, (..., P) to (..., P)."""
-        raise NotImplementedError
-
-    def gather(self, deviation: Any) -> Any:
-        """A^-1 deviation, (..., P) to (..., P)."""
-        raise NotImplementedError
-
-    def log_volume(self) -> Any:
-        """log |det A|."""
-        raise NotImplementedError
+        density = self.density(value)
+        return density.expand(torch.broadcast_shapes(density.shape, self.batch_shape))
 
 
-class MultivariateNormal(_ArrayNormal):
-    """Normal distribution of an array; the distribution of torch supports vectors as events only.
-
-    Parameters
-    ----------
-    loc : Tensor
-        Mean.
-    scale_tril : Tensor
-        Cholesky factor of the covariance of the ravelled array.
-    """
-
-    def __init__(self, loc: Any, scale_tril: Any, batch_shape: Any = torch.Size()):
-        self.scale_tril = scale_tril
-        super().__init__(loc, batch_shape)
+class MultivariateNormal(CholeskyFactor, _ArrayNormal):
+    """Normal distribution of an array; the distribution of torch supports vectors as events only."""
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> MultivariateNormal:
-        return MultivariateNormal(self.loc, self.scale_tril, batch_shape)
-
-    def spread(self, eps: Any) -> Any:
-        return eps @ self.scale_tril.T
-
-    def gather(self, deviation: Any) -> Any:
-        flat = deviation.reshape(-1, self.loc.numel()).T
-        return torch.linalg.solve_triangular(self.scale_tril, flat, upper=False).T.reshape(deviation.shape)
-
-    def log_volume(self) -> Any:
-        return self.scale_tril.diagonal().log().sum()
+        return MultivariateNormal(self.loc, self.scale_tril, batch_shape=batch_shape)
 
 
-class KroneckerNormal(_ArrayNormal):
-    """Normal distribution with A = (Q_l (x) Q_r) diag(precisions^-1/2), which is never built.
-
-    Parameters
-    ----------
-    loc : Tensor
-        Mean.
-    left_vectors, right_vectors : Tensor
-        Q_l (I, I) and Q_r (O, O), orthogonal.
-    precisions : Tensor
-        Precisions, (I, O).
-    """
-
-    def __init__(
-        self,
-        loc: Any,
-        left_vectors: Any,
-        right_vectors: Any,
-        precisions: Any,
-        batch_shape: Any = torch.Size(),
-    ):
-        self.left_vectors, self.right_vectors, self.precisions = left_vectors, right_vectors, precisions
-        super().__init__(loc, batch_shape)
+class KroneckerNormal(KroneckerFactor, _ArrayNormal):
+    """Normal distribution of an array whose covariance is that of `KroneckerFactor`."""
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> KroneckerNormal:
-        return KroneckerNormal(self.loc, self.left_vectors, self.right_vectors, self.precisions, batch_shape)
-
-    def _as_matrices(self, flat: Any) -> Any:
-        return flat.reshape((*flat.shape[:-1], *self.precisions.shape))
-
-    def spread(self, eps: Any) -> Any:
-        scaled = self._as_matrices(eps) / self.precisions.sqrt()
-        return (self.left_vectors @ scaled @ self.right_vectors.T).reshape(eps.shape)
-
-    def gather(self, deviation: Any) -> Any:
-        turned = self.left_vectors.T @ self._as_matrices(deviation) @ self.right_vectors
-        return (self.precisions.sqrt() * turned).reshape(deviation.shape)
-
-    def log_volume(self) -> Any:
-        return -0.5 * self.precisions.log().sum()
+        factors = self.left_vectors, self.right_vectors, self.precisions
+        return KroneckerNormal(self.loc, *factors, batch_shape=batch_shape)
 
 
 class MultivariateLogNormal(pyro.distributions.TransformedDistribution):
@@ -219,11 +133,8 @@ class MultivariateLogNormal(pyro.distributions.TransformedDistribution):
 
     def __init__(self, loc: Any, scale_tril: Any):
         self.loc, self.scale_tril = loc, scale_tril
-        super().__init__(
-            MultivariateNormal(loc, scale_tril),
-            [torch.distributions.transforms.ExpTransform()],
-            validate_args=False,
-        )
+        exp = torch.distributions.transforms.ExpTransform()
+        super().__init__(MultivariateNormal(loc, scale_tril), [exp], validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
         new = self._get_checked_instance(MultivariateLogNormal, _instance)
@@ -288,57 +199,47 @@ class Censored(pyro.distributions.TorchDistribution):
         return torch.stack([value, torch.ones_like(value)], dim=-1)
 
 
-# Families that torch does not have, or has in a form that is not suitable here.
+# Families that Pyro does not have, or has in a form or with arguments that are not suitable here.
 _OWN: dict[str, Any] = {
-    family.__name__: family
-    for family in (
-        MultivariateNormal,
-        MultivariateLogNormal,
-        KroneckerNormal,
-        EmpiricalBayes,
-        ImproperLogUniform,
-    )
+    "NormalMixture": NormalMixture,
+    "MixtureOfNormals": MixtureOfNormals,
+    "MultivariateNormal": MultivariateNormal,
+    "MultivariateLogNormal": MultivariateLogNormal,
+    "KroneckerNormal": KroneckerNormal,
+    "EmpiricalBayes": EmpiricalBayes,
+    "ImproperLogUniform": ImproperLogUniform,
+    "Censored": Censored,
+    "NegativeBinomial": lambda concentration, logits: pyro.distributions.NegativeBinomial(
+        concentration, logits=logits
+    ),
+    # Rows are the batch and share one factor, so torch's own distribution of vectors is enough.
+    "RowNormal": lambda loc, scale_tril: pyro.distributions.MultivariateNormal(loc, scale_tril=scale_tril),
+    "LKJCholesky": lambda dimension, concentration: pyro.distributions.LKJCholesky(
+        int(dimension), concentration
+    ),
 }
 _RESOLVED: dict[Any, Any] = {}
 _MOST_RESOLVED = 512
 
 
-def resolve(specification: Distribution, circumstances: Any = None) -> Any:
-    """The Pyro distribution of a specification.
+def _family(name: str) -> Any:
+    return _OWN.get(name) or getattr(pyro.distributions, name)
+
+
+def resolve(specification: Distribution, settings: Any = None) -> Any:
+    """The Pyro distribution of a specification; `settings`: the `current_settings()` of a run.
 
     A distribution whose arguments are all plain numbers is the same in every run of the model. Its construction takes
     longer than the evaluation of its density, and a run of SVI would construct it at each step, so it is cached.
-
-    Parameters
-    ----------
-    specification : Distribution
-        The specification.
-    circumstances : optional
-        The `current_settings()` of a run, by default those of the call.
-
-    Returns
-    -------
-    pyro.distributions.Distribution
-        The distribution.
-
-    Raises
-    ------
-    ModelError
-        An argument is a distribution itself.
     """
     arguments = tuple(specification.arguments.values())
     if not all(map(_is_constant, arguments)):
-        return _resolve(specification)
-    key = (
-        specification.family,
-        arguments,
-        specification.shape,
-        specification.event_dims,
-        circumstances or current_settings(),
-    )
+        return resolved(specification, _family, _as_tensor)
+    settings = settings or current_settings()
+    key = (specification.family, arguments, specification.shape, specification.event_dims, settings)
     found = _RESOLVED.get(key)
     if found is None:
-        found = _resolve(specification)
+        found = resolved(specification, _family, _as_tensor)
         if _may_be_kept(torch.as_tensor(0.0)):
             if len(_RESOLVED) >= _MOST_RESOLVED:
                 _RESOLVED.clear()
@@ -368,46 +269,6 @@ def _may_be_kept(fresh: torch.Tensor) -> bool:
     return True
 
 
-def _as_tensor(value: Any) -> torch.Tensor:
-    """A plain Python number as a scalar tensor of the session's type and device."""
-    if isinstance(value, torch.Tensor):
-        return value
-    return torch.as_tensor(value, dtype=floating())
-
-
-def _resolve(specification: Distribution) -> Any:
-    if specification.family == "NormalMixture":
-        result: Any = NormalMixture(
-            torch.as_tensor(specification.arguments["weights"], dtype=floating()),
-            torch.as_tensor(specification.arguments["scales"], dtype=floating()),
-        )
-    elif specification.family == "MixtureOfNormals":
-        result = MixtureOfNormals(*map(_as_tensor, specification.arguments.values()))
-    elif specification.family == "NegativeBinomial":
-        concentration, logits = map(_as_tensor, specification.arguments.values())
-        result = pyro.distributions.NegativeBinomial(concentration, logits=logits)
-    elif specification.family == "RowNormal":
-        # Rows are the batch and share one factor, so torch's own distribution of vectors is enough.
-        loc, scale_tril = map(_as_tensor, specification.arguments.values())
-        result = pyro.distributions.MultivariateNormal(loc, scale_tril=scale_tril)
-    elif specification.family == "Censored":
-        base = specification.arguments["base"]
-        arguments = {name: _as_tensor(value) for name, value in base.arguments.items()}
-        result = Censored(_resolve(base), base.family, arguments)
-    elif specification.family == "LKJCholesky":
-        result = pyro.distributions.LKJCholesky(
-            specification.arguments["dimension"], _as_tensor(specification.arguments["concentration"])
-        )
-    elif specification.family in ("Bernoulli", "Categorical"):
-        result = getattr(pyro.distributions, specification.family)(logits=specification.arguments["logits"])
-    else:
-        check_no_nested(specification)
-        arguments = {
-            name: value if isinstance(value, str) else _as_tensor(value)
-            for name, value in specification.arguments.items()
-        }
-        family = _OWN.get(specification.family) or getattr(pyro.distributions, specification.family)
-        result = family(**arguments)
-    if specification.shape is not None:
-        result = result.expand(specification.shape)
-    return result.to_event(specification.event_dims) if specification.event_dims else result
+def _as_tensor(value: Any) -> Any:
+    """A number, or a list of them, as a tensor of the session's type and device; tensors and text unchanged."""
+    return value if isinstance(value, torch.Tensor | str) else torch.as_tensor(value, dtype=floating())

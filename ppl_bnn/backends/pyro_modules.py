@@ -11,8 +11,8 @@ import functools
 import types
 from typing import Any
 
-from ppl_bnn.backends.native import Model, refuse_subsample
-from ppl_bnn.core.errors import ModelError
+from ppl_bnn.backends.native import Model
+from ppl_bnn.core.errors import ModelError, UnsupportedError
 from ppl_bnn.language.modules.torch_defaults import floating
 
 
@@ -42,12 +42,9 @@ def _copied(module: Any) -> Any:
     try:
         copied = copy.deepcopy(module)
     except Exception as error:
-        raise ModelError.of(
-            "",
-            "a module that copy.deepcopy can copy, since a fit does not change the user's own",
-            f"{type(error).__name__}: {error}",
-            "a module whose tensors are parameters or buffers",
-        ) from error
+        expected = "a module that copy.deepcopy can copy, since a fit does not change the user's own"
+        got, advice = f"{type(error).__name__}: {error}", "a module whose tensors are parameters or buffers"
+        raise ModelError.of("", expected, got, advice) from error
     return copied.to(dtype=floating(), device=torch.get_default_device())
 
 
@@ -68,7 +65,13 @@ def messenger() -> Any:
                 size, rows = msg["fn"].size, msg["fn"].subsample_size
                 # A plate with as many rows as the data scales a mini-batch to a population.
                 if rows not in (None, size, self.rows):
-                    raise refuse_subsample(msg["name"], size, rows)
+                    name = msg["name"]
+                    advice = (
+                        f"pyro.plate({name!r}, {size}), and mini-batches by SVI(batch_size={rows}) with a "
+                    )
+                    advice += "parameter population=None of the model"
+                    got = f"subsample_size={rows} of {size}"
+                    raise UnsupportedError.of(f"plate {name!r}", "a plate over all rows in Pyro", got, advice)
             elif not msg["is_observed"]:
                 msg["fn"] = moved(msg["fn"], self.dtype, self.device)
 
@@ -88,11 +91,8 @@ def moved(value: Any, dtype: Any, device: Any) -> Any:
         return value if same else type(value)(parts)
     if not isinstance(value, torch.distributions.Distribution | torch.distributions.Transform):
         return value
-    changed = {}
-    for name, part in vars(value).items():
-        new = moved(part, dtype, device)
-        if new is not part:
-            changed[name] = new
+    parts = {name: moved(part, dtype, device) for name, part in vars(value).items()}
+    changed = {name: part for name, part in parts.items() if part is not vars(value)[name]}
     if not changed:
         return value
     result = copy.copy(value)

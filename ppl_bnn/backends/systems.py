@@ -10,6 +10,9 @@ from ppl_bnn.backends.native import is_torch_module
 from ppl_bnn.backends.protocol import SYSTEMS, Model, System
 from ppl_bnn.core.arrays import map_data
 from ppl_bnn.core.errors import BNNError, MissingFrameworkError, ModelError, unknown_name
+from ppl_bnn.language.handlers import Record
+
+_PACKAGES = {"numpyro": "numpyro and jax", "pyro": "pyro-ppl and torch"}
 
 
 def system(name: str) -> System:
@@ -31,14 +34,10 @@ def system(name: str) -> System:
             from ppl_bnn.backends import pyro as chosen
         return chosen.SYSTEM
     except ImportError as error:
-        package = {"numpyro": "numpyro and jax", "pyro": "pyro-ppl and torch"}[name]
-        other = "pyro" if name == "numpyro" else "numpyro"
-        raise MissingFrameworkError.of(
-            "",
-            f"{package} for ppl={name!r}",
-            f"{type(error).__name__}: {error}",
-            f"ppl={other!r} or installing {package}",
-        ) from error
+        package, got = _PACKAGES[name], f"{type(error).__name__}: {error}"
+        (other,) = (each for each in SYSTEMS if each != name)
+        advice = f"ppl={other!r} or installing {package}"
+        raise MissingFrameworkError.of("", f"{package} for ppl={name!r}", got, advice) from error
 
 
 def written_in(model: Model, x: Any, y: Any, preferred: str) -> Literal["language", "numpyro", "pyro"]:
@@ -66,24 +65,20 @@ def written_in(model: Model, x: Any, y: Any, preferred: str) -> Literal["languag
         The model has no sites, runs in neither system, or is a torch module without priors.
     """
     failures: dict[str, Exception] = {}
-    candidates = _hinted(model) or [preferred, *(name for name in SYSTEMS if name != preferred)]
-    for name in candidates:
+    for name in _hinted(model) or [preferred, *(name for name in SYSTEMS if name != preferred)]:
         try:
-            chosen = system(name)
+            in_language, sites = _probe(system(name), model, x, y)
         except MissingFrameworkError as error:
             failures[name] = error
-            continue
-        try:
-            spoken, sites = _probe(chosen, model, x, y)
         except BNNError:
             raise
         except Exception as error:
             failures[name] = error
-            continue
-        if spoken:
-            return "language"
-        if sites:
-            return "numpyro" if name == "numpyro" else "pyro"
+        else:
+            if in_language:
+                return "language"
+            if sites:
+                return "numpyro" if name == "numpyro" else "pyro"
     if is_torch_module(model):
         raise ModelError.of(
             "",
@@ -91,15 +86,11 @@ def written_in(model: Model, x: Any, y: Any, preferred: str) -> Literal["languag
             f"the torch module {type(model).__name__}, whose weights have no priors",
             "bnn.module('net', x, network) in a model that ends with bnn.observe",
         ) from next(iter(failures.values()), None)
-    if failures:
-        name, error = next(iter(failures.items()))
+    for name, error in failures.items():
         raise ModelError(f"running the model in {name} failed: {type(error).__name__}: {error}") from error
-    raise ModelError.of(
-        "",
-        "a model written with bnn.sample and bnn.observe, or in NumPyro or Pyro",
-        f"{getattr(model, '__name__', type(model).__name__)}, which has no sites",
-        "ending the model with bnn.observe(y, f, likelihood)",
-    )
+    expected = "a model written with bnn.sample and bnn.observe, or in NumPyro or Pyro"
+    got = f"{getattr(model, '__name__', type(model).__name__)}, which has no sites"
+    raise ModelError.of("", expected, got, "ending the model with bnn.observe(y, f, likelihood)")
 
 
 def _hinted(model: Model) -> list[str]:
@@ -111,46 +102,29 @@ def _hinted(model: Model) -> list[str]:
     code = getattr(function, "__code__", None)
     if code is None:
         return []
-    found = []
     names = list(code.co_names)
     with suppress(ValueError):
-        names += [
-            cell.cell_contents.__name__
-            for cell in function.__closure__ or ()
-            if inspect.ismodule(cell.cell_contents)
-        ]
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        names += [content.__name__ for content in cells if inspect.ismodule(content)]
+    found: dict[str, None] = {}
     for name in names:
         value = namespace.get(name)
         module = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", "") or name
-        root = str(module).split(".")[0]
-        if root in SYSTEMS and root not in found:
-            found.append(root)
-    return found
+        found[str(module).split(".")[0]] = None
+    return [root for root in found if root in SYSTEMS]
 
 
 def _probe(chosen: System, model: Model, x: Any, y: Any) -> tuple[bool, int]:
     """Whether the model uses primitives of the language, and its number of sites in a system."""
-    from ppl_bnn.language.primitives import Handler, Message
-
-    class Ear(Handler):
-        heard = False
-
-        def process(self, msg: Message) -> None:
-            self.heard = True
-
-    ear = Ear()
-
-    def listened(x: Any, y: Any = None) -> None:
-        with ear:
-            plain(x, y)
-
+    record = Record()
     with chosen.session("float64", "cpu"):
-        plain = chosen.plain(model)
+        probed = record.around(chosen.plain(model))
         x, y = map_data(chosen.asarray, x), None if y is None else chosen.asarray(y)
         try:
-            latents, others = chosen.describe(listened, x, y)
+            latents, others = chosen.describe(probed, x, y)
         except Exception:
-            if not ear.heard:
+            # Outside of an interpretation, the first primitive of the language raises.
+            if not record.messages:
                 raise
             return True, 0
-    return ear.heard, len(latents) + sum(site.kind == "observed" for site in others)
+    return bool(record.messages), len(latents) + sum(site.kind == "observed" for site in others)

@@ -316,7 +316,7 @@ def test_every_family_has_one_density_in_all_three(ppl: str) -> None:
         drawn = program.prior_draws(xs, ys, seed=0, count=1)
         assert all(np.isfinite(value).all() for value in drawn.values())
         u = program.unravel(chosen.asarray(np.linspace(-1.0, 1.2, program.parameter_count)))
-        for site in program._run(u, xs, ys):
+        for site in program.run(u, xs, ys):
             if site.name in FROZEN:
                 value = chosen.to_numpy(site.value)
                 density = chosen.to_numpy(site.distribution.log_prob(site.value))

@@ -258,7 +258,7 @@ def test_one_density_written_by_hand_and_one_gradient_in_both_systems() -> None:
             flat = 0.8 * np.random.default_rng(0).normal(size=program.parameter_count)
             u = program.unravel(flat)
             found = dict.fromkeys(CASES, 0.0)
-            for site in program._run(program.unravel(chosen.asarray(flat)), x, y):
+            for site in program.run(program.unravel(chosen.asarray(flat)), x, y):
                 if site.kind == "latent":
                     density = site.distribution.log_prob(site.value).sum() + site.log_det
                     found[site.name.split(".")[0]] += float(density)
@@ -315,7 +315,7 @@ def densities_of(ppl: str, model: Any, seed: int = 0) -> tuple[dict[str, np.ndar
         program = program_of(ppl, model)
         u = program.unravel(0.7 * np.random.default_rng(seed).normal(size=program.parameter_count))
         values = {name: chosen.asarray(value) for name, value in u.items()}
-        sites = program._run(values, chosen.asarray(X), chosen.asarray(Y))
+        sites = program.run(values, chosen.asarray(X), chosen.asarray(Y))
         latents = [site for site in sites if site.kind == "latent"]
         found = {
             site.name: float(site.distribution.log_prob(site.value).sum() + site.log_det) for site in latents

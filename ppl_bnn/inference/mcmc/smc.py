@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ppl_bnn.backends.program import CACHE, DENSITY_MEMORY, Problem
+from ppl_bnn.backends.many_draws import CACHE, DENSITY_MEMORY
+from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import site_seed
 from ppl_bnn.core.errors import BudgetError, DivergenceError, InputError, UnsupportedError
 from ppl_bnn.core.progress import Progress, Task

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ppl_bnn.backends.program import DENSITY_MEMORY, Problem
+from ppl_bnn.backends.many_draws import DENSITY_MEMORY
+from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import ravel, site_seed, unravel
 from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError
 from ppl_bnn.core.progress import Progress

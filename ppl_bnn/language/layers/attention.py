@@ -6,18 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import ops
-from ppl_bnn.language.layers.basic import (
-    dense,
-    layer_norm,
-    residual,
-    sequence_mask,
-    sequence_shape,
-    weight_and_bias,
-    whole,
-)
-from ppl_bnn.language.primitives import linear
+from ppl_bnn.language.layers.basic import dense, layer_norm, residual
+from ppl_bnn.language.layers.declarations import Layer
 from ppl_bnn.language.prior_scales import Prior
 
 
@@ -72,24 +63,21 @@ def attention(
     ----------
     Vaswani et al. (2017), Attention is all you need.
     """
-    word = f"attention({name!r})"
-    rows, length, channels = sequence_shape(word, x)
-    heads = whole(word, "heads", heads, 4)
+    layer = Layer("attention", name, prior, bias)
+    rows, length, channels = layer.sequence(x)
+    heads = layer.whole("heads", heads, 4)
     if channels % heads:
-        raise ModelError.of(
-            f"{word}",
+        expected, advice = (
             f"channels that {heads} heads can share equally",
-            f"{channels} channels",
             f"heads={math.gcd(channels, heads)}",
         )
-    present = sequence_mask(word, mask, x)
+        raise layer.error(expected, f"{channels} channels", advice)
+    present = layer.mask(mask, x)
     each = channels // heads
-
-    def mapped(part: str) -> Any:
-        weight, offset = weight_and_bias(word, f"{name}.{part}", (channels, channels), channels, prior, bias)
-        return linear(f"{name}.{part}", x, weight, offset).reshape(rows, length, heads, each)
-
-    query, key, value = mapped("query"), mapped("key"), mapped("value")
+    query, key, value = (
+        layer.linear(part, x, channels).reshape(rows, length, heads, each)
+        for part in ("query", "key", "value")
+    )
     scores = ops.einsum("nthc,nshc->nhts", query, key) / math.sqrt(each)
     if present is not None:
         scores = _unread(scores, present[:, None, None, :])
@@ -97,8 +85,7 @@ def attention(
         order = ops.in_floats([[float(s <= t) for s in range(length)] for t in range(length)], like=scores)
         scores = _unread(scores, order[None, None] != 0)
     read = ops.einsum("nhts,nshc->nthc", ops.softmax(scores), value).reshape(rows, length, channels)
-    weight, offset = weight_and_bias(word, f"{name}.output", (channels, channels), channels, prior, bias)
-    return linear(f"{name}.output", read, weight, offset)
+    return layer.linear("output", read, channels)
 
 
 def _unread(scores: Any, readable: Any) -> Any:
@@ -159,9 +146,9 @@ def transformer_block(
     ----------
     Xiong et al. (2020), On layer normalization in the transformer architecture.
     """
-    word = f"transformer_block({name!r})"
-    channels = sequence_shape(word, x)[2]
-    width = 4 * channels if width is None else whole(word, "width", width, 4 * channels)
+    layer = Layer("transformer_block", name)
+    channels = layer.sequence(x)[2]
+    width = 4 * channels if width is None else layer.whole("width", width, 4 * channels)
     nonlinearity = ops.activation(activation)
 
     def read(h: Any) -> Any:

@@ -8,19 +8,14 @@ Channels are last everywhere: rows (N, C), sequences (N, T, C), images (N, H, W,
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
 from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import ops
+from ppl_bnn.language.layers.declarations import THRESHOLD, Layer
 from ppl_bnn.language.primitives import conv, linear
 from ppl_bnn.language.prior_scales import Prior
-from ppl_bnn.language.priors import Normal
-
-# 1 within a factor of about two, and positive: a gain of the other sign would only reverse a unit.
-GAIN = Normal(1.0, 0.25)
-OFFSET = Normal(0.0, 1.0)
 
 
 def dense(name: str, x: Any, width: int, prior: Prior | None = None, bias: bool | Prior = True) -> Any:
@@ -51,14 +46,11 @@ def dense(name: str, x: Any, width: int, prior: Prior | None = None, bias: bool 
     ModelError
         An argument does not fit.
     """
-    width = whole(f"dense({name!r})", "width", width, 50)
+    layer = Layer("dense", name, prior, bias)
+    width = layer.whole("width", width, 50)
     if len(x.shape) < 2:
-        raise ModelError.of(
-            f"dense({name!r})", "inputs of shape (N, features)", f"shape {tuple(x.shape)}", "x[:, None]"
-        )
-    fan_in = int(x.shape[-1])
-    weight, offset = weight_and_bias(f"dense({name!r})", name, (fan_in, width), fan_in, prior, bias)
-    return linear(name, x, weight, offset)
+        raise layer.error("inputs of shape (N, features)", f"shape {tuple(x.shape)}", "x[:, None]")
+    return layer.linear("", x, width)
 
 
 # --- convolutions -----------------------------------------------------------------------------------
@@ -119,12 +111,10 @@ def conv2d(
     ModelError
         An argument does not fit.
     """
-    word = f"conv2d({name!r})"
-    channels = whole(word, "channels", channels, 16)
-    size, *_ = ops.windows(word, x, kernel, stride, padding)
-    shape = (*size, int(x.shape[-1]), channels)
-    weight, offset = weight_and_bias(word, name, shape, size[0] * size[1] * shape[2], prior, bias)
-    return conv(name, x, weight, offset, stride, padding)
+    layer = Layer("conv2d", name, prior, bias)
+    channels = layer.whole("channels", channels, 16)
+    size, *_ = ops.windows(layer.word, x, kernel, stride, padding)
+    return conv(name, x, *layer.weights("", (*size, int(x.shape[-1]), channels)), stride, padding)
 
 
 def conv1d(
@@ -169,12 +159,10 @@ def conv1d(
     ModelError
         An argument does not fit.
     """
-    word = f"conv1d({name!r})"
-    channels = whole(word, "channels", channels, 16)
-    _, (_, size), *_ = ops.sequence_as_image(word, x, kernel, stride, padding)
-    shape = (size, int(x.shape[-1]), channels)
-    weight, offset = weight_and_bias(word, name, shape, size * shape[1], prior, bias)
-    return conv(name, x, weight, offset, stride, padding)
+    layer = Layer("conv1d", name, prior, bias)
+    channels = layer.whole("channels", channels, 16)
+    _, (_, size), *_ = ops.sequence_as_image(layer.word, x, kernel, stride, padding)
+    return conv(name, x, *layer.weights("", (size, int(x.shape[-1]), channels)), stride, padding)
 
 
 # --- normalisation ----------------------------------------------------------------------------------
@@ -217,18 +205,14 @@ def layer_norm(
     ----------
     Ba et al. (2016), Layer normalization.
     """
-    word = f"layer_norm({name!r})"
+    layer = Layer("layer_norm", name)
     if len(x.shape) < 2 or x.shape[-1] < 2:
-        raise ModelError.of(
-            f"{word}",
-            "inputs (N, ..., C) with at least two channels, over which a variance is taken",
-            f"shape {tuple(x.shape)}",
-            "more channels, or no normalisation",
-        )
-    _check_epsilon(word, epsilon)
+        expected = "inputs (N, ..., C) with at least two channels, over which a variance is taken"
+        raise layer.error(expected, f"shape {tuple(x.shape)}", "more channels, or no normalisation")
+    layer.check_epsilon(epsilon)
     centred = x - ops.mean(x, -1)[..., None]
     variance = ops.mean(centred * centred, -1)[..., None]
-    return _scaled(word, name, centred / ops.sqrt(variance + epsilon), gain, bias)
+    return layer.scaled(centred / ops.sqrt(variance + epsilon), gain, bias)
 
 
 def filter_response_norm(
@@ -282,45 +266,16 @@ def filter_response_norm(
     ----------
     Singh and Krishnan (2020), Filter response normalization layer.
     """
-    word = f"filter_response_norm({name!r})"
-    shape = tuple(x.shape)
+    layer, shape = Layer("filter_response_norm", name), tuple(x.shape)
     if len(shape) not in (3, 4) or math.prod(map(int, shape[1:-1])) < 2:
-        raise ModelError.of(
-            f"{word}",
-            "(N, H, W, C) or (N, T, C) with at least two places, over which a mean is taken",
-            f"shape {shape}",
-            "bnn.layer_norm, or a smaller stride before it",
-        )
-    _check_epsilon(word, epsilon)
+        expected = "(N, H, W, C) or (N, T, C) with at least two places, over which a mean is taken"
+        raise layer.error(expected, f"shape {shape}", "bnn.layer_norm, or a smaller stride before it")
+    layer.check_epsilon(epsilon)
     square = (x * x).reshape(shape[0], -1, shape[-1])
     size = ops.sqrt(ops.mean(square, 1) + epsilon).reshape(shape[0], *(1,) * (len(shape) - 2), shape[-1])
-    result = _scaled(word, name, x / size, gain, bias)
-    cut = _parameter(word, f"{name}.threshold", shape[-1:], threshold, Normal(0.0, 0.25))
+    result = layer.scaled(x / size, gain, bias)
+    cut = layer.parameter("threshold", shape[-1], threshold, THRESHOLD)
     return result if cut is None else ops.maximum(result, cut)
-
-
-def _scaled(word: str, name: str, x: Any, gain: bool | Prior, bias: bool | Prior) -> Any:
-    """x * gain + bias, channel by channel."""
-    channels = (int(x.shape[-1]),)
-    factor = _parameter(word, f"{name}.gain", channels, gain, GAIN)
-    offset = _parameter(word, f"{name}.bias", channels, bias, OFFSET)
-    x = x if factor is None else x * factor
-    return x if offset is None else x + offset
-
-
-def _parameter(
-    word: str, name: str, shape: tuple[int, ...], given: bool | Prior | None, default: Prior
-) -> Any:
-    """A parameter for each channel, or None. It is a unit of its own, so its fan_in is 1."""
-    _check_prior(word, given)
-    if given is False:
-        return None
-    return (default if given is None or given is True else given)(name, tuple(map(int, shape)), 1)
-
-
-def _check_epsilon(word: str, epsilon: Any) -> None:
-    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0 < epsilon < float("inf"):
-        raise ModelError.of(f"{word}", "a small positive epsilon", repr(epsilon), "epsilon=1e-6")
 
 
 # --- residual connections ---------------------------------------------------------------------------
@@ -352,12 +307,9 @@ def residual(x: Any, branch: Callable[[Any], Any]) -> Any:
     """
     added = branch(x)
     if tuple(added.shape) != tuple(x.shape):
-        raise ModelError.of(
-            "residual",
-            f"a branch that keeps the shape {tuple(x.shape)}",
-            f"shape {tuple(added.shape)}",
-            "as many channels as enter and stride 1, or bnn.residual_block",
-        )
+        expected, got = f"a branch that keeps the shape {tuple(x.shape)}", f"shape {tuple(added.shape)}"
+        advice = "as many channels as enter and stride 1, or bnn.residual_block"
+        raise ModelError.of("residual", expected, got, advice)
     return x + added
 
 
@@ -412,9 +364,9 @@ def residual_block(
     ----------
     He et al. (2016), Deep residual learning for image recognition.
     """
-    word = f"residual_block({name!r})"
+    layer = Layer("residual_block", name)
     if len(x.shape) not in (3, 4):
-        raise ModelError.of(f"{word}", "(N, H, W, C) or (N, T, C)", f"shape {tuple(x.shape)}", "bnn.residual")
+        raise layer.error("(N, H, W, C) or (N, T, C)", f"shape {tuple(x.shape)}", "bnn.residual")
     convolve: Any = conv1d if len(x.shape) == 3 else conv2d
     nonlinearity = None if activation is None else ops.activation(activation)
     h = convolve(f"{name}.conv0", x, channels, kernel, stride, prior=prior, bias=False)
@@ -427,8 +379,7 @@ def residual_block(
     h = h + x
     if nonlinearity is not None:
         return nonlinearity(h)
-    cut = _parameter(word, f"{name}.threshold", (channels,), True, Normal(0.0, 0.25))
-    return ops.maximum(h, cut)
+    return ops.maximum(h, layer.parameter("threshold", channels, True, THRESHOLD))
 
 
 # --- tables -----------------------------------------------------------------------------------------
@@ -468,33 +419,20 @@ def embedding(
     ModelError
         An argument does not fit, or an index is out of range and its value is available.
     """
-    word = f"embedding({name!r})"
-    size, width = whole(word, "size", size, 1000), whole(word, "width", width, 16)
-    _check_symbols(word, index, size)
-    _check_prior(word, prior)
-    table = (Normal(0.0, 1.0) if prior is None else prior)(f"{name}.weight", (size, width), 1)
+    layer = Layer("embedding", name, prior)
+    size, width = layer.whole("size", size, 1000), layer.whole("width", width, 16)
+    kind = str(getattr(index, "dtype", type(index).__name__))
+    if "int" not in kind:
+        advice = "x.astype(int), or bnn.dense for numbers that measure"
+        raise layer.error("whole numbers", f"an array of {kind}", advice)
+    seen = ops.concrete(index)
+    if seen is not None and seen.size and (seen.min() < 0 or seen.max() >= size):
+        advice = f"size={max(int(seen.max()) + 1, size)}"
+        raise layer.error(f"numbers 0..{size - 1}", f"{seen.min()}..{seen.max()}", advice)
+    table = layer.table(size, width)
     if not one_hot:
         return ops.lookup(table, index)
     return linear(name, ops.one_hot(index, size, like=table), table)
-
-
-def _check_symbols(word: str, index: Any, size: int) -> None:
-    seen = ops.concrete(index)
-    kind = str(getattr(index, "dtype", type(index).__name__))
-    if "int" not in kind:
-        raise ModelError.of(
-            f"{word}",
-            "whole numbers",
-            f"an array of {kind}",
-            "x.astype(int), or bnn.dense for numbers that measure",
-        )
-    if seen is not None and seen.size and (seen.min() < 0 or seen.max() >= size):
-        raise ModelError.of(
-            f"{word}",
-            f"numbers 0..{size - 1}",
-            f"{seen.min()}..{seen.max()}",
-            f"size={max(int(seen.max()) + 1, size)}",
-        )
 
 
 def learned_positions(name: str, x: Any, prior: Prior | None = None, length: int | None = None) -> Any:
@@ -523,72 +461,9 @@ def learned_positions(name: str, x: Any, prior: Prior | None = None, length: int
     ModelError
         An argument does not fit.
     """
-    word = f"learned_positions({name!r})"
-    shape = sequence_shape(word, x)
-    length = shape[1] if length is None else whole(word, "length", length, shape[1])
-    if shape[1] > length:
-        raise ModelError.of(f"{word}", f"at most {length} positions", str(shape[1]), f"length={shape[1]}")
-    _check_prior(word, prior)
-    table = (Normal(0.0, 1.0) if prior is None else prior)(f"{name}.weight", (length, shape[2]), 1)
-    return x + table[: shape[1]]
-
-
-# --- helpers shared by layers -----------------------------------------------------------------------
-
-
-def whole(word: str, what: str, value: Any, advice: int) -> int:
-    """A positive integer, checked; `word` is the layer named in errors."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-        raise ModelError.of(f"{word}", f"a positive whole number as {what}", repr(value), f"{what}={advice}")
-    return operator.index(value)
-
-
-def sequence_shape(word: str, x: Any) -> tuple[int, int, int]:
-    """(N, T, C) of a sequence; raises ModelError for any other shape."""
-    shape = tuple(int(size) for size in x.shape)
-    if len(shape) != 3 or shape[1] < 1:
-        raise ModelError.of(
-            f"{word}", "sequences of shape (N, time, channels)", f"shape {shape}", "x[..., None]"
-        )
-    return shape[0], shape[1], shape[2]
-
-
-def sequence_mask(word: str, mask: Any, x: Any) -> Any:
-    """Booleans (N, T): which positions of x (N, T, C) are present; None if all are.
-
-    A row without any position is refused where the values are available.
-    """
-    if mask is None:
-        return None
-    if tuple(getattr(mask, "shape", ())) != tuple(x.shape[:2]):
-        raise ModelError.of(
-            f"{word}",
-            f"a mask of shape {tuple(x.shape[:2])}, one value for each position",
-            f"shape {tuple(getattr(mask, 'shape', ()))}",
-            "mask=tokens != 0",
-        )
-    seen = ops.concrete(mask)
-    if seen is not None and not (seen != 0).any(-1).all():
-        empty = int((~(seen != 0).any(-1)).argmax())
-        raise ModelError.of(
-            f"{word}", "a position in every row", f"none in row {empty}", "leaving empty rows out"
-        )
-    return ops.in_floats(mask, like=x) != 0
-
-
-def _check_prior(word: str, given: Any) -> None:
-    if given is not None and not isinstance(given, bool) and not callable(given):
-        raise ModelError.of(f"{word}", "a prior", repr(given), "bnn.priors.Normal(0.0, 'fan_in')")
-
-
-def weight_and_bias(
-    word: str, name: str, shape: tuple[int, ...], fan_in: int, prior: Prior | None, bias: bool | Prior
-) -> tuple[Any, Any]:
-    """`name.weight` of that shape and `name.bias` (or None); `word` is the layer named in errors."""
-    for given in (prior, bias):
-        _check_prior(word, given)
-    prior = prior if prior is not None else Normal(0.0, "fan_in")
-    weight = prior(f"{name}.weight", shape, fan_in)
-    if bias is False:
-        return weight, None
-    return weight, (prior if bias is True else bias)(f"{name}.bias", shape[-1:], 1)
+    layer = Layer("learned_positions", name, prior)
+    _, positions, channels = layer.sequence(x)
+    length = positions if length is None else layer.whole("length", length, positions)
+    if positions > length:
+        raise layer.error(f"at most {length} positions", str(positions), f"length={positions}")
+    return x + layer.table(length, channels)[:positions]

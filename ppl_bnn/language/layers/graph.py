@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import ops
-from ppl_bnn.language.layers.basic import weight_and_bias, whole
+from ppl_bnn.language.layers.declarations import Layer
 from ppl_bnn.language.primitives import coupled, linear
 from ppl_bnn.language.prior_scales import Prior
 
@@ -66,24 +65,24 @@ def graph_conv(
     ----------
     Kipf and Welling (2017), Semi-supervised classification with graph convolutional networks.
     """
-    word = f"graph_conv({name!r})"
-    width = whole(word, "width", width, 16)
+    layer = Layer("graph_conv", name, prior, bias)
+    width = layer.whole("width", width, 16)
     shape = tuple(int(size) for size in x.shape)
     if len(shape) != 2:
-        raise ModelError.of(f"{word}", "features (N, F), a row for each node", f"shape {shape}", "x[:, None]")
+        raise layer.error("features (N, F), a row for each node", f"shape {shape}", "x[:, None]")
     if (adjacency is None) == (edges is None):
         got = "neither" if edges is None else "both"
-        raise ModelError.of(f"{word}", "either adjacency or edges", got, "adjacency=x['adjacency']")
-    weight, offset = weight_and_bias(word, name, (shape[1], width), shape[1], prior, bias)
+        raise layer.error("either adjacency or edges", got, "adjacency=x['adjacency']")
+    weight, offset = layer.weights("", (shape[1], width))
     coupled()
     if edges is None:
-        _check_adjacency(word, adjacency, shape[0])
+        _check_adjacency(layer, adjacency, shape[0])
         matrix = ops.in_floats(adjacency, like=x)
         scale = (1.0 + ops.sum(matrix, -1))[:, None] ** -0.5
         scaled = scale * x
         total = scale * (ops.matmul(matrix, scaled) + scaled)
     else:
-        checked = _checked_edges(word, edges, shape[0])
+        checked = _checked_edges(layer, edges, shape[0])
         # Every edge in both directions.
         giving, taking = np.concatenate([checked, checked[:, ::-1]]).T
         degrees = 1.0 + np.bincount(taking, minlength=shape[0])
@@ -93,50 +92,36 @@ def graph_conv(
     return linear(name, total, weight, offset)
 
 
-def _check_adjacency(word: str, adjacency: Any, nodes: int) -> None:
+def _check_adjacency(layer: Layer, adjacency: Any, nodes: int) -> None:
     shape = tuple(getattr(adjacency, "shape", ()))
     if shape != (nodes, nodes):
-        raise ModelError.of(
-            f"{word}", f"an adjacency of shape {(nodes, nodes)}", f"shape {shape}", "all nodes at once"
-        )
+        raise layer.error(f"an adjacency of shape {(nodes, nodes)}", f"shape {shape}", "all nodes at once")
     seen = ops.concrete(adjacency)
     if seen is None:
         return
     for wrong, got in (
-        (bool((seen < 0).any()), "a negative one"),
-        (bool((seen != seen.T).any()), "one that is not symmetric"),
-        (bool(np.diag(seen).any()), "an edge from a node to itself"),
+        ((seen < 0).any(), "a negative one"),
+        ((seen != seen.T).any(), "one that is not symmetric"),
+        (np.diag(seen).any(), "an edge from a node to itself"),
     ):
         if wrong:
-            raise ModelError.of(
-                f"{word}",
-                "a symmetric adjacency, not negative, with zeros on the diagonal",
-                got,
-                "np.maximum(A, A.T)",
-            )
+            expected = "a symmetric adjacency, not negative, with zeros on the diagonal"
+            raise layer.error(expected, got, "np.maximum(A, A.T)")
 
 
-def _checked_edges(word: str, edges: Any, nodes: int) -> np.ndarray:
+def _checked_edges(layer: Layer, edges: Any, nodes: int) -> np.ndarray:
     """Edges (E, 2), each once, between different existing nodes."""
     seen = edges if isinstance(edges, np.ndarray) else ops.concrete(edges)
     if seen is None or seen.ndim != 2 or seen.shape[1] != 2 or seen.dtype.kind not in "iu":
-        got = (
-            "an array whose numbers cannot be seen" if seen is None else f"{seen.dtype} of shape {seen.shape}"
-        )
-        raise ModelError.of(f"{word}", "edges (E, 2), whole numbers in NumPy", got, "np.array([[0, 1]])")
+        traced = "an array whose numbers cannot be seen"
+        got = traced if seen is None else f"{seen.dtype} of shape {seen.shape}"
+        raise layer.error("edges (E, 2), whole numbers in NumPy", got, "np.array([[0, 1]])")
     if len(seen) and (seen.min() < 0 or seen.max() >= nodes):
-        raise ModelError.of(
-            f"{word}",
-            f"edges between nodes 0..{nodes - 1}",
-            f"{seen.min()}..{seen.max()}",
-            "all nodes as rows",
-        )
+        got = f"{seen.min()}..{seen.max()}"
+        raise layer.error(f"edges between nodes 0..{nodes - 1}", got, "all nodes as rows")
     ends = np.sort(seen.astype(np.int64), 1)
     if (ends[:, 0] == ends[:, 1]).any() or len(np.unique(ends, axis=0)) < len(ends):
-        raise ModelError.of(
-            f"{word}",
-            "each edge once, between two nodes",
-            "an edge twice (perhaps in both directions) or from a node to itself",
-            "np.unique(np.sort(edges, 1), axis=0)",
-        )
+        got = "an edge twice (perhaps in both directions) or from a node to itself"
+        advice = "np.unique(np.sort(edges, 1), axis=0)"
+        raise layer.error("each edge once, between two nodes", got, advice)
     return ends

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import ops
 from ppl_bnn.language.layers.attention import transformer_block
 from ppl_bnn.language.layers.basic import (
@@ -18,10 +17,8 @@ from ppl_bnn.language.layers.basic import (
     layer_norm,
     learned_positions,
     residual_block,
-    sequence_mask,
-    sequence_shape,
-    whole,
 )
+from ppl_bnn.language.layers.declarations import Layer
 from ppl_bnn.language.layers.recurrent import lstm
 from ppl_bnn.language.prior_scales import Prior
 
@@ -60,22 +57,23 @@ def mlp(
     ModelError
         An argument does not fit.
     """
-    if not isinstance(widths, Iterable) or not (widths := list(widths)):
-        raise ModelError.of("mlp", "a list of at least one width", repr(widths), "[50, 1]")
-    priors = _for_each_layer(len(widths), prior, "priors", "one prior")
-    biases = _for_each_layer(len(widths), bias, "biases", "one of True, False or a prior")
+    layer = Layer("mlp")
+    widths = layer.sizes("width", widths, "[50, 1]")
+
+    def for_each(given: Any, what: str, one: str) -> list[Any]:
+        """A list has one per layer, anything else is for all."""
+        each = list(given) if isinstance(given, list | tuple) else [given] * len(widths)
+        if len(each) != len(widths):
+            expected = f"{len(widths)} {what}, one per layer"
+            raise layer.error(expected, str(len(each)), f"{one} for all layers")
+        return each
+
+    priors = for_each(prior, "priors", "one prior")
+    biases = for_each(bias, "biases", "one of True, False or a prior")
     nonlinearity = ops.activation(activation)
-    for layer, width in enumerate(widths[:-1]):
-        x = nonlinearity(dense(f"hidden{layer}", x, width, priors[layer], biases[layer]))
+    for index, width in enumerate(widths[:-1]):
+        x = nonlinearity(dense(f"hidden{index}", x, width, priors[index], biases[index]))
     return dense("output", x, widths[-1], priors[-1], biases[-1])
-
-
-def _for_each_layer(layers: int, given: Any, what: str, one: str) -> list[Any]:
-    """One value for each layer: a list has one per layer, anything else is for all."""
-    each = list(given) if isinstance(given, list | tuple) else [given] * layers
-    if len(each) != layers:
-        raise ModelError.of("mlp", f"{layers} {what}, one per layer", str(len(each)), f"{one} for all layers")
-    return each
 
 
 def cnn(
@@ -122,7 +120,7 @@ def cnn(
     ModelError
         An argument does not fit.
     """
-    channels, x = _several("cnn", "channels", channels), images(x)
+    channels, x = Layer("cnn").sizes("number of channels", channels, "[16, 32]"), images(x)
     nonlinearity = ops.activation(activation)
     convolve: Any = conv1d if len(x.shape) == 3 else conv2d
     for layer, width in enumerate(channels):
@@ -182,8 +180,9 @@ def resnet(
 
     Singh and Krishnan (2020), Filter response normalization layer.
     """
-    channels, x = _several("resnet", "channels", channels), images(x)
-    blocks = whole("resnet", "blocks", blocks, 3)
+    layer = Layer("resnet")
+    channels, x = layer.sizes("number of channels", channels, "[16, 32]"), images(x)
+    blocks = layer.whole("blocks", blocks, 3)
     nonlinearity = None if activation is None else ops.activation(activation)
     convolve: Any = conv1d if len(x.shape) == 3 else conv2d
     x = convolve("stem", x, channels[0], kernel, prior=prior, bias=False)
@@ -304,32 +303,25 @@ def transformer(
     ----------
     Dosovitskiy et al. (2021), An image is worth 16x16 words.
     """
+    layer = Layer("transformer")
     if patch is not None:
         if size is not None:
-            raise ModelError.of(
-                "transformer", "either symbols or patches", f"size={size!r} and patch={patch!r}", "size=None"
-            )
+            raise layer.error("either symbols or patches", f"size={size!r} and patch={patch!r}", "size=None")
         x = ops.patches(images(x), patch, patch, "same")
         x = x.reshape((x.shape[0], -1, x.shape[-1]))
     if size is None:
-        sequence_shape("transformer", x)
+        layer.sequence(x)
         h = dense("embedding", x, width, prior, bias)
     else:
         h = embedding("embedding", x, size, width)
     h = learned_positions("positions", h)
-    for block in range(whole("transformer", "blocks", blocks, 2)):
+    for block in range(layer.whole("blocks", blocks, 2)):
         h = transformer_block(f"block{block}", h, heads, prior=prior, bias=bias, mask=mask, causal=causal)
     h = layer_norm("norm", h)
-    present = sequence_mask("transformer", mask, h)
+    present = layer.mask(mask, h)
     if present is None:
         mean = ops.mean(h, 1)
     else:
         there = ops.in_floats(present, like=h)[..., None]
         mean = ops.sum(h * there, 1) / ops.sum(there, 1)
     return dense("output", mean, outputs, prior, bias)
-
-
-def _several(word: str, what: str, sizes: Any) -> list[int]:
-    if not isinstance(sizes, Iterable) or not (sizes := list(sizes)):
-        raise ModelError.of(f"{word}", f"a list of at least one number of {what}", repr(sizes), "[16, 32]")
-    return sizes

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from ppl_bnn.language import ops
-from ppl_bnn.language.layers.basic import sequence_mask, sequence_shape, weight_and_bias, whole
+from ppl_bnn.language.layers.declarations import Layer
 from ppl_bnn.language.primitives import linear, maps_are_seen
 from ppl_bnn.language.prior_scales import Prior
 
@@ -79,13 +79,11 @@ def gru(
     ----------
     Cho et al. (2014), Learning phrase representations using RNN encoder-decoder for statistical machine translation.
     """
-    word = f"gru({name!r})"
-    width = whole(word, "width", width, 50)
-    features = sequence_shape(word, x)[2]
-    present = sequence_mask(word, mask, x)
-    weight, offset = weight_and_bias(word, f"{name}.input", (features, 3 * width), features, prior, bias)
-    gates, _ = weight_and_bias(word, f"{name}.state", (width, 2 * width), width, prior, False)
-    candidate, shift = weight_and_bias(word, f"{name}.candidate", (width, width), width, prior, bias)
+    layer = Layer("gru", name, prior, bias)
+    width, features, present = _checked(layer, width, x, mask)
+    weights = layer.weights("input", (features, 3 * width))
+    gates, _ = layer.weights("state", (width, 2 * width), False)
+    candidate, shift = layer.weights("candidate", (width, width))
 
     def step(states: Arrays, entering: Any) -> Arrays:
         (h,) = states
@@ -95,7 +93,7 @@ def gru(
         new = ops.tanh(entering[..., 2 * width :] + reset * recalled)
         return ((1.0 - update) * new + update * h,)
 
-    entering = linear(f"{name}.input", x, weight, offset)
+    entering = linear(f"{name}.input", x, *weights)
     return _states(step, 1, width, entering, present, reverse)
 
 
@@ -153,12 +151,10 @@ def lstm(
 
     Gers et al. (2000), Learning to forget.
     """
-    word = f"lstm({name!r})"
-    width = whole(word, "width", width, 50)
-    features = sequence_shape(word, x)[2]
-    present = sequence_mask(word, mask, x)
-    weight, offset = weight_and_bias(word, f"{name}.input", (features, 4 * width), features, prior, bias)
-    recurrent, _ = weight_and_bias(word, f"{name}.state", (width, 4 * width), width, prior, False)
+    layer = Layer("lstm", name, prior, bias)
+    width, features, present = _checked(layer, width, x, mask)
+    weights = layer.weights("input", (features, 4 * width))
+    recurrent, _ = layer.weights("state", (width, 4 * width), False)
 
     def step(states: Arrays, entering: Any) -> Arrays:
         h, c = states
@@ -167,8 +163,13 @@ def lstm(
         c = ops.sigmoid(forget) * c + ops.sigmoid(enter) * ops.tanh(new)
         return ops.sigmoid(leave) * ops.tanh(c), c
 
-    entering = linear(f"{name}.input", x, weight, offset)
+    entering = linear(f"{name}.input", x, *weights)
     return _states(step, 2, width, entering, present, reverse)
+
+
+def _checked(layer: Layer, width: Any, x: Any, mask: Any) -> tuple[int, int, Any]:
+    """The width, the number of features of x (N, T, I), and which times are present."""
+    return layer.whole("width", width, 50), layer.sequence(x)[2], layer.mask(mask, x)
 
 
 def _states(step: Any, count: int, width: int, entering: Any, present: Any, reverse: bool) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.core.errors import ModelError
-from ppl_bnn.language.modules.protocol import Array, Call, kinds_of, mapped
+from ppl_bnn.language.modules.protocol import Array, Arrays, Call, Inputs, is_array, kinds_of, mapped
 
 
 class Jax:
@@ -24,7 +24,7 @@ class Jax:
         # `on_numbers` leaves transformations itself.
         return contextlib.nullcontext()
 
-    def check_mapped(self, call: Call, inputs: tuple[Any, ...], dtype: str) -> None:
+    def check_mapped(self, call: Call, inputs: Inputs, dtype: str) -> None:
         # JAX maps over anything that it can trace.
         return None
 
@@ -44,27 +44,20 @@ class Jax:
         jnp = sys.modules["jax.numpy"]
         return jnp.asarray(value, dtype=like.dtype if jnp.issubdtype(value.dtype, jnp.floating) else None)
 
-    def on_numbers(
-        self, call: Call, values: Sequence[np.ndarray], inputs: tuple[Any, ...], dtype: Any
-    ) -> np.ndarray:
+    def on_numbers(self, call: Call, values: Arrays, inputs: Inputs, dtype: Any) -> np.ndarray:
         jax = sys.modules["jax"]
         # Local to this thread and block; in a session it is already in effect.
         with jax.enable_x64(np.dtype(dtype) == np.float64), jax.ensure_compile_time_eval():
             like = jax.numpy.zeros(0, dtype=dtype)
-            names = [each.name for each in call.parameters]
-            arrays = [self.native(each, like) for each in values]
-            output = self.run(call, names, arrays, mapped(lambda each: self.native(each, like), inputs), like)
+            values, inputs = mapped(lambda each: self.native(each, like), (list(values), inputs))
+            output = self.run(call, values, inputs, like)
             return np.asarray(output) if isinstance(output, jax.Array) else output
 
-    def count(self, call: Call, values: Sequence[np.ndarray], inputs: tuple[Any, ...], dtype: Any) -> int:
+    def count(self, call: Call, values: Arrays, inputs: Inputs, dtype: Any) -> int:
         jax = sys.modules["jax"]
-        names = [each.name for each in call.parameters]
-
-        def run(values: Sequence[Array], inputs: tuple[Any, ...]) -> Any:
-            return self.run(call, names, values, inputs, values[0])
-
+        run = jax.make_jaxpr(lambda values, inputs: self.run(call, values, inputs, values[0]))
         with jax.enable_x64(np.dtype(dtype) == np.float64):
-            return _operations(jax.make_jaxpr(run)(list(values), inputs).jaxpr)
+            return _operations(run(list(values), inputs).jaxpr)
 
     def _parameter(
         self, word: str, network: Any, keys: Sequence[Any], leaf: Any, root: str
@@ -73,18 +66,19 @@ class Jax:
         jnp = sys.modules["jax.numpy"]
         name = ".".join(map(str, keys))
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise ModelError.of(
-                f"{word}",
-                f"{name!r} in floats",
-                f"a parameter of {leaf.dtype}",
-                "a variable that is no parameter",
-            )
+            got, advice = f"a parameter of {leaf.dtype}", "a variable that is no parameter"
+            raise ModelError.of(word, f"{name!r} in floats", got, advice)
         owner = network
         with contextlib.suppress(AttributeError, KeyError, IndexError, TypeError):
             for key in keys[:-1]:
                 owner = getattr(owner, key) if isinstance(key, str) and hasattr(owner, key) else owner[key]
-        own = None if type(leaf).__name__ == "ShapeDtypeStruct" else leaf
-        return name, tuple(map(int, leaf.shape)), kinds_of(owner, root), owner, own
+        return (
+            name,
+            tuple(map(int, leaf.shape)),
+            kinds_of(owner, root),
+            owner,
+            leaf if _has_value(leaf) else None,
+        )
 
 
 def _operations(jaxpr: Any) -> int:
@@ -104,14 +98,24 @@ def _operations(jaxpr: Any) -> int:
     return total
 
 
+def _has_value(leaf: Any) -> bool:
+    return type(leaf).__name__ != "ShapeDtypeStruct"
+
+
 def is_constant(leaf: Any) -> bool:
     """Whether a leaf is an array of numbers; random keys have a type of their own."""
-    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") or type(leaf).__name__ == "ShapeDtypeStruct":
-        return False
     jax = sys.modules["jax"]
-    return not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return is_array(leaf) and _has_value(leaf) and not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def key_of(key: Any) -> Any:
-    """The name, number or key of one step of a path in a tree."""
-    return next(getattr(key, what) for what in ("name", "idx", "key") if hasattr(key, what))
+def keys_of(path: Sequence[Any], left_out: str = "") -> list[Any]:
+    """The names, numbers or keys of the steps of a path in a tree, without steps of the class `left_out`."""
+    steps = [step for step in path if type(step).__name__ != left_out]
+    return [
+        next(getattr(step, what) for what in ("name", "idx", "key") if hasattr(step, what)) for step in steps
+    ]
+
+
+def dotted(path: Sequence[Any], left_out: str = "") -> str:
+    """The dotted name of a path in a tree."""
+    return ".".join(map(str, keys_of(path, left_out)))

@@ -24,7 +24,7 @@ from typing import Any
 
 from ppl_bnn.core.errors import ModelError, unknown_name
 from ppl_bnn.language import ops, primitives
-from ppl_bnn.language.layers.basic import GAIN
+from ppl_bnn.language.layers.declarations import GAIN
 from ppl_bnn.language.modules.equinox import Equinox
 from ppl_bnn.language.modules.nnx import Nnx
 from ppl_bnn.language.modules.protocol import (
@@ -130,9 +130,7 @@ def module(
     framework.refuse(word, network)
     parameters = framework.parameters(word, network)
     if not parameters:
-        raise ModelError.of(
-            f"{word}", "a module with parameters", "one without any", "calling it in the model"
-        )
+        raise ModelError.of(word, "a module with parameters", "one without any", "calling it in the model")
     values, sampled = _values(word, name, framework, parameters, prior, fan_in)
     if coupled:
         primitives.coupled()
@@ -140,17 +138,17 @@ def module(
     output = call(values, sampled, inputs, rows)
     if primitives.maps_are_seen():
         use = ModuleUse(name, framework, network, parameters, values)
-        _show(use, output, rows, call.held(inputs, rows, type_name(output)))
+        _show(use, output, rows, call.numbers_per_row(inputs, rows, type_name(output)))
     return output
 
 
-def _show(use: ModuleUse, output: Array, rows: int, held: int) -> None:
+def _show(use: ModuleUse, output: Array, rows: int, numbers: int) -> None:
     """Show the module to handlers: a linear map without outputs, on as many numbers as the module stores for a row.
 
     The message has one more argument, the `ModuleUse`, for handlers that read modules.
     """
     zero = ops.zeros_like(output.reshape(-1)[:1])
-    x, weight = ops.broadcast_to(zero, (rows, held)), ops.broadcast_to(zero, (held, 0))
+    x, weight = ops.broadcast_to(zero, (rows, numbers)), ops.broadcast_to(zero, (numbers, 0))
     arguments = {"x": x, "weight": weight, "bias": None, "module": use}
     primitives.send(primitives.Message("linear", use.name, arguments))
 
@@ -163,34 +161,26 @@ def _values(
     inputs = {} if fan_in is None else _by_name(word, "fan_in", fan_in, parameters, every=False)
     values, sampled = [], []
     for parameter in parameters:
-        given = chosen[parameter.name]
+        given, label, own = chosen[parameter.name], repr(parameter.name), parameter.own
         site = f"{name}.{parameter.name}"
         if given is None:
-            if parameter.own is None:
-                raise ModelError.of(
-                    f"{word}",
-                    f"a value of {parameter.name!r} to hold",
-                    "a module with shapes only",
-                    "a module that has been initialised, or a prior",
-                )
-            values.append(parameter.own)
+            if own is None:
+                advice = "a module that has been initialised, or a prior"
+                raise ModelError.of(word, f"a value of {label} to hold", "a module with shapes only", advice)
+            values.append(own)
             continue
-        if isinstance(given, Point) and parameter.own is not None:
-            value = primitives.param(site, framework.start(parameter.own))
+        if isinstance(given, Point) and own is not None:
+            value = primitives.param(site, framework.start(own))
         else:
             count = inputs.get(parameter.name, parameter.fan_in)
             if isinstance(count, bool) or not hasattr(count, "__index__") or count < 1:
-                raise ModelError.of(
-                    f"{word}", f"a positive whole number as fan_in of {parameter.name!r}", repr(count), "1"
-                )
+                expected = f"a positive whole number as fan_in of {label}"
+                raise ModelError.of(word, expected, repr(count), "1")
             value = given(site, parameter.shape, int(count))
-        if tuple(getattr(value, "shape", ())) != parameter.shape:
-            raise ModelError.of(
-                f"{word}",
-                f"{parameter.name!r} of shape {parameter.shape} from its prior",
-                f"shape {tuple(getattr(value, 'shape', ()))}",
-                "a prior that draws the shape it is given",
-            )
+        shape = tuple(getattr(value, "shape", ()))
+        if shape != parameter.shape:
+            expected, advice = f"{label} of shape {parameter.shape} from its prior", "a prior of that shape"
+            raise ModelError.of(word, expected, f"shape {shape}", advice)
         values.append(value)
         sampled.append(value)
     return values, sampled
@@ -203,31 +193,21 @@ def _chosen(word: str, prior: Priors, parameters: Sequence[Parameter]) -> dict[s
     found: dict[str, Any] = dict.fromkeys((each.name for each in parameters), prior)
     if isinstance(prior, Mapping) or (not _is_prior(prior) and _accepts(prior, 2)):
         found = _by_name(word, "prior", prior, parameters, every=True)
-    checked = []
+    checked: set[int] = set()
     for parameter in parameters:
         given = found[parameter.name]
-        if given is None or any(given is other for other in checked):
-            continue
-        if not _is_prior(given):
+        if given is not None and id(given) not in checked and not _is_prior(given):
             got = f"the class {given.__name__}" if isinstance(given, type) else repr(given)
-            raise ModelError.of(
-                f"{word}",
-                f"a prior of {parameter.name!r}, or None to hold it",
-                got,
-                "bnn.priors.Normal(0.0, 'fan_in')",
-            )
-        checked.append(given)
+            expected = f"a prior of {parameter.name!r}, or None to hold it"
+            raise ModelError.of(word, expected, got, "bnn.priors.Normal(0.0, 'fan_in')")
+        checked.add(id(given))
     for parameter in parameters:
-        if not parameter.inputs_first and _by_axis(found[parameter.name]):
-            raise ModelError.of(
-                f"{word}",
-                (
-                    f"a prior of {parameter.name!r} that treats all its weights alike, since its axes "
-                    f"{parameter.shape} are not (..., inputs, outputs)"
-                ),
-                repr(found[parameter.name]),
-                "per='tensor' or 'weight', or the layer of this library in its place",
-            )
+        given = found[parameter.name]
+        if not parameter.inputs_first and _by_axis(given):
+            expected = f"a prior of {parameter.name!r} that treats all its weights alike, since its axes "
+            expected += f"{parameter.shape} are not (..., inputs, outputs)"
+            advice = "per='tensor' or 'weight', or the layer of this library in its place"
+            raise ModelError.of(word, expected, repr(given), advice)
     return found
 
 
@@ -251,10 +231,8 @@ def _accepts(given: Any, count: int) -> bool:
 
 def _by_axis(prior: Any) -> bool:
     """Whether a prior distinguishes the axes of a weight."""
-    return isinstance(prior, MatrixNormal | CorrelatedConvolution) or getattr(prior, "per", None) in (
-        "unit",
-        "input",
-    )
+    structured = isinstance(prior, MatrixNormal | CorrelatedConvolution)
+    return structured or getattr(prior, "per", None) in ("unit", "input")
 
 
 def _by_name(
@@ -266,55 +244,40 @@ def _by_name(
     """
     if not isinstance(given, Mapping):
         if not _accepts(given, 2):
-            raise ModelError.of(
-                f"{word}",
-                f"{what} as a dict of names and patterns, or as a function (name, shape)",
-                repr(given),
-                f"{what}={{'*': ...}}",
-            )
+            expected = f"{what} as a dict of names and patterns, or as a function (name, shape)"
+            raise ModelError.of(word, expected, repr(given), f"{what}={{'*': ...}}")
         return {each.name: given(each.name, each.shape) for each in parameters}
     names = [each.name for each in parameters]
-    serves: dict[str, str] = {}
-    for name in names:
-        patterns = [key for key in given if name == key] or [
-            key for key in given if fnmatchcase(name, str(key))
-        ]
-        if patterns:
-            serves[name] = patterns[0]
-        elif every:
+    # A name takes precedence over patterns.
+    serves = {
+        name: name if name in given else next((key for key in given if fnmatchcase(name, str(key))), None)
+        for name in names
+    }
+    for name in names if every else ():
+        if serves[name] is None:
             near = difflib.get_close_matches(name, map(str, given), n=1, cutoff=0.0)
-            nearest = f" (the nearest is {near[0]!r})" if near else ""
-            raise ModelError.of(
-                f"{word}",
-                f"a {what} for every parameter: {', '.join(names)}",
-                f"none for {name!r}{nearest}",
-                f"{{..., {name!r}: ...}}, or '*' as the last pattern",
-            )
+            got = f"none for {name!r}" + (f" (the nearest is {near[0]!r})" if near else "")
+            expected = f"a {what} for every parameter: {', '.join(names)}"
+            raise ModelError.of(word, expected, got, f"{{..., {name!r}: ...}}, or '*' as the last pattern")
     for key in given:
         if key in serves.values():
             continue
-        matched = [name for name in names if fnmatchcase(name, str(key))]
-        if not matched:
+        matched = next((name for name in names if fnmatchcase(name, str(key))), None)
+        if matched is None:
             raise unknown_name(f"parameter in {what} of {word}", key, names)
-        raise ModelError.of(
-            f"{word}",
-            f"a pattern in {what} that serves a parameter",
-            f"{key!r}, after {serves[matched[0]]!r} has served {matched[0]!r}",
-            "the narrower pattern first",
-        )
-    return {name: given[key] for name, key in serves.items()}
+        got = f"{key!r}, after {serves[matched]!r} has served {matched!r}"
+        expected = f"a pattern in {what} that serves a parameter"
+        raise ModelError.of(word, expected, got, "the narrower pattern first")
+    return {name: given[key] for name, key in serves.items() if key is not None}
 
 
 def _row_count(word: str, inputs: tuple[Any, ...], coupled: bool) -> int:
     """The number of rows of the inputs."""
     lengths = [int(each.shape[0]) if len(each.shape) else None for each in arrays_in(inputs)]
     if not lengths or None in lengths or (len(set(lengths)) > 1 and not coupled):
-        raise ModelError.of(
-            f"{word}",
-            "an array, a dict or a tuple of arrays, with one first axis, that of the rows",
-            f"lengths {lengths}" if lengths else "no array",
-            "x, or x[:, None]",
-        )
+        expected = "an array, a dict or a tuple of arrays, with one first axis, that of the rows"
+        got = f"lengths {lengths}" if lengths else "no array"
+        raise ModelError.of(word, expected, got, "x, or x[:, None]")
     assert lengths[0] is not None
     return lengths[0]
 
@@ -346,7 +309,7 @@ def _framework(word: str, network: Any) -> Framework:
         advice = "flax.nnx.bridge.ToNNX(module, rngs=nnx.Rngs(0)).lazy_init(x)"
     else:
         got, advice = repr(network), "bnn.dense and bnn.linear for functions written in the model"
-    raise ModelError.of(f"{word}", "a torch.nn.Module, a flax.nnx.Module or an equinox.Module", got, advice)
+    raise ModelError.of(word, "a torch.nn.Module, a flax.nnx.Module or an equinox.Module", got, advice)
 
 
 def _homes(kind: type) -> dict[tuple[str, str], str]:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import ModelError
-from ppl_bnn.language.modules.jax import Jax, is_constant, key_of
-from ppl_bnn.language.modules.protocol import Array, Call, Parameter, fan_in_of, mapped, type_name
+from ppl_bnn.language.modules.jax import Jax, dotted, is_constant, keys_of
+from ppl_bnn.language.modules.protocol import (
+    Array,
+    Arrays,
+    Call,
+    Inputs,
+    Parameter,
+    fan_in_of,
+    mapped,
+    type_name,
+)
+
+# In a path, a variable is an additional step of this class.
+_name = functools.partial(dotted, left_out="GetAttrKey")
 
 
 class Nnx(Jax):
@@ -28,11 +39,9 @@ class Nnx(Jax):
         return nnx.split(network, nnx.Param, nnx.RngCount, ...)
 
     def parameters(self, word: str, network: Any) -> list[Parameter]:
-        jax = sys.modules["jax"]
         found = []
-        for path, leaf in jax.tree_util.tree_flatten_with_path(self._split(network)[1])[0]:
-            # In a path, a variable is an additional step.
-            keys = [key_of(each) for each in path if type(each).__name__ != "GetAttrKey"]
+        for path, leaf in _leaves(self._split(network)[1]):
+            keys = keys_of(path, "GetAttrKey")
             name, shape, kinds, owner, own = self._parameter(word, network, keys, leaf, "flax")
             transposed = getattr(owner, "transpose_kernel", False) is True and len(shape) > 1
             several = bool(kinds & {"LinearGeneral", "Einsum"}) and len(shape) > 2
@@ -47,9 +56,9 @@ class Nnx(Jax):
         return found
 
     def constants(self, network: Any) -> dict[str, Array]:
-        nnx, tree = sys.modules["flax.nnx"], sys.modules["jax"].tree_util
+        nnx = sys.modules["flax.nnx"]
         rest = nnx.split(network, nnx.Param, nnx.RngState, ...)[3]
-        return {_path(path): leaf for path, leaf in tree.tree_flatten_with_path(rest)[0] if is_constant(leaf)}
+        return {_name(path): leaf for path, leaf in _leaves(rest) if is_constant(leaf)}
 
     def mode(self, network: Any) -> Any:
         graph = self._split(network)[0]
@@ -59,23 +68,20 @@ class Nnx(Jax):
             return None
         return graph
 
-    def run(
-        self, call: Call, names: Sequence[str], values: Sequence[Array], inputs: tuple[Any, ...], like: Array
-    ) -> Any:
+    def run(self, call: Call, values: Arrays, inputs: Inputs, like: Array) -> Any:
         output, changed, counted = self._run(call, values, inputs, like)
         if counted and self._is_random(call, inputs, type_name(like)):
             changed = [*changed, *counted]
         if changed:
-            raise ModelError.of(
-                f"{call.word}",
-                "a module that is a function: without randomness of its own, and with statistics that stay",
-                f"changes of {', '.join(map(repr, changed))}",
-                "network.eval(), which turns dropout off and takes the running statistics",
+            expected = (
+                "a module that is a function: without randomness of its own, and with statistics that stay"
             )
+            advice = "network.eval(), which turns dropout off and takes the running statistics"
+            raise call.error(expected, f"changes of {', '.join(map(repr, changed))}", advice)
         return output
 
     def _run(
-        self, call: Call, values: Sequence[Array], inputs: tuple[Any, ...], like: Array, ahead: int = 0
+        self, call: Call, values: Arrays, inputs: Inputs, like: Array, ahead: int = 0
     ) -> tuple[Any, list[str], list[str]]:
         """The output, the variables that changed, and the random counts that changed.
 
@@ -83,28 +89,22 @@ class Nnx(Jax):
         """
         nnx, tree = sys.modules["flax.nnx"], sys.modules["jax"].tree_util
         graph, parameters, counts, rest = self._split(call.network)
-        numbered = [(path, leaf + ahead) for path, leaf in tree.tree_flatten_with_path(counts)[0]]
-        held = []
-        for path, leaf in tree.tree_flatten_with_path(rest)[0]:
+        numbered = [(path, leaf + ahead) for path, leaf in _leaves(counts)]
+        converted = []
+        for path, leaf in _leaves(rest):
             if type(leaf).__name__ == "ShapeDtypeStruct":
-                raise ModelError.of(
-                    f"{call.word}",
-                    f"a value of {_path(path)!r}",
-                    "a shape only",
-                    "a module that has been initialised",
-                )
-            held.append((path, self.native(leaf, like) if _may_be_cast(leaf) else leaf))
+                advice = "a module that has been initialised"
+                raise call.error(f"a value of {_name(path)!r}", "a shape only", advice)
+            converted.append((path, self.native(leaf, like) if _may_be_cast(leaf) else leaf))
         # New variables, because those from `split` belong to the module.
+        states = (
+            (parameters, values),
+            (counts, [leaf for _, leaf in numbered]),
+            (rest, [leaf for _, leaf in converted]),
+        )
         copy = nnx.merge(
             graph,
-            *(
-                tree.tree_unflatten(tree.tree_structure(state), leaves)
-                for state, leaves in (
-                    (parameters, list(values)),
-                    (counts, [leaf for _, leaf in numbered]),
-                    (rest, [leaf for _, leaf in held]),
-                )
-            ),
+            *(tree.tree_unflatten(tree.tree_structure(state), list(leaves)) for state, leaves in states),
         )
         for _, part in nnx.iter_graph(copy):
             # A layer uses this type for its initial values, such as the state of a recurrence.
@@ -112,29 +112,30 @@ class Nnx(Jax):
                 part.param_dtype = like.dtype
         output = copy(*inputs)
         *_, counts, rest = self._split(copy)
-        changed = []
-        for before, after in ((held, rest), (numbered, counts)):
-            now = dict(tree.tree_flatten_with_path(after)[0])
-            changed.append([_path(path) for path, leaf in before if now.get(path) is not leaf])
-        return output, changed[0], changed[1]
 
-    def _is_random(self, call: Call, inputs: tuple[Any, ...], dtype: str) -> bool:
+        def changed(before: Any, after: Any) -> list[str]:
+            now = dict(_leaves(after))
+            return [_name(path) for path, leaf in before if now.get(path) is not leaf]
+
+        return output, changed(converted, rest), changed(numbered, counts)
+
+    def _is_random(self, call: Call, inputs: Inputs, dtype: str) -> bool:
         """Whether the output depends on the random numbers: a module of Linen behind the bridge only counts them."""
         notes, key = call.known("random", inputs)
         if key not in notes:
             jax = sys.modules["jax"]
             with jax.enable_x64(dtype == "float64"), jax.ensure_compile_time_eval():
                 like = jax.numpy.zeros(0, dtype=dtype)
-                values = [self.native(each, like) for each in call.made_up_values(dtype)]
-                rows = mapped(lambda each: self.native(each, like), call.made_up(inputs, 2, dtype, 1))
+                made_up = call.made_up_values(dtype), call.made_up(inputs, 2, dtype, 1)
+                values, rows = mapped(lambda each: self.native(each, like), made_up)
                 old, new = (self._run(call, values, rows, like, ahead)[0] for ahead in (0, 1))
                 notes[key] = not np.array_equal(np.asarray(old), np.asarray(new))
         return notes[key]
 
 
-def _path(path: Sequence[Any]) -> str:
-    """The dotted name of a path in a tree."""
-    return ".".join(str(key_of(each)) for each in path if type(each).__name__ != "GetAttrKey")
+def _leaves(tree: Any) -> list[tuple[Any, Any]]:
+    """(path, leaf) of a tree."""
+    return sys.modules["jax"].tree_util.tree_flatten_with_path(tree)[0]
 
 
 def _may_be_cast(leaf: Any) -> bool:

@@ -11,10 +11,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ppl_bnn.core.arrays import Array
 from ppl_bnn.core.errors import BNNError, ModelError, UnsupportedError
 from ppl_bnn.language import ops
 
-Array = Any
+Arrays = Sequence[Array]
+Inputs = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,17 @@ class Parameter:
     inputs_first: bool
 
 
+def is_array(value: Any) -> bool:
+    """Whether a value is an array of some library."""
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
 def arrays_in(value: Any) -> Iterator[Array]:
     """The arrays of an argument: itself, or those of a dict or of a list."""
-    if isinstance(value, Mapping):
-        for each in value.values():
+    if isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
             yield from arrays_in(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from arrays_in(each)
-    elif hasattr(value, "shape") and hasattr(value, "dtype"):
+    elif is_array(value):
         yield value
 
 
@@ -63,7 +67,7 @@ def mapped(function: Callable[[Array], Array], value: Any) -> Any:
         return {name: mapped(function, each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(mapped(function, each) for each in value)
-    return function(value) if hasattr(value, "shape") and hasattr(value, "dtype") else value
+    return function(value) if is_array(value) else value
 
 
 def library_of(array: Array) -> str:
@@ -72,21 +76,14 @@ def library_of(array: Array) -> str:
 
 
 def check_system(word: str, framework: Framework, network: Any, arrays: Any) -> None:
-    """Refuse a module of one system on arrays of the other, before anything is drawn or compiled.
-
-    Raises
-    ------
-    UnsupportedError
-        An array belongs to the other system.
-    """
-    for array in arrays_in(arrays):
-        if library_of(array) not in ("numpy", framework.library):
+    """Refuse a module of one system on arrays of the other, before anything is drawn or compiled."""
+    for library in map(library_of, arrays_in(arrays)):
+        if library not in ("numpy", framework.library):
             other = "a Flax NNX or an Equinox module" if framework.library == "torch" else "a torch.nn.Module"
+            ppl = f"ppl={framework.system!r}"
+            got = f"{type(network).__name__} in a model that runs on arrays of {library}"
             raise UnsupportedError.of(
-                f"{word}",
-                f"ppl={framework.system!r}, the system of {framework.kind}",
-                f"{type(network).__name__} in a model that runs on arrays of {library_of(array)}",
-                f"ppl={framework.system!r}, or {other}",
+                word, f"{ppl}, the system of {framework.kind}", got, f"{ppl}, or {other}"
             )
 
 
@@ -110,7 +107,6 @@ class Framework(Protocol):
 
     def refuse(self, word: str, network: Any) -> None:
         """Refuse what is found without running the module: random parts, and parts in which rows interact."""
-        ...
 
     def parameters(self, word: str, network: Any) -> list[Parameter]: ...
 
@@ -124,7 +120,6 @@ class Framework(Protocol):
 
     def start(self, own: Any) -> Array:
         """A copy of the module's own value, in the floating type of the session."""
-        ...
 
     def number(self, own: Any) -> np.ndarray:
         """The module's own value in NumPy."""
@@ -132,33 +127,25 @@ class Framework(Protocol):
 
     def mode(self, network: Any) -> Any:
         """A value that changes when the behaviour of the module may have changed."""
-        ...
 
     def aside(self) -> contextlib.AbstractContextManager[Any]:
         """A context outside of all transformations in which a module may be running: values are concrete."""
         ...
 
-    def check_mapped(self, call: Call, inputs: tuple[Any, ...], dtype: str) -> None:
+    def check_mapped(self, call: Call, inputs: Inputs, dtype: str) -> None:
         """Refuse a module that cannot be mapped over draws of the parameters, as predictions are."""
-        ...
 
-    def run(
-        self, call: Call, names: Sequence[str], values: Sequence[Array], inputs: tuple[Any, ...], like: Array
-    ) -> Any:
+    def run(self, call: Call, values: Arrays, inputs: Inputs, like: Array) -> Any:
         """The output; floats that are not parameters get the type and the device of `like`."""
-        ...
 
     def native(self, value: Array, like: Array) -> Array:
         """An array of NumPy or of the framework as one of the framework, floats in the type of `like`."""
-        ...
 
-    def on_numbers(
-        self, call: Call, values: Sequence[np.ndarray], inputs: tuple[Any, ...], dtype: Any
-    ) -> np.ndarray:
+    def on_numbers(self, call: Call, values: Arrays, inputs: Inputs, dtype: Any) -> np.ndarray:
         """The output for NumPy arrays, in NumPy."""
         ...
 
-    def count(self, call: Call, values: Sequence[np.ndarray], inputs: tuple[Any, ...], dtype: Any) -> int:
+    def count(self, call: Call, values: Arrays, inputs: Inputs, dtype: Any) -> int:
         """The total size of the outputs of all operations of a run."""
         ...
 
@@ -187,9 +174,7 @@ class Call:
     parameters: Sequence[Parameter]
     coupled: bool
 
-    def __call__(
-        self, values: Sequence[Array], sampled: Sequence[Array], inputs: tuple[Any, ...], rows: int
-    ) -> Array:
+    def __call__(self, values: Arrays, sampled: Arrays, inputs: Inputs, rows: int) -> Array:
         framework = self.framework
         check_system(self.word, framework, self.network, sampled)
         given = [*sampled, *arrays_in(inputs)]
@@ -201,19 +186,21 @@ class Call:
             with self.judged(inputs):
                 output = framework.on_numbers(self, numbers, inputs, dtype)
             return self._checked(output, np.empty(0, dtype), rows)
-        floats = filter(_is_float, native)
         # If all parameters are held and the inputs are integers, the session determines the type.
-        like = next(floats, None)
+        like = next(filter(_is_float, native), None)
         like = framework.start(values[0]) if like is None else like
         self._look(inputs, type_name(like))
         values = [framework.native(each, like) for each in values]
         inputs = mapped(lambda each: framework.native(each, like), inputs)
         with self.judged(inputs):
-            output = framework.run(self, [each.name for each in self.parameters], values, inputs, like)
+            output = framework.run(self, values, inputs, like)
         return self._checked(output, like, rows)
 
+    def error(self, expected: str, got: str, advice: str) -> ModelError:
+        return ModelError.of(self.word, expected, got, advice)
+
     @contextlib.contextmanager
-    def judged(self, inputs: tuple[Any, ...]) -> Iterator[None]:
+    def judged(self, inputs: Inputs) -> Iterator[None]:
         """Convert errors inside the module to errors of the model."""
         try:
             yield
@@ -223,44 +210,28 @@ class Call:
             if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:
                 raise
             shapes = ", ".join(str(tuple(each.shape)) for each in arrays_in(inputs))
-            raise ModelError.of(
-                f"{self.word}",
-                f"a module that runs on inputs of shape {shapes}",
-                f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
-                (
-                    "it by itself on a few rows; of its tensors, those that are neither parameters nor registered "
-                    "as buffers or variables do not follow the floating type and the device of a fit"
-                ),
-            ) from error
+            got = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            advice = "it by itself on a few rows; of its tensors, only parameters, buffers and variables follow the "
+            advice += "floating type and the device of a fit"
+            raise self.error(f"a module that runs on inputs of shape {shapes}", got, advice) from error
 
     def _checked(self, output: Any, like: Array, rows: int) -> Array:
-        if not hasattr(output, "shape") or not hasattr(output, "dtype"):
-            raise ModelError.of(
-                f"{self.word}",
-                "one array from the module",
-                type(output).__name__,
-                "a module that gives its f alone",
-            )
+        if not is_array(output):
+            got = type(output).__name__
+            raise self.error("one array from the module", got, "a module that gives its f alone")
         shape = tuple(output.shape)
         if not shape or int(shape[0]) != rows:
-            raise ModelError.of(
-                f"{self.word}",
-                f"an output with {rows} rows, as many as x",
-                f"shape {shape}",
-                "the rows as its first axis",
-            )
+            expected = f"an output with {rows} rows, as many as x"
+            raise self.error(expected, f"shape {shape}", "the rows as its first axis")
         if _is_float(output) and type_name(output) != type_name(like):
-            raise ModelError.of(
-                f"{self.word}",
-                f"a module that computes in the floating type of its parameters, {type_name(like)}",
-                f"an output in {type_name(output)}",
-                "leaving dtype= and conversions out of its layers",
-            )
+            expected = f"a module that computes in the floating type of its parameters, {type_name(like)}"
+            advice = "leaving dtype= and conversions out of its layers"
+            raise self.error(expected, f"an output in {type_name(output)}", advice)
         return output
 
     # -- cached facts about a module
 
-    def made_up(self, inputs: tuple[Any, ...], rows: int, dtype: Any, seed: int) -> tuple[Any, ...]:
+    def made_up(self, inputs: Inputs, rows: int, dtype: Any, seed: int) -> Inputs:
         """Artificial rows with the shapes and types of the inputs: normal numbers, or integers 0 and 1."""
         rng = np.random.default_rng(seed)
 
@@ -281,12 +252,12 @@ class Call:
             found.append((own + 0.5 * rng.normal(size=each.shape) / math.sqrt(each.fan_in)).astype(dtype))
         return found
 
-    def known(self, what: str, inputs: tuple[Any, ...]) -> tuple[dict[Any, Any], Any]:
+    def known(self, what: str, inputs: Inputs) -> tuple[dict[Any, Any], Any]:
         """The cache of the module, and the key of one fact for these inputs."""
         shapes = tuple((tuple(map(int, each.shape[1:])), str(each.dtype)) for each in arrays_in(inputs))
         return _notes_on(self.network), (what, self.framework.mode(self.network), shapes, self.coupled)
 
-    def _look(self, inputs: tuple[Any, ...], dtype: str) -> None:
+    def _look(self, inputs: Inputs, dtype: str) -> None:
         """Refuse a module that cannot be mapped over draws or whose rows interact; checked once for each shape."""
         notes, key = self.known("fits", inputs)
         if key in notes:
@@ -295,18 +266,12 @@ class Call:
             self.framework.check_mapped(self, inputs, dtype)
             meet = not self.coupled and self.framework.sees_all_rows and self._rows_meet(inputs, dtype)
         if meet:
-            raise ModelError.of(
-                f"{self.word}",
-                "rows that do not interact",
-                f"{type(self.network).__name__}, in which the output of a row depends on other rows",
-                (
-                    "batch_first=True in layers of torch that look along sequences, network.eval(), or "
-                    "coupled=True for a graph"
-                ),
-            )
+            got = f"{type(self.network).__name__}, in which the output of a row depends on other rows"
+            advice = "batch_first=True in layers of torch, network.eval(), or coupled=True for a graph"
+            raise self.error("rows that do not interact", got, advice)
         notes[key] = True
 
-    def _rows_meet(self, inputs: tuple[Any, ...], dtype: str) -> bool:
+    def _rows_meet(self, inputs: Inputs, dtype: str) -> bool:
         """Whether the output of the middle one of three artificial rows changes when the two others do.
 
         False if the module does not run on such rows: then nothing is known.
@@ -321,9 +286,9 @@ class Call:
             raise
         except Exception:
             return False
-        if not (isinstance(old, np.ndarray) and isinstance(new, np.ndarray)):
+        if any(not isinstance(each, np.ndarray) or each.shape[:1] != (3,) for each in (old, new)):
             return False
-        if old.shape != new.shape or old.shape[:1] != (3,):
+        if old.shape != new.shape:
             return False
         finite = np.isfinite(old) & np.isfinite(new)
         with np.errstate(invalid="ignore"):
@@ -331,30 +296,27 @@ class Call:
         # Far above rounding errors, and far below the effect of an interaction between rows.
         return bool(moved > 1e-4 * np.max(np.abs(old), where=finite, initial=0.0))
 
-    def held(self, inputs: tuple[Any, ...], rows: int, dtype: Any) -> int:
+    def numbers_per_row(self, inputs: Inputs, rows: int, dtype: Any) -> int:
         """Numbers that a run stores for a row, counted as for linear maps, where only inputs count.
 
         This is the difference between runs on three and on two artificial rows, which leaves out what belongs to no
         row.
         """
-        notes, key = self.known("held", inputs)
-        if key in notes:
-            return notes[key]
-        with self.framework.aside():
-            total = self._counted(inputs, rows, dtype if "float" in dtype else "float32")
-        notes[key] = max(1, math.ceil(total / 2))
+        notes, key = self.known("numbers per row", inputs)
+        if key not in notes:
+            with self.framework.aside():
+                total = self._counted(inputs, rows, dtype if "float" in dtype else "float32")
+            notes[key] = max(1, math.ceil(total / 2))
         return notes[key]
 
-    def _counted(self, inputs: tuple[Any, ...], rows: int, dtype: Any) -> float:
-        values = self.made_up_values(dtype)
+    def _counted(self, inputs: Inputs, rows: int, dtype: Any) -> float:
+        values, count = self.made_up_values(dtype), self.framework.count
         try:
             if self.coupled:
                 whole = mapped(lambda each: np.ones(tuple(map(int, each.shape)), type_name(each)), inputs)
-                return self.framework.count(self, values, whole, dtype) / rows
-            two, three = (self.made_up(inputs, count, dtype, 1) for count in (2, 3))
-            return self.framework.count(self, values, three, dtype) - self.framework.count(
-                self, values, two, dtype
-            )
+                return count(self, values, whole, dtype) / rows
+            two, three = (self.made_up(inputs, rows, dtype, 1) for rows in (2, 3))
+            return count(self, values, three, dtype) - count(self, values, two, dtype)
         except Exception:
             # The module runs, but not on artificial rows: estimate a multiple of the size of the inputs.
             return 4 * sum(math.prod(map(int, each.shape[1:])) for each in arrays_in(inputs))
@@ -383,15 +345,13 @@ class ModuleUse:
     framework: Framework
     network: Any
     parameters: Sequence[Parameter]
-    values: Sequence[Array]
+    values: Arrays
 
     @property
     def held(self) -> list[bool]:
         """For each parameter, whether it is held at the module's own value."""
-        return [
-            parameter.own is not None and value is parameter.own
-            for parameter, value in zip(self.parameters, self.values, strict=True)
-        ]
+        pairs = zip(self.parameters, self.values, strict=True)
+        return [parameter.own is not None and value is parameter.own for parameter, value in pairs]
 
 
 # id of a module -> (weak reference to the module, cached facts about it).
@@ -418,6 +378,5 @@ def fan_in_of(kinds: set[str], leaf: str, shape: tuple[int, ...], of_weight: int
     normalises = any("Norm" in kind for kind in kinds)
     if len(shape) < 2 or leaf.startswith("bias") or leaf.endswith("bias") or normalises:
         return 1, normalises and leaf in ("weight", "scale")
-    if kinds & {"Embedding", "EmbeddingBag", "Embed"}:
-        return 1, False
-    return max(1, of_weight), False
+    table = bool(kinds & {"Embedding", "EmbeddingBag", "Embed"})
+    return 1 if table else max(1, of_weight), False

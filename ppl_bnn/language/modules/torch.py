@@ -6,14 +6,23 @@ import contextlib
 import functools
 import math
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ppl_bnn.core.errors import BNNError, ModelError, UnsupportedError
 from ppl_bnn.core.warning_filters import ignored
-from ppl_bnn.language.modules.protocol import Array, Call, Parameter, fan_in_of, kinds_of, library_of, mapped
+from ppl_bnn.language.modules.protocol import (
+    Array,
+    Arrays,
+    Call,
+    Inputs,
+    Parameter,
+    fan_in_of,
+    kinds_of,
+    library_of,
+    mapped,
+)
 from ppl_bnn.language.modules.torch_defaults import defaults, floating
 
 
@@ -23,55 +32,42 @@ class Torch:
     library, system, kind, sees_all_rows = "torch", "pyro", "a torch.nn.Module", True
 
     def refuse(self, word: str, network: Any) -> None:
-        torch = sys.modules["torch"]
-        layers = torch.nn.modules
+        layers = sys.modules["torch"].nn.modules
+        rows, own = "rows that do not interact", "a module without randomness of its own"
         for path, part in network.named_modules():
-            shown = f"{type(part).__name__} {path!r}" if path else type(part).__name__
-            if isinstance(part, layers.batchnorm._BatchNorm):
-                if part.running_mean is None:
-                    raise ModelError.of(
-                        f"{word}",
-                        "rows that do not interact",
-                        f"{shown} without running statistics, which normalises by those of the batch",
-                        "torch.nn.LayerNorm or GroupNorm",
-                    )
-                if part.training:
-                    raise ModelError.of(
-                        f"{word}",
-                        "rows that do not interact",
-                        f"{shown} in training, which normalises by the statistics of the batch",
-                        "network.eval(), for the running statistics that it has, or torch.nn.LayerNorm",
-                    )
-            elif isinstance(part, layers.dropout._DropoutNd) and part.training and part.p > 0:
-                raise ModelError.of(
-                    f"{word}",
-                    "a module without randomness of its own",
-                    f"{shown} in training, with p={part.p}",
+            name = f"{type(part).__name__} {path!r}" if path else type(part).__name__
+            batch = isinstance(part, layers.batchnorm._BatchNorm)
+            drops = isinstance(part, layers.dropout._DropoutNd) and part.training and part.p > 0
+            if batch and part.running_mean is None:
+                got = f"{name} without running statistics, which normalises by those of the batch"
+                raise ModelError.of(word, rows, got, "torch.nn.LayerNorm or GroupNorm")
+            if batch and part.training:
+                got = f"{name} in training, which normalises by the statistics of the batch"
+                advice = "network.eval(), for the running statistics that it has, or torch.nn.LayerNorm"
+                raise ModelError.of(word, rows, got, advice)
+            if drops:
+                got, advice = (
+                    f"{name} in training, with p={part.p}",
                     "network.eval(), or bnn.MCDropout on bnn.dense layers",
                 )
+                raise ModelError.of(word, own, got, advice)
 
     def parameters(self, word: str, network: Any) -> list[Parameter]:
         found = []
         for name, tensor in network.named_parameters():
             path, _, leaf = name.rpartition(".")
             if type(tensor).__name__ == "UninitializedParameter":
-                raise ModelError.of(
-                    f"{word}",
-                    f"{name!r} with a shape",
-                    "a lazy layer that has not run",
-                    "calling it once on a row of x",
-                )
+                got, advice = "a lazy layer that has not run", "calling it once on a row of x"
+                raise ModelError.of(word, f"{name!r} with a shape", got, advice)
             if not tensor.is_floating_point():
-                raise ModelError.of(
-                    f"{word}", f"{name!r} in floats", f"a parameter of {tensor.dtype}", "a registered buffer"
-                )
+                got, advice = f"a parameter of {tensor.dtype}", "a registered buffer"
+                raise ModelError.of(word, f"{name!r} in floats", got, advice)
             owner = network.get_submodule(path)
             kinds, shape = kinds_of(owner, "torch"), tuple(map(int, tensor.shape))
+            count = math.prod(shape[1:])
             if "_ConvTransposeNd" in kinds and len(shape) > 1:
                 # Unlike other layers of torch, the axes are (in, out / groups, places).
                 count = shape[0] // owner.groups * math.prod(shape[2:])
-            else:
-                count = math.prod(shape[1:])
             inputs, gain = fan_in_of(kinds, leaf, shape, count)
             table = bool(kinds & {"Embedding", "EmbeddingBag"})
             with self.aside():
@@ -86,16 +82,11 @@ class Torch:
 
     def constants(self, network: Any) -> dict[str, Array]:
         every = network.named_buffers(remove_duplicate=False)
-        return {
-            name: buffer.detach()
-            for name, buffer in every
-            if not buffer.is_meta and type(buffer).__name__ != "UninitializedBuffer"
-        }
+        return {name: buffer.detach() for name, buffer in every if _has_value(buffer)}
 
     def start(self, own: Any) -> Array:
-        torch = sys.modules["torch"]
         # A copy, because optimisers change parameters in place.
-        return own.to(dtype=floating(), device=torch.get_default_device(), copy=True)
+        return own.to(dtype=floating(), device=sys.modules["torch"].get_default_device(), copy=True)
 
     def number(self, own: Any) -> np.ndarray:
         return own.detach().cpu().double().numpy() if library_of(own) == "torch" else np.asarray(own)
@@ -107,33 +98,25 @@ class Torch:
         # Inside vmap and vjp of torch no tensor has values that can be read, not even the module's own.
         return sys.modules["torch"]._functorch.pyfunctorch.temporarily_clear_interpreter_stack()
 
-    def check_mapped(self, call: Call, inputs: tuple[Any, ...], dtype: str) -> None:
-        torch = sys.modules["torch"]
-        like = torch.zeros(0, dtype=getattr(torch, dtype), device=torch.get_default_device())
-        names = [each.name for each in call.parameters]
+    def check_mapped(self, call: Call, inputs: Inputs, dtype: str) -> None:
+        torch, like = sys.modules["torch"], _like(dtype)
         rows = mapped(lambda each: self.native(each, like), call.made_up(inputs, 2, dtype, 1))
-
-        def run(values: Any) -> Any:
-            return self.run(call, names, values, rows, like)
-
         draws = [self.native(np.stack([each, each]), like) for each in call.made_up_values(dtype)]
+        run = torch.func.vmap(lambda values: self.run(call, values, rows, like), randomness="different")
         try:
             # torch warns of operations that it maps slowly; the user sees the warning in the fit itself.
             with torch.no_grad(), ignored():
-                torch.func.vmap(run, randomness="different")(draws)
+                run(draws)
         except BNNError:
             raise
         except Exception as error:
             # Any other error is reported when the module runs on the actual inputs.
-            said = str(error).partition("\n")[0]
-            if "batching rule" not in said.lower():
+            got = str(error).partition("\n")[0]
+            if "batching rule" not in got.lower():
                 return
-            raise UnsupportedError.of(
-                f"{call.word}",
-                "operations that torch.func.vmap maps over draws",
-                said,
-                "bnn.gru or bnn.lstm in place of recurrent layers of torch, or a Flax NNX or an Equinox module",
-            ) from error
+            advice = "bnn.gru or bnn.lstm in place of recurrent layers of torch, or a Flax NNX or an Equinox module"
+            expected = "operations that torch.func.vmap maps over draws"
+            raise UnsupportedError.of(call.word, expected, got, advice) from error
 
     def native(self, value: Array, like: Array) -> Array:
         torch = sys.modules["torch"]
@@ -141,69 +124,36 @@ class Torch:
             value = torch.tensor(np.array(value), device=like.device)
         return value.to(dtype=like.dtype if value.is_floating_point() else None, device=like.device)
 
-    def run(
-        self, call: Call, names: Sequence[str], values: Sequence[Array], inputs: tuple[Any, ...], like: Array
-    ) -> Any:
+    def run(self, call: Call, values: Arrays, inputs: Inputs, like: Array) -> Any:
         torch = sys.modules["torch"]
-        buffers = {
-            name: self._copied(call.word, name, buffer, like) for name, buffer in call.network.named_buffers()
-        }
+        buffers = {name: _copied(call, name, buffer, like) for name, buffer in call.network.named_buffers()}
         versions = {name: buffer._version for name, buffer in buffers.items()}
-        given = {**dict(zip(names, values, strict=True)), **buffers}
+        given = dict(zip((each.name for each in call.parameters), values, strict=True)) | buffers
         before = _random_state(like.device)
         with _plain()(like.dtype):
             output = torch.func.functional_call(call.network, given, inputs)
         if not torch.equal(before, _random_state(like.device)):
-            raise ModelError.of(
-                f"{call.word}",
-                "a module without randomness of its own",
-                "one that draws random numbers (dropout in training, perhaps)",
-                "network.eval(), or what is drawn as bnn.sample in the model",
-            )
+            got = "one that draws random numbers (dropout in training, perhaps)"
+            advice = "network.eval(), or what is drawn as bnn.sample in the model"
+            raise call.error("a module without randomness of its own", got, advice)
         changed = [
-            name
+            repr(name)
             for name, buffer in buffers.items()
             if given[name] is not buffer or buffer._version != versions[name]
         ]
         if changed:
-            raise ModelError.of(
-                f"{call.word}",
-                "a module that is a function, and leaves its buffers as they are",
-                f"changes of {', '.join(map(repr, changed))}",
-                "network.eval()",
-            )
+            expected = "a module that is a function, and leaves its buffers as they are"
+            raise call.error(expected, f"changes of {', '.join(changed)}", "network.eval()")
         return output
 
-    def _copied(self, word: str, name: str, buffer: Any, like: Array) -> Any:
-        """A copy of a buffer in the type and on the device of the fit, which the module may overwrite."""
-        if buffer.is_meta or type(buffer).__name__ == "UninitializedBuffer":
-            raise ModelError.of(
-                f"{word}",
-                f"a value of the buffer {name!r}",
-                "a shape only",
-                "a module that has been initialised",
-            )
-        dtype = buffer.dtype
-        if buffer.is_floating_point():
-            dtype = like.dtype
-        elif buffer.is_complex():
-            dtype = like.dtype.to_complex()
-        return buffer.detach().to(dtype=dtype, device=like.device, copy=True)
-
-    def on_numbers(
-        self, call: Call, values: Sequence[np.ndarray], inputs: tuple[Any, ...], dtype: Any
-    ) -> np.ndarray:
-        torch = sys.modules["torch"]
-        like = torch.zeros(0, dtype=getattr(torch, str(dtype)), device=torch.get_default_device())
-        names = [each.name for each in call.parameters]
+    def on_numbers(self, call: Call, values: Arrays, inputs: Inputs, dtype: Any) -> np.ndarray:
+        torch, like = sys.modules["torch"], _like(str(dtype))
         with torch.no_grad():
-            tensors = [self.native(each, like) for each in values]
-            output = self.run(
-                call, names, tensors, mapped(lambda each: self.native(each, like), inputs), like
-            )
+            values, inputs = mapped(lambda each: self.native(each, like), (list(values), inputs))
+            output = self.run(call, values, inputs, like)
         return output.cpu().numpy() if isinstance(output, torch.Tensor) else output
 
-    def count(self, call: Call, values: Sequence[np.ndarray], inputs: tuple[Any, ...], dtype: Any) -> int:
+    def count(self, call: Call, values: Arrays, inputs: Inputs, dtype: Any) -> int:
         torch = sys.modules["torch"]
 
         class Counting(torch.overrides.TorchFunctionMode):
@@ -220,6 +170,29 @@ class Torch:
         with Counting() as counting:
             self.on_numbers(call, values, inputs, dtype)
         return counting.total
+
+
+def _like(dtype: str) -> Any:
+    """An empty tensor of this type on the device of the session."""
+    torch = sys.modules["torch"]
+    return torch.zeros(0, dtype=getattr(torch, dtype), device=torch.get_default_device())
+
+
+def _has_value(buffer: Any) -> bool:
+    return not buffer.is_meta and type(buffer).__name__ != "UninitializedBuffer"
+
+
+def _copied(call: Call, name: str, buffer: Any, like: Array) -> Any:
+    """A copy of a buffer in the type and on the device of the fit, which the module may overwrite."""
+    if not _has_value(buffer):
+        advice = "a module that has been initialised"
+        raise call.error(f"a value of the buffer {name!r}", "a shape only", advice)
+    dtype = buffer.dtype
+    if buffer.is_floating_point():
+        dtype = like.dtype
+    elif buffer.is_complex():
+        dtype = like.dtype.to_complex()
+    return buffer.detach().to(dtype=dtype, device=like.device, copy=True)
 
 
 @functools.cache

@@ -1,0 +1,201 @@
+"""What both systems share between the language and their own primitives: interpretation, and distributions.
+
+A specification becomes the system's distribution of the same name. `CholeskyFactor` and `KroneckerFactor` are the
+mathematics of the normal distributions of arrays that neither system has.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from ppl_bnn.backends.native import Model
+from ppl_bnn.language import ops
+from ppl_bnn.language.distributions import Distribution, check_no_nested
+from ppl_bnn.language.primitives import Interpretation, Message
+
+
+class SystemInterpretation(Interpretation):
+    """Every primitive of the language as a primitive of a system; a subclass has those of its system.
+
+    Parameters
+    ----------
+    population : int or None
+        Number of rows to which the likelihood is scaled.
+    record : bool
+        Whether to record f.
+    """
+
+    # The module of the system with `sample`, `deterministic` and `param`; its scale handler and its plate.
+    primitives: Any
+    scale: Any
+    plate: Any
+
+    def __init__(self, population: int | None, record: bool):
+        super().__init__()
+        self.population = population
+        self.record = record
+
+    def resolve(self, specification: Distribution) -> Any:
+        """The system's distribution of a specification."""
+        raise NotImplementedError
+
+    def start(self, init: Any) -> Any:
+        """The start of a parameter."""
+        return init
+
+    def process(self, msg: Message) -> None:
+        super().process(msg)
+        given = msg.arguments
+        match msg.kind:
+            case "sample":
+                msg.answer(self._sample(msg.name, given["distribution"], given["obs"]))
+            case "deterministic":
+                msg.answer(self.primitives.deterministic(msg.name, given["value"]))
+            case "param":
+                init = given["init"]
+                drawn = isinstance(init, Distribution)
+                init = self.resolve(init).sample if drawn else self.start(init)
+                msg.answer(self.primitives.param(msg.name, init))
+            case "rows":
+                msg.answer(self._rows("rows", given["n"]))
+            case "observe":
+                f = given["f"]
+                if self.record:
+                    self.record_output(f)
+                with self._rows("observations", f.shape[0]):
+                    msg.answer(self._sample("y", given["likelihood"].distribution(f), given["y"]))
+
+    def record_output(self, f: Any) -> None:
+        self.primitives.deterministic("f", f)
+
+    def _sample(self, name: str, distribution: Distribution, obs: Any) -> Any:
+        return self.primitives.sample(name, self.resolve(distribution), obs=obs)
+
+    @contextmanager
+    def _rows(self, name: str, count: int) -> Iterator[None]:
+        scaled: AbstractContextManager[Any] = nullcontext()
+        if self.population is not None and self.population != count:
+            # In NumPyro, a plate with subsample_size refuses to run under HMC; the scale handler does not.
+            scaled = self.scale(scale=self.population / count)
+        with scaled, self.plate(name, count):
+            yield
+
+
+def interpreted(model: Model, interpretation: Callable[[], Interpretation]) -> Model:
+    """A model in the language as a callable `(x, y=None)` of a system."""
+
+    @functools.wraps(getattr(model, "func", model))
+    def native(x: Any, y: Any = None, **keywords: Any) -> None:
+        with interpretation():
+            model(x, y, **keywords)
+
+    return native
+
+
+# --- distributions --------------------------------------------------------------------------------
+
+
+def resolved(
+    specification: Distribution, family: Callable[[str], Any], array: Callable[[Any], Any], **options: Any
+) -> Any:
+    """The system's distribution of a specification.
+
+    Parameters
+    ----------
+    specification : Distribution
+        The specification.
+    family : callable
+        Name of a family -> the class of the system.
+    array : callable
+        An argument -> an argument of the system.
+    **options
+        Further arguments of all families.
+
+    Raises
+    ------
+    ModelError
+        An argument is a distribution itself.
+    """
+    made, given = family(specification.family), specification.arguments
+    if specification.family == "Censored":
+        base = given["base"]
+        arguments = {name: array(value) for name, value in base.arguments.items()}
+        result = made(resolved(base, family, array, **options), base.family, arguments, **options)
+    else:
+        check_no_nested(specification)
+        result = made(**{name: array(value) for name, value in given.items()}, **options)
+    if specification.shape is not None:
+        result = result.expand(specification.shape)
+    return result.to_event(specification.event_dims) if specification.event_dims else result
+
+
+class ArrayNormal:
+    """loc + A eps over an array, eps standard normal; a subclass defines A. One event of the shape of loc."""
+
+    loc: Any
+
+    def drawn(self, eps: Any) -> Any:
+        """The draws (..., *event) of standard normal numbers (..., P)."""
+        return self.loc + self.spread(eps).reshape((*eps.shape[:-1], *self.loc.shape))
+
+    def density(self, value: Any) -> Any:
+        """log p of values (..., *event)."""
+        deviation, size = value - self.loc, math.prod(self.loc.shape)
+        batch = deviation.shape[: deviation.ndim - len(self.loc.shape)]
+        eps = self.gather(deviation.reshape((*batch, size)))
+        return -0.5 * (eps**2).sum(-1) - (self.log_volume() + 0.5 * size * math.log(2.0 * math.pi))
+
+    def spread(self, eps: Any) -> Any:
+        """A eps, (..., P) to (..., P)."""
+        raise NotImplementedError
+
+    def gather(self, deviation: Any) -> Any:
+        """A^-1 deviation, (..., P) to (..., P)."""
+        raise NotImplementedError
+
+    def log_volume(self) -> Any:
+        """log |det A|."""
+        raise NotImplementedError
+
+
+class CholeskyFactor(ArrayNormal):
+    """A = L (P, P), the Cholesky factor of the covariance of the ravelled array."""
+
+    def __init__(self, loc: Any, scale_tril: Any, **options: Any):
+        self.scale_tril = scale_tril
+        super().__init__(loc, **options)  # pyright: ignore[reportCallIssue]
+
+    def spread(self, eps: Any) -> Any:
+        return eps @ self.scale_tril.T
+
+    def gather(self, deviation: Any) -> Any:
+        return ops.solve_triangular(self.scale_tril, deviation)
+
+    def log_volume(self) -> Any:
+        return ops.log(self.scale_tril.diagonal()).sum()
+
+
+class KroneckerFactor(ArrayNormal):
+    """A = (Q_l (x) Q_r) diag(precisions^-1/2), which is never built; Q_l (I, I), Q_r (O, O), precisions (I, O)."""
+
+    def __init__(self, loc: Any, left_vectors: Any, right_vectors: Any, precisions: Any, **options: Any):
+        self.left_vectors, self.right_vectors, self.precisions = left_vectors, right_vectors, precisions
+        super().__init__(loc, **options)  # pyright: ignore[reportCallIssue]
+
+    def _as_matrices(self, flat: Any) -> Any:
+        return flat.reshape((*flat.shape[:-1], *self.precisions.shape))
+
+    def spread(self, eps: Any) -> Any:
+        scaled = self._as_matrices(eps) / ops.sqrt(self.precisions)
+        return (self.left_vectors @ scaled @ self.right_vectors.T).reshape(eps.shape)
+
+    def gather(self, deviation: Any) -> Any:
+        turned = self.left_vectors.T @ self._as_matrices(deviation) @ self.right_vectors
+        return (ops.sqrt(self.precisions) * turned).reshape(deviation.shape)
+
+    def log_volume(self) -> Any:
+        return -0.5 * ops.log(self.precisions).sum()
