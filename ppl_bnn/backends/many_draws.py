@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bnn.core.arrays import (
-    Array,
-    chunks,
-    iterate_seeds,
-    map_data,
-    on_cpu,
-    padded,
-    padded_seeds,
-    row_count,
-)
+from ppl_bnn.core import arrays
+from ppl_bnn.core.arrays import Array, chunks, map_data, padded, row_count
 from ppl_bnn.language import ops
 from ppl_bnn.language.handlers import recorded_linear
 
@@ -55,7 +47,7 @@ def chunked_draws(
     weights = sum(8 * math.prod(value.shape[1:]) for value in w.values())
     like = system.asarray(np.zeros(1))
     work, row_chunk, threads = memory, rows, 1
-    if on_cpu(like):
+    if arrays.on_cpu(like):
         # Activations that fit in the cache are not written to memory; larger batches were up to six times slower.
         work, row_chunk, threads = CACHE, CACHE_ROWS, system.threads()
         if threads > 1:
@@ -100,7 +92,7 @@ def seeded_draws(program: Program, w: Mapping[str, np.ndarray], x: Any, seed: in
     count, rows = len(next(iter(w.values()))), row_count(x)
     # The memory of a row is unknown for such a model: a wide layer is assumed.
     per_row = 8 * 256
-    work = min(memory, CACHE) if on_cpu(system.asarray(np.zeros(1))) else memory
+    work = min(memory, CACHE) if arrays.on_cpu(system.asarray(np.zeros(1))) else memory
     whole = program.has_local or program.coupled
     row_chunk = rows if whole else max(1, min(rows, CACHE_ROWS, work // per_row))
     batch = max(1, min(count, work // (per_row * row_chunk)))
@@ -108,7 +100,10 @@ def seeded_draws(program: Program, w: Mapping[str, np.ndarray], x: Any, seed: in
     def one_by_one(w: Mapping[str, Array], x: Any, seeds: Any) -> Array:
         draws = ({name: value[index] for name, value in w.items()} for index in range(len(seeds)))
         return ops.stack(
-            [program.predictor(each, x, key) for each, key in zip(draws, iterate_seeds(seeds), strict=True)],
+            [
+                program.predictor(each, x, key)
+                for each, key in zip(draws, arrays.iterate_seeds(seeds), strict=True)
+            ],
             0,
         )
 
@@ -124,7 +119,7 @@ def seeded_draws(program: Program, w: Mapping[str, np.ndarray], x: Any, seed: in
         values = {name: system.asarray(padded(v[start:stop], batch)) for name, v in w.items()}
         for first, last in chunks(rows, row_chunk):
             part = map_data(lambda a, i=first, j=last: system.asarray(padded(a[i:j], row_chunk)), x)
-            eta = system.to_numpy(function(values, part, padded_seeds(seeds, start, stop, batch)))
+            eta = system.to_numpy(function(values, part, arrays.padded_seeds(seeds, start, stop, batch)))
             if result is None:
                 result = np.empty((count, rows, eta.shape[-1]), dtype=eta.dtype)
             result[start:stop, first:last] = eta[: stop - start, : last - first]

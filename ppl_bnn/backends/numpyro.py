@@ -24,23 +24,9 @@ import numpyro.distributions
 from numpyro.distributions.transforms import ExpTransform, biject_to
 from numpyro.primitives import Messenger
 
-from ppl_bnn.backends.interpretation import (
-    ArrayNormal,
-    CholeskyFactor,
-    KroneckerFactor,
-    SystemInterpretation,
-    interpreted,
-    resolved,
-)
+from ppl_bnn.backends import interpretation, protocol
 from ppl_bnn.backends.native import Model, called
-from ppl_bnn.backends.protocol import (
-    Site,
-    TracedSite,
-    check_unconstrained,
-    cuda_index,
-    described,
-    traced_sites,
-)
+from ppl_bnn.backends.protocol import Function, Site, TracedSite, Values
 from ppl_bnn.backends.turns import Turn
 from ppl_bnn.core.arrays import cores, row_count
 from ppl_bnn.core.processes import refuse_forked
@@ -49,7 +35,7 @@ from ppl_bnn.language.distributions import Distribution, censored_log_prob
 _REAL, _POSITIVE = numpyro.distributions.constraints.real, numpyro.distributions.constraints.positive
 
 
-class _ArrayNormal(ArrayNormal, numpyro.distributions.Distribution):
+class _ArrayNormal(interpretation.ArrayNormal, numpyro.distributions.Distribution):
     """One event of the shape of loc."""
 
     reparametrized_params = ["loc"]
@@ -69,13 +55,13 @@ class _ArrayNormal(ArrayNormal, numpyro.distributions.Distribution):
         return self.density(value)
 
 
-class MultivariateNormal(CholeskyFactor, _ArrayNormal):
+class MultivariateNormal(interpretation.CholeskyFactor, _ArrayNormal):
     """Normal distribution of an array; the distribution of NumPyro supports vectors as events only."""
 
     arg_constraints = {"loc": _REAL, "scale_tril": numpyro.distributions.constraints.lower_cholesky}
 
 
-class KroneckerNormal(KroneckerFactor, _ArrayNormal):
+class KroneckerNormal(interpretation.KroneckerFactor, _ArrayNormal):
     """Normal distribution of an array whose covariance is that of `KroneckerFactor`."""
 
     arg_constraints = {"loc": _REAL, "left_vectors": _REAL, "right_vectors": _REAL, "precisions": _POSITIVE}
@@ -163,7 +149,9 @@ _OWN: dict[str, Any] = {
     "MixtureOfNormals": lambda logits, loc, scale, **options: _mixture_of_normals(
         loc, scale, {"logits": logits}, **options
     ),
-    "NegativeBinomial": numpyro.distributions.NegativeBinomialLogits,
+    "NegativeBinomial": lambda concentration, logits, **options: (
+        numpyro.distributions.NegativeBinomialLogits(concentration, logits, **options)
+    ),
     # Rows are the batch and share one factor, so NumPyro's own distribution of vectors is enough.
     "RowNormal": numpyro.distributions.MultivariateNormal,
 }
@@ -176,7 +164,7 @@ def _as_array(value: Any) -> Any:
 
 def resolve(specification: Distribution, validate: bool | None = None) -> Any:
     """The NumPyro distribution of a specification; with `validate` False, NumPyro does not check its arguments."""
-    return resolved(
+    return interpretation.resolved(
         specification,
         lambda name: _OWN.get(name) or getattr(numpyro.distributions, name),
         _as_array,
@@ -184,7 +172,7 @@ def resolve(specification: Distribution, validate: bool | None = None) -> Any:
     )
 
 
-class NumPyroInterpretation(SystemInterpretation):
+class NumPyroInterpretation(interpretation.SystemInterpretation):
     """Every primitive of the language as a primitive of NumPyro."""
 
     primitives, scale, plate = numpyro, numpyro.handlers.scale, numpyro.plate
@@ -211,7 +199,7 @@ def as_numpyro(model: Model, population: int | None = None, record: bool = True)
     callable
         A NumPyro model.
     """
-    return interpreted(model, lambda: NumPyroInterpretation(population, record))
+    return interpretation.interpreted(model, lambda: NumPyroInterpretation(population, record))
 
 
 class _Assign(Messenger):
@@ -225,7 +213,7 @@ class _Assign(Messenger):
 
     def process_message(self, msg: Any) -> None:
         if msg["type"] == "param":
-            check_unconstrained(msg["name"], msg["kwargs"].get("constraint"), _REAL)
+            protocol.check_unconstrained(msg["name"], msg["kwargs"].get("constraint"), _REAL)
         if msg["type"] not in ("sample", "param") or msg["name"] not in self.values:
             return
         if msg["type"] == "sample" and msg["is_observed"]:
@@ -299,7 +287,7 @@ class NumPyro:
     def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
         refuse_forked()
         # XLA has its own threads, whose number cannot be changed once they run; `threads` is for torch.
-        index = cuda_index(device, _cuda_devices, "JAX")
+        index = protocol.cuda_index(device, _cuda_devices, "JAX")
         chosen = jax.devices("cpu")[0] if index is None else jax.devices("gpu")[index]
         with jax.enable_x64(dtype == "float64"), jax.default_device(chosen):
             yield "cpu" if chosen.platform == "cpu" else f"cuda:{chosen.id}"
@@ -327,10 +315,10 @@ class NumPyro:
 
     def run(
         self,
-        native: Model,
+        native: Any,
         x: Any,
         y: Any,
-        values: Mapping[str, Any] | None = None,
+        values: Values = None,
         unconstrained: bool = False,
         seed: Any = None,
     ) -> list[TracedSite]:
@@ -338,14 +326,16 @@ class NumPyro:
         handler = assign if seed is None else numpyro.handlers.seed(assign, seed)
         with self.turn:
             trace = numpyro.handlers.trace(handler).get_trace(x, y)
-        return traced_sites(trace, assign.log_dets, drawn=y is None)
+        return protocol.traced_sites(trace, assign.log_dets, drawn=y is None)
 
     def describe(self, native: Model, x: Any, y: Any) -> tuple[list[Site], list[TracedSite]]:
         found: list[tuple[list[Site], list[TracedSite]]] = []
 
         def shapes(x: Any, y: Any) -> None:
             traced = self.run(native, x, y, seed=jax.random.PRNGKey(0))
-            found.append(described(traced, lambda d, shape: biject_to(d.support).inverse_shape(shape)))
+            found.append(
+                protocol.described(traced, lambda d, shape: biject_to(d.support).inverse_shape(shape))
+            )
 
         jax.eval_shape(shapes, x, y)
         return found[-1]
@@ -356,14 +346,14 @@ class NumPyro:
     def unconstrain(self, distribution: Any, value: Any) -> Any:
         return biject_to(distribution.support).inv(value)
 
-    def jvp(self, function: Callable[..., Any], at: Any, direction: Any) -> tuple[Any, Any]:
+    def jvp(self, function: Function, at: Any, direction: Any) -> tuple[Any, Any]:
         return jax.jvp(function, (at,), (direction,))
 
-    def vjp(self, function: Callable[..., Any], at: Any) -> tuple[Any, Callable[..., Any], Any]:
+    def vjp(self, function: Function, at: Any) -> tuple[Any, Function, Any]:
         value, pullback, extra = jax.vjp(function, at, has_aux=True)
         return value, lambda cotangent: pullback(cotangent)[0], extra
 
-    def batched(self, function: Callable[..., Any], size: int) -> Callable[..., None]:
+    def batched(self, function: Function, size: int) -> Callable[..., None]:
         compiled = jax.jit(lambda w, x: jax.lax.map(lambda one: function(one, x), w, batch_size=size))
 
         traced: set[Any] = set()
@@ -407,9 +397,7 @@ class NumPyro:
             while waiting:
                 waiting.popleft().result()
 
-    def compile_for(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], quick: bool = False
-    ) -> Callable[..., Any]:
+    def compile_for(self, function: Function, arguments: tuple[Any, ...], quick: bool = False) -> Function:
         # Every fit binds its model again, which is a new function to JAX. Programs are therefore identified by their
         # text, which contains all constants, and by the structure of their arguments and results.
         lowered = jax.jit(function, keep_unused=True).lower(*arguments)

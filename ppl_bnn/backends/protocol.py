@@ -22,6 +22,8 @@ from ppl_bnn.backends.turns import Turn
 from ppl_bnn.core.arrays import Array
 from ppl_bnn.core.errors import DeviceError, InputError, UnsupportedError
 
+Values = Mapping[str, Array] | None
+Function = Callable[..., Any]
 SYSTEMS = ("numpyro", "pyro")
 
 
@@ -135,9 +137,9 @@ class System(Protocol):
         """A context in which other threads may have their turn: for a user's function, or a long wait."""
         ...
 
-    def asarray(self, value: Any) -> Array: ...
+    def asarray(self, value: Any, /) -> Array: ...
 
-    def to_numpy(self, array: Array) -> np.ndarray: ...
+    def to_numpy(self, array: Array, /) -> np.ndarray: ...
 
     def native(self, model: Model, population: int | None = None, record: bool = True) -> Model:
         """The model as an ordinary callable of the system, with its likelihood scaled to `population` rows."""
@@ -156,7 +158,7 @@ class System(Protocol):
         native: Model,
         x: Any,
         y: Any,
-        values: Mapping[str, Array] | None = None,
+        values: Values = None,
         unconstrained: bool = False,
         seed: Any = None,
     ) -> list[TracedSite]:
@@ -169,42 +171,39 @@ class System(Protocol):
 
     def seeds(self, seed: int, count: int) -> Any:
         """`count` independent sources of randomness, as an array to map over."""
-        ...
 
-    def split(self, seed: Any, count: int) -> Any:
+    def split(self, seed: Any, count: int, /) -> Any:
         """Split one of `seeds` into `count` seeds to map `randomness` over, also while a function is traced."""
-        ...
 
-    def randomness(self, seed: Any) -> Randomness:
+    def randomness(self, seed: Any, /) -> Randomness:
         """Random arrays from one of `seeds`, or from the current state of the system (None, where it has a state)."""
         ...
 
     def unconstrain(self, distribution: Any, value: Array) -> Array:
         """Unconstrained coordinates u of a value in the support of the system's own distribution."""
-        ...
 
-    def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+    def value_and_grad(self, function: Function, /) -> Callable[..., tuple[Any, Any]]:
         """The value, and the gradient in the first argument."""
         ...
 
-    def hessian(self, function: Callable[..., Any]) -> Callable[..., Any]: ...
+    def hessian(self, function: Function, /) -> Function: ...
 
-    def jacobian(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def jacobian(self, function: Function, /) -> Function:
         """Reverse-mode Jacobian in the first argument."""
         ...
 
-    def jvp(self, function: Callable[..., Any], at: Any, direction: Any) -> tuple[Any, Any]: ...
+    def jvp(self, function: Function, at: Any, direction: Any) -> tuple[Any, Any]: ...
 
-    def vjp(self, function: Callable[..., Any], at: Any) -> tuple[Any, Callable[..., Any], Any]:
+    def vjp(self, function: Function, at: Any) -> tuple[Any, Function, Any]:
         """(value, pullback, extra) of a function of one argument that returns (value, extra).
 
         pullback(cotangent) is the cotangent times the Jacobian, in the structure of `at`; it can be mapped over.
         """
         ...
 
-    def vmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]: ...
+    def vmap(self, function: Function, /, in_axes: Any = 0) -> Function: ...
 
-    def batched(self, function: Callable[..., Any], size: int) -> Callable[..., None]:
+    def batched(self, function: Function, size: int) -> Callable[..., None]:
         """Map `function` over the leading axis of w, `size` elements at a time, as a function (w, x, into).
 
         Results are written to the NumPy array `into`. At most `size` of them are stored besides it, and it may be
@@ -218,13 +217,10 @@ class System(Protocol):
 
     def each(self, function: Callable[..., None], calls: Iterable[tuple[Any, ...]], threads: int) -> None:
         """Call function(*call) for every call, on `threads` threads; at most one more call is prepared ahead."""
-        ...
 
-    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]: ...
+    def compile(self, function: Function, /) -> Function: ...
 
-    def compile_for(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], quick: bool = False
-    ) -> Callable[..., Any]:
+    def compile_for(self, function: Function, arguments: tuple[Any, ...], quick: bool = False) -> Function:
         """Compile the function for arguments like these, for a few calls; a process compiles equal programs once.
 
         quick: prefer a short compilation to a fast program; rounding may differ.

@@ -22,16 +22,10 @@ with ignored(category=FutureWarning), ignored(category=DeprecationWarning):
     import pyro.distributions
     import pyro.poutine
     from pyro.poutine.messenger import Messenger
+from ppl_bnn.backends import protocol
 from ppl_bnn.backends.interpretation import SystemInterpretation, interpreted
 from ppl_bnn.backends.native import Model, called
-from ppl_bnn.backends.protocol import (
-    Site,
-    TracedSite,
-    check_unconstrained,
-    cuda_index,
-    described,
-    traced_sites,
-)
+from ppl_bnn.backends.protocol import Function, Site, TracedSite, Values
 from ppl_bnn.backends.pyro_distributions import current_settings, resolve
 from ppl_bnn.backends.pyro_modules import in_session, messenger
 from ppl_bnn.backends.pyro_session import TURN, opened, outside, rest, resting, typed
@@ -89,8 +83,8 @@ def as_pyro(model: Model, population: int | None = None, record: bool = True) ->
     callable
         A Pyro model.
     """
-    native = interpreted(model, lambda: PyroInterpretation(population, record))
-    native.says_types = True  # pyright: ignore[reportAttributeAccessIssue]
+    native: Any = interpreted(model, lambda: PyroInterpretation(population, record))
+    native.says_types = True
     return native
 
 
@@ -117,7 +111,7 @@ class _Assign(Messenger):
     def _pyro_param(self, msg: Any) -> None:
         name: Any
         name, init, constraint = (*msg["args"], None)[:3]
-        check_unconstrained(name, msg["kwargs"].get("constraint", constraint), constraints.real)
+        protocol.check_unconstrained(name, msg["kwargs"].get("constraint", constraint), constraints.real)
         # The store would always return the start of the first run, for any seed.
         if name in self.values:
             msg["value"] = self.values[name]
@@ -150,7 +144,7 @@ class Pyro:
     @contextmanager
     def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
         refuse_forked()
-        index = cuda_index(device, torch.cuda.device_count, "torch")
+        index = protocol.cuda_index(device, torch.cuda.device_count, "torch")
         chosen = torch.device("cpu") if index is None else torch.device("cuda", index)
         with opened(dtype, chosen, threads):
             yield str(chosen)
@@ -181,10 +175,10 @@ class Pyro:
 
     def run(
         self,
-        native: Model,
+        native: Any,
         x: Any,
         y: Any,
-        values: Mapping[str, Any] | None = None,
+        values: Values = None,
         unconstrained: bool = False,
         seed: Any = None,
     ) -> list[TracedSite]:
@@ -201,12 +195,14 @@ class Pyro:
             except BNNError as error:
                 # Pyro raises a copy with the shapes of all sites after the message; raise the original.
                 raise error.__cause__ if isinstance(error.__cause__, BNNError) else error from None
-        return traced_sites(dict(trace.nodes), assign.log_dets, drawn=y is None)
+        return protocol.traced_sites(dict(trace.nodes), assign.log_dets, drawn=y is None)
 
     def describe(self, native: Model, x: Any, y: Any) -> tuple[list[Site], list[TracedSite]]:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             traced = self.run(native, x, y, seed=0)
-        return described(traced, lambda d, shape: biject_to(d.support).inverse_shape(torch.Size(shape)))
+        return protocol.described(
+            traced, lambda d, shape: biject_to(d.support).inverse_shape(torch.Size(shape))
+        )
 
     def seeds(self, seed: int, count: int) -> Any:
         _set_seed(seed)
@@ -225,7 +221,7 @@ class Pyro:
     def unconstrain(self, distribution: Any, value: Any) -> Any:
         return biject_to(distribution.support).inv(value)
 
-    def value_and_grad(self, function: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+    def value_and_grad(self, function: Function) -> Callable[..., tuple[Any, Any]]:
         both: Any = torch.func.grad_and_value(function)
 
         # torch returns (gradient, value), JAX (value, gradient).
@@ -235,7 +231,7 @@ class Pyro:
 
         return swapped
 
-    def hessian(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def hessian(self, function: Function) -> Function:
         inner = torch.func.hessian(function)
 
         @functools.wraps(function)
@@ -246,19 +242,19 @@ class Pyro:
 
         return quiet
 
-    def jvp(self, function: Callable[..., Any], at: Any, direction: Any) -> tuple[Any, Any]:
+    def jvp(self, function: Function, at: Any, direction: Any) -> tuple[Any, Any]:
         value, tangent = torch.func.jvp(function, (at,), (direction,))  # pyright: ignore[reportAssignmentType]
         return value, tangent
 
-    def vjp(self, function: Callable[..., Any], at: Any) -> tuple[Any, Callable[..., Any], Any]:
+    def vjp(self, function: Function, at: Any) -> tuple[Any, Function, Any]:
         value, pullback, extra = torch.func.vjp(function, at, has_aux=True)  # pyright: ignore[reportAssignmentType]
         return value, lambda cotangent: pullback(cotangent)[0], extra
 
-    def vmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
+    def vmap(self, function: Function, in_axes: Any = 0) -> Function:
         # Without randomness="different" torch.func.vmap refuses a program that draws random numbers, as Pyro's do.
         return resting(torch.func.vmap(function, in_dims=in_axes, randomness="different"))
 
-    def batched(self, function: Callable[..., Any], size: int) -> Callable[..., None]:
+    def batched(self, function: Function, size: int) -> Callable[..., None]:
         inner = self.compile(self.vmap(function, in_axes=(0, None)))
         recorded: dict[Any, tuple[int, Callable[..., Any]] | None] = {}
 
@@ -291,7 +287,7 @@ class Pyro:
             function(*call)
 
     def _recorded(
-        self, function: Callable[..., Any], w: Mapping[str, Any], x: Any, size: int
+        self, function: Function, w: Mapping[str, Any], x: Any, size: int
     ) -> tuple[int, Callable[..., Any]] | None:
         """(draws, the operations of `function` on so many draws); None if they depend on the values of arrays.
 
@@ -328,7 +324,7 @@ class Pyro:
         found.recompile()
         return draws, found.forward
 
-    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def compile(self, function: Function) -> Function:
         @functools.wraps(function)
         def without_gradients(*arguments: Any) -> Any:
             rest()
@@ -337,9 +333,7 @@ class Pyro:
 
         return without_gradients
 
-    def compile_for(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], quick: bool = False
-    ) -> Callable[..., Any]:
+    def compile_for(self, function: Function, arguments: tuple[Any, ...], quick: bool = False) -> Function:
         return self.compile(function)
 
 

@@ -33,26 +33,24 @@ TURN = Turn()
 _peek: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
 
 
+# The validation flags of Pyro and torch: how each is read and set.
+_VALIDATION: tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...] = (
+    (pyro.infer.is_validation_enabled, pyro.infer.enable_validation),
+    (pyro.poutine.is_validation_enabled, pyro.poutine.enable_validation),
+    (pyro.distributions.is_validation_enabled, pyro.distributions.enable_validation),
+    (
+        lambda: torch.distributions.Distribution._validate_args,
+        torch.distributions.Distribution.set_default_validate_args,
+    ),
+)
+
+
 @dataclass(frozen=True)
 class Globals:
     """A snapshot of the global state that all threads share in torch and Pyro.
 
-    Parameters
-    ----------
-    generator : Tensor
-        State of torch's generator.
-    cuda : dict of int to Tensor
-        States of the generators of CUDA devices.
-    store : tuple of dict
-        Pyro's parameter store.
-    validation : tuple
-        Validation flags of Pyro and torch.
-    handlers : tuple of list
-        Pyro's stack of handlers, and its allocated dimensions.
-    threads : int
-        Number of threads of torch.
-    environment : dict of str to str
-        Environment variables of torch.
+    generator, cuda: states of torch's generators; store: Pyro's parameters; handlers: Pyro's stack, and its allocated
+    dimensions; threads: of torch; environment: variables of torch.
     """
 
     generator: torch.Tensor
@@ -71,12 +69,7 @@ class Globals:
             torch.default_generator.get_state(),
             {index: torch.cuda.get_rng_state(index) for index in devices},
             (store._params, store._constraints, store._param_to_name),
-            (
-                pyro.infer.is_validation_enabled(),
-                pyro.poutine.is_validation_enabled(),
-                pyro.distributions.is_validation_enabled(),
-                torch.distributions.Distribution._validate_args,
-            ),
+            tuple(enabled() for enabled, _ in _VALIDATION),
             (list(pyro.poutine.runtime._PYRO_STACK), list(pyro.poutine.runtime._DIM_ALLOCATOR._stack)),
             torch.get_num_threads(),
             # torch's compiler, which the first optimiser loads, writes its cache folder there.
@@ -91,14 +84,9 @@ class Globals:
         # `ParamStoreDict.scope` would separate parameters from the tensors that an optimiser has.
         store: Any = pyro.get_param_store()
         store._params, store._constraints, store._param_to_name = self.store
-        of_infer, of_poutine, of_distributions, of_torch = self.validation
-        pyro.infer.enable_validation(of_infer)
-        pyro.poutine.enable_validation(of_poutine)
-        pyro.distributions.enable_validation(of_distributions)
-        torch.distributions.Distribution.set_default_validate_args(of_torch)
-        stack, dimensions = self.handlers
-        pyro.poutine.runtime._PYRO_STACK[:] = stack
-        pyro.poutine.runtime._DIM_ALLOCATOR._stack[:] = dimensions
+        for (_, enable), flag in zip(_VALIDATION, self.validation, strict=True):
+            enable(flag)
+        pyro.poutine.runtime._PYRO_STACK[:], pyro.poutine.runtime._DIM_ALLOCATOR._stack[:] = self.handlers
         torch.set_num_threads(self.threads)
         for name in [name for name in os.environ if name.startswith("TORCH")]:
             if name not in self.environment:
@@ -126,17 +114,7 @@ _LOCAL = _Local()
 
 @contextlib.contextmanager
 def opened(dtype: str, device: torch.device, threads: int | None) -> Iterator[None]:
-    """A session: inside, this thread has exclusive access to the global state, which is restored at the end.
-
-    Parameters
-    ----------
-    dtype : str
-        Floating type.
-    device : torch.device
-        Device.
-    threads : int or None
-        Number of threads of torch; None leaves it unchanged.
-    """
+    """A session: inside, this thread has exclusive access to the global state, which is restored at the end."""
     devices = () if device.type == "cpu" else (device.index,)
     with TURN, contextlib.ExitStack() as stack:
         before = Globals.now(devices)
@@ -144,12 +122,8 @@ def opened(dtype: str, device: torch.device, threads: int | None) -> Iterator[No
         _LOCAL.sessions.append(session)
         around = set_floating(getattr(torch, dtype))
         try:
-            dataclasses.replace(
-                before,
-                store=({}, {}, {}),
-                validation=(False,) * 4,
-                threads=before.threads if threads is None else threads,
-            ).put()
+            count = before.threads if threads is None else threads
+            dataclasses.replace(before, store=({}, {}, {}), validation=(False,) * 4, threads=count).put()
             if torch.get_default_device() != device:
                 # A default device makes torch call Python on every operation; on the CPU it is not needed.
                 stack.enter_context(torch.device(device))

@@ -123,22 +123,19 @@ def told_outside(progress: Progress, outside: Callable[[], AbstractContextManage
 
 
 class _ToldOutside:
-    def __init__(self, progress: Progress, outside: Callable[[], AbstractContextManager[None]]):
-        self._progress, self._outside = progress, outside
+    """A progress, or one of its tasks."""
+
+    def __init__(self, told: Any, outside: Callable[[], AbstractContextManager[None]]):
+        self._told, self._outside = told, outside
 
     def task(self, title: str, total: int) -> Task:
         with self._outside():
-            return _TaskOutside(self._progress.task(title, total), self._outside)
-
-
-class _TaskOutside:
-    def __init__(self, task: Task, outside: Callable[[], AbstractContextManager[None]]):
-        self._task, self._outside = task, outside
+            return _ToldOutside(self._told.task(title, total), self._outside)
 
     def update(self, done: int, **figures: float) -> None:
         with self._outside():
-            self._task.update(done, **figures)
+            self._told.update(done, **figures)
 
     def close(self) -> None:
         with self._outside():
-            self._task.close()
+            self._told.close()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from ppl_bnn.language import ops
 from ppl_bnn.language.layers.basic import dense, layer_norm, residual
-from ppl_bnn.language.layers.declarations import Layer
+from ppl_bnn.language.layers.declarations import Activation, Bias, Layer
 from ppl_bnn.language.prior_scales import Prior
 
 
@@ -17,7 +16,7 @@ def attention(
     x: Any,
     heads: int,
     prior: Prior | None = None,
-    bias: bool | Prior = True,
+    bias: Bias = True,
     mask: Any = None,
     causal: bool = False,
 ) -> Any:
@@ -98,9 +97,9 @@ def transformer_block(
     x: Any,
     heads: int,
     width: int | None = None,
-    activation: str | Callable[[Any], Any] = "gelu",
+    activation: Activation = "gelu",
     prior: Prior | None = None,
-    bias: bool | Prior = True,
+    bias: Bias = True,
     mask: Any = None,
     causal: bool = False,
 ) -> Any:

@@ -13,12 +13,12 @@ from typing import Any
 
 from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import ops
-from ppl_bnn.language.layers.declarations import THRESHOLD, Layer
+from ppl_bnn.language.layers.declarations import THRESHOLD, Activation, Bias, Layer
 from ppl_bnn.language.primitives import conv, linear
 from ppl_bnn.language.prior_scales import Prior
 
 
-def dense(name: str, x: Any, width: int, prior: Prior | None = None, bias: bool | Prior = True) -> Any:
+def dense(name: str, x: Any, width: int, prior: Prior | None = None, bias: Bias = True) -> Any:
     """The fully connected layer `x @ W + b`.
 
     Samples `name.weight` (fan_in, width) and `name.bias` (width,), then calls `linear(name, x, W, b)`.
@@ -77,7 +77,7 @@ def conv2d(
     stride: ops.Pair = 1,
     padding: ops.Padding = "same",
     prior: Prior | None = None,
-    bias: bool | Prior = True,
+    bias: Bias = True,
 ) -> Any:
     """The convolutional layer: `channels` filters of size `kernel`.
 
@@ -125,7 +125,7 @@ def conv1d(
     stride: int = 1,
     padding: ops.SequencePadding = "same",
     prior: Prior | None = None,
-    bias: bool | Prior = True,
+    bias: Bias = True,
 ) -> Any:
     """The convolutional layer along time.
 
@@ -168,9 +168,7 @@ def conv1d(
 # --- normalisation ----------------------------------------------------------------------------------
 
 
-def layer_norm(
-    name: str, x: Any, gain: bool | Prior = True, bias: bool | Prior = True, epsilon: float = 1e-5
-) -> Any:
+def layer_norm(name: str, x: Any, gain: Bias = True, bias: Bias = True, epsilon: float = 1e-5) -> Any:
     """Layer normalisation: mean 0 and variance 1 over the channels of each position (Ba et al. 2016).
 
         result = (x - m) / sqrt(v + epsilon) * gain + bias,   m, v the mean and the variance (over C, not C - 1) of x.
@@ -216,12 +214,7 @@ def layer_norm(
 
 
 def filter_response_norm(
-    name: str,
-    x: Any,
-    gain: bool | Prior = True,
-    bias: bool | Prior = True,
-    threshold: bool | Prior = True,
-    epsilon: float = 1e-6,
+    name: str, x: Any, gain: Bias = True, bias: Bias = True, threshold: Bias = True, epsilon: float = 1e-6
 ) -> Any:
     """Filter response normalisation with a threshold (Singh and Krishnan 2020).
 
@@ -319,7 +312,7 @@ def residual_block(
     channels: int,
     kernel: ops.Pair = 3,
     stride: ops.Pair = 1,
-    activation: str | Callable[[Any], Any] | None = None,
+    activation: Activation | None = None,
     prior: Prior | None = None,
 ) -> Any:
     """Two convolutions with filter response normalisation, and a shortcut (He et al. 2016).

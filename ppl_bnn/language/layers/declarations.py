@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,9 @@ from ppl_bnn.language.primitives import linear
 from ppl_bnn.language.prior_scales import Prior
 from ppl_bnn.language.priors import Normal
 
+# Whether there is such a parameter, or a prior of its own.
+Bias = bool | Prior
+Activation = str | Callable[[Any], Any]
 # 1 within a factor of about two, and positive: a gain of the other sign would only reverse a unit.
 GAIN = Normal(1.0, 0.25)
 OFFSET = Normal(0.0, 1.0)
@@ -40,7 +43,7 @@ class Layer:
     kind: str
     name: str = ""
     prior: Prior | None = None
-    bias: bool | Prior = True
+    bias: Bias = True
 
     @property
     def word(self) -> str:
@@ -56,7 +59,7 @@ class Layer:
         """The name of a part."""
         return f"{self.name}.{part}" if part else self.name
 
-    def weights(self, part: str, shape: tuple[int, ...], bias: bool | Prior | None = None) -> tuple[Any, Any]:
+    def weights(self, part: str, shape: tuple[int, ...], bias: Bias | None = None) -> tuple[Any, Any]:
         """`part.weight` (..., inputs, outputs) and `part.bias` (outputs,), or None; fan_in is the number of inputs."""
         bias = self.bias if bias is None else bias
         self._check_priors(self.prior, bias)
@@ -75,7 +78,7 @@ class Layer:
         self._check_priors(self.prior)
         return (OFFSET if self.prior is None else self.prior)(self.site("weight"), (length, width), 1)
 
-    def parameter(self, part: str, channels: int, given: bool | Prior | None, default: Prior) -> Any:
+    def parameter(self, part: str, channels: int, given: Bias | None, default: Prior) -> Any:
         """A parameter for each channel, or None. It is a unit of its own, so its fan_in is 1."""
         self._check_priors(given)
         if given is False:
@@ -83,7 +86,7 @@ class Layer:
         prior = default if given is None or given is True else given
         return prior(self.site(part), (int(channels),), 1)
 
-    def scaled(self, x: Any, gain: bool | Prior, bias: bool | Prior) -> Any:
+    def scaled(self, x: Any, gain: Bias, bias: Bias) -> Any:
         """x * gain + bias, channel by channel."""
         factor = self.parameter("gain", x.shape[-1], gain, GAIN)
         offset = self.parameter("bias", x.shape[-1], bias, OFFSET)

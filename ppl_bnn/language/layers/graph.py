@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.language import ops
-from ppl_bnn.language.layers.declarations import Layer
+from ppl_bnn.language.layers.declarations import Bias, Layer
 from ppl_bnn.language.primitives import coupled, linear
 from ppl_bnn.language.prior_scales import Prior
 
@@ -19,7 +19,7 @@ def graph_conv(
     adjacency: Any = None,
     edges: Any = None,
     prior: Prior | None = None,
-    bias: bool | Prior = True,
+    bias: Bias = True,
 ) -> Any:
     """The graph convolution of Kipf and Welling (2017).
 

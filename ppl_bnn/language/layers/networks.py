@@ -6,19 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ppl_bnn.language import ops
+from ppl_bnn.language.layers import basic
 from ppl_bnn.language.layers.attention import transformer_block
-from ppl_bnn.language.layers.basic import (
-    conv1d,
-    conv2d,
-    dense,
-    embedding,
-    filter_response_norm,
-    images,
-    layer_norm,
-    learned_positions,
-    residual_block,
-)
-from ppl_bnn.language.layers.declarations import Layer
+from ppl_bnn.language.layers.basic import dense, images
+from ppl_bnn.language.layers.declarations import Activation, Bias, Layer
 from ppl_bnn.language.layers.recurrent import lstm
 from ppl_bnn.language.prior_scales import Prior
 
@@ -26,9 +17,9 @@ from ppl_bnn.language.prior_scales import Prior
 def mlp(
     x: Any,
     widths: Sequence[int],
-    activation: str | Callable[[Any], Any] = "relu",
+    activation: Activation = "relu",
     prior: Prior | Sequence[Prior] | None = None,
-    bias: bool | Prior | Sequence[bool | Prior] = True,
+    bias: Bias | Sequence[Bias] = True,
 ) -> Any:
     """A multi-layer perceptron; the last of `widths` is the number of outputs.
 
@@ -81,9 +72,9 @@ def cnn(
     channels: Sequence[int],
     widths: Sequence[int],
     kernel: ops.Pair = 3,
-    activation: str | Callable[[Any], Any] = "relu",
+    activation: Activation = "relu",
     prior: Prior | None = None,
-    bias: bool | Prior = True,
+    bias: Bias = True,
     pool: Callable[[Any], Any] | None = None,
 ) -> Any:
     """Convolutions with pooling, then a multi-layer perceptron; the last of `widths` is the number of outputs.
@@ -122,7 +113,7 @@ def cnn(
     """
     channels, x = Layer("cnn").sizes("number of channels", channels, "[16, 32]"), images(x)
     nonlinearity = ops.activation(activation)
-    convolve: Any = conv1d if len(x.shape) == 3 else conv2d
+    convolve: Any = basic.conv1d if len(x.shape) == 3 else basic.conv2d
     for layer, width in enumerate(channels):
         x = nonlinearity(convolve(f"conv{layer}", x, width, kernel, prior=prior, bias=bias))
         x = ops.max_pool(x, 2) if pool is None else pool(x)
@@ -135,9 +126,9 @@ def resnet(
     outputs: int,
     blocks: int = 1,
     kernel: ops.Pair = 3,
-    activation: str | Callable[[Any], Any] | None = None,
+    activation: Activation | None = None,
     prior: Prior | None = None,
-    bias: bool | Prior = True,
+    bias: Bias = True,
 ) -> Any:
     """A residual network with filter response normalisation (He et al. 2016; Singh and Krishnan 2020).
 
@@ -184,14 +175,16 @@ def resnet(
     channels, x = layer.sizes("number of channels", channels, "[16, 32]"), images(x)
     blocks = layer.whole("blocks", blocks, 3)
     nonlinearity = None if activation is None else ops.activation(activation)
-    convolve: Any = conv1d if len(x.shape) == 3 else conv2d
+    convolve: Any = basic.conv1d if len(x.shape) == 3 else basic.conv2d
     x = convolve("stem", x, channels[0], kernel, prior=prior, bias=False)
-    x = filter_response_norm("stem.norm", x, threshold=nonlinearity is None)
+    x = basic.filter_response_norm("stem.norm", x, threshold=nonlinearity is None)
     x = x if nonlinearity is None else nonlinearity(x)
     for stage, width in enumerate(channels):
         for block in range(blocks):
             stride = 2 if stage > 0 and block == 0 else 1
-            x = residual_block(f"stage{stage}.block{block}", x, width, kernel, stride, activation, prior)
+            x = basic.residual_block(
+                f"stage{stage}.block{block}", x, width, kernel, stride, activation, prior
+            )
     places = x.reshape(x.shape[0], -1, x.shape[-1])
     return dense("output", ops.mean(places, 1), outputs, prior, bias)
 
@@ -202,7 +195,7 @@ def lstm_classifier(
     width: int,
     outputs: int,
     prior: Prior | None = None,
-    bias: bool | Prior = True,
+    bias: Bias = True,
     mask: Any = None,
 ) -> Any:
     """A long short-term memory over symbols or features, and a layer on its last state.
@@ -238,7 +231,7 @@ def lstm_classifier(
         h = images(x)
         h = h if len(h.shape) == 3 else h.reshape((h.shape[0], h.shape[1], -1))
     else:
-        h = embedding("embedding", x, size, width)
+        h = basic.embedding("embedding", x, size, width)
     states = lstm("lstm", h, width, prior, bias, mask)
     return dense("output", states[:, -1], outputs, prior, bias)
 
@@ -251,7 +244,7 @@ def transformer(
     blocks: int = 1,
     size: int | None = None,
     prior: Prior | None = None,
-    bias: bool | Prior = True,
+    bias: Bias = True,
     mask: Any = None,
     causal: bool = False,
     patch: ops.Pair | None = None,
@@ -313,11 +306,11 @@ def transformer(
         layer.sequence(x)
         h = dense("embedding", x, width, prior, bias)
     else:
-        h = embedding("embedding", x, size, width)
-    h = learned_positions("positions", h)
+        h = basic.embedding("embedding", x, size, width)
+    h = basic.learned_positions("positions", h)
     for block in range(layer.whole("blocks", blocks, 2)):
         h = transformer_block(f"block{block}", h, heads, prior=prior, bias=bias, mask=mask, causal=causal)
-    h = layer_norm("norm", h)
+    h = basic.layer_norm("norm", h)
     present = layer.mask(mask, h)
     if present is None:
         mean = ops.mean(h, 1)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from ppl_bnn.language import ops
-from ppl_bnn.language.layers.declarations import Layer
+from ppl_bnn.language.layers.declarations import Bias, Layer
 from ppl_bnn.language.primitives import linear, maps_are_seen
 from ppl_bnn.language.prior_scales import Prior
 
@@ -30,7 +30,7 @@ def gru(
     x: Any,
     width: int,
     prior: Prior | None = None,
-    bias: bool | Prior = True,
+    bias: Bias = True,
     mask: Any = None,
     reverse: bool = False,
 ) -> Any:
@@ -102,7 +102,7 @@ def lstm(
     x: Any,
     width: int,
     prior: Prior | None = None,
-    bias: bool | Prior = True,
+    bias: Bias = True,
     mask: Any = None,
     reverse: bool = False,
 ) -> Any:

@@ -23,34 +23,31 @@ class Likelihood:
 
     Attributes
     ----------
+    family : str
+        Name of the likelihood; of a plain model of a system, the family of its observed distribution.
     task : {"regression", "classification"}
         Kind of the targets.
-    standardises : bool
-        Whether the targets have units that a fit may change. Counts, for instance, have none.
     columns_with_units : int or None
         Number of the first columns of y that have units, where the others are marks.
-    has_fisher : bool
-        Whether the Fisher information has a closed form.
-    has_kink : bool
-        Whether the log density has a kink in eta.
     classes : int or None
         Number of classes, where the likelihood knows it.
     outputs : tuple
         (whether so many network outputs fit, what is expected, advice).
     positive : tuple of str
         Names of the parameters that are positive numbers, or sampled values: one, or one per output.
+    always_in_eta : tuple of str
+        Those of them whose logarithm is part of eta even where they are known.
     per_output : bool
         Whether y has a column for each network output; otherwise y is (N,).
     """
 
-    task: ClassVar[str] = "regression"
-    standardises: bool = True
+    family: str
+    task: str = "regression"
     columns_with_units: ClassVar[int | None] = None
-    has_fisher: bool = True
-    has_kink: bool = False
     classes: int | None = None
     outputs: ClassVar[tuple[Callable[[int], bool], str, str]] = (lambda k: k >= 1, "network outputs", "")
     positive: ClassVar[tuple[str, ...]] = ()
+    always_in_eta: ClassVar[tuple[str, ...]] = ()
     per_output: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -61,15 +58,35 @@ class Likelihood:
                 where = f"likelihoods.{self.family}"
                 raise InputError.of(where, f"a positive {name}", repr(value), f"{name}=1.0")
 
+    def __init_subclass__(cls) -> None:
+        cls.family = cls.__name__
+
     @property
-    def family(self) -> str:
-        """Name of the likelihood; of a plain model of a system, the family of its observed distribution."""
-        return type(self).__name__
+    def standardises(self) -> bool:
+        """Whether the targets have units that a fit may change. Counts, for instance, have none."""
+        return True
+
+    @property
+    def has_fisher(self) -> bool:
+        """Whether the Fisher information has a closed form."""
+        return True
+
+    @property
+    def has_kink(self) -> bool:
+        """Whether the log density has a kink in eta."""
+        return False
 
     @property
     def form(self) -> Self:
         """The likelihood without the values of one run."""
-        return self
+        return dataclasses.replace(self, **dict.fromkeys(self.in_eta))  # pyright: ignore[reportArgumentType]
+
+    @property
+    def in_eta(self) -> list[str]:
+        """Names of the parameters whose logarithms are part of eta: all that are not known."""
+        return [
+            name for name in self.positive if name in self.always_in_eta or not is_known(getattr(self, name))
+        ]
 
     def check(self, f: Shape, y: Shape | None) -> None:
         """Refuse shapes of f and y that do not fit."""
@@ -100,8 +117,10 @@ class Likelihood:
         raise NotImplementedError
 
     def predictor(self, f: Any) -> Any:
-        """eta (N, D), all parameters of the distribution of a row."""
-        return f
+        """eta (N, D), all parameters of the distribution of a row: f, and K columns for each sampled parameter."""
+        logs = (ops.log(getattr(self, name)) for name in self.in_eta)
+        columns = [ops.broadcast_to(ops.asarray(log, like=f), tuple(f.shape)) for log in logs]
+        return ops.concatenate([f, *columns]) if columns else f
 
     def fisher(self, eta: Any) -> Any:
         """The Fisher information in eta, (N, D, D)."""
@@ -120,10 +139,6 @@ class Likelihood:
         """Family and parameters of a `Prediction`, in NumPy, for eta (..., N, D)."""
         raise NotImplementedError
 
-    def _without(self, *names: str) -> Self:
-        """The form: without the values of these parameters."""
-        return dataclasses.replace(self, **dict.fromkeys(names))  # pyright: ignore[reportArgumentType]
-
 
 @runtime_checkable
 class HasObservedInformation(Protocol):
@@ -137,12 +152,6 @@ class HasObservedInformation(Protocol):
 def is_known(value: Any) -> bool:
     """Whether a value is a plain number. A draw of a sampled scalar is an `np.float64`: a `float`, but not known."""
     return isinstance(value, int | float) and not isinstance(value, np.generic)
-
-
-def with_logs(f: Any, *values: Any) -> Any:
-    """f (N, K) and, K columns for each, the logarithms of values that are numbers or (K,)."""
-    logs = (ops.broadcast_to(ops.asarray(ops.log(value), like=f), tuple(f.shape)) for value in values)
-    return ops.concatenate([f, *logs]) if values else f
 
 
 def for_one_output(value: Any) -> Any:

@@ -12,14 +12,7 @@ from ppl_bnn.core.errors import InputError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
-from ppl_bnn.language.likelihoods.base import (
-    Likelihood,
-    for_one_output,
-    is_known,
-    one_minus_exp,
-    special,
-    with_logs,
-)
+from ppl_bnn.language.likelihoods.base import Likelihood, for_one_output, one_minus_exp, special
 
 # Nodes of the trapezium rule in log t for the information about a concentration: the integrand
 # falls off as exp(x) to the left and as exp(-exp(x)) to the right, so that the rule converges exponentially.
@@ -29,8 +22,11 @@ _LOG_NODES = np.arange(-37.0, 4.0 + 1e-9, 0.25)
 class _Counts(Likelihood):
     """Counts, one per row; f is the log rate. They have no units to standardise."""
 
-    standardises = False
     outputs = (lambda k: k == 1, "one network output, the log rate", "f[:, :1], one count per row")
+
+    @property
+    def standardises(self) -> bool:
+        return False
 
     def check_values(self, y: np.ndarray) -> None:
         wrong = y[(y < 0) | (np.floor(y) != y)]
@@ -94,31 +90,20 @@ class NegativeBinomial(_Counts):
     concentration: Any = 1.0
     positive = ("concentration",)
 
-    @property
-    def _known(self) -> bool:
-        return is_known(self.concentration)
-
-    @property
-    def form(self) -> NegativeBinomial:
-        return self if self._known else NegativeBinomial(None)
-
     def distribution(self, f: Any) -> Distribution:
         concentration = for_one_output(self.concentration)
         return dist.distribution("NegativeBinomial", concentration, f[:, 0] - ops.log(concentration))
 
-    def predictor(self, f: Any) -> Any:
-        return f if self._known else with_logs(f, self.concentration)
-
     def _parts(self, eta: Any) -> tuple[Any, Any]:
         """(f, log r), each (..., 1)."""
         f = eta[..., :1]
-        return f, math.log(self.concentration) * ops.ones_like(f) if self._known else eta[..., 1:]
+        return f, eta[..., 1:] if self.in_eta else math.log(self.concentration) * ops.ones_like(f)
 
     def fisher_root(self, eta: Any) -> Any:
         f, log_r = self._parts(eta)
         # m r / (m + r), by its logarithm.
         of_f = ops.exp(0.5 * (f - ops.softplus(f - log_r)))
-        if self._known:
+        if not self.in_eta:
             return of_f[:, :, None]
         r, m = ops.exp(log_r), ops.exp(f)
         x = ops.asarray(_LOG_NODES, like=eta)[None, :]
@@ -136,7 +121,7 @@ class NegativeBinomial(_Counts):
         # r / (m + r)
         share = ops.sigmoid(log_r - f)
         columns = [(count - m) * share]
-        if not self._known:
+        if self.in_eta:
             counts = special("digamma", count + r) - special("digamma", r) + ops.log(share)
             columns.append(r * counts + (m - count) * share)
         return ops.concatenate(columns)

@@ -9,14 +9,7 @@ from typing import Any
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
-from ppl_bnn.language.likelihoods.base import (
-    Likelihood,
-    Shape,
-    location_scale,
-    of_one_output,
-    parts,
-    with_logs,
-)
+from ppl_bnn.language.likelihoods.base import Likelihood, Shape, location_scale, of_one_output, parts
 
 
 class _NormalNoise(Likelihood):
@@ -59,18 +52,11 @@ class Gaussian(_NormalNoise):
     """
 
     noise: Any = 1.0
-    positive = ("noise",)
+    positive = always_in_eta = ("noise",)
     per_output = True
-
-    @property
-    def form(self) -> Gaussian:
-        return Gaussian(None)
 
     def distribution(self, f: Any) -> Distribution:
         return location_scale("Normal", f, self.noise)
-
-    def predictor(self, f: Any) -> Any:
-        return with_logs(f, self.noise)
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         loc, log_noise = parts(eta, 2)

@@ -7,16 +7,8 @@ from typing import Any
 
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
-from ppl_bnn.language.likelihoods.base import (
-    Likelihood,
-    diagonal_blocks,
-    is_known,
-    location_scale,
-    of_one_output,
-    parts,
-    special,
-    with_logs,
-)
+from ppl_bnn.language.likelihoods import base
+from ppl_bnn.language.likelihoods.base import Likelihood, parts
 
 
 @dataclass(frozen=True)
@@ -54,22 +46,15 @@ class StudentT(Likelihood):
 
     df: Any = 4.0
     scale: Any = 1.0
-    positive = ("df", "scale")
+    positive, always_in_eta = ("scale", "df"), ("scale",)
     per_output = True
 
-    @property
-    def form(self) -> StudentT:
-        return self._without("scale") if is_known(self.df) else self._without("df", "scale")
-
     def distribution(self, f: Any) -> Distribution:
-        return location_scale("StudentT", f, self.scale, self.df)
-
-    def predictor(self, f: Any) -> Any:
-        return with_logs(f, self.scale) if is_known(self.df) else with_logs(f, self.scale, self.df)
+        return base.location_scale("StudentT", f, self.scale, self.df)
 
     def _parts(self, eta: Any) -> tuple[Any, Any, Any]:
         """(f, scale, df), each (..., K)."""
-        if is_known(self.df):
+        if "df" not in self.in_eta:
             f, log_scale = parts(eta, 2)
             return f, ops.exp(log_scale), self.df * ops.ones_like(f)
         f, log_scale, log_df = parts(eta, 3)
@@ -79,29 +64,31 @@ class StudentT(Likelihood):
         _, scale, df = self._parts(eta)
         of_f = ops.sqrt((df + 1.0) / (df + 3.0)) / scale
         of_scale = ops.sqrt(2.0 * df / (df + 3.0))
-        if is_known(self.df):
+        if "df" not in self.in_eta:
             return ops.diagonal_matrix(ops.concatenate([of_f, of_scale]))
         none = ops.zeros_like(df)
         both = -2.0 * df / ((df + 1.0) * (df + 3.0))
-        halves = special("trigamma", 0.5 * df) - special("trigamma", 0.5 * (df + 1.0))
+        halves = base.special("trigamma", 0.5 * df) - base.special("trigamma", 0.5 * (df + 1.0))
         of_df = 0.25 * df**2 * halves - 0.5 * df * (df + 5.0) / ((df + 1.0) * (df + 3.0))
         # For large df the two terms cancel, and rounding may leave a negative difference.
         rest = ops.sqrt(ops.relu(of_df - (both / of_scale) ** 2))
-        return diagonal_blocks([[of_f, none, none], [none, of_scale, none], [none, both / of_scale, rest]])
+        return base.diagonal_blocks(
+            [[of_f, none, none], [none, of_scale, none], [none, both / of_scale, rest]]
+        )
 
     def score(self, eta: Any, y: Any) -> Any:
         f, scale, df = self._parts(eta)
         z = (y.reshape(tuple(f.shape)) - f) / scale
         share = z**2 / (df + z**2)
         columns = [(df + 1.0) * z / ((df + z**2) * scale), (df + 1.0) * share - 1.0]
-        if not is_known(self.df):
-            halves = special("digamma", 0.5 * (df + 1.0)) - special("digamma", 0.5 * df)
+        if "df" in self.in_eta:
+            halves = base.special("digamma", 0.5 * (df + 1.0)) - base.special("digamma", 0.5 * df)
             columns.append(0.5 * (df * halves - 1.0 - df * ops.log1p(z**2 / df) + (df + 1.0) * share))
         return ops.concatenate(columns)
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         loc, scale, df = self._parts(eta)
-        return "StudentT", of_one_output(loc=loc, scale=scale, df=df)
+        return "StudentT", base.of_one_output(loc=loc, scale=scale, df=df)
 
 
 @dataclass(frozen=True)
@@ -128,19 +115,15 @@ class Laplace(Likelihood):
     """
 
     scale: Any = 1.0
-    positive = ("scale",)
+    positive = always_in_eta = ("scale",)
     per_output = True
-    has_kink = True
 
     @property
-    def form(self) -> Laplace:
-        return Laplace(None)
+    def has_kink(self) -> bool:
+        return True
 
     def distribution(self, f: Any) -> Distribution:
-        return location_scale("Laplace", f, self.scale)
-
-    def predictor(self, f: Any) -> Any:
-        return with_logs(f, self.scale)
+        return base.location_scale("Laplace", f, self.scale)
 
     def fisher_root(self, eta: Any) -> Any:
         precision = ops.exp(-parts(eta, 2)[1])
@@ -155,4 +138,4 @@ class Laplace(Likelihood):
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         loc, log_scale = parts(eta, 2)
-        return "Laplace", of_one_output(loc=loc, scale=ops.exp(log_scale))
+        return "Laplace", base.of_one_output(loc=loc, scale=ops.exp(log_scale))

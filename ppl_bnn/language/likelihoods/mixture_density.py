@@ -30,12 +30,15 @@ class MixtureDensity(Likelihood):
     Bishop (1994), Mixture density networks.
     """
 
-    has_fisher = False
     outputs = (
         lambda k: k % 3 == 0 and k >= 6,
         "3 M network outputs for M >= 2 components (logits, means, scales)",
         "6 outputs for two components, HeteroscedasticGaussian() for one",
     )
+
+    @property
+    def has_fisher(self) -> bool:
+        return False
 
     def distribution(self, f: Any) -> Distribution:
         logits, means, scales = parts(f, 3)

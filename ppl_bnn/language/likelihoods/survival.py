@@ -18,9 +18,7 @@ from ppl_bnn.language.likelihoods.base import (
     Shape,
     diagonal_blocks,
     for_one_output,
-    is_known,
     one_minus_exp,
-    with_logs,
 )
 from ppl_bnn.language.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
 from ppl_bnn.language.likelihoods.heavy_tails import Laplace
@@ -62,17 +60,12 @@ class Weibull(Likelihood):
     """
 
     shape: Any = 1.0
-    standardises = False
     positive = ("shape",)
     outputs = (lambda k: k == 1, "one network output, the log scale", "f[:, :1], one time per row")
 
     @property
-    def _known(self) -> bool:
-        return is_known(self.shape)
-
-    @property
-    def form(self) -> Weibull:
-        return self if self._known else Weibull(None)
+    def standardises(self) -> bool:
+        return False
 
     def check_values(self, y: np.ndarray) -> None:
         checks.check_times(y)
@@ -80,17 +73,14 @@ class Weibull(Likelihood):
     def distribution(self, f: Any) -> Distribution:
         return dist.distribution("Weibull", ops.exp(f[:, 0]), for_one_output(self.shape))
 
-    def predictor(self, f: Any) -> Any:
-        return f if self._known else with_logs(f, self.shape)
-
     def _parts(self, eta: Any) -> tuple[Any, Any]:
         """(f, k), each (..., 1)."""
         f = eta[..., :1]
-        return f, self.shape * ops.ones_like(f) if self._known else ops.exp(eta[..., 1:])
+        return f, ops.exp(eta[..., 1:]) if self.in_eta else self.shape * ops.ones_like(f)
 
     def fisher_root(self, eta: Any) -> Any:
         _, k = self._parts(eta)
-        if self._known:
+        if not self.in_eta:
             return k[:, :, None]
         none, one = ops.zeros_like(k), ops.ones_like(k)
         return diagonal_blocks([[k, none], [-(1.0 - np.euler_gamma) * one, math.pi / math.sqrt(6.0) * one]])
@@ -99,7 +89,7 @@ class Weibull(Likelihood):
         f, k = self._parts(eta)
         z = k * (ops.log(y[:, None]) - f)
         excess = ops.exp(z) - 1.0
-        return k * excess if self._known else ops.concatenate([k * excess, 1.0 - z * excess])
+        return ops.concatenate([k * excess, 1.0 - z * excess]) if self.in_eta else k * excess
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         f, k = self._parts(eta)
@@ -247,7 +237,7 @@ class Censored(Likelihood):
         if isinstance(self.base, Weibull):
             f, k = self.base._parts(eta)
             z = k * (ops.log(v) - f)
-            if self.base._known:
+            if not self.base.in_eta:
                 return z, -k, ops.zeros_like(k)
             return z, ops.concatenate([-k, z]), ops.concatenate([ops.zeros_like(z), ops.ones_like(z)])
         precision = ops.exp(-eta[:, 1:])
