@@ -149,8 +149,8 @@ _OWN: dict[str, Any] = {
     "MixtureOfNormals": lambda logits, loc, scale, **options: _mixture_of_normals(
         loc, scale, {"logits": logits}, **options
     ),
-    "NegativeBinomial": lambda concentration, logits, **options: (
-        numpyro.distributions.NegativeBinomialLogits(concentration, logits, **options)
+    "NegativeBinomial": lambda concentration, logits, **options: numpyro.distributions.NegativeBinomialLogits(
+        concentration, logits, **options
     ),
     # Rows are the batch and share one factor, so NumPyro's own distribution of vectors is enough.
     "RowNormal": numpyro.distributions.MultivariateNormal,
