@@ -10,8 +10,8 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -216,19 +216,13 @@ class StatusBars(Bars):
                 self._status = self._console.status(f"{title}: prediction, diagnosis, scores")
                 self._status.start()
 
-        return _StatusTask(bar.update, close)
+        return SimpleNamespace(update=bar.update, close=close)
 
     def rest(self) -> None:
         """Clear the status text."""
         if self._status is not None:
             self._status.stop()
             self._status = None
-
-
-@dataclass
-class _StatusTask:
-    update: Callable[..., None]
-    close: Callable[[], None]
 
 
 def in_seconds(seconds: float) -> str:

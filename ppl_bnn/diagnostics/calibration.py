@@ -141,7 +141,7 @@ class Calibration:
         if not self.names and self.simulations:
             yield "no function varied: there is nothing to rank"
         elif not self.tests:
-            yield f"{self.simulations} simulations finished, and fewer than {FEWEST} tell nothing"
+            yield f"{self.simulations} simulations finished, and fewer than {FEWEST} show nothing"
         found = {name: test for name, test in self.tests.items() if test.least < self.threshold}
         yield from (f"{name}: {test.words(self.threshold)}" for name, test in found.items())
         if self.tests and not found:
@@ -256,8 +256,8 @@ class Calibration:
             _DRAWN[kind](self, axes, self.ranks[:, column])
             test = self.tests.get(name)
             found = test is not None and test.least < self.threshold
-            said = "" if test is None else f"\n{_shape(test, self.threshold)}, p = {test.least:.2g}"
-            axes.set_title(f"{name}{said}", fontsize=10, color=_VERMILION if found else "black")
+            shape = "" if test is None else f"\n{_shape(test, self.threshold)}, p = {test.least:.2g}"
+            axes.set_title(f"{name}{shape}", fontsize=10, color=_VERMILION if found else "black")
             axes.spines[["top", "right"]].set_visible(False)
         if kind == "histogram":
             # Set once, after all panels are drawn: the axes are shared, and setting a limit turns autoscaling off.

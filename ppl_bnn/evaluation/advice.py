@@ -182,27 +182,28 @@ def advise(
         raise InputError.of("seconds", "a positive number", repr(seconds), "seconds=300")
     checked = checks.check_inputs(x)
     targets = checks.check_targets(y, row_count(checked))
-    spoken = written_in(model, checked, targets, SYSTEMS[0])
-    asked = _methods(methods, spoken)
+    written = written_in(model, checked, targets, SYSTEMS[0])
+    named = _methods(methods, written)
     options = {"device": device, "observed": observed, "standardise": standardise}
     refused: dict[str, BNNError] = {}
-    for label, method in asked.items():
+    for label, method in named.items():
         error = method if isinstance(method, BNNError) else method.refusal(model, x, y, **options)
         if error is not None:
             refused[label] = error
     errors = {str(error): error for error in refused.values()}
     first = next(iter(errors.values()), None)
-    if len(refused) == len(asked) and len(errors) == 1 and isinstance(first, InputError | ModelError):
+    if len(refused) == len(named) and len(errors) == 1 and isinstance(first, InputError | ModelError):
         # The model or the data are refused, not the methods.
         raise first
-    fitting = {label: method for label, method in asked.items() if label not in refused}
-    served = [name for name in SYSTEMS if any(_ppl(method, spoken) == name for method in fitting.values())]
+    fitting = {label: method for label, method in named.items() if label not in refused}
+    served = [name for name in SYSTEMS if any(_ppl(method, written) == name for method in fitting.values())]
     probes = {
-        name: _probe(name, model, checked, targets, spoken == "language", observed, device) for name in served
+        name: _probe(name, model, checked, targets, written == "language", observed, device)
+        for name in served
     }
-    efforts = {label: method.effort(probes[_ppl(method, spoken)].size) for label, method in fitting.items()}
+    efforts = {label: method.effort(probes[_ppl(method, written)].size) for label, method in fitting.items()}
     for label, effort in efforts.items():
-        name = _ppl(fitting[label], spoken)
+        name = _ppl(fitting[label], written)
         # Compiled and measured only if requested.
         if effort is not None and effort.together > 1 and probes[name].together is None:
             probes[name] = probes[name].with_many()
@@ -220,11 +221,11 @@ def advise(
         if probe.together is not None:
             facts[f"gradient_seconds_{name}_together"] = probe.together
     rows: dict[str, dict[str, Any]] = {}
-    for label, method in asked.items():
+    for label, method in named.items():
         if label in refused:
             rows[label] = {"feasible": "refused", "reason": str(refused[label])}
         else:
-            rows[label] = _row(method, efforts[label], probes[_ppl(method, spoken)], float(seconds), memory)
+            rows[label] = _row(method, efforts[label], probes[_ppl(method, written)], float(seconds), memory)
         rows[label]["limitations"] = getattr(method, "limitations", "")
     return Advice(_table(rows), facts, float(seconds))
 
@@ -232,11 +233,11 @@ def advise(
 # --- methods ----------------------------------------------------------------------------------------------
 
 
-def _methods(given: Any, spoken: str) -> dict[str, Any]:
+def _methods(given: Any, written: str) -> dict[str, Any]:
     """Label -> method, or the error of one that does not exist for this model's system."""
 
     def checked(where: str, each: Any) -> Any:
-        value = _named(each, spoken) if isinstance(each, str) else each
+        value = _named(each, written) if isinstance(each, str) else each
         if not isinstance(value, BNNError):
             check_method(where, value)
         return value
@@ -247,9 +248,9 @@ def _methods(given: Any, spoken: str) -> dict[str, Any]:
     )
 
 
-def _named(name: str, spoken: str) -> Any:
+def _named(name: str, written: str) -> Any:
     row = registry.row(name)
-    served = [spoken] if spoken in SYSTEMS else declared().served(row.name)
+    served = [written] if written in SYSTEMS else declared().served(row.name)
     there = [each for each in served if importlib.util.find_spec(each) is not None]
     try:
         return row.build((there or served)[0])
@@ -257,9 +258,9 @@ def _named(name: str, spoken: str) -> Any:
         return error
 
 
-def _ppl(method: Method, spoken: str) -> str:
+def _ppl(method: Method, written: str) -> str:
     """The system that the fit will run in; a model written in one system decides it."""
-    return spoken if spoken in SYSTEMS else method.ppl
+    return written if written in SYSTEMS else method.ppl
 
 
 # --- measurements -----------------------------------------------------------------------------------------

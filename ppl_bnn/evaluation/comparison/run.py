@@ -7,6 +7,7 @@ import functools
 import inspect
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -282,35 +283,37 @@ def _check_model(
     raise failure
 
 
+@dataclass
 class _Run:
     """The records so far, and the comparison and the files made of them."""
 
-    def __init__(
-        self,
-        reference: str | None,
-        data: dict[str, Any],
-        x_test: Any,
-        y_test: np.ndarray,
-        names: tuple[str, ...],
-        folder: Path | None,
-    ):
-        self.reference, self.data, self.x_test, self.y_test = reference, data, x_test, y_test
-        self.names, self.folder = names, folder
-        self.records: dict[str, Record] = {}
-        self.written: stored.Folder | None = None
-        if folder is not None:
-            for file in sorted(file_names(names)):
-                (folder / file).unlink(missing_ok=True)
+    reference: str | None
+    data: dict[str, Any]
+    x_test: Any
+    y_test: np.ndarray
+    names: tuple[str, ...]
+    folder: Path | None
+    records: dict[str, Record] = field(default_factory=dict)
+    written: stored.Folder | None = None
+
+    def __post_init__(self) -> None:
+        for file in sorted(file_names(self.names)) if self.folder is not None else ():
+            (self.folder / file).unlink(missing_ok=True)
 
     def comparison(self, *, ranked: bool = True) -> Comparison:
         records = self.records.values()
         table, notes = table_of(self.records, self.reference, self.data["task"], ranked=ranked)
+
+        def present(part: str) -> dict[str, Any]:
+            parts = {each.name: getattr(each, part) for each in records}
+            return {name: value for name, value in parts.items() if value is not None}
+
         return Comparison(
             table=table,
-            posteriors={each.name: each.posterior for each in records if each.posterior is not None},
-            predictions={each.name: each.prediction for each in records if each.prediction is not None},
-            trees={each.name: each.tree for each in records if each.tree is not None},
-            diagnoses={each.name: each.diagnosis for each in records if each.diagnosis is not None},
+            posteriors=present("posterior"),
+            predictions=present("prediction"),
+            trees=present("tree"),
+            diagnoses=present("diagnosis"),
             reference=self.reference,
             notes=notes,
             data=self.data,

@@ -15,11 +15,12 @@ import re
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ppl_bnn.backends.protocol import resolve_device
 from ppl_bnn.core.errors import ClusterError, InputError, message
@@ -58,32 +59,31 @@ class Disconnected(Exception):
     """The connection to a cluster ended; the cluster may still be running."""
 
 
-class Cluster(Protocol):
+class Cluster(ABC):
     """A connection to a cluster."""
 
+    @abstractmethod
     def room(self) -> int:
         """Number of tasks that are computed at once."""
-        ...
 
+    @abstractmethod
     def submit(self, function: Callable[..., Any], task: tuple[Any, ...]) -> Any:
         """Start a task, and return its handle."""
-        ...
 
+    @abstractmethod
     def finished(self, handles: list[Any]) -> list[Any]:
         """The handles that are finished, after a short wait."""
-        ...
 
+    @abstractmethod
     def result(self, handle: Any) -> Any:
         """The result of a finished task; raises the error if its process ended."""
-        ...
 
-    def forget(self, handles: list[Any]) -> None:
+    def forget(self, handles: list[Any]) -> None:  # noqa: B027 - only where tasks outlive the connection
         """Cancel tasks whose results are no longer needed."""
-        ...
 
     def answers(self) -> bool:
         """Whether the head of the cluster can be reached."""
-        ...
+        return True
 
 
 def _is(error: BaseException, names: set[str]) -> bool:
@@ -140,30 +140,11 @@ def computed(
 ) -> Generator[tuple[int, Any], None, None]:
     """Yield (number, `function(*task)`) for each of the tasks, as they finish.
 
-    A task whose process ended is tried again; after `tries` its result is `Lost`. A lost connection is re-established.
-    An error raised by the function is raised here and ends everything.
-
-    Parameters
-    ----------
-    connect : callable
-        Opens a connection to the cluster.
-    name : str
-        Name of the cluster in messages.
-    function : callable
-        The function.
-    tasks : mapping of int to tuple
-        Number -> arguments.
-    jobs : int, optional
-        Number of tasks at once.
-    tries : int
-        How often a task is started.
-
-    Raises
-    ------
-    ClusterError
-        The cluster has ended, or has had no process for a minute.
-    InputError
-        The cluster does not answer at first, or has no process.
+    `connect` opens a connection to the cluster, which messages call `name`; `tasks` are number -> arguments, and `jobs`
+    of them are computed at once. A task whose process ended is tried again; after `tries` its result is `Lost`. A lost
+    connection is re-established. An error raised by the function is raised here and ends everything. Raises
+    ClusterError if the cluster has ended or has had no process for a minute, and InputError if it does not answer at
+    first or has no process.
     """
     waiting = dict(tasks)
     count: Counter[int] = Counter()
@@ -276,7 +257,7 @@ def not_reached(address: str) -> OSError | None:
 
 
 @dataclass
-class _OnDask:
+class _OnDask(Cluster):
     client: Any
     address: str
 
@@ -333,7 +314,7 @@ def on_dask(address: str, device: str) -> Iterator[Cluster]:
 
 
 @dataclass
-class _OnRay:
+class _OnRay(Cluster):
     ray: Any
     address: str
     kind: str

@@ -233,7 +233,7 @@ class Grid:
         engines.check(place, jobs, self.device, memory)
         if not isinstance(resume, bool):
             raise InputError.of("resume", "True or False", repr(resume), "resume=True")
-        _refuse_occupied(self, out)
+        _check_folder(self, out)
         plan = self._plan
         tasks = plan.tasks(engines.device_inside(place, self.device))
         folder = writable(out)
@@ -483,28 +483,25 @@ def _planned(grid: Grid) -> _Plan:
 
 def _sketch(model: Any, table: Table) -> zoo.Sketch | None:
     """The sites and the task of a model; None for one written in a system, which cannot be run outside of it."""
-    try:
+    with suppress(Exception):
         return zoo.sketch(model, table.x.shape[1])
-    except Exception:
-        return None
+    return None
 
 
 def _own_system(model: Any, table: Table, sketch: zoo.Sketch | None) -> str | None:
     """The system that a model is written in, which then fits it for any method; None for the language."""
-    if sketch is not None:
-        return None
-    try:
-        spoken = written_in(model, table.x, table.y, "numpyro")
-    except Exception:
-        # Its cells will report why it cannot be fitted.
-        return None
-    return None if spoken == "language" else spoken
+    if sketch is None:
+        # The cells of a model that cannot be read report why it cannot be fitted.
+        with suppress(Exception):
+            found = written_in(model, table.x, table.y, "numpyro")
+            return None if found == "language" else found
+    return None
 
 
 # --- the folder -------------------------------------------------------------------------------------------
 
 
-def _refuse_occupied(grid: Grid, out: str | os.PathLike[str]) -> None:
+def _check_folder(grid: Grid, out: str | os.PathLike[str]) -> None:
     """Refuse a folder of another grid.
 
     An extended or changed grid shares labels with its earlier state on each axis.

@@ -45,7 +45,7 @@ _SCHEMA = {
     "cells": [[(str, int)]],
 }
 _READER = stored.Reader(
-    "folder", "the manifest of a grid", "running the grid again, which writes it anew and keeps its cells"
+    "folder", "the manifest of a grid", "running the grid again, which writes it again and keeps its cells"
 )
 # File names are made from keys, so a key must not be able to point to another folder.
 _KEY = re.compile(r"[\w-]{1,100}")
@@ -407,22 +407,22 @@ def _measure_gaps(
         of = store.arrays(target.key)
         floor = _floor(of, classes)
         for cell in group:
-            row, said = rows[cell.labels], notes[cell.key]
+            row, texts = rows[cell.labels], notes[cell.key]
             if found[cell.key]["failure"]:
                 continue
             if isinstance(floor, str):
-                said.setdefault("gap_mean_floor", floor)
+                texts.setdefault("gap_mean_floor", floor)
             else:
                 row["gap_mean_floor"], row["gap_sd_floor"] = floor
             if cell is target:
                 # The same fit under another label has a gap, which is zero, and shares these notes.
                 if sum(other.key == cell.key for other in group) == 1:
-                    said["gap_mean"] = "The reference has no gap to itself."
+                    texts["gap_mean"] = "The reference has no gap to itself."
                 continue
             try:
                 row["gap_mean"], row["gap_sd_ratio"] = cells.gap(store.arrays(cell.key), of, classes)
             except InputError as error:
-                said.setdefault("gap_mean", reason(error))
+                texts.setdefault("gap_mean", reason(error))
 
 
 def _floor(of: Mapping[str, np.ndarray], classes: bool) -> tuple[float, float] | str:
@@ -468,19 +468,7 @@ def _by_split(block: Any, column: str) -> Any:
 
 
 def best_method(by_split: Any, larger: bool) -> str:
-    """The method with the best mean, among those with results on the most splits.
-
-    Parameters
-    ----------
-    by_split : pd.DataFrame
-        A score; rows are splits and columns are methods.
-    larger : bool
-        Whether larger is better.
-
-    Returns
-    -------
-    str
-    """
+    """The method with the best mean, among those with results on the most splits. Rows of `by_split` are splits."""
     counts = by_split.notna().sum()
     means = by_split.loc[:, counts == counts.max()].mean()
     return str(means.idxmax() if larger else means.idxmin())

@@ -79,8 +79,8 @@ def on_processes(count: int, share: Share) -> Iterator[clusters.Cluster]:
                     pool.end(slot)
 
 
-class _Processes:
-    """A `clusters.Cluster` of processes of this machine."""
+class _Processes(clusters.Cluster):
+    """Processes of this machine."""
 
     def __init__(self, count: int, share: Share, folder: Path):
         self.share, self.folder = share, folder
@@ -114,11 +114,6 @@ class _Processes:
             # An error of the task itself is a value: the process has ended.
             self.end(slot)
             raise
-
-    def forget(self, handles: list[Any]) -> None: ...
-
-    def answers(self) -> bool:
-        return True
 
     def end(self, slot: int) -> None:
         if (executor := self.executors[slot]) is not None:
