@@ -53,22 +53,8 @@ MOST_WHOLE = 10**6
 class Plan:
     """What will be run, from the arguments of the command line.
 
-    Parameters
-    ----------
-    name : str
-        Name of the model.
-    model : callable
-        The model.
-    table : Table
-        The data.
-    train, test
-        The rows of the split.
-    out : Path
-        The folder of the results.
-    parameters : int or None
-        Number of parameters of the model.
-    unread : str
-        Why the number of parameters is not known, if it is not.
+    `train` and `test` are the rows of the split, `out` is the folder of the results, `parameters` the number of
+    its parameters; `unread` is why that is not known, if it is not.
     """
 
     name: str

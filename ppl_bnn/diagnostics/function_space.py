@@ -397,15 +397,7 @@ def _layers(posterior: Any, superchains: int | None) -> tuple[dict[str, Mixing],
 
 
 def probe_rows(posterior: Any, max_rows: int = PROBES) -> Any:
-    """Training rows in original units, chosen evenly without replacement; the same at every call.
-
-    Parameters
-    ----------
-    posterior : Posterior
-        The posterior.
-    max_rows : int
-        Largest number of rows.
-    """
+    """Training rows in original units, chosen evenly without replacement; the same at every call."""
     chosen = _chosen_rows(posterior, max_rows)
     return map_data(lambda array: np.asarray(array)[chosen], original_inputs(posterior))
 
@@ -416,16 +408,9 @@ def _chosen_rows(posterior: Any, max_rows: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Differences in function space between fits of one approximation from several starts, made by `agreement`.
+    """Differences in function space between `count` fits of an approximation from several starts, made by `agreement`.
 
-    Parameters
-    ----------
-    count : int
-        Number of fits.
-    quantities : dict of str to Mixing
-        R-hat and further figures between them, by quantity.
-    elbo : np.ndarray, optional
-        (count,), in the order of the restarts, or None if the fit does not report it.
+    `quantities` has R-hat and further figures between them; `elbo`, (count,), is None if the fit does not report it.
     """
 
     count: int

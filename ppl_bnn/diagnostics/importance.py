@@ -135,17 +135,7 @@ def kept_draws(approximation: Any) -> int | None:
 
 
 def pareto_k_of(log_ratios: np.ndarray) -> ParetoK:
-    """Pareto k-hat from given log importance ratios.
-
-    Parameters
-    ----------
-    log_ratios : np.ndarray
-        log p(u_s, D) - log q(u_s), (S,).
-
-    Returns
-    -------
-    ParetoK
-    """
+    """Pareto k-hat from given log importance ratios log p(u_s, D) - log q(u_s), (S,)."""
     log_ratios = np.asarray(log_ratios, dtype=np.float64).ravel()
     count = len(log_ratios)
     if not np.isfinite(log_ratios).all():

@@ -74,19 +74,7 @@ def more_modes(settings: Settings) -> list[str]:
 
 
 def not_still(settings: Settings, smaller: str) -> str:
-    """Advice for a chain that never moves.
-
-    Parameters
-    ----------
-    settings : Settings
-        The settings of the method.
-    smaller : str
-        What makes the steps of the sampler smaller, see `smaller_steps`.
-
-    Returns
-    -------
-    str
-    """
+    """Advice for a chain that never moves. smaller: what makes the steps smaller, see `smaller_steps`."""
     if "moves" in settings:
         return f"{_times(settings, 'moves', 2)}: a particle that never moves accepts nothing"
     warmup = "a longer warm-up, " if "warmup" in settings else ""
@@ -110,17 +98,6 @@ def smaller_steps(settings: Settings, statistics: Mapping[str, Any]) -> str:
     """What makes the steps of a sampler smaller.
 
     It is chosen by the recorded statistics, because settings may name options that were not in use.
-
-    Parameters
-    ----------
-    settings : Settings
-        The settings of the method.
-    statistics : mapping of str
-        What the sampler recorded.
-
-    Returns
-    -------
-    str
     """
     variance, multiplier = number(settings, "energy_variance"), number(settings, "step_size_multiplier")
     if "energy_variance" in statistics and variance is not None:

@@ -31,15 +31,7 @@ _LOO = (
 
 @dataclass(frozen=True)
 class FitSummary:
-    """Information on how a posterior was fitted, without the posterior.
-
-    Parameters
-    ----------
-    info : FitInfo
-        The information.
-    shape : tuple of int
-        Numbers of chains and draws.
-    """
+    """How a posterior was fitted, and its numbers of chains and draws, without the posterior."""
 
     info: FitInfo
     shape: tuple[int, int]
@@ -49,20 +41,8 @@ class FitSummary:
 class Record:
     """Results of one method, made by `fitted`.
 
-    Parameters
-    ----------
-    name, ppl : str
-        Name of the method, and its system.
-    posterior, prediction, tree, diagnosis, elpd
-        The fit and its results. `tree` is the one that leave-one-out was computed from.
-    figures : dict of str
-        Column of `COLUMNS` -> value.
-    notes : dict of str to str
-        Column of `COLUMNS` -> a sentence about the value.
-    pointwise : np.ndarray, optional
-        Log score of each test row, (N,).
-    failure : str
-        Why there are no results, or "".
+    `figures` and `notes` are by column of `COLUMNS`; `tree` is the one that leave-one-out was computed from;
+    `pointwise` is the log score of each test row, (N,); `failure` is why there are no results, or "".
     """
 
     name: str

@@ -180,19 +180,7 @@ def compare(
 def bind_classes(model: Model, y: np.ndarray, class_names: Sequence[str] | None = None) -> Model:
     """Set the free keyword-only parameter `classes` of a model, if it has one, to the number of classes.
 
-    Parameters
-    ----------
-    model : Model
-        The model.
-    y : np.ndarray
-        Labels.
-    class_names : sequence of str, optional
-        Names of the classes; their number is used if given. Else it is the number of different labels in `y`, which
-        must be 0..K-1.
-
-    Returns
-    -------
-    Model
+    That is the number of `class_names`, or else of different labels in `y`, which must be 0..K-1.
     """
     parameter = inspect.signature(model).parameters.get("classes")
     bound = isinstance(model, functools.partial) and "classes" in model.keywords

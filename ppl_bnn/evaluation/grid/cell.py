@@ -83,17 +83,7 @@ _ENGINES = {"numpyro": ("numpyro", "jax"), "pyro": ("pyro-ppl", "torch")}
 
 @dataclass(frozen=True)
 class Cell:
-    """One fit of a grid.
-
-    Parameters
-    ----------
-    model, data, split, method : str
-        Labels of the model, data set, split and method.
-    seed : int
-        Seed of the fit.
-    key : str
-        Hash of what the result depends on, and name of the cell's file.
-    """
+    """One fit of a grid: the labels of its axes, and the hash of what the result depends on, which names its file."""
 
     model: str
     data: str
@@ -297,12 +287,8 @@ def gap(arrays: Mapping[str, np.ndarray], of: Mapping[str, np.ndarray], classes:
 class Store:
     """The finished cells in a folder, one file each. Only one process writes to it.
 
-    Attributes
-    ----------
-    damaged : dict of str to str
-        Key -> what is wrong with the file of a cell; the cell counts as missing.
-    unsealed
-        Keys of cells that an older version wrote, without a checksum.
+    `damaged`: key -> what is wrong with the file of a cell, which counts as missing. `unsealed`: keys of cells that an
+    older version wrote, without a checksum.
     """
 
     def __init__(self, folder: str | os.PathLike[str]):

@@ -54,15 +54,7 @@ _CLUSTERS: dict[str, tuple[str, str, int, Callable[[str, str], Any]]] = {
 
 @dataclass(frozen=True)
 class Engine:
-    """Where tasks are computed.
-
-    Parameters
-    ----------
-    kind : str
-        One of `KINDS`.
-    address : str
-        Address of a cluster, in the form that its client expects.
-    """
+    """Where tasks are computed: one of `KINDS`, and the address of a cluster as its client expects it."""
 
     kind: str
     address: str = ""

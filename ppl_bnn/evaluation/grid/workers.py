@@ -40,14 +40,8 @@ _PREFIX, PROGRAMS = "ppl-bnn-", "programs"
 class Share:
     """Resources of each process of this machine.
 
-    Parameters
-    ----------
-    threads : int
-        Number of threads of each library.
-    memory : int or None
-        Bytes above which a process is ended, or None for no limit.
-    gpus : tuple of str or None
-        The GPUs that the processes share, one each, as in CUDA_VISIBLE_DEVICES; () hides all, None changes nothing.
+    `threads` of each library; the bytes of `memory` above which it is ended, or None for no limit; the `gpus` that the
+    processes share, one each, as in CUDA_VISIBLE_DEVICES: () hides all, None changes nothing.
     """
 
     threads: int
