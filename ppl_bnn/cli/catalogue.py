@@ -12,7 +12,6 @@ import typer
 from ppl_bnn.cli import complete, options
 from ppl_bnn.cli.console import (
     check_seed,
-    command,
     digits,
     keeping,
     listing,
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 PRIOR = "prior.png"
 
 
-@command()
 def advise(
     model: options.Model = None,
     data: options.Data = None,
@@ -60,7 +58,6 @@ def advise(
     console.print(found.text(console.width), markup=False, soft_wrap=True)
 
 
-@command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench(
     context: typer.Context,
     name: Annotated[str | None, options.argument("A study or benchmark.", "NAME", complete.studies)] = None,
@@ -91,7 +88,6 @@ def bench(
         raise typer.Exit(status)
 
 
-@command()
 def models(
     name: Annotated[
         str | None, options.argument("Show the whole card of this model.", "NAME", complete.models)
@@ -134,7 +130,6 @@ def models(
     )
 
 
-@command()
 def show(
     model: Annotated[str, options.argument(options.A_MODEL, "MODEL", complete.models)],
     data: Annotated[
@@ -224,7 +219,6 @@ def _show_methods(console: Console, name: str) -> None:
         console.print(grid)
 
 
-@command()
 def prior(
     model: options.Model = None,
     data: options.Data = None,
@@ -319,7 +313,6 @@ def _expected(prediction: Prediction, table: Table) -> str:
     )
 
 
-@command()
 def data() -> None:
     """List the data sets."""
     from rich.text import Text

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 from ppl_bnn.cli import catalogue, compare, report
-from ppl_bnn.cli.console import app
+from ppl_bnn.cli.console import app, register
 
-# A module registers its commands when it is imported; help groups them by purpose.
-ORDER: list[Callable[..., None] | None] = [
-    compare.compare,
-    report.report,
-    catalogue.advise,
-    catalogue.bench,
-    catalogue.models,
-    catalogue.show,
-    catalogue.prior,
-    catalogue.data,
-]
-app.registered_commands.sort(key=lambda command: ORDER.index(command.callback))
+register(compare.compare)
+register(report.report)
+register(catalogue.advise)
+register(catalogue.bench, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+register(catalogue.models)
+register(catalogue.show)
+register(catalogue.prior)
+register(catalogue.data)
 
 
 def main() -> None:

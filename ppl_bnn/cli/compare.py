@@ -16,7 +16,6 @@ from ppl_bnn.cli.console import (
     REPORT,
     StatusBars,
     check_seed,
-    command,
     in_seconds,
     keeping,
     listing,
@@ -53,7 +52,6 @@ HELP = {
 SYSTEMS = ",".join(["numpyro", *(f"{name}=pyro" for name in plan.IN_PYRO)])
 
 
-@command()
 def compare(
     context: typer.Context,
     model: options.Model = None,

@@ -57,35 +57,32 @@ def say(console: Console, text: str, style: str = "") -> None:
     console.print(text, markup=False, style=style, soft_wrap=True)
 
 
-def command(**settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def register(function: Callable[..., None], **settings: Any) -> None:
     """Register a command, which reports the library's own errors as one red line.
 
     The exit code is then 2; after Ctrl-C it is 130, after SIGTERM 143.
     """
 
-    def register(function: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> None:
-            signals: list[int] = []
-            try:
-                with _ended_as_by_ctrl_c(signals):
-                    function(*args, **kwargs)
-            except BNNError as error:
-                text, status = in_options(str(error)), 2
-            except BrokenPipeError:
-                raise
-            except OSError as error:
-                text, status = f"{type(error).__name__}: {error}", 2
-            except KeyboardInterrupt as error:
-                text, status = str(error) or "interrupted", 128 + (signals or [signal.SIGINT])[0]
-            else:
-                return
-            complain(text)
-            raise typer.Exit(status)
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> None:
+        signals: list[int] = []
+        try:
+            with _ended_as_by_ctrl_c(signals):
+                function(*args, **kwargs)
+        except BNNError as error:
+            text, status = in_options(str(error)), 2
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            text, status = f"{type(error).__name__}: {error}", 2
+        except KeyboardInterrupt as error:
+            text, status = str(error) or "interrupted", 128 + (signals or [signal.SIGINT])[0]
+        else:
+            return
+        complain(text)
+        raise typer.Exit(status)
 
-        return app.command(**settings)(run)
-
-    return register
+    app.command(**settings)(run)
 
 
 @contextlib.contextmanager
@@ -216,7 +213,8 @@ class StatusBars(Bars):
                 self._status = self._console.status(f"{title}: prediction, diagnosis, scores")
                 self._status.start()
 
-        return SimpleNamespace(update=bar.update, close=close)
+        shown: Any = SimpleNamespace(update=bar.update, close=close)
+        return shown
 
     def rest(self) -> None:
         """Clear the status text."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ppl_bnn.cli import options
-from ppl_bnn.cli.console import REPORT, command, new_console, say, warnings_shown
+from ppl_bnn.cli.console import REPORT, new_console, say, warnings_shown
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.names import clean
 
@@ -18,7 +18,6 @@ KEPT = "What `ppl-bnn compare` kept, with or without --grid."
 OF_GRID = "Of a grid: which of its methods the others are measured against."
 
 
-@command()
 def report(
     folder: Annotated[Path, options.argument(KEPT, "DIR")],
     out: Annotated[Path | None, options.option("The page.", "FILE.html", default=f"DIR/{REPORT}")] = None,

@@ -285,8 +285,9 @@ class _Run:
     written: stored.Folder | None = None
 
     def __post_init__(self) -> None:
-        for file in sorted(file_names(self.names)) if self.folder is not None else ():
-            (self.folder / file).unlink(missing_ok=True)
+        if self.folder is not None:
+            for file in sorted(file_names(self.names)):
+                (self.folder / file).unlink(missing_ok=True)
 
     def comparison(self, *, ranked: bool = True) -> Comparison:
         records = self.records.values()
