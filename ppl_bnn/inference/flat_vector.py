@@ -16,6 +16,9 @@ from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data, ravel
 from ppl_bnn.core.errors import InputError, UnsupportedError
 
+# Unconstrained coordinates, site -> array of NumPy.
+Values = Mapping[str, np.ndarray]
+
 
 def latent_names(problem: Problem) -> list[str]:
     """The sites of a Gaussian approximation: all random variables, without the parameters that have no prior.
@@ -97,7 +100,7 @@ def site_slices(problem: Problem, names: Sequence[str] | None = None) -> dict[st
         Site to slice.
     """
     slices, start = {}, 0
-    for name in names or latent_names(problem):
+    for name in latent_names(problem) if names is None else names:
         slices[name] = slice(start, start + problem.program.sites[name].size)
         start += problem.program.sites[name].size
     return slices

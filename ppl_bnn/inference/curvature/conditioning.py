@@ -28,13 +28,7 @@ BAD = 1e4
 
 @dataclass(frozen=True)
 class Conditioning:
-    """Conditioning of a posterior.
-
-    Parameters
-    ----------
-    curvature : ndarray
-        The curvature A (P, P) at a point, positive definite.
-    """
+    """Conditioning of a posterior with the curvature A (P, P) at a point, positive definite."""
 
     curvature: np.ndarray
 
@@ -65,21 +59,9 @@ class Conditioning:
 
 
 def conditioning(problem: Problem, flat: np.ndarray) -> Conditioning | None:
-    """The curvature at a flat vector of all sites.
+    """The curvature at a flat vector of all sites; None above `LARGEST` coordinates, or if not positive definite.
 
     It takes P products of the Hessian with a vector, about two gradients each.
-
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    flat : ndarray
-        The flat vector of all sites.
-
-    Returns
-    -------
-    Conditioning or None
-        None above `LARGEST` coordinates, and if the curvature is not positive definite.
     """
     size = len(flat)
     if size > LARGEST:
@@ -97,11 +79,8 @@ def conditioning(problem: Problem, flat: np.ndarray) -> Conditioning | None:
 
     product = program.cached("Hessian times a vector", build)
     at, unit = system.asarray(flat), np.eye(size)
-    columns = [
-        np.asarray(system.to_numpy(product(at, system.asarray(row), problem.x, problem.y)), dtype=np.float64)
-        for row in unit
-    ]
-    matrix = np.stack(columns)
+    columns = (product(at, system.asarray(row), problem.x, problem.y) for row in unit)
+    matrix = np.stack([np.asarray(system.to_numpy(column), dtype=np.float64) for column in columns])
     if not np.isfinite(matrix).all():
         return None
     matrix = 0.5 * (matrix + matrix.T)

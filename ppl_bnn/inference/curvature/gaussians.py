@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -34,11 +34,10 @@ class FlatGaussian(ABC):
 
     def __post_init__(self) -> None:
         # One order in memory, so that arrays read from a file round in the same way as those written.
-        for field in fields(self):  # type: ignore[arg-type]
-            order = "F" if field.name == "cholesky" else "C"
-            object.__setattr__(
-                self, field.name, np.asarray(getattr(self, field.name), dtype=float, order=order)
-            )
+        for name, value in tuple(vars(self).items()):
+            if isinstance(value, np.ndarray):
+                array = np.asarray(value, dtype=float, order="F" if name == "cholesky" else "C")
+                object.__setattr__(self, name, array)
 
     @property
     @abstractmethod
@@ -50,9 +49,9 @@ class FlatGaussian(ABC):
     def log_determinant(self) -> float:
         """log det of the covariance."""
 
-    @abstractmethod
     def colour(self, eps: np.ndarray) -> np.ndarray:
-        """W eps for each row eps of (S, P)."""
+        """W eps for each row eps of (S, P); not for `Kronecker`, whose parts draw for themselves."""
+        raise NotImplementedError
 
     @abstractmethod
     def whiten(self, rows: np.ndarray) -> np.ndarray:
@@ -84,6 +83,15 @@ class FlatGaussian(ABC):
         quadratic = self.quadratic(np.asarray(deviation, dtype=float))
         return -0.5 * (quadratic + self.size * np.log(2.0 * np.pi) + self.log_determinant)
 
+    @property
+    def log_volume(self) -> float:
+        """log of the integral of exp(-x' A x / 2)."""
+        return -float(self.log_prob(np.zeros((1, self.size)))[0])
+
+    def newton_gain(self, gradient: np.ndarray) -> float:
+        """The gain of a Newton step in nats, g' S g / 2, for a gradient (P,)."""
+        return 0.5 * float(np.sum(self.whiten(gradient[None]) ** 2))
+
     def project(self, jacobian: np.ndarray) -> np.ndarray:
         """J S J' over the last two axes of a Jacobian (N, D, P), row by row: (N, D, D)."""
         half = self.whiten(jacobian.reshape(-1, self.size)).reshape(*jacobian.shape[:2], -1)
@@ -96,7 +104,7 @@ class FlatGaussian(ABC):
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays from which `from_arrays` makes the same object, to the bit."""
-        return {key: getattr(self, field.name) for key, field in zip(self.keys, fields(self), strict=True)}  # type: ignore[arg-type]
+        return dict(zip(self.keys, vars(self).values(), strict=True))
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
@@ -127,12 +135,12 @@ class Full(FlatGaussian):
             factor = cholesky(precision.T, lower=True, check_finite=False)
         except np.linalg.LinAlgError:
             lowest = float(np.linalg.eigvalsh(precision)[0])
-            raise CurvatureError.of(
-                "",
+            expected, got = (
                 "a positive definite curvature at the mode",
                 f"a smallest eigenvalue of {lowest:.3g}",
-                "repair='clip' where the prior curves upwards, more steps if this is no mode, or a tighter prior",
-            ) from None
+            )
+            advice = "repair='clip' where the prior curves upwards, more steps if this is no mode, or a tighter prior"
+            raise CurvatureError.of("", expected, got, advice) from None
         diagonal = np.diag(factor)
         check_condition(float(diagonal.min(initial=np.inf)), float(diagonal.max(initial=0.0)))
         _check_regular(precision, factor)
@@ -259,12 +267,9 @@ class LowRankPrecision(FlatGaussian):
         check_finite("a finite curvature", inner)
         np.fill_diagonal(inner, inner.diagonal() + 1.0)
         # No eigenvalue of K is below 1, and none is above R times its largest diagonal entry.
-        check_condition(
-            1.0,
-            float(np.sqrt(inner.diagonal().max(initial=1.0))),
-            "a prior with larger precision; with structure='lowrank', whose other directions have the prior alone, a "
-            "larger rank=, tune='global' or structure='full'",
-        )
+        advice = "a prior with larger precision; with structure='lowrank', a larger rank=, tune='global' or "
+        largest = float(np.sqrt(inner.diagonal().max(initial=1.0)))
+        check_condition(1.0, largest, advice + "structure='full'")
         return cls(diagonal, factor, cholesky(inner.T, lower=True, overwrite_a=True, check_finite=False))
 
     @property
@@ -425,9 +430,6 @@ class Kronecker(FlatGaussian):
     parts: tuple[Part, ...]
     structure: ClassVar[str] = "kron"
 
-    def __post_init__(self) -> None:
-        pass
-
     @cached_property
     def size(self) -> int:  # type: ignore[override]
         return sum(part.gaussian.size for part in self.parts)
@@ -442,17 +444,12 @@ class Kronecker(FlatGaussian):
             draws[:, part.where] = part.gaussian.sample(count, rng)
         return draws
 
-    def colour(self, eps: np.ndarray) -> np.ndarray:
-        return self._by_part(lambda part: part.gaussian.colour(eps[:, part.where]), eps.shape)
-
     def whiten(self, rows: np.ndarray) -> np.ndarray:
         return self._by_part(lambda part: part.gaussian.whiten(rows[:, part.where]), rows.shape)
 
     def quadratic(self, deviation: np.ndarray) -> np.ndarray:
-        return sum(
-            (part.gaussian.quadratic(deviation[:, part.where]) for part in self.parts),
-            start=np.zeros(len(deviation)),
-        )
+        each = (part.gaussian.quadratic(deviation[:, part.where]) for part in self.parts)
+        return sum(each, start=np.zeros(len(deviation)))
 
     def variances(self) -> np.ndarray:
         return self._by_part(lambda part: part.gaussian.variances(), (self.size,))
@@ -499,17 +496,13 @@ class Kronecker(FlatGaussian):
             index, structure, key, name = path.split("/", 3)
             parts.setdefault((int(index), structure, name), {})[key] = value
         kinds = {kind.structure: kind for kind in (Full, Rotated)}
-        return cls(
-            tuple(
-                Part(name, values["positions"], kinds[structure].from_arrays(values))
-                for (_, structure, name), values in sorted(parts.items(), key=lambda item: item[0][0])
-            )
-        )
+        found = []
+        for (_, structure, name), values in sorted(parts.items(), key=lambda item: item[0]):
+            found.append(Part(name, values["positions"], kinds[structure].from_arrays(values)))
+        return cls(tuple(found))
 
 
-STRUCTURES: dict[str, type[FlatGaussian]] = {
-    kind.structure: kind for kind in (Full, Diagonal, LowRankPrecision, Kronecker)
-}
+STRUCTURES = {kind.structure: kind for kind in (Full, Diagonal, LowRankPrecision, Kronecker)}
 
 
 def solve_lower(triangle: np.ndarray, right: np.ndarray, trans: int = 0) -> np.ndarray:
@@ -543,12 +536,9 @@ def check_finite(expected: str, *arrays: np.ndarray) -> None:
 def check_positive(values: np.ndarray) -> None:
     """Raise `CurvatureError` if an entry of a diagonal precision is zero or negative."""
     if values.min(initial=np.inf) <= 0.0:
-        raise CurvatureError.of(
-            "",
-            "a positive precision in every direction",
-            f"{values.min():.3g}, and {int(np.sum(values <= 0.0))} of {values.size} that are not positive",
-            "a proper prior on every weight; repair='clip' where the prior curves upwards",
-        )
+        got = f"{values.min():.3g}, and {int(np.sum(values <= 0.0))} of {values.size} that are not positive"
+        advice = "a proper prior on every weight; repair='clip' where the prior curves upwards"
+        raise CurvatureError.of("", "a positive precision in every direction", got, advice)
 
 
 def check_condition(smallest: float, largest: float, advice: str = "a proper prior on every weight") -> None:

@@ -19,7 +19,7 @@ from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import chunks, map_data, padded, row_count
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import check_finite
-from ppl_bnn.inference.flat_vector import Where, first_rows, latent_names, site_slices, system_values
+from ppl_bnn.inference.flat_vector import Values, Where, first_rows, latent_names, site_slices, system_values
 from ppl_bnn.language import ops
 from ppl_bnn.language.handlers import NetworkFunction, RecordLinear, SubstituteLinear
 
@@ -32,22 +32,10 @@ Cotangents = Callable[[np.ndarray, slice], np.ndarray]
 
 @dataclass(frozen=True)
 class LinearMap:
-    """A weight that is a site, with all its uses in a run on one row.
+    """A weight that is a site, a matrix of `shape` (I, O) in C order, with all its uses in a run on one row.
 
-    Parameters
-    ----------
-    name : str
-        The name of its first use.
-    weight : str
-        The site, a matrix of `shape` in C order.
-    bias : str or None
-        The site added after each use.
-    shape : (int, int)
-        (I, O).
-    places : int
-        T, the number of positions and uses per row.
-    uses : tuple
-        (name, number of the use under that name) each.
+    bias is the site added after each use; places is T, the number of positions and uses per row; a use is (name, number
+    of the use under that name). The map has the name of its first use.
     """
 
     name: str
@@ -59,27 +47,12 @@ class LinearMap:
 
 
 @dataclass(frozen=True)
-class Plan:
+class JacobianPlan:
     """How the Jacobian of some sites is computed: through linear maps, and directly for the rest.
 
-    Parameters
-    ----------
-    sites : tuple of str
-        The sites.
-    maps : dict of LinearMap
-        The linear maps.
-    rest : tuple of str
-        Sites that are differentiated directly.
-    added : dict
-        Use of a linear map -> shape of its output for one row.
-    reached : ndarray
-        Outputs (D,) that depend on a linear map (on any site, if there is no map).
-    moved : ndarray
-        Outputs (D,) that depend on any of the sites.
-    activations : int
-        Numbers held for one row of a forward pass.
-    eta : ndarray
-        The predictor (1, D) of one row.
+    added is the shape of the output of each use for one row; reached and moved are the outputs (D,) that depend on a
+    linear map (on any site, if there is no map) and on any of the sites; activations are the numbers that a forward
+    pass holds for one row; eta (1, D) is the predictor of one row.
     """
 
     sites: tuple[str, ...]
@@ -99,44 +72,20 @@ class Plan:
         return 2 * inputs + width * (2 * outputs + 2 * rest + self.activations) + 2 * self.activations
 
 
-def linear_maps(
-    problem: Problem, u: Mapping[str, np.ndarray], sites: Sequence[str] | None = None
-) -> dict[str, LinearMap]:
-    """The linear maps and convolutions whose weight is a latent site that has no other use.
+def linear_maps(problem: Problem, u: Values, sites: Sequence[str] | None = None) -> dict[str, LinearMap]:
+    """The linear maps and convolutions whose weight is a latent site without other use, by name.
 
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    u : mapping
-        Unconstrained values by site.
-    sites : sequence of str or None
-        Return only maps with a weight or a bias among these sites, as `linear_factors` with the same `sites` does.
-
-    Returns
-    -------
-    dict of LinearMap
-        Name -> map.
+    With `sites` only those with a weight or a bias among them, as `linear_factors` with the same sites.
     """
-    return dict(plan_of(problem, u, tuple(latent_names(problem) if sites is None else sites)).maps)
+    return plan_of(problem, u, tuple(latent_names(problem) if sites is None else sites)).maps
 
 
-def plan_of(problem: Problem, u: Mapping[str, np.ndarray], sites: tuple[str, ...]) -> Plan:
-    """The plan of some sites, made once for each program.
-
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    u : mapping
-        Unconstrained values by site.
-    sites : tuple of str
-        The sites.
-    """
+def plan_of(problem: Problem, u: Values, sites: tuple[str, ...]) -> JacobianPlan:
+    """The plan of some sites, made once for each program."""
     return problem.program.cached(("linear plan", sites), lambda: _make_plan(problem, u, sites))
 
 
-def refuse_interacting_rows(problem: Problem) -> None:
+def check_separable_rows(problem: Problem) -> None:
     """Raise `UnsupportedError` if a row has no Jacobian of its own."""
     if problem.program.coupled:
         raise UnsupportedError.of(
@@ -144,7 +93,15 @@ def refuse_interacting_rows(problem: Problem) -> None:
         )
 
 
-def _make_plan(problem: Problem, u: Mapping[str, np.ndarray], sites: tuple[str, ...]) -> Plan:
+def _run(problem: Problem, w: Mapping[str, Any], row: Any, handler: Any) -> tuple[Any, Any]:
+    """Run the model under a handler: eta (1, D) and the handler."""
+    with NetworkFunction(w) as run, handler as record:
+        problem.program.model(row, None)
+    assert isinstance(run, NetworkFunction)
+    return run.likelihood.predictor(run.f), record
+
+
+def _make_plan(problem: Problem, u: Values, sites: tuple[str, ...]) -> JacobianPlan:
     """Make the plan by running the model on one row.
 
     A weight is served by its linear maps if it is a site, is a coordinate of the Gaussian itself (its transform to the
@@ -152,21 +109,17 @@ def _make_plan(problem: Problem, u: Mapping[str, np.ndarray], sites: tuple[str, 
     are rest.
     """
     program, system = problem.program, problem.system
-    refuse_interacting_rows(problem)
+    check_separable_rows(problem)
     values = system_values(problem, u)
-    first_x, first_y = first_rows(problem)
-    w = program.constrain(values, first_x, first_y)
+    w = program.constrain(values, *first_rows(problem))
     row = map_data(lambda a: a[:1], problem.x)
     eta = system.to_numpy(program.predictor(w, row))
     check_finite("a finite predictor", eta)
     if not program.language:
         everything = np.ones(eta.shape[-1], dtype=bool)
-        return Plan(sites, {}, sites, {}, everything, everything, 256, eta)
+        return JacobianPlan(sites, {}, sites, {}, everything, everything, 256, eta)
 
-    with NetworkFunction(w) as run, RecordLinear(values=w) as record:
-        program.model(row, None)
-    assert isinstance(run, NetworkFunction)
-    assert isinstance(record, RecordLinear)
+    _, record = _run(problem, w, row, RecordLinear(values=w))
     same = _untransformed(problem, values, w)
     counts: dict[str, int] = {}
     found: dict[str, list[tuple[tuple[str, int], str | None, tuple[int, int], int]]] = {}
@@ -179,78 +132,68 @@ def _make_plan(problem: Problem, u: Mapping[str, np.ndarray], sites: tuple[str, 
         if use.weight in same and program.sites[use.weight].size == math.prod(use.matrix_shape):
             entry = ((use.name, number), use.bias, use.matrix_shape, math.prod(shape))
             found.setdefault(use.weight, []).append(entry)
-    candidates = {weight for weight in found if not _used_elsewhere(problem, w, row, weight)}
-    owners: dict[str, set[str | None]] = {}
+    found = {weight: uses for weight, uses in found.items() if not _used_elsewhere(problem, w, row, weight)}
+    owners: dict[str | None, set[str | None]] = {}
     for use in record.uses:
-        if use.bias is not None:
-            owners.setdefault(use.bias, set()).add(use.weight if use.weight in candidates else None)
+        owners.setdefault(use.bias, set()).add(use.weight if use.weight in found else None)
 
     maps: dict[str, LinearMap] = {}
     for weight, uses in found.items():
-        if weight not in candidates:
-            continue
-        bias = uses[0][1]
+        (first, _), bias, shape, _ = uses[0]
         if bias is not None and (
             any(other != bias for _, other, _, _ in uses)
             or bias not in same
-            or program.sites[bias].size != uses[0][2][1]
+            or program.sites[bias].size != shape[1]
             or owners[bias] != {weight}
             or _used_elsewhere(problem, w, row, bias)
         ):
             bias = None
-        if weight not in sites and bias not in sites:
-            continue
-        name = uses[0][0][0]
-        if name in maps:
-            # Two weights share one name: use the weight's own name, which is unique.
-            name = weight
-        places = sum(count for *_, count in uses)
-        maps[name] = LinearMap(name, weight, bias, uses[0][2], places, tuple(use for use, *_ in uses))
+        if weight in sites or bias in sites:
+            # Two weights may share one name: the second has its weight's own name, which is unique.
+            name = weight if first in maps else first
+            places = sum(count for *_, count in uses)
+            maps[name] = LinearMap(name, weight, bias, shape, places, tuple(use for use, *_ in uses))
     mapped = {site for linear in maps.values() for site in (linear.weight, linear.bias)}
-    looked_at = {use for linear in maps.values() for use in linear.uses}
-    rest = tuple(name for name in sites if name not in mapped)
-    activations = sum(math.prod(shape) for shape in leading.values()) + sum(
-        math.prod(map(int, part.shape)) for parts in record.inputs.values() for part in parts
-    )
-
+    used = {use for linear in maps.values() for use in linear.uses}
+    inputs = sum(math.prod(map(int, part.shape)) for parts in record.inputs.values() for part in parts)
+    activations = max(1, sum(map(math.prod, leading.values())) + inputs)
     moved = _depends(problem, w, row, list(sites))
     reached = _depends(problem, w, row, [name for name in sites if name in mapped]) if maps else moved
-    added = {use: shape for use, shape in leading.items() if use in looked_at}
-    return Plan(sites, maps, rest, added, reached, moved, max(1, activations), eta)
+    added = {use: shape for use, shape in leading.items() if use in used}
+    rest = tuple(name for name in sites if name not in mapped)
+    return JacobianPlan(sites, maps, rest, added, reached, moved, activations, eta)
 
 
 def _untransformed(problem: Problem, values: Mapping[str, Any], w: Mapping[str, Any]) -> set[str]:
     """Latent sites whose unconstrained coordinates are those of the program, at u and at another point."""
     program, system = problem.program, problem.system
     other = {name: value + 0.7 for name, value in values.items()}
-    moved = program.constrain(other, *first_rows(problem))
-    found = set()
-    for site in program.latents:
-        if site.shape == site.unconstrained_shape and all(
+    pairs = ((values, w), (other, program.constrain(other, *first_rows(problem))))
+    return {
+        site.name
+        for site in program.latents
+        if site.shape == site.unconstrained_shape
+        and all(
             np.array_equal(system.to_numpy(after[site.name]), system.to_numpy(before[site.name]))
-            for before, after in ((values, w), (other, moved))
-        ):
-            found.add(site.name)
-    return found
+            for before, after in pairs
+        )
+    }
 
 
-def _nan(problem: Problem, w: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _nan(w: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {**w, **{name: w[name] * float("nan") for name in names}}
 
 
 def _used_elsewhere(problem: Problem, w: Mapping[str, Any], row: Any, name: str) -> bool:
     """Whether a site has a use outside linear maps. If so, NaN in its place reaches the predictor."""
-    program = problem.program
-    values = _nan(problem, w, [name])
-    with NetworkFunction(values) as run, SubstituteLinear({name: w[name]}, values):
-        program.model(row, None)
-    assert isinstance(run, NetworkFunction)
-    return bool(np.any(np.isnan(problem.system.to_numpy(run.likelihood.predictor(run.f)))))
+    values = _nan(w, [name])
+    eta, _ = _run(problem, values, row, SubstituteLinear({name: w[name]}, values))
+    return bool(np.any(np.isnan(problem.system.to_numpy(eta))))
 
 
 def _depends(problem: Problem, w: Mapping[str, Any], row: Any, names: Sequence[str]) -> np.ndarray:
     """Which outputs (D,) depend on the sites: those that NaN in their place reaches."""
-    eta = problem.system.to_numpy(problem.program.predictor(_nan(problem, w, names), row))
+    eta = problem.system.to_numpy(problem.program.predictor(_nan(w, names), row))
     return np.isnan(eta[0]) if names else np.zeros(eta.shape[-1], dtype=bool)
 
 
@@ -261,116 +204,62 @@ def _depends(problem: Problem, w: Mapping[str, Any], row: Any, names: Sequence[s
 class Factors:
     """Factors of R' J for some rows.
 
-    Parameters
-    ----------
-    rows : slice
-        The rows.
-    eta : ndarray
-        The predictor, (B, D).
-    maps : dict
-        Name -> inputs (B, T, I), gradients (B, A, T, O) for the cotangents `active`.
-    rest : ndarray
-        (B, C, R), for all C cotangents.
-    active : ndarray
-        Cotangents (A,) that reach a linear map.
-    resting : ndarray
-        Cotangents that reach only the rest.
+    eta (B, D) is the predictor; maps has for each linear map its inputs (B, T, I) and gradients (B, A, T, O) for the
+    cotangents `active` (A,); rest (B, C, R) is for all C cotangents, of which `resting` reach only the rest.
     """
 
     rows: slice
     eta: np.ndarray
-    maps: dict[str, tuple[np.ndarray, np.ndarray]]
+    maps: dict[str, tuple[np.ndarray, ...]]
     rest: np.ndarray
     active: np.ndarray
     resting: np.ndarray
 
+    def all_gradients(self, name: str) -> np.ndarray:
+        """The gradients of a map for all cotangents, (B, C, T, O)."""
+        gradients = self.maps[name][1]
+        filled = np.zeros((len(gradients), self.rest.shape[1], *gradients.shape[2:]))
+        filled[:, self.active] = gradients
+        return filled
+
+    def jacobian(self, problem: Problem, plan: JacobianPlan) -> np.ndarray:
+        """R' J (B, C, P): outer products of inputs and gradients, summed over places."""
+        local = site_slices(problem, plan.sites)
+        rows = len(self.eta)
+        jacobian = np.zeros((rows, self.rest.shape[1], max(at.stop for at in local.values())))
+        for name, linear in plan.maps.items():
+            inputs, gradients = self.maps[name]
+            for number, column in enumerate(self.active):
+                if linear.weight in local:
+                    block = jacobian[:, column, local[linear.weight]].reshape(rows, *linear.shape)
+                    if linear.places == 1:
+                        np.multiply(inputs[:, 0, :, None], gradients[:, number, 0, None, :], out=block)
+                    else:
+                        np.matmul(inputs.transpose(0, 2, 1), gradients[:, number], out=block)
+                if linear.bias in local:
+                    jacobian[:, column, local[linear.bias]] = gradients[:, number].sum(1)
+        for name, at in site_slices(problem, plan.rest).items():
+            jacobian[:, :, local[name]] = self.rest[:, :, at]
+        return jacobian
+
 
 def linear_factors(
     problem: Problem,
-    u: Mapping[str, np.ndarray],
+    u: Values,
     x: Any,
     cotangents: Cotangents | None = None,
     memory: int = 2**28,
-    sites: Sequence[str] | None = None,
-) -> Iterator[tuple[slice, np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]], np.ndarray]]:
-    """Factors of R' J for chunks of the rows of x (NumPy).
-
-    The gradient of a map's weight in column c is sum_t a_t g_ct' (I, O), that of its bias sum_t g_ct.
-
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    u : mapping
-        Unconstrained values by site.
-    x
-        The rows.
-    cotangents : callable or None
-        None for the identity (C = D, the Jacobian itself), else a function of eta (B, D) and the rows.
-    memory : int
-        Bytes that may be held besides the result.
-    sites : sequence of str or None
-        The sites to differentiate in, all latent ones by default. Reverse mode goes back no further than to them.
-
-    Yields
-    ------
-    rows : slice
-        The rows of the chunk.
-    eta : ndarray
-        The predictor, (B, D).
-    maps : dict
-        Name of a map of `linear_maps` -> inputs a (B, T, I) and gradients g (B, C, T, O).
-    rest : ndarray
-        R' J for the other sites, in flat order, (B, C, R).
-
-    Raises
-    ------
-    UnsupportedError
-        Rows that interact.
-    """
-    chosen = tuple(latent_names(problem) if sites is None else sites)
-    for part in factors_of(problem, u, x, cotangents, memory, chosen):
-        width = part.rest.shape[1]
-        maps = {}
-        for name, (inputs, gradients) in part.maps.items():
-            if len(part.active) < width:
-                filled = np.zeros((len(gradients), width, *gradients.shape[2:]), dtype=gradients.dtype)
-                filled[:, part.active] = gradients
-                gradients = filled
-            maps[name] = (inputs, gradients)
-        yield part.rows, part.eta, maps, part.rest
-
-
-def factors_of(
-    problem: Problem,
-    u: Mapping[str, np.ndarray],
-    x: Any,
-    cotangents: Cotangents | None,
-    memory: int,
-    sites: tuple[str, ...],
+    sites: tuple[str, ...] | None = None,
     extra: Callable[[int], int] = lambda width: 0,
 ) -> Iterator[Factors]:
-    """Factors for chunks of the rows of x (NumPy), see `linear_factors`.
+    """Factors of R' J in float64 for chunks of the rows of x (NumPy).
 
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    u : mapping
-        Unconstrained values by site.
-    x
-        The rows.
-    cotangents : callable or None
-        As in `linear_factors`.
-    memory : int
-        Bytes that may be held besides the result.
-    sites : tuple of str
-        The sites to differentiate in.
-    extra : callable
-        Numbers that the caller holds for each row, as a function of the width.
+    The gradient of a map's weight in column c is sum_t a_t g_ct' (I, O), that of its bias sum_t g_ct. R is the identity
+    (C = D, the Jacobian itself) without `cotangents`. Reverse mode goes back no further than to `sites`, by default all
+    latent ones. `memory` bounds the bytes held besides the result, of which `extra` numbers a row are the caller's.
     """
     system = problem.system
-    plan = plan_of(problem, u, sites)
+    plan = plan_of(problem, u, tuple(latent_names(problem)) if sites is None else sites)
     outputs = plan.eta.shape[-1]
     width = outputs if cotangents is None else np.asarray(cotangents(plan.eta, slice(0, 1))).shape[-1]
     rows = row_count(x)
@@ -397,13 +286,13 @@ def factors_of(
             cotangent = system.asarray(padded(np.ascontiguousarray(root[:, :, columns]), chunk))
             return compiled(problem, plan, kind)(values, part, cotangent)
 
-        value, inputs, gradients, direct = call("maps", active)
+        value, *arrays, direct = call("maps", active)
         eta = system.to_numpy(value)[:count]
         maps = {
-            name: (system.to_numpy(inputs[name])[:count], system.to_numpy(gradients[name])[:count])
+            name: tuple(system.to_numpy(each[name])[:count].astype(float, copy=False) for each in arrays)
             for name in plan.maps
         }
-        rest = np.zeros((count, width, size), dtype=eta.dtype)
+        rest = np.zeros((count, width, size))
         for columns in (active, resting) if plan.rest else ():
             if columns is resting and len(resting):
                 *_, direct = call("rest", resting)
@@ -412,25 +301,11 @@ def factors_of(
         yield Factors(slice(start, stop), eta, maps, rest, active, resting)
 
 
-def compiled(problem: Problem, plan: Plan, kind: str) -> Callable[..., Any]:
-    """The function that computes the factors, compiled once for each program, kind and choice of sites.
+def compiled(problem: Problem, plan: JacobianPlan, kind: str) -> Callable[..., Any]:
+    """The function (values, rows, R) -> eta, inputs, gradients, rest, compiled once for each program, kind and sites.
 
-    Everything is computed row by row and then mapped over rows, so that all computation within a row belongs to that
-    row.
-
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    plan : Plan
-        The plan of the sites.
-    kind : {"maps", "rest", "predictor"}
-        "maps" for everything, "rest" if no linear map is reached, "predictor" for eta alone.
-
-    Returns
-    -------
-    callable
-        (values, rows, R) -> eta, inputs, gradients, rest.
+    kind is "maps" for everything, "rest" if no linear map is reached, "predictor" for eta alone. Everything is computed
+    row by row and then mapped over rows, so that all computation within a row belongs to that row.
     """
     program, system = problem.program, problem.system
 
@@ -442,10 +317,7 @@ def compiled(problem: Problem, plan: Plan, kind: str) -> Callable[..., Any]:
             row = map_data(lambda a: a[None], row)
             if not perturbations:
                 return program.predictor(w, row)[0], {}
-            with NetworkFunction(w) as run, RecordLinear(perturbations) as record:
-                program.model(row, None)
-            assert isinstance(run, NetworkFunction)
-            assert isinstance(record, RecordLinear)
+            eta, record = _run(problem, w, row, RecordLinear(perturbations))
             inputs = {
                 name: ops.concatenate(
                     [record.inputs[use][number].reshape(-1, linear.shape[0]) for use, number in linear.uses],
@@ -453,7 +325,7 @@ def compiled(problem: Problem, plan: Plan, kind: str) -> Callable[..., Any]:
                 )
                 for name, linear in plan.maps.items()
             }
-            return run.likelihood.predictor(run.f)[0], inputs
+            return eta[0], inputs
 
         def factors(values: Any, row: Any, root: Any) -> tuple[Any, Any, Any, Any]:
             def of(leaves: Any) -> tuple[Any, Any]:
@@ -471,97 +343,29 @@ def compiled(problem: Problem, plan: Plan, kind: str) -> Callable[..., Any]:
             gradients = {}
             if kind == "maps":
                 at = dict(zip(plan.added, pulled["added"], strict=True))
-                gradients = {
-                    name: ops.concatenate(
-                        [at[use].reshape(len(at[use]), -1, linear.shape[1]) for use in linear.uses], 1
-                    )
-                    for name, linear in plan.maps.items()
-                }
+                for name, linear in plan.maps.items():
+                    each = [at[use].reshape(len(at[use]), -1, linear.shape[1]) for use in linear.uses]
+                    gradients[name] = ops.concatenate(each, 1)
             return eta, inputs, gradients, pulled["rest"]
 
-        def predictor(values: Any, row: Any) -> Any:
-            return forward(values, row, {})[0]
-
         if kind == "predictor":
-            return system.compile(system.vmap(predictor, in_axes=(None, 0)))
+            predictor = system.vmap(lambda values, row: forward(values, row, {})[0], in_axes=(None, 0))
+            return system.compile(predictor)
         return system.compile(system.vmap(factors, in_axes=(None, 0, 0)))
 
     return program.cached(("factors", kind, plan.sites), build)
 
 
 def jacobians(
-    problem: Problem, u: Mapping[str, np.ndarray], x: Any, memory: int, positions: np.ndarray | None = None
+    problem: Problem, u: Values, x: Any, memory: int, positions: np.ndarray | None = None
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """Predictor and its Jacobian in the flat vector at u, for chunks of the rows of x (NumPy).
+    """Rows, predictor (B, D) and its Jacobian (B, D, P) at u, for chunks of the rows of x (NumPy).
 
-    It takes one reverse pass per output, vectorised over rows, so that the cost of a row is D gradients.
-
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    u : mapping
-        Unconstrained values by site.
-    x
-        The rows.
-    memory : int
-        Bytes that may be held besides the result.
-    positions : ndarray or None
-        Positions of the flat vector to differentiate in, in increasing order. P is then their number.
-
-    Yields
-    ------
-    rows : slice
-        The rows of the chunk.
-    eta : ndarray
-        The predictor, (B, D).
-    jacobian : ndarray
-        (B, D, P).
+    It takes one reverse pass per output, vectorised over rows, so that the cost of a row is D gradients. P is the flat
+    vector of latent sites, or the number of its increasing `positions`.
     """
     where = Where.of(problem, positions)
     plan = plan_of(problem, u, where.sites)
-    for part in factors_of(problem, u, x, None, memory, where.sites, lambda width: 2 * width * where.size):
-        width = part.rest.shape[1]
-        jacobian = np.zeros((len(part.eta), width, where.size), dtype=part.eta.dtype)
-        for columns in (part.active, part.resting):
-            fill(jacobian, columns, columns is part.active, problem, plan, part)
-        yield part.rows, part.eta, where.chosen(jacobian)
-
-
-def fill(
-    jacobian: np.ndarray, columns: np.ndarray, active: bool, problem: Problem, plan: Plan, part: Factors
-) -> None:
-    """Write columns of R' J (B, C, P) from its factors: outer products of inputs and gradients, summed over places.
-
-    Parameters
-    ----------
-    jacobian : ndarray
-        R' J (B, C, P), which is written.
-    columns : ndarray
-        The columns to write.
-    active : bool
-        Whether the columns include cotangents that reach a linear map.
-    problem : Problem
-        The model and its data.
-    plan : Plan
-        The plan of the sites.
-    part : Factors
-        The factors.
-    """
-    local = site_slices(problem, plan.sites)
-    rows = len(jacobian)
-    if active:
-        for name, linear in plan.maps.items():
-            inputs, gradients = part.maps[name]
-            for number, column in enumerate(columns):
-                if linear.weight in local:
-                    block = jacobian[:, column, local[linear.weight]].reshape(rows, *linear.shape)
-                    if linear.places == 1:
-                        np.multiply(inputs[:, 0, :, None], gradients[:, number, 0, None, :], out=block)
-                    else:
-                        np.matmul(inputs.transpose(0, 2, 1), gradients[:, number], out=block)
-                if linear.bias in local:
-                    jacobian[:, column, local[linear.bias]] = gradients[:, number].sum(1)
-    rest = site_slices(problem, plan.rest) if plan.rest else {}
-    for name, at in rest.items():
-        jacobian[:, columns, local[name]] = part.rest[:, columns, at]
+    extra = 2 * where.size
+    for part in linear_factors(problem, u, x, None, memory, where.sites, lambda width: width * extra):
+        yield part.rows, part.eta, where.chosen(part.jacobian(problem, plan))

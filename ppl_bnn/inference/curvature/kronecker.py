@@ -27,27 +27,9 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.core.errors import CurvatureError, UnsupportedError
-from ppl_bnn.inference.curvature.gaussians import (
-    CONDITION,
-    Kronecker,
-    Part,
-    Rotated,
-    check_condition,
-    check_finite,
-    check_positive,
-    span,
-)
-from ppl_bnn.inference.curvature.structures import (
-    ROUNDING,
-    DataCurvature,
-    LogDeterminant,
-    Spectrum,
-    Term,
-    dense_term,
-    full_gaussian,
-    improper,
-    ratio_of,
-)
+from ppl_bnn.inference.curvature import gaussians, structures
+from ppl_bnn.inference.curvature.gaussians import Kronecker, Part, Rotated
+from ppl_bnn.inference.curvature.structures import DataCurvature, LogDeterminant, Spectrum, Term
 
 # The prior of one tensor of p entries: precisions (p,), a matrix (p, p), or a matrix by its Kronecker eigenvectors.
 TensorPrior = np.ndarray | Rotated
@@ -87,7 +69,7 @@ class KroneckerBlock:
 
         found: list[np.ndarray] = []
         for matrix in (self.left, self.right):
-            check_finite("a finite curvature", matrix)
+            gaussians.check_finite("a finite curvature", matrix)
             values, vectors = eigh(matrix, driver="evd", check_finite=False)
             # Negative values are within the error of the decomposition of a sum of outer products.
             found += [np.maximum(values, 0.0), vectors]
@@ -139,14 +121,15 @@ class KroneckerCurvature(DataCurvature):
 
     def gaussian(self, prior: np.ndarray | Mapping[str, TensorPrior]) -> Kronecker:
         """See `DataCurvature.gaussian`. A dense block takes any prior of its tensor."""
-        if isinstance(prior, Mapping):
-            return Kronecker(tuple(self._part(block, prior[block.name]) for block in self.blocks))
-        if prior.ndim == 1:
-            return Kronecker(tuple(self._part(block, prior[span(block.positions)]) for block in self.blocks))
-        if not self.nearest:
-            check_independent(prior)
-        at = {block.name: np.ix_(block.positions, block.positions) for block in self.blocks}
-        return Kronecker(tuple(self._part(block, prior[at[block.name]]) for block in self.blocks))
+        if not isinstance(prior, Mapping):
+            if not self.nearest:
+                check_independent(prior)
+            at = {block.name: gaussians.span(block.positions) for block in self.blocks}
+            prior = {
+                name: prior[where] if prior.ndim == 1 else prior[where][:, where]
+                for name, where in at.items()
+            }
+        return Kronecker(tuple(self._part(block, prior[block.name]) for block in self.blocks))
 
     def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
         """The log-determinant as a function of factors and scale; a `KroneckerBlock` is in one group.
@@ -158,10 +141,12 @@ class KroneckerCurvature(DataCurvature):
         """
         terms: list[Term] = []
         for block in self.blocks:
-            where = span(block.positions)
+            where = gaussians.span(block.positions)
             if isinstance(block, DenseBlock):
                 known = block._known
-                terms.append(dense_term(block.values, self.multiplier, prior[where], groups[where], known))
+                terms.append(
+                    structures.dense_term(block.values, self.multiplier, prior[where], groups[where], known)
+                )
             else:
                 _, data, added = self._aligned(block, prior[where])
                 terms.append(Spectrum(data, added, int(groups[where][0])))
@@ -171,14 +156,18 @@ class KroneckerCurvature(DataCurvature):
         if isinstance(block, DenseBlock):
             dense = prior.precision() if isinstance(prior, Rotated) else prior
             with _named(block):
-                return Part(block.name, block.positions, full_gaussian(block.values, self.multiplier, dense))
+                return Part(
+                    block.name,
+                    block.positions,
+                    structures.full_gaussian(block.values, self.multiplier, dense),
+                )
         basis, data, added = self._aligned(block, prior)
         values = data + added
         with _named(block):
-            if not np.any(added) and values.min() * CONDITION**2 < values.max(initial=1e-300):
-                raise improper(values.size, values.size)
-            check_positive(values)
-            check_condition(float(np.sqrt(values.min())), float(np.sqrt(values.max())))
+            if not np.any(added) and values.min() * gaussians.CONDITION**2 < values.max(initial=1e-300):
+                raise structures.improper(values.size, values.size)
+            gaussians.check_positive(values)
+            gaussians.check_condition(float(np.sqrt(values.min())), float(np.sqrt(values.max())))
         return Part(block.name, block.positions, Rotated(*basis, values))
 
     def _aligned(
@@ -269,7 +258,7 @@ def is_one_precision(prior: TensorPrior) -> bool:
     """Whether the prior is one number times the identity, as Kronecker factors require, up to rounding."""
     if isinstance(prior, Rotated) or prior.ndim == 2:
         return False
-    return bool(np.ptp(prior) <= ROUNDING * np.abs(prior).max())
+    return bool(np.ptp(prior) <= structures.ROUNDING * np.abs(prior).max())
 
 
 def diagonal_of(prior: TensorPrior) -> np.ndarray:
@@ -289,23 +278,17 @@ def check_one_precision(name: str, prior: TensorPrior, got: str = "") -> None:
         got = got or "a prior under which its weights depend on each other"
     else:
         got = got or f"precisions from {prior.min():.3g} to {prior.max():.3g}"
-    raise UnsupportedError.of(
-        f"block {name!r}",
-        "one precision of the prior for the whole tensor, which Kronecker factors need",
-        got,
-        "prior_approximation='kron' or 'mean', or structure='diag' or 'full'",
-    )
+    expected = "one precision of the prior for the whole tensor, which Kronecker factors need"
+    advice = "prior_approximation='kron' or 'mean', or structure='diag' or 'full'"
+    raise UnsupportedError.of(f"block {name!r}", expected, got, advice)
 
 
 def check_independent(prior: np.ndarray) -> None:
     """Raise `UnsupportedError` if the curvature of the prior of all sites is dense, (P, P)."""
     if prior.ndim == 2:
-        raise UnsupportedError.of(
-            "structure='kron'",
-            "a prior whose sites are independent of each other",
-            "a prior with a dense curvature, such as one with a sampled scale",
-            "prior_approximation='kron', which keeps what is within a tensor, or structure='full'",
-        )
+        where, got = "structure='kron'", "a prior with a dense curvature, such as one with a sampled scale"
+        advice = "prior_approximation='kron', which keeps what is within a tensor, or structure='full'"
+        raise UnsupportedError.of(where, "a prior whose sites are independent of each other", got, advice)
 
 
 @contextmanager
@@ -321,4 +304,4 @@ def _are_multiples(prior: TensorPrior, known: TensorPrior) -> bool:
     """Whether one prior is the other times a number."""
     if prior is known or not (is_diagonal(prior) and is_diagonal(known)):
         return prior is known
-    return bool(np.all(known > 0.0)) and ratio_of(prior, known) is not None  # type: ignore[operator]
+    return bool(np.all(known > 0.0)) and structures.ratio_of(prior, known) is not None  # type: ignore[operator]

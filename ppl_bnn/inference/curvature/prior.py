@@ -13,45 +13,11 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import TracedSite
 from ppl_bnn.core.errors import UnsupportedError
+from ppl_bnn.inference import flat_vector
 from ppl_bnn.inference.curvature.gaussians import Rotated
 from ppl_bnn.inference.curvature.kronecker import TensorPrior
-from ppl_bnn.inference.flat_vector import first_rows, flat_latents, latent_names, site_slices, system_values
+from ppl_bnn.inference.flat_vector import Values
 from ppl_bnn.language import ops
-
-
-def prior_hessian(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Hessian of -log p(w(u)) - log |dw/du| in the flat vector of latent sites, (P, P), NumPy float64.
-
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    u : mapping
-        Unconstrained values by site.
-    """
-    system = problem.system
-
-    def build() -> Callable[..., Any]:
-        return system.compile(system.hessian(_minus_log_prior(problem)))
-
-    hessian = problem.program.cached("prior hessian", build)(*_prior_arguments(problem, u))
-    hessian = system.to_numpy(hessian).astype(np.float64)
-    return 0.5 * (hessian + hessian.T)
-
-
-def _minus_log_prior(problem: Problem) -> Callable[..., Any]:
-    """A function of the flat latents, all values (for the parameters), and data of the right shapes."""
-    program, names = problem.program, latent_names(problem)
-
-    def minus_log_prior(flat: Any, values: Any, x: Any, y: Any) -> Any:
-        return -program.log_prior({**values, **program.unravel(flat, names)}, x, y)
-
-    return minus_log_prior
-
-
-def _prior_arguments(problem: Problem, u: Mapping[str, np.ndarray]) -> tuple[Any, Any, Any, Any]:
-    return (problem.system.asarray(flat_latents(problem, u)), system_values(problem, u), *first_rows(problem))
-
 
 # Families that are a product over elements: those of the language, by their names in both systems.
 _ELEMENTWISE = {
@@ -60,18 +26,31 @@ _ELEMENTWISE = {
 }  # fmt: skip
 
 
-def prior_curvature(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
+def _of_prior(problem: Problem, u: Values, name: str, derivative: Any) -> np.ndarray:
+    """A derivative of -log p(w(u)) - log |dw/du| in the flat latents, float64; derivative: function -> function."""
+    program, system, names = problem.program, problem.system, flat_vector.latent_names(problem)
+
+    def minus_log_prior(flat: Any, values: Any, x: Any, y: Any) -> Any:
+        return -program.log_prior({**values, **program.unravel(flat, names)}, x, y)
+
+    function = program.cached(name, lambda: system.compile(derivative(minus_log_prior)))
+    flat = system.asarray(flat_vector.flat_latents(problem, u))
+    return system.to_numpy(
+        function(flat, flat_vector.system_values(problem, u), *flat_vector.first_rows(problem))
+    ).astype(np.float64)
+
+
+def prior_hessian(problem: Problem, u: Values) -> np.ndarray:
+    """Hessian of -log p(w(u)) - log |dw/du| in the flat vector of latent sites, (P, P), NumPy float64."""
+    hessian = _of_prior(problem, u, "prior hessian", problem.system.hessian)
+    return 0.5 * (hessian + hessian.T)
+
+
+def prior_curvature(problem: Problem, u: Values) -> np.ndarray:
     """Hessian of -log p(w(u)) - log |dw/du|: its diagonal (P,) if it is diagonal, otherwise (P, P).
 
     It is diagonal if every prior is independent over elements and depends on no other latent site. The Hessian times a
     vector of ones is then the diagonal: one product, at the cost of two gradients.
-
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    u : mapping
-        Unconstrained values by site.
     """
     program = problem.program
     if (
@@ -83,50 +62,36 @@ def prior_curvature(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray
     return _row_sums(problem, u)
 
 
-def _row_sums(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
+def _row_sums(problem: Problem, u: Values) -> np.ndarray:
     """The Hessian times a vector of ones, (P,)."""
-    program, system = problem.program, problem.system
+    system = problem.system
 
-    def build() -> Callable[..., Any]:
-        minus_log_prior = _minus_log_prior(problem)
-
+    def derivative(function: Callable[..., Any]) -> Callable[..., Any]:
         def sums(flat: Any, *arguments: Any) -> Any:
             def gradient(flat: Any) -> tuple[Any, Any]:
-                value, gradient = system.value_and_grad(minus_log_prior)(flat, *arguments)
+                value, gradient = system.value_and_grad(function)(flat, *arguments)
                 return gradient, value
 
             _, pullback, _ = system.vjp(gradient, flat)
             return pullback(ops.ones_like(flat))
 
-        return system.compile(sums)
+        return sums
 
-    sums = program.cached("prior row sums", build)(*_prior_arguments(problem, u))
-    return system.to_numpy(sums).astype(np.float64)
+    return _of_prior(problem, u, "prior row sums", derivative)
 
 
-def site_curvatures(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, TensorPrior] | None:
-    """The Hessian of -log p(w(u)) - log |dw/du| site by site.
+def site_curvatures(problem: Problem, u: Values) -> dict[str, TensorPrior] | None:
+    """The Hessian of -log p(w(u)) - log |dw/du| site by site; None if priors do not have it.
 
     A site is its diagonal (p,) if its elements are independent, a matrix (p, p) for a multivariate normal (or
-    log-normal) prior, and `Rotated` for `KroneckerNormal`, read from the distribution: no array has size (P, P).
-
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    u : mapping
-        Unconstrained values by site.
-
-    Returns
-    -------
-    dict or None
-        Site -> curvature. None if a prior depends on another site, or a site has another prior.
+    log-normal) prior, and `Rotated` for `KroneckerNormal`, read from the distribution: no array has size (P, P). None
+    if a prior depends on another site, or a site has another prior.
     """
     program, to_numpy = problem.program, problem.system.to_numpy
     if not program.language or any(parents(problem, u).values()):
         return None
-    slices, sums = site_slices(problem), _row_sums(problem, u)
-    traced = traced_latents(problem, system_values(problem, u), *first_rows(problem))
+    slices, sums = flat_vector.site_slices(problem), _row_sums(problem, u)
+    traced = traced_latents(problem, flat_vector.system_values(problem, u), *flat_vector.first_rows(problem))
     found: dict[str, TensorPrior] = {}
     for site in program.latents:
         distribution = traced[site.name].distribution
@@ -135,8 +100,8 @@ def site_curvatures(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, 
         if site.family in _ELEMENTWISE:
             found[site.name] = sums[slices[site.name]]
         elif site.family == "KroneckerNormal":
-            parts = (distribution.left_vectors, distribution.right_vectors, distribution.precisions)
-            found[site.name] = Rotated(*map(to_numpy, parts))
+            names = ("left_vectors", "right_vectors", "precisions")
+            found[site.name] = Rotated(*(to_numpy(getattr(distribution, name)) for name in names))
         elif site.family in ("MultivariateNormal", "MultivariateLogNormal"):
             root = np.asarray(to_numpy(distribution.scale_tril), dtype=np.float64)
             if root.shape != (site.size, site.size):
@@ -148,31 +113,23 @@ def site_curvatures(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, 
     return found
 
 
-def parents(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, set[str]]:
+def parents(problem: Problem, u: Values) -> dict[str, set[str]]:
     """For each latent site, the latent sites on which its prior depends.
 
     They are found by evaluation, once for each program: one site is moved, and each other is scored at its own
     coordinates. A dependence through data is detected. One that does not change the density at u is not.
-
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    u : mapping
-        Unconstrained values by site.
     """
 
     def find() -> dict[str, set[str]]:
-        names = latent_names(problem)
         before = site_densities(problem, u)
-        found: dict[str, set[str]] = {name: set() for name in names}
-        for name in names:
+        found: dict[str, set[str]] = {name: set() for name in before}
+        for name in found:
             # Each element moves by a different amount, to break symmetries.
             site = problem.program.sites[name]
             step = 0.1 + 0.2 * np.modf(np.arange(1, site.size + 1) * 0.6180339887498949)[0]
             moved = np.asarray(u[name]) + step.reshape(site.unconstrained_shape)
             after = site_densities(problem, {**u, name: moved})
-            for other in names:
+            for other in found:
                 if other != name and not all(map(np.array_equal, before[other], after[other])):
                     found[other].add(name)
         return found
@@ -180,22 +137,10 @@ def parents(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, set[str]
     return problem.program.cached("parents", find)
 
 
-def site_densities(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def site_densities(problem: Problem, u: Values) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Log prior density and log |dw/du| of each latent site, NumPy.
 
     The log prior density is element by element, or one number if elements depend on each other.
-
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    u : mapping
-        Unconstrained values by site.
-
-    Returns
-    -------
-    dict
-        Site -> (log prior density, log
     """
     program, system = problem.program, problem.system
 
@@ -209,9 +154,10 @@ def site_densities(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, t
         return found
 
     function = program.cached("site densities", lambda: system.compile(densities))
+    found = function(flat_vector.system_values(problem, u), *flat_vector.first_rows(problem))
     return {
-        name: (system.to_numpy(elements), np.asarray(system.to_numpy(volume)))
-        for name, (elements, volume) in function(system_values(problem, u), *first_rows(problem)).items()
+        name: (system.to_numpy(found[name][0]), np.asarray(system.to_numpy(found[name][1])))
+        for name in flat_vector.latent_names(problem)
     }
 
 
@@ -224,38 +170,28 @@ def traced_latents(problem: Problem, values: Mapping[str, Any], x: Any, y: Any) 
 _FAR = (-10.0, -20.0, -30.0, -40.0)
 
 
-def check_bounded(problem: Problem, u: Mapping[str, np.ndarray], ignore: Sequence[str] = ()) -> None:
+def check_bounded(problem: Problem, u: Values, ignore: Sequence[str] = ()) -> None:
     """Refuse models whose joint density has no mode, because a scale can go to zero with the sites that it scales.
 
     If w_i ~ N(0, s^2), i = 1..K, with s sampled too, the density at w = 0 grows as s^-K when s goes to zero. With
     log s = u and a density of s that is positive at zero it is exp(-(K - 1) u), without bound, whatever the data are.
-    Each site with dependents is moved to -10, -20, -30, -40 in its coordinates, and its dependents to their locations.
-    The log prior is unbounded if it grows by the same amount, to a hundredth, each time, and the density of the
-    dependents at their locations grows too. A site that affects only locations leaves that density unchanged: under a
-    joint normal prior, whose log density is nearly linear far from its centre, every site but the last is such a site.
-
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    u : mapping
-        Unconstrained values by site.
-    ignore : sequence of str
-        Sites that are not checked.
-
-    Raises
-    ------
-    UnsupportedError
-        The model has such a scale.
+    Each site with dependents, but for those of `ignore`, is moved to -10, -20, -30, -40 in its coordinates, and its
+    dependents to their locations. The log prior is unbounded if it grows by the same amount, to a hundredth, each time,
+    and the density of the dependents at their locations grows too. A site that affects only locations leaves that
+    density unchanged: under a joint normal prior, whose log density is nearly linear far from its centre, every site
+    but the last is such a site.
     """
     program, system = problem.program, problem.system
     family = parents(problem, u)
-    values = system_values(problem, u)
-    x, y = first_rows(problem)
-    for name in latent_names(problem):
+    values = flat_vector.system_values(problem, u)
+    x, y = flat_vector.first_rows(problem)
+    for name in flat_vector.latent_names(problem):
         if name in ignore or not any(name in above for above in family.values()):
             continue
-        below = _descendants(name, family)
+        below: list[str] = []
+        for child, above in family.items():
+            if above & {name, *below}:
+                below.append(child)
         densities, heights = [], []
         for far in _FAR:
             moved = {**values, name: values[name] * 0.0 + far}
@@ -265,30 +201,15 @@ def check_bounded(problem: Problem, u: Mapping[str, np.ndarray], ignore: Sequenc
                 moved[child] = system.unconstrain(site.distribution, _location(site))
             densities.append(float(system.to_numpy(program.log_prior(moved, x, y))))
             sites = traced_latents(problem, moved, x, y)
-            heights.append(sum(_log_density(problem, sites[child]) for child in below))
+            each = (sites[child].distribution.log_prob(sites[child].value) for child in below)
+            heights.append(sum(float(system.to_numpy(density).sum()) for density in each))
         steps = np.diff(densities)
         even = np.all(np.isfinite(steps)) and abs(steps[-1] - steps[-2]) < 0.01 * steps[-1]
         if even and steps[-1] > 0.5 and heights[-1] - heights[-2] > 0.5:
-            children = sorted(child for child, above in family.items() if name in above)
-            raise UnsupportedError.of(
-                f"site {name!r}",
-                "a joint density with a mode",
-                f"one that grows without bound as {name!r} goes to zero with {', '.join(children)} at its centre",
-                f"Laplace(marginal=[{name!r}]), bnn.noncentred(model), or NUTS or SVI",
-            )
-
-
-def _descendants(name: str, family: Mapping[str, set[str]]) -> list[str]:
-    """The sites that depend on one, directly or through others, in the order of the program."""
-    found: list[str] = []
-    for child, above in family.items():
-        if above & {name, *found}:
-            found.append(child)
-    return found
-
-
-def _log_density(problem: Problem, site: TracedSite) -> float:
-    return float(problem.system.to_numpy(site.distribution.log_prob(site.value)).sum())
+            children = ", ".join(sorted(child for child, above in family.items() if name in above))
+            got = f"one that grows without bound as {name!r} goes to zero with {children} at its centre"
+            advice = f"Laplace(marginal=[{name!r}]), bnn.noncentred(model), or NUTS or SVI"
+            raise UnsupportedError.of(f"site {name!r}", "a joint density with a mode", got, advice)
 
 
 def _location(site: TracedSite) -> Any:
@@ -303,20 +224,13 @@ def _location(site: TracedSite) -> Any:
 
 
 def check_smooth(problem: Problem) -> None:
-    """Refuse priors that have no curvature at a mode, by name.
+    """Refuse Laplace priors, whose log density has a kink at modes.
 
     The edges of a uniform prior are allowed: in unconstrained coordinates they are at infinity.
-
-    Raises
-    ------
-    UnsupportedError
-        A Laplace prior, whose log density has a kink.
     """
     for site in problem.program.latents:
         if site.family in ("Laplace", "SoftLaplace", "AsymmetricLaplace"):
-            raise UnsupportedError.of(
-                f"site {site.name!r}",
-                "a prior with a twice differentiable log density",
-                f"a {site.family} prior, which has a kink at its centre, where modes lie",
-                "priors.Normal or priors.StudentT, or NUTS or SVI with this one",
-            )
+            where = f"site {site.name!r}"
+            got = f"a {site.family} prior, which has a kink at its centre, where modes lie"
+            advice = "priors.Normal or priors.StudentT, or NUTS or SVI with this one"
+            raise UnsupportedError.of(where, "a prior with a twice differentiable log density", got, advice)

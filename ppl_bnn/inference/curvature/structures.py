@@ -19,17 +19,8 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from ppl_bnn.core.errors import CurvatureError
-from ppl_bnn.inference.curvature.gaussians import (
-    Diagonal,
-    FlatGaussian,
-    Full,
-    LowRankPrecision,
-    check_finite,
-    check_positive,
-    gram_of,
-    solve_lower,
-    span,
-)
+from ppl_bnn.inference.curvature import gaussians
+from ppl_bnn.inference.curvature.gaussians import Diagonal, FlatGaussian, Full, LowRankPrecision
 
 # Relative differences up to this are rounding: within a block's prior, and between priors that are multiples.
 ROUNDING = 1e-12
@@ -95,7 +86,7 @@ class Spectrum:
         tau = factors[self.groups]
         data = scale * self.data
         total = data + tau * self.prior
-        check_positive(total)
+        gaussians.check_positive(total)
         share = data / total
         if np.ndim(self.groups):
             gamma = np.bincount(np.asarray(self.groups), share, minlength=len(factors))
@@ -161,7 +152,7 @@ class _Columns:
         tau = factors[self.groups]
         columns = self.scaled * np.sqrt(scale / tau)
         dual = _dual(columns @ columns.T)
-        half = solve_lower(dual.cholesky, columns)
+        half = gaussians.solve_lower(dual.cholesky, columns)
         gamma = np.bincount(self.groups, np.einsum("mp,mp->p", half, half), minlength=len(factors))
         return float(np.sum(np.log(tau))) + self.log_prior - dual.log_determinant, gamma
 
@@ -181,11 +172,6 @@ class DataCurvature(ABC):
 
     multiplier: float = field(default=1.0, kw_only=True)
     _known: dict[str, Any] = field(default_factory=dict, repr=False, compare=False, kw_only=True)
-
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """P, the length of the flat vector."""
 
     @abstractmethod
     def matrix(self) -> np.ndarray:
@@ -212,10 +198,6 @@ class FullCurvature(DataCurvature):
     """H = multiplier * values, a dense matrix (P, P) that may be indefinite."""
 
     values: np.ndarray
-
-    @property
-    def size(self) -> int:
-        return len(self.values)
 
     def matrix(self) -> np.ndarray:
         return self.multiplier * self.values
@@ -271,7 +253,7 @@ class FactorCurvature(DataCurvature):
             term: Term = Spectrum(values, 1.0, 0, unseen=self.size - rows, constant=log_prior)
         elif count * rows <= MOST_GRAMS * self.size:
             grams = tuple(
-                self.multiplier * gram_of(prior[at], self.factor[:, span(at)])
+                self.multiplier * gaussians.gram_of(prior[at], self.factor[:, gaussians.span(at)])
                 for at in (np.flatnonzero(groups == group) for group in range(count))
             )
             term = _Grams(grams, np.bincount(groups, minlength=count), log_prior)
@@ -295,7 +277,7 @@ class FactorCurvature(DataCurvature):
         if ratio is None:
             self._known.pop("eigenvalues", None)
             self._known["prior"], ratio = prior.copy(), 1.0
-            self._known["gram"] = gram_of(prior, self.factor)
+            self._known["gram"] = gaussians.gram_of(prior, self.factor)
         return self._known["gram"], ratio
 
 
@@ -304,10 +286,6 @@ class DiagonalCurvature(DataCurvature):
     """H = multiplier * diag(values), values (P,) of any sign."""
 
     values: np.ndarray
-
-    @property
-    def size(self) -> int:
-        return len(self.values)
 
     def matrix(self) -> np.ndarray:
         return np.diag(self.multiplier * self.values)
@@ -350,19 +328,16 @@ def full_gaussian(matrix: np.ndarray, multiplier: float, prior: np.ndarray) -> F
 
 def improper(flat: int, size: int) -> CurvatureError:
     """The `CurvatureError` of a prior without precision in directions that the data do not determine."""
-    return CurvatureError.of(
-        "",
-        "a proper prior, or data that determine every weight",
-        f"an improper prior (no precision on {flat} of {size} weights) and a singular curvature",
-        "a proper prior on every weight",
-    )
+    expected = "a proper prior, or data that determine every weight"
+    got = f"an improper prior (no precision on {flat} of {size} weights) and a singular curvature"
+    return CurvatureError.of("", expected, got, "a proper prior on every weight")
 
 
 def _eigenvalues(symmetric: np.ndarray) -> np.ndarray:
     """Eigenvalues alone, in ascending order; overwrites its argument."""
     from scipy.linalg import eigh
 
-    check_finite("a finite curvature", symmetric)
+    gaussians.check_finite("a finite curvature", symmetric)
     return eigh(symmetric.T, eigvals_only=True, overwrite_a=True, driver="evd", check_finite=False)
 
 

@@ -18,7 +18,7 @@ from ppl_bnn.core.arrays import chunks, map_data, ravel, row_count, unravel
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import STRUCTURES, Diagonal, Kronecker, Rotated
 from ppl_bnn.inference.curvature.jacobian import jacobians, linear_factors, linear_maps
-from ppl_bnn.inference.flat_vector import first_rows, site_slices, somewhere, system_values
+from ppl_bnn.inference.flat_vector import Values, site_slices
 from ppl_bnn.inference.laplace.computed_weights import computed_names, given, linearised_weights
 from ppl_bnn.inference.laplace.linearised import KINDS, joint_predictive, predictive
 from ppl_bnn.language.transforms import GaussianPrior, with_precision_factors
@@ -69,24 +69,23 @@ class LaplaceGaussian(Approximation):
         """The mode as a flat vector of the latent sites, (P,)."""
         return ravel(self.mode)
 
-    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        deviations = self.covariance.sample(count, rng)
-        flat = np.tile(self.flat_mode, (count, 1))
-        flat[:, slice(None) if self.positions is None else self.positions] += deviations
-        return self._unflatten(flat) | {
-            name: np.repeat(value[None], count, axis=0) for name, value in self.held.items()
-        }
+    @property
+    def _where(self) -> Any:
+        return slice(None) if self.positions is None else self.positions
 
-    def _unflatten(self, flat: np.ndarray) -> dict[str, np.ndarray]:
+    def _unravel(self, flat: np.ndarray) -> dict[str, np.ndarray]:
         return unravel(flat, {name: value.shape for name, value in self.mode.items()})
 
-    def _deviation(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
-        return ravel(u, self.mode, lead=1) - self.flat_mode
+    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        flat = np.tile(self.flat_mode, (count, 1))
+        flat[:, self._where] += self.covariance.sample(count, rng)
+        held = {name: np.repeat(value[None], count, axis=0) for name, value in self.held.items()}
+        return self._unravel(flat) | held
 
-    def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
+    def log_prob(self, u: Values) -> np.ndarray:
         """Log density of the positions that the Gaussian is over; draws differ from the mode only there."""
-        deviation = self._deviation(u)
-        return self.covariance.log_prob(deviation if self.positions is None else deviation[:, self.positions])
+        deviation = ravel(u, self.mode, lead=1) - self.flat_mode
+        return self.covariance.log_prob(deviation[:, self._where])
 
     def centre(self) -> dict[str, np.ndarray]:
         return {**self.mode, **self.held}
@@ -109,10 +108,18 @@ class LaplaceGaussian(Approximation):
             The Gaussian is over some of the weights only, and does not cover the others.
         """
         if self.positions is not None:
-            raise UnsupportedError.of(
-                "with_prior", "a Gaussian over all weights", "one over some of them", "Laplace(weights='all')"
-            )
-        return _as_prior(self)
+            expected, got = "a Gaussian over all weights", "one over some of them"
+            raise UnsupportedError.of("with_prior", expected, got, "Laplace(weights='all')")
+        gaussian = self.covariance
+        if isinstance(gaussian, Diagonal):
+            return GaussianPrior(self.mode, scale=self._unravel(1.0 / np.sqrt(gaussian.values)))
+        if not isinstance(gaussian, Kronecker):
+            return GaussianPrior(self.mode, joint=((tuple(self.mode), gaussian.precision()),))
+        parts = {part.name: part.gaussian for part in gaussian.parts}
+        rotated = {name: part for name, part in parts.items() if isinstance(part, Rotated)}
+        dense = (((name,), part.precision()) for name, part in parts.items() if name not in rotated)
+        factors = {name: (part.left, part.right, part.values) for name, part in rotated.items()}
+        return GaussianPrior(self.mode, joint=tuple(dense), kronecker=factors)
 
     def arrays(self) -> dict[str, np.ndarray]:
         mode = {f"mode/{index:04d}/{name}": value for index, (name, value) in enumerate(self.mode.items())}
@@ -148,7 +155,7 @@ class LaplaceGaussian(Approximation):
     # -- prediction
 
     def predictor_draws(
-        self, problem: Problem, u: Mapping[str, np.ndarray], x: Any, kind: str, seed: int, memory: int
+        self, problem: Problem, u: Values, x: Any, kind: str, seed: int, memory: int
     ) -> np.ndarray:
         """eta (S, N, D): linearised, eta(mode) + J (u - mode), or through the network, at `weight_draws`."""
         if kind == "sampled":
@@ -162,7 +169,7 @@ class LaplaceGaussian(Approximation):
     def computes_weights(self, problem: Problem) -> bool:
         return bool(computed_names(problem))
 
-    def weight_draws(self, problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def weight_draws(self, problem: Problem, u: Values) -> dict[str, np.ndarray]:
         """Weights that the program computes from latent sites, linearised about the mode (see `computed_weights`)."""
         return linearised_weights(problem, self.centre(), u) if self.computes_weights(problem) else {}
 
@@ -173,47 +180,37 @@ class LaplaceGaussian(Approximation):
 
     def _projected(self, problem: Problem, x: Any, memory: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """eta (B, D) and J A^-1 J' (B, D, D), without a Jacobian of weights if the structure needs none."""
-        slices = site_slices(problem)
-        sites = self._whole_sites(slices)
-        if sites is None or not isinstance(self.covariance, Diagonal | Kronecker):
-            for _, eta, jacobian in jacobians(problem, self.centre(), x, memory, self.positions):
-                yield eta, self.covariance.project(jacobian.astype(np.float64, copy=False))
+        gaussian, centre = self.covariance, self.centre()
+        where = self._sites(problem) if isinstance(gaussian, Diagonal | Kronecker) else None
+        if where is None:
+            for _, eta, jacobian in jacobians(problem, centre, x, memory, self.positions):
+                yield eta, gaussian.project(jacobian)
             return
-        where = self._where(slices, sites)
-        maps = linear_maps(problem, self.centre())
-        for _, eta, factors, rest in linear_factors(problem, self.centre(), x, None, memory, sites):
-            total = np.zeros((*eta.shape, eta.shape[1]))
-            for name, (inputs, gradients) in factors.items():
-                inputs, gradients = inputs.astype(float, copy=False), gradients.astype(float, copy=False)
+        maps = linear_maps(problem, centre, tuple(where))
+        mapped = {site for linear in maps.values() for site in (linear.weight, linear.bias)}
+        rest = site_slices(problem, [name for name in where if name not in mapped])
+        for part in linear_factors(problem, centre, x, None, memory, tuple(where)):
+            total = np.zeros((*part.eta.shape, part.eta.shape[1]))
+            for name, (inputs, _) in part.maps.items():
+                gradients = part.all_gradients(name)
                 weight, bias = maps[name].weight, maps[name].bias
                 if weight in where:
-                    total += self.covariance.project_linear(where[weight], inputs, gradients)
+                    total += gaussian.project_linear(where[weight], inputs, gradients)
                 if bias in where:
-                    total += self.covariance.project_part(where[bias], gradients.sum(2))
-            start = 0
-            mapped = {site for name in factors for site in (maps[name].weight, maps[name].bias)}
-            for name in sites:
-                if name not in mapped:
-                    size = slices[name].stop - slices[name].start
-                    jacobian = rest[:, :, start : start + size].astype(np.float64, copy=False)
-                    total += self.covariance.project_part(where[name], jacobian)
-                    start += size
-            yield eta, total
+                    total += gaussian.project_part(where[bias], gradients.sum(2))
+            for name, at in rest.items():
+                total += gaussian.project_part(where[name], part.rest[:, :, at])
+            yield part.eta, total
 
-    def _whole_sites(self, slices: Mapping[str, slice]) -> tuple[str, ...] | None:
-        """The sites that the Gaussian is over; None if it is over parts of sites."""
-        if self.positions is None:
-            return tuple(slices)
-        inside = np.zeros(max(at.stop for at in slices.values()), dtype=bool)
-        inside[self.positions] = True
+    def _sites(self, problem: Problem) -> dict[str, np.ndarray] | None:
+        """The positions within the Gaussian of each site that it is over; None if it is over parts of sites."""
+        slices = site_slices(problem)
+        inside = np.zeros(len(self.flat_mode), dtype=bool)
+        inside[self._where] = True
         if any(inside[at].any() and not inside[at].all() for at in slices.values()):
             return None
-        return tuple(name for name, at in slices.items() if inside[at].all())
-
-    def _where(self, slices: Mapping[str, slice], sites: Sequence[str]) -> dict[str | None, np.ndarray]:
-        """The positions of each site within the Gaussian."""
-        sizes = [slices[name].stop - slices[name].start for name in sites]
-        return dict(zip(sites, np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]), strict=True))
+        place = np.cumsum(inside) - 1
+        return {name: place[at] for name, at in slices.items() if inside[at].all()}
 
     def closed_form(self, problem: Problem, x: Any, kind: str, memory: int) -> Prediction | None:
         """The prediction of the linearised predictor, without draws of weights. See `linearised.py` for the kinds."""
@@ -228,7 +225,7 @@ class LaplaceGaussian(Approximation):
         for start, stop in chunks(rows, min(rows, chunk)):
             part = map_data(lambda a, i=start, j=stop: a[i:j], x)
             found.append(predictive(likelihood, *self.linearised(problem, part, memory), kind))
-        return found[0] if len(found) == 1 else _joined(found)
+        return found[0] if len(found) == 1 else _concatenated(found)
 
     def joint(self, problem: Problem, x: Any, memory: int) -> JointPrediction | None:
         """The joint prediction of the linearised predictor, in closed form."""
@@ -236,51 +233,16 @@ class LaplaceGaussian(Approximation):
             return None
         parts = list(jacobians(problem, self.centre(), x, memory, self.positions))
         eta = np.concatenate([eta for _, eta, _ in parts])
-        jacobian = np.concatenate([jacobian for *_, jacobian in parts]).astype(np.float64)
+        jacobian = np.concatenate([jacobian for *_, jacobian in parts])
         return joint_predictive(problem.program.likelihood, eta, self.covariance.joint(jacobian))
 
 
-def _joined(parts: Sequence[Prediction]) -> Prediction:
-    """Concatenate predictions of pieces of the rows."""
+def _concatenated(parts: Sequence[Prediction]) -> Prediction:
+    """One prediction for the rows of several."""
     within = [part.epistemic_within for part in parts if part.epistemic_within is not None]
-    return replace(
-        parts[0],
-        parameters={
-            name: np.concatenate([part.parameters[name] for part in parts], axis=1)
-            for name in parts[0].parameters
-        },
-        epistemic_within=None if parts[0].epistemic_within is None else np.concatenate(within, axis=1),
-    )
-
-
-def _as_prior(approximation: LaplaceGaussian) -> GaussianPrior:
-    mode, covariance = approximation.mode, approximation.covariance
-    if isinstance(covariance, Diagonal):
-        flat, start, scale = 1.0 / np.sqrt(covariance.values), 0, {}
-        for name, value in mode.items():
-            scale[name] = flat[start : start + value.size].reshape(value.shape)
-            start += value.size
-        return GaussianPrior(mode, scale=scale)
-    if isinstance(covariance, Kronecker):
-        rotated = {
-            part.name: part.gaussian for part in covariance.parts if isinstance(part.gaussian, Rotated)
-        }
-        dense = [part for part in covariance.parts if part.name not in rotated]
-        return GaussianPrior(
-            mode,
-            joint=tuple(((part.name,), part.gaussian.precision()) for part in dense),
-            kronecker={name: (each.left, each.right, each.values) for name, each in rotated.items()},
-        )
-    return GaussianPrior(mode, joint=((tuple(mode), covariance.precision()),))
-
-
-def predictor_columns(problem: Problem) -> int:
-    """D, the number of columns of the predictor."""
-    program = problem.program
-
-    def count() -> int:
-        x, y = first_rows(problem)
-        u = system_values(problem, somewhere(problem))
-        return int(program.predictor(program.constrain(u, x, y), x).shape[-1])
-
-    return program.cached("predictor columns", count)
+    parameters = {
+        name: np.concatenate([part.parameters[name] for part in parts], axis=1)
+        for name in parts[0].parameters
+    }
+    joined = np.concatenate(within, axis=1) if within else None
+    return replace(parts[0], parameters=parameters, epistemic_within=joined)

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.inference.flat_vector import first_rows, somewhere, system_values
+from ppl_bnn.inference.flat_vector import Values, first_rows, somewhere, system_values
 from ppl_bnn.language.handlers import COMPUTED, recorded_values
 
 BASE = ".base"
 # Number of draws that measure the difference between weights and their linearisation.
-JUDGED = 200
+REMAINDER_DRAWS = 200
 
 
 def computed_names(problem: Problem) -> tuple[str, ...]:
@@ -47,16 +47,8 @@ def _values(problem: Problem, u: Mapping[str, Any]) -> dict[str, Any]:
     return recorded_values(problem.program.model, problem.program.constrain(u, x, y), x)
 
 
-def computed_weights(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The computed weights at draws u with one leading axis, name -> (S, *shape), as the program computes them.
-
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    u : mapping
-        Draws with one leading axis.
-    """
+def computed_weights(problem: Problem, u: Values) -> dict[str, np.ndarray]:
+    """The computed weights at draws u with one leading axis, name -> (S, *shape), as the program computes them."""
     names, system = computed_names(problem), problem.system
 
     def one(u: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,20 +60,8 @@ def computed_weights(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str,
     return {name: system.to_numpy(values[name]) for name in names}
 
 
-def linearised_weights(
-    problem: Problem, centre: Mapping[str, np.ndarray], u: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """w(centre) + J_w (u - centre) at draws u with one leading axis, name -> (S, *shape).
-
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    centre : mapping
-        The point of the linearisation.
-    u : mapping
-        Draws with one leading axis.
-    """
+def linearised_weights(problem: Problem, centre: Values, u: Values) -> dict[str, np.ndarray]:
+    """w(centre) + J_w (u - centre) at draws u with one leading axis, name -> (S, *shape)."""
     names, program, system = computed_names(problem), problem.program, problem.system
     moving = [site.name for site in program.latents]
 
@@ -93,39 +73,24 @@ def linearised_weights(
         value, tangent = system.jvp(weights, {name: at[name] for name in moving}, dict(change))
         return {name: value[name] + tangent[name] for name in names}
 
-    function = program.cached(
-        "linearised weights", lambda: system.compile(system.vmap(one, in_axes=(0, None)))
-    )
+    def build() -> Any:
+        return system.compile(system.vmap(one, in_axes=(0, None)))
+
     change = {name: system.asarray(np.asarray(u[name]) - centre[name]) for name in moving}
-    values = function(change, system_values(problem, centre))
+    values = program.cached("linearised weights", build)(change, system_values(problem, centre))
     return {name: system.to_numpy(values[name]) for name in names}
 
 
-def given(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def given(weights: Values) -> dict[str, np.ndarray]:
     """Computed weights as values for a program, which then uses them instead of computing them."""
     return {COMPUTED + name: value for name, value in weights.items()}
 
 
-def bent(
-    problem: Problem, centre: Mapping[str, np.ndarray], u: Mapping[str, np.ndarray]
-) -> tuple[float, float]:
+def linearisation_error(problem: Problem, centre: Values, u: Values) -> tuple[float, float]:
     """How far computed weights are from their linearisation at draws u, the worst over all tensors.
 
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    centre : mapping
-        The point of the linearisation.
-    u : mapping
-        Draws with one leading axis.
-
-    Returns
-    -------
-    remainder : float
-        The root mean square of w(u) minus its linearisation, over that of the linearisation minus w(centre).
-    width : float
-        The root mean square of w(u) minus w(centre), over that of the linearisation minus w(centre).
+    The root mean squares of w(u) minus its linearisation and of w(u) minus w(centre), both over that of the
+    linearisation minus w(centre).
     """
     exact, linear = computed_weights(problem, u), linearised_weights(problem, centre, u)
     at = computed_weights(problem, {name: np.asarray(value)[None] for name, value in centre.items()})

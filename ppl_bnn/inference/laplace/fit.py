@@ -1,40 +1,38 @@
-"""The steps of a Laplace approximation: the mode, the coordinates of the Gaussian, curvature and prior there."""
+"""One fit of a Laplace approximation: the mode, the coordinates of the Gaussian, curvature and prior there."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
+from ppl_bnn.core.arrays import site_seed
 from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.progress import Progress
-from ppl_bnn.inference.curvature.curvature import data_curvature, refuse_large_blocks
-from ppl_bnn.inference.curvature.gaussians import Rotated
-from ppl_bnn.inference.curvature.jacobian import linear_maps
-from ppl_bnn.inference.curvature.kronecker import (
-    KroneckerBlock,
-    KroneckerCurvature,
-    TensorPrior,
-    check_independent,
-    check_one_precision,
-    diagonal_of,
-    is_diagonal,
-    is_one_precision,
-    prior_share,
-)
-from ppl_bnn.inference.curvature.prior import prior_curvature, site_curvatures
-from ppl_bnn.inference.curvature.structures import DiagonalCurvature, FullCurvature
-from ppl_bnn.inference.flat_vector import flat_latents, flat_sites, latent_names, latent_places, site_slices
-from ppl_bnn.inference.laplace.approximation import predictor_columns
-from ppl_bnn.inference.laplace.hyperparameters import Tuning, gaussian_noise, noise_sites
+from ppl_bnn.inference import flat_vector
+from ppl_bnn.inference.curvature import kronecker
+from ppl_bnn.inference.curvature.curvature import check_blocks_fit, check_fisher, data_curvature
+from ppl_bnn.inference.curvature.gaussians import FlatGaussian, Rotated
+from ppl_bnn.inference.curvature.jacobian import check_separable_rows, linear_maps
+from ppl_bnn.inference.curvature.kronecker import KroneckerBlock, KroneckerCurvature, TensorPrior
+from ppl_bnn.inference.curvature.prior import check_bounded, check_smooth, prior_curvature, site_curvatures
+from ppl_bnn.inference.curvature.structures import DataCurvature, DiagonalCurvature, FullCurvature
+from ppl_bnn.inference.flat_vector import Values, Where
+from ppl_bnn.inference.laplace import hyperparameters
+from ppl_bnn.inference.laplace.approximation import LaplaceGaussian
+from ppl_bnn.inference.laplace.autolaplace import check_all_have_priors, guide_gaussian
+from ppl_bnn.inference.laplace.computed_weights import REMAINDER_DRAWS, computed_names, linearisation_error
+from ppl_bnn.inference.laplace.hyperparameters import Tuning
 from ppl_bnn.inference.laplace.linearised import kinds_of
 from ppl_bnn.inference.laplace.search import marginal_mode
-from ppl_bnn.inference.method import Method
+from ppl_bnn.inference.laplace.tuned_fit import tune
+from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.mode import RISE, Mode, Refinement, find_mode, kinks, starting_point
-from ppl_bnn.inference.start import Start, central_start, fitted_start, missing_sites
+from ppl_bnn.inference.start import central_start, fitted_start, missing_sites
 from ppl_bnn.posterior.posterior import Posterior
 
 if TYPE_CHECKING:
@@ -42,10 +40,17 @@ if TYPE_CHECKING:
 
 # Nats that a Newton step may gain from a point that is taken as the mode. This is the error of the log evidence.
 NO_MODE = 0.1
+# The largest accepted distance of computed weights from their linearisation, in its standard deviations.
+LARGEST_REMAINDER = 0.1
+# An entry of a prior's curvature below this share of the largest is no dependence.
+INDEPENDENT = 1e-10
+
+# The prior's curvature over the positions of the Gaussian: (Q,), (Q, Q), or tensor by tensor.
+Prior = np.ndarray | dict[str, TensorPrior]
 
 
-class GaussianFit:
-    """The state of one fit: the mode, the coordinates of the Gaussian, curvature and prior at the mode."""
+class LaplaceFit:
+    """The state of one fit, from one start."""
 
     def __init__(self, method: Laplace, problem: Problem, progress: Progress, restart: int = 0):
         self.method, self.problem, self.progress, self.restart = method, problem, progress, restart
@@ -53,45 +58,254 @@ class GaussianFit:
         self.warnings: tuple[str, ...] = ()
         self.figures: dict[str, float] = {}
         self.passes = 0.0
-        # The score that compares several starts: the log evidence plus the log prior of the held sites.
-        self.standing = -np.inf
+        # What several starts are compared by: the log evidence plus the log prior of the held sites.
+        self.score = -np.inf
 
-    def _refuse_kinks(self) -> None:
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """The slice of each latent site in the flat vector."""
+        return flat_vector.site_slices(self.problem)
+
+    @property
+    def size(self) -> int:
+        """P, the length of the flat vector."""
+        return sum(site.size for site in self.problem.program.latents)
+
+    @property
+    def tunes(self) -> bool:
+        """Whether there are hyper-parameters to tune."""
+        return self.method.tune != "none" or self.method.noise == "evidence"
+
+    def warn(self, sentence: str) -> None:
+        """Add a warning, once."""
+        if sentence not in self.warnings:
+            self.warnings += (sentence,)
+
+    def mask(self, names: Sequence[str] | set[str]) -> np.ndarray:
+        """Which positions of the flat vector are of these sites, (P,)."""
+        found = np.zeros(self.size, dtype=bool)
+        for name in names:
+            found[self.slices[name]] = True
+        return found
+
+    # -- what is not supported
+
+    def check(self) -> None:
+        """Refuse what is not supported, before the mode is trained."""
+        method, problem = self.method, self.problem
+        likelihood = problem.program.likelihood
+        if method.engine == "guide":
+            check_all_have_priors(problem)
+            self._check_kinks()
+            return
+        check_smooth(problem)
+        if method.curvature == "hessian":
+            self._check_kinks()
+        else:
+            check_separable_rows(problem)
+            if not problem.program.language:
+                likelihood.fisher(None)
+            if method.curvature == "ggn":
+                check_fisher(problem, method.fisher)
+        self._check_names()
+        self.kinds()
+        if problem.program.language:
+            anywhere = flat_vector.somewhere(problem)
+            check_bounded(problem, anywhere, method.marginal)
+            self._check_at(anywhere)
+
+    def _check_kinks(self) -> None:
         """Refuse an exact Hessian for a likelihood whose log density is piecewise linear."""
         found = kinks(self.problem)
         if found:
-            raise UnsupportedError.of(
-                "Laplace",
-                "a log joint with a Hessian at its mode",
-                f"{found}, whose log density is straight on both sides of a kink",
-                "curvature='ggn', which has the Fisher information of the likelihood, or NUTS or SVI",
+            got = f"{found}, whose log density is straight on both sides of a kink"
+            advice = "curvature='ggn', which has the Fisher information of the likelihood, or NUTS or SVI"
+            raise UnsupportedError.of("Laplace", "a log joint with a Hessian at its mode", got, advice)
+
+    def _check_names(self) -> None:
+        names = flat_vector.latent_names(self.problem)
+        for name in self.method.marginal:
+            if name not in names:
+                raise unknown_name("site of marginal", name, names)
+        layers = [name.rpartition(".")[0] for name in names if "." in name]
+        for name in () if isinstance(self.method.weights, str) else self.method.weights:
+            if name not in names and name not in layers:
+                raise unknown_name("layer or site of weights", name, [*dict.fromkeys(layers), *names])
+
+    def _check_at(self, u: Values) -> None:
+        """Refuse impossible combinations of model and settings; u may be any point."""
+        method, problem = self.method, self.problem
+        positions = self.positions(u, any_largest=True)
+        weights = int(np.count_nonzero(~self.mask(hyperparameters.noise_sites(problem, u))[positions]))
+        if method.rank is not None and method.rank > weights:
+            expected = f"at most the {weights} weights there are"
+            raise InputError.of("Laplace rank", expected, repr(method.rank), "structure='full'")
+        if method.noise == "evidence":
+            hyperparameters.gaussian_noise(problem, u)
+        prior: Prior | None = None
+        if self.tunes:
+            prior = Tuning.of(problem, u, positions, method.tune).prior(u)
+        if method.objective == "validation":
+            self.validation_rows()
+        if method.structure == "kron":
+            check_blocks_fit(problem, u, Where.of(problem, positions).sites)
+            # A given mode is checked with the prior at that point and before anything else: there is nothing to train.
+            if method.prior_approximation is None and method.optimise:
+                prior = self._tensor_priors(u, positions) if prior is None else prior
+                self._check_kronecker_prior(u, positions, prior)
+
+    def _check_kronecker_prior(self, u: Values, positions: np.ndarray, prior: Prior) -> None:
+        """Refuse a prior of a weight that is not one precision, at a point where no two elements are equal."""
+        if isinstance(prior, np.ndarray):
+            kronecker.check_independent(prior)
+        for linear in linear_maps(self.problem, u).values():
+            at, family = self.slices[linear.weight], self.problem.program.sites[linear.weight].family
+            if at.start not in positions:
+                continue
+            if isinstance(prior, np.ndarray):
+                start = int(np.searchsorted(positions, at.start))
+                part: TensorPrior = prior[start : start + at.stop - at.start]
+            else:
+                part = prior[linear.weight]
+            changing = kronecker.is_diagonal(part) and family != "Normal"
+            words = f"a {family} prior, whose curvature changes with the value of a weight"
+            kronecker.check_one_precision(linear.weight, part, words if changing else "")
+
+    def validation_rows(self) -> int:
+        """The number of rows that validation holds out."""
+        rows = self.problem.rows
+        count = round(self.method.validation * rows)
+        if not 0 < count < rows:
+            expected = "a share that leaves rows on both sides"
+            raise InputError.of("Laplace validation", expected, f"{count} of {rows}", "more rows")
+        return count
+
+    def kinds(self) -> tuple[str, ...]:
+        """The available kinds of prediction, the default first."""
+        program, wanted = self.problem.program, self.method.predictive
+        kinds = ("sampled",)
+        if program.language and self.method.engine == "curvature":
+            kinds = (*kinds_of(program.likelihood), "sampled")
+        if wanted is None:
+            return kinds
+        if wanted not in kinds:
+            model = type(program.likelihood).__name__ + ("" if program.language else " in a plain model")
+            expected, advice = f"{', '.join(map(repr, kinds))} for {model}", f"predictive={kinds[0]!r}"
+            raise UnsupportedError.of("Laplace predictive", expected, repr(wanted), advice)
+        return (wanted, *(kind for kind in kinds if kind != wanted))
+
+    # -- the fit
+
+    def outcome(self) -> Outcome:
+        """Fit, with the evidence, tuned hyper-parameters and warnings."""
+        method, problem = self.method, self.problem
+        mode = self._marginal_mode() if method.marginal else self.mode()
+        watch, u = Stopwatch(), mode.u
+        positions, tuned = np.arange(self.size), {}
+        if method.engine == "guide":
+            gaussian: FlatGaussian = guide_gaussian(problem, u)
+            self.passes = 1.0
+        else:
+            positions = self.positions(u)
+            if self.tunes:
+                u, gaussian, tuned = tune(self, u, positions)
+            else:
+                gaussian = self._gaussian(u, positions)
+                if not method.optimise and not method.marginal:
+                    mode = self._check_start(mode, gaussian, positions)
+        approximation = self.approximation(u, gaussian, positions, predictives=self.kinds(), **tuned)
+        self._check_weights(approximation)
+        if "log_evidence" not in self.figures:
+            joint = hyperparameters.log_likelihood(problem, u)
+            joint += hyperparameters.log_prior(problem, u, positions)
+            self.figures["log_evidence"] = float(joint + gaussian.log_volume)
+        if method.restarts > 1:
+            self.score = self.figures["log_evidence"] + self._log_prior_held(u, positions)
+        figures = {**mode.figures, "converged": float(mode.converged)}
+        return Outcome(
+            approximation=approximation,
+            history={"loss": mode.losses},
+            compile_seconds=mode.compile_seconds,
+            run_seconds=mode.run_seconds + watch(),
+            gradient_evaluations=mode.evaluations + self.refinement.evaluations + self.passes,
+            warnings=mode.warnings + self.warnings,
+            figures={"log_joint": mode.log_joint, **figures, **self.figures},
+        )
+
+    def approximation(
+        self, u: Values, gaussian: FlatGaussian, positions: Any, **tuned: Any
+    ) -> LaplaceGaussian:
+        """The approximation at a mode."""
+        program = self.problem.program
+        mode = {
+            site.name: np.asarray(u[site.name], dtype=float).reshape(site.unconstrained_shape)
+            for site in program.latents
+        }
+        held = {site.name: np.asarray(u[site.name]) for site in program.params}
+        where = None if len(positions) == self.size else positions
+        return LaplaceGaussian(mode, gaussian, held, where, **tuned)
+
+    def _check_weights(self, approximation: LaplaceGaussian) -> None:
+        """Warn if weights that the program computes are far from their linearisation."""
+        names = computed_names(self.problem)
+        if not names:
+            return
+        draws = approximation.draw(
+            REMAINDER_DRAWS, np.random.default_rng(site_seed("computed", self.problem.seed))
+        )
+        remainder, width = linearisation_error(self.problem, approximation.centre(), draws)
+        self.figures["computed_weights_remainder"] = remainder
+        if not remainder <= LARGEST_REMAINDER:
+            self.warn(
+                f"weights that are computed from other sites ({', '.join(names)}) are linearised about the mode, in "
+                "sampled predictions and in draws; multiplied out from draws of these sites they would be up to "
+                f"{width:.2g} times as wide. The log evidence takes the log joint as quadratic in these sites, which "
+                "it is not, and may be off by several nats: compare it with SMC()"
             )
 
-    def _mode(self) -> Mode:
+    def _log_prior_held(self, u: Values, positions: np.ndarray) -> float:
+        """Log prior density of the sites outside the Gaussian; a noise that the evidence chose has none."""
+        outside = np.ones(self.size, dtype=bool)
+        outside[positions] = False
+        if self.method.noise == "evidence":
+            outside &= ~self.mask(hyperparameters.noise_sites(self.problem, u))
+        return hyperparameters.log_prior(self.problem, u, np.flatnonzero(outside))
+
+    # -- the mode
+
+    def mode(self) -> Mode:
+        """The mode: found, or the start itself."""
         method, problem = self.method, self.problem
         if method.optimise:
-            return self._found(method.start)
+            return self._find_mode()
         start = method.start
         if isinstance(start, Method):
-            start = fitted_start(problem, start, self.progress)
-        taken = isinstance(start, Posterior)
-        u = central_start(problem, start) if taken else starting_point(problem, start, self.progress)
+            start = fitted_start(problem, start, self.progress)  # type: ignore[arg-type]
+        if isinstance(start, Posterior):
+            u = central_start(problem, start)
+        else:
+            u = starting_point(problem, start, self.progress)
         missing = missing_sites(problem, start)
         if missing:
-            held = [name for name in problem.program.sites if name not in missing]
-            u = self.refinement.mode(u, held=held)
+            u = self.refinement.mode(u, held=[name for name in problem.program.sites if name not in missing])
         value, norm, rise = self.refinement.standing(u)
         return Mode(u, value, norm, np.zeros(0), rise is None or rise <= RISE, 0, 0.0, 0.0, rise=rise)
 
-    def _judged(self, mode: Mode, covariance: Any, positions: np.ndarray) -> Mode:
-        """A point that was taken as the mode, with the gain of a Newton step, g' A^-1 g / 2 in nats.
+    def _find_mode(self, held: Sequence[str] = ()) -> Mode:
+        names = ("start", "steps", "learning_rate", "tolerance", "polish")
+        settings: dict[str, Any] = {name: getattr(self.method, name) for name in names}
+        settings |= {"held": held, "title": self.method.name, "restart": self.restart}
+        return find_mode(self.problem, progress=self.progress, **settings)
+
+    def _check_start(self, mode: Mode, gaussian: FlatGaussian, positions: np.ndarray) -> Mode:
+        """A point that was taken as the mode, with the gain of a Newton step.
 
         If the log joint is quadratic, the gain is the distance to its maximum, and so the error of the log evidence.
         """
         if mode.rise is not None:
             return mode
-        _, gradient = self.refinement.value_and_grad(flat_sites(self.problem, mode.u))
-        gain = self._gain(gradient[latent_places(self.problem)][positions], covariance)
+        _, gradient = self.refinement.value_and_grad(flat_vector.flat_sites(self.problem, mode.u))
+        gain = gaussian.newton_gain(gradient[flat_vector.latent_places(self.problem)][positions])
         self.figures["newton_gain"] = gain
         failures = mode.failures
         if gain > NO_MODE:
@@ -101,270 +315,108 @@ class GaussianFit:
             )
         return replace(mode, converged=gain <= NO_MODE, failures=failures, gain=gain)
 
-    @staticmethod
-    def _gain(gradient: np.ndarray, covariance: Any) -> float:
-        """The gain of a Newton step, g' A^-1 g / 2."""
-        return 0.5 * float(np.sum(covariance.whiten(gradient[None]) ** 2))
-
-    def _found(self, start: Start, held: Sequence[str] = ()) -> Mode:
-        method = self.method
-        return find_mode(
-            self.problem,
-            start=start,
-            steps=method.steps,
-            learning_rate=method.learning_rate,
-            tolerance=method.tolerance,
-            polish=method.polish,
-            held=held,
-            progress=self.progress,
-            title=method.name,
-            restart=self.restart,
-        )
-
-    def _check_settings(self, u: Mapping[str, np.ndarray]) -> None:
-        """Refuse impossible combinations of model and settings before the mode is trained; u may be any point."""
-        method, problem = self.method, self.problem
-        positions = self._positions(u, any_largest=True)
-        slices = site_slices(problem)
-        noise = [
-            position
-            for name in noise_sites(problem, u)
-            for position in range(*slices[name].indices(self._size))
-        ]
-        weights = int(np.count_nonzero(~np.isin(positions, noise)))
-        if method.rank is not None and method.rank > weights:
-            raise InputError.of(
-                "Laplace: rank",
-                f"at most the {weights} weights there are",
-                repr(method.rank),
-                "structure='full'",
-            )
-        if method.noise == "evidence":
-            gaussian_noise(problem, u)
-        tuned = None
-        if method.tune != "none" or method.noise == "evidence":
-            tuning = Tuning.of(
-                problem, u, positions, method.tune, method.noise == "evidence", lambda at: None
-            )
-            tuned = tuning.prior(u)
-        if method.objective == "validation":
-            self._held_out()
-        if method.structure == "kron":
-            refuse_large_blocks(problem, u, positions)
-            # A given mode is checked with the prior at that point and before anything else: there is nothing to train.
-            if method.prior_approximation is None and method.optimise:
-                prior = self._tensor_priors(u, positions) if tuned is None else tuned
-                self._check_kronecker_prior(u, positions, prior)
-
-    def _check_kronecker_prior(
-        self, u: Mapping[str, np.ndarray], positions: np.ndarray, prior: np.ndarray | dict[str, TensorPrior]
-    ) -> None:
-        """Refuse a prior of a weight that is not one precision, at a point where no two elements are equal."""
-        problem, slices = self.problem, site_slices(self.problem)
-        if isinstance(prior, np.ndarray):
-            check_independent(prior)
-        for linear in linear_maps(problem, u).values():
-            at, family = slices[linear.weight], problem.program.sites[linear.weight].family
-            if at.start not in positions:
-                continue
-            if isinstance(prior, np.ndarray):
-                start = int(np.searchsorted(positions, at.start))
-                part: TensorPrior = prior[start : start + at.stop - at.start]
-            else:
-                part = prior[linear.weight]
-            changing = is_diagonal(part) and family != "Normal"
-            words = f"a {family} prior, whose curvature changes with the value of a weight"
-            check_one_precision(linear.weight, part, words if changing else "")
-
-    def _held_out(self) -> int:
-        """The number of rows that validation holds out."""
-        share, rows = self.method.validation, self.problem.rows
-        count = round(share * rows)
-        if not 0 < count < rows:
-            raise InputError.of(
-                "Laplace: validation",
-                "a share that leaves rows on both sides",
-                f"{count} of {rows}",
-                "more rows",
-            )
-        return count
-
     def _marginal_mode(self) -> Mode:
         """Set the sites of `marginal` to the maximum of evidence times hyper-prior, and all else to its mode."""
         problem, held = self.problem, tuple(self.method.marginal)
-        slices = site_slices(problem)
-        where = np.concatenate([np.arange(slices[name].start, slices[name].stop) for name in held])
-        names = [f"{name}[{i}]" for name in held for i in range(slices[name].stop - slices[name].start)]
-        mode = self._found(self.method.start, held)
+        where = np.concatenate([np.arange(self.slices[name].start, self.slices[name].stop) for name in held])
+        names = [f"{name}[{i}]" for name in held for i in range(problem.program.sites[name].size)]
+        mode = self._find_mode(held)
         best, highest = dict(mode.u), -np.inf
 
         def at(phi: np.ndarray) -> dict[str, np.ndarray]:
-            flat = flat_latents(problem, best)
+            flat = flat_vector.flat_latents(problem, best)
             flat[where] = phi
-            moved = dict(best)
-            for name in held:
-                moved[name] = flat[slices[name]].reshape(np.shape(best[name]))
-            return self.refinement.mode(moved, held=held)
+            moved = {name: flat[self.slices[name]].reshape(np.shape(best[name])) for name in held}
+            return self.refinement.mode({**best, **moved}, held=held)
 
         def objective(phi: np.ndarray) -> float:
             # Start from the best so far: far out hidden units merge, and a search from there would end at a saddle.
             nonlocal best, highest
             u = at(phi)
             try:
-                covariance = self._gaussian(u, self._positions(u))
+                gaussian = self._gaussian(u, self.positions(u))
             except CurvatureError:
                 if not np.isfinite(highest):
                     raise
                 return -np.inf
-            value, _ = self.refinement.value_and_grad(flat_sites(problem, u))
-            evidence = -value + 0.5 * (covariance.size * np.log(2.0 * np.pi) + covariance.log_determinant)
+            value, _ = self.refinement.value_and_grad(flat_vector.flat_sites(problem, u))
+            evidence = -value + gaussian.log_volume
             if evidence > highest:
                 best, highest = u, evidence
             return evidence
 
-        outer = marginal_mode(
-            objective, flat_latents(problem, mode.u)[where], names=names, progress=self.progress
-        )
+        start = flat_vector.flat_latents(problem, mode.u)[where]
+        outer = marginal_mode(objective, start, names=names, progress=self.progress)
         self.warnings += outer.warnings
-        u = at(outer.phi)
-        value, gradient = self.refinement.value_and_grad(flat_sites(problem, u))
-        free = np.concatenate(
-            [np.full(site.size, site.name not in held) for site in problem.program.sites.values()]
-        )
-        return replace(
-            mode,
-            u=u,
-            log_joint=-value,
-            gradient_norm=float(np.linalg.norm(gradient[free])),
-            converged=mode.converged and outer.converged,
-        )
+        u = at(outer.point)
+        value, gradient = self.refinement.value_and_grad(flat_vector.flat_sites(problem, u))
+        sites, converged = problem.program.sites.values(), mode.converged and outer.converged
+        free = np.concatenate([np.full(site.size, site.name not in held) for site in sites])
+        norm = float(np.linalg.norm(gradient[free]))
+        return replace(mode, u=u, log_joint=-value, gradient_norm=norm, converged=converged)
 
-    @property
-    def _size(self) -> int:
-        return max(at.stop for at in site_slices(self.problem).values())
+    # -- the coordinates of the Gaussian
 
-    def _latents(self, u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        sites = self.problem.program.sites
-        return {
-            name: np.asarray(u[name], dtype=float).reshape(sites[name].unconstrained_shape)
-            for name in latent_names(self.problem)
-        }
-
-    def _kinds(self) -> tuple[str, ...]:
-        """The available kinds of prediction, the default first."""
-        program, wanted = self.problem.program, self.method.predictive
-        kinds = ("sampled",)
-        if program.language:
-            kinds = (*kinds_of(program.likelihood, predictor_columns(self.problem)), "sampled")
-        if wanted is None:
-            return kinds
-        if wanted not in kinds:
-            raise UnsupportedError.of(
-                "Laplace: predictive",
-                f"{', '.join(map(repr, kinds))} for {type(program.likelihood).__name__}"
-                + ("" if program.language else " in a plain model"),
-                repr(wanted),
-                f"predictive={kinds[0]!r}",
-            )
-        return (wanted, *(kind for kind in kinds if kind != wanted))
-
-    def _check_names(self) -> None:
-        names = latent_names(self.problem)
-        for name in self.method.marginal:
-            if name not in names:
-                raise unknown_name("site of marginal", name, names)
-        if not isinstance(self.method.weights, str):
-            layers = [name.rpartition(".")[0] for name in names if "." in name]
-            for name in self.method.weights:
-                if name not in names and name not in layers:
-                    raise unknown_name("layer or site of weights", name, [*dict.fromkeys(layers), *names])
-
-    def _positions(self, u: Mapping[str, np.ndarray], any_largest: bool = False) -> np.ndarray:
+    def positions(self, u: Values, any_largest: bool = False) -> np.ndarray:
         """(Q,) positions of the flat vector, increasing; any_largest: any choice of the requested number."""
-        method, problem, slices = self.method, self.problem, site_slices(self.problem)
-        noise = noise_sites(problem, u)
-        aside = {*method.marginal, *(noise if method.noise != "gaussian" else ())}
-        chosen = np.zeros(self._size, dtype=bool)
-        for name in self._chosen_sites(u, noise):
-            chosen[slices[name]] = True
-        for name in aside:
-            chosen[slices[name]] = False
+        method, noise = self.method, hyperparameters.noise_sites(self.problem, u)
+        chosen = self.mask(self._chosen_sites(u, noise))
+        chosen &= ~self.mask({*method.marginal, *(noise if method.noise != "gaussian" else ())})
         if str(method.weights).startswith("largest"):
-            kept = np.zeros_like(chosen)
-            for name in noise:
-                kept[slices[name]] = chosen[slices[name]]
-            candidates = np.flatnonzero(chosen & ~kept)
-            kept[self._largest(u, candidates, any_largest)] = True
+            kept = chosen & self.mask(noise)
+            kept[self._largest(u, np.flatnonzero(chosen & ~kept), any_largest)] = True
             chosen = kept
         if not chosen.any():
-            raise UnsupportedError.of(
-                "Laplace", "at least one weight to be uncertain about", "none", "weights='all'"
-            )
+            expected = "at least one weight to be uncertain about"
+            raise UnsupportedError.of("Laplace", expected, "none", "weights='all'")
         return np.flatnonzero(chosen)
 
-    def _chosen_sites(self, u: Mapping[str, np.ndarray], noise: Sequence[str]) -> list[str]:
-        weights, names = self.method.weights, latent_names(self.problem)
-        if isinstance(weights, str) and weights != "last_layer":
-            return names
+    def _chosen_sites(self, u: Values, noise: Sequence[str]) -> list[str]:
+        weights, names = self.method.weights, flat_vector.latent_names(self.problem)
         if isinstance(weights, str):
+            if weights != "last_layer":
+                return names
             maps = list(linear_maps(self.problem, u).values())
             if not maps:
-                raise UnsupportedError.of(
-                    "Laplace(weights='last_layer')",
-                    "a linear map whose weight is a site",
-                    "none",
-                    "names of sites",
-                )
+                where, expected = "Laplace(weights='last_layer')", "a linear map whose weight is a site"
+                raise UnsupportedError.of(where, expected, "none", "names of sites")
             weights = [site for site in (maps[-1].weight, maps[-1].bias) if site is not None]
         named = [name for name in names if name in weights or name.rpartition(".")[0] in weights]
         return [*named, *(name for name in noise if name not in named)]
 
-    def _largest(self, u: Mapping[str, np.ndarray], candidates: np.ndarray, whichever: bool) -> np.ndarray:
+    def _largest(self, u: Values, candidates: np.ndarray, whichever: bool) -> np.ndarray:
         """The positions with the largest marginal variance under a diagonal approximation, or magnitude."""
         count = self.method.subnetwork
         assert count is not None
         if count > len(candidates):
-            raise InputError.of(
-                "Laplace: subnetwork",
-                f"at most the {len(candidates)} weights there are",
-                repr(count),
-                "weights='all'",
-            )
+            expected = f"at most the {len(candidates)} weights there are"
+            raise InputError.of("Laplace subnetwork", expected, repr(count), "weights='all'")
         if whichever:
             return candidates[:count]
         if self.method.weights == "largest_magnitude":
-            size = np.abs(flat_latents(self.problem, u)[candidates])
+            size = np.abs(flat_vector.flat_latents(self.problem, u)[candidates])
         else:
-            curvature = self._data_curvature(u, candidates, "diag")
-            size = curvature.gaussian(self._prior(u, candidates, dense=False)).variances()
+            curvature = self.data_curvature(u, candidates, "diag")
+            size = curvature.gaussian(self.prior(u, candidates, dense=False)).variances()
         # Ties go to the first, so that the choice is reproducible.
         return candidates[np.sort(np.argsort(-size, kind="stable")[:count])]
 
-    def _data_curvature(
-        self, u: Mapping[str, np.ndarray], positions: np.ndarray, structure: str | None = None
-    ) -> Any:
-        method = self.method
-        structure = structure or method.structure
-        curvature, passes = data_curvature(
-            self.problem,
-            u,
-            curvature=method.curvature,
-            fisher=method.fisher,
-            samples=method.samples,
-            structure=structure,
-            rank=method.rank if structure == "lowrank" else None,
-            apart=noise_sites(self.problem, u) if structure == "lowrank" else (),
-            sharing=method.sharing,
-            positions=None if len(positions) == self._size else positions,
-            seed=self.problem.seed,
-            memory=method.memory,
-        )
-        self.passes += passes
-        if isinstance(curvature, KroneckerCurvature) and method.prior_approximation == "kron":
-            curvature = replace(curvature, nearest=True)
-        return curvature
+    # -- curvature and prior
 
-    def _prior(self, u: Mapping[str, np.ndarray], positions: np.ndarray, dense: bool = True) -> np.ndarray:
+    def data_curvature(self, u: Values, positions: np.ndarray, structure: str | None = None) -> DataCurvature:
+        """The curvature of the data over the positions."""
+        names = ("curvature", "fisher", "samples", "structure", "rank", "sharing", "memory")
+        settings: dict[str, Any] = {name: getattr(self.method, name) for name in names}
+        settings |= {"structure": structure} if structure else {}
+        if settings["structure"] == "lowrank":
+            settings["apart"] = hyperparameters.noise_sites(self.problem, u)
+        where = None if len(positions) == self.size else positions
+        found, passes = data_curvature(self.problem, u, positions=where, seed=self.problem.seed, **settings)
+        self.passes += passes
+        nearest = isinstance(found, KroneckerCurvature) and self.method.prior_approximation == "kron"
+        return replace(found, nearest=True) if nearest else found
+
+    def prior(self, u: Values, positions: np.ndarray, dense: bool = True) -> np.ndarray:
         """The prior's curvature over the positions: (Q,), or (Q, Q) if sites depend on each other."""
         prior = prior_curvature(self.problem, u)
         if prior.ndim == 1:
@@ -372,19 +424,17 @@ class GaussianFit:
         prior = prior[np.ix_(positions, positions)]
         off = prior - np.diag(np.diag(prior))
         # A scale that is held at a value causes no dependence between the sites that it scales.
-        if not dense or np.abs(off).max(initial=0.0) <= 1e-10 * np.abs(prior).max():
+        if not dense or np.abs(off).max(initial=0.0) <= INDEPENDENT * np.abs(prior).max():
             return np.diag(prior).copy()
         return prior
 
-    def _tensor_priors(
-        self, u: Mapping[str, np.ndarray], positions: np.ndarray
-    ) -> np.ndarray | dict[str, TensorPrior]:
+    def _tensor_priors(self, u: Values, positions: np.ndarray) -> Prior:
         """The prior's curvature tensor by tensor, or (Q,) if it is diagonal, for positions of whole sites."""
-        inside = {name: at for name, at in site_slices(self.problem).items() if at.start in positions}
+        inside = {name: at for name, at in self.slices.items() if at.start in positions}
         known = site_curvatures(self.problem, u)
-        if known is not None and not all(is_diagonal(known[name]) for name in inside):
+        if known is not None and not all(kronecker.is_diagonal(known[name]) for name in inside):
             return {name: known[name] for name in inside}
-        prior = self._prior(u, positions)
+        prior = self.prior(u, positions)
         if prior.ndim == 1 or self.method.prior_approximation is None:
             return prior
         parts: dict[str, TensorPrior] = {}
@@ -392,113 +442,91 @@ class GaussianFit:
         for name, at in inside.items():
             here = slice(start, start + at.stop - at.start)
             parts[name], left_out[here, here], start = prior[here, here], 0.0, here.stop
-        if np.abs(left_out).max(initial=0.0) > 1e-10 * np.abs(prior).max():
-            self._say("what the prior says of several tensors together was left out of a Kronecker structure")
+        if np.abs(left_out).max(initial=0.0) > INDEPENDENT * np.abs(prior).max():
+            self.warn("what the prior says of several tensors together was left out of a Kronecker structure")
         return parts
 
-    def _gaussian(self, u: Mapping[str, np.ndarray], positions: np.ndarray) -> Any:
-        curvature = self._data_curvature(u, positions)
+    def _gaussian(self, u: Values, positions: np.ndarray) -> FlatGaussian:
+        curvature = self.data_curvature(u, positions)
         if isinstance(curvature, KroneckerCurvature):
-            prior = self._for_kronecker(curvature, self._tensor_priors(u, positions))
+            prior = self.kronecker_prior(curvature, self._tensor_priors(u, positions))
         else:
-            prior = self._prior(u, positions, dense=self.method.structure != "diag")
+            prior = self.prior(u, positions, dense=self.method.structure != "diag")
         gaussian = self._repaired(curvature, prior)
         self.figures["effective_parameters"] = _effective_parameters(gaussian, prior)
         return gaussian
 
-    def _for_kronecker(self, curvature: KroneckerCurvature, prior: Any) -> Any:
+    def kronecker_prior(self, curvature: KroneckerCurvature, prior: Prior) -> Any:
         """The prior in the form that `prior_approximation` requires, with a warning.
 
         For "mean" this is one precision for each weight matrix.
         """
-        weights = [block for block in curvature.blocks if isinstance(block, KroneckerBlock)]
-        if self.method.prior_approximation == "mean":
-            prior, averaged = (dict(prior) if isinstance(prior, Mapping) else prior.copy()), prior
-            widest, dependent = 0.0, False
-            for block in weights:
-                part = averaged[block.name] if isinstance(averaged, Mapping) else averaged[block.positions]
-                dependent |= not is_diagonal(part)
-                part = diagonal_of(part)
-                widest = max(widest, float(np.ptp(part) / max(abs(part.mean()), 1e-300)))
-                where = block.name if isinstance(averaged, Mapping) else block.positions
-                prior[where] = np.full(part.size, part.mean())
+        kind, by_name = self.method.prior_approximation, isinstance(prior, Mapping)
+        weights: dict[Any, TensorPrior] = {}
+        for block in curvature.blocks if kind else ():
+            if isinstance(block, KroneckerBlock):
+                weights[block.name] = prior[block.name if by_name else block.positions]  # type: ignore[index]
+        uneven = [name for name, part in weights.items() if not kronecker.is_one_precision(part)]
+        if kind == "kron" and uneven:
+            text = "data and prior together were replaced by the nearest precision with Kronecker eigenvectors in"
+            self.warn(f"{text} {', '.join(uneven)}")
+        elif kind == "mean":
+            prior = prior.copy()
+            widest, dependent = 0.0, not all(map(kronecker.is_diagonal, weights.values()))
+            for block in curvature.blocks:
+                if block.name in weights:
+                    part = kronecker.diagonal_of(weights[block.name])
+                    widest = max(widest, float(np.ptp(part) / max(abs(part.mean()), 1e-300)))
+                    prior[block.name if by_name else block.positions] = np.full(part.size, part.mean())  # type: ignore[index]
             if widest > 1e-9 or dependent:
-                self._say(
+                self.warn(
                     f"prior precisions were averaged over each weight matrix; within one they differ by up to "
                     f"{widest:.3g} times their mean"
                     + (", and what ties weights to each other was left out" if dependent else "")
                 )
-        elif self.method.prior_approximation == "kron":
-            parts = {
-                block.name: prior[block.name] if isinstance(prior, Mapping) else prior[block.positions]
-                for block in weights
-            }
-            uneven = [name for name, part in parts.items() if not is_one_precision(part)]
-            if uneven:
-                self._say(
-                    "data and prior together were replaced by the nearest precision with Kronecker eigenvectors in "
-                    + ", ".join(uneven)
-                )
         return prior
 
-    def _repaired(self, curvature: Any, prior: Any) -> Any:
+    def _repaired(self, curvature: Any, prior: Any) -> FlatGaussian:
         try:
             return curvature.gaussian(prior)
         except CurvatureError:
             if self.method.repair is None:
                 raise
+        negative, text = 0, "{}: {} negative eigenvalues were set to 0"
         if isinstance(prior, Mapping):
-            each = {name: _without_upward(part) for name, part in prior.items()}
-            prior, clipped = (
-                {name: part for name, (part, _) in each.items()},
-                sum(n for _, n in each.values()),
-            )
+            each = {name: _without_negative(part) for name, part in prior.items()}
+            prior = {name: part for name, (part, _) in each.items()}
+            clipped = sum(count for _, count in each.values())
         else:
-            prior, clipped = _without_upward(prior)
-        sentences = []
-        if clipped:
-            sentences.append(
-                f"the prior curves upwards at the mode: {clipped} negative eigenvalues of its Hessian were set to 0"
-            )
-        if self.method.curvature == "hessian":
-            curvature, negative = _without_negative(curvature)
-            if negative:
-                sentences.append(
-                    f"the Hessian of the data is indefinite: {negative} negative eigenvalues were set to 0"
-                )
+            prior, clipped = _without_negative(prior)
+        if self.method.curvature == "hessian" and isinstance(curvature, DiagonalCurvature):
+            values, negative = _without_negative(curvature.multiplier * curvature.values)
+            curvature = DiagonalCurvature(values)
+        elif self.method.curvature == "hessian":
+            matrix, negative = _without_negative(curvature.matrix())
+            curvature = FullCurvature(matrix)
         gaussian = curvature.gaussian(prior)
-        self.warnings += tuple(sentences)
+        if clipped:
+            self.warnings += (text.format("the prior curves upwards at the mode", clipped),)
+        if negative:
+            self.warnings += (text.format("the Hessian of the data is indefinite", negative),)
         return gaussian
 
-    def _say(self, sentence: str) -> None:
-        """Add a warning, once."""
-        if sentence not in self.warnings:
-            self.warnings += (sentence,)
 
-
-def _effective_parameters(gaussian: Any, prior: np.ndarray | Mapping[str, TensorPrior]) -> float:
+def _effective_parameters(gaussian: Any, prior: Prior) -> float:
     """gamma = tr(H A^-1) = Q - tr(Lambda A^-1)."""
     if isinstance(prior, Mapping):
-        return gaussian.size - prior_share(gaussian, prior)
+        return gaussian.size - kronecker.prior_share(gaussian, prior)
     if prior.ndim == 1:
         return float(gaussian.size - prior @ gaussian.variances())
     return float(gaussian.size - np.sum(prior * gaussian.covariance()))
 
 
-def _without_upward(prior: Any) -> tuple[Any, int]:
-    """The nearest curvature of a prior without negative eigenvalues, and the number of those removed."""
-    if isinstance(prior, Rotated):
-        return prior, 0
-    if prior.ndim == 1:
-        return np.maximum(prior, 0.0), int((prior < 0).sum())
-    values, vectors = np.linalg.eigh(prior)
-    return (vectors * np.maximum(values, 0.0)) @ vectors.T, int((values < 0).sum())
-
-
 def _without_negative(curvature: Any) -> tuple[Any, int]:
-    """The nearest curvature of the same structure without negative eigenvalues, and the number of those removed."""
-    if isinstance(curvature, DiagonalCurvature):
-        values = curvature.multiplier * curvature.values
-        return DiagonalCurvature(np.maximum(values, 0.0)), int((values < 0.0).sum())
-    values, vectors = np.linalg.eigh(curvature.matrix())
-    return FullCurvature((vectors * np.maximum(values, 0.0)) @ vectors.T), int((values < 0.0).sum())
+    """The nearest diagonal or matrix without negative eigenvalues, and the number of those removed."""
+    if isinstance(curvature, Rotated):
+        return curvature, 0
+    if curvature.ndim == 1:
+        return np.maximum(curvature, 0.0), int((curvature < 0).sum())
+    values, vectors = np.linalg.eigh(curvature)
+    return (vectors * np.maximum(values, 0.0)) @ vectors.T, int((values < 0).sum())

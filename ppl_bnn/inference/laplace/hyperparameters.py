@@ -7,7 +7,7 @@ the prior density of sites that are held at a value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,73 +15,50 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.errors import UnsupportedError
+from ppl_bnn.inference import flat_vector
 from ppl_bnn.inference.curvature.prior import parents, prior_curvature, site_densities, traced_latents
-from ppl_bnn.inference.flat_vector import (
-    first_rows,
-    flat_latents,
-    latent_names,
-    latent_places,
-    site_slices,
-    system_values,
-)
+from ppl_bnn.inference.curvature.structures import DataCurvature
+from ppl_bnn.inference.flat_vector import Values
 from ppl_bnn.inference.laplace.evidence import Evidence, GaussianNoise, groups_of
 from ppl_bnn.inference.optimisation.mode import Changes
 from ppl_bnn.language.handlers import network_output
 from ppl_bnn.language.likelihoods import Gaussian
 
 
-def log_likelihood(problem: Problem, u: Mapping[str, np.ndarray]) -> float:
-    """The log likelihood log p(y | x, w(u)), over all rows.
+def _inside(problem: Problem, positions: np.ndarray) -> dict[str, np.ndarray]:
+    """For each latent site, which of its elements are among the positions of the flat vector."""
+    slices = flat_vector.site_slices(problem)
+    inside = np.zeros(sum(site.size for site in problem.program.latents), dtype=bool)
+    inside[positions] = True
+    return {name: inside[at] for name, at in slices.items()}
 
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    u : mapping
-        Unconstrained values by site.
-    """
+
+def log_likelihood(problem: Problem, u: Values) -> float:
+    """The log likelihood log p(y | x, w(u)), over all rows."""
     program, system = problem.program, problem.system
     total = program.cached(
         "log likelihood", lambda: system.compile(lambda u, x, y: program.log_likelihood(u, x, y).sum())
     )
-    return float(total(system_values(problem, u), problem.x, problem.y))
+    return float(total(flat_vector.system_values(problem, u), problem.x, problem.y))
 
 
-def log_prior(problem: Problem, u: Mapping[str, np.ndarray], positions: np.ndarray) -> float:
+def log_prior(problem: Problem, u: Values, positions: np.ndarray) -> float:
     """The log prior density (with log |dw/du|) of the positions of the flat vector, at u.
 
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    u : mapping
-        Unconstrained values by site.
-    positions : ndarray
-        Positions of the flat vector.
-
-    Raises
-    ------
-    UnsupportedError
-        The positions are part of a site whose elements depend on each other.
+    Raises `UnsupportedError` if the positions are part of a site whose elements depend on each other.
     """
     if not len(positions):
         return 0.0
-    inside = np.zeros(max(at.stop for at in site_slices(problem).values()), dtype=bool)
-    inside[positions] = True
     prior = 0.0
     densities = site_densities(problem, u)
-    for name, at in site_slices(problem).items():
-        (elements, volume), chosen = densities[name], inside[at]
+    for name, chosen in _inside(problem, positions).items():
+        elements, volume = densities[name]
         if chosen.all():
             prior += float(elements.sum() + volume)
         elif chosen.any():
             if len(elements) != len(chosen):
-                raise UnsupportedError.of(
-                    f"site {name!r}",
-                    "a prior that is independent over elements",
-                    "one that is not",
-                    "whole layers",
-                )
+                expected = "a prior that is independent over elements"
+                raise UnsupportedError.of(f"site {name!r}", expected, "one that is not", "whole layers")
             prior += float(elements[chosen].sum())
     return prior
 
@@ -89,26 +66,18 @@ def log_prior(problem: Problem, u: Mapping[str, np.ndarray], positions: np.ndarr
 # --- noise ----------------------------------------------------------------------------------------
 
 
-def noise_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-    """The latent sites of a Gaussian likelihood's noise: those that affect log noise and not f.
-
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    u : mapping
-        Unconstrained values by site.
-    """
+def noise_sites(problem: Problem, u: Values) -> tuple[str, ...]:
+    """The latent sites of a Gaussian likelihood's noise: those that affect log noise and not f."""
     program, system = problem.program, problem.system
     if not isinstance(program.likelihood, Gaussian):
         return ()
     known: dict[str, tuple[str, ...]] = program.cached("noise sites", dict)
     if "all" in known:
         return known["all"]
-    x, y = first_rows(problem)
-    w = program.constrain(system_values(problem, u), x, y)
-    seen = program.language and not program.has_local
-    if seen and isinstance(network_output(program.model, w, x).likelihood.noise, int | float):
+    x, y = flat_vector.first_rows(problem)
+    w = program.constrain(flat_vector.system_values(problem, u), x, y)
+    whole = program.language and not program.has_local
+    if whole and isinstance(network_output(program.model, w, x).likelihood.noise, int | float):
         known["all"] = ()
         return ()
 
@@ -116,7 +85,7 @@ def noise_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> tuple[str, ...
         return np.isfinite(system.to_numpy(program.predictor(values, x))[0])
 
     found = []
-    for name in latent_names(problem):
+    for name in flat_vector.latent_names(problem):
         eta = finite({**w, name: w[name] * float("nan")})
         outputs = len(eta) // 2
         if eta[:outputs].all() and not eta[outputs:].all():
@@ -128,66 +97,37 @@ def noise_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> tuple[str, ...
 
 
 @dataclass(frozen=True)
-class Noise:
-    """The noise of a Gaussian likelihood.
-
-    Parameters
-    ----------
-    site : str or None
-        The site of the noise, None for a number.
-    value : ndarray
-        Its value.
-    likelihood : GaussianNoise
-        The terms of the evidence at the mode.
-    """
+class TunableNoise:
+    """The noise of a Gaussian likelihood: its site (None for a number), value, and the terms of the evidence."""
 
     site: str | None
     value: np.ndarray
     likelihood: GaussianNoise
 
 
-def gaussian_noise(problem: Problem, u: Mapping[str, np.ndarray]) -> Noise:
-    """The noise of a Gaussian likelihood, for tuning.
+def gaussian_noise(problem: Problem, u: Values) -> TunableNoise:
+    """The noise of a Gaussian likelihood, for tuning, at the mode u.
 
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    u : mapping
-        Unconstrained values by site.
-
-    Raises
-    ------
-    UnsupportedError
-        A likelihood without one noise for all rows, or a noise that is computed from sites.
+    Raises `UnsupportedError` for a likelihood without one noise for all rows, or a noise that is computed from sites.
     """
     program, system = problem.program, problem.system
-    advice = "noise='mode', or marginal= with the sites that the noise is made of"
+    where, got = "Laplace(noise='evidence')", type(program.likelihood).__name__
     if not isinstance(program.likelihood, Gaussian):
-        raise UnsupportedError.of(
-            "Laplace(noise='evidence')",
-            "likelihoods.Gaussian(noise)",
-            type(program.likelihood).__name__,
-            "noise='gaussian'",
-        )
-    x, y = first_rows(problem)
-    w = program.constrain(system_values(problem, u), x, y)
+        raise UnsupportedError.of(where, "likelihoods.Gaussian(noise)", got, "noise='gaussian'")
+    x, y = flat_vector.first_rows(problem)
+    w = program.constrain(flat_vector.system_values(problem, u), x, y)
     noise = network_output(program.model, w, x).likelihood.noise
     site = next((name for name, value in w.items() if value is noise), None)
     if site is None and not isinstance(noise, int | float):
-        raise UnsupportedError.of(
-            "Laplace(noise='evidence')",
-            "a noise that is a number or a site of its own",
-            "one that is computed",
-            advice,
-        )
+        expected, advice = "a noise that is a number or a site of its own", "noise='mode', or marginal= with"
+        advice += " the sites that the noise is made of"
+        raise UnsupportedError.of(where, expected, "one that is computed", advice)
     draws = {name: system.to_numpy(value)[None] for name, value in w.items()}
     eta = program.predictor_draws(draws, problem.inputs)[0].astype(float)
     outputs = eta.shape[-1] // 2
     residuals = np.asarray(problem.targets, float).reshape(len(eta), outputs) - eta[:, :outputs]
-    likelihood = GaussianNoise.of(residuals, np.exp(-2.0 * eta[:, outputs:]))
     value = np.asarray(noise if site is None else system.to_numpy(w[site]), dtype=float)
-    return Noise(site, value, likelihood)
+    return TunableNoise(site, value, GaussianNoise.of(residuals, np.exp(-2.0 * eta[:, outputs:])))
 
 
 # --- the evidence as a function of hyper-parameters -----------------------------------------------
@@ -201,20 +141,12 @@ class Tuning:
     ----------
     problem : Problem
         The model and its data.
-    positions : ndarray
-        The positions of the flat vector of latent sites that the Gaussian is over, (Q,).
-    groups : ndarray
-        The group of each position, (Q,).
-    names : tuple of str
-        Names of the groups, (G,).
-    held : tuple of str
-        Groups whose priors are not Normal, and stay unchanged.
+    positions, groups : ndarray
+        The positions of the flat vector of latent sites that the Gaussian is over, and the group of each, (Q,).
+    names, held : tuple of str
+        Names of the groups, (G,), and of those whose priors are not Normal, and stay unchanged.
     location, precision : ndarray
         Of the Normal priors, (Q,).
-    noise : bool
-        Whether the noise is tuned too.
-    curvature_at : callable
-        u -> the data curvature over the positions, at factors of 1.
     """
 
     problem: Problem
@@ -224,149 +156,102 @@ class Tuning:
     held: tuple[str, ...]
     location: np.ndarray
     precision: np.ndarray
-    noise: bool
-    curvature_at: Callable[[Mapping[str, np.ndarray]], Any]
 
     @classmethod
-    def of(
-        cls,
-        problem: Problem,
-        u: Mapping[str, np.ndarray],
-        positions: np.ndarray,
-        per: str,
-        noise: bool,
-        curvature_at: Callable[[Mapping[str, np.ndarray]], Any],
-    ) -> Tuning:
+    def of(cls, problem: Problem, u: Values, positions: np.ndarray, per: str) -> Tuning:
         """Groups over the sites with Normal priors; per "none" leaves all priors unchanged.
 
-        Raises
-        ------
-        UnsupportedError
-            No Normal prior to tune, or priors that depend on other sites.
+        Raises `UnsupportedError` if there is no Normal prior to tune, or priors depend on other sites.
         """
-        slices, sites = site_slices(problem), problem.program.sites
-        traced = traced_latents(problem, system_values(problem, u), *first_rows(problem))
-        inside = np.zeros(max(at.stop for at in slices.values()), dtype=bool)
-        inside[positions] = True
-        present = [(name, int(inside[at].sum())) for name, at in slices.items() if inside[at].any()]
+        sites = problem.program.sites
+        inside = {name: chosen for name, chosen in _inside(problem, positions).items() if chosen.any()}
         above = parents(problem, u)
         normal = [
-            (name, size)
-            for name, size in present
+            (name, int(chosen.sum()))
+            for name, chosen in inside.items()
             if sites[name].family == "Normal" and not above[name] and per != "none"
         ]
-        if per != "none":
-            dependent = [name for name, _ in present if above[name]]
-            if dependent:
-                raise UnsupportedError.of(
-                    f"Laplace(tune={per!r})",
-                    "priors that depend on no other site",
-                    f"scales of their own for {', '.join(dependent)}",
-                    f"marginal={sorted(set().union(*(above[name] for name in dependent)))}",
-                )
-            if not normal:
-                raise UnsupportedError.of(
-                    f"Laplace(tune={per!r})",
-                    "a Normal prior, whose precision can be tuned",
-                    ", ".join(sorted({sites[name].family for name, _ in present})),
-                    "priors.Normal, or tune='none'",
-                )
-        index, names = groups_of(normal, per) if normal else (np.zeros(0, int), ())  # type: ignore[arg-type]
-        tuned = {name for name, _ in normal}
-        held = tuple(f"{name} (as written)" for name, _ in present if name not in tuned)
-        groups, start, other = [], 0, len(names)
-        location, precision = [], []
-        for name, size in present:
-            chosen = inside[slices[name]]
-            if name in tuned:
-                groups.append(index[start : start + size])
-                start += size
-                shape = traced[name].value.shape
-                mean, variance = (
-                    np.broadcast_to(
-                        problem.system.to_numpy(getattr(traced[name].distribution, moment)), tuple(shape)
-                    ).reshape(-1)[chosen]
-                    for moment in ("mean", "variance")
-                )
-                location.append(mean.astype(float))
-                precision.append(1.0 / variance.astype(float))
-            else:
-                groups.append(np.full(size, other))
-                other += 1
-                location.append(np.zeros(size))
-                precision.append(np.zeros(size))
-        return cls(
-            problem,
-            positions,
-            np.concatenate(groups),
-            (*names, *held),
-            held,
-            np.concatenate(location),
-            np.concatenate(precision),
-            noise,
-            curvature_at,
-        )
+        dependent = [name for name in inside if above[name]]
+        if per != "none" and dependent:
+            raise UnsupportedError.of(
+                f"Laplace(tune={per!r})",
+                "priors that depend on no other site",
+                f"scales of their own for {', '.join(dependent)}",
+                f"marginal={sorted(set().union(*(above[name] for name in dependent)))}",
+            )
+        if per != "none" and not normal:
+            got = ", ".join(sorted({sites[name].family for name in inside}))
+            expected, advice = "a Normal prior, whose precision can be tuned", "priors.Normal, or tune='none'"
+            raise UnsupportedError.of(f"Laplace(tune={per!r})", expected, got, advice)
+        index, names = groups_of(normal, per) if normal else (np.zeros(0, int), ())
+        tuned = dict(normal)
+        tunable = np.array([name in tuned for name in inside])
+        held = tuple(f"{name} (as written)" for name in inside if name not in tuned)
+        # The site of each position, and its group if that site is held.
+        owner = np.repeat(np.arange(len(inside)), [int(chosen.sum()) for chosen in inside.values()])
+        groups = (len(names) - 1 + np.cumsum(~tunable))[owner]
+        groups[tunable[owner]] = index
+        location, precision = np.zeros((2, sum(site.size for site in problem.program.latents)))
+        slices, to_numpy = flat_vector.site_slices(problem), problem.system.to_numpy
+        values, data = flat_vector.system_values(problem, u), flat_vector.first_rows(problem)
+        traced = traced_latents(problem, values, *data)
+        for name in tuned:
+            shape, distribution = tuple(traced[name].value.shape), traced[name].distribution
+            location[slices[name]] = np.broadcast_to(to_numpy(distribution.mean), shape).reshape(-1)
+            variance = np.broadcast_to(to_numpy(distribution.variance), shape).reshape(-1).astype(float)
+            precision[slices[name]] = 1.0 / variance
+        location, precision = location[positions], precision[positions]
+        return cls(problem, positions, groups, (*names, *held), held, location, precision)
 
     @property
     def ones(self) -> np.ndarray:
         """Factors (G,) that leave the model unchanged."""
         return np.ones(len(self.names))
 
-    def evidence(self, u: Mapping[str, np.ndarray], prior: np.ndarray) -> Evidence:
-        """The evidence at the mode u as a function of factors; prior (Q,): its curvature there, at factors of 1."""
+    def evidence(self, u: Values, curvature: DataCurvature, prior: np.ndarray, with_noise: bool) -> Evidence:
+        """The evidence at the mode u as a function of factors; curvature and prior (Q,) there, at factors of 1."""
         problem = self.problem
-        determinant = self.curvature_at(u).determinant(prior, self.groups)
-        likelihood = gaussian_noise(problem, u).likelihood if self.noise else log_likelihood(problem, u)
         tuned = ~np.isin(np.asarray(self.names), self.held)[self.groups]
-        kept = self.positions[~tuned]
-        return Evidence.of(
-            determinant,
-            groups=self.groups,
+        return Evidence(
+            curvature.determinant(prior, self.groups),
+            self.groups,
             prior=np.where(tuned, self.precision, prior),
-            mode=flat_latents(problem, u)[self.positions],
-            location=self.location,
-            likelihood=likelihood,
+            mode=flat_vector.flat_latents(problem, u)[self.positions],
+            likelihood=gaussian_noise(problem, u).likelihood if with_noise else log_likelihood(problem, u),
             names=self.names,
+            location=self.location,
             held=self.held,
-            log_prior_held=log_prior(problem, u, kept),
+            log_prior_held=log_prior(problem, u, self.positions[~tuned]),
         )
 
-    def prior(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
+    def prior(self, u: Values) -> np.ndarray:
         """The prior's curvature at u over the positions, at factors of 1: (Q,)."""
         prior = prior_curvature(self.problem, u)
         if prior.ndim == 2:
-            raise UnsupportedError.of(
-                "Laplace",
-                "priors that are independent over elements, to tune them or the noise",
-                "a prior with dependence between sites",
-                "marginal=, or bnn.noncentred(model)",
-            )
+            expected = "priors that are independent over elements, to tune them or the noise"
+            got = "a prior with dependence between sites"
+            raise UnsupportedError.of("Laplace", expected, got, "marginal=, or bnn.noncentred(model)")
         return prior[self.positions]
 
     @property
     def places(self) -> np.ndarray:
         """The positions (Q,) in the flat vector of all sites, parameters without a prior included."""
-        return latent_places(self.problem)[self.positions]
+        return flat_vector.latent_places(self.problem)[self.positions]
 
     def changes(self, factors: np.ndarray, scale: float) -> Changes:
         """The changes of the log joint by the factors, over the flat vector of all sites."""
-        size, at = self.problem.program.parameter_count, self.places
-        penalty, location = np.zeros(size), np.zeros(size)
-        penalty[at] = (factors[self.groups] - 1.0) * self.precision
-        location[at] = self.location
+        penalty, location = np.zeros((2, self.problem.program.parameter_count))
+        penalty[self.places] = (factors[self.groups] - 1.0) * self.precision
+        location[self.places] = self.location
         return Changes(penalty, location, scale)
 
     def site_factors(self, factors: np.ndarray) -> dict[str, np.ndarray]:
         """Site -> factor on its prior's precision: a number if it is the same for the whole site, else an array."""
-        each = np.ones(max(at.stop for at in site_slices(self.problem).values()))
+        slices, sites = flat_vector.site_slices(self.problem), self.problem.program.sites
+        each = np.ones(sum(site.size for site in self.problem.program.latents))
         each[self.positions] = factors[self.groups]
-        found = {}
-        for name, at in site_slices(self.problem).items():
-            part = each[at]
-            if np.all(part == 1.0):
-                continue
-            uniform = np.all(part == part[0])
-            found[name] = (
-                np.asarray(part[0]) if uniform else part.reshape(self.problem.program.sites[name].shape)
-            )
-        return found
+        parts = {name: each[at] for name, at in slices.items() if not np.all(each[at] == 1.0)}
+        return {
+            name: np.asarray(part[0]) if np.all(part == part[0]) else part.reshape(sites[name].shape)
+            for name, part in parts.items()
+        }

@@ -18,20 +18,21 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.errors import CurvatureError, DivergenceError, InputError, UnsupportedError, unknown_name
-from ppl_bnn.core.progress import Progress
+from ppl_bnn.core.progress import Progress, Silent
+from ppl_bnn.core.settings import OneOf, between, optional, setting, whole
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.curvature import CURVATURES
+from ppl_bnn.inference.curvature.gaussians import STRUCTURES
 from ppl_bnn.inference.laplace.evidence import GROUPINGS
+from ppl_bnn.inference.laplace.fit import LaplaceFit
 from ppl_bnn.inference.laplace.linearised import KINDS
-from ppl_bnn.inference.laplace.tuned_fit import Fit
+from ppl_bnn.inference.laplace.tuned_fit import SEARCHES
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
-from ppl_bnn.inference.optimisation.mode import REFINING, check_optimiser, check_restarts, effort_of_mode
+from ppl_bnn.inference.optimisation.mode import REFINING, check_restarts, effort_of_mode
 from ppl_bnn.inference.optimisation.several_modes import failed_restarts
 from ppl_bnn.inference.start import Start, refuse_without_centre
 
 WEIGHTS = ("all", "last_layer", "largest_variance", "largest_magnitude")
-NOISES = ("gaussian", "mode", "evidence")
-TUNINGS = ("none", *GROUPINGS)
 
 
 @dataclass(frozen=True)
@@ -139,171 +140,109 @@ class Laplace(Method):
     - Eschenhagen et al. (2023), "Kronecker-factored approximate curvature for modern neural network architectures".
     """
 
-    structure: str = "full"
-    curvature: str = "ggn"
+    structure: str = setting("full", OneOf(tuple(STRUCTURES)))
+    curvature: str = setting("ggn", OneOf(CURVATURES))
     weights: str | Sequence[str] = "all"
-    subnetwork: int | None = None
-    fisher: str = "exact"
-    samples: int = 1
-    sharing: str = "expand"
-    rank: int | None = None
-    noise: str = "gaussian"
-    tune: str = "none"
-    objective: str = "evidence"
-    validation: float = 0.2
-    search: str = "fixed_point"
+    subnetwork: int | None = setting(None, optional(whole(1)), advice="100")
+    fisher: str = setting("exact", OneOf(("exact", "sampled")))
+    samples: int = setting(1, whole(1))
+    sharing: str = setting("expand", OneOf(("expand", "reduce")))
+    rank: int | None = setting(None, optional(whole(1)), advice="100")
+    noise: str = setting("gaussian", OneOf(("gaussian", "mode", "evidence")))
+    tune: str = setting("none", OneOf(("none", *GROUPINGS)))
+    objective: str = setting("evidence", OneOf(("evidence", "validation")))
+    validation: float = setting(0.2, between(0.0, 1.0))
+    search: str = setting("fixed_point", OneOf(tuple(SEARCHES)))
     during_training: bool = False
     marginal: Sequence[str] = ()
-    prior_approximation: str | None = None
-    engine: str = "curvature"
-    repair: str | None = None
-    predictive: str | None = None
-    steps: int = 20_000
-    learning_rate: float = 0.02
-    tolerance: float = 1e-4
+    prior_approximation: str | None = setting(None, OneOf((None, "mean", "kron")))
+    engine: str = setting("curvature", OneOf(("curvature", "guide")))
+    repair: str | None = setting(None, OneOf((None, "clip")))
+    predictive: str | None = setting(None, OneOf((None, *KINDS, "sampled")))
+    steps: int = setting(20_000, whole(1))
+    learning_rate: float = setting(0.02, between())
+    tolerance: float = setting(1e-4, between())
     polish: bool = True
     start: Start = None
     optimise: bool = True
     memory: int = 2**28
-    restarts: int = 1
+    restarts: int = setting(1, whole(1), advice="5")
     serves_local: ClassVar[bool] = False
 
     # -- before anything is computed
 
     def check(self) -> None:
-        for name, value, known in (
-            ("structure", self.structure, ("full", "kron", "diag", "lowrank")),
-            ("curvature", self.curvature, CURVATURES),
-            ("fisher", self.fisher, ("exact", "sampled")),
-            ("sharing", self.sharing, ("expand", "reduce")),
-            ("noise", self.noise, NOISES),
-            ("tune", self.tune, TUNINGS),
-            ("objective", self.objective, ("evidence", "validation")),
-            ("search", self.search, ("fixed_point", "maximise")),
-            ("engine", self.engine, ("curvature", "guide")),
-            ("prior_approximation", self.prior_approximation, (None, "mean", "kron")),
-            ("repair", self.repair, (None, "clip")),
-            ("predictive", self.predictive, (None, *KINDS, "sampled")),
-        ):
-            if value not in known:
-                raise unknown_name(f"{name} of Laplace", str(value), tuple(map(str, known)))
         if isinstance(self.weights, str) and self.weights not in WEIGHTS:
             raise unknown_name("weights of Laplace", self.weights, WEIGHTS)
-        check_optimiser(self.name, self.steps, self.learning_rate, self.tolerance)
         check_restarts(self.name, self.restarts, self.start)
-        self._check_numbers()
-        self._check_combinations()
-
-    def _check_numbers(self) -> None:
-        for name, value, needed in (
-            ("subnetwork", self.subnetwork, str(self.weights).startswith("largest")),
-            ("rank", self.rank, self.structure == "lowrank"),
+        for name, value, choice, chosen in (
+            (
+                "subnetwork",
+                self.subnetwork,
+                "weights='largest_variance' or 'largest_magnitude'",
+                self._largest,
+            ),
+            ("rank", self.rank, "structure='lowrank'", self.structure == "lowrank"),
         ):
-            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            if needed and not whole:
-                raise InputError.of(f"Laplace: {name}", "a positive whole number", repr(value), f"{name}=100")
-            if not needed and value is not None:
-                raise InputError.of(
-                    f"Laplace: {name}",
-                    "weights='largest_variance' or 'largest_magnitude'"
-                    if name == "subnetwork"
-                    else "structure='lowrank'",
-                    "another choice",
-                    f"leaving {name} out",
-                )
-        if not isinstance(self.samples, int) or self.samples < 1:
-            raise InputError.of(
-                "Laplace: samples", "a positive whole number", repr(self.samples), "samples=1"
-            )
-        if not 0.0 < self.validation < 1.0:
-            raise InputError.of(
-                "Laplace: validation", "a share between 0 and 1", repr(self.validation), "validation=0.2"
-            )
+            if chosen and value is None:
+                raise InputError.of(f"Laplace {name}", f"a whole number with {choice}", "None", f"{name}=100")
+            if not chosen and value is not None:
+                raise InputError.of(f"Laplace {name}", choice, "another choice", f"leaving {name} out")
         if not self.optimise and self.start is None:
-            raise InputError.of(
-                "Laplace", "start= with optimise=False", "None", "start=a MAP posterior or a dict of arrays"
-            )
+            advice = "start=a MAP posterior or a dict of arrays"
+            raise InputError.of("Laplace", "start= with optimise=False", "None", advice)
         if not self.optimise:
             refuse_without_centre(self.start)
+        self._check_combinations()
+
+    @property
+    def _largest(self) -> bool:
+        return str(self.weights).startswith("largest")
+
+    @property
+    def _tunes(self) -> bool:
+        return self.tune != "none" or self.noise == "evidence"
 
     def _check_combinations(self) -> None:
-        """Refuse each combination that is not defined, with an alternative."""
-        tuned = self.tune != "none" or self.noise == "evidence"
-        sub = str(self.weights).startswith("largest")
-        for impossible, expected, got, advice in (
-            (
-                self.structure == "kron" and self.curvature == "hessian",
-                "a curvature that is a sum of products of gradients",
-                "curvature='hessian' with structure='kron'",
-                "curvature='ggn', or structure='full', 'diag' or 'lowrank'",
-            ),
-            (
-                self.structure == "kron" and sub,
-                "whole layers with structure='kron'",
-                f"weights={self.weights!r}",
-                "names of layers, or structure='full' or 'diag'",
-            ),
-            (
-                self.structure == "kron" and self.tune == "weight",
-                "one precision for each tensor with structure='kron'",
-                "tune='weight'",
-                "tune='tensor', or structure='diag'",
-            ),
-            (
-                # The empirical Fisher matrix is proportional to the squared noise precision. (That of laplace-torch is
-                # for regression twice the empirical Fisher matrix, and multiplied by the noise precision itself.)
-                self.curvature != "ggn" and self.noise == "evidence",
-                "a curvature in proportion to the noise precision",
-                f"curvature={self.curvature!r} with noise='evidence'",
-                "curvature='ggn', or marginal= with the noise",
-            ),
-            (
-                tuned and bool(self.marginal),
-                "one search for hyper-parameters",
-                f"tune={self.tune!r}, noise={self.noise!r} and marginal={list(self.marginal)}",
-                "marginal= alone, with all scales in it",
-            ),
-            (
-                self.objective == "validation" and (self.tune == "none" or self.noise == "evidence"),
-                "objective='validation' for prior precisions",
-                f"tune={self.tune!r}, noise={self.noise!r}",
-                "tune='global' and noise='mode' or 'gaussian'",
-            ),
-            (
-                self.objective == "validation" and self.tune == "weight",
-                "few factors with objective='validation'",
-                "tune='weight'",
-                "tune='global' or 'layer'",
-            ),
-            (
-                self.during_training and not tuned,
-                "something to tune with during_training=True",
-                "tune='none' and noise other than 'evidence'",
-                "tune='global'",
-            ),
-            (
-                self.during_training and not self.optimise,
-                "training with during_training=True",
-                "optimise=False",
-                "optimise=True",
-            ),
-            (
-                self.engine == "guide"
-                and (
-                    tuned
-                    or bool(self.marginal)
-                    or self.weights != "all"
-                    or self.structure != "full"
-                    or self.noise != "gaussian"
-                    or self.predictive not in (None, "sampled")
-                ),
-                "the defaults with engine='guide', which has a full Hessian and nothing else",
-                "another structure, weights, noise, tuning or predictive",
-                "engine='curvature'",
-            ),
-        ):
-            if impossible:
+        """Refuse combinations that are not defined, with an alternative."""
+
+        def refuse(when: bool, names: str, expected: str, advice: str) -> None:
+            if when:
+                got = ", ".join(f"{name}={getattr(self, name)!r}" for name in names.split())
                 raise UnsupportedError.of("Laplace", expected, got, advice)
+
+        kron, validation = self.structure == "kron", self.objective == "validation"
+        expected = "a curvature that is a sum of products of gradients"
+        refuse(kron and self.curvature == "hessian", "structure curvature", expected, "curvature='ggn'")
+        expected = "whole layers with structure='kron'"
+        refuse(kron and self._largest, "structure weights", expected, "names of layers, or structure='diag'")
+        expected = "one precision for each tensor with structure='kron'"
+        refuse(kron and self.tune == "weight", "structure tune", expected, "tune='tensor'")
+        # The empirical Fisher matrix is proportional to the squared noise precision. (That of laplace-torch is for
+        # regression twice the empirical Fisher matrix, and multiplied by the noise precision itself.)
+        expected, advice = "a curvature in proportion to the noise precision", "marginal= with the noise"
+        refuse(self.curvature != "ggn" and self.noise == "evidence", "curvature noise", expected, advice)
+        expected, advice = "one search for hyper-parameters", "marginal= alone, with all scales in it"
+        refuse(self._tunes and bool(self.marginal), "tune noise marginal", expected, advice)
+        expected, advice = "objective='validation' for prior precisions", "tune='global' and noise='mode'"
+        refuse(
+            validation and (self.tune == "none" or self.noise == "evidence"), "tune noise", expected, advice
+        )
+        expected = "few factors with objective='validation'"
+        refuse(validation and self.tune == "weight", "tune", expected, "tune='global' or 'layer'")
+        expected = "something to tune with during_training=True"
+        refuse(self.during_training and not self._tunes, "tune noise", expected, "tune='global'")
+        expected = "training with during_training=True"
+        refuse(self.during_training and not self.optimise, "optimise", expected, "optimise=True")
+        names = "structure weights tune noise marginal predictive"
+        defaults = ("full", "all", "none", "gaussian")
+        given = (self.structure, self.weights, self.tune, self.noise)
+        other = given != defaults or bool(self.marginal) or self.predictive not in (None, "sampled")
+        expected = "the defaults with engine='guide', which has a full Hessian and nothing else"
+        refuse(self.engine == "guide" and other, names, expected, "engine='curvature'")
+
+    def check_support(self, problem: Problem) -> None:
+        LaplaceFit(self, problem, Silent()).check()
 
     # -- cost and limitations
 
@@ -319,39 +258,31 @@ class Laplace(Method):
         if self.weights != "all":
             kept += " Weights that are left out have no spread, so that f has too little away from the data."
         if self.engine == "guide":
-            kept += (
-                " The exact Hessian of a network is often no precision, and prediction is by sampled weights."
-            )
+            kept += " The exact Hessian of a network is often no precision, and draws go through the network."
         return found + kept
 
     def effort(self, size: Size) -> Effort:
         mode = effort_of_mode(self.steps, self.polish) if self.optimise else Effort.exactly(0.0)
         # Passes over the rows for the curvature, and for the log evidence.
         passes = Effort(0.0, size.outputs + 2.0, 50.0 + 2.0 * size.parameters * (self.curvature == "hessian"))
-        if self.tune != "none" or self.noise == "evidence" or self.marginal:
+        if self._tunes or self.marginal:
             # Each evaluation of other hyper-parameters may move the mode, by L-BFGS.
             often = 50.0 if self.during_training or self.objective == "validation" else 1.0
             passes = Effort(0.0, passes.usual + 20.0 * often, passes.most + REFINING * 3.0 * often)
-        whole = self.structure == "full" and self.weights == "all"
-        side = (
-            min(size.parameters, size.rows * size.outputs) if self.engine == "curvature" else size.parameters
-        )
-        passes = replace(
-            passes,
-            numbers=3.0 * side**2 + float(side == size.rows * size.outputs) * side * size.parameters
-            if whole
-            else float((self.rank or 0) * size.parameters),
-            operations=2.0 * size.rows * size.outputs * size.parameters * side + side**3 / 3.0
-            if whole
-            else 0.0,
-        )
+        terms = size.rows * size.outputs
+        side = min(size.parameters, terms) if self.engine == "curvature" else size.parameters
+        numbers, operations = float((self.rank or 0) * size.parameters), 0.0
+        if self.structure == "full" and self.weights == "all":
+            numbers = 3.0 * side**2 + float(side == terms) * side * size.parameters
+            operations = 2.0 * terms * size.parameters * side + side**3 / 3.0
+        passes = replace(passes, numbers=numbers, operations=operations)
         return passes.after(mode).times(self.restarts).after(effort_of_start(self.start, size))
 
     # -- the fit
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         if self.restarts == 1:
-            return Fit(self, problem, progress).outcome()
+            return LaplaceFit(self, problem, progress).outcome()
         return _best_of(self, problem, progress)
 
 
@@ -364,7 +295,7 @@ def _best_of(method: Laplace, problem: Problem, progress: Progress) -> Outcome:
     evidence, joint = (np.full(method.restarts, -np.inf) for _ in range(2))
     seconds, evaluations, failed = np.zeros(2), 0.0, []
     for restart in range(method.restarts):
-        fit, watch = Fit(method, problem, progress, restart), Stopwatch()
+        fit, watch = LaplaceFit(method, problem, progress, restart), Stopwatch()
         try:
             outcome = fit.outcome()
         except (CurvatureError, DivergenceError) as error:
@@ -375,8 +306,8 @@ def _best_of(method: Laplace, problem: Problem, progress: Progress) -> Outcome:
         evidence[restart], joint[restart] = fit.figures["log_evidence"], outcome.figures["log_joint"]
         seconds += outcome.compile_seconds, outcome.run_seconds
         evaluations += outcome.gradient_evaluations or 0.0
-        if best is None or fit.standing > best[0]:
-            best = fit.standing, outcome
+        if best is None or fit.score > best[0]:
+            best = fit.score, outcome
     if best is None:
         raise failed[0]
     outcome = best[1]

@@ -48,16 +48,17 @@ quadrature or quasi-Monte Carlo of "linearised". As p is approximate, H(p) may b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError, unknown_name
+from ppl_bnn.core.arrays import chunks
+from ppl_bnn.core.errors import CurvatureError, InputError
 from ppl_bnn.language import likelihoods
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 
+Array = np.ndarray
 KINDS = ("linearised", "probit", "probit_covariance", "bridge", "bridge_norm")
 # Points of the quasi-Monte Carlo rule: a power of two, at which Sobol points are balanced.
 DRAWS = 1024
@@ -70,33 +71,15 @@ KNOWN = 1e-14
 BLOCK = 1 << 22
 
 
-def kinds_of(likelihood: Any, outputs: int) -> tuple[str, ...]:
-    """The kinds of prediction that a likelihood has for a predictor with `outputs` columns, the default first.
-
-    Parameters
-    ----------
-    likelihood
-        The likelihood.
-    outputs : int
-        Number of columns of the predictor.
-    """
-    _check_outputs(likelihood, outputs)
+def kinds_of(likelihood: Any) -> tuple[str, ...]:
+    """The kinds of prediction that a likelihood has, the default first."""
     if isinstance(likelihood, likelihoods.Bernoulli):
         return ("linearised", "probit", "bridge", "bridge_norm")
-    if isinstance(likelihood, likelihoods.Categorical):
-        return KINDS
-    return ("linearised",)
+    return KINDS if isinstance(likelihood, likelihoods.Categorical) else ("linearised",)
 
 
 def predictive(
-    likelihood: Any,
-    mean: Any,
-    covariance: Any,
-    kind: str,
-    *,
-    draws: int | None = None,
-    seed: int = 0,
-    class_names: Sequence[str] | None = None,
+    likelihood: Any, mean: Any, covariance: Any, kind: str, *, draws: int = DRAWS, seed: int = 0
 ) -> Prediction:
     """The prediction of y from eta ~ N(mean, covariance), row by row. The module docstring explains the kinds.
 
@@ -114,7 +97,7 @@ def predictive(
 
     With several outputs the first two are exact for each output. Their components ignore the correlation of the f_k,
     so `log_prob` of a whole row is that of independent outputs given the noise. `joint_predictive` gives the
-    covariances, and `draws` a mixture that has them.
+    covariances.
 
     Parameters
     ----------
@@ -125,27 +108,16 @@ def predictive(
     covariance : array
         (N, D, D), symmetric and positive semidefinite. It may be singular.
     kind : str
-        The kind of prediction.
-    draws : int or None
-        Points of quasi-Monte Carlo (default 1024). If given, it also replaces closed form and quadrature.
+        The kind of prediction, one of `kinds_of(likelihood)`.
+    draws : int
+        Points of quasi-Monte Carlo.
     seed : int
         The seed of the scrambling of Sobol points.
-    class_names : sequence of str or None
-        Names of the classes.
-
-    Returns
-    -------
-    Prediction
-        The prediction.
 
     Raises
     ------
     InputError
-        Shapes and values that are not a Gaussian.
-    UnknownNameError
-        An unknown kind.
-    UnsupportedError
-        A kind that the likelihood does not have.
+        A mean or a covariance that is not finite.
     CurvatureError
         A covariance that is indefinite, or a bridge without variance.
     """
@@ -153,126 +125,47 @@ def predictive(
         # The prediction is of the uncensored value itself.
         found = predictive(likelihood.base, mean, covariance, kind, draws=draws, seed=seed)
         return replace(found, censored=True)
-    if kind not in KINDS:
-        raise unknown_name("kind of prediction", kind, KINDS)
-    mean, covariance = _checked(likelihood, mean, covariance)
-    kinds = kinds_of(likelihood, mean.shape[1])
-    if kind not in kinds:
-        raise UnsupportedError.of(
-            "",
-            f"a kind of prediction that {type(likelihood).__name__} has: {', '.join(kinds)}",
-            kind,
-            f"kind={kinds[0]!r}",
-        )
-    if draws is not None and (isinstance(draws, bool) or not isinstance(draws, int) or draws < 1):
-        raise InputError.of("", "draws as a whole number of at least 1", repr(draws), "draws=1024")
+    mean, covariance = np.asarray(mean, dtype=float), np.asarray(covariance, dtype=float)
+    if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
+        expected, advice = "a finite mean and covariance of the predictor", "inputs nearer to the data"
+        raise InputError.of("", expected, "NaN or infinity", advice)
     if kind == "linearised":
-        return _linearised(likelihood, mean, covariance, draws, seed, class_names)
+        return _linearised(likelihood, mean, covariance, draws, seed)
     if kind.startswith("bridge"):
         probs, expected = _bridge(likelihood, mean, covariance, normalise=kind == "bridge_norm")
     else:
         probs = _probit(likelihood, mean, covariance, differences=kind == "probit_covariance")
         expected = _expected_entropy(likelihood, mean, covariance, draws, seed)
-    within = np.clip(_entropy(probs) - expected, 0.0, _entropy(probs))
-    if isinstance(likelihood, likelihoods.Bernoulli):
-        return Prediction(
-            "Bernoulli", {"probs": probs[None, :, 1]}, epistemic_within=within[None], class_names=class_names
-        )
-    return Prediction(
-        "Categorical", {"probs": probs[None]}, epistemic_within=within[None], class_names=class_names
-    )
-
-
-# --- what comes in ----------------------------------------------------------------------------------------
+    within = np.clip(_entropy(probs) - expected, 0.0, _entropy(probs))[None]
+    binary = isinstance(likelihood, likelihoods.Bernoulli)
+    family, probs = ("Bernoulli", probs[:, 1]) if binary else ("Categorical", probs)
+    return Prediction(family, {"probs": probs[None]}, epistemic_within=within)
 
 
 def _is_gaussian(likelihood: Any) -> bool:
     return isinstance(likelihood, likelihoods.Gaussian | likelihoods.HeteroscedasticGaussian)
 
 
-def _check_outputs(likelihood: Any, outputs: int) -> None:
-    if isinstance(likelihood, likelihoods.Bernoulli):
-        fits, wanted = outputs == 1, "1 column, the logit"
-    elif isinstance(likelihood, likelihoods.Categorical):
-        fits, wanted = outputs >= 2, "at least 2 columns, the logits"
-    elif _is_gaussian(likelihood):
-        fits, wanted = outputs >= 2 and outputs % 2 == 0, "2 K columns, the means and then the log noises"
-    else:
-        fits, wanted = outputs >= 1, "at least 1 column"
-    if not fits:
-        raise InputError.of(
-            "",
-            f"a predictor of {type(likelihood).__name__} with {wanted}",
-            f"{outputs}",
-            "likelihood.predictor(f)",
-        )
-
-
-def _checked(likelihood: Any, mean: Any, covariance: Any) -> tuple[np.ndarray, np.ndarray]:
-    mean, covariance = np.asarray(mean, dtype=np.float64), np.asarray(covariance, dtype=np.float64)
-    if mean.ndim != 2 or mean.shape[0] == 0 or covariance.shape != (*mean.shape, mean.shape[-1]):
-        raise InputError.of(
-            "",
-            "a mean of shape (N, D) and a covariance of shape (N, D, D)",
-            f"{mean.shape} and {covariance.shape}",
-            "one mean and one covariance matrix per row",
-        )
-    _check_outputs(likelihood, mean.shape[1])
-    _check_matrices(mean, covariance)
-    return mean, covariance
-
-
-def _check_matrices(mean: np.ndarray, covariance: np.ndarray) -> None:
-    """Check for finite values, symmetric matrices (over the last two axes) and non-negative variances."""
-    if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
-        raise InputError.of(
-            "", "a finite mean and covariance", "NaN or infinity", "looking at the mode and its curvature"
-        )
-    variances = np.diagonal(covariance, axis1=-2, axis2=-1)
-    # The sum J A^-1 J' is symmetric and positive up to rounding, relative to its largest variance.
-    slack = 1e-9 * np.abs(variances).max(axis=-1)
-    if (np.abs(covariance - np.swapaxes(covariance, -1, -2)).max(axis=(-2, -1)) > slack).any():
-        raise InputError.of("", "symmetric covariances", "matrices that are not", "(S + S.T) / 2")
-    if (variances.min(axis=-1) < -slack).any():
-        raise CurvatureError.of(
-            "",
-            "variances that are not negative",
-            f"{variances.min():.3g}",
-            "a curvature that is positive definite, such as Gauss-Newton",
-        )
-
-
 # --- the integral itself ----------------------------------------------------------------------------------
 
 
-def _linearised(
-    likelihood: Any,
-    mean: np.ndarray,
-    covariance: np.ndarray,
-    draws: int | None,
-    seed: int,
-    class_names: Sequence[str] | None,
-) -> Prediction:
-    if draws is None:
-        if _is_gaussian(likelihood):
-            prediction = _normal_over_log_noise(mean, covariance)
-            if prediction is not None:
-                return prediction
-        elif isinstance(likelihood, likelihoods.Bernoulli):
-            nodes, log_weights = _logit_rule(float(np.sqrt(_variances(covariance).max())))
-            probs = _sigmoid(mean[:, 0] + np.sqrt(_variances(covariance)[:, 0]) * nodes[:, None])
-            return Prediction("Bernoulli", {"probs": probs}, log_weights=log_weights, class_names=class_names)
-    points = _normal_points(DRAWS if draws is None else draws, mean.shape[1], seed)
-    eta = _draws_of_eta(points, mean, _roots(covariance))
+def _linearised(likelihood: Any, mean: Array, covariance: Array, draws: int, seed: int) -> Prediction:
+    if isinstance(likelihood, likelihoods.Bernoulli):
+        sd = np.sqrt(_variances(covariance)[:, 0])
+        nodes, log_weights = _logit_rule(float(sd.max()))
+        probs = _sigmoid(mean[:, 0] + sd * nodes[:, None])
+        return Prediction("Bernoulli", {"probs": probs}, log_weights=log_weights)
     if _is_gaussian(likelihood):
-        # Draws belong to one row here: Gaussian.mixture_parameters may take the noise of a draw from its first row.
-        outputs = mean.shape[1] // 2
-        loc, scale = eta[..., :outputs], np.exp(eta[..., outputs:])
-        if outputs == 1:
-            loc, scale = loc[..., 0], scale[..., 0]
-        return Prediction("Normal", {"loc": loc, "scale": scale})
-    family, parameters = likelihood.mixture_parameters(eta)
-    return Prediction(family, parameters, class_names=class_names)
+        prediction = _normal_over_log_noise(mean, covariance)
+        if prediction is not None:
+            return prediction
+    eta = _draws_of_eta(_normal_points(draws, mean.shape[1], seed), mean, _roots(covariance))
+    if not _is_gaussian(likelihood):
+        return Prediction(*likelihood.mixture_parameters(eta))
+    # Draws belong to one row here: Gaussian.mixture_parameters may take the noise of a draw from its first row.
+    outputs = mean.shape[1] // 2
+    loc, scale = eta[..., :outputs], np.exp(eta[..., outputs:])
+    return Prediction("Normal", {"loc": loc, "scale": scale})
 
 
 def _normal_over_log_noise(mean: np.ndarray, covariance: np.ndarray) -> Prediction | None:
@@ -308,15 +201,15 @@ def _normal_over_log_noise(mean: np.ndarray, covariance: np.ndarray) -> Predicti
     z = nodes[:, None, None]
     log_scale = log_noise + slope_noise * z
     if log_scale.max() > 300.0:
-        raise CurvatureError.of(
-            "",
-            "log noise whose variance leaves the variance of y finite",
-            f"a standard deviation of log noise up to {sd.max():.3g}",
-            "more rows, a tighter prior on the noise, or inputs nearer to the data",
-        )
-    return prediction(
-        f + slope_f * z, within[None], np.hypot(np.sqrt(within), np.exp(log_scale)), log_weights
-    )
+        raise _infinite_noise(float(sd.max()))
+    scale = np.hypot(np.sqrt(within), np.exp(log_scale))
+    return prediction(f + slope_f * z, within[None], scale, log_weights)
+
+
+def _infinite_noise(sd: float) -> CurvatureError:
+    expected = "log noise whose variance leaves the variance of y finite"
+    advice = "more rows, a tighter prior on the noise, or inputs nearer to the data"
+    return CurvatureError.of("", expected, f"a standard deviation of log noise up to {sd:.3g}", advice)
 
 
 def _log_noise_rule(sd: float, sharpness: float) -> tuple[np.ndarray, np.ndarray]:
@@ -367,22 +260,14 @@ def _roots(covariance: np.ndarray) -> np.ndarray:
     try:
         return np.linalg.cholesky(covariance)
     except np.linalg.LinAlgError:
-        return np.stack([_root(matrix) for matrix in covariance])
-
-
-def _root(matrix: np.ndarray) -> np.ndarray:
-    try:
-        return np.linalg.cholesky(matrix)
-    except np.linalg.LinAlgError:
-        values, vectors = np.linalg.eigh(matrix)
+        if len(covariance) > 1:
+            return np.concatenate([_roots(matrix[None]) for matrix in covariance])
+        values, vectors = np.linalg.eigh(covariance[0])
     if values[0] < -1e-8 * max(values[-1], 0.0) or values[-1] < 0.0:
-        raise CurvatureError.of(
-            "",
-            "positive semidefinite covariances of the predictor",
-            f"eigenvalues from {values[0]:.3g} to {values[-1]:.3g}",
-            "a curvature that is positive definite, such as Gauss-Newton",
-        ) from None
-    return vectors * np.sqrt(np.maximum(values, 0.0))
+        expected = "positive semidefinite covariances of the predictor"
+        advice = "a curvature that is positive definite, such as Gauss-Newton"
+        raise CurvatureError.of("", expected, f"eigenvalues from {values[0]:.3g} to {values[-1]:.3g}", advice)
+    return (vectors * np.sqrt(np.maximum(values, 0.0)))[None]
 
 
 def _draws_of_eta(points: np.ndarray, mean: np.ndarray, roots: np.ndarray) -> np.ndarray:
@@ -410,9 +295,7 @@ def _probit(likelihood: Any, mean: np.ndarray, covariance: np.ndarray, differenc
     return _softmax(-_log_sum_exp(-gaps))
 
 
-def _bridge(
-    likelihood: Any, mean: np.ndarray, covariance: np.ndarray, normalise: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def _bridge(likelihood: Any, mean: Array, covariance: Array, normalise: bool) -> tuple[Array, Array]:
     """Mean (N, C) and expected entropy (N,) of the Dirichlet of the Laplace bridge."""
     if isinstance(likelihood, likelihoods.Bernoulli):
         # Conditioning (0, f) on a sum of zero would leave f no variance; the two halves sum to zero as they are.
@@ -421,22 +304,17 @@ def _bridge(
         lost = variances[:, 0] <= 0.0
     else:
         row_sums = covariance.sum(axis=-1)
-        total, trace = (
-            row_sums.sum(axis=-1, keepdims=True),
-            _variances(covariance).sum(axis=-1, keepdims=True),
-        )
+        total = row_sums.sum(axis=-1, keepdims=True)
+        trace = _variances(covariance).sum(axis=-1, keepdims=True)
         # Logits that sum to a constant already have S1 = 0: there is nothing to condition on.
         share = np.divide(row_sums, total, out=np.zeros_like(row_sums), where=total > 1e-12 * trace)
         mean = mean - share * mean.sum(axis=-1, keepdims=True)
         variances = _variances(covariance) - share * row_sums
         lost = variances.min(axis=-1) <= 1e-12 * trace[:, 0]
     if lost.any():
-        raise CurvatureError.of(
-            "",
-            "logits whose differences have a variance, for the Laplace bridge",
-            f"none in {np.count_nonzero(lost)} of {len(lost)} rows, the first being {int(np.argmax(lost))}",
-            "kind='linearised' or kind='probit'",
-        )
+        expected = "logits whose differences have a variance, for the Laplace bridge"
+        got = f"none in {np.count_nonzero(lost)} of {len(lost)} rows, the first being {int(np.argmax(lost))}"
+        raise CurvatureError.of("", expected, got, "kind='linearised' or kind='probit'")
     classes = mean.shape[1]
     if normalise:
         size = variances.mean(axis=-1, keepdims=True) * math.sqrt(2.0 / classes)
@@ -447,10 +325,9 @@ def _bridge(
         log_alpha = np.logaddexp(math.log1p(-2.0 / classes), log_alpha)
     log_alpha = log_alpha - np.log(variances)
     probs = _softmax(log_alpha)
-    log_total = _log_sum_exp(log_alpha)
     # E[H] of a Dirichlet: psi(alpha_0 + 1) - sum_c alpha_c / alpha_0 psi(alpha_c + 1).
-    expected = _digamma_of_next(log_total) - np.sum(probs * _digamma_of_next(log_alpha), axis=-1)
-    return probs, expected
+    each = np.sum(probs * _digamma_of_next(log_alpha), axis=-1)
+    return probs, _digamma_of_next(_log_sum_exp(log_alpha)) - each
 
 
 def _digamma_of_next(log_alpha: np.ndarray) -> np.ndarray:
@@ -460,83 +337,49 @@ def _digamma_of_next(log_alpha: np.ndarray) -> np.ndarray:
     return np.where(log_alpha > 37.0, log_alpha, digamma(np.exp(np.minimum(log_alpha, 37.0)) + 1.0))
 
 
-def _expected_entropy(
-    likelihood: Any, mean: np.ndarray, covariance: np.ndarray, draws: int | None, seed: int
-) -> np.ndarray:
+def _expected_entropy(likelihood: Any, mean: Array, covariance: Array, draws: int, seed: int) -> Array:
     """E[H(p(eta))] under the Gaussian, (N,): quadrature for one logit, quasi-Monte Carlo for several."""
     result = np.empty(len(mean))
-    if isinstance(likelihood, likelihoods.Bernoulli) and draws is None:
+    if isinstance(likelihood, likelihoods.Bernoulli):
         sd = np.sqrt(_variances(covariance)[:, 0])
         nodes, log_weights = _logit_rule(float(sd.max()))
-        for rows in _row_blocks(len(mean), len(nodes)):
-            logits = mean[rows, 0] + sd[rows] * nodes[:, None]
-            result[rows] = np.exp(log_weights) @ _logit_entropy(logits)
+        for start, stop in chunks(len(mean), max(1, BLOCK // len(nodes))):
+            f = mean[start:stop, 0] + sd[start:stop] * nodes[:, None]
+            each = np.stack([_sigmoid(f), _sigmoid(-f)], axis=-1)
+            result[start:stop] = np.exp(log_weights) @ _entropy(each)
         return result
-    points = _normal_points(DRAWS if draws is None else draws, mean.shape[1], seed)
-    for rows in _row_blocks(len(mean), points.size):
-        eta = _draws_of_eta(points, mean[rows], _roots(covariance[rows]))
-        if isinstance(likelihood, likelihoods.Bernoulli):
-            result[rows] = _logit_entropy(eta[..., 0]).mean(axis=0)
-        else:
-            result[rows] = _entropy(_softmax(eta)).mean(axis=0)
+    points = _normal_points(draws, mean.shape[1], seed)
+    for start, stop in chunks(len(mean), max(1, BLOCK // points.size)):
+        eta = _draws_of_eta(points, mean[start:stop], _roots(covariance[start:stop]))
+        result[start:stop] = _entropy(_softmax(eta)).mean(axis=0)
     return result
-
-
-def _row_blocks(rows: int, per_row: int) -> Iterator[slice]:
-    step = max(1, BLOCK // per_row)
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))
 
 
 # --- several rows at once ---------------------------------------------------------------------------------
 
 
-def joint_predictive(likelihood: Any, mean: Any, joint_covariance: Any) -> JointPrediction:
+def joint_predictive(likelihood: Any, mean: Any, joint: np.ndarray) -> JointPrediction:
     """Mean and covariance of f, and of y for normal likelihoods, over all rows together.
 
     For Gaussian and HeteroscedasticGaussian, f is the first half of the columns and Cov(y) = Cov(f) + diag(exp(2 l + 2
     var(l))) with l the mean of log noise, by the law of total variance. This is exact, and with known noise y is
     normal. For other likelihoods f is all columns.
 
-    Parameters
-    ----------
-    likelihood
-        The likelihood.
-    mean : array
-        (N, D).
-    joint_covariance : array
-        (N D, N D). Position n D + d is column d of row n.
+    mean is (N, D), joint (N D, N D): position n D + d is column d of row n.
     """
     if isinstance(likelihood, likelihoods.Censored):
         likelihood = likelihood.base
-    mean = np.asarray(mean, dtype=np.float64)
-    joint = np.asarray(joint_covariance, dtype=np.float64)
-    if mean.ndim != 2 or mean.size == 0 or joint.shape != (mean.size, mean.size):
-        raise InputError.of(
-            "",
-            "a mean of shape (N, D) and a covariance of shape (N D, N D)",
-            f"{mean.shape} and {joint.shape}",
-            "the covariance of the ravelled mean",
-        )
-    rows, columns = mean.shape
-    _check_outputs(likelihood, columns)
-    _check_matrices(mean, joint)
+    mean = np.asarray(mean, dtype=float)
     if not _is_gaussian(likelihood):
         return JointPrediction(mean.reshape(-1), joint.copy(), None)
-    outputs = columns // 2
-    joint = joint.reshape(rows, columns, rows, columns)
-    f = joint[:, :outputs, :, :outputs].reshape(rows * outputs, rows * outputs)
-    positions = np.arange(rows)
-    noise_variances = _variances(joint[positions, :, positions, :])[:, outputs:]
+    outputs, rows = mean.shape[1] // 2, np.arange(len(mean))
+    joint = joint.reshape(*mean.shape, *mean.shape)
+    f = joint[:, :outputs, :, :outputs].reshape(outputs * len(rows), -1)
+    noise_variances = _variances(joint[rows, :, rows, :])[:, outputs:]
     with np.errstate(over="ignore"):
         noise = np.exp(2.0 * (mean[:, outputs:] + noise_variances)).reshape(-1)
     if not np.isfinite(noise).all():
-        raise CurvatureError.of(
-            "",
-            "log noise whose variance leaves the variance of y finite",
-            f"a standard deviation of log noise up to {np.sqrt(noise_variances.max()):.3g}",
-            "more rows, a tighter prior on the noise, or inputs nearer to the data",
-        )
+        raise _infinite_noise(float(np.sqrt(noise_variances.max())))
     return JointPrediction(mean[:, :outputs].reshape(-1), f, f + np.diag(noise))
 
 
@@ -569,8 +412,3 @@ def _entropy(probs: np.ndarray) -> np.ndarray:
     from scipy.special import entr
 
     return entr(probs).sum(axis=-1)
-
-
-def _logit_entropy(f: np.ndarray) -> np.ndarray:
-    p = _sigmoid(f)
-    return _entropy(np.stack([p, _sigmoid(-f)], axis=-1))

@@ -11,8 +11,8 @@ from scipy.special import logsumexp
 
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, priors
-from ppl_bnn.inference.laplace import tuned_fit
-from ppl_bnn.inference.laplace.computed_weights import bent, computed_names, computed_weights
+from ppl_bnn.inference.laplace import fit as laplace_fit
+from ppl_bnn.inference.laplace.computed_weights import computed_names, computed_weights, linearisation_error
 
 PPL = pytest.mark.parametrize("ppl", ["pyro", pytest.param("numpyro", marks=pytest.mark.slow)])
 NOISE = 0.5
@@ -173,7 +173,7 @@ def test_both_sides_of_what_is_far_from_linear(monkeypatch):
     x, y = data()
     remainder = fit(HIERARCHICAL, x, y).info.figures["computed_weights_remainder"]
     for limit, said in ((1.01 * remainder, False), (0.99 * remainder, True)):
-        monkeypatch.setattr(tuned_fit, "BENT", limit)
+        monkeypatch.setattr(laplace_fit, "LARGEST_REMAINDER", limit)
         warnings = fit(HIERARCHICAL, x, y).info.warnings
         assert any("computed from other sites" in text for text in warnings) is said
 
@@ -199,7 +199,7 @@ def test_remainder_and_width_of_a_product_by_hand():
     s, e = np.exp(centre["w.scale"]), centre["w.base"]
     steps = np.array([0.3, -0.2])
     u = {"w.scale": centre["w.scale"] + steps, "w.base": np.repeat(e[None], 2, axis=0)}
-    remainder, width = posterior._with(lambda problem: bent(problem, centre, u))
+    remainder, width = posterior._with(lambda problem: linearisation_error(problem, centre, u))
     change, tangent = np.expm1(steps), steps
     size = lambda a: np.sqrt(np.mean((a[:, None, None] * s * e) ** 2))
     assert np.isclose(remainder, size(change - tangent) / size(tangent))

@@ -10,15 +10,10 @@ import pytest
 from scipy.optimize import minimize, minimize_scalar, root
 from scipy.stats import multivariate_normal
 
-from ppl_bnn.core.errors import (
-    CurvatureError,
-    DivergenceError,
-    InputError,
-    UnknownNameError,
-    UnsupportedError,
-)
-from ppl_bnn.inference.laplace.evidence import LIMITS, Evidence, GaussianNoise, groups_of
-from ppl_bnn.inference.laplace.maximisation import alternate, fixed_point, maximise, profile
+from ppl_bnn.core.errors import CurvatureError, DivergenceError
+from ppl_bnn.inference.laplace import maximisation
+from ppl_bnn.inference.laplace.evidence import Evidence, GaussianNoise, groups_of
+from ppl_bnn.inference.laplace.maximisation import LIMITS, alternate, fixed_point, maximise
 from ppl_bnn.inference.laplace.search import by_validation, marginal_mode
 
 
@@ -65,7 +60,7 @@ class Linear:
     def evidence(self, factors, scale=1.0, held=(), log_prior_held=0.0):
         mode = self.mode(factors, scale)
         residuals = (self.y.reshape(-1) - self.design @ mode).reshape(self.y.shape)
-        return Evidence.of(
+        return Evidence(
             Dense(self.beta * self.design.T @ self.design, self.prior, self.groups),
             groups=self.groups,
             prior=self.prior,
@@ -76,6 +71,12 @@ class Linear:
             held=held,
             log_prior_held=log_prior_held,
         )
+
+    def known(self, factors, scale=1.0):
+        """The evidence with the noise as it is."""
+        evidence = self.evidence(factors, scale)
+        assert isinstance(evidence.likelihood, GaussianNoise)
+        return replace(evidence, likelihood=evidence.likelihood.log_likelihood(scale))
 
     def exact(self, factors, scale=1.0):
         """log N(y | X loc, I / (s beta) + X Lambda^-1 X') by SciPy."""
@@ -141,8 +142,7 @@ def test_gradient_is_that_of_finite_differences():
     rng = np.random.default_rng(1)
     for _ in range(5):
         z = rng.normal(size=4)
-        _, gradient, slope = evidence.value_and_gradient(np.exp(z[:3]), float(np.exp(z[3])))
-        for axis, exact in enumerate([*gradient, slope]):
+        for axis, exact in enumerate(evidence.at(np.exp(z[:3]), float(np.exp(z[3]))).gradient):
             step = 1e-4 * np.eye(4)[axis]
             high, low = (
                 evidence.log_evidence(np.exp(at[:3]), float(np.exp(at[3]))) for at in (z + step, z - step)
@@ -161,21 +161,6 @@ def test_is_concave_in_the_logarithms():
         assert evidence.log_evidence(middle[:3], float(middle[3])) >= np.mean(ends) - 1e-9
 
 
-def test_value_splits_into_fit_and_occam_factor():
-    linear = Linear(5)
-    factors = np.array([0.5, 2.0, 1.0])
-    evidence = linear.evidence(factors, 2.0)
-    mode = linear.mode(factors, 2.0)
-    residual = linear.y[:, 0] - linear.design @ mode
-    fit = multivariate_normal(np.zeros(30), np.eye(30) / 6.0).logpdf(residual)
-    assert evidence.log_likelihood(2.0) == pytest.approx(fit, rel=1e-12)
-    prior = factors[linear.groups] * linear.prior
-    log_prior = multivariate_normal(linear.loc, np.diag(1.0 / prior)).logpdf(mode)
-    covariance = np.linalg.inv(6.0 * linear.design.T @ linear.design + np.diag(prior))
-    at_mode = multivariate_normal(mode, covariance).logpdf(mode)
-    assert evidence.log_occam(factors, 2.0) == pytest.approx(log_prior - at_mode, rel=1e-10)
-
-
 def test_noise_may_differ_between_outputs():
     residuals = np.random.default_rng(0).normal(size=(7, 2))
     precision = np.array([2.0, 5.0])
@@ -184,8 +169,6 @@ def test_noise_may_differ_between_outputs():
     assert noise.log_likelihood(3.0) == pytest.approx(expected, rel=1e-12)
     same = GaussianNoise.of(residuals, np.broadcast_to(precision, (7, 2)))
     assert same == noise
-    with pytest.raises(InputError, match="one precision per output"):
-        GaussianNoise.of(residuals, np.ones(7))
 
 
 def test_held_group_keeps_its_factor_and_its_log_density():
@@ -199,8 +182,6 @@ def test_held_group_keeps_its_factor_and_its_log_density():
     assert tuned.converged
     assert tuned.factors[2] == 1.0
     assert not np.isclose(tuned.factors[0], 1.0)
-    with pytest.raises(InputError, match="a factor of 1 for held groups"):
-        evidence.log_evidence(np.array([1.0, 1.0, 2.0]))
 
 
 def test_gamma_is_that_of_the_eigenvalues():
@@ -240,9 +221,7 @@ def test_fixed_point_and_maximum_agree_at_one_mode(seed, start):
 def test_result_beats_a_grid():
     evidence = Linear(1, groups=(0,) * 5, names=("all",)).evidence(np.ones(1))
     factors, scales = np.logspace(-2, 2, 41), np.logspace(-1, 1, 21)
-    surface = profile(evidence, factors, scales)
-    assert surface.shape == (41, 21)
-    assert surface[3, 5] == evidence.log_evidence(factors[3:4], float(scales[5]))
+    surface = np.array([[evidence.log_evidence(np.array([f]), float(s)) for s in scales] for f in factors])
     tuned = fixed_point(evidence)
     assert 0.0 <= tuned.log_evidence - surface.max() < 0.1
     row, column = np.unravel_index(np.argmax(surface), surface.shape)
@@ -250,17 +229,10 @@ def test_result_beats_a_grid():
     assert abs(np.log(tuned.scale / scales[column])) <= np.log(scales[1] / scales[0])
 
 
-def test_profile_takes_a_row_of_factors_and_leaves_held_groups():
-    evidence = Linear(1).evidence(np.ones(3), held=("c",))
-    assert profile(evidence, np.array([2.0]))[0, 0] == evidence.log_evidence(np.array([2.0, 2.0, 1.0]))
-    rows = np.array([[1.0, 2.0, 1.0], [3.0, 1.0, 1.0]])
-    assert profile(evidence, rows)[1, 0] == evidence.log_evidence(rows[1])
-
-
 def test_log_evidence_rises_at_every_iteration_even_where_the_plain_update_overshoots():
     """Weights that the data barely determine: gamma falls almost as 1 / tau, and the plain update jumps to and fro."""
     curvature, quadratic = 1e-3, 0.9e-3
-    evidence = Evidence.of(
+    evidence = Evidence(
         Dense(np.array([[curvature]]), np.ones(1), np.zeros(1, int)),
         groups=np.zeros(1, int),
         prior=np.ones(1),
@@ -276,50 +248,37 @@ def test_log_evidence_rises_at_every_iteration_even_where_the_plain_update_overs
     assert abs(plain[-1] - root) > 0.5 * abs(plain[0] - root)
     tuned = fixed_point(evidence, tolerance=1e-12)
     assert tuned.converged
-    assert tuned.iterations < 20
+    assert len(tuned.history) < 20
     assert tuned.factors[0] == pytest.approx(root, rel=1e-10)
     assert np.all(np.diff(tuned.history) >= -1e-12)
     assert tuned.log_evidence == tuned.history[-1]
 
 
-def test_likelihood_without_noise_is_a_constant():
-    linear = Linear(2)
-    noisy = linear.evidence(np.ones(3))
-    plain = replace(noisy, likelihood=-12.5)
-    fixed, known = fixed_point(plain), fixed_point(noisy, tune_noise=False)
-    assert np.allclose(fixed.factors, known.factors, rtol=1e-12)
-    assert fixed.scale == known.scale == 1.0
-    assert fixed.log_evidence - known.log_evidence == pytest.approx(-12.5 - noisy.log_likelihood())
-    with pytest.raises(UnsupportedError, match="Gaussian noise of known scale"):
-        fixed_point(plain, tune_noise=True)
-    with pytest.raises(UnsupportedError, match="noise factor for Gaussian noise only"):
-        plain.log_evidence(np.ones(3), 2.0)
-
-
-def test_noise_may_be_held_at_a_scale_that_was_tuned_before():
-    evidence = Linear(2).evidence(np.ones(3))
+@pytest.mark.parametrize("tune", [fixed_point, maximise])
+def test_likelihood_without_noise_is_a_constant(tune):
+    evidence = Linear(2).known(np.ones(3))
     best = minimize(
-        lambda z: -evidence.log_evidence(np.exp(z), 2.5),
+        lambda z: -evidence.log_evidence(np.exp(z)),
         np.zeros(3),
         method="Nelder-Mead",
         options={"xatol": 1e-8, "fatol": 1e-12, "maxiter": 2000},
     )
-    for tune in (fixed_point, maximise):
-        tuned = tune(evidence, scale=2.5, tune_noise=False)
-        assert tuned.scale == 2.5
-        assert np.allclose(tuned.factors, np.exp(best.x), rtol=1e-5)
+    tuned, other = tune(evidence), tune(replace(evidence, likelihood=-12.5))
+    assert tuned.scale == 1.0
+    assert np.allclose(tuned.factors, np.exp(best.x), rtol=1e-5)
+    assert np.allclose(other.factors, tuned.factors, rtol=1e-6)
+    assert other.log_evidence - tuned.log_evidence == pytest.approx(-12.5 - evidence.likelihood)
 
 
 # --- tuning while the mode follows ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fixed_point", "maximise"])
+@pytest.mark.parametrize("tune", [fixed_point, maximise])
 @pytest.mark.parametrize("tune_noise", [True, False])
-def test_alternation_reaches_the_maximum_of_the_exact_evidence(method, tune_noise):
+def test_alternation_reaches_the_maximum_of_the_exact_evidence(tune, tune_noise):
     linear, factors, scale, value = optimum(tune_noise)
-    found = alternate(
-        linear.evidence, np.ones(3), method=method, tune_noise=tune_noise, tolerance=1e-9, rounds=200
-    )
+    evidence_at = linear.evidence if tune_noise else linear.known
+    found = alternate(evidence_at, np.ones(3), tune, tolerance=1e-9, rounds=200)
     assert found.converged
     assert found.warnings == ()
     assert found.log_evidence == pytest.approx(value, rel=1e-10)
@@ -346,9 +305,8 @@ def test_marginal_mode_finds_the_maximum_of_the_exact_evidence():
     found = marginal_mode(objective, np.zeros(4), tolerance=1e-6, evaluations=2000)
     assert found.converged
     assert found.warnings == ()
-    assert found.log_evidence == pytest.approx(value, abs=1e-6)
-    assert np.allclose(found.phi, np.log(np.append(factors, scale)), atol=1e-4)
-    assert found.evaluations == len(found.history)
+    assert found.value == pytest.approx(value, abs=1e-6)
+    assert np.allclose(found.point, np.log(np.append(factors, scale)), atol=1e-4)
 
 
 def test_alternation_says_when_the_evidence_fell():
@@ -392,7 +350,7 @@ def test_irrelevant_inputs_are_found_one_precision_per_weight():
     def evidence_at(factors, scale):
         precision = scale * x.T @ x + np.diag(factors)
         mode = np.linalg.solve(precision, scale * x.T @ y)
-        return Evidence.of(
+        return Evidence(
             Dense(x.T @ x, prior, groups),
             groups=groups,
             prior=prior,
@@ -434,7 +392,7 @@ def test_irrelevant_inputs_are_found_one_precision_per_weight():
 def one_group(curvature, mode, likelihood=0.0, eigenvalues=None):
     size = len(curvature)
     groups = np.zeros(size, int)
-    return Evidence.of(
+    return Evidence(
         Dense(np.asarray(curvature, float), np.ones(size), groups, eigenvalues),
         groups=groups,
         prior=np.ones(size),
@@ -445,16 +403,14 @@ def one_group(curvature, mode, likelihood=0.0, eigenvalues=None):
 
 
 @pytest.mark.parametrize("tune", [fixed_point, maximise])
-def test_mode_at_the_prior_mean_runs_into_the_upper_limit_and_says_so(tune):
+def test_mode_at_the_prior_mean_runs_into_the_upper_limit_and_says_so(tune, monkeypatch):
     tuned = tune(one_group(np.eye(2), [0.0, 0.0]))
     assert tuned.factors[0] == 1e8
     assert tuned.at_bounds == ("w",)
     assert any("'w'" in warning and "upper limit, 1e+08" in warning for warning in tuned.warnings)
-    narrower = tune(one_group(np.eye(2), [0.0, 0.0]), limits=(1e-2, 1e3))
-    assert narrower.factors[0] == pytest.approx(1e3, rel=1e-12)
     # Far along, the evidence rises by less than its own rounding.
     flat = one_group(1e-3 * np.eye(2), [0.0, 0.0])
-    tuned = tune(flat, limits=(1e-8, 1e8), factors=np.array([1e4]))
+    tuned = tune(flat, factors=np.array([1e4]))
     assert tuned.factors[0] == 1e8
     assert np.array_equal(tuned.gamma, flat.effective_parameters(tuned.factors))
     # gamma = 1 / (1 + tau) each, so tau^2 + tau = 1 / w^2: the root is about 1e9.
@@ -464,6 +420,9 @@ def test_mode_at_the_prior_mean_runs_into_the_upper_limit_and_says_so(tune):
     assert tuned.at_bounds == ("w",)
     assert tuned.log_evidence == beyond.log_evidence(tuned.factors)
     assert np.array_equal(tuned.gamma, beyond.effective_parameters(tuned.factors))
+    monkeypatch.setattr(maximisation, "LIMITS", (1e-2, 1e3))
+    narrower = tune(one_group(np.eye(2), [0.0, 0.0]))
+    assert narrower.factors[0] == pytest.approx(1e3, rel=1e-12)
 
 
 @pytest.mark.parametrize("tune", [fixed_point, maximise])
@@ -491,19 +450,19 @@ def test_exact_fit_sends_the_noise_to_its_limit_and_says_so(tune):
     assert any("residuals are nearly zero" in warning for warning in tuned.warnings)
 
 
-def test_noise_needs_more_targets_than_effective_parameters():
+def test_noise_needs_more_targets_than_effective_parameters(monkeypatch):
     evidence = one_group(1e6 * np.eye(4), np.ones(4), GaussianNoise(3, 5.0, 0.0))
     with pytest.raises(
-        CurvatureError, match=r"fewer effective parameters than the 3 targets.*gamma = 4; .*tune_noise"
+        CurvatureError, match=r"fewer effective parameters than the 3 targets.*gamma = 4; .*noise='mode'"
     ):
         fixed_point(evidence)
     # The gradient is defined there, and the maximum has N K > gamma.
     tuned = maximise(evidence)
     assert tuned.converged
     assert tuned.gamma.sum() < 3.0
+    monkeypatch.setattr(maximisation, "LIMITS", (0.5, 2.0))
     with pytest.raises(CurvatureError, match="fewer effective parameters"):
-        maximise(evidence, limits=(0.5, 2.0))
-    assert fixed_point(evidence, tune_noise=False).converged
+        maximise(evidence)
 
 
 @pytest.mark.parametrize("tune", [fixed_point, maximise])
@@ -521,50 +480,8 @@ def test_negative_curvature_is_refused(tune):
 def test_too_few_iterations_are_reported(tune):
     tuned = tune(Linear(1).evidence(np.ones(3)), factors=np.full(3, 1e4), iterations=1)
     assert not tuned.converged
-    assert tuned.iterations == 1
+    assert len(tuned.history) == 1
     assert any("give more iterations" in warning for warning in tuned.warnings)
-
-
-def test_bad_arguments_are_refused_by_name():
-    evidence = Linear(1).evidence(np.ones(3))
-    with pytest.raises(InputError, match="3 positive finite factors"):
-        evidence.log_evidence(np.ones(2))
-    with pytest.raises(InputError, match="3 positive finite factors"):
-        evidence.log_evidence(np.array([1.0, 0.0, 1.0]))
-    with pytest.raises(InputError, match="positive finite noise factor"):
-        evidence.log_evidence(np.ones(3), -1.0)
-    with pytest.raises(InputError, match="'a' outside"):
-        fixed_point(evidence, factors=np.array([1e9, 1.0, 1.0]))
-    with pytest.raises(InputError, match="limits"):
-        fixed_point(evidence, limits=(0.0, 1.0))
-    with pytest.raises(InputError, match="tolerance"):
-        maximise(evidence, tolerance=0.0)
-    with pytest.raises(UnknownNameError, match="unknown group 'C'"):
-        replace(evidence, held=("C",))
-    with pytest.raises(InputError, match="sizes of shape"):
-        replace(evidence, sizes=np.ones(2))
-    with pytest.raises(InputError, match="a weight in every group"):
-        replace(evidence, sizes=np.array([3, 0, 2]))
-    with pytest.raises(InputError, match="converged mode"):
-        replace(evidence, quadratics=np.array([1.0, np.nan, 1.0]))
-    with pytest.raises(InputError, match="positive precisions"):
-        GaussianNoise.of(np.ones(3), 0.0)
-    with pytest.raises(InputError, match="finite sum of squares"):
-        GaussianNoise.of(np.array([np.inf, 1.0]), 1.0)
-    arrays = {
-        "groups": np.zeros(2, int),
-        "prior": np.ones(2),
-        "mode": np.ones(2),
-        "likelihood": 0.0,
-        "names": ("w",),
-    }
-    determinant = Dense(np.eye(2), np.ones(2), np.zeros(2, int))
-    with pytest.raises(InputError, match="one flat vector"):
-        Evidence.of(determinant, **(arrays | {"mode": np.ones(3)}))
-    with pytest.raises(InputError, match="groups from 0 to 0"):
-        Evidence.of(determinant, **(arrays | {"groups": np.array([0, 1])}))
-    with pytest.raises(InputError, match="positive prior precision"):
-        Evidence.of(determinant, **(arrays | {"prior": np.array([1.0, 0.0])}))
 
 
 # --- a held-out score -------------------------------------------------------------------------------
@@ -578,10 +495,10 @@ def test_validation_finds_the_maximum_of_a_score_and_counts():
         return -((np.log(factors[0]) - 1.3) ** 2)
 
     found = by_validation(score, np.array([2.0, 6.0]), tolerance=1e-3)
-    assert found.factors[0] == pytest.approx(np.exp(1.3), rel=1e-3)
-    assert found.factors[1] == pytest.approx(3.0 * found.factors[0])
-    assert found.evaluations == len(calls) == len(found.tried)
-    assert found.score == max(value for _, value in found.tried)
+    assert found.point[0] == pytest.approx(np.exp(1.3), rel=1e-3)
+    assert found.point[1] == pytest.approx(3.0 * found.point[0])
+    assert len(calls) == len(found.history)
+    assert found.value == found.history[:, -1].max()
     assert found.converged
     assert found.warnings == ()
 
@@ -593,11 +510,11 @@ def test_validation_takes_groups_one_by_one():
         z = np.log(factors) - target
         return -float(z @ z + 0.5 * z[0] * z[1])
 
-    found = by_validation(score, np.ones(2), per="group", tolerance=0.01, sweeps=20)
+    found = by_validation(score, np.ones(2), per_group=True, names=("a", "b"), tolerance=0.01, sweeps=20)
     assert found.converged
     # A sweep that moves by less than the tolerance leaves an error of that order, as the coupling is weak.
-    assert np.allclose(np.log(found.factors), target, atol=0.03)
-    short = by_validation(score, np.ones(2), per="group", tolerance=0.001, sweeps=1)
+    assert np.allclose(np.log(found.point), target, atol=0.03)
+    short = by_validation(score, np.ones(2), per_group=True, names=("a", "b"), tolerance=0.001, sweeps=1)
     assert not short.converged
     assert any("more sweeps" in warning for warning in short.warnings)
 
@@ -606,9 +523,9 @@ def test_validation_is_never_worse_than_its_start():
     found = by_validation(
         lambda factors: float(abs(np.log(factors[0])) < 0.01), np.ones(1), grid=[0.1, 5.0, 30.0]
     )
-    assert found.factors[0] == 1.0
-    assert found.score == 1.0
-    assert found.at_bounds == ()
+    assert found.point[0] == 1.0
+    assert found.value == 1.0
+    assert found.warnings == ()
 
 
 def test_validation_agrees_with_ridge_regression_on_held_out_rows():
@@ -624,24 +541,19 @@ def test_validation_agrees_with_ridge_regression_on_held_out_rows():
     )
     assert abs(best.x) < 8.0
     found = by_validation(score, np.ones(1), tolerance=1e-3)
-    assert found.score == pytest.approx(-best.fun, rel=1e-6)
+    assert found.value == pytest.approx(-best.fun, rel=1e-6)
 
 
 def test_validation_names_the_end_of_its_grid_and_a_score_that_is_none():
     found = by_validation(lambda factors: float(np.log(factors[0])), np.ones(1))
-    assert found.factors[0] == pytest.approx(1e4)
-    assert found.at_bounds == ("all",)
+    assert found.point[0] == pytest.approx(1e4)
     assert any("upper end of the grid" in warning for warning in found.warnings)
     some = by_validation(lambda factors: -np.inf if factors[0] > 2.0 else float(factors[0]), np.ones(1))
-    assert 1.8 < some.factors[0] <= 2.0
+    assert 1.8 < some.point[0] <= 2.0
     with pytest.raises(DivergenceError, match="a score that is a number"):
         by_validation(lambda factors: np.nan, np.ones(1))
     with pytest.raises(DivergenceError, match="-inf everywhere"):
         by_validation(lambda factors: -np.inf, np.ones(1))
-    with pytest.raises(InputError, match="at least three positive values"):
-        by_validation(lambda factors: 0.0, np.ones(1), grid=[1.0, 2.0])
-    with pytest.raises(UnknownNameError):
-        by_validation(lambda factors: 0.0, np.ones(1), per="layer")
 
 
 # --- an outer maximum -------------------------------------------------------------------------------
@@ -652,7 +564,7 @@ def test_outer_search_never_steps_farther_than_a_step_from_its_best_point():
         lambda phi: -np.sum((phi - [7.0, -3.0]) ** 2), np.zeros(2), step=0.5, evaluations=1000
     )
     assert found.converged
-    assert np.allclose(found.phi, [7.0, -3.0], atol=2e-3)
+    assert np.allclose(found.point, [7.0, -3.0], atol=2e-3)
     best, value = found.history[0, :2], found.history[0, 2]
     for row in found.history[1:]:
         assert np.max(np.abs(row[:2] - best)) <= 2 * 0.5 + 1e-12
@@ -664,19 +576,19 @@ def test_outer_search_never_steps_farther_than_a_step_from_its_best_point():
 def test_outer_search_stays_within_a_step_until_it_has_settled_there(direction):
     found = marginal_mode(lambda phi: float(direction * phi[0]), [0.0], step=0.5, evaluations=7)
     assert not found.converged
-    assert found.phi[0] == pytest.approx(0.5 * direction)
+    assert found.point[0] == pytest.approx(0.5 * direction)
     assert np.max(np.abs(found.history[:, 0])) <= 0.5
 
 
 def test_outer_search_is_exact_on_a_smooth_function_of_one_scale():
     found = marginal_mode(lambda phi: float(3.0 * phi[0] - np.exp(phi[0])), [0.0], tolerance=1e-5)
-    assert found.phi[0] == pytest.approx(np.log(3.0), abs=1e-4)
+    assert found.point[0] == pytest.approx(np.log(3.0), abs=1e-4)
     assert found.converged
 
 
 def test_outer_search_survives_points_without_a_mode():
     found = marginal_mode(lambda phi: -np.inf if phi[0] > 0.4 else -((phi[0] - 0.1) ** 2), [-0.5])
-    assert found.phi[0] == pytest.approx(0.1, abs=1e-2)
+    assert found.point[0] == pytest.approx(0.1, abs=1e-2)
 
 
 def test_unbounded_evidence_is_named():
@@ -696,18 +608,11 @@ def test_evidence_that_levels_off_is_undetermined():
     assert any("undetermined" in warning and "phi[0]" in warning for warning in found.warnings)
 
 
-def test_bounds_and_budget_of_the_outer_search_are_reported():
-    bounded = marginal_mode(lambda phi: float(phi[0]), [0.0], bounds=[(-20.0, 20.0)], evaluations=2000)
-    assert bounded.phi[0] == pytest.approx(20.0)
-    assert bounded.converged
-    assert bounded.at_bounds == ("phi[0]",)
-    assert any("at a bound" in warning for warning in bounded.warnings)
+def test_the_budget_of_the_outer_search_is_reported():
     short = marginal_mode(lambda phi: -float(np.sum(phi**4)), np.ones(3), evaluations=7)
     assert not short.converged
-    assert short.evaluations == 7
+    assert len(short.history) == 7
     assert any("7 evaluations" in warning for warning in short.warnings)
-    with pytest.raises(InputError, match="around the start"):
-        marginal_mode(lambda phi: 0.0, [0.0], bounds=[(1.0, 2.0)])
 
 
 def test_searches_report_to_a_progress_and_close_it():
@@ -754,14 +659,3 @@ def test_groups_follow_the_names_of_the_sites():
     assert names[7] == "noise"
     apart, _ = groups_of([("a.weight", 1), ("b.weight", 2), ("a.bias", 1)], "layer")
     assert apart.tolist() == [0, 1, 1, 0]
-
-
-def test_groups_refuse_what_is_no_list_of_sites():
-    with pytest.raises(UnknownNameError, match="did you mean 'layer'"):
-        groups_of([("a", 1)], "layers")
-    with pytest.raises(InputError, match="at least one site"):
-        groups_of([])
-    with pytest.raises(InputError, match="'a' twice"):
-        groups_of([("a", 1), ("a", 2)])
-    with pytest.raises(InputError, match="positive number of entries"):
-        groups_of([("a", 0)])

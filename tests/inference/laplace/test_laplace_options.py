@@ -253,7 +253,7 @@ def test_sampled_and_reduced_curvatures_are_the_same_in_both_systems():
         ({"restarts": 2.0}, InputError, "restarts"),
         ({"restarts": 2, "start": {}}, InputError, "start=None"),
         ({"steps": 0}, InputError, "steps"),
-        ({"learning_rate": 0.0}, InputError, "learning rate"),
+        ({"learning_rate": 0.0}, InputError, "learning_rate"),
         ({"tolerance": -1.0}, InputError, "tolerance"),
         ({"structure": "kron", "tune": "weight"}, UnsupportedError, "one precision for each tensor"),
         ({"curvature": "hessian", "noise": "evidence"}, UnsupportedError, "in proportion to the noise"),
