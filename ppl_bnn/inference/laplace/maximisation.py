@@ -209,7 +209,7 @@ def alternate(
     if values[best] > values[-1] + 0.01:
         found += (
             f"the log evidence fell to {values[-1]:.6g} from {values[best]:.6g} in round {best} of "
-            f"{len(values) - 1}, as it may when the mode moves: marginal_mode maximises it outright",
+            f"{len(values) - 1}, as it may when the mode moves: marginal= maximises it outright",
         )
     coordinates = _Coordinates(evidence)
     z = coordinates.pack(factors, scale)
