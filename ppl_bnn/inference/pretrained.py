@@ -161,10 +161,8 @@ class _Record(Handler):
         geometry = channels_first = None
         if msg.kind == "conv":
             around = (arguments["stride"], arguments["padding"])
-            if len(weight.shape) == 3:
-                _, _, stride, margins = ops.sequence_as_image(msg.name, x, weight.shape[0], *around)
-            else:
-                _, stride, margins, _ = ops.windows(msg.name, x, weight.shape[:2], *around)
+            axes = len(weight.shape) - 2
+            _, (_, stride, margins, _) = ops.as_images(msg.name, x, tuple(weight.shape[:axes]), *around, axes)
             geometry = (stride, margins)
         elif self.channels is not None:
             channels_first = _channels_first(np.asarray(x).reshape(-1, x.shape[-1])[0], self.channels)

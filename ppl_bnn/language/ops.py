@@ -8,11 +8,14 @@ other arguments in each; the differences are handled here.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import math
 import operator
 import sys
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from ppl_bnn.core.errors import ModelError, unknown_name
 
@@ -36,19 +39,21 @@ def _is_jax(x: Any) -> bool:
 
 def namespace(*arrays: Any) -> Any:
     """The module (`torch`, `jax.numpy` or `numpy`) of these arrays; plain numbers count as NumPy."""
-    for array in arrays:
-        if _is_torch(array):
-            return sys.modules["torch"]
-    for array in arrays:
-        if _is_jax(array):
-            return sys.modules["jax.numpy"]
-    return _numpy()
+    if any(map(_is_torch, arrays)):
+        return sys.modules["torch"]
+    return sys.modules["jax.numpy"] if any(map(_is_jax, arrays)) else np
 
 
-def _numpy() -> Any:
-    import numpy
+def _library(*arrays: Any) -> str:
+    return namespace(*arrays).__name__
 
-    return numpy
+
+def _dispatch(x: Array, torch: str, jax: str, numpy: Callable[[Any], Any]) -> Array:
+    """Call the function of torch, of JAX (by their paths there) or of NumPy that goes with x."""
+    if _is_torch(x) or _is_jax(x):
+        library, path = ("torch", torch) if _is_torch(x) else ("jax", jax)
+        return operator.attrgetter(path)(sys.modules[library])(x)
+    return numpy(x)
 
 
 def asarray(value: Any, like: Array) -> Array:
@@ -101,31 +106,20 @@ def tanh(x: Array) -> Array:
 
 def sigmoid(x: Array) -> Array:
     """1 / (1 + exp(-x)), without overflow."""
-    xp = namespace(x)
-    if xp.__name__ == "torch":
-        return xp.sigmoid(x)
-    if xp.__name__ == "jax.numpy":
-        return sys.modules["jax"].nn.sigmoid(x)
-    return xp.exp(-xp.logaddexp(0.0, -x))
+    return _dispatch(x, "sigmoid", "nn.sigmoid", lambda x: np.exp(-np.logaddexp(0.0, -x)))
 
 
 def relu(x: Array) -> Array:
     """max(x, 0), with derivative 0 at 0 in both systems."""
-    xp = namespace(x)
-    if xp.__name__ == "torch":
-        return xp.relu(x)
-    if xp.__name__ == "jax.numpy":
-        return sys.modules["jax"].nn.relu(x)
-    return xp.maximum(x, 0.0)
+    return _dispatch(x, "relu", "nn.relu", lambda x: np.maximum(x, 0.0))
 
 
 def gelu(x: Array) -> Array:
     """x times the standard normal distribution function at x (the exact form, not the tanh approximation)."""
-    xp = namespace(x)
-    if xp.__name__ == "torch":
-        return xp.nn.functional.gelu(x)
-    if xp.__name__ == "jax.numpy":
+    if _is_jax(x):
         return sys.modules["jax"].nn.gelu(x, approximate=False)
+    if _is_torch(x):
+        return sys.modules["torch"].nn.functional.gelu(x)
     from scipy.special import ndtr
 
     return x * ndtr(x)
@@ -168,10 +162,9 @@ def logsumexp(x: Array) -> Array:
 
 def _over_last_axis(name: str, x: Array) -> Array:
     """Call a function that has the same name in torch, JAX and SciPy."""
-    xp = namespace(x)
-    if xp.__name__ == "torch":
-        return getattr(xp, name)(x, dim=-1)
-    if xp.__name__ == "jax.numpy":
+    if _is_torch(x):
+        return getattr(sys.modules["torch"], name)(x, dim=-1)
+    if _is_jax(x):
         return getattr(sys.modules["jax"].nn, name)(x, axis=-1)
     import scipy.special
 
@@ -187,25 +180,21 @@ def mean(x: Array, axis: int | None = None) -> Array:
 
 
 def stack(arrays: list[Array], axis: int = -1) -> Array:
-    xp = namespace(*arrays)
-    return xp.stack(arrays, axis) if xp.__name__ != "torch" else xp.stack(arrays, dim=axis)
+    return namespace(*arrays).stack(arrays, axis)
 
 
 def concatenate(arrays: list[Array], axis: int = -1) -> Array:
-    xp = namespace(*arrays)
-    return xp.cat(arrays, dim=axis) if xp.__name__ == "torch" else xp.concatenate(arrays, axis)
+    return namespace(*arrays).concatenate(arrays, axis)
 
 
 def flip(x: Array) -> Array:
     """x with its last axis in reverse order."""
-    xp = namespace(x)
-    return xp.flip(x, (-1,)) if xp.__name__ == "torch" else xp.flip(x, -1)
+    return namespace(x).flip(x, (-1,))
 
 
 def cumsum(x: Array) -> Array:
     """Cumulative sums along the last axis."""
-    xp = namespace(x)
-    return xp.cumsum(x, -1)
+    return namespace(x).cumsum(x, -1)
 
 
 def take_along(x: Array, index: Array) -> Array:
@@ -236,9 +225,7 @@ def full_like(x: Array, value: float) -> Array:
 def diagonal_matrix(x: Array) -> Array:
     """Diagonal matrices (..., D, D) from their diagonals (..., D)."""
     xp = namespace(x)
-    if xp.__name__ == "torch":
-        return xp.diag_embed(x)
-    return x[..., None] * xp.eye(x.shape[-1], dtype=x.dtype)
+    return xp.diag_embed(x) if _is_torch(x) else x[..., None] * xp.eye(x.shape[-1], dtype=x.dtype)
 
 
 def lower_triangle(x: Array) -> Array:
@@ -248,16 +235,16 @@ def lower_triangle(x: Array) -> Array:
 
 def solve_triangular(matrix: Array, right: Array) -> Array:
     """The solution z of matrix @ z = right, for a lower-triangular matrix (D, D) and right (..., D)."""
-    xp = namespace(matrix, right)
     columns = right.reshape(-1, right.shape[-1]).T
-    if xp.__name__ == "torch":
-        solved = xp.linalg.solve_triangular(matrix, columns, upper=False)
-    elif xp.__name__ == "jax.numpy":
+    library = _library(matrix, right)
+    if library == "torch":
+        solved = sys.modules["torch"].linalg.solve_triangular(matrix, columns, upper=False)
+    elif library == "jax.numpy":
         solved = sys.modules["jax"].scipy.linalg.solve_triangular(matrix, columns, lower=True)
     else:
-        from scipy.linalg import solve_triangular as reference
+        import scipy.linalg
 
-        solved = reference(matrix, columns, lower=True)
+        solved = scipy.linalg.solve_triangular(matrix, columns, lower=True)
     return solved.T.reshape(right.shape)
 
 
@@ -285,16 +272,12 @@ def concrete(x: Array) -> Any:
     where reading the values would wait for all running operations.
     """
     if _is_torch(x):
-        if x.device.type != "cpu":
-            return None
-        try:
-            return x.detach().numpy()
-        except RuntimeError:
-            # A wrapper of `torch.func` has no memory of its own.
-            return None
-    if _is_jax(x):
-        return None if isinstance(x, sys.modules["jax"].core.Tracer) else _numpy().asarray(x)
-    return _numpy().asarray(x)
+        # A wrapper of `torch.func` has no memory of its own.
+        with contextlib.suppress(RuntimeError):
+            return x.detach().numpy() if x.device.type == "cpu" else None
+        return None
+    traced = _is_jax(x) and isinstance(x, sys.modules["jax"].core.Tracer)
+    return None if traced else np.asarray(x)
 
 
 def lookup(table: Array, index: Array) -> Array:
@@ -303,13 +286,14 @@ def lookup(table: Array, index: Array) -> Array:
     An index outside of 0..K-1 gives NaN, because compiled functions cannot raise.
     """
     xp = namespace(table, index)
-    if xp.__name__ == "torch":
-        index = xp.as_tensor(index, device=table.device)
-    else:
-        index = xp.asarray(index)
+    index = _on_device_of(table, xp, index)
     inside = (index >= 0) & (index < table.shape[0])
     rows = table[xp.where(inside, index, xp.zeros_like(index))]
     return xp.where(inside[..., None], rows, full_like(rows, math.nan))
+
+
+def _on_device_of(like: Array, xp: Any, index: Array) -> Array:
+    return xp.as_tensor(index, device=like.device) if _is_torch(like) else xp.asarray(index)
 
 
 def one_hot(index: Array, size: int, like: Array) -> Array:
@@ -318,8 +302,7 @@ def one_hot(index: Array, size: int, like: Array) -> Array:
     An index outside of 0..size-1 gives NaN, as in `lookup`.
     """
     xp = namespace(like)
-    numbers = xp.arange(size, device=like.device) if xp.__name__ == "torch" else xp.arange(size)
-    index = xp.as_tensor(index, device=like.device) if xp.__name__ == "torch" else xp.asarray(index)
+    index, numbers = _on_device_of(like, xp, index), _on_device_of(like, xp, xp.arange(size))
     rows = in_floats(index[..., None] == numbers, like)
     inside = (index >= 0) & (index < size)
     return xp.where(inside[..., None], rows, full_like(rows, math.nan))
@@ -327,16 +310,15 @@ def one_hot(index: Array, size: int, like: Array) -> Array:
 
 def segment_sum(x: Array, index: Any, count: int) -> Array:
     """Sums (count, ...) of the rows of x (E, ...) that share a number in `index` (E,), a NumPy array."""
-    xp = namespace(x)
-    shape = (count, *x.shape[1:])
+    xp, shape = namespace(x), (count, *x.shape[1:])
     if xp.__name__ == "torch":
-        whole = xp.as_tensor(index, device=x.device)
-        return xp.zeros(shape, dtype=x.dtype, device=x.device).index_add(0, whole, x)
+        zeros = xp.zeros(shape, dtype=x.dtype, device=x.device)
+        return zeros.index_add(0, xp.as_tensor(index, device=x.device), x)
     result = xp.zeros(shape, dtype=x.dtype)
-    if xp.__name__ == "numpy":
-        xp.add.at(result, index, x)
-        return result
-    return result.at[index].add(x)
+    if xp.__name__ == "jax.numpy":
+        return result.at[index].add(x)
+    np.add.at(result, index, x)
+    return result
 
 
 def scan(
@@ -367,14 +349,14 @@ def scan(
     array
         Outputs, (N, T, ...), each at the time of its inputs.
     """
-    length = int(inputs[0].shape[1])
-    if not unrolled and namespace(*inputs, *state).__name__ == "jax.numpy":
-        xp = namespace(*inputs, *state)
+    xp = namespace(*inputs, *state)
+    if not unrolled and xp.__name__ == "jax.numpy":
         first = tuple(xp.moveaxis(each, 1, 0) for each in inputs)
         _, outputs = sys.modules["jax"].lax.scan(step, state, first, reverse=reverse)
         return xp.moveaxis(outputs, 0, 1)
     outputs: list[Array] = []
-    for time in reversed(range(length)) if reverse else range(length):
+    times = range(int(inputs[0].shape[1]))
+    for time in reversed(times) if reverse else times:
         state, output = step(state, tuple(each[:, time] for each in inputs))
         outputs.append(output)
     return stack(outputs[::-1] if reverse else outputs, 1)
@@ -391,103 +373,104 @@ def einsum(formula: str, *arrays: Array) -> Array:
 
 def stop_gradient(x: Array) -> Array:
     """x as a constant for automatic differentiation."""
-    xp = namespace(x)
-    if xp.__name__ == "torch":
-        return x.detach()
-    return sys.modules["jax"].lax.stop_gradient(x) if xp.__name__ == "jax.numpy" else x
+    return _dispatch(x, "detach", "lax.stop_gradient", lambda x: x)
 
 
-# --- images: channels last in all three --------------------------------------------------------------
+# --- images and sequences: channels last in all three -------------------------------------------------
+
+# Number of spatial axes -> words of the error messages: inputs, sizes, padding, one input, its size, its extent.
+_WORDS = {
+    1: ("sequences of shape (N, time, channels)", "", "(before, after)", "sequence", "length"),
+    2: (
+        "images of shape (N, height, width, channels)",
+        ", or (height, width)",
+        "((top, bottom), (left, right))",
+        "image",
+        "size",
+    ),
+}
 
 
-def _whole_pair(word: str, what: str, value: Any) -> tuple[int, int]:
-    """A positive integer, or two, as (height, width)."""
-    pair = (value, value) if hasattr(value, "__index__") else value
-    if (
-        not isinstance(pair, tuple | list)
-        or len(pair) != 2
-        or not all(hasattr(each, "__index__") and not isinstance(each, bool) and each > 0 for each in pair)
-    ):
-        raise ModelError.of(
-            f"{word}", f"a positive whole number as {what}, or (height, width)", repr(value), f"{what}=2"
-        )
-    return operator.index(pair[0]), operator.index(pair[1])
+def _is_whole(value: Any, least: int) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool) and value >= least
 
 
-def _margins(
-    word: str, image: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int], padding: Any
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """((top, bottom), (left, right)): the numbers of zeros around the image."""
-    if padding == "valid":
-        return (0, 0), (0, 0)
+def _margins(sizes: Any, kernel: Any, stride: Any, padding: Any) -> tuple[tuple[int, int], ...] | None:
+    """For each axis, the numbers of zeros before and after; None if the padding is invalid."""
+    axes = len(kernel)
     if padding == "same":
-        sides = []
-        for size, width, step in zip(image, kernel, stride, strict=True):
-            missing = max((-(-size // step) - 1) * step + width - size, 0)
-            sides.append((missing // 2, missing - missing // 2))
-        return sides[0], sides[1]
-    given = padding
-    if hasattr(padding, "__index__") and not isinstance(padding, bool):
-        given = ((padding, padding), (padding, padding))
-    whole: list[int] = []
+        missing = [
+            max((-(-size // step) - 1) * step + width - size, 0)
+            for size, width, step in zip(sizes, kernel, stride, strict=True)
+        ]
+        return tuple((each // 2, each - each // 2) for each in missing)
+    if padding == "valid":
+        padding = 0
+    if _is_whole(padding, 0):
+        padding = ((padding, padding),) * axes
+    elif axes == 1:
+        padding = (padding,)
     try:
-        (top, bottom), (left, right) = given
-        whole = [operator.index(each) for each in (top, bottom, left, right) if not isinstance(each, bool)]
+        margins = tuple((before, after) for before, after in padding)
     except (TypeError, ValueError):
-        whole = []
-    if len(whole) != 4 or min(whole) < 0:
-        raise ModelError.of(
-            f"{word}",
-            "padding 'valid', 'same', a whole number from 0, or ((top, bottom), (left, right))",
-            repr(padding),
-            "padding='same'",
-        )
-    return (whole[0], whole[1]), (whole[2], whole[3])
+        return None
+    if len(margins) != axes or not all(_is_whole(each, 0) for pair in margins for each in pair):
+        return None
+    return tuple((operator.index(before), operator.index(after)) for before, after in margins)
 
 
-def windows(
-    word: str, x: Array, kernel: Any, stride: Any, padding: Any
-) -> tuple[tuple[int, int], tuple[int, int], tuple[tuple[int, int], tuple[int, int]], tuple[int, int]]:
-    """Check a kernel, stride and padding against images.
+def windows(word: str, x: Array, kernel: Any, stride: Any, padding: Any, axes: int = 2) -> Any:
+    """Check a kernel, stride and padding against images (N, H, W, C), or sequences (N, T, C) with `axes=1`.
 
-    Parameters
-    ----------
-    word : str
-        The function named in errors.
-    x : array
-        Images, (N, H, W, C).
-    kernel, stride, padding
-        As in `conv2d`.
-
-    Returns
-    -------
-    tuple
-        (kernel, stride, ((top, bottom), (left, right)) of zeros, numbers of windows down and across).
-
-    Raises
-    ------
-    ModelError
-        The arguments do not fit.
+    `word` is the function named in errors. The result is (kernel, stride, (zeros before, zeros after), number of
+    windows), each a tuple with one entry for each spatial axis.
     """
+    inputs, pair, pairs, one, extent = _WORDS[axes]
+
+    def check(good: bool, expected: str, got: str, advice: str) -> None:
+        if not good:
+            raise ModelError.of(word, expected, got, advice)
+
     shape = tuple(x.shape)
-    if len(shape) != 4:
-        raise ModelError.of(
-            f"{word}", "images of shape (N, height, width, channels)", f"shape {shape}", "x[..., None]"
-        )
-    kernel, stride = _whole_pair(word, "kernel", kernel), _whole_pair(word, "stride", stride)
-    margins = _margins(word, (shape[1], shape[2]), kernel, stride, padding)
-    inside = [shape[axis + 1] + builtins.sum(margins[axis]) - kernel[axis] for axis in (0, 1)]
-    if min(inside) < 0:
-        raise ModelError.of(
-            f"{word}",
-            f"an image of at least the size {kernel} of the kernel, padding included",
-            f"height and width {shape[1:3]} with padding {padding!r}",
-            "padding='same' or a smaller kernel",
-        )
-    return kernel, stride, margins, (inside[0] // stride[0] + 1, inside[1] // stride[1] + 1)
+    check(len(shape) == axes + 2, inputs, f"shape {shape}", "x[..., None]")
+    checked = []
+    for what, value in (("kernel", kernel), ("stride", stride)):
+        given = (value,) * axes if hasattr(value, "__index__") else value
+        good = isinstance(given, tuple | list) and len(given) == axes and all(_is_whole(n, 1) for n in given)
+        check(good, f"a positive whole number as {what}{pair}", repr(value), f"{what}=2")
+        checked.append(tuple(map(operator.index, given)))
+    kernel, stride = checked
+    sizes = shape[1:-1]
+    margins = _margins(sizes, kernel, stride, padding)
+    expected = f"padding 'valid', 'same', a whole number from 0, or {pairs}"
+    check(margins is not None, expected, repr(padding), "padding='same'")
+    inside = [
+        n + before + after - k for n, (before, after), k in zip(sizes, margins or (), kernel, strict=True)
+    ]
+    expected = (
+        f"{'a' if axes == 1 else 'an'} {one} of at least the {extent} {kernel if axes == 2 else kernel[0]}"
+    )
+    got = f"height and width {sizes}" if axes == 2 else f"length {sizes[0]}"
+    advice = "padding='same' or a smaller kernel"
+    check(
+        min(inside) >= 0,
+        f"{expected} of the kernel, padding included",
+        f"{got} with padding {padding!r}",
+        advice,
+    )
+    counts = tuple(n // step + 1 for n, step in zip(inside, stride, strict=True))
+    return kernel, stride, margins, counts
 
 
-def _surrounded(x: Array, margins: tuple[tuple[int, int], tuple[int, int]], value: float) -> Array:
+def as_images(word: str, x: Array, kernel: Any, stride: Any, padding: Any, axes: int) -> tuple[Array, Any]:
+    """Images, and the result of `windows` for them; a sequence (N, T, C) is an image (N, 1, T, C)."""
+    found = windows(word, x, kernel, stride, padding, axes)
+    if axes == 2:
+        return x, found
+    return x[:, None], tuple((one, *each) for one, each in zip((1, 1, (0, 0), 1), found, strict=True))
+
+
+def _pad(x: Array, margins: Any, value: float) -> Array:
     """The image padded with `value`."""
     if margins == ((0, 0), (0, 0)):
         return x
@@ -497,87 +480,16 @@ def _surrounded(x: Array, margins: tuple[tuple[int, int], tuple[int, int]], valu
     return xp.pad(x, ((0, 0), *margins, (0, 0)), constant_values=value)
 
 
-def _slices(word: str, x: Array, kernel: Any, stride: Any, padding: Any, value: float) -> list[Array]:
+def _slices(x: Array, found: Any, value: float) -> list[Array]:
     """The inputs at each position of the kernel: kh*kw arrays (N, H', W', C) in the order (kh, kw)."""
-    kernel, stride, margins, count = windows(word, x, kernel, stride, padding)
-    x = _surrounded(x, margins, value)
-    down, across = stride[0] * (count[0] - 1) + 1, stride[1] * (count[1] - 1) + 1
+    kernel, stride, margins, count = found
+    x = _pad(x, margins, value)
+    down, across = (step * (number - 1) + 1 for step, number in zip(stride, count, strict=True))
     return [
         x[:, row : row + down : stride[0], column : column + across : stride[1]]
         for row in range(kernel[0])
         for column in range(kernel[1])
     ]
-
-
-def sequence_as_image(
-    word: str, x: Array, kernel: Any, stride: Any, padding: Any
-) -> tuple[Array, tuple[int, int], tuple[int, int], tuple[tuple[int, int], tuple[int, int]]]:
-    """A sequence (N, T, C) as an image (N, 1, T, C), with checked kernel, stride and padding.
-
-    Parameters
-    ----------
-    word : str
-        The function named in errors.
-    x : array
-        Sequences, (N, T, C).
-    kernel, stride
-        Positive integers.
-    padding
-        "valid", "same", an integer for both sides, or (before, after).
-
-    Returns
-    -------
-    tuple
-        (image, kernel, stride, numbers of zeros around the image).
-
-    Raises
-    ------
-    ModelError
-        The arguments do not fit.
-    """
-    shape = tuple(x.shape)
-    if len(shape) != 3:
-        raise ModelError.of(
-            f"{word}", "sequences of shape (N, time, channels)", f"shape {shape}", "x[..., None]"
-        )
-    sizes = []
-    for what, value in (("kernel", kernel), ("stride", stride)):
-        number: Any = value[0] if isinstance(value, tuple | list) and len(value) == 1 else value
-        if not hasattr(number, "__index__") or isinstance(number, bool) or number < 1:
-            raise ModelError.of(f"{word}", f"a positive whole number as {what}", repr(value), f"{what}=2")
-        sizes.append(operator.index(number))
-    width, step = sizes
-    around: Any = padding
-    if not isinstance(padding, str):
-        sides = (padding, padding) if hasattr(padding, "__index__") else padding
-        if (
-            not isinstance(sides, tuple | list)
-            or len(sides) != 2
-            or not all(
-                hasattr(each, "__index__") and not isinstance(each, bool) and each >= 0 for each in sides
-            )
-        ):
-            around = None
-        else:
-            around = ((0, 0), (operator.index(sides[0]), operator.index(sides[1])))
-    elif padding not in ("valid", "same"):
-        around = None
-    if around is None:
-        raise ModelError.of(
-            f"{word}",
-            "padding 'valid', 'same', a whole number from 0, or (before, after)",
-            repr(padding),
-            "padding='same'",
-        )
-    margins = _margins(word, (1, shape[1]), (1, width), (1, step), around)
-    if shape[1] + builtins.sum(margins[1]) < width:
-        raise ModelError.of(
-            f"{word}",
-            f"a sequence of at least the length {width} of the kernel, padding included",
-            f"length {shape[1]} with padding {padding!r}",
-            "padding='same' or a smaller kernel",
-        )
-    return x[:, None], (1, width), (1, step), margins
 
 
 def patches(x: Array, kernel: Pair, stride: Pair = 1, padding: Padding | SequencePadding = "valid") -> Array:
@@ -601,10 +513,9 @@ def patches(x: Array, kernel: Pair, stride: Pair = 1, padding: Padding | Sequenc
     array
         Patches, (N, H', W', kh*kw*C) or (N, T', k*C).
     """
-    if len(x.shape) == 3:
-        image, kernel, stride, margins = sequence_as_image("ops.patches", x, kernel, stride, padding)
-        return concatenate(_slices("ops.patches", image, kernel, stride, margins, 0.0))[:, 0]
-    return concatenate(_slices("ops.patches", x, kernel, stride, padding, 0.0))
+    axes = 1 if len(x.shape) == 3 else 2
+    result = concatenate(_slices(*as_images("ops.patches", x, kernel, stride, padding, axes), 0.0))
+    return result[:, 0] if axes == 1 else result
 
 
 def conv2d(x: Array, weight: Array, stride: Pair = 1, padding: Padding = "valid") -> Array:
@@ -637,25 +548,7 @@ def conv2d(x: Array, weight: Array, stride: Pair = 1, padding: Padding = "valid"
     ModelError
         Shapes, stride or padding do not fit.
     """
-    if len(weight.shape) != 4 or (len(x.shape) == 4 and weight.shape[2] != x.shape[3]):
-        raise ModelError.of(
-            "ops.conv2d",
-            f"a weight of shape (kh, kw, {x.shape[-1]}, channels) for images {tuple(x.shape)}",
-            f"shape {tuple(weight.shape)}",
-            "the channels of the images as third axis",
-        )
-    kernel, stride, margins, _ = windows("ops.conv2d", x, tuple(weight.shape[:2]), stride, padding)
-    xp = namespace(x, weight)
-    if xp.__name__ == "numpy":
-        return patches(x, kernel, stride, margins) @ weight.reshape(-1, weight.shape[-1])
-    common = xp.promote_types(x.dtype, weight.dtype)
-    if xp.__name__ == "torch":
-        images = _surrounded(x, margins, 0.0).to(common).permute(0, 3, 1, 2)
-        result = xp.nn.functional.conv2d(images, weight.to(common).permute(3, 2, 0, 1), stride=stride)
-        return result.permute(0, 2, 3, 1)
-    return sys.modules["jax"].lax.conv_general_dilated(
-        x.astype(common), weight.astype(common), stride, margins, dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
+    return _convolve("ops.conv2d", "(kh, kw, {}, channels) for images", 2, x, weight, stride, padding)
 
 
 def conv1d(x: Array, weight: Array, stride: int = 1, padding: SequencePadding = "valid") -> Array:
@@ -687,15 +580,31 @@ def conv1d(x: Array, weight: Array, stride: int = 1, padding: SequencePadding = 
     ModelError
         Shapes, stride or padding do not fit.
     """
-    if len(weight.shape) != 3 or (len(x.shape) == 3 and weight.shape[1] != x.shape[2]):
-        raise ModelError.of(
-            "ops.conv1d",
-            f"a weight of shape (k, {x.shape[-1]}, channels) for sequences {tuple(x.shape)}",
-            f"shape {tuple(weight.shape)}",
-            "the channels of the sequences as second axis",
-        )
-    image, _, steps, margins = sequence_as_image("ops.conv1d", x, int(weight.shape[0]), stride, padding)
-    return conv2d(image, weight[None], steps, margins)[:, 0]
+    return _convolve("ops.conv1d", "(k, {}, channels) for sequences", 1, x, weight, stride, padding)
+
+
+def _convolve(word: str, shapes: str, axes: int, x: Array, weight: Array, stride: Any, padding: Any) -> Array:
+    if len(weight.shape) != axes + 2 or (len(x.shape) == axes + 2 and weight.shape[-2] != x.shape[-1]):
+        expected = f"a weight of shape {shapes.format(x.shape[-1])} {tuple(x.shape)}"
+        advice = f"the channels of the inputs as axis {axes}"
+        raise ModelError.of(word, expected, f"shape {tuple(weight.shape)}", advice)
+    x, found = as_images(word, x, tuple(weight.shape[:axes]), stride, padding, axes)
+    weight = weight[None] if axes == 1 else weight
+    _, strides, margins, _ = found
+    xp = namespace(x, weight)
+    if xp.__name__ == "numpy":
+        result = concatenate(_slices(x, found, 0.0)) @ weight.reshape(-1, weight.shape[-1])
+        return result[:, 0] if axes == 1 else result
+    common = xp.promote_types(x.dtype, weight.dtype)
+    if xp.__name__ == "torch":
+        images = _pad(x, margins, 0.0).to(common).permute(0, 3, 1, 2)
+        kernel = weight.to(common).permute(3, 2, 0, 1)
+        result = xp.nn.functional.conv2d(images, kernel, stride=strides).permute(0, 2, 3, 1)
+    else:
+        layout = ("NHWC", "HWIO", "NHWC")
+        convolve = sys.modules["jax"].lax.conv_general_dilated
+        result = convolve(x.astype(common), weight.astype(common), strides, margins, dimension_numbers=layout)
+    return result[:, 0] if axes == 1 else result
 
 
 def convolution(x: Array, weight: Array, stride: Any = 1, padding: Any = "valid") -> Array:
@@ -703,16 +612,14 @@ def convolution(x: Array, weight: Array, stride: Any = 1, padding: Any = "valid"
     return (conv1d if len(weight.shape) == 3 else conv2d)(x, weight, stride, padding)
 
 
-def _check_pooling(word: str, x: Array, kernel: Any, stride: Any, padding: Any) -> None:
-    """Refuse padding with which a window would contain no part of the image."""
-    kernel, _, margins, _ = windows(word, x, kernel, stride, padding)
-    if any(max(margins[axis]) >= kernel[axis] for axis in (0, 1)):
-        raise ModelError.of(
-            f"{word}",
-            f"padding smaller than the kernel {kernel}, or a window would hold nothing of the image",
-            repr(padding),
-            "padding='same'",
-        )
+def _pooling(word: str, x: Array, kernel: Any, stride: Any, padding: Any) -> tuple[Array, Any]:
+    """As `as_images`; a padding with which a window would contain no part of the image is an error."""
+    axes = 1 if len(x.shape) == 3 else 2
+    image, found = as_images(word, x, kernel, kernel if stride is None else stride, padding, axes)
+    if any(max(margin) >= size for margin, size in zip(found[2], found[0], strict=True)):
+        expected = f"padding smaller than the kernel {found[0]}, or a window would hold nothing of the image"
+        raise ModelError.of(word, expected, repr(padding), "padding='same'")
+    return image, found
 
 
 def avg_pool(
@@ -744,14 +651,11 @@ def avg_pool(
     ModelError
         Shapes, stride or padding do not fit.
     """
-    stride = kernel if stride is None else stride
-    if len(x.shape) == 3:
-        return avg_pool(*sequence_as_image("ops.avg_pool", x, kernel, stride, padding))[:, 0]
-    _check_pooling("ops.avg_pool", x, kernel, stride, padding)
-    total = builtins.sum(_slices("ops.avg_pool", x, kernel, stride, padding, 0.0))
-    inside = _numpy().ones((1, *x.shape[1:3], 1))
-    count = builtins.sum(_slices("ops.avg_pool", inside, kernel, stride, padding, 0.0))
-    return total / asarray(count, like=total)
+    image, found = _pooling("ops.avg_pool", x, kernel, stride, padding)
+    total = builtins.sum(_slices(image, found, 0.0))
+    count = builtins.sum(_slices(np.ones((1, *image.shape[1:3], 1)), found, 0.0))
+    result = total / asarray(count, like=total)
+    return result[:, 0] if len(x.shape) == 3 else result
 
 
 def max_pool(
@@ -782,15 +686,13 @@ def max_pool(
     ModelError
         Shapes, stride or padding do not fit.
     """
-    stride = kernel if stride is None else stride
-    if len(x.shape) == 3:
-        return max_pool(*sequence_as_image("ops.max_pool", x, kernel, stride, padding))[:, 0]
-    _check_pooling("ops.max_pool", x, kernel, stride, padding)
+    image, found = _pooling("ops.max_pool", x, kernel, stride, padding)
     xp = namespace(x)
     whole = not (x.is_floating_point() if _is_torch(x) else xp.issubdtype(x.dtype, xp.floating))
     lowest = xp.iinfo(x.dtype).min if whole else -math.inf
-    seen = stack(_slices("ops.max_pool", x, kernel, stride, padding, lowest), 0)
-    return seen.amax(0) if _is_torch(seen) else seen.max(0)
+    slices = stack(_slices(image, found, lowest), 0)
+    result = slices.amax(0) if _is_torch(slices) else slices.max(0)
+    return result[:, 0] if len(x.shape) == 3 else result
 
 
 ACTIVATIONS = {

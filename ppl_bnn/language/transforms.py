@@ -61,20 +61,39 @@ class _NamedSites(Handler):
             return
         if msg.kind == "param" or msg.arguments["obs"] is not None:
             got = "a parameter without a prior" if msg.kind == "param" else "an observation"
-            raise ModelError.of(
-                f"{self.transform}", f"a random variable at site {msg.name!r}", got, "leaving that site out"
-            )
+            expected = f"a random variable at site {msg.name!r}"
+            raise ModelError.of(self.transform, expected, got, "leaving that site out")
         self.change(msg, msg.arguments["distribution"])
 
     def change(self, msg: Message, specification: Distribution) -> None:
         """Change the message of a named site."""
 
+    def check_family(self, good: bool, expected: str, specification: Distribution, advice: str) -> None:
+        """Raise UnsupportedError for another family than `expected`."""
+        if not good:
+            raise UnsupportedError.of(self.transform, expected, specification.family, advice)
+
+    def check_shape(self, good: bool, name: str, expected: str, given: Any, advice: str) -> None:
+        """Raise InputError for an array whose shape does not fit the site."""
+        if not good:
+            where = f"{self.transform}, site {name!r}"
+            raise InputError.of(where, expected, f"shape {np.shape(given)}", advice)
+
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
-        if exception[0] is None:
-            for name in sorted(self.names):
-                if name not in self.met:
-                    raise unknown_name(f"site of {self.transform}", name, self.met)
+        missing = sorted(self.names.difference(self.met))
+        if exception[0] is None and missing:
+            raise unknown_name(f"site of {self.transform}", missing[0], self.met)
+
+
+def _positive(transform: str, what: str, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Site -> the array, after a check that it holds positive numbers only."""
+    arrays = {name: np.asarray(value) for name, value in values.items()}
+    for name, array in arrays.items():
+        if array.dtype.kind not in "fiu" or not array.size or not np.all(np.isfinite(array) & (array > 0)):
+            where = f"{transform}, site {name!r}"
+            raise InputError.of(where, f"positive {what}s", repr(values[name]), f"a {what} of 1.0")
+    return arrays
 
 
 # --- tuned hyper-parameters -----------------------------------------------------------------------
@@ -91,37 +110,25 @@ class _PrecisionFactors(_NamedSites):
     def process(self, msg: Message) -> None:
         super().process(msg)
         if msg.kind == "observe" and self.likelihood is not None:
-            got = msg.arguments["likelihood"]
-            if not isinstance(got, Gaussian) or not isinstance(got.noise, int | float):
-                described = type(got).__name__
-                if isinstance(got, Gaussian):
-                    described = "Gaussian with a noise that is a random variable or an array"
-                raise UnsupportedError.of(
-                    "with_precision_factors",
-                    "the likelihood Gaussian(noise) with a plain number as noise, where noise= is given",
-                    described,
-                    "noise=None",
+            given = msg.arguments["likelihood"]
+            gaussian = isinstance(given, Gaussian)
+            if not gaussian or not isinstance(given.noise, int | float):
+                expected = (
+                    "the likelihood Gaussian(noise) with a plain number as noise, where noise= is given"
                 )
+                random = "Gaussian with a noise that is a random variable or an array"
+                got = random if gaussian else type(given).__name__
+                raise UnsupportedError.of(self.transform, expected, got, "noise=None")
             msg.arguments["likelihood"] = self.likelihood
 
     def change(self, msg: Message, specification: Distribution) -> None:
-        if specification.family != "Normal":
-            raise UnsupportedError.of(
-                "with_precision_factors",
-                f"a Normal prior at site {msg.name!r}, which has a precision",
-                specification.family,
-                "factors for sites with Normal priors only",
-            )
+        expected = f"a Normal prior at site {msg.name!r}, which has a precision"
+        advice = "factors for sites with Normal priors only"
+        self.check_family(specification.family == "Normal", expected, specification, advice)
         root, scale = self.roots[msg.name], specification.arguments["scale"]
-        if isinstance(root, np.ndarray):
-            shape = draw_shape(specification)
-            if root.shape != shape:
-                raise InputError.of(
-                    f"with_precision_factors, site {msg.name!r}",
-                    f"one factor, or factors of shape {shape}",
-                    f"shape {root.shape}",
-                    "the shape of the site",
-                )
+        shape = draw_shape(specification)
+        expected = f"one factor, or factors of shape {shape}"
+        self.check_shape(np.shape(root) in ((), shape), msg.name, expected, root, "the shape of the site")
         if isinstance(scale, list | tuple):
             scale = np.asarray(scale, dtype=float)
         if not isinstance(scale, int | float):
@@ -163,18 +170,14 @@ def with_precision_factors(
     UnsupportedError
         When the model runs: a prior other than Normal, or a likelihood without a known noise.
     """
-    roots: dict[str, Any] = {}
-    for name, factor in factors.items():
-        array = np.asarray(factor)
-        real = np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer)
-        if not real or not array.size or not np.all(np.isfinite(array) & (array > 0)):
-            raise InputError.of(
-                f"with_precision_factors, site {name!r}", "positive factors", repr(factor), "a factor of 1.0"
-            )
-        # A number stays a number, so that the system can keep the distribution from run to run.
-        roots[name] = math.sqrt(array) if array.ndim == 0 else np.sqrt(array.astype(float))
     if noise is not None and (isinstance(noise, bool) or not isinstance(noise, int | float)):
         raise InputError.of("with_precision_factors", "a number as noise", repr(noise), "noise=1.0")
+    arrays = _positive("with_precision_factors", "factor", factors)
+    # A number stays a number, so that the system can keep the distribution from run to run.
+    roots = {
+        name: math.sqrt(array) if array.ndim == 0 else np.sqrt(array.astype(float))
+        for name, array in arrays.items()
+    }
     likelihood = None if noise is None else Gaussian(float(noise))
     return _transformed(model, functools.partial(_PrecisionFactors, roots, likelihood))
 
@@ -190,21 +193,13 @@ class _PriorScales(_NamedSites):
         self.scales = scales
 
     def change(self, msg: Message, specification: Distribution) -> None:
-        if specification.family != "EmpiricalBayes":
-            raise UnsupportedError.of(
-                "with_prior_scales",
-                f"the prior EmpiricalBayes at site {msg.name!r}",
-                specification.family,
-                "scales for sites with that prior only",
-            )
+        expected = f"the prior EmpiricalBayes at site {msg.name!r}"
+        advice = "scales for sites with that prior only"
+        self.check_family(specification.family == "EmpiricalBayes", expected, specification, advice)
         scale, shape = self.scales[msg.name], draw_shape(specification)
-        if np.shape(scale) not in ((), shape[-1:], shape):
-            raise InputError.of(
-                f"with_prior_scales, site {msg.name!r}",
-                f"one scale, scales of shape {shape[-1:]}, one per output unit, or of shape {shape}",
-                f"shape {np.shape(scale)}",
-                "the scales that the method found",
-            )
+        expected = f"one scale, scales of shape {shape[-1:]}, one per output unit, or of shape {shape}"
+        fits = np.shape(scale) in ((), shape[-1:], shape)
+        self.check_shape(fits, msg.name, expected, scale, "the scales that the method found")
         arguments = {"loc": 0.0, "scale": scale}
         msg.arguments["distribution"] = Distribution("Normal", arguments, shape, specification.event_dims)
 
@@ -239,16 +234,11 @@ def with_prior_scales(model: Model, scales: Mapping[str, float | np.ndarray]) ->
     UnsupportedError
         When the model runs: another prior.
     """
-    kept: dict[str, Any] = {}
-    for name, scale in scales.items():
-        array = np.asarray(scale)
-        real = np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer)
-        if not real or not array.size or not np.all(np.isfinite(array) & (array > 0)):
-            raise InputError.of(
-                f"with_prior_scales, site {name!r}", "positive scales", repr(scale), "a scale of 1.0"
-            )
-        # A copy in C order, because torch does not share read-only arrays, such as those from JAX.
-        kept[name] = float(array) if array.ndim == 0 else np.array(array, dtype=float, order="C")
+    # A copy in C order, because torch does not share read-only arrays, such as those from JAX.
+    kept = {
+        name: float(array) if array.ndim == 0 else np.array(array, dtype=float, order="C")
+        for name, array in _positive("with_prior_scales", "scale", scales).items()
+    }
     return _transformed(model, functools.partial(_PriorScales, kept))
 
 
@@ -281,13 +271,9 @@ class _NonCentred(_NamedSites):
                 self.change(msg, specification)
 
     def change(self, msg: Message, specification: Distribution) -> None:
-        if specification.family not in LOCATION_SCALE:
-            raise UnsupportedError.of(
-                "noncentred",
-                f"a prior among {', '.join(LOCATION_SCALE)} at site {msg.name!r}",
-                specification.family,
-                "leaving that site out",
-            )
+        expected = f"a prior among {', '.join(LOCATION_SCALE)} at site {msg.name!r}"
+        known = specification.family in LOCATION_SCALE
+        self.check_family(known, expected, specification, "leaving that site out")
         arguments = dict(specification.arguments)
         base = f"{msg.name}.base"
         self.moved[base] = (msg.name, arguments["loc"], arguments["scale"])
@@ -395,50 +381,41 @@ class GaussianPrior:
         def copy(value: Any) -> np.ndarray:
             return np.array(value, dtype=float, order="C")
 
-        def keep(name: str, value: Any) -> None:
-            object.__setattr__(self, name, value)
+        def check(good: Any, expected: str, got: str) -> None:
+            if not good:
+                raise InputError.of("GaussianPrior", expected, got, "as_prior() of a fitted approximation")
 
-        keep("mode", {name: copy(value) for name, value in self.mode.items()})
-        keep("scale", {name: copy(value) for name, value in self.scale.items()})
-        keep("joint", tuple((tuple(names), copy(precision)) for names, precision in self.joint))
-        keep("kronecker", {name: tuple(map(copy, parts)) for name, parts in self.kronecker.items()})
-        spread = [*self.scale, *(name for names, _ in self.joint for name in names), *self.kronecker]
-        if sorted(spread) != sorted(self.mode):
-            raise self._wrong(
-                "one spread for each site of the mode", f"{sorted(spread)} for {sorted(self.mode)}"
-            )
+        copies = {
+            "mode": {name: copy(value) for name, value in self.mode.items()},
+            "scale": {name: copy(value) for name, value in self.scale.items()},
+            "joint": tuple((tuple(names), copy(precision)) for names, precision in self.joint),
+            "kronecker": {name: tuple(map(copy, parts)) for name, parts in self.kronecker.items()},
+        }
+        for name, value in copies.items():
+            object.__setattr__(self, name, value)
+        spread = sorted([*self.scale, *(name for names, _ in self.joint for name in names), *self.kronecker])
+        sites = sorted(self.mode)
+        check(spread == sites, "one spread for each site of the mode", f"{spread} for {sites}")
         for name, value in self.mode.items():
-            if not np.all(np.isfinite(value)):
-                raise self._wrong(f"a finite mode of site {name!r}", "NaN or infinity")
+            check(np.all(np.isfinite(value)), f"a finite mode of site {name!r}", "NaN or infinity")
         for name, scale in self.scale.items():
             shape = self.mode[name].shape
-            if scale.shape != shape or not np.all((scale > 0) & np.isfinite(scale)):
-                raise self._wrong(
-                    f"positive standard deviations of shape {shape} for site {name!r}",
-                    f"shape {scale.shape}, smallest {scale.min():.3g}",
-                )
+            good = scale.shape == shape and np.all((scale > 0) & np.isfinite(scale))
+            got = f"shape {scale.shape}, smallest {scale.min(initial=math.inf):.3g}"
+            check(good, f"positive standard deviations of shape {shape} for site {name!r}", got)
         for names, precision in self.joint:
-            size = sum(self.mode[name].size for name in names)
-            if precision.shape != (size, size) or not np.allclose(precision, precision.T):
-                raise self._wrong(
-                    f"a symmetric precision of shape {(size, size)} for sites {names}",
-                    f"shape {precision.shape}"
-                    + (", not symmetric" if precision.shape == (size, size) else ""),
-                )
+            shape = (sum(self.mode[name].size for name in names),) * 2
+            good = precision.shape == shape and np.allclose(precision, precision.T)
+            got = f"shape {precision.shape}" + (", not symmetric" if precision.shape == shape else "")
+            check(good, f"a symmetric precision of shape {shape} for sites {names}", got)
         for name, (left, right, precisions) in self.kronecker.items():
             shape = precisions.shape
-            fits = len(shape) == 2 and precisions.size == self.mode[name].size
-            if not fits or left.shape != shape[:1] * 2 or right.shape != shape[1:] * 2:
-                raise self._wrong(
-                    f"left_vectors (I, I), right_vectors (O, O) and precisions (I, O) for site {name!r}",
-                    f"shapes {left.shape}, {right.shape} and {shape}",
-                )
-            if not np.all((precisions > 0) & np.isfinite(precisions)):
-                raise self._wrong(f"positive precisions for site {name!r}", f"{precisions.min():.3g}")
-
-    @staticmethod
-    def _wrong(expected: str, got: str) -> InputError:
-        return InputError.of("GaussianPrior", expected, got, "as_prior() of a fitted approximation")
+            good = len(shape) == 2 and precisions.size == self.mode[name].size
+            good = good and left.shape == shape[:1] * 2 and right.shape == shape[1:] * 2
+            expected = f"left_vectors (I, I), right_vectors (O, O) and precisions (I, O) for site {name!r}"
+            check(good, expected, f"shapes {left.shape}, {right.shape} and {shape}")
+            good = np.all((precisions > 0) & np.isfinite(precisions))
+            check(good, f"positive precisions for site {name!r}", f"{precisions.min():.3g}")
 
 
 @dataclass(frozen=True)
@@ -465,12 +442,11 @@ def _conditionals(prior: GaussianPrior) -> dict[str, _Conditional]:
             # The Cholesky factor of the matrix in reversed order, reversed again, is R'.
             root = cholesky(precision[::-1, ::-1], lower=True)[::-1, ::-1].T
         except np.linalg.LinAlgError:
-            raise InputError.of(
-                "with_prior",
+            expected, got = (
                 f"a positive definite precision for sites {names}",
                 "an indefinite or singular one",
-                "a posterior with a proper Gaussian",
-            ) from None
+            )
+            raise InputError.of("with_prior", expected, got, "a posterior with a proper Gaussian") from None
         start = 0
         for index, name in enumerate(names):
             stop = start + prior.mode[name].size
@@ -482,7 +458,7 @@ def _conditionals(prior: GaussianPrior) -> dict[str, _Conditional]:
     return found
 
 
-class _Late(Mapping[str, Any]):
+class _LazyLoc(Mapping[str, Any]):
     """Arguments of a distribution with `loc` computed on first access: a network function never accesses it."""
 
     def __init__(self, loc: Callable[[], Any], others: Mapping[str, Any]):
@@ -497,8 +473,7 @@ class _Late(Mapping[str, Any]):
         return self._loc if name == "loc" else self._others[name]
 
     def __iter__(self) -> Iterator[str]:
-        yield "loc"
-        yield from self._others
+        return iter(("loc", *self._others))
 
     def __len__(self) -> int:
         return 1 + len(self._others)
@@ -516,63 +491,46 @@ class _WithPrior(_NamedSites):
 
     def change(self, msg: Message, specification: Distribution) -> None:
         name, family = msg.name, specification.family
-        if family not in ON_REALS and family not in ON_POSITIVES:
-            raise UnsupportedError.of(
-                "with_prior",
-                f"a site {name!r} on the real line or on the positive numbers",
-                family,
-                "a prior with one of these supports, on a transformed variable",
-            )
+        known = family in ON_REALS or family in ON_POSITIVES
+        expected = f"a site {name!r} on the real line or on the positive numbers"
+        advice = "a prior with one of these supports, on a transformed variable"
+        self.check_family(known, expected, specification, advice)
         mode, shape = self.prior.mode[name], draw_shape(specification)
-        if mode.shape != shape:
-            raise InputError.of(
-                f"with_prior, site {name!r}",
-                f"a posterior over shape {shape}",
-                f"shape {mode.shape}",
-                "a posterior of this model",
-            )
+        expected = f"a posterior over shape {shape}"
+        self.check_shape(mode.shape == shape, name, expected, mode, "a posterior of this model")
         if family in ON_POSITIVES:
             self.positive.add(name)
-        msg.arguments["distribution"] = self._distribution(name, family in ON_POSITIVES, specification)
+        msg.arguments["distribution"] = self._distribution(name, specification)
 
-    def _distribution(self, name: str, positive: bool, specification: Distribution) -> Distribution:
-        mode = self.prior.mode[name]
-        number = "LogNormal" if positive else "Normal"
-        if name in self.prior.scale:
-            return self._elementwise(number, mode, self.prior.scale[name], specification)
+    def _distribution(self, name: str, specification: Distribution) -> Distribution:
+        mode, positive = self.prior.mode[name], name in self.positive
         if name in self.prior.kronecker:
-            if positive:
-                raise UnsupportedError.of(
-                    "with_prior",
-                    f"a Kronecker-factored Gaussian over a site on the real line, {name!r}",
-                    specification.family,
-                    "a full or diagonal structure",
-                )
+            expected = f"a Kronecker-factored Gaussian over a site on the real line, {name!r}"
+            self.check_family(not positive, expected, specification, "a full or diagonal structure")
             left, right, precisions = self.prior.kronecker[name]
             arguments = {"loc": mode, "left_vectors": left, "right_vectors": right, "precisions": precisions}
             return Distribution("KroneckerNormal", arguments)
-        conditional = self.conditionals[name]
-        for earlier in conditional.before:
-            if earlier not in self.deviations:
-                raise ModelError.of(
-                    "with_prior",
-                    f"site {earlier!r} before site {name!r}, as in the program of the posterior",
-                    "the other order",
-                    "the model that the posterior is of",
-                )
-        if mode.size == 1:
+        loc: Any = mode
+        if name in self.prior.scale:
+            scale = self.prior.scale[name]
+        else:
+            conditional = self.conditionals[name]
+            for earlier in conditional.before:
+                if earlier not in self.deviations:
+                    expected = f"site {earlier!r} before site {name!r}, as in the program of the posterior"
+                    advice = "the model that the posterior is of"
+                    raise ModelError.of("with_prior", expected, "the other order", advice)
+            loc = self._loc(conditional)
+            if mode.size > 1:
+                family = "MultivariateLogNormal" if positive else "MultivariateNormal"
+                return Distribution(family, _arguments(loc, {"scale_tril": conditional.scale_tril}))
             scale = conditional.scale_tril.reshape(mode.shape)
-            return self._elementwise(number, self._loc(conditional), scale, specification)
-        family = "MultivariateLogNormal" if positive else "MultivariateNormal"
-        scale_tril = {"scale_tril": conditional.scale_tril}
-        return Distribution(family, _arguments(self._loc(conditional), scale_tril))
-
-    def _elementwise(self, family: str, loc: Any, scale: Any, specification: Distribution) -> Distribution:
         # The event of a site keeps its axes; that of a multivariate family covers them all.
-        events = (
-            scale.ndim if specification.family.startswith(("Multi", "Kron")) else specification.event_dims
+        multivariate = specification.family.startswith(("Multi", "Kron"))
+        events = scale.ndim if multivariate else specification.event_dims
+        return Distribution(
+            "LogNormal" if positive else "Normal", _arguments(loc, {"scale": scale}), None, events
         )
-        return Distribution(family, _arguments(loc, {"scale": scale}), None, events)
 
     def _loc(self, conditional: _Conditional) -> Any:
         if not conditional.before:
@@ -598,7 +556,7 @@ class _WithPrior(_NamedSites):
 
 
 def _arguments(loc: Any, others: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _Late(loc, others) if callable(loc) else {"loc": loc, **others}
+    return _LazyLoc(loc, others) if callable(loc) else {"loc": loc, **others}
 
 
 def with_prior(model: Model, prior: Any) -> Model:
@@ -641,19 +599,12 @@ def with_prior(model: Model, prior: Any) -> Model:
     if not isinstance(prior, GaussianPrior):
         as_prior = getattr(getattr(prior, "approximation", None), "as_prior", None)
         if as_prior is None:
+            expected = "a posterior whose approximation is a Gaussian"
             got = type(getattr(prior, "approximation", prior)).__name__
-            raise UnsupportedError.of(
-                "with_prior",
-                "a posterior whose approximation is a Gaussian",
-                got,
-                "a posterior by Laplace or SVI",
-            )
+            raise UnsupportedError.of("with_prior", expected, got, "a posterior by Laplace or SVI")
         if prior.standardisation is not None:
-            raise UnsupportedError.of(
-                "with_prior",
-                "a posterior in the units of the data",
-                "one fitted with standardise=True, whose units are those of its own rows",
-                "standardising both parts of the data alike beforehand",
-            )
+            got = "one fitted with standardise=True, whose units are those of its own rows"
+            advice = "standardising both parts of the data alike beforehand"
+            raise UnsupportedError.of("with_prior", "a posterior in the units of the data", got, advice)
         prior = as_prior()
     return _transformed(model, functools.partial(_WithPrior, prior, _conditionals(prior)))

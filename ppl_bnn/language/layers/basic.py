@@ -161,7 +161,7 @@ def conv1d(
     """
     layer = Layer("conv1d", name, prior, bias)
     channels = layer.whole("channels", channels, 16)
-    _, (_, size), *_ = ops.sequence_as_image(layer.word, x, kernel, stride, padding)
+    (size,), *_ = ops.windows(layer.word, x, kernel, stride, padding, axes=1)
     return conv(name, x, *layer.weights("", (size, int(x.shape[-1]), channels)), stride, padding)
 
 
